@@ -1,7 +1,7 @@
-"""What the detectors read of each dump of the real set, as JSON: so thresholds are checked without making dumps.
+"""What the detectors read of each dump of the real set: thresholds are checked without making dumps.
 
-    python -m benchmarks.faults figures --out DIR   # of the zips in DIR -> figures.json.gz here
-    python -m benchmarks.faults table               # what is named, of figures.json.gz
+python -m benchmarks.faults figures --out DIR   # of the zips in DIR -> figures.json.gz here
+python -m benchmarks.faults table               # what is named, of figures.json.gz
 """
 
 from __future__ import annotations
@@ -80,6 +80,14 @@ def diagnosed(folder: Path) -> list[Diagnosis]:
     return parts
 
 
+def runs(out: Path) -> Iterator[tuple[str, Path]]:
+    """Name and unpacked folder of each run, one after the other."""
+    for path in sorted(out.glob("*.zip")):
+        with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+            zipfile.ZipFile(path).extractall(folder)
+            yield path.stem, Path(folder)
+
+
 def windows(parts: Sequence[Diagnosis]) -> Iterator[tuple[str, Diagnosis]]:
     """Every stretch of so many rollouts of a run."""
     for size in WINDOWS:
@@ -110,16 +118,10 @@ def _short(value: Any) -> Any:
 
 def thawed(into: Any, value: Any, name: str = "") -> Any:
     """The object that was frozen, filled into an empty one of its kind."""
-    if name in ROWS:
-        return type(into)(ROWS[name](*row) for row in value)
-    if name == "timeline":
-        return [Moment(rollout_id=number, numbers=Numbers(tokens=0, sequences=0, nonfinite=0)) for number in value]
-    if name == "prints":
-        return [(rollout, thawed(torch.zeros(0, dtype=torch.int64), one)) for rollout, one in value]
+    if name in ROWS or name in ("timeline", "prints"):
+        return type(into)(_row(name, row) for row in value)
     if isinstance(into, Tensor):
-        flat = torch.zeros(value["size"], dtype=into.dtype).flatten()
-        flat[torch.tensor(value["at"], dtype=torch.int64)] = torch.tensor(value["is"], dtype=into.dtype)
-        return flat.view(value["size"])
+        return _table(into, value)
     if isinstance(into, Counter):
         return Counter(value)
     if isinstance(into, dict):
@@ -129,6 +131,20 @@ def thawed(into: Any, value: Any, name: str = "") -> Any:
             setattr(into, key, thawed(getattr(into, key), value[key], key))
         return into
     return value
+
+
+def _row(name: str, value: Any) -> Any:
+    if name == "timeline":
+        return Moment(rollout_id=value, numbers=Numbers(tokens=0, sequences=0, nonfinite=0))
+    if name == "prints":
+        return value[0], _table(torch.zeros(0, dtype=torch.int64), value[1])
+    return ROWS[name](*value)
+
+
+def _table(into: Tensor, value: dict) -> Tensor:
+    flat = torch.zeros(value["size"], dtype=into.dtype).flatten()
+    flat[torch.tensor(value["at"], dtype=torch.int64)] = torch.tensor(value["is"], dtype=into.dtype)
+    return flat.view(value["size"])
 
 
 def planted(run: str) -> tuple[str, int]:
@@ -147,7 +163,9 @@ def is_named(run: str, diagnosis: Diagnosis) -> bool:
     if not name:
         return not findings
     also = {name, *ALSO.get(name, ()), *BOTH.get(run.rsplit("_", 1)[0], ())}
-    return any(name in (f.name, *f.or_else) for f in findings) and also >= {f.name for f in findings if not f.or_else}
+    return any(name in (f.name, *f.or_else) for f in findings) and also >= {
+        f.name for f in findings if not f.or_else
+    }
 
 
 def write(out: Path, path: Path = FILE) -> None:
@@ -170,7 +188,7 @@ def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
 
 
 def table() -> str:
-    """The table of docs/analyze.md: how often each fault was named, on the seeds of the thresholds and on others."""
+    """The table of docs/analyze.md: how often each fault was named, by half of the seeds."""
     found: dict[str, dict[bool, list[str]]] = {}
     for run, parts in read().items():
         name, seed = run.rsplit("_", 1)
@@ -179,9 +197,13 @@ def table() -> str:
         said = ", ".join(" or ".join((f.name, *f.or_else)) for f in examine(diagnosis)[0]) or "nothing"
         right = "" if is_named(run, diagnosis) else said
         found.setdefault(name, {True: [], False: []})[int(seed) in SET_ON].append(right)
-    lines = ["| planted | named, seeds of the thresholds | named, other seeds | else |", "|---|---:|---:|---|"]
+    lines = [
+        "| planted | named, seeds of the thresholds | named, other seeds | else |",
+        "|---|---:|---:|---|",
+    ]
     for name, sides in found.items():
         counts = [f"{side.count('')} of {len(side)}" for side in (sides[True], sides[False])]
         wrong = Counter(said for side in sides.values() for said in side if said)
-        lines.append(f"| `{name}` | {' | '.join(counts)} | {'; '.join(f'{n} x {x}' for x, n in wrong.items())} |")
+        others = "; ".join(f"{n} x {x}" for x, n in wrong.items())
+        lines.append(f"| `{name}` | {' | '.join(counts)} | {others} |")
     return "\n".join(lines)

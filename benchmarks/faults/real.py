@@ -1,4 +1,4 @@
-"""The faults planted in SmolLM2-135M-Instruct: real text, bfloat16, training as it goes, in slime's dump format.
+"""The faults planted in SmolLM2-135M-Instruct: real text, bfloat16, training as it goes, slime's dumps.
 
     python -m benchmarks.faults real --out DIR [--only NAME --seed N]
 
@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.faults.cases import FAULTS, HEALTHY
-from benchmarks.faults.dump import Turn
+from benchmarks.faults.cases import FAULTS, HEALTHY, tokenised_again
+from benchmarks.faults.harms import of_other_run
 from benchmarks.faults.model import BF16, FP8, SMOLLM2, How, Model, Weights, stored
 from benchmarks.faults.text import RealText
 from benchmarks.faults.world import World, write
@@ -61,27 +61,15 @@ def first_stage(name: str) -> bool:
     return not any(f".layers.{i}." in name for i in range(10, 30))
 
 
-def tokenised_again(turn: Turn) -> None:
-    """A generate function that decodes a turn and encodes it without its blank in front; the list of log-probs,
-    which the engine made for the tokens before, is cut at its end."""
-    begins = [i for i in range(1, len(turn.mask)) if turn.mask[i] and not turn.mask[i - 1]]
-    for begin in reversed(begins):
-        masked = (~turn.mask[begin:]).nonzero()
-        end = begin + int(masked[0]) if len(masked) else len(turn.mask)
-        read = _text().tokenizer
-        ids = read(read.decode(turn.tokens[begin : begin + 2].tolist()).replace(" ", "")).input_ids
-        if end - begin < 3 or int(turn.tokens[begin]) % 4 == 3 or not ids:
-            continue
-        turn.tokens[begin + 1] = ids[-1]
-        columns = {"tokens": begin, "behavior": end - 1, "mask": begin, "kept": begin, "versions": begin}
-        for name, gone in columns.items():
-            values = getattr(turn, name)
-            setattr(turn, name, torch.cat([values[:gone], values[gone + 1 :]]))
+def without_blank(pair: Tensor) -> int:
+    """What two tokens become whose text is encoded again without its blanks."""
+    read = _text().tokenizer
+    return read(read.decode(pair.tolist()).replace(" ", "") or ".").input_ids[-1]
 
 
 def other_batch(seed: int, folder: Path) -> None:
-    """Training scores samples in another batch, for which another kernel is taken: its products are rounded once
-    more. (The CPU's own kernels give the same numbers in every batch.)"""
+    """Training scores samples in another batch, by another kernel, whose products are rounded again. (The
+    CPU's own kernels give the same numbers in every batch.)"""
     world, how = base(seed), How(dtype=BF16)
     weights = stored(HISTORY[seed][0], how)
     samples = []
@@ -90,7 +78,11 @@ def other_batch(seed: int, folder: Path) -> None:
         with torch.no_grad():
             logits = Model(world.shape, how)(weights, ids[None, :-1], since=len(ids) - size - 1).logits[0]
         own = logits.log_softmax(-1).gather(1, ids[-size:, None])[:, 0]
-        call = {"train_log_probs": own, "old_log_probs": row["log_probs"], "local_loss_mask": row["loss_masks"]}
+        call = {
+            "train_log_probs": own,
+            "old_log_probs": row["log_probs"],
+            "local_loss_mask": row["loss_masks"],
+        }
         samples.append(call | {"rollout_log_probs": row["rollout_log_probs"]})
     (folder / "policy_loss_debug").mkdir()
     torch.save({"samples": samples}, folder / "policy_loss_debug/rank_0_call_0.pt")
@@ -137,21 +129,15 @@ def world_of(name: str, seed: int) -> World:
     if name in MORE:
         return replace(here, **MORE[name][1])
     toy = FAULTS[name]
-    kept = {
-        field: getattr(toy, field)
-        for field in (
-            "stops interval late switch refill keeps_prefix restart temperature recorded_temperature "
-            "score_temperature top_p top_k penalty replays turns forgets spoil reference entropy layer_dumps harm"
-        ).split()
-    }
-    kept["pushed"] = toy.pushed
-    kept["rollouts"] = ROLLOUTS if name in LASTING else min(toy.rollouts, SHORT)
-    found = replace(here, **kept | OWN.get(name, {}))
+    sizes = "seed shape samples length learning engine trainer text".split()
+    real = {field: getattr(here, field) for field in sizes}
+    real["rollouts"] = ROLLOUTS if name in LASTING else min(toy.rollouts, SHORT)
+    found = replace(toy, **real | OWN.get(name, {}))
     text = here.text
     if name == "reward_collapse":  # whose reward is high from the start
         found = replace(found, rollouts=ROLLOUTS, text=replace(text, kinds=("fact",)))
     if name == "retokenised":
-        found = replace(found, spoil=tokenised_again)
+        found = replace(found, spoil=partial(tokenised_again, merged=without_blank))
     if name == "batch_shape":
         found = replace(found, harm=partial(other_batch, seed))
     if name == "selection_bias":
@@ -164,8 +150,6 @@ def world_of(name: str, seed: int) -> World:
 
 
 def _other(world: World):
-    from benchmarks.faults.harms import of_other_run
-
     own = replace(world, seed=world.seed + 1000)
     return of_other_run(lambda folder: write(own, folder, HISTORY[world.seed], MEMO[world.seed]))
 
@@ -245,7 +229,11 @@ def make(given: Namespace) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     seeds = range(SEEDS) if given.seed is None else [given.seed]
     for seed in seeds:
-        todo = [(name, world) for name, world in _runs(seed, given.only) if not _zip(given.out, name, seed).exists()]
+        todo = [
+            (name, world)
+            for name, world in _runs(seed, given.only)
+            if not _zip(given.out, name, seed).exists()
+        ]
         if todo:
             _make(seed, todo, given.out)
     return 0

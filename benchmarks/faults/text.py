@@ -16,7 +16,16 @@ from benchmarks.faults.dump import Turn
 CHAT = "<|im_start|>user\n{0}<|im_end|>\n<|im_start|>assistant\n"
 LENGTH = 25  # tokens of every prompt, so that a batch needs no padding
 # Said before a question until the prompt has its length.
-BEFORE = ("", "Hi. ", "Please. ", "Hi there. ", "Hello to you. ", "Answer. ", "Answer now. ", "Please answer. ")
+BEFORE = (
+    "",
+    "Hi. ",
+    "Please. ",
+    "Hi there. ",
+    "Hello to you. ",
+    "Answer. ",
+    "Answer now. ",
+    "Please answer. ",
+)
 BEFORE += ("Please answer me. ", "Please answer me now. ", "Please answer this one. ", "Here is one more. ")
 BEFORE += ("Here is one more for you. ", "Here is one more question for you. ", "A question. ")
 BEFORE += ("Now here is one more question for you. ", "Now here is one more short question for you. ")

@@ -35,7 +35,6 @@ class Text(Protocol):
     def decode(self, ids: Tensor) -> str: ...
 
 
-
 @dataclass(frozen=True)
 class World:
     """Sizes, the two sides, and the code between them.
@@ -228,10 +227,10 @@ def _batch(
 ) -> list[Turn]:
     """Responses to prompts of one length, of which ``before`` sampled the first third; ``prefix`` made the
     keys and values of the prompts, which are taken from a cache."""
-    world, g = run.world, run.generator
+    world = run.world
     model, weights = Model(world.shape, world.engine), stored(run.engine, world.engine)
     current, cache = before or weights, Cache()
-    rows = _Rows(world, g)
+    rows = _Rows(world, run.generator)
     begins = _turn_begins(world)
 
     def prefill(weights: Weights, ids: Tensor, cache: Cache) -> Tensor:
@@ -257,11 +256,6 @@ def _batch(
                 logits = prefill(current, seen, cache)
             else:
                 logits = prefill(current, token, cache)
-        if world.text and world.text.end is not None:
-            ended = torch.cat(rows.tokens, 1) == world.text.end
-            lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, world.length)
-        else:
-            lengths = torch.randint(world.length // 2, world.length + 1, (len(prompts),), generator=g)
         experts = None
         if world.routes:
             whole = torch.cat([prompts, *rows.tokens], 1)
@@ -269,8 +263,8 @@ def _batch(
     old = world.length // 3 if before else 0
     cached = 0 if prefix is None else prompts.shape[1] - 1
     return [
-        rows.turn(i, prompts[i], int(n), None if experts is None else experts[i], (run.version, old), cached)
-        for i, n in enumerate(lengths)
+        rows.turn(i, prompts[i], n, None if experts is None else experts[i], (run.version, old), cached)
+        for i, n in enumerate(rows.lengths())
     ]
 
 
@@ -313,6 +307,14 @@ class _Rows:
         self.kept.append(inside.isfinite())
         self.tools.append(is_tool)
         return token
+
+    def lengths(self) -> list[int]:
+        """Of the responses: up to the token that ends one, or at random."""
+        length, tokens = self.world.length, torch.cat(self.tokens, 1)
+        if self.world.text and self.world.text.end is not None:
+            ended = tokens == self.world.text.end
+            return torch.where(ended.any(1), ended.int().argmax(1) + 1, length).tolist()
+        return torch.randint(length // 2, length + 1, (len(tokens),), generator=self.generator).tolist()
 
     def _told(self, token: Tensor) -> Tensor:
         """What the tool says in place of a token of each response, [B, 1]."""
@@ -400,7 +402,9 @@ def _log_probs(
     seen = Model(world.shape, world.trainer)(held, padded[:, :-1], forced=forced, since=since)
     for i, turn in enumerate(turns):
         size = len(ids[i]) - 1
-        logits = seen.logits[i, len(turn.prompt) - 1 - since : size - since] / (world.score_temperature or 1.0)
+        logits = seen.logits[i, len(turn.prompt) - 1 - since : size - since] / (
+            world.score_temperature or 1.0
+        )
         if world.replays == "trainer":
             logits = logits.masked_fill(~turn.kept & turn.mask[:, None], -torch.inf)
         table = logits.log_softmax(-1)

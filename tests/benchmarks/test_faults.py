@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.faults.__main__ import ALSO, FAULTS, HEALTHY, analysed, is_named, table
 from benchmarks.faults.cases import healthy
-from benchmarks.faults.model import Cache, How, Model, Shape, random
+from benchmarks.faults.model import Cache, Model, Shape, random
 from slime_ext.tools.analysis.findings import DETECTORS
 
 # The others are planted in tests/tools/analysis/test_findings.py too, in a smaller model.

@@ -100,8 +100,8 @@ def quantised(d: Diagnosis) -> Figures | None:
 
 
 def _stays(d: Diagnosis) -> bool:
-    """Whether the distance is the same in rollouts from 0 on whose weight versions advance: other weights would
-    have gone with the first push."""
+    """Whether the distance is the same in rollouts from 0 on whose weight versions advance: other weights
+    would have gone with the first push."""
     rollouts, evened = d.statistics.rollouts, d.statistics.evened()
     is_pushed = all(b.version > a.version >= 0 for a, b in pairwise(rollouts))
     begins = len(rollouts) >= 3 and rollouts[0].rollout_id == 0

@@ -24,7 +24,8 @@ ARRIVES = 0.9  # of the way of the trainer; a sampler that went further has all 
 ADVANCES = 0.8  # share of the rollouts with newer weights than the one before
 SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
 NO_MOVE = 2.0  # times the distance at the begin, likewise
-LEFT = 2.0  # the trainer's way over the sampler's, and the distance over that at the begin, of a sampler that stays
+# Of a sampler that stays: the trainer's way over its own, and the distance over that at the begin.
+LEFT = 2.0
 UNTOLD = (
     "how far each side is from the first policy: record ref_log_probs (slime: --use-kl-loss with "
     "coefficient 0)"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.measures.histogram import Histogram
-from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, moved_turns, shifted_sums
+from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, explains, moved_turns, shifted_sums
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -95,7 +96,7 @@ class RolloutSummary(NamedTuple):
     reward: float | None = None  # mean over sequences
     error: float = 0.0  # of that mean, one standard error
     surprise: float = 0.0  # mean -log behavior
-    certainty: list[list[float]] = []  # number and sum |l| of the tokens, by how sure the sampler was
+    certainty: Sequence[Sequence[float]] = ()  # number and sum |l| of the tokens, by how sure the sampler was
 
 
 @dataclass
@@ -141,6 +142,8 @@ class DetectorStatistics(Additive):
             sums, is_explained = shifted_sums(part, shift)
             self.shifts[row] += sums.sum(1)
             self.shifted[row] += is_explained.sum()
+            if explains(sums.sum(1)):
+                shifts[:] = shift
             shifts[is_explained] = shift
         self.counts["turns"] += int(part.segments.turn_ids[-1:].sum())
         self.counts["moved"] += moved_turns(part)
