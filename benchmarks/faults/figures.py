@@ -168,8 +168,8 @@ def is_named(run: str, diagnosis: Diagnosis) -> bool:
     }
 
 
-def write(out: Path, path: Path = FILE) -> None:
-    """Writes the figures of the zips in a folder, one run a line."""
+def write(out: Path, path: Path = FILE) -> Path:
+    """Writes the figures of the zips in a folder, one run a line; returns where."""
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         for run, folder in runs(out):
             parts = diagnosed(folder)
@@ -178,6 +178,7 @@ def write(out: Path, path: Path = FILE) -> None:
                 parts = [joined(parts)]
             row = {"run": run, "vocabulary": parts[0].statistics.ids, "parts": frozen(parts)}
             file.write((json.dumps(row, separators=(",", ":")) + "\n").encode())
+    return path
 
 
 def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:

@@ -1,7 +1,5 @@
 """The faults planted in SmolLM2-135M-Instruct: real text, bfloat16, training as it goes, slime's dumps.
 
-    python -m benchmarks.faults real --out DIR [--only NAME --seed N]
-
 For each seed the model is trained once (Adam on REINFORCE, policy gradients of sampled answers), and its
 weights before each rollout are kept on disk while that seed is worked on. A fault is planted in what lies
 between these weights and the dump: the push, the sampler, the log-prob pass, the data's way. Each run becomes
@@ -13,7 +11,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -223,20 +220,15 @@ MEMO: dict[int, dict] = {}
 NAMES = (*(name for name in FAULTS if name not in ABSENT), *MORE)
 
 
-def make(given: Namespace) -> int:
-    """Makes the runs that are not there."""
-    torch.set_num_threads(1)
-    given.out.mkdir(parents=True, exist_ok=True)
-    seeds = range(SEEDS) if given.seed is None else [given.seed]
-    for seed in seeds:
-        todo = [
-            (name, world)
-            for name, world in _runs(seed, given.only)
-            if not _zip(given.out, name, seed).exists()
-        ]
+def make(out: Path, only: list[str] | None, seed: int | None) -> str:
+    """Makes the runs that are not there; returns what to do with them."""
+    out.mkdir(parents=True, exist_ok=True)
+    for number in range(SEEDS) if seed is None else [seed]:
+        runs = _runs(number, only)
+        todo = [(name, world) for name, world in runs if not _zip(out, name, number).exists()]
         if todo:
-            _make(seed, todo, given.out)
-    return 0
+            _make(number, todo, out)
+    return f"python -m benchmarks.faults figures --out {out}"
 
 
 def _runs(seed: int, only: list[str] | None) -> Iterator[tuple[str, World]]:

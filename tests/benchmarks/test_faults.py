@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.faults.__main__ import ALSO, FAULTS, HEALTHY, analysed, is_named, table
-from benchmarks.faults.cases import healthy
+from benchmarks.faults.__main__ import analysed
+from benchmarks.faults.cases import ALSO, FAULTS, healthy
 from benchmarks.faults.model import Cache, Model, Shape, random
 from slime_ext.tools.analysis.findings import DETECTORS
 
@@ -91,21 +91,3 @@ def test_detectors_that_look_alike_are_told_apart(names):
 
 def test_nothing_is_found_in_a_healthy_run():
     assert analysed(replace(healthy(7), rollouts=2)).findings == ()
-
-
-def test_the_table_counts_what_was_named():
-    rows = [
-        {"planted": "layer", "seed": 0, "found": ["layer"], "absolute": 0.1, "seconds": 1},
-        {"planted": "layer", "seed": 1, "found": ["layer", "quantised"], "absolute": 0.1, "seconds": 1},
-        {
-            "planted": "stale_cache",
-            "seed": 0,
-            "found": ["stale_cache", "stale_weights"],
-            "absolute": 0.1,
-            "seconds": 1,
-        },
-        {"planted": HEALTHY, "seed": 0, "found": [], "absolute": None, "seconds": 1},
-    ]
-    assert [is_named(row) for row in rows] == [True, False, True, True]
-    text = table(rows)
-    assert "2 of 3 faults named alone" in text and "| `layer` | 2 | 1 | 0.1 | 1 x layer, quantised |" in text
