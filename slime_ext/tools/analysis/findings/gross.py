@@ -85,9 +85,9 @@ def equal_columns(d: Diagnosis) -> Figures | None:
     need_tokens(d, EQUAL_TOKENS)
     equal = tuple(s.rollout_id for s in d.statistics.rollouts if not s.absolute and s.surprise)
     tokens = sum(s.tokens for s in d.statistics.rollouts if s.rollout_id in equal)
-    if tokens < EQUAL_TOKENS:
-        return None
     every = len(d.statistics.rollouts)
-    # Two engines may be meant to be bitwise alike.
-    severity = "note" if max(s.absolute for s in d.statistics.rollouts) < ALIKE else "warning"
+    by_chance = len(equal) < every and max(s.absolute for s in d.statistics.rollouts) < ALIKE
+    if tokens < EQUAL_TOKENS or by_chance:
+        return None
+    severity = "note" if len(equal) == every else "warning"  # two engines may be meant to be bitwise alike
     return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}
