@@ -21,7 +21,8 @@ FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
 RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset over that of the first, of the middle
 ARRIVES = 0.9  # of the way of the trainer; a sampler that went further has all of the weights, and noise
-ADVANCES = 0.8  # share of the rollouts with newer weights than the one before
+ADVANCES = 0.8  # share of the rollouts with newer weights than the one before; all of the first ones
+BEGINS = 3  # rollouts: a lag begins with weights that sample two of them
 SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
 NO_MOVE = 2.0  # times the distance at the begin, likewise
 # Of a sampler that stays: the trainer's way over its own, and the distance over that at the begin.
@@ -123,7 +124,8 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
 
 def _advances(rollouts: Sequence[RolloutSummary]) -> bool:
     """Whether nearly every rollout has newer weights than the one before, as the engine tells it."""
-    return fmean(b.version > a.version >= 0 for a, b in pairwise(rollouts)) >= ADVANCES
+    newer = [b.version > a.version >= 0 for a, b in pairwise(rollouts)]
+    return fmean(newer) >= ADVANCES and all(newer[: BEGINS - 1])
 
 
 def _from_the_first_push(rollouts: Sequence[RolloutSummary]) -> Growth | None:
