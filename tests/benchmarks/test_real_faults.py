@@ -14,7 +14,8 @@ from slime_ext.tools.analysis.findings import examine
 RUNS = read()
 FAULTS = [run for run in RUNS if planted(run)[0]]
 HEALTHY = [run for run in RUNS if not planted(run)[0]]
-UNNAMED: set[str] = set()
+# Its copies are short answers, more probable than chance rules out.
+UNNAMED = {"duplicate_samples_1"}
 
 
 def said(diagnosis):
