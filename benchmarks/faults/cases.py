@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.faults.dump import Turn
 from benchmarks.faults.harms import (
@@ -24,6 +26,7 @@ from benchmarks.faults.harms import (
 from benchmarks.faults.model import BF16, FP8, How, Shape
 from benchmarks.faults.world import World, write
 
+HEALTHY = "healthy"
 SMALL = World()
 MIXTURE = Shape(experts=8, inner=48)
 LONG = replace(SMALL, rollouts=3, samples=32, length=160)
@@ -65,7 +68,12 @@ def unmasked(turn: Turn) -> None:
     turn.mask = torch.ones_like(turn.mask)
 
 
-def tokenised_again(turn: Turn) -> None:
+def modulo(pair: Tensor) -> int:
+    """The token into which the toy tokenizer merges two."""
+    return int(7 * pair[0] + pair[1]) % 96
+
+
+def tokenised_again(turn: Turn, merged: Callable[[Tensor], int] = modulo) -> None:
     """A tokenizer that merges the first two tokens of every turn after the first into one where it can; the
     list of log-probs, which the engine made for two, is cut at its end."""
     begins = [i for i in range(1, len(turn.mask)) if turn.mask[i] and not turn.mask[i - 1]]
@@ -74,7 +82,7 @@ def tokenised_again(turn: Turn) -> None:
         end = begin + int(masked[0]) if len(masked) else len(turn.mask)
         if end - begin < 3 or int(turn.tokens[begin]) % 4 == 3:
             continue
-        turn.tokens[begin + 1] = (7 * turn.tokens[begin] + turn.tokens[begin + 1]) % 96
+        turn.tokens[begin + 1] = merged(turn.tokens[begin : begin + 2])
         columns = {"tokens": begin, "behavior": end - 1, "mask": begin, "kept": begin, "versions": begin}
         for name, gone in columns.items():
             values = getattr(turn, name)
@@ -208,7 +216,7 @@ THREADS: dict[str, tuple[str, str, World]] = {
     ),
 }
 # What a fault brings along, and is said too: the first third of those responses is of older weights.
-ALSO = {"stale_cache": "stale_weights"}
+ALSO = {"stale_cache": ("stale_weights",)}
 
 
 def healthy(number: int) -> World:

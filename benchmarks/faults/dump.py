@@ -68,9 +68,9 @@ def _sample(world, i: int, turn: Turn) -> dict:
     row = {
         "group_index": i // 4,
         "index": i,
-        "prompt": " ".join(map(str, turn.prompt.tolist())),
+        "prompt": _text(world, turn.prompt),
         "tokens": torch.cat([turn.prompt, turn.tokens]).tolist(),
-        "response": "",
+        "response": _text(world, turn.tokens),
         "response_length": len(turn.tokens),
         "reward": turn.reward,
         "loss_mask": turn.mask.int().tolist(),
@@ -91,6 +91,10 @@ def _sample(world, i: int, turn: Turn) -> dict:
     if turn.experts is not None:
         row["rollout_routed_experts"] = turn.experts.int()
     return row
+
+
+def _text(world, ids: Tensor) -> str:
+    return world.text.decode(ids) if world.text else " ".join(map(str, ids.tolist()))
 
 
 def _trained(i: int, turn: Turn) -> dict:

@@ -62,7 +62,9 @@ def without_reward(rollout_id: int, rows: Sequence[Row]) -> None:
 
 def few_rows(folder: Path) -> None:
     """The engine samples rows that only pad the embedding."""
-    (folder / "args.json").write_text(json.dumps({"vocab_size": 92}))
+    rows = torch.load(folder / "rollout_data/0.pt", weights_only=True)["samples"]
+    largest = max(max(row["tokens"][-row["response_length"] :]) for row in rows)
+    (folder / "args.json").write_text(json.dumps({"vocab_size": largest}))
 
 
 def rounded_pass(folder: Path) -> None:

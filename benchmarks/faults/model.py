@@ -1,9 +1,8 @@
-"""A small decoder transformer of Qwen3's kind (RMS norms on queries and keys, rotary positions, SwiGLU,
-optionally a mixture of experts), in which each operation may run in the arithmetic of an engine or of a
-trainer.
+"""A decoder transformer of the kind of Qwen3 (RMS norms on queries and keys, optionally a mixture of experts)
+or Llama (neither), in which each operation may run in the arithmetic of an engine or of a trainer.
 
-The names of the weights are those of ``transformers``, whose Qwen3ForCausalLM and Qwen3MoeForCausalLM
-compute the same logits (tests/benchmarks/test_faults.py).
+The names of the weights are those of ``transformers``, whose Qwen3ForCausalLM, Qwen3MoeForCausalLM and
+LlamaForCausalLM compute the same logits (tests/benchmarks/test_faults.py).
 """
 
 from __future__ import annotations
@@ -32,6 +31,11 @@ class Shape:
     experts: int = 0
     active: int = 2
     confidence: float = 2.6  # standard deviation of the logits
+    theta: float = 10_000.0  # base of the rotary positions
+    eps: float = 1e-6  # added to the mean square in norms
+
+
+SMOLLM2 = Shape(49_152, 576, 30, 9, 3, 64, 1536, theta=100_000.0, eps=1e-5)
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,10 @@ class How:
     Args:
         dtype: to which activations are rounded; ``router``: the logits of the router.
         cache: dtype of keys and values; ``cache_from``: absolute position of the first query that reads
-        them so. bits: of the weights, with one scale per row; 0 for all.
-        theta: base of the rotary positions.
-        eps: layer -> added to the mean square in its norms, instead of 1e-6.
+        them so.
+        bits: of the weights, with one scale for ``group`` columns of a row (0: all); 0 bits for no rounding.
+        eps: layer -> added to the mean square in its norms, instead of the shape's.
+        native: products of matrices run in ``dtype``; else their results are rounded to it.
     """
 
     dtype: torch.dtype = FP32
@@ -51,8 +56,9 @@ class How:
     cache: torch.dtype = FP32
     cache_from: int = 0
     bits: int = 0
-    theta: float = 10_000.0
+    group: int = 0
     eps: dict[int, float] = field(default_factory=dict)
+    native: bool = False
 
 
 def random(shape: Shape, generator: torch.Generator) -> Weights:
@@ -96,13 +102,19 @@ def stored(weights: Weights, how: How) -> Weights:
     """The weights as an engine of this arithmetic holds them."""
     if how.bits:
         top = 2 ** (how.bits - 1) - 1
-        return {k: w if w.dim() < 2 else _in_steps(w, top) for k, w in weights.items()}
-    return {k: w.to(how.dtype).float() for k, w in weights.items()}
+        kept = "embed_tokens" if how.group else " "  # what 4-bit checkpoints leave alone
+        weights = {
+            k: w if w.dim() < 2 or kept in k else _in_steps(w, top, how.group) for k, w in weights.items()
+        }
+    if how.native:
+        return {k: w.to(how.dtype) for k, w in weights.items()}
+    return weights if how.bits else {k: w.to(how.dtype).float() for k, w in weights.items()}
 
 
-def _in_steps(w: Tensor, top: int) -> Tensor:
-    scale = w.abs().amax(-1, keepdim=True).clamp_min(1e-9) / top
-    return (w / scale).round() * scale
+def _in_steps(w: Tensor, top: int, group: int) -> Tensor:
+    grouped = w.reshape(-1, group or w.shape[-1])
+    scale = grouped.abs().amax(-1, keepdim=True).clamp_min(1e-9) / top
+    return ((grouped / scale).round() * scale).view_as(w)
 
 
 @dataclass
@@ -125,6 +137,10 @@ class Cache:
     def length(self) -> int:
         return self.layers[0][0].shape[1] if self.layers else 0
 
+    def repeated(self, times: int) -> Cache:
+        """The cache of a batch in which each row comes so many times."""
+        return Cache([(k.repeat_interleave(times, 0), v.repeat_interleave(times, 0)) for k, v in self.layers])
+
 
 @dataclass(frozen=True)
 class Model:
@@ -134,18 +150,24 @@ class Model:
     how: How = How()
 
     def __call__(
-        self, weights: Weights, tokens: Tensor, cache: Cache | None = None, forced: Tensor | None = None
+        self,
+        weights: Weights,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        forced: Tensor | None = None,
+        since: int = 0,
     ) -> Seen:
         """One pass over tokens [B, N], which follow what is in the cache; the cache grows by them.
-        ``forced``: experts [B, N, layers, active] to take instead of the router's."""
+        ``forced``: experts [B, N, layers, active] to take instead of the router's; ``since``: the first of
+        the N positions whose logits are wanted."""
         cache = cache if cache is not None else Cache()
         begin = cache.length
-        x = self._rounded(weights["model.embed_tokens.weight"][tokens])
+        x = self._rounded(weights["model.embed_tokens.weight"][tokens].float())
         turn = self._rotary(begin, tokens.shape[1])
         experts, layers = [], []
         for i in range(self.shape.layers):
             w = _Layer(weights, f"model.layers.{i}.")
-            eps = self.how.eps.get(i, 1e-6)
+            eps = self.how.eps.get(i, self.shape.eps)
             x = self._rounded(
                 x + self._attention(w, i, norm(x, w["input_layernorm"], eps), turn, cache, begin)
             )
@@ -155,8 +177,9 @@ class Model:
             x = self._rounded(x + out)
             layers.append(x)
             experts.append(chosen)
-        head = norm(x, weights["model.norm.weight"], 1e-6)
-        logits = self._rounded(head) @ weights["lm_head.weight"].T
+        head = norm(x[:, since:], weights["model.norm.weight"], self.shape.eps)
+        tied = weights["model.embed_tokens.weight"]
+        logits = times(self._rounded(head), weights.get("lm_head.weight", tied))
         return Seen(logits, torch.stack(experts, 2) if self.shape.experts else None, layers)
 
     def _rounded(self, x: Tensor) -> Tensor:
@@ -164,7 +187,7 @@ class Model:
 
     def _rotary(self, begin: int, count: int) -> tuple[Tensor, Tensor]:
         half = self.shape.head // 2
-        rate = self.how.theta ** (-torch.arange(half) / half)
+        rate = self.shape.theta ** (-torch.arange(half) / half)
         angle = torch.outer(torch.arange(begin, begin + count).float(), rate)
         both = torch.cat([angle, angle], -1)[:, None]
         return both.cos(), both.sin()
@@ -172,16 +195,20 @@ class Model:
     def _attention(self, w, layer: int, x: Tensor, turn, cache: Cache, begin: int) -> Tensor:
         x, (batch, count, _) = self._rounded(x), x.shape
         q, k, v = (
-            (x @ w[f"self_attn.{name}_proj"].T).view(batch, count, heads, self.shape.head)
+            times(x, w[f"self_attn.{name}_proj"]).view(batch, count, heads, self.shape.head)
             for name, heads in (("q", self.shape.heads), ("k", self.shape.shared), ("v", self.shape.shared))
         )
-        q, k = (rotated(norm(y, w[f"self_attn.{n}_norm"], 1e-6), turn) for y, n in ((q, "q"), (k, "k")))
+        q, k = (rotated(self._normed(w, y, n), turn) for y, n in ((q, "q"), (k, "k")))
         k, v = self._rounded(k), self._rounded(v)
         if begin:
             k, v = (torch.cat([old, new], 1) for old, new in zip(cache.layers[layer], (k, v), strict=True))
         cache.layers[layer : layer + 1] = [(k, v)]
         out = self._attend(q, k, v, begin)
-        return self._rounded(out) @ w["self_attn.o_proj"].T
+        return times(self._rounded(out), w["self_attn.o_proj"])
+
+    def _normed(self, w, heads: Tensor, name: str) -> Tensor:
+        weight = w.get(f"self_attn.{name}_norm.weight")
+        return heads if weight is None else norm(heads, weight, self.shape.eps)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
         exact = attend(q, k, v, begin)
@@ -192,8 +219,8 @@ class Model:
         return torch.where(late[:, None], coarse, exact)
 
     def _dense(self, w, h: Tensor) -> Tensor:
-        inner = silu(h @ w["mlp.gate_proj"].T) * (h @ w["mlp.up_proj"].T)
-        return self._rounded(inner) @ w["mlp.down_proj"].T
+        inner = silu(times(h, w["mlp.gate_proj"])) * times(h, w["mlp.up_proj"])
+        return times(self._rounded(inner), w["mlp.down_proj"])
 
     def _experts(self, w, h: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = h @ w["mlp.gate"].T
@@ -218,8 +245,13 @@ class _Layer:
     def __getitem__(self, name: str) -> Tensor:
         return self.weights[f"{self.prefix}{name}.weight"]
 
-    def get(self, name: str) -> Tensor:
-        return self.weights[self.prefix + name]
+    def get(self, name: str) -> Tensor | None:
+        return self.weights.get(self.prefix + name)
+
+
+def times(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w.T in the dtype of the weights, as float32."""
+    return (x.to(w.dtype) @ w.T).float()
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

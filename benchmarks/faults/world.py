@@ -8,8 +8,10 @@ The trainer learns (Adam on REINFORCE). What it and the sampler did is written i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +24,17 @@ TOOL = 6  # tokens of a tool's answer
 Spoil = Callable[[dict], None]  # what code does to a sample on its way to the trainer
 
 
+class Text(Protocol):
+    """What prompts, tools and rewards are, where tokens are not drawn at random."""
+
+    end: int | None  # the token that ends a response
+
+    def prompts(self, count: int, generator: torch.Generator) -> Tensor: ...
+    def tool(self, generator: torch.Generator) -> Tensor: ...
+    def reward(self, turn: Turn) -> float: ...
+    def decode(self, ids: Tensor) -> str: ...
+
+
 @dataclass(frozen=True)
 class World:
     """Sizes, the two sides, and the code between them.
@@ -31,7 +44,8 @@ class World:
         pushed: whether a weight of this name reaches the engine when weights are pushed.
         stops: rollout from which pushes change nothing, though the version advances.
         interval, late: rollouts between two pushes; rollouts that the engine is behind.
-        switch: half of the responses get new weights in their middle; ``refill``: their cache too.
+        switch: half of the responses get new weights in their middle, ``gap`` rollouts newer than those
+            before; ``refill``: their cache too.
         keeps_prefix: half of the prompts are in a cache that no push empties.
         restart: rollout before which the run was resumed, with the base weights in the engine.
         temperature, top_p, top_k: of sampling; ``recorded_temperature``: of the log-probs that it writes
@@ -44,6 +58,8 @@ class World:
         spoil: see ``Spoil``; masks, lists and tokens may change.
         harm: what is done to the files at last.
         most: tokens beyond which a response is thrown away after its reward was given.
+        noise: of the engine's weights, relative to them; it grows by as much with every rollout.
+        text: of prompts, tools and rewards; None for tokens at random.
         reference: the train dump holds log-probs of the first policy.
         routes: both sides' experts are in the dump; ``replays_routes``: the trainer takes the sampler's;
             ``layer_dumps``: both sides' layer outputs are.
@@ -63,6 +79,7 @@ class World:
     interval: int = 1
     late: int = 0
     switch: bool = False
+    gap: int = 1
     refill: bool = True
     keeps_prefix: bool = False
     restart: int | None = None
@@ -84,36 +101,67 @@ class World:
     replays_routes: bool = False
     layer_dumps: bool = False
     versions: bool = True
+    noise: float = 0.0
+    text: Text | None = None
     harm: Callable[[Path], None] = lambda folder: None
+
+
+# What the responses do not depend on.
+NOT_SAMPLING = {
+    "rollouts": 0,
+    "first": 0,
+    "trainer": How(),
+    "score_temperature": None,
+    "replays": "",
+    "spoil": None,
+    "most": 0,
+    "reference": False,
+    "entropy": False,
+    "layer_dumps": False,
+    "versions": False,
+    "harm": None,
+}
 
 
 @dataclass
 class _Run:
     world: World
     generator: torch.Generator
-    history: list[Weights]  # the trainer's, before each rollout
+    history: Any  # the trainer's weights before each rollout: a list, or what looks like one
     engine: Weights
+    memo: dict
+    number: int = 0
     version: int = 1
     moments: dict = field(default_factory=dict)
 
     @property
     def mine(self) -> Weights:
-        return self.history[-1]
+        return self.history[self.number]
 
 
-def write(world: World, folder: Path) -> Path:
-    """Runs a world and writes its dumps into a folder."""
+def write(world: World, folder: Path, history: Any = None, memo: dict | None = None) -> Path:
+    """Runs a world and writes its dumps into a folder.
+
+    Args:
+        history: the trainer's weights before each rollout; those that it lacks are trained and appended.
+        memo: what other worlds of this history have sampled and scored, and what this one adds.
+    """
     g = torch.Generator().manual_seed(world.seed)
-    first = random(world.shape, g)
-    run = _Run(world, g, [first], dict(first))
+    history = [random(world.shape, g)] if history is None else history
+    run = _Run(world, g, history, dict(history[0]), {} if memo is None else memo)
     for r in range(world.rollouts):
+        run.number = r
         _push(run, r)
-        turns = [turn for part in _sampled(run) for turn in part]
+        key = (repr(replace(world, **NOT_SAMPLING)), r)
+        if key not in run.memo:
+            run.memo[key] = [turn for part in _sampled(run) for turn in part]
+        turns = deepcopy(run.memo[key])
         scored = _scored(run, turns)
         if world.layer_dumps and not r:
             _dump_layers(run, turns, folder)
         write_rollout(folder, world, world.first + r, turns)
-        run.history.append(_learn(run, scored))
+        if len(history) == r + 1 < world.rollouts:
+            history.append(_learn(run, scored))
     world.harm(folder)
     return folder
 
@@ -128,6 +176,11 @@ def _push(run: _Run, r: int) -> None:
         run.version, source = 0, run.history[0]
     if r and r < world.stops:
         run.engine |= {name: w for name, w in source.items() if world.pushed(name)}
+    if world.noise:
+        run.engine = {
+            k: w * (1 + world.noise * r * torch.randn(w.shape, generator=run.generator))
+            for k, w in run.history[r].items()
+        }
     if r:
         run.version += 1
 
@@ -149,14 +202,17 @@ def _learn(run: _Run, scored: Callable[[Weights], Tensor]) -> Weights:
 def _sampled(run: _Run) -> Iterator[list[Turn]]:
     """The samples of a rollout, in batches of equal treatment."""
     world, g = run.world, run.generator
-    prompts = torch.randint(world.shape.vocabulary, (world.samples // GROUP, world.prompt), generator=g)
+    if world.text:
+        prompts = world.text.prompts(world.samples // GROUP, g)
+    else:
+        prompts = torch.randint(world.shape.vocabulary, (world.samples // GROUP, world.prompt), generator=g)
     prompts = prompts.repeat_interleave(GROUP, 0)
     half = len(prompts) // 2
     if world.keeps_prefix:
         yield _batch(run, prompts[:half])
         yield _batch(run, prompts[half:], prefix=stored(run.history[0], world.engine))
     elif world.switch and run.version > 1:
-        before = stored(run.history[-2], world.engine)
+        before = stored(run.history[max(run.number - world.gap, 0)], world.engine)
         yield _batch(run, prompts[:half], before)
         yield _batch(run, prompts[half:])
     else:
@@ -171,40 +227,44 @@ def _batch(
 ) -> list[Turn]:
     """Responses to prompts of one length, of which ``before`` sampled the first third; ``prefix`` made the
     keys and values of the prompts, which are taken from a cache."""
-    world, g = run.world, run.generator
+    world = run.world
     model, weights = Model(world.shape, world.engine), stored(run.engine, world.engine)
-    lengths = torch.randint(world.length // 2, world.length + 1, (len(prompts),), generator=g)
     current, cache = before or weights, Cache()
-    rows = _Rows(world, g)
+    rows = _Rows(world, run.generator)
     begins = _turn_begins(world)
+
+    def prefill(weights: Weights, ids: Tensor, cache: Cache) -> Tensor:
+        return model(weights, ids, cache, since=ids.shape[1] - 1).logits[:, -1]
+
     with torch.no_grad():
         if prefix is not None:
-            model(prefix, prompts[:, :-1], cache)
-        logits = model(current, prompts[:, cache.length :], cache).logits[:, -1]
+            prefill(prefix, prompts[::GROUP, :-1], cache)
+        logits = prefill(current, prompts[::GROUP, cache.length :], cache).repeat_interleave(GROUP, 0)
+        cache = cache.repeated(GROUP)
         for at in range(world.length):
             if before and at == world.length // 3:
                 current = weights
                 if world.refill:
                     cache = Cache()
-                    logits = model(current, torch.cat([prompts, *rows.tokens], 1), cache).logits[:, -1]
+                    logits = prefill(current, torch.cat([prompts, *rows.tokens], 1), cache)
             token = rows.add(logits, is_tool=any(b - TOOL <= at < b for b in begins))
             if at + 1 in begins and world.forgets:
                 seen = torch.cat(
                     [prompts, *(t for i, t in enumerate(rows.tokens) if not 2 <= i < 2 + world.forgets)], 1
                 )
                 cache = Cache()
-                logits = model(current, seen, cache).logits[:, -1]
+                logits = prefill(current, seen, cache)
             else:
-                logits = model(current, token, cache).logits[:, -1]
+                logits = prefill(current, token, cache)
         experts = None
         if world.routes:
             whole = torch.cat([prompts, *rows.tokens], 1)
             experts = model(weights, whole[:, :-1]).experts
     old = world.length // 3 if before else 0
-    cached = 0 if prefix is None else world.prompt - 1
+    cached = 0 if prefix is None else prompts.shape[1] - 1
     return [
-        rows.turn(i, prompts[i], int(n), None if experts is None else experts[i], (run.version, old), cached)
-        for i, n in enumerate(lengths)
+        rows.turn(i, prompts[i], n, None if experts is None else experts[i], (run.version, old), cached)
+        for i, n in enumerate(rows.lengths())
     ]
 
 
@@ -240,13 +300,28 @@ class _Rows:
         token = torch.multinomial(drawn.exp(), 1, generator=self.generator)
         log_prob = recorded.gather(1, token)
         if is_tool:
-            token = torch.randint(world.shape.vocabulary, token.shape, generator=self.generator)
+            token = self._told(token)
             log_prob = torch.zeros_like(log_prob)
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         self.kept.append(inside.isfinite())
         self.tools.append(is_tool)
         return token
+
+    def lengths(self) -> list[int]:
+        """Of the responses: up to the token that ends one, or at random."""
+        length, tokens = self.world.length, torch.cat(self.tokens, 1)
+        if self.world.text and self.world.text.end is not None:
+            ended = tokens == self.world.text.end
+            return torch.where(ended.any(1), ended.int().argmax(1) + 1, length).tolist()
+        return torch.randint(length // 2, length + 1, (len(tokens),), generator=self.generator).tolist()
+
+    def _told(self, token: Tensor) -> Tensor:
+        """What the tool says in place of a token of each response, [B, 1]."""
+        if not self.world.text:
+            return torch.randint(self.world.shape.vocabulary, token.shape, generator=self.generator)
+        said = self.world.text.tool(self.generator)
+        return said[len(self.tokens) % len(said)].expand_as(token)
 
     def turn(
         self, i: int, prompt: Tensor, length: int, experts: Tensor | None, versions, cached: int
@@ -282,13 +357,12 @@ def _scored(run: _Run, turns: list[Turn]) -> Callable[[Weights], Tensor]:
     world = run.world
     for turn in turns if world.spoil else ():
         world.spoil(turn)
-    with torch.no_grad():
-        for turn, table, own, experts in _log_probs(world, turns, run.mine):
-            turn.proximal, turn.routed = own, experts
-            turn.entropy = -(table.exp() * table).nan_to_num().sum(-1) if world.entropy else None
-        if world.reference:
-            for turn, _, own, _ in _log_probs(world, turns, run.history[0]):
-                turn.reference = own
+    for turn, found in zip(turns, _told_by(run, turns, run.number), strict=True):
+        turn.proximal, turn.routed, entropy = found
+        turn.entropy = entropy if world.entropy else None
+    if world.reference:
+        for turn, (own, *_) in zip(turns, _told_by(run, turns, 0), strict=True):
+            turn.reference = own
     _reward(turns, world)
     count = sum(int(turn.mask.sum()) for turn in turns)
 
@@ -297,6 +371,21 @@ def _scored(run: _Run, turns: list[Turn]) -> Callable[[Weights], Tensor]:
         return torch.stack(parts).sum() / count
 
     return loss
+
+
+def _told_by(run: _Run, turns: list[Turn], number: int) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+    """Log-probs, experts and entropies of each sample under the trainer's weights before a rollout."""
+    world = run.world
+    sides = (world.trainer, world.score_temperature, world.replays, world.replays_routes, world.routes)
+    ids = tuple(tuple(turn.prompt.tolist() + turn.tokens.tolist()) for turn in turns)
+    key = (repr(sides), number, ids)
+    if key not in run.memo:
+        with torch.no_grad():
+            run.memo[key] = [
+                (own, experts, -(table.exp() * table).nan_to_num().sum(-1))
+                for _, table, own, experts in _log_probs(world, turns, run.history[number])
+            ]
+    return [(own.clone(), experts, entropy) for own, experts, entropy in run.memo[key]]
 
 
 def _log_probs(
@@ -309,10 +398,13 @@ def _log_probs(
     forced = None
     if world.replays_routes:
         forced = torch.nn.utils.rnn.pad_sequence([turn.experts for turn in turns], batch_first=True)
-    seen = Model(world.shape, world.trainer)(held, padded[:, :-1], forced=forced)
+    since = min(len(turn.prompt) for turn in turns) - 1
+    seen = Model(world.shape, world.trainer)(held, padded[:, :-1], forced=forced, since=since)
     for i, turn in enumerate(turns):
         size = len(ids[i]) - 1
-        logits = seen.logits[i, len(turn.prompt) - 1 : size] / (world.score_temperature or 1.0)
+        logits = seen.logits[i, len(turn.prompt) - 1 - since : size - since] / (
+            world.score_temperature or 1.0
+        )
         if world.replays == "trainer":
             logits = logits.masked_fill(~turn.kept & turn.mask[:, None], -torch.inf)
         table = logits.log_softmax(-1)
@@ -321,10 +413,8 @@ def _log_probs(
 
 
 def _reward(turns: list[Turn], world: World) -> None:
-    """Long answers fail more often; else it is the share of even tokens that counts."""
     for turn in turns:
-        even = (turn.tokens % 2 == 0).float().mean()
-        turn.reward = float(even > 0.5) if len(turn.tokens) < 0.85 * world.length else 0.0
+        turn.reward = world.text.reward(turn) if world.text else _even(turn, world)
         turn.dropped = len(turn.tokens) > world.most
     for group in range(0, len(turns), GROUP):
         rewards = torch.tensor([t.reward for t in turns[group : group + GROUP]])
@@ -332,9 +422,16 @@ def _reward(turns: list[Turn], world: World) -> None:
             turn.advantage = float((reward - rewards.mean()) / (rewards.std() + 1e-6))
 
 
+def _even(turn: Turn, world: World) -> float:
+    """Long answers fail more often; else it is the share of even tokens that counts."""
+    even = (turn.tokens % 2 == 0).float().mean()
+    return float(even > 0.5) if len(turn.tokens) < 0.85 * world.length else 0.0
+
+
 def _dump_layers(run: _Run, turns: list[Turn], folder: Path) -> None:
     """Both sides' layer outputs over the first samples, as slime and SGLang dump them."""
     ids = [torch.cat([t.prompt, t.tokens]) for t in turns[:4]]
+    ids = [ids[0][:20]] if run.world.text else ids  # 30 layers of 576 numbers are many
     sides = []
     for how, weights in ((run.world.trainer, run.mine), (run.world.engine, run.engine)):
         model, held = Model(run.world.shape, how), stored(weights, how)

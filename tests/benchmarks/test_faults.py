@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.faults.__main__ import ALSO, FAULTS, HEALTHY, analysed, is_named, table
-from benchmarks.faults.cases import healthy
-from benchmarks.faults.model import Cache, How, Model, Shape, random
+from benchmarks.faults.__main__ import analysed
+from benchmarks.faults.cases import ALSO, FAULTS, healthy
+from benchmarks.faults.model import Cache, Model, Shape, random
 from slime_ext.tools.analysis.findings import DETECTORS
 
 # The others are planted in tests/tools/analysis/test_findings.py too, in a smaller model.
@@ -38,7 +38,7 @@ def test_the_model_is_that_of_transformers(shape):
         "num_key_value_heads": shape.shared,
         "head_dim": shape.head,
         "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": How().theta},
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.theta},
         "attn_implementation": "eager",
     }
     if shape.experts:
@@ -86,26 +86,8 @@ def named(name):
 def test_detectors_that_look_alike_are_told_apart(names):
     """Of each planted fault its own detector and none of those that share its symptom is named."""
     for name in names:
-        assert name in named(name) and named(name) & set(names) <= {name, ALSO.get(name)}
+        assert name in named(name) and named(name) & set(names) <= {name, *ALSO.get(name, ())}
 
 
 def test_nothing_is_found_in_a_healthy_run():
     assert analysed(replace(healthy(7), rollouts=2)).findings == ()
-
-
-def test_the_table_counts_what_was_named():
-    rows = [
-        {"planted": "layer", "seed": 0, "found": ["layer"], "absolute": 0.1, "seconds": 1},
-        {"planted": "layer", "seed": 1, "found": ["layer", "quantised"], "absolute": 0.1, "seconds": 1},
-        {
-            "planted": "stale_cache",
-            "seed": 0,
-            "found": list(next(iter(ALSO.items()))),
-            "absolute": 0.1,
-            "seconds": 1,
-        },
-        {"planted": HEALTHY, "seed": 0, "found": [], "absolute": None, "seconds": 1},
-    ]
-    assert [is_named(row) for row in rows] == [True, False, True, True]
-    text = table(rows)
-    assert "2 of 3 faults named alone" in text and "| `layer` | 2 | 1 | 0.1 | 1 x layer, quantised |" in text

@@ -42,60 +42,130 @@ def edited(folder, change, kind="train_data"):
         torch.save(content, path)
 
 
-def test_masks_of_zeros_are_named_by_rollout(tmp_path, rollouts):
-    blank = [replace(r, mask=torch.zeros_like(r.mask)) for r in rollouts]
-    every = found(dumps.write_run(tmp_path / "every", blank))
-    assert set(every) == {"no_response_tokens"} and "Every token" in every["no_response_tokens"].title
-    one = found(dumps.write_run(tmp_path / "one", [rollouts[0], blank[1], rollouts[2]]))
-    assert set(one) == {"no_response_tokens"} and one["no_response_tokens"].rollouts == (1,)
+def in_all(**columns):
+    """A harm that gives every rollout these columns."""
+    return lambda rs: [replace(r, **{name: make(r) for name, make in columns.items()}) for r in rs]
 
 
-def test_a_column_that_is_a_copy_is_named(rollouts):
-    copies = [replace(r, proximal=r.behavior) for r in rollouts]
-    (note,), _ = examine(diagnosed(copies))
-    assert (note.name, note.severity) == ("equal_columns", "note") and "bitwise alike" in note.fix
-    (finding,), _ = examine(diagnosed([*rollouts[:2], copies[2]]))
-    assert (finding.name, finding.severity, finding.rollouts) == ("equal_columns", "warning", (2,))
+def in_one(number, **columns):
+    return lambda rs: [in_all(**columns)([r])[0] if r.rollout_id == number else r for r in rs]
 
 
-def test_samples_that_are_left_out_are_a_finding_and_shares_say_so(tmp_path, rollouts):
-    folder = dumps.write_run(tmp_path, [replace(r, behavior=r.behavior.exp()) for r in rollouts])
+def twice(rs):
+    """Of the first rollout, samples 1 and 2 are sample 0 again."""
+    first, *others = rs
+    order = [0, 0, 0, *range(3, first.count)]
+    lists = {name: first_parts(first, name) for name in ("behavior", "proximal", "tokens")}
+    joined = {name: torch.cat([parts[i] for i in order]) for name, parts in lists.items()}
+    lengths = tuple(first.lengths[i] for i in order)
+    plain = {"advantages": None, "entropy": None, "versions": None, "newest": None}
+    mask = torch.ones(sum(lengths), dtype=torch.bool)
+    return [replace(first, lengths=lengths, mask=mask, **plain, **joined), *others]
 
-    def append_twice(rows):
+
+def first_parts(rollout, name):
+    return getattr(rollout, name).split(rollout.lengths)
+
+
+def nan(r):
+    return torch.full((r.size,), torch.nan)
+
+
+def no_mask(r):
+    return torch.zeros_like(r.mask)
+
+
+# What is wrong with the rollouts -> how they are harmed, the finding, its severity, and words that it has.
+IN_MEMORY = {
+    "all masks 0": (in_all(mask=no_mask), "no_response_tokens", "error", "Every token is masked"),
+    "masks of a rollout 0": (in_one(1, mask=no_mask), "no_response_tokens", "error", "In 1 rollout"),
+    "one column for both": (in_all(proximal=lambda r: r.behavior), "equal_columns", "note", "bitwise alike"),
+    "a rollout with one column": (
+        in_one(2, proximal=lambda r: r.behavior),
+        "equal_columns",
+        "warning",
+        "In 1 of 3 rollouts",
+    ),
+    "sampler NaN": (in_all(behavior=nan), "missing_log_probs", "error", "All log-probs of the sampler"),
+    "trainer NaN": (in_all(proximal=nan), "nan_log_probs", "error", "All log-probs of the trainer"),
+    "probabilities": (in_all(behavior=lambda r: r.behavior.exp()), "positive_log_probs", "error", "above 0"),
+    "zeros": (
+        in_all(behavior=lambda r: torch.zeros(r.size)),
+        "greedy_sampling",
+        "error",
+        "filled in with 0",
+    ),
+    "samples twice": (twice, "duplicate_samples", "warning", "; 0 of them those of an earlier"),
+    "a rollout twice": (
+        lambda rs: [rs[0], replace(rs[0], rollout_id=1), rs[2]],
+        "duplicate_samples",
+        "warning",
+        "; 16 of them those of an earlier",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", IN_MEMORY)
+def test_a_gross_fault_is_named(rollouts, wrong):
+    harm, name, severity, words = IN_MEMORY[wrong]
+    (finding,), _ = examine(diagnosed(harm(rollouts)))
+    said = f"{finding.title} {finding.evidence} {finding.fix}"
+    assert (finding.name, finding.severity) == (name, severity) and words in said, said
+
+
+def append_twice(folder):
+    def change(rows):
         for row in rows[::2]:
             row["rollout_log_probs"] = torch.cat([row["rollout_log_probs"], torch.zeros(1)])
 
-    edited(folder, append_twice)
-    said = found(folder)
-    assert set(said) == {"left_out", "positive_log_probs"}
-    assert said["left_out"].title.startswith("50% of the samples")
-    assert "24 of 48 samples" in said["left_out"].evidence
-    assert said["positive_log_probs"].evidence.endswith("Shares are of those samples that were read.")
+    edited(folder, change)
 
 
-def test_a_file_that_is_cut_off_is_a_finding(tmp_path, rollouts):
-    folder = dumps.write_run(tmp_path, rollouts)
+def cut_off(folder):
     path = folder / "train_data" / "1.pt"
     path.write_bytes(path.read_bytes()[:1000])
-    said = found(folder)
-    assert set(said) == {"left_out"} and "1 file or part of one" in said["left_out"].evidence
 
 
-def test_dumps_of_two_runs_are_told_from_text_that_was_tokenised_again(tmp_path, rollouts):
-    mine = dumps.write_run(tmp_path / "mine", rollouts)
-    dumps.write_run(tmp_path / "other", run(replace(WORLD, seed=1)))
-    shutil.rmtree(mine / "train_data")
-    (tmp_path / "other" / "train_data").rename(mine / "train_data")
-    (finding,) = document(mine).findings
-    assert finding.name == "other_run" and "48 of 48 samples" in finding.evidence
-    again = dumps.write_run(tmp_path / "again", rollouts)
+def of_another_run(folder):
+    other = dumps.write_run(folder.parent / "other", run(replace(WORLD, seed=1)))
+    shutil.rmtree(folder / "train_data")
+    (other / "train_data").rename(folder / "train_data")
 
-    def retokenise(rows):
+
+def retokenised(folder):
+    def change(rows):
         for row in rows:
             row["tokens"][-1] += 1
 
-    edited(again, retokenise)
-    assert set(found(again)) == {"retokenised"}
+    edited(folder, change)
+
+
+# The same for files.
+IN_FILES = {
+    "as they are": (lambda folder: None, "", ""),
+    "half of the samples left out": (append_twice, "left_out", "24 of 48 samples"),
+    "a file cut off": (cut_off, "left_out", "1 file or part of one"),
+    "train dumps of another run": (of_another_run, "other_run", "48 of 48 samples"),
+    "other tokens": (retokenised, "retokenised", "48 samples have other tokens"),
+}
+
+
+@pytest.mark.parametrize("wrong", IN_FILES)
+def test_a_gross_fault_of_files_is_named(tmp_path, rollouts, wrong):
+    harm, name, words = IN_FILES[wrong]
+    folder = dumps.write_run(tmp_path / "run", rollouts)
+    harm(folder)
+    said = found(folder)
+    assert set(said) == ({name} if name else set())
+    assert all(words in f"{finding.title} {finding.evidence}" for finding in said.values()), said
+
+
+def test_shares_are_of_the_samples_that_were_read(tmp_path, rollouts):
+    folder = dumps.write_run(tmp_path, [replace(r, behavior=r.behavior.exp()) for r in rollouts])
+    append_twice(folder)
+    said = found(folder)
+    assert set(said) == {"left_out", "positive_log_probs"}
+    assert said["positive_log_probs"].evidence.endswith("Shares are of those samples that were read.")
 
 
 def test_rollouts_that_come_back_in_a_file_are_named(tmp_path, rollouts):
@@ -105,36 +175,6 @@ def test_rollouts_that_come_back_in_a_file_are_named(tmp_path, rollouts):
     path.write_text("\n".join(lines[::2] + lines[1::2]) + "\n")
     (finding,) = document(path).findings
     assert finding.name == "repeated_rollouts" and finding.rollouts == (0, 1, 2)
-
-
-@pytest.mark.parametrize(("of", "across"), [(0, 0), (1, 16)], ids=["in a rollout", "of an earlier rollout"])
-def test_samples_that_are_there_twice_are_named(rollouts, of, across):
-    if of:
-        harmed = [rollouts[0], replace(rollouts[0], rollout_id=1), rollouts[2]]
-    else:
-        r = rollouts[0]
-        cut = r.lengths[1]  # sample 1 is sample 0 again, as is sample 2
-        lists = {name: list(getattr(r, name).split(r.lengths)) for name in ("behavior", "proximal", "tokens")}
-        for parts in lists.values():
-            parts[1] = parts[2] = parts[0]
-        lengths = (r.lengths[0],) * 3 + r.lengths[3:]
-        size = sum(lengths)
-        assert cut
-        harmed = [
-            replace(
-                r,
-                lengths=lengths,
-                mask=torch.ones(size, dtype=torch.bool),
-                advantages=None,
-                entropy=None,
-                versions=None,
-                newest=None,
-                **{name: torch.cat(parts) for name, parts in lists.items()},
-            ),
-            *rollouts[1:],
-        ]
-    (finding,), _ = examine(diagnosed(harmed))
-    assert finding.name == "duplicate_samples" and f"; {across} of them" in finding.evidence
 
 
 def test_a_short_response_that_comes_twice_is_chance(rollouts):
@@ -176,13 +216,6 @@ def test_ids_without_a_row_are_named_by_whatever_knows_the_vocabulary(tmp_path, 
         assert vocabulary_of((str(folder),), None) is None
     (folder / "args.json").write_text(json.dumps({"vocab_size": largest + 1}))
     assert not found(folder)
-
-
-def test_log_probs_that_are_all_nan_are_called_so(rollouts):
-    for name, said in (("behavior", "missing_log_probs"), ("proximal", "nan_log_probs")):
-        harmed = [replace(r, **{name: torch.full((r.size,), torch.nan)}) for r in rollouts]
-        (finding,), _ = examine(diagnosed(harmed))
-        assert finding.name == said and finding.title.startswith("All log-probs of the ")
 
 
 def rewarded(means, rollouts, **first):

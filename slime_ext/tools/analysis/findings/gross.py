@@ -12,6 +12,7 @@ LEFT_OUT = 0.01  # share of the samples
 UNREAD = 0.1  # share of the rollouts
 OTHERS = 0.5  # share of the samples that both dumps hold
 EQUAL_TOKENS = 100  # tokens
+ALIKE = 1e-6  # nats, mean |l|; engines that close have whole rollouts without a difference by chance
 TWICE, TWICE_SHARE = 2, 1e-3  # samples
 
 
@@ -84,8 +85,9 @@ def equal_columns(d: Diagnosis) -> Figures | None:
     need_tokens(d, EQUAL_TOKENS)
     equal = tuple(s.rollout_id for s in d.statistics.rollouts if not s.absolute and s.surprise)
     tokens = sum(s.tokens for s in d.statistics.rollouts if s.rollout_id in equal)
-    if tokens < EQUAL_TOKENS:
-        return None
     every = len(d.statistics.rollouts)
+    by_chance = len(equal) < every and max(s.absolute for s in d.statistics.rollouts) < ALIKE
+    if tokens < EQUAL_TOKENS or by_chance:
+        return None
     severity = "note" if len(equal) == every else "warning"  # two engines may be meant to be bitwise alike
     return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}

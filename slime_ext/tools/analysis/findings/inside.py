@@ -78,15 +78,17 @@ def kv_precision(d: Diagnosis) -> Figures | None:
     best = max(_steps(positions, sums), key=lambda step: step.z, default=None)
     if best is None or best.z < SURE or best.after < max(STEP * best.before, best.before + MATTERS):
         return None
-    means = dict(zip(positions, (sums[:, 1] / sums[:, 0]).tolist(), strict=True))
+    usual = by_surprise[blocks].sum(0)
+    expected = by_surprise[blocks, :, 0] @ (usual[:, 1] / usual[:, 0].clamp_min(1))
+    means = dict(zip(positions, (sums[:, 1] / expected.clamp_min(1e-30)).tolist(), strict=True))
     level = [mean for at, mean in means.items() if at < best.position]
-    jump = means[best.position] / max(level[-1], 1e-12)
-    if max(level) > FLAT * min(level) or jump < FLAT:
+    jump, spread = means[best.position] / max(level[-1], 1e-12), max(level) / max(min(level), 1e-12)
+    if jump < FLAT * max(1.0, spread / FLAT):
         return None
     cut = best.position // BLOCK
     if beyond_certainty(by_surprise[cut:].sum(0), by_surprise[:cut].sum(0)) < EVENED:
         return None  # tokens that are less certain from there on
-    return {**best._asdict(), "block": BLOCK, "jump": jump, "spread": max(level) / min(level)}
+    return {**best._asdict(), "block": BLOCK, "jump": jump, "spread": spread}
 
 
 def expert_routing(d: Diagnosis) -> Figures | None:

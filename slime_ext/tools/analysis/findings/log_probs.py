@@ -5,10 +5,9 @@ from __future__ import annotations
 from slime_ext.tools.analysis.findings.detector import Figures, need, need_tokens
 from slime_ext.tools.analysis.measures.detector_statistics import DOUBTED
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFTS
+from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFT_TOKENS, SHIFTS
 
 MOVED, MOVED_SHARE = 3, 0.02  # turns of which the later part is shifted
-SHIFT_TOKENS = 50  # tokens
 SHIFTED_SEQUENCES, SHIFTED_SHARE = 2, 0.02  # sequences that are shifted when others are not, and their share
 GREEDY_TOKENS = 100  # tokens
 NEARLY_ALL = 0.95  # tokens with a behavior log-prob of 0

@@ -4,6 +4,7 @@ engines; and what none of the detectors explains."""
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import median
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from slime_ext.tools.analysis.measures.versions import VersionMeans
 
 DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors
-DRIFT_TIMES, DRIFT_MATTERS = 2.5, 0.015  # of mean |l|, late over early; nats
+DRIFT_TIMES, DRIFT_MATTERS = 2.5, 0.05  # of mean |l|, late over early; nats, what bfloat16 alone stays below
 EVENED, ABOVE = 1.7, 1.2  # the same over tokens of which the sampler was as sure; late over all such
 FEWEST = 300  # tokens
 # nats, mean |l|. Two engines in bfloat16 stay below: 0.01 in small models, 0.027 in SmolLM2, whose logits of
@@ -24,7 +25,13 @@ FEWEST = 300  # tokens
 NOISY = 0.05
 LOUD = 0.1  # nats, so much that even likely tokens are far off
 GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
-TOO_LOUD = 0.5  # nats; no rounding: four bits per weight make 0.35 in the tests' models
+# nats; what no rounding makes: four bits per weight (32 of one scale) make 0.35 in the tests' models, 0.74 in
+# SmolLM2. From LOUDER on it may be other weights.
+TOO_LOUD, LOUDER = 1.0, 0.5
+LEVEL = 1.5  # the largest mean |l| of a rollout over the smallest, of noise that no push takes away
+UNTOLD_WEIGHTS = (
+    "whether pushes change it: analyse rollouts 0 to 2 of the run, with weight versions that advance"
+)
 BIASED = 0.3  # share of the variance that the probability may explain
 FAR, QUIET = 0.5, 0.02  # nats, of flips: the size of the 1% of the tokens that hold FEW, the median of |l|
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
@@ -87,7 +94,18 @@ def quantised(d: Diagnosis) -> Figures | None:
     if d.statistics.top_share >= FEW or not (grows or distance >= LOUD):
         return None
     found = {"distance": distance, "likely": likely, "unlikely": unlikely}
+    if distance >= LOUDER and not _stays(d):
+        return found | {"or_else": ("resumed_wrong_weights",), "untold": UNTOLD_WEIGHTS}
     return found if is_known else found | {"or_else": ("stale_weights",), "untold": UNTOLD}
+
+
+def _stays(d: Diagnosis) -> bool:
+    """Whether the distance is the same in rollouts from 0 on whose weight versions advance: other weights
+    would have gone with the first push."""
+    rollouts, evened = d.statistics.rollouts, d.statistics.evened()
+    is_pushed = all(b.version > a.version >= 0 for a, b in pairwise(rollouts))
+    begins = len(rollouts) >= 3 and rollouts[0].rollout_id == 0
+    return begins and is_pushed and max(evened) <= LEVEL * min(evened)
 
 
 def _without_age(d: Diagnosis) -> tuple[float, bool]:

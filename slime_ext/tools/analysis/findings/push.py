@@ -18,12 +18,15 @@ from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
-ABOVE, TIMES, MATTERS = 1.4, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
+ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
 RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset over that of the first, of the middle
 ARRIVES = 0.9  # of the way of the trainer; a sampler that went further has all of the weights, and noise
-ADVANCES = 0.8  # share of the rollouts with newer weights than the one before
+ADVANCES = 0.8  # share of the rollouts with newer weights than the one before; all of the first ones
+BEGINS = 3  # rollouts: a lag begins with weights that sample two of them
 SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
 NO_MOVE = 2.0  # times the distance at the begin, likewise
+# Of a sampler that stays: the trainer's way over its own, and the distance over that at the begin.
+LEFT = 2.0
 UNTOLD = (
     "how far each side is from the first policy: record ref_log_probs (slime: --use-kl-loss with "
     "coefficient 0)"
@@ -50,7 +53,9 @@ def frozen_sampler(d: Diagnosis) -> Figures | None:
     moves away from the first policy."""
     rollouts = _with_versions(d)
     found, way = _from_the_first_push(rollouts), _pushed(rollouts)
-    if found is None or (way and not _is_still(*way, found.before)):
+    if way:
+        found = _left_behind(rollouts, way)
+    if found is None:
         return None
     figures = {**found.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
     return figures if way else figures | {"or_else": ("partial_push", "growing_mismatch"), "untold": UNTOLD}
@@ -62,7 +67,7 @@ def partial_push(d: Diagnosis) -> Figures | None:
     rollouts = _with_versions(d)
     lacks = "log-probs of the first policy (slime: ref_log_probs, with --use-kl-loss or --kl-coef)"
     need(all(s.moved is not None for s in rollouts), lacks)
-    found, way = _from_the_first_push(rollouts), _pushed(rollouts)
+    found, way = growth(rollouts) if _advances(rollouts) else None, _pushed(rollouts)
     if found is None or way is None or way[0] >= ARRIVES * way[1]:
         return None
     return {**found.figures(), "way": way}
@@ -86,7 +91,9 @@ def growing_mismatch(d: Diagnosis) -> Figures | None:
 
 
 def _enough(d: Diagnosis) -> list[RolloutSummary]:
-    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    """The rollouts that are large enough, with mean |l| of tokens as certain as those of the run."""
+    evened = zip(d.statistics.rollouts, d.statistics.evened(), strict=True)
+    rollouts = [s._replace(absolute=absolute) for s, absolute in evened if s.tokens >= FEWEST]
     need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts of {FEWEST} tokens")
     return rollouts
 
@@ -115,12 +122,26 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
     return None
 
 
+def _advances(rollouts: Sequence[RolloutSummary]) -> bool:
+    """Whether nearly every rollout has newer weights than the one before, as the engine tells it."""
+    newer = [b.version > a.version >= 0 for a, b in pairwise(rollouts)]
+    return fmean(newer) >= ADVANCES and all(newer[: BEGINS - 1])
+
+
 def _from_the_first_push(rollouts: Sequence[RolloutSummary]) -> Growth | None:
-    """The growth of a run whose versions advance (nearly every rollout has newer weights than the one before,
-    as the engine tells it), if it began with the first push that the run shows."""
-    newer = fmean(b.version > a.version >= 0 for a, b in pairwise(rollouts))
-    found = growth(rollouts) if newer >= ADVANCES else None
+    """The growth of a run whose versions advance, if it began with the first push that the run shows."""
+    found = growth(rollouts) if _advances(rollouts) else None
     return found if found and len(found.since) >= len(rollouts) - 2 else None
+
+
+def _left_behind(rollouts: Sequence[RolloutSummary], way: tuple[float, float]) -> Growth | None:
+    """The distance of a sampler that is still at the first policy, of which the trainer has left."""
+    before, late = rollouts[0].absolute, fmean(s.absolute for s in rollouts[-len(rollouts) // 3 :])
+    pushed, moved = way
+    is_still = pushed <= max(SAME * moved, NO_MOVE * before) and moved >= LEFT * pushed
+    if not is_still or not _advances(rollouts) or late < max(LEFT * before, MATTERS):
+        return None
+    return Growth(before, late, rollouts[1:])
 
 
 def _pushed(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
@@ -130,7 +151,3 @@ def _pushed(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
     if any(s.moved is None or s.pushed is None for s in late):
         return None
     return fmean(s.pushed for s in late), fmean(s.moved for s in late)
-
-
-def _is_still(pushed: float, moved: float, before: float) -> bool:
-    return pushed <= max(SAME * moved, NO_MOVE * before) and pushed < moved

@@ -30,6 +30,9 @@ EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
 # Mean l over log m. Beyond the first, something else is off too, such as the temperature; beyond the second,
 # ratios spread so far that their mean is below 1 only because the large ones are rare.
 ALONE, WHOLLY = 1.1, 2.0
+KEPT = (
+    "what sampling left: sample a rollout with --rollout-top-p 1 --rollout-top-k -1, or record the kept sets"
+)
 APART = 0.05  # of the entropy
 BEYOND = 2.0  # times mean |l|
 ALONE_TOKENS = 30  # kept sets of one token
@@ -136,13 +139,15 @@ def truncated_sampling(d: Diagnosis) -> Figures | None:
     expected = math.log1p(above_1.value)
     if mean < WHOLLY * expected:
         return None
-    return {
+    is_more = mean <= ALONE * expected
+    others = {"or_else": ("temperature",), "untold": KEPT} if is_more and is_scaled(d) else {}
+    return others | {
         "below": counts["below"],
         "above": counts["above"],
         "count": d.sums["finite"],
         "ratio": 1 + above_1.value,
         "error": above_1.error,
-        "is_more": mean <= ALONE * expected,
+        "is_more": is_more,
         "mean": mean,
         "expected": expected,
     }

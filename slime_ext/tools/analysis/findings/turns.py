@@ -11,7 +11,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST = 60  # tokens
 TIMES, MATTERS, SURE = 3.0, 0.05, 6.0  # of mean |l| of a turn's begin; nats; standard errors
-PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 4.0  # as above, of k3
+PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0  # as above, of k3
 EVENED = 1.7  # the same over tokens of which the sampler was as sure
 
 

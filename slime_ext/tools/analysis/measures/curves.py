@@ -119,6 +119,10 @@ class Curves(Additive):
         """[bins, SURPRISES, COLUMNS] one of the tables by how sure the sampler was."""
         return self.tables[name].view(-1, SURPRISES, len(COLUMNS))
 
+    def certainty(self) -> Tensor:
+        """[SURPRISES, 2] number and sum |l| of the tokens, by how sure the sampler was."""
+        return self.by_surprise("part_of_turn").sum(0)[:, :2]
+
     def curve(self, name: str) -> Curve:
         """A curve with a point for each bin that holds tokens."""
         points = []

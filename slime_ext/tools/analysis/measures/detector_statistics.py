@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.measures.histogram import Histogram
-from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, moved_turns, shifted_sums
+from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, explains, moved_turns, shifted_sums
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -95,6 +96,7 @@ class RolloutSummary(NamedTuple):
     reward: float | None = None  # mean over sequences
     error: float = 0.0  # of that mean, one standard error
     surprise: float = 0.0  # mean -log behavior
+    certainty: Sequence[Sequence[float]] = ()  # number and sum |l| of the tokens, by how sure the sampler was
 
 
 @dataclass
@@ -140,6 +142,8 @@ class DetectorStatistics(Additive):
             sums, is_explained = shifted_sums(part, shift)
             self.shifts[row] += sums.sum(1)
             self.shifted[row] += is_explained.sum()
+            if explains(sums.sum(1)):
+                shifts[:] = shift
             shifts[is_explained] = shift
         self.counts["turns"] += int(part.segments.turn_ids[-1:].sum())
         self.counts["moved"] += moved_turns(part)
@@ -154,11 +158,13 @@ class DetectorStatistics(Additive):
             return {}
         return by_version(aligned(part, shifts) if shifts.any() else part)
 
-    def close(self, rollout: DumpedRollout, sums: Sums, versions: dict[int, Tensor]) -> None:
+    def close(
+        self, rollout: DumpedRollout, sums: Sums, versions: dict[int, Tensor], certainty: Tensor
+    ) -> None:
         """Adds what is known once all parts of a rollout were added.
 
         Args:
-            sums, versions: of this rollout alone.
+            sums, versions, certainty: of this rollout alone.
         """
         if sums["finite"]:
             self.rollouts.append(
@@ -166,7 +172,7 @@ class DetectorStatistics(Additive):
                     rollout.rollout_id,
                     int(sums["finite"]),
                     sums.mean("absolute") or 0.0,
-                    sums["near"] / sums["finite"],
+                    _k3(sums, versions),
                     *_tail(sums.histogram),
                     max(versions, default=-1),
                     sums.mean("length", "sequences") or 0.0,
@@ -175,6 +181,7 @@ class DetectorStatistics(Additive):
                     sums.mean("reward", "rewarded"),
                     _error(sums["rewarded"], sums["reward"], sums["reward_squared"]),
                     -(sums.mean("behavior") or 0.0),
+                    certainty.tolist(),
                 )
             )
         elif rollout.size and not sums["tokens"]:
@@ -217,10 +224,26 @@ class DetectorStatistics(Additive):
         """The share of sum l^2 that the 1% of tokens with the largest |l| hold; the median over rollouts."""
         return median(rollout.top_share for rollout in self.rollouts) if self.rollouts else 0.0
 
+    def evened(self) -> list[float]:
+        """Mean |l| of each rollout, as if its tokens were as certain as those of the run: a prompt whose
+        answer is sure makes no rollout look better than another."""
+        if not self.rollouts:
+            return []
+        count, absolute = torch.tensor([s.certainty for s in self.rollouts], dtype=torch.float64).unbind(2)
+        usual = absolute.sum(0) / count.sum(0).clamp_min(1)
+        mean = absolute.sum() / count.sum().clamp_min(1)
+        return (mean * absolute.sum(1) / (count @ usual).clamp_min(1e-30)).tolist()
+
     def merge(self, other: DetectorStatistics) -> None:
         """Adds the statistics of other rollouts."""
         super().merge(other)
         self.rollouts.sort(key=lambda s: s[:2])
+
+
+def _k3(sums: Sums, versions: dict[int, Tensor]) -> float:
+    """Mean k3 of a rollout, of versions if known: a shift of the sampler's log-probs is undone in them."""
+    count, *_, near = sum((every for every, *_ in versions.values()), zeros(4)).tolist()
+    return near / count if count else sums["near"] / sums["finite"]
 
 
 def _error(count: float, total: float, square: float) -> float:

@@ -34,14 +34,14 @@ class Diagnosis(Additive):
 
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a rollout, part by part, so that temporary tensors stay small."""
-        own, by_version = Sums(), defaultdict(float)
+        own, by_version, before = Sums(), defaultdict(float), self.curves.certainty()
         for part in replace(rollout, midway=midway(rollout)).parts():
             own.add(part)
             self.curves.add(part)
             self.worsts.add(part)
             for version, sums in self.statistics.add(part).items():
                 by_version[version] += sums
-        self.statistics.close(rollout, own, by_version)
+        self.statistics.close(rollout, own, by_version, self.curves.certainty() - before)
         self.sums.merge(own)
         self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
 

@@ -16,7 +16,11 @@ from slime_ext.tools.analysis.tables import tabulated, zeros
 SHIFTS = (-2, -1, 1, 2)
 CLOSER = 0.5  # a shift explains a response when it takes away half of the distance,
 SURE = 3.0  # and that is this many standard errors
-LATER_CLOSER, BOTH = 0.3, 6  # a part of a turn: when it leaves so much, of this many tokens
+# A part of a turn: when it leaves so much, of this many tokens, by so many standard errors; and the tokens of
+# the sample's first turn: when there are so many, and their own distance is this share of the shifted one.
+LATER_CLOSER, LATER, LATER_SURE = 0.3, 6, 2.5
+EARLIER, EARLIER_CLOSER = 4, 0.05
+SHIFT_TOKENS = 50  # of which a shift is told whatever their sequences
 FAR = 0.1  # nats, mean |l| of a turn
 
 
@@ -42,6 +46,12 @@ def shifted_sums(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
         squares = part.segments.local_sums((rows[2:] - rows[1]).square())
         is_explained &= (sums[2:] - sums[1] >= SURE * squares.sqrt()).all(0)
     return sums, is_explained
+
+
+def explains(sums: Tensor) -> bool:
+    """Whether a shift explains tokens, from the four sums of ``shifted_sums`` over them."""
+    count, distance, *others = sums.tolist()
+    return count >= SHIFT_TOKENS and distance < CLOSER * min(others)
 
 
 def aligned(part: DumpedRollout, shifts: Tensor) -> DumpedRollout:
@@ -90,9 +100,13 @@ def _moved(part: DumpedRollout, shift: int) -> int:
     is_late = at >= place[turn]
     columns = torch.stack([torch.ones_like(own), own, moved, gain.square()])
     n, distance, closer, square = tabulated(turn[is_late], columns[:, is_late], count).unbind(1)
-    fits = (n >= BOTH) & (closer < LATER_CLOSER * distance) & (distance - closer >= SURE * square.sqrt())
-    sums = torch.cat([zeros(4, 1), columns.cumsum(1)], 1)
+    fits = (
+        (n >= LATER) & (closer < LATER_CLOSER * distance) & (distance - closer >= LATER_SURE * square.sqrt())
+    )
+    first = torch.full((part.count,), count).scatter_reduce(0, sample, turn.long(), "amin")
+    of_first = columns * (turn == first[sample])  # later turns before this one may be moved as well
+    sums = torch.cat([zeros(4, 1), of_first.cumsum(1)], 1)
     begin = torch.full((part.count,), len(gain)).scatter_reduce(0, sample, at, "amin")
     of_turn = torch.zeros(count, dtype=torch.int64).scatter(0, turn, sample)
     earlier = sums[:, place.clamp(max=len(gain))] - sums[:, begin[of_turn]]
-    return int((fits & (earlier[0] >= BOTH) & (earlier[1] < LATER_CLOSER * earlier[2])).sum())
+    return int((fits & (earlier[0] >= EARLIER) & (earlier[1] < EARLIER_CLOSER * earlier[2])).sum())

@@ -1,0 +1,210 @@
+"""What the detectors read of each dump of the real set: thresholds are checked without making dumps.
+
+python -m benchmarks.faults figures --out DIR   # of the zips in DIR -> figures.json.gz here
+python -m benchmarks.faults table               # what is named, of figures.json.gz
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.faults.cases import ALSO, HEALTHY
+from benchmarks.faults.real import BOTH, MORE
+from slime_ext.tools.analysis.document import Moment, Numbers
+from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, layer_distances
+from slime_ext.tools.analysis.measures.versions import VersionSums
+from slime_ext.tools.analysis.pipeline import collect
+from slime_ext.tools.analysis.readers.find import RolloutRanges, find
+from slime_ext.tools.analysis.readers.loss_calls import LossCall, first_calls
+from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
+from slime_ext.tools.analysis.records import DumpedRollout
+
+FILE = Path(__file__).with_name("figures.json.gz")
+ROWS = {"versions": VersionSums, "rollouts": RolloutSummary, "calls": LossCall, "layers": LayerDistance}
+DIGITS = 6
+UNREAD = ("worsts",)  # by no detector
+SET_ON = {0}  # the seeds that thresholds were set on; the others were looked at afterwards
+WINDOWS = (3, 5, 10)  # rollouts
+# Runs of which every window counts as a run, and whose figures are kept by rollout.
+OLD = ("stale_weights", "interval", "held")
+
+
+@dataclass
+class ByRollout:
+    """A collector of what is measured of each rollout."""
+
+    vocabulary: int | None
+    rollouts: dict[int, Diagnosis] = field(default_factory=dict)
+
+    def add(self, rollout: DumpedRollout) -> None:
+        """Measures a rollout."""
+        self.rollouts.setdefault(rollout.rollout_id, empty(self.vocabulary)).add(rollout)
+
+
+def empty(vocabulary: int | None) -> Diagnosis:
+    """Of no rollout."""
+    return Diagnosis(statistics=DetectorStatistics(vocabulary=vocabulary))
+
+
+def joined(parts: Sequence[Diagnosis]) -> Diagnosis:
+    """The diagnosis of several rollouts as one."""
+    whole = empty(parts[0].statistics.ids)
+    whole.calls, whole.layers = parts[0].calls, parts[0].layers
+    for part in parts:
+        whole.merge(replace(deepcopy(part), calls=(), layers=()))
+    return whole
+
+
+def diagnosed(folder: Path) -> list[Diagnosis]:
+    """What ``slime-ext analyze`` measures of each rollout in a folder."""
+    found = find((str(folder),), RolloutRanges.parse(None))
+    result = collect(found.jobs, {"all": ByRollout(vocabulary_of((str(folder),), None))})
+    parts = [part for _, part in sorted(result.collectors["all"].rollouts.items())]
+    parts[0].layers, parts[0].calls = layer_distances(folder), first_calls(folder)
+    parts[0].unread = len(result.skipped)
+    return parts
+
+
+def runs(out: Path) -> Iterator[tuple[str, Path]]:
+    """Name and unpacked folder of each run, one after the other."""
+    for path in sorted(out.glob("*.zip")):
+        with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+            zipfile.ZipFile(path).extractall(folder)
+            yield path.stem, Path(folder)
+
+
+def windows(parts: Sequence[Diagnosis]) -> Iterator[tuple[str, Diagnosis]]:
+    """Every stretch of so many rollouts of a run."""
+    for size in WINDOWS:
+        for begin in range(len(parts) - size + 1):
+            yield f"{begin}-{begin + size - 1}", joined(parts[begin : begin + size])
+
+
+def frozen(value: Any) -> Any:
+    """As JSON: tables as what is not 0 in them."""
+    if isinstance(value, Tensor):
+        flat = value.flatten()
+        at = flat.nonzero()[:, 0]
+        return {"size": list(value.shape), "at": at.tolist(), "is": [_short(x) for x in flat[at].tolist()]}
+    if isinstance(value, dict):
+        return {key: frozen(one) for key, one in value.items()}
+    if isinstance(value, Moment):
+        return value.rollout_id  # detectors count them
+    if is_dataclass(value):
+        return {f.name: frozen(getattr(value, f.name)) for f in fields(value) if f.name not in UNREAD}
+    if isinstance(value, list | tuple):
+        return [frozen(one) for one in value]
+    return _short(value)
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def thawed(into: Any, value: Any, name: str = "") -> Any:
+    """The object that was frozen, filled into an empty one of its kind."""
+    if name in ROWS or name in ("timeline", "prints"):
+        return type(into)(_row(name, row) for row in value)
+    if isinstance(into, Tensor):
+        return _table(into, value)
+    if isinstance(into, Counter):
+        return Counter(value)
+    if isinstance(into, dict):
+        return {key: thawed(one, value[key]) for key, one in into.items()}
+    if is_dataclass(into):
+        for key in value:
+            setattr(into, key, thawed(getattr(into, key), value[key], key))
+        return into
+    return value
+
+
+def _row(name: str, value: Any) -> Any:
+    if name == "timeline":
+        return Moment(rollout_id=value, numbers=Numbers(tokens=0, sequences=0, nonfinite=0))
+    if name == "prints":
+        return value[0], _table(torch.zeros(0, dtype=torch.int64), value[1])
+    return ROWS[name](*value)
+
+
+def _table(into: Tensor, value: dict) -> Tensor:
+    flat = torch.zeros(value["size"], dtype=into.dtype).flatten()
+    flat[torch.tensor(value["at"], dtype=torch.int64)] = torch.tensor(value["is"], dtype=into.dtype)
+    return flat.view(value["size"])
+
+
+def planted(run: str) -> tuple[str, int]:
+    """The fault that was planted in a run ("" for none), and its seed."""
+    name, seed = run.rsplit("_", 1)
+    if name.startswith(HEALTHY):
+        return "", int(seed)
+    return MORE[name][0] if name in MORE else name, int(seed)
+
+
+def is_named(run: str, diagnosis: Diagnosis) -> bool:
+    """Whether the planted fault is named, alone or as one of those that the dump cannot tell apart; or, in a
+    healthy run, nothing."""
+    name, _ = planted(run)
+    findings = [f for f in examine(diagnosis)[0] if f.severity != "note"]
+    if not name:
+        return not findings
+    also = {name, *ALSO.get(name, ()), *BOTH.get(run.rsplit("_", 1)[0], ())}
+    return any(name in (f.name, *f.or_else) for f in findings) and also >= {
+        f.name for f in findings if not f.or_else
+    }
+
+
+def write(out: Path, path: Path = FILE) -> Path:
+    """Writes the figures of the zips in a folder, one run a line; returns where."""
+    with gzip.GzipFile(path, "wb", mtime=0) as file:
+        for run, folder in runs(out):
+            parts = diagnosed(folder)
+            name = run.rsplit("_", 1)[0]
+            if not name.startswith(HEALTHY) and name not in OLD:
+                parts = [joined(parts)]
+            row = {"run": run, "vocabulary": parts[0].statistics.ids, "parts": frozen(parts)}
+            file.write((json.dumps(row, separators=(",", ":")) + "\n").encode())
+    return path
+
+
+def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
+    """Run -> what was measured of it: one for the run, or one for each rollout."""
+    with gzip.open(path, "rt") as file:
+        rows = list(map(json.loads, file))
+    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in rows}
+
+
+def table() -> str:
+    """The table of docs/analyze.md: how often each fault was named, by half of the seeds."""
+    found: dict[str, dict[bool, list[str]]] = {}
+    for run, parts in read().items():
+        name, seed = run.rsplit("_", 1)
+        name = HEALTHY if name.startswith(HEALTHY) else name
+        diagnosis = joined(parts)
+        said = ", ".join(" or ".join((f.name, *f.or_else)) for f in examine(diagnosis)[0]) or "nothing"
+        right = "" if is_named(run, diagnosis) else said
+        found.setdefault(name, {True: [], False: []})[int(seed) in SET_ON].append(right)
+    lines = [
+        "| planted | named, seeds of the thresholds | named, other seeds | else |",
+        "|---|---:|---:|---|",
+    ]
+    for name, sides in found.items():
+        counts = [f"{side.count('')} of {len(side)}" for side in (sides[True], sides[False])]
+        wrong = Counter(said for side in sides.values() for said in side if said)
+        others = "; ".join(f"{n} x {x}" for x, n in wrong.items())
+        lines.append(f"| `{name}` | {' | '.join(counts)} | {others} |")
+    return "\n".join(lines)
