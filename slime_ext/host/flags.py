@@ -84,6 +84,7 @@ ARGUMENTS: dict[str, Argument] = {
     "score_centering_top_k": Argument(COUNT, 128),
     "advantage_estimator": Argument(TEXT, "grpo"),
     "loss_type": Argument(TEXT, "policy_loss"),
+    "train_backend": Argument(TEXT, "megatron"),
     "pg_loss_type": Argument(TEXT),
     "custom_config_path": Argument(PATH),
     "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),
