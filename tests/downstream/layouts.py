@@ -187,7 +187,7 @@ def others(checkout: Checkout) -> dict[str, dict[str, Any]]:
     found = {
         "nothing": _hook(None, use_tis=False),
         "the host's own": own,
-        "a hook of one's own": own | {"custom_tis_function_path": f"{__name__}.halving"},
+        "a hook of one's own": own | {"custom_tis_function_path": "tests.downstream.layouts.halving"},
     }
     if icepop := checkout.tree.defining("icepop_function"):
         path = f"{icepop.module}.icepop_function"
