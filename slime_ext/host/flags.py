@@ -87,6 +87,7 @@ ARGUMENTS: dict[str, Argument] = {
     "rollout_top_k": Argument(NUMBER, -1),
     "advantage_estimator": Argument(TEXT, "grpo"),
     "loss_type": Argument(TEXT, "policy_loss"),
+    "train_backend": Argument(TEXT, "megatron"),
     "pg_loss_type": Argument(TEXT),
     "custom_config_path": Argument(PATH),
     "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),

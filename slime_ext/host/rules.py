@@ -373,6 +373,10 @@ TO_BE_KNOWN = (
     Rule(lambda s: s.function and s.correction.is_identity and s.a.use_tis,
          "slime_ext.steps: expected one beside --use-tis, got none: the loss stays as it is, only metrics",
          WARN),
+    Rule(lambda s: s.function and s.a.train_backend == "fsdp",
+         "--train-backend: expected megatron beside slime_ext.tis, got fsdp, which calls no "
+         "--custom-megatron-init-path: no metrics but the host's own channel, no guards, certificate or "
+         "off_policy.jsonl", WARN),
     Rule(lambda s: s.a.release_train,
          "--release-train: expected a trainer that stays beside slime_ext.guards, got one that ends with "
          "each rollout: steps in a row and metrics_only begin anew with the next", WARN),

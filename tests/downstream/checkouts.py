@@ -35,6 +35,15 @@ class Checkout:
     release: str
     folder: Path
 
+    @classmethod
+    def at(cls, folder: Path) -> Checkout:
+        """The one in a folder that is called slime-RELEASE or miles-RELEASE."""
+        name, _, release = folder.name.partition("-")
+        return cls(name, release, folder.resolve())
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.release or self.folder}"
+
     @cached_property
     def tree(self) -> Tree:
         """Its source."""
@@ -50,9 +59,7 @@ def checkouts(*names: str) -> list[Checkout]:
     """The wheel and those that the environment names, of all hosts or of the named ones."""
     found = [Checkout("miles", WHEEL, Path(sys.prefix, "miles"))]
     if place := os.environ.get("HOSTS"):
-        for folder in sorted(Path(place).resolve().iterdir()):
-            name, _, release = folder.name.partition("-")
-            found.append(Checkout(name, release, folder))
+        found += map(Checkout.at, sorted(Path(place).resolve().iterdir()))
     for name in ("slime", "miles"):
         if folder := os.environ.get(f"{name.upper()}_DIR"):
             found.append(Checkout(name, "", Path(folder).resolve()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.downstream import layouts
-from tests.downstream.checkouts import copied, named
+from tests.downstream.checkouts import named
 
 
 @pytest.fixture(scope="session", params=named())
@@ -17,10 +17,4 @@ def host(request):
 @pytest.fixture(scope="session")
 def measured(host):
     """What every job of ``layouts.every_job`` gave, by its name."""
-    return layouts.run_all(host.name, host.folder, layouts.every_job(host))
-
-
-@pytest.fixture
-def copy(host, tmp_path):
-    """A copy of the host's package, to be patched."""
-    return copied(host, tmp_path)
+    return layouts.measured_on(host, layouts.every_job(host))

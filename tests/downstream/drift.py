@@ -31,10 +31,11 @@ FIELDS = (
 )
 NEWS = {  # word of a policy loss -> what it brings
     "get_pg_loss_type": "--pg-loss-type",
-    "score_centering": "--use-score-centering",
+    "use_score_centering": "--use-score-centering",
     "dynamic_cp_size": "--dynamic-context-parallel (refused)",
     "TensorRef": "fields of rollout data on disk",
     "loss_fn": "a client's own loss (Tinker): not measured",
+    "score_centering_loss_function": "--loss-type score_centering: not measured",
 }
 Names = Sequence[str]
 

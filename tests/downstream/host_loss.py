@@ -14,7 +14,6 @@ import importlib
 import importlib.machinery
 import importlib.util
 import io
-import math
 import sys
 import tempfile
 import types
@@ -40,6 +39,7 @@ PADDED = 48  # what --qkv-format bshd pads every sample to
 # rank holds nothing of its response.
 SHAPES = [(12, 7), (9, 1), (18, 12), (8, 5), (15, 9), (11, 4), (31, 3), (6, 5)]
 ROLLOUT_IDS = [0, 1, 2, 3, 4, 4, 5, 6]
+HEAD, TOPK = 4, ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of the sampler, for score centering
 MASKED_OUT, WITH_NAN, MASKED_AT, VALID_AT = 3, 2, 2, 1
 DEFAULTS = {
     "loss_type": "policy_loss",
@@ -84,23 +84,30 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks of what; ``flags`` go to every case."""
+    """How many ranks of what; ``flags`` go to every case.
+
+    Args:
+        vpp: chunks of the model on each pipeline stage, which each have an iterator of their own.
+        backwards: the samples of a rank in the other order.
+    """
 
     tp: int = 1
     cp: int = 1
     pp: int = 1
     dp: int = 1
+    vpp: int = 1
     micro_batches: int = 1
+    backwards: bool = False
     flags: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """What Megatron's groups are made from; layouts of one shape can share their processes."""
-        return self.tp, self.cp, self.pp, self.dp
+        return self.tp, self.cp, self.pp, self.dp, self.vpp
 
     @property
     def ranks(self) -> int:
-        return math.prod(self.shape)
+        return self.tp * self.cp * self.pp * self.dp
 
 
 @dataclass(frozen=True)
@@ -129,8 +136,8 @@ def measure(
         jobs: cases in layouts of one shape.
     """
     torch._dynamo.config.disable = True
-    tp, cp, pp, _ = jobs[0][0].shape
-    mpu.initialize_model_parallel(tp, pp, context_parallel_size=cp)
+    tp, cp, pp, _, vpp = jobs[0][0].shape
+    mpu.initialize_model_parallel(tp, pp, vpp if vpp > 1 else None, context_parallel_size=cp)
     host = HOSTS[name](folder)
     with contextlib.redirect_stdout(io.StringIO()):  # one line per case from host.init
         found = [[_measured(host, layout, case) for case in cases] for layout, cases in jobs]
@@ -156,8 +163,10 @@ def _summed(args: Namespace, host: Any, layout: Layout, case: Case) -> dict[str,
     total = torch.zeros(2, dtype=torch.float64)
     logs: list[dict[str, Any]] = []
     mine = samples(case.nan)[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
+    mine = mine[::-1] if layout.backwards else mine
     parts = [mine[i :: layout.micro_batches] for i in range(layout.micro_batches)]
-    with _step(args, host, mine, parts) if case.init else contextlib.nullcontext() as step:
+    step = _step(args, host, mine, parts, layout.vpp) if case.init else contextlib.nullcontext()
+    with step as step:
         for part in parts if mpu.is_pipeline_last_stage() else ():
             logits = host.logits(args, part)
             loss, _, log = host.loss(args, host.batch(args, part), len(parts), logits)
@@ -173,14 +182,15 @@ def _summed(args: Namespace, host: Any, layout: Layout, case: Case) -> dict[str,
     return {"loss": float(total[0]), "gradient": float(total[1].sqrt()), "metrics": metrics, "ours": ours}
 
 
-def _step(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sample]]) -> Any:
-    """What our train step does before the host's: its own iterator, read ahead."""
+def _step(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sample]], chunks: int) -> Any:
+    """What our train step does before the host's: its own iterators, read ahead and put back."""
     data = host.rollout_data(args, mine)
     place = {id(s): i for i, s in enumerate(mine)}
     indices = [[place[id(s)] for s in part] for part in parts]
-    iterator = host.iterator(data, micro_batch_indices=indices)
-    call = {"args": args, "rollout_id": 0, "data_iterator": [iterator], "num_microbatches": len(parts)}
+    iterators = [host.iterator(data, micro_batch_indices=indices) for _ in range(chunks)]
+    call = {"args": args, "rollout_id": 0, "data_iterator": iterators, "num_microbatches": len(parts)}
     opened = train_step._opened(call, correction_of_flags(args), train_step.Reporter.of(args))
+    assert [iterator.offset for iterator in iterators] == [0] * chunks
     return step_metrics.under_way(opened)
 
 
@@ -200,8 +210,9 @@ def _metrics(logs: list[dict[str, Any]], layout: Layout) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample, whole: logits [total, V], log-probs and mask [R]."""
+    """One sample, whole: logits [total, V], log-probs and mask [R]; the sampler's likeliest tokens."""
 
+    index: int
     total: int
     response: int
     tokens: Tensor
@@ -211,6 +222,8 @@ class Sample:
     mask: Tensor
     advantage: Tensor
     mask_sum: Tensor
+    head_ids: Tensor  # [R, HEAD]
+    head: Tensor
 
 
 def samples(nan: tuple[str, str] | None = None, seed: int = 0) -> list[Sample]:
@@ -225,25 +238,16 @@ def samples(nan: tuple[str, str] | None = None, seed: int = 0) -> list[Sample]:
         logits = torch.randn(total, VOCAB, generator=draw) * 1.5
         before = logits + 0.1 * torch.randn(total, VOCAB, generator=draw)
         made_by = slice(total - response - 1, total - 1)
-        proximal = before.log_softmax(-1)[made_by].gather(1, tokens[-response:, None])[:, 0]
+        sampler = before.log_softmax(-1)[made_by]
+        proximal = sampler.gather(1, tokens[-response:, None])[:, 0]
         behavior = proximal + 0.3 * torch.randn(response, generator=draw)
         if nan and i == WITH_NAN:
             at = MASKED_AT if nan[1] == "masked" else VALID_AT
             (behavior if nan[0] == "behavior" else proximal)[at] = torch.nan
         advantage = torch.randn((), generator=draw).expand(response).clone()
-        made.append(
-            Sample(
-                total,
-                response,
-                tokens,
-                logits,
-                proximal,
-                behavior,
-                masks[i],
-                advantage,
-                torch.tensor(float(sums[i])),
-            )
-        )
+        whole = (i, total, response, tokens, logits, proximal, behavior, masks[i], advantage)
+        head, ids = sampler.topk(HEAD)
+        made.append(Sample(*whole, torch.tensor(float(sums[i])), ids, head))
     return made
 
 
@@ -332,9 +336,9 @@ class Slime:
         batch = self.batch(args, mine)
         data = {key: value for key, value in batch.items() if value is not None}
         sums = torch.stack([s.mask_sum for s in mine])
-        del data["rollout_mask_sums"], data["group_mask_sums"]
-        first, step = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
-        positions = list(range(len(SHAPES)))[first::step]
+        for key in ("rollout_mask_sums", "group_mask_sums", *TOPK):
+            del data[key]
+        positions = [s.index for s in mine]
         data |= {"sample_indices": positions, "rewards": [float(s.advantage[0]) for s in mine]}
         if not mpu.is_pipeline_last_stage():
             del data["log_probs"], data["advantages"]
@@ -366,6 +370,7 @@ class Slime:
             "advantages": local("advantage"),
             "log_probs": local("proximal"),
             "rollout_log_probs": local("behavior"),
+            **dict(zip(TOPK, map(local, ("head_ids", "head")), strict=True)),
             "max_seq_lens": [PADDED] * len(part) if padded else None,
             "ref_log_probs": None,
         }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.downstream.host_loss import DEFAULTS, ROLLOUT_IDS, Sample, samples
-from tests.downstream.layouts import GEOMETRIC_BAND, ICEPOP_LOW, VARIANT_LAYOUTS, source_of, variants_of
+from tests.downstream.layouts import BAND, ICEPOP_LOW, VARIANT_LAYOUTS, source_of, variants_of
 
 BOUND = 1e-5
 BFLOAT16 = 2e-2  # relative, of the gradient of Megatron's fused cross entropy
@@ -36,8 +36,8 @@ def in_band(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def near_in_the_mean(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """No weight; a sequence leaves the masks iff the geometric mean of its ratio is outside the band."""
     geometric = ((ratio.log() * mask).sum() / mask.sum().clamp(min=1)).exp()
-    low, high = GEOMETRIC_BAND
-    return torch.ones_like(ratio), mask * ((geometric >= low) & (geometric <= high))
+    near = (geometric >= BAND["low"]) & (geometric <= BAND["high"])
+    return torch.ones_like(ratio), mask * near
 
 
 def unweighted(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -193,6 +193,7 @@ WARNED = [
       "custom_tis_function_path": "slime_ext.tis.geo_rs"}, "--custom-pg-loss-reducer-function-path"),
     ({"use_tis": False, "get_mismatch_metrics": True}, "--use-tis: expected on beside a correction, got off"),
     ({"custom_tis_function_path": "slime_ext.tis.metrics_only"}, "slime_ext.steps: expected one beside --us"),
+    ({"train_backend": "fsdp"}, "--train-backend: expected megatron beside slime_ext.tis, got fsdp, which c"),
     ({"release_train": True}, "--release-train: expected a trainer that stays beside slime_ext.guards"),
     ({"indep_dp": True}, "--ft-components: expected data parallel ranks of one group, got independent"),
     ({"check_for_nan_in_loss_and_grad": False}, "--no-check-for-nan-in-loss-and-grad: expected a run that m"),
