@@ -266,7 +266,7 @@ def test_the_floor_of_dual_clip_is_its_own_the_hosts_or_3(eps_c, host, floor):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"use_opsm": True}, "--use-opsm: expected off beside a surrogate of slime_ext"),
+        ({"use_opsm": True}, "--use-opsm: expected off, got on: its mask would be discarded"),
         ({"advantage_estimator": "gspo"}, "--advantage-estimator: expected another beside"),
         ({"slime_ext": {"preset": "icepop"}}, "slime_ext.preset: expected pure_is .* got icepop"),
     ],

@@ -6,7 +6,7 @@ another's hook.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +18,14 @@ from slime_ext.core.losses import Bounds
 from slime_ext.core.state import Tokens
 from slime_ext.errors import warn_once
 from slime_ext.host import staleness, step_metrics
-from slime_ext.host.contract import METRICS, SEEDS, HookCall
+from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.packing import context_parallel, pack, require_flat, unpack_masks
 from slime_ext.host.step_plan import plan_for
 
-Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
+Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]
 Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]
 ONLY_MEASURES = Correction()
+READ = ("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths")
 NOT_RECORDED = (
     "rollout_log_probs: expected them in every batch, got none: nothing is measured; the rollout must record "
     "the log-probs of the sampled tokens (return_logprob)"
@@ -35,17 +36,18 @@ NO_PROXIMAL = (
 )
 
 
+def host_metrics(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
+    """What the host gets to average over tokens, [T] each."""
+    return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
+
+
 def run(
-    call: HookCall,
-    correction: Correction,
-    channel: Channel | None = None,
-    who: str = "this correction",
+    call: HookCall, correction: Correction, channel: Channel = host_metrics, who: str = "this correction"
 ) -> Result:
     """Loss [T], masks and the channel's metrics [T] of one hook call; without ``args.use_tis`` the loss and
     the masks are the very objects of the call.
 
     Args:
-        channel: what the host gets to average over tokens; None: ``contract.METRICS``.
         who: the function that the host called, for messages.
 
     Raises:
@@ -53,29 +55,27 @@ def run(
         DataError: a tensor has another length than this rank holds.
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
-    if correction.needs_target or correction.needs_advantages:
-        call.require(correction, who if who in SEEDS else "")
-    step = step_metrics.step_for(call)
-    parallel = context_parallel()
-    tokens = pack(call, parallel)
-    samples = step_metrics.current.step.samples
-    if samples.versions or call.weight_versions is not None or correction.needs_ages:
-        tokens = staleness.with_ages(tokens, call, correction, samples)
-    if call.pg_loss.shape != (size := tokens.segments.size,):
-        require_flat("pg_loss", call.pg_loss, size)
+    call.require(correction, who)
+    step, parallel = step_metrics.step_for(call), context_parallel()
+    tokens = staleness.with_ages(pack(call, parallel), call, correction, step_metrics.current.step.samples)
+    require_flat("pg_loss", call.pg_loss, tokens.segments.size)
     step.check_finite(tokens, call, behavior=correction.on_nonfinite == "raise")
-    flags = HostFlags.of(call.args, correction)
-    plan = plan_for(call, correction, tokens) if correction.needs_plan else None
+    flags, plan = HostFlags.of(call.args, correction), plan_for(call, correction, tokens)
     first = parallel.rank == 0
-    given = HookInputs(tokens, call.pg_loss, plan, flags.bounds, flags.acts, step.layout, first)
-    result = step.add(flags.serve(correction, given))
-    shown = (result.ratio, result.clipped, result.rejected)
-    metrics = channel(result, tokens) if channel else dict(zip(METRICS, shown, strict=True))
+    inputs = HookInputs(tokens, call.pg_loss, plan, flags.bounds, flags.acts, step.layout, first)
+    result = step.add(flags.serve(correction, inputs))
     if not flags.acts:
-        return call.pg_loss, call.loss_masks, metrics
+        return call.pg_loss, call.loss_masks, channel(result, tokens)
+    return result.loss, masks_after(correction, result, call, tokens), channel(result, tokens)
+
+
+def masks_after(
+    correction: Correction, result: HookResult, call: HookCall, tokens: Tokens
+) -> Sequence[Tensor]:
+    """The host's masks; without the rejected tokens under ``mask_scope: all``."""
     if correction.mask_scope == "policy":
-        return result.loss, call.loss_masks, metrics
-    return result.loss, unpack_masks(result.rejected == 0, call.loss_masks, tokens.segments), metrics
+        return call.loss_masks
+    return unpack_masks(result.rejected == 0, call.loss_masks, tokens.segments)
 
 
 @torch.no_grad()
@@ -86,29 +86,19 @@ def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
         batch: the policy loss's.
         inputs: what was noted while it ran, as ``contract.loss_inputs``.
     """
-    open_step = step_metrics.current.step
-    if open_step.layout is None or not open_step.observes or "cur_log_probs" not in inputs:
+    step = step_metrics.current.step
+    if step.layout is None or not step.observes or "cur_log_probs" not in inputs:
         return
     if batch.get("rollout_log_probs") is None:
         warn_once(NOT_RECORDED)
-        open_step.seen[()] = []
+        step.seen[()] = []
         return
-    target = [values.detach() for values in inputs["cur_log_probs"]]
-    proximal = batch.get("log_probs")
+    target, proximal = [values.detach() for values in inputs["cur_log_probs"]], batch.get("log_probs")
     if not proximal:
         warn_once(NO_PROXIMAL)
-    keys = ("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths")
-    given = {key: batch[key] for key in keys} | {"cur_log_probs": target, "pg_loss": torch.zeros(0)}
-    call = HookCall.of(args, {**given, "train_log_probs": proximal or target})
-    step = step_metrics.step_for(call)
-    if step is step_metrics.NOWHERE:  # a hook of the user's own called ours; a loss that is recomputed
-        return
-    parallel = context_parallel()
-    tokens = staleness.with_ages(pack(call, parallel), call, ONLY_MEASURES, open_step.samples)
-    step.check_finite(tokens, call, behavior=False)
-    first = parallel.rank == 0
-    none = tokens.proximal.new_zeros(tokens.segments.size)
-    step.add(apply(ONLY_MEASURES, HookInputs(tokens, none, None, Bounds(), False, step.layout, first)))
+    given = {key: batch[key] for key in READ} | {"train_log_probs": proximal or target}
+    given |= {"cur_log_probs": target, "pg_loss": torch.cat(target)}
+    run(HookCall.of(args, given), ONLY_MEASURES)
 
 
 class HostFlags(NamedTuple):
@@ -124,7 +114,6 @@ class HostFlags(NamedTuple):
         low = getattr(args, "eps_clip", 0.2)
         high = getattr(args, "eps_clip_high", None)
         bounds = Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
-        corrects = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
-        acts = bool(corrects) and not correction.is_identity
+        acts = step_metrics.corrects(args) and not correction.is_identity
         backend = (getattr(args, "slime_ext", None) or {}).get("backend")
         return cls(acts, bounds, compiled.apply if backend == "compiled" else apply)

@@ -25,7 +25,10 @@ NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument
 NAMES |= {flag_of(name): name for name in TEXTS}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
 OFF |= {f"--no-{flag_of(name)[2:]}": name for name in SWITCHED_OFF}
-ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
+ALIKE = (
+    *contract.FUNCTIONS,
+    "custom_agent_function_path",
+)  # arguments of slime and miles that look like those
 
 
 @dataclass
