@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.core.correction import HookResult
+from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.state import Tokens
 from slime_ext.errors import did_you_mean
-from slime_ext.host.configured import correction_for
+from slime_ext.host.configured import correction_for, read_by
 from slime_ext.host.contract import HookCall, takes_tis_bounds
 from slime_ext.host.hook import Channel, Result, host_metrics, run
 
 
 def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable[..., Result]:
-    """The function that a host calls for the correction ``name``."""
+    """The function that a host calls for the correction ``name``; it is reloaded when its flags change."""
+    names = read_by(name)
+    loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 
     def function(
         args: Any,
@@ -39,6 +41,7 @@ def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable
         advantages: list[Tensor] | Tensor | None = None,
         **kwargs: Any,
     ) -> Result:
+        nonlocal loaded
         given = {
             "pg_loss": pg_loss,
             "train_log_probs": train_log_probs,
@@ -50,7 +53,12 @@ def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable
             **kwargs,
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
-        return run(HookCall.of(args, given), correction_for(args, name), channel, name)
+        owner, known, correction = loaded
+        now = [getattr(args, key, None) for key in names]
+        if correction is None or owner is not args or known != now:
+            correction = correction_for(args, name)
+            loaded = (args, now, correction)
+        return run(HookCall.of(args, given), correction, channel, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__, function.__module__ = document, __name__

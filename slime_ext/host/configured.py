@@ -1,4 +1,4 @@
-"""The correction that a run's flags and its ``slime_ext:`` mapping describe, read once per args object."""
+"""The correction that a run's flags and its ``slime_ext:`` mapping describe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from slime_ext.host.contract import (
     INIT_FLAG,
     RANGE,
     SEEDS,
-    calls_hook,
     flag_of,
     function_of,
     takes_tis_bounds,
@@ -36,9 +35,6 @@ LATE = (
 )
 BOUNDS = (*BAND, *RANGE)
 NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
-_setups: dict[
-    str, tuple[Any, list[Any], Setup]
-] = {}  # function -> args, what it reads of them, what they say
 
 
 def correction_for(args: Any, function: str = "correct") -> Correction:
@@ -55,26 +51,22 @@ def correction_for(args: Any, function: str = "correct") -> Correction:
 
 
 def setup_for(args: Any, function: str) -> Setup:
-    """What flags and mapping say, for ``function``; read again when what it is made of has changed."""
-    reads = [getattr(args, name, None) for name in read_by(function)]
-    owner, known, setup = _setups.get(function, (None, None, None))
-    if setup is None or owner is not args or known != reads:
-        host = hosts.current()
-        is_late = bool(function) and host is not None and not host.is_wrapped
-        if is_late:
-            warn_once(LATE)
-            check_kinds(args)
-        setup = loaded_from(_setup_of(args, function))
-        enforce(setup, RULES if is_late else OF_THE_CORRECTION)
-        for note in setup.loaded.notes:
-            warn_once(f"slime_ext: {note}")
-        _setups[function] = (args, reads, setup)
+    """What flags and mapping say, for ``function``. Raises ConfigError as ``correction_for``."""
+    host = hosts.current()
+    is_late = bool(function) and host is not None and not host.is_wrapped
+    if is_late:
+        warn_once(LATE)
+        check_kinds(args)
+    setup = loaded_from(_setup_of(args, function))
+    enforce(setup, RULES if is_late else OF_THE_CORRECTION)
+    for note in setup.loaded.notes:
+        warn_once(f"slime_ext: {note}")
     return setup
 
 
 def read_by(function: str) -> tuple[str, ...]:
     """The arguments that a function of ``slime_ext.tis`` is made from."""
-    return (*BOUNDS, "slime_ext") if function in SEEDS else ("slime_ext",)
+    return BOUNDS if function in SEEDS else ("slime_ext",)
 
 
 def loaded_from(setup: Setup) -> Setup:
@@ -151,5 +143,4 @@ def setup_of_flags(args: Any) -> Setup:
 
 def correction_of_flags(args: Any) -> Correction | None:
     """The correction that the hook will apply; None where the flags call no function that has one."""
-    setup = setup_of_flags(args)
-    return setup.correction if setup.function and calls_hook(args) else None
+    return setup_of_flags(args).hook_correction

@@ -55,27 +55,26 @@ def run(
         DataError: a tensor has another length than this rank holds.
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
-    call.require(correction, who)
+    if correction.needs_target or correction.needs_advantages:
+        call.require(correction, who)
     step, parallel = step_metrics.step_for(call), context_parallel()
-    tokens = staleness.with_ages(pack(call, parallel), call, correction, step_metrics.current.step.samples)
-    require_flat("pg_loss", call.pg_loss, tokens.segments.size)
+    tokens, samples = pack(call, parallel), step_metrics.current.step.samples
+    if samples.versions or call.weight_versions is not None or correction.needs_ages:
+        tokens = staleness.with_ages(tokens, call, correction, samples)
+    if call.pg_loss.shape != (size := tokens.segments.size,):
+        require_flat("pg_loss", call.pg_loss, size)
     step.check_finite(tokens, call, behavior=correction.on_nonfinite == "raise")
-    flags, plan = HostFlags.of(call.args, correction), plan_for(call, correction, tokens)
+    flags = HostFlags.of(call.args, correction)
+    plan = plan_for(call, correction, tokens) if correction.needs_plan else None
     first = parallel.rank == 0
     inputs = HookInputs(tokens, call.pg_loss, plan, flags.bounds, flags.acts, step.layout, first)
     result = step.add(flags.serve(correction, inputs))
+    metrics = channel(result, tokens)
     if not flags.acts:
-        return call.pg_loss, call.loss_masks, channel(result, tokens)
-    return result.loss, masks_after(correction, result, call, tokens), channel(result, tokens)
-
-
-def masks_after(
-    correction: Correction, result: HookResult, call: HookCall, tokens: Tokens
-) -> Sequence[Tensor]:
-    """The host's masks; without the rejected tokens under ``mask_scope: all``."""
+        return call.pg_loss, call.loss_masks, metrics
     if correction.mask_scope == "policy":
-        return call.loss_masks
-    return unpack_masks(result.rejected == 0, call.loss_masks, tokens.segments)
+        return result.loss, call.loss_masks, metrics
+    return result.loss, unpack_masks(result.rejected == 0, call.loss_masks, tokens.segments), metrics
 
 
 @torch.no_grad()
@@ -114,6 +113,7 @@ class HostFlags(NamedTuple):
         low = getattr(args, "eps_clip", 0.2)
         high = getattr(args, "eps_clip_high", None)
         bounds = Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
-        acts = step_metrics.corrects(args) and not correction.is_identity
+        corrects = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
+        acts = bool(corrects) and not correction.is_identity
         backend = (getattr(args, "slime_ext", None) or {}).get("backend")
         return cls(acts, bounds, compiled.apply if backend == "compiled" else apply)

@@ -93,6 +93,11 @@ class Setup:
         return self.loaded.correction
 
     @property
+    def hook_correction(self) -> Correction | None:
+        """What the hook will apply; None where the flags call no function that has a correction."""
+        return self.correction if self.function and contract.calls_hook(self.args) else None
+
+    @property
     def steps(self) -> int:
         """Optimizer steps per rollout, from --num-steps-per-rollout or from the batch sizes; one where
         --use-dynamic-global-batch-size (slime v0.2.2 to v0.2.4, miles) makes a step of whatever there is."""
@@ -133,8 +138,8 @@ class Setup:
     @property
     def refuses_second_step(self) -> bool:
         """Whether a second step of a rollout would be wrong; of a seed's function it is warned of."""
-        calls = contract.calls_hook(self.args) and self.function not in ("", *contract.SEEDS)
-        return calls and self.counts_target_twice
+        named = self.hook_correction is not None and self.function not in contract.SEEDS
+        return named and self.counts_target_twice
 
     @property
     def is_second_step_trained(self) -> bool:

@@ -187,11 +187,6 @@ class Current:
 current = Current()
 
 
-def corrects(args: Any) -> bool:
-    """Whether the run's loss is corrected: --use-tis, unless a guard asked for metrics only."""
-    return bool(getattr(args, "use_tis", False)) and not current.leaves_loss_alone
-
-
 @contextmanager
 def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
     """Opens an optimizer step for the hook calls inside."""
@@ -207,7 +202,7 @@ def step_for(call: HookCall) -> OptimizerStep:
     step, inputs = current.step, loss_inputs.get() or {}
     if step is NOWHERE:
         return NOWHERE
-    objects = [inputs["batch"]] if "batch" in inputs else [*call.loss_masks, *call.rollout_log_probs]
+    objects = [inputs["batch"]] if "batch" in inputs else [*call.loss_masks, call.rollout_log_probs]
     identities = tuple(map(id, objects))
     if identities in step.seen:
         return NOWHERE

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction, plan_step
-from slime_ext.core.state import NO_PLAN, Plan, Step, Tokens
+from slime_ext.core.state import Plan, Step, Tokens
 from slime_ext.core.steps import STEPS
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import rollout_data as data_of
@@ -85,8 +85,6 @@ def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
     Raises:
         ConfigError: ``group`` without a plan: which samples share a prompt is not known here.
     """
-    if not correction.needs_plan:
-        return NO_PLAN
     plan, found = step_metrics.current.step.plan, None
     if plan is not None and plan.correction == correction:
         found = plan.of(call.loss_masks, tokens.segments.mask.device)
@@ -161,7 +159,8 @@ def compute_plan(
         broken = data_of.broken_groups(rows)
         rows = data_of.without_groups(rows, broken)
         plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
-    if correction.group == "rebaseline" and step_metrics.corrects(args) and rollout:
+    acts = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
+    if correction.group == "rebaseline" and acts and rollout:
         _refuse_split_rollouts(args, rollout)
         advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
         data_of.set_advantages(rollout, batch["loss_masks"], [advantages[i] for i in mine])

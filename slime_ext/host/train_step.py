@@ -24,9 +24,10 @@ from slime_ext.core.metrics.names import PREFIX
 from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, hosts, staleness, step_metrics
-from slime_ext.host.configured import correction_of_flags, setup_of_flags
+from slime_ext.host.configured import setup_of_flags
 from slime_ext.host.hook import ONLY_MEASURES
 from slime_ext.host.rollout_data import joined, read_ahead
+from slime_ext.host.rules import Setup
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
 
@@ -104,6 +105,7 @@ class Reporter:
         folder: where the file goes that ``metrics.file`` does not name; None: no file.
     """
 
+    setup: Setup
     options: Options = field(default_factory=Options)
     watch: Watch = field(default_factory=Watch)
     folder: str | Path | None = None
@@ -116,8 +118,8 @@ class Reporter:
     @classmethod
     def of(cls, args: Any, folder: str | Path | None = None) -> Reporter:
         """As the ``slime_ext:`` mapping of the arguments says."""
-        loaded = setup_of_flags(args).loaded
-        return cls(loaded.metrics, Watch(loaded.guards), folder)
+        setup = setup_of_flags(args)
+        return cls(setup, setup.loaded.metrics, Watch(setup.loaded.guards), folder)
 
     def layout(self, correction: Correction) -> MetricsLayout | None:
         """What is measured: curves only where anything would read them; None: nothing."""
@@ -191,7 +193,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
             reporters[id(args)] = args, Reporter.of(args, getattr(args, "save", None))
         _, reporter = reporters[id(args)]
         where = {key: call[key] for key in ("rollout_id", "step_id")}
-        with step_metrics.under_way(_opened(call, correction_of_flags(args), reporter)) as step:
+        with step_metrics.under_way(_opened(call, reporter.setup.hook_correction, reporter)) as step:
             try:
                 losses, *rest = function(*given, **named)
             except RuntimeError as error:
@@ -209,8 +211,12 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:
     """The step with what is known of its samples before they are trained."""
-    if correction is not None and call["step_id"]:
-        _forbid_double_count(call["args"], call["step_id"])
+    if call["step_id"] and reporter.setup.refuses_second_step:
+        raise ConfigError(
+            f"slime_ext.numerator: expected one optimizer step per rollout beside target and the host's "
+            f"surrogate, got step {call['step_id'] + 1}: its loss counts target / proximal already; use "
+            "surrogate: reinforce"
+        )
     measured = correction or ONLY_MEASURES
     step, here = OptimizerStep(reporter.layout(measured), observes=correction is None), hosts.ranks()
     if not here.is_last_stage:
@@ -232,16 +238,6 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
     step.plan = compute_plan(measured, call["args"], batches, here, rollout, identify)
     step.samples = step.plan.samples
     return step
-
-
-def _forbid_double_count(args: Any, step_id: int) -> None:
-    """Stops at a second step of a rollout; from flags alone their number is not known where batches vary."""
-    if setup_of_flags(args).refuses_second_step:
-        raise ConfigError(
-            f"slime_ext.numerator: expected one optimizer step per rollout beside target and the host's "
-            f"surrogate, got step {step_id + 1}: its loss counts target / proximal already; use surrogate: "
-            "reinforce"
-        )
 
 
 def _name_the_cause(step: OptimizerStep, error: Exception) -> None:
