@@ -174,7 +174,8 @@ def weight_updaters() -> Iterator[type]:
 def _counts_pushes(cls: type) -> bool:
     make = inspect.getattr_static(cls, "__init__")
     code = getattr(getattr(make, MARK, make), "__code__", None)
-    return code is not None and "weight_version" in code.co_names and hasattr(cls, "update_weights")
+    counts = code is not None and "weight_version" in code.co_names
+    return bool(counts and hasattr(cls, "update_weights"))
 
 
 def command_line() -> list[str]:

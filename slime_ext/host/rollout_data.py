@@ -55,6 +55,8 @@ def column(values: Any, count: int) -> list[Any]:
     """A per-sample column as Python numbers: a list, a range or a tensor; None where the host has none."""
     if values is None:
         return [None] * count
+    if isinstance(values, Tensor):
+        return list(numbers(values))
     return [value.item() if isinstance(value, Tensor) else value for value in values]
 
 
@@ -65,11 +67,11 @@ def numbers(values: Tensor) -> Any:
 
 def joined(batches: Sequence[Batch]) -> dict[str, Any]:
     """Micro-batches as one; a key that one of them lacks is None."""
-    parts = {key: [batch.get(key) for batch in batches] for key in KEYS}
-    return {
-        key: None if any(part is None for part in each) else [value for part in each for value in part or ()]
-        for key, each in parts.items()
-    }
+    found: dict[str, Any] = {}
+    for key in KEYS:
+        parts = [part for batch in batches if (part := batch.get(key)) is not None]
+        found[key] = [value for part in parts for value in part] if len(parts) == len(batches) else None
+    return found
 
 
 def rest_of(rollout: Batch, batch: Batch) -> dict[str, Any]:

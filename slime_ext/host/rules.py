@@ -236,6 +236,12 @@ DISCARDED: Facts = {  # work of the host's loss that a surrogate of ours replace
     "--advantage-estimator: expected another, got cispo: its clipped weight":
         lambda a: "cispo" in (a.advantage_estimator, a.pg_loss_type),
 }  # fmt: skip
+
+
+def _where(asks: Callable[[Setup], bool], when: Callable[[Any], Any]) -> Callable[[Setup], Any]:
+    return lambda s: asks(s) and when(s.a)
+
+
 OF_THE_FILE = (  # before what stands in it is read
     Rule(_misplaced_key,
          "--custom-config-path: expected {found}, got it beside slime_ext, where nothing reads it: indent "
@@ -281,7 +287,7 @@ OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers d
          "slime_ext.numerator: expected proximal beside the host's surrogate with {s.steps} optimizer steps "
          "per rollout or --keep-old-actor, got target: its loss counts target / proximal already; use "
          "surrogate: reinforce"),
-    *(Rule(lambda s, when=when: s.own_loss and when(s.a),
+    *(Rule(_where(lambda s: s.own_loss, when),
            f"{what} would be discarded beside a surrogate of slime_ext; use surrogate: host")
       for what, when in DISCARDED.items()),
     Rule(lambda s: s.own_loss and s.a.eps_clip_c is not None
@@ -300,7 +306,7 @@ OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers d
     Rule(lambda s: s.correction.group != "ignore" and s.acts and s.a.n_samples_per_prompt == 1,
          "slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {s.correction.group}: a group "
          "of one sample has no others"),
-    *(Rule(lambda s, when=when: s.correction.group == "rebaseline" and s.acts and when(s.a),
+    *(Rule(_where(lambda s: s.correction.group == "rebaseline" and s.acts, when),
            f"slime_ext.group: expected ignore or atomic with {what}, got rebaseline")
       for what, when in NO_BASELINE.items()),
     Rule(lambda s: s.correction.needs_plan and s.acts and not s.has_ratio and s.is_second_step_trained,
