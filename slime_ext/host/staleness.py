@@ -23,7 +23,7 @@ import torch
 
 from slime_ext.core.correction import Correction
 from slime_ext.core.state import Tokens
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import contract, hosts
 from slime_ext.host.contract import HookCall, number_of, versions_of
 from slime_ext.host.rollout_data import Batch, Samples
@@ -131,9 +131,13 @@ def log_rollout(
     Returns:
         False, so that the host's own log goes on.
 
+    Raises:
+        DataError: samples without log-probs, where a correction needs them.
+
     Source: the call is slime's, slime/observability/rollout_metrics.py, the same since v0.2.2.
     """
     samples = list(_flat(samples))
+    _require_log_probs(args, samples)
     _publish(rollout_id, samples)
     values = {PREFIX + name: value for name, value in version_metrics(samples).items()}
     if rollout_extra_metrics is not None:
@@ -154,16 +158,28 @@ def version_metrics(samples: Sequence[Any]) -> dict[str, float]:
         the share of samples that came without behavior log-probs.
     """
     known = [found for sample in samples if (found := set(_versions(sample)))]
-    lacking = [s.response_length > 0 and not _count(s.rollout_log_probs) for s in samples]
     return {
         "versions": float(len(set().union(*known))),
         "mixed": sum(len(found) > 1 for found in known) / max(len(known), 1),
-        "no_log_probs": sum(lacking) / max(len(samples), 1),
+        "no_log_probs": sum(map(_lacks_log_probs, samples)) / max(len(samples), 1),
     }
 
 
-def _count(recorded: Any) -> int:
-    return 0 if recorded is None else len(recorded)  # a list, or an array of a custom generate function
+def _lacks_log_probs(sample: Any) -> bool:
+    recorded = sample.rollout_log_probs  # a list, or an array of a custom generate function
+    return sample.response_length > 0 and (recorded is None or len(recorded) == 0)
+
+
+def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
+    """Hosts look at the first sample alone: without log-probs there they drop those of all others."""
+    if not contract.calls_hook(args) or getattr(args, "custom_convert_samples_to_train_data_path", None):
+        return
+    lacking = [place for place, sample in enumerate(samples) if _lacks_log_probs(sample)]
+    if lacking:
+        raise DataError(
+            f"rollout_log_probs: expected them in every sample of the rollout, got none in {len(lacking)} of "
+            f"{len(samples)}, the first is {lacking[0]}: a custom generate function has to fill them in"
+        )
 
 
 def _publish(rollout_id: int, samples: Sequence[Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from slime_ext import host
+from slime_ext.errors import DataError
 from slime_ext.host.staleness import version_metrics
 
 
@@ -60,6 +61,19 @@ def test_groups_of_samples_count_as_samples():
     metrics = {}
     host.log_rollout(0, None, [[sample("1")], [sample("2", "3"), sample("2")]], metrics, 1.5)
     assert metrics["rollout/off_policy/mixed"] == pytest.approx(1 / 3)
+
+
+def test_samples_without_log_probs_stop_a_run_that_needs_them():
+    mixed, whole = (
+        [sample("1"), sample("1", log_probs=False), sample("1", log_probs=False, length=0)],
+        [sample()],
+    )
+    used, unused = SimpleNamespace(use_tis=True), SimpleNamespace(use_tis=False)
+    own = SimpleNamespace(use_tis=True, custom_convert_samples_to_train_data_path="a.b")
+    for args, samples in ((used, whole), (unused, mixed), (own, mixed)):
+        assert host.log_rollout(0, args, samples, {}) is False
+    with pytest.raises(DataError, match="got none in 1 of 3, the first is 1: a custom generate function"):
+        host.log_rollout(0, used, mixed, {})
 
 
 def test_a_line_where_the_host_has_no_metrics(caplog):
