@@ -20,10 +20,10 @@ from slime_ext.core.state import Tokens
 from slime_ext.errors import did_you_mean
 from slime_ext.host.configured import correction_for, read_by
 from slime_ext.host.contract import HookCall, takes_tis_bounds
-from slime_ext.host.hook import Channel, Result, host_metrics, run
+from slime_ext.host.hook import Channel, Result, run
 
 
-def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable[..., Result]:
+def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
     """The function that a host calls for the correction ``name``; it is reloaded when its flags change."""
     names = read_by(name)
     loaded: tuple[Any, Any, Correction | None] = (None, None, None)

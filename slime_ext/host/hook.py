@@ -36,18 +36,14 @@ NO_PROXIMAL = (
 )
 
 
-def host_metrics(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """What the host gets to average over tokens, [T] each."""
-    return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
-
-
 def run(
-    call: HookCall, correction: Correction, channel: Channel = host_metrics, who: str = "this correction"
+    call: HookCall, correction: Correction, channel: Channel | None = None, who: str = "this correction"
 ) -> Result:
     """Loss [T], masks and the channel's metrics [T] of one hook call; without ``args.use_tis`` the loss and
     the masks are the very objects of the call.
 
     Args:
+        channel: what the host gets to average over tokens; None: ``contract.METRICS``.
         who: the function that the host called, for messages.
 
     Raises:
@@ -69,7 +65,8 @@ def run(
     first = parallel.rank == 0
     inputs = HookInputs(tokens, call.pg_loss, plan, flags.bounds, flags.acts, step.layout, first)
     result = step.add(flags.serve(correction, inputs))
-    metrics = channel(result, tokens)
+    shown = (result.ratio, result.clipped, result.rejected)
+    metrics = channel(result, tokens) if channel else dict(zip(METRICS, shown, strict=True))
     if not flags.acts:
         return call.pg_loss, call.loss_masks, metrics
     if correction.mask_scope == "policy":

@@ -47,8 +47,10 @@ def parallel_state() -> Any:
 def context_parallel() -> Parallel:
     """This process among its context-parallel ranks; asked at every call, for slime rebuilds its groups
     between steps."""
-    state = parallel_state()
-    if state is None or (size := state.get_context_parallel_world_size()) == 1:
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
+    if state is None or not state.model_parallel_is_initialized():
+        return ALONE
+    if (size := state.get_context_parallel_world_size()) == 1:
         return ALONE
     rank = state.get_context_parallel_rank()
     return Parallel(rank, size, sum_over(state.get_context_parallel_group()))
