@@ -151,7 +151,9 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     behavior = flat["rollout_log_probs"]
     if behavior.device.type != "cpu" or (segments.size and not float(behavior.amax()) <= HIGHEST):  # NaN, too
         behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
-    return Tokens(segments, flat["train_log_probs"], behavior, *map(flat.get, names))
+    return Tokens(
+        segments, flat["train_log_probs"], behavior, flat.get("cur_log_probs"), flat.get("advantages")
+    )
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:
