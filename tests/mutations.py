@@ -95,8 +95,8 @@ MUTATIONS = {
     ),
     "a stage that keeps its reason": Mutation(
         "host/step_metrics.py",
-        "if not any(over_stages([int(bool(reason))])):",
-        "if True:",
+        "return max(reasons)",
+        "return reason",
         "tests/host/test_metrics_layouts.py",
     ),
     "no word of the floor": Mutation(
@@ -143,8 +143,8 @@ MUTATIONS = {
     ),
     "divide by a sample's own kept tokens": Mutation(
         "host/rollout_data.py",
-        "kept[row.step, row.rollout] += row.kept",
-        "kept[row.step, row.rollout] = row.kept",
+        "kept[key] += row.kept",
+        "kept[key] = row.kept",
         "tests/host/test_rollout_data.py",
     ),
     "an atomic group keeps its tokens in the denominator": Mutation(
@@ -169,7 +169,7 @@ MUTATIONS = {
         "host/rollout_data.py", "iterator.offset = at", "pass", "tests/host/test_step_plan.py"
     ),
     "a group ends with its optimizer step": Mutation(
-        "host/step_plan.py", "    if rest:", "    if False:", "tests/host/test_step_plan.py"
+        "host/step_plan.py", '    if rest.get("loss_masks"):', "    if False:", "tests/host/test_step_plan.py"
     ),
     "an age counts from the newest weights": Mutation(
         "host/staleness.py", "else min(versions", "else max(versions", "tests/host/test_staleness.py"

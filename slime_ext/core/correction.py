@@ -226,7 +226,7 @@ class Correction:
         loss = loss * factor
         if self.center is not None:
             loss = loss + self._centering(self.center, outcome, tokens)
-        for value in self.added(outcome, tokens):
+        for value in self.added(outcome, tokens) if self.terms else ():
             loss = loss + value
         return loss, clipped
 
@@ -397,7 +397,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     if inputs.layout is None:
         return result
     position = position_bins(inputs.tokens.segments) if inputs.layout.curves else None
-    terms = [value.detach() for value in correction.added(outcome, inputs.tokens)]
+    terms = [value.detach() for value in correction.added(outcome, inputs.tokens)] if correction.terms else []
     of = inputs.tokens, outcome, inputs.layout, position, by_surrogate, terms
     return replace(result, measured=count_bins(*summarize(*of, counts_sequences=inputs.counts_sequences)))
 

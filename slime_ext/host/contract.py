@@ -1,5 +1,5 @@
-"""slime's contract, as data: what the hook is called with and returns, what the functions that flags name are
-called with, how a sample names the weights that sampled it. Imports no torch.
+"""slime's contract, as data: what the hook is called with and returns, and how a sample names the weights
+that sampled it. Imports no torch.
 
 Shapes: ``T`` local response tokens of the micro-batch, ``N`` samples, ``R_i`` full response length, ``L_i``
 the part of it that this context-parallel rank holds. The same from slime v0.2.0 to 624b824.
@@ -41,24 +41,19 @@ PADDED = ("max_seq_lens",)  # N lengths that --qkv-format bshd pads to: miles, s
 PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; docs/patches.md
 HEADS = ("head",)  # the sampler's head beside the trainer's log-probs, which ``heads`` makes for ``center``
 ALIASES = {"current_log_probs": "cur_log_probs"}
-# Argument that names a function -> what the host passes to it, by position. Those that a training rank or the
-# rollout's bookkeeping calls; generation, rewards and data sources are not ours to look at.
-_STEP = ("rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler")
-_MASKS = ("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss")
-_LOGGED = ("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time")
-CALLS = {
-    "custom_megatron_init_path": ("args",),
-    "custom_megatron_before_log_prob_hook_path": ("args", "model", "store_prefix"),
-    "custom_megatron_before_train_step_hook_path": ("args", *_STEP),
-    "rollout_data_postprocess_path": (),  # one argument or three, by release: looked up, not bound
-    "custom_advantage_function_path": ("args", "rollout_data"),  # since v0.3.0
-    "custom_loss_function_path": ("args", "batch", "logits", "sum_of_sample_mean"),
-    "custom_pg_loss_reducer_function_path": _MASKS,
-    "custom_convert_samples_to_train_data_path": ("args", "samples"),
-    "custom_reward_post_process_path": ("args", "samples"),
-    "custom_rollout_log_function_path": _LOGGED,
-    "custom_eval_rollout_log_function_path": ("rollout_id", "args", "data", "extra_metrics"),
-}
+FUNCTIONS = (  # arguments that name a function of training or of the rollout's bookkeeping
+    "custom_megatron_init_path",
+    "custom_megatron_before_log_prob_hook_path",
+    "custom_megatron_before_train_step_hook_path",
+    "rollout_data_postprocess_path",
+    "custom_advantage_function_path",
+    "custom_loss_function_path",
+    "custom_pg_loss_reducer_function_path",
+    "custom_convert_samples_to_train_data_path",
+    "custom_reward_post_process_path",
+    "custom_rollout_log_function_path",
+    "custom_eval_rollout_log_function_path",
+)
 TIS = "slime_ext.tis"  # the module whose functions --custom-tis-function-path names
 SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # with a formula of their own
 BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags with the bounds of theirs
@@ -117,11 +112,7 @@ class HookCall:
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
         """The call from the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass
-        more). What the host did not pass comes from the policy loss that is running (``loss_inputs``).
-
-        Raises:
-            ConfigError: a required keyword is missing, or the rollout recorded no log-probs.
-        """
+        more). What the host did not pass comes from the policy loss that is running (``loss_inputs``)."""
         given = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
         given = {**(loss_inputs.get() or {}), **given}
         if "rollout_log_probs" not in given and "rollout_log_probs" in arguments:
@@ -139,59 +130,40 @@ class HookCall:
         known = (*REQUIRED[1:], *OPTIONAL, *PADDED, *PATCHED, *HEADS)
         return cls(args, **{key: given[key] for key in known if key in given})
 
-    def require(self, correction: Correction, who: str = "") -> None:
-        """Raises ConfigError unless the host passed what a correction reads; ``who`` names the function that
-        reads it, empty for the correction's own key."""
-        named = "numerator: target" if correction.numerator == "target" else "this surrogate"
-        if correction.needs_target and self.cur_log_probs is None:
-            raise ConfigError(
-                f"{who or named}: expected cur_log_probs (the trainer's log-probs with gradient), got none: "
-                f"add {INIT_FLAG}, which passes them on in every slime since v0.2.0, or use numerator: "
-                "proximal"
-            )
-        if correction.needs_advantages and self.advantages is None:
-            raise ConfigError(
-                f"{who or 'this correction'}: expected advantages, got none: add {INIT_FLAG}, which passes "
-                "them on in every slime since v0.2.0"
-            )
+    def require(self, correction: Correction, who: str) -> None:
+        """Raises ConfigError unless the host passed what the correction of function ``who`` reads."""
+        target = "cur_log_probs (the trainer's log-probs with gradient)"
+        for is_read, value, what in (
+            (correction.needs_target, self.cur_log_probs, target),
+            (correction.needs_advantages, self.advantages, "advantages"),
+        ):
+            if is_read and value is None:
+                raise ConfigError(
+                    f"{who}: expected {what}, got none: add {INIT_FLAG}, which passes them on in every slime "
+                    "since v0.2.0"
+                )
 
 
 def load_function(path: str, flag: str) -> Callable[..., Any]:
-    """The callable at ``package.module.function``, found as slime finds it; ``flag`` is named in errors.
-
-    Raises:
-        ConfigError: no dotted path, a module that does not import, a name that it lacks, something not
-            callable.
-    """
+    """The callable at ``package.module.function``, found as slime finds it; ``flag`` is named in errors."""
     where = f"{flag} {path}"
-    function = load_named(path, where, "function")
+    function: Callable[..., Any] = load_named(path, where, "function")
     if not callable(function):
         raise ConfigError(f"{where}: expected a function, got a {type(function).__name__}")
     return function
 
 
-def check_call(flag: str, path: str, positional: Sequence[str], keywords: Sequence[str] = ()) -> None:
-    """Imports the function at ``path`` and binds the host's call to its signature; calls nothing.
-
-    Args:
-        positional: names of what the host passes by position.
-        keywords: names of what it passes by keyword.
-
-    Raises:
-        ConfigError: as ``load_function``, or a signature that the call does not fit.
-    """
-    function = load_function(path, flag)
+def check_hook(path: str, keywords: Sequence[str]) -> None:
+    """Imports the hook at ``path`` and binds the host's call to its signature; calls nothing."""
+    flag = "--custom-tis-function-path"
+    signature = inspect.signature(load_function(path, flag))
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin has none to look at
-        return
-    try:
-        signature.bind(*positional, **dict.fromkeys(keywords))
+        signature.bind(**dict.fromkeys(keywords))
     except TypeError as error:
-        wanted = ", ".join(positional) if positional else f"the keywords {', '.join(keywords)}"
         hint = ": add **kwargs to it" if "unexpected keyword" in str(error) else ""
         raise ConfigError(
-            f"{flag} {path}: expected a function of {wanted}, got {signature}: {error}{hint}"
+            f"{flag} {path}: expected a function of the keywords {', '.join(keywords)}, got {signature}: "
+            f"{error}{hint}"
         ) from error
 
 
@@ -203,8 +175,9 @@ def versions_of(value: Any) -> tuple[Any, ...]:
     """
     if value is None:
         return ()
-    several = isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1)
-    return tuple(value) if several else (value,)
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return tuple(value)
+    return (value,)
 
 
 def number_of(version: Any) -> int | None:

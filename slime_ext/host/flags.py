@@ -36,32 +36,21 @@ def _is_count(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the value of an argument must be.
+    """What the value of an argument must be. A file's keys come as YAML has them: 1e-4 is text there, and so
+    is "false", which would switch on."""
 
-    Args:
-        expected: as a refusal says it.
-        fits: whether a value is one. A file's keys come as YAML has them: 1e-4 is text there, and so is
-            "false", which would switch on.
-        parse: text of the command line -> the value; None for a switch, which takes no text.
-    """
-
-    expected: str
+    expected: str  # as a refusal says it
     fits: Callable[[Any], bool]
-    parse: Callable[[str], Any] | None
+    parse: Callable[[str], Any] | None  # text of the command line -> the value; None for a switch
 
 
 @dataclass(frozen=True)
 class Argument:
-    """How every host parses one of its arguments: slime since v0.2.0, and miles.
-
-    Args:
-        default: its value where no flag gives one.
-        switched_off_by: the flag that makes it false, of a switch that is on by default.
-    """
+    """How every host parses one of its arguments: slime since v0.2.0, and miles."""
 
     kind: Kind
     default: Any = None
-    switched_off_by: str = ""
+    switched_off_by: str = ""  # the flag that makes it false, of a switch that is on by default
 
 
 NUMBER = Kind("a number (YAML reads 1e-4 as text; write 1.0e-4)", _is_number, float)
@@ -99,7 +88,7 @@ ARGUMENTS |= dict.fromkeys(("eps_clip_high", "eps_clip_c"), Argument(NUMBER))
 ARGUMENTS |= dict.fromkeys(
     ("num_steps_per_rollout", "global_batch_size", "rollout_batch_size"), Argument(COUNT)
 )
-ARGUMENTS |= dict.fromkeys(("custom_tis_function_path", GENERATE, *contract.CALLS), Argument(FUNCTION))
+ARGUMENTS |= dict.fromkeys(("custom_tis_function_path", GENERATE, *contract.FUNCTIONS), Argument(FUNCTION))
 ARGUMENTS |= dict.fromkeys(
     "use_tis get_mismatch_metrics use_rollout_logprobs keep_old_actor use_opsm normalize_advantages use_opd "
     "use_dynamic_global_batch_size use_rollout_routing_replay use_routing_replay use_score_centering "
@@ -109,11 +98,7 @@ ARGUMENTS |= dict.fromkeys(
 
 
 def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
-    """Raises ConfigError for an argument whose value is of another kind than its flag parses to.
-
-    Args:
-        unknown: names of arguments whose values are not known.
-    """
+    """Raises ConfigError for an argument, but ``unknown`` ones, of another kind than its flag parses to."""
     for name, argument in ARGUMENTS.items():
         value = getattr(args, name, None)
         if value is not None and name not in unknown and not argument.kind.fits(value):
@@ -121,13 +106,8 @@ def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
 
 
 def check_command_line(words: Iterable[str], args: Any) -> None:
-    """Raises ConfigError for a misspelt flag that decides whether ours runs: the hosts ignore flags that they
-    do not know.
-
-    Args:
-        words: the command line that started the run.
-        args: what the host made of it; a flag that it knows is none of ours misspelt.
-    """
+    """Raises ConfigError for a misspelt flag among the command line's words that decides whether ours runs:
+    the hosts ignore flags that they do not know. One that ``args`` has is none of ours misspelt."""
     for word in words:
         flag = word.partition("=")[0]
         dest = flag.removeprefix("--").replace("-", "_")

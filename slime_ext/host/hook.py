@@ -6,7 +6,7 @@ another's hook.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +18,14 @@ from slime_ext.core.losses import Bounds
 from slime_ext.core.state import Tokens
 from slime_ext.errors import warn_once
 from slime_ext.host import staleness, step_metrics
-from slime_ext.host.contract import METRICS, SEEDS, HookCall
+from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.packing import context_parallel, pack, require_flat, unpack_masks
 from slime_ext.host.step_plan import plan_for
 
-Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
+Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]
 Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]
 ONLY_MEASURES = Correction()
+READ = ("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths")
 NOT_RECORDED = (
     "rollout_log_probs: expected them in every batch, got none: nothing is measured; the rollout must record "
     "the log-probs of the sampled tokens (return_logprob)"
@@ -36,10 +37,7 @@ NO_PROXIMAL = (
 
 
 def run(
-    call: HookCall,
-    correction: Correction,
-    channel: Channel | None = None,
-    who: str = "this correction",
+    call: HookCall, correction: Correction, channel: Channel | None = None, who: str = "this correction"
 ) -> Result:
     """Loss [T], masks and the channel's metrics [T] of one hook call; without ``args.use_tis`` the loss and
     the masks are the very objects of the call.
@@ -54,11 +52,9 @@ def run(
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
     if correction.needs_target or correction.needs_advantages:
-        call.require(correction, who if who in SEEDS else "")
-    step = step_metrics.step_for(call)
-    parallel = context_parallel()
-    tokens = pack(call, parallel)
-    samples = step_metrics.current.step.samples
+        call.require(correction, who)
+    step, parallel = step_metrics.step_for(call), context_parallel()
+    tokens, samples = pack(call, parallel), step_metrics.current.step.samples
     if samples.versions or call.weight_versions is not None or correction.needs_ages:
         tokens = staleness.with_ages(tokens, call, correction, samples)
     if call.pg_loss.shape != (size := tokens.segments.size,):
@@ -67,8 +63,8 @@ def run(
     flags = HostFlags.of(call.args, correction)
     plan = plan_for(call, correction, tokens) if correction.needs_plan else None
     first = parallel.rank == 0
-    given = HookInputs(tokens, call.pg_loss, plan, flags.bounds, flags.acts, step.layout, first)
-    result = step.add(flags.serve(correction, given))
+    inputs = HookInputs(tokens, call.pg_loss, plan, flags.bounds, flags.acts, step.layout, first)
+    result = step.add(flags.serve(correction, inputs))
     shown = (result.ratio, result.clipped, result.rejected)
     metrics = channel(result, tokens) if channel else dict(zip(METRICS, shown, strict=True))
     if not flags.acts:
@@ -86,29 +82,19 @@ def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
         batch: the policy loss's.
         inputs: what was noted while it ran, as ``contract.loss_inputs``.
     """
-    open_step = step_metrics.current.step
-    if open_step.layout is None or not open_step.observes or "cur_log_probs" not in inputs:
+    step = step_metrics.current.step
+    if step.layout is None or not step.observes or "cur_log_probs" not in inputs:
         return
     if batch.get("rollout_log_probs") is None:
         warn_once(NOT_RECORDED)
-        open_step.seen[()] = []
+        step.seen[()] = []
         return
-    target = [values.detach() for values in inputs["cur_log_probs"]]
-    proximal = batch.get("log_probs")
+    target, proximal = [values.detach() for values in inputs["cur_log_probs"]], batch.get("log_probs")
     if not proximal:
         warn_once(NO_PROXIMAL)
-    keys = ("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths")
-    given = {key: batch[key] for key in keys} | {"cur_log_probs": target, "pg_loss": torch.zeros(0)}
-    call = HookCall.of(args, {**given, "train_log_probs": proximal or target})
-    step = step_metrics.step_for(call)
-    if step is step_metrics.NOWHERE:  # a hook of the user's own called ours; a loss that is recomputed
-        return
-    parallel = context_parallel()
-    tokens = staleness.with_ages(pack(call, parallel), call, ONLY_MEASURES, open_step.samples)
-    step.check_finite(tokens, call, behavior=False)
-    first = parallel.rank == 0
-    none = tokens.proximal.new_zeros(tokens.segments.size)
-    step.add(apply(ONLY_MEASURES, HookInputs(tokens, none, None, Bounds(), False, step.layout, first)))
+    given = {key: batch[key] for key in READ} | {"train_log_probs": proximal or target}
+    given |= {"cur_log_probs": target, "pg_loss": torch.cat(target)}
+    run(HookCall.of(args, given), ONLY_MEASURES)
 
 
 class HostFlags(NamedTuple):

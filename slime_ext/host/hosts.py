@@ -12,7 +12,6 @@ the optimizer step have these names and first parameters, wherever their modules
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import inspect
 import logging
 import re
@@ -24,7 +23,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.packing import ALONE, Parallel, context_parallel, sum_over
+from slime_ext.host.packing import ALONE, Parallel, context_parallel, parallel_state, sum_over
 from slime_ext.ops.segments import AllSum, identity
 
 log = logging.getLogger("slime_ext")
@@ -39,13 +38,18 @@ PASSED = re.compile(r"[\"'](?:cur_log_probs|current_log_probs)[\"']\s*:")
 MARK = "_wrapped_by_slime_ext"
 
 
+def modules(package: str = "") -> list[ModuleType]:
+    """The loaded modules of one package, or of any."""
+    found = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return [module for module in found if package in ("", module.__name__.partition(".")[0])]
+
+
 def definers(name: str, package: str = "") -> list[ModuleType]:
     """The loaded modules that define a function called ``name``; of one package, or of any."""
     found = []
-    for module in list(sys.modules.values()):
-        function = module.__dict__.get(name) if isinstance(module, ModuleType) else None
-        is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
-        if is_own and package in ("", module.__name__.partition(".")[0]):
+    for module in modules(package):
+        function = module.__dict__.get(name)
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
             found.append(module)
     return found
 
@@ -77,16 +81,6 @@ class Host:
         return hasattr(getattr(self.loss, LOSS), MARK)
 
     @property
-    def version(self) -> str:
-        """Of the distribution that this process imports it from; a checkout has none."""
-        folder = Path(sys.modules[self.name].__path__[0]).resolve()
-        for name in importlib.metadata.packages_distributions().get(self.name, ()):
-            distribution = importlib.metadata.distribution(name)
-            if Path(str(distribution.locate_file(self.name))).resolve() == folder:
-                return distribution.version
-        return "(a checkout)"
-
-    @property
     def passes_target(self) -> bool:
         """Whether its own hook call passes cur_log_probs (slime PR 2084, or our patch)."""
         return bool(PASSED.search(source(self.loss)))
@@ -104,12 +98,6 @@ class Host:
         room = self.loss.__name__.rpartition(".")[0]
         near = [module for name, module in list(sys.modules.items()) if name.startswith(room)]
         return any("can_reuse_log_probs_in_loss" in source(module) for module in near)
-
-    def require_doors(self) -> None:
-        """Raises ConfigError where one of the functions has other parameters than any release known."""
-        for module, name in ((self.loss, LOSS), (self.loss, TARGET), (self.step, STEP)):
-            if module is not None:
-                check_door(module, name)
 
 
 def check_door(module: ModuleType, name: str) -> None:
@@ -144,29 +132,19 @@ def current() -> Host | None:
 
 
 def require() -> Host | None:
-    """``current``, or None where nothing trains here.
-
-    Raises:
-        ConfigError: Megatron is up and no module fits; it says what was looked for and where.
-    """
+    """``current``, or None where nothing trains here."""
     host = current()
-    if host is not None:
-        host.require_doors()
-    elif parallel_state() is not None:
+    if host is None and parallel_state() is not None:
         raise ConfigError(
-            f"{caller()}: expected a host with {LOSS}({', '.join(LEADING[LOSS])}), got none among the "
-            f"{len(sys.modules)} modules loaded here: this host is not known; {DOCS}"
+            f"slime_ext.host.init: expected a host with {LOSS}({', '.join(LEADING[LOSS])}), got none among "
+            f"the {len(sys.modules)} modules loaded here: this host is not known; {DOCS}"
         )
+    if host is not None:
+        check_door(host.loss, LOSS)
+        check_door(host.loss, TARGET)
+        if host.step is not None:
+            check_door(host.step, STEP)
     return host
-
-
-def caller() -> str:
-    """The module that called into this package."""
-    frame = inspect.currentframe()
-    own = __name__.partition(".")[0]
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] == own:
-        frame = frame.f_back
-    return frame.f_globals.get("__name__", "?") if frame else "?"
 
 
 def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -187,18 +165,17 @@ def unwrap(owner: Any, *names: str) -> None:
 def weight_updaters() -> Iterator[type]:
     """The host's classes that push weights to the engines and count the pushes."""
     host = current()
-    for module in list(sys.modules.values()) if host else ():
-        if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] != host.name:
-            continue
+    for module in modules(host.name) if host else ():
         for cls in list(vars(module).values()):
             if isinstance(cls, type) and cls.__module__ == module.__name__ and _counts_pushes(cls):
                 yield cls
 
 
 def _counts_pushes(cls: type) -> bool:
-    make = getattr(cls.__init__, MARK, cls.__init__)
-    names = make.__code__.co_names if isinstance(make, FunctionType) else ()
-    return "weight_version" in names and callable(getattr(cls, "update_weights", None))
+    make = inspect.getattr_static(cls, "__init__")
+    code = getattr(getattr(make, MARK, make), "__code__", None)
+    counts = code is not None and "weight_version" in code.co_names
+    return bool(counts and hasattr(cls, "update_weights"))
 
 
 def command_line() -> list[str]:
@@ -209,7 +186,8 @@ def command_line() -> list[str]:
         if not ray.is_initialized():  # asked for its context it would start a Ray of its own
             return sys.argv
         own = ray.get_runtime_context().get_job_id()
-        return next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own).split()
+        words = next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own)
+        return str(words).split()
     except Exception:  # Ray keeps it elsewhere: there is no public interface to it
         log.debug("the driver's command line is not known", exc_info=True)
         return sys.argv
@@ -236,12 +214,6 @@ class Ranks:
     def place(self) -> tuple[int, int]:
         """Rank and size among the data x context parallel ranks."""
         return self.dp_rank * self.context.size + self.context.rank, self.dp_size * self.context.size
-
-
-def parallel_state() -> Any:
-    """Megatron's parallel state; None where nothing has initialised it."""
-    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
-    return state if state is not None and state.model_parallel_is_initialized() else None
 
 
 def ranks() -> Ranks:

@@ -16,7 +16,6 @@ from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.ops.segments import AllSum, Segments, Shard, identity
 
-SLICE = ": every log-prob list must come from the same context-parallel slice"
 HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
 
 OVERFLOW = "the host's loss is NaN because of it; look for an overflow in the trainer's forward pass"
@@ -39,9 +38,15 @@ class Parallel:
 ALONE = Parallel()
 
 
+def parallel_state() -> Any:
+    """Megatron's parallel state; None where nothing has initialised it (or imported it)."""
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
+    return state if state is not None and state.model_parallel_is_initialized() else None
+
+
 def context_parallel() -> Parallel:
     """This process among its context-parallel ranks; asked at every call, for slime rebuilds its groups
-    between steps. Never imports Megatron: a process that has not imported it has not initialised it."""
+    between steps."""
     state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
     if state is None or not state.model_parallel_is_initialized():
         return ALONE
@@ -103,9 +108,6 @@ def pack_segments(
         response_lengths: N response lengths.
         padded_lengths: N lengths that chunks are cut from; None: the total lengths.
         all_sum: SUM over the context-parallel group.
-
-    Raises:
-        DataError: a mask has another length than its response.
     """
     mask = join(loss_masks, response_lengths, "loss_masks").to(torch.bool)
     if cp_size == 1:
@@ -142,13 +144,21 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
         cp_size=parallel.size,
         all_sum=parallel.all_sum,
     )
-    names = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
-    proximal, behavior, target, advantages = (
-        join(getattr(call, name), segments.local_lengths, name) for name in names
-    )
+    names = ("cur_log_probs", "advantages")
+    given = {name: values for name in names if (values := getattr(call, name)) is not None}
+    given |= {"train_log_probs": call.train_log_probs, "rollout_log_probs": call.rollout_log_probs}
+    flat = {name: join(values, segments.local_lengths, name) for name, values in given.items()}
+    behavior = flat["rollout_log_probs"]
     if behavior.device.type != "cpu" or (segments.size and not float(behavior.amax()) <= HIGHEST):  # NaN, too
         behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
-    return Tokens(segments, proximal, behavior, target, advantages, head=call.head)
+    return Tokens(
+        segments,
+        flat["train_log_probs"],
+        behavior,
+        flat.get("cur_log_probs"),
+        flat.get("advantages"),
+        head=call.head,
+    )
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:
@@ -164,7 +174,7 @@ def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments)
         # Other ranks hold the rest of keep: one more SUM, of disjoint shares.
         share = torch.zeros(segments.full_mask.shape, dtype=torch.int32, device=keep.device)
         keep = segments.all_sum(share.index_copy(0, segments.positions, keep.int())) > 0
-    reduced = torch.cat(list(loss_masks)).masked_fill(~keep, 0).split(list(segments.lengths))
+    reduced = torch.split(torch.cat(list(loss_masks)).masked_fill(~keep, 0), list(segments.lengths))
     return [part.to(mask.dtype) for part, mask in zip(reduced, loss_masks, strict=True)]
 
 
@@ -178,17 +188,8 @@ def locate(index: int, segments: Segments) -> tuple[int, int]:
 
 
 def require_finite(name: str, values: Tensor, segments: Segments, consequence: str) -> None:
-    """Stops at the first response token whose value is not finite. On CPU at once; on CUDA it would be a
-    sync.
-
-    Args:
-        name: the host's keyword, for the message.
-        values: [T].
-        consequence: what it has done or what to do about it.
-
-    Raises:
-        NonFiniteError: naming sample and position.
-    """
+    """Raises NonFiniteError at the first response token whose value [T] is not finite. On CPU at once; on
+    CUDA it would be a sync, and is not looked for."""
     values = values.detach()
     if values.device.type != "cpu" or math.isfinite(values.sum(dtype=torch.float32)):
         return  # one number says that all are finite; where it does not, masked tokens may be why
@@ -203,45 +204,28 @@ def require_finite(name: str, values: Tensor, segments: Segments, consequence: s
     )
 
 
-def require_flat(where: str, values: Tensor, length: int, why: str = "") -> None:
+def require_flat(where: str, values: Tensor, length: int) -> None:
     """Raises DataError unless a tensor is [length]: in another shape it would broadcast in silence."""
-    if values.numel() != length:
-        raise DataError(f"{where}: expected {length} tokens on this rank, got {values.numel()}{why}")
-    if values.dim() != 1:
+    if values.shape != (length,):
         raise DataError(
-            f"{where}: expected a tensor of shape [{length}], got {list(values.shape)}: one number per token"
+            f"{where}: expected {length} tokens on this rank, got a tensor of shape {list(values.shape)}: "
+            "every list must come from the same context-parallel slice, one number per token"
         )
 
 
-def join(values: Sequence[Tensor] | Tensor | None, lengths: Sequence[int], name: str) -> Tensor | None:
-    """A tensor per sample -> one flat tensor [T]; one that is flat already, or None, as it is.
+def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -> Tensor:
+    """A tensor per sample -> one flat tensor [T]; one that is flat already as it is.
 
     Args:
         lengths: how many tokens of each sample this rank holds.
-        name: the host's keyword, for messages.
-
-    Raises:
-        DataError: another number of samples or of tokens, or not one number per token; naming the sample and
-            both lengths.
+        name: the host's keyword, for errors.
     """
-    if values is None:
-        return None
     if isinstance(values, Tensor):
-        if values.shape != (size := sum(lengths),):
-            require_flat(name, values, size)
+        require_flat(name, values, sum(lengths))
         return values
     if len(values) != len(lengths):
         raise DataError(f"{name}: expected {len(lengths)} samples, got {len(values)}: one tensor per sample")
-    try:
-        sizes, dims = list(map(Tensor.numel, values)), set(map(Tensor.dim, values))
-    except TypeError:
-        i = next(i for i, part in enumerate(values) if not isinstance(part, Tensor))
-        raise DataError(
-            f"{name}, sequence {i} of {len(lengths)}: expected a tensor, got {type(values[i]).__name__}: "
-            "turn it into one, as slime does before it calls the hook"
-        ) from None
-    if sizes == list(lengths) and dims <= {1}:
-        return torch.cat(list(values)) if values else torch.zeros(0)
-    pairs = list(zip(values, lengths, strict=True))
-    i = next(i for i, (part, length) in enumerate(pairs) if part.shape != (length,))
-    require_flat(f"{name}, sequence {i} of {len(lengths)}", *pairs[i], why=SLICE)
+    for i, (part, length) in enumerate(zip(values, lengths, strict=True)):
+        if part.shape != (length,):
+            require_flat(f"{name}, sequence {i} of {len(lengths)}", part, length)
+    return torch.cat(list(values)) if values else torch.zeros(0)

@@ -56,62 +56,49 @@ def column(values: Any, count: int) -> list[Any]:
     if values is None:
         return [None] * count
     if isinstance(values, Tensor):
-        return values.tolist()
+        return list(numbers(values))
     return [value.item() if isinstance(value, Tensor) else value for value in values]
 
 
-def numbers(values: Tensor) -> list[Any]:
+def numbers(values: Tensor) -> Any:
     """A small table as Python numbers."""
     return values.tolist()
 
 
 def joined(batches: Sequence[Batch]) -> dict[str, Any]:
     """Micro-batches as one; a key that one of them lacks is None."""
-    found = {}
+    found: dict[str, Any] = {}
     for key in KEYS:
-        parts = [batch.get(key) for batch in batches]
-        found[key] = None if None in map(_or_none, parts) else [value for part in parts for value in part]
+        parts = [part for batch in batches if (part := batch.get(key)) is not None]
+        found[key] = [value for part in parts for value in part] if len(parts) == len(batches) else None
     return found
 
 
-def _or_none(part: Any) -> Any:
-    return None if part is None else 0  # tensors do not compare
-
-
-def rest_of(rollout: Batch, batch: Batch) -> dict[str, Any] | None:
-    """The rollout's samples that are not in a batch; None where there are none."""
+def rest_of(rollout: Batch, batch: Batch) -> dict[str, Any]:
+    """The rollout's samples that are not in a batch."""
     own = set(map(id, batch["loss_masks"]))
     places = [i for i, mask in enumerate(rollout["loss_masks"]) if id(mask) not in own]
     held = {key: rollout.get(key) for key in KEYS}
-    rest = {key: None if all_ is None else [all_[i] for i in places] for key, all_ in held.items()}
-    return rest if places else None
+    return {key: None if all_ is None else [all_[i] for i in places] for key, all_ in held.items()}
 
 
 def set_advantages(rollout: Batch, loss_masks: Sequence[Tensor], values: Sequence[float | None]) -> None:
     """Gives the samples with these masks one advantage each; None leaves them as they are."""
     given = dict(zip(map(id, loss_masks), values, strict=True))
     rollout["advantages"][:] = [
-        was if given.get(id(mask)) is None else torch.full_like(was, given[id(mask)])
+        was if (value := given.get(id(mask))) is None else torch.full_like(was, value)
         for was, mask in zip(rollout["advantages"], rollout["loss_masks"], strict=True)
     ]
 
 
 def call_of(batch: Batch, args: Any) -> HookCall:
-    """The hook call that a micro-batch would make, without a loss.
-
-    Raises:
-        ConfigError: the rollout recorded no log-probs.
-    """
+    """The hook call that a micro-batch would make, without a loss."""
     given = {name: batch.get(key) for name, key in OF_CALL.items()}
     return HookCall.of(args, {"pg_loss": torch.zeros(0, device=batch["loss_masks"][0].device), **given})
 
 
 def group_keys(data: Batch, group_size: int) -> list[int]:
-    """Which samples share a prompt: by the host's sample index, or by the place in the whole rollout.
-
-    Raises:
-        ConfigError: the host's data has neither for every sample.
-    """
+    """Which samples share a prompt: by the host's sample index, or by the place in the whole rollout."""
     count = len(data["loss_masks"])
     for key in ("sample_indices", "partition"):
         indices = column(data.get(key), count)
@@ -147,8 +134,8 @@ class Samples:
 
     def places(self, loss_masks: Sequence[Tensor]) -> list[int] | None:
         """The places of a hook call's samples, in its order; None unless the step has every one."""
-        found = [self._places.get(id(mask)) for mask in loss_masks]
-        return None if None in found else found
+        found = [self._places[id(mask)] for mask in loss_masks if id(mask) in self._places]
+        return found if len(found) == len(loss_masks) else None
 
 
 class SampleRow(NamedTuple):
@@ -186,29 +173,23 @@ def without_groups(rows: Sequence[SampleRow], groups: set[float]) -> list[Sample
     return [row._replace(kept=0.0) if row.group in groups else row for row in rows]
 
 
-def rollout_factors(rows: Sequence[SampleRow]) -> list[float]:
-    """D / K per sample: D what the host divides a rollout by, K the tokens kept of all its samples.
+def factors(rows: Sequence[SampleRow], *, per_token: bool = False) -> list[float]:
+    """D / K per sample: D what the host divides by, K the tokens that are kept of it.
 
-    A rollout of which nothing is kept has factor 1: it contributes 0, and the host still counts it.
+    The host divides a rollout by its ``denominator``; ``per_token`` an optimizer step by all its tokens, of
+    which a sample without any counts as one. Where nothing is kept the factor is 1: it contributes 0, and the
+    host still counts it.
     """
+    keys = [(row.step, 0.0 if per_token else row.rollout) for row in rows]
     kept: dict[tuple[float, float], float] = defaultdict(float)
-    for row in rows:
-        kept[row.step, row.rollout] += row.kept
-    divided = [max(row.denominator, 1.0) for row in rows]
-    return [by / (kept[row.step, row.rollout] or by) for row, by in zip(rows, divided, strict=True)]
-
-
-def token_factors(rows: Sequence[SampleRow]) -> list[float]:
-    """N / K per sample: N the tokens that the host divides an optimizer step by, K those that are kept.
-
-    The host counts a sample without response tokens as one token.
-    """
-    counted: dict[float, float] = defaultdict(float)
-    kept: dict[float, float] = defaultdict(float)
-    for row in rows:
-        counted[row.step] += max(row.tokens, 1.0)
-        kept[row.step] += row.kept
-    return [counted[row.step] / (kept[row.step] or counted[row.step]) for row in rows]
+    tokens: dict[tuple[float, float], float] = defaultdict(float)
+    for key, row in zip(keys, rows, strict=True):
+        kept[key] += row.kept
+        tokens[key] += max(row.tokens, 1.0)
+    divided = [
+        tokens[key] if per_token else max(row.denominator, 1.0) for key, row in zip(keys, rows, strict=True)
+    ]
+    return [by / (kept[key] or by) for key, by in zip(keys, divided, strict=True)]
 
 
 def rebaselined(rows: Sequence[SampleRow], *, by_std: bool) -> list[float | None]:

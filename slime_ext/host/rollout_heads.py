@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from slime_ext.config.load import read_config
 from slime_ext.errors import DataError
 from slime_ext.host import contract, hosts, staleness
-from slime_ext.host.configured import mapping_of_flags
+from slime_ext.host.configured import center_of_flags
 from slime_ext.host.heads import FLAG, HEADS, Rows, held
 
 FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as in slime since 2e5cd7c
@@ -50,7 +49,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """
     package = type(sample).__module__.partition(".")[0]
     rollout = importlib.import_module(f"{package}.rollout.sglang_rollout")
-    center = read_config(mapping_of_flags(args)).correction.center
+    center = center_of_flags(args)
     if evaluation or center is None:
         return await rollout.generate(args, sample, sampling_params)
     hosts.wrap(rollout, "post", _asking)
@@ -138,7 +137,7 @@ def _publish_with_log(args: Any) -> None:
 
 def _publishing(log: Callable[..., Any]) -> Callable[..., Any]:
     def log_rollout(rollout_id: int, args: Any, samples: Sequence[Any], *given: Any, **named: Any) -> Any:
-        publish(rollout_id, samples, read_config(mapping_of_flags(args)).correction.center.top_k)
+        publish(rollout_id, samples, center_of_flags(args).top_k)
         return log(rollout_id, args, samples, *given, **named)
 
     return log_rollout

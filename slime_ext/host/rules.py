@@ -8,16 +8,13 @@ rule speaks depends on its severity and on what is known.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from slime_ext import presets
 from slime_ext.config.loaded import Loaded
-from slime_ext.config.numbers import FLOAT32, is_float32
 from slime_ext.config.places import PLACES
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import DualClip, HostLoss
@@ -29,7 +26,6 @@ from slime_ext.host.flags import ARGUMENTS
 
 WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
 WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that subtract a group's mean, and nothing later
-RANGE = {"eps_low": "eps_clip", "eps_high": "eps_clip_high", "eps_c": "eps_clip_c"}
 READS_BAND = ("vanilla_tis_function", "icepop_function")
 MEASURING = {"guards", "metrics"}  # keys that act without a correction of ours
 # What slime asserts on, or derives other arguments from, before it reads --custom-config-path.
@@ -40,6 +36,9 @@ CHECKED_BEFORE = {
     "save_debug_rollout_data save_debug_train_data load_debug_rollout_data debug_rollout_only "
     "debug_train_only enable_mtp_training mtp_num_layers opd_type opd_teacher_load".split(),
 }
+
+
+Facts = dict[str, Callable[[Any], Any]]  # words -> whether arguments are so
 
 
 class UnknownError(Exception):
@@ -60,17 +59,6 @@ class _Arguments:
         return getattr(self._args, name, None)
 
 
-class _Shown:
-    """Arguments as a message has them."""
-
-    def __init__(self, a: _Arguments) -> None:
-        self._a = a
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._a, name)
-        return "none" if value is None else value
-
-
 @dataclass(frozen=True)
 class Setup:
     """What a rule looks at.
@@ -88,7 +76,7 @@ class Setup:
 
     args: Any
     function: str = ""
-    loaded: Loaded = dataclasses.field(default_factory=lambda: Loaded(Correction()))
+    loaded: Loaded = field(default_factory=lambda: Loaded(Correction()))
     unknown: Collection[str] = ()
     file: Collection[str] = ()
     pg_loss_type: str | None = None
@@ -105,6 +93,11 @@ class Setup:
         return self.loaded.correction
 
     @property
+    def hook_correction(self) -> Correction | None:
+        """What the hook will apply; None where the flags call no function that has a correction."""
+        return self.correction if self.function and contract.calls_hook(self.args) else None
+
+    @property
     def steps(self) -> int:
         """Optimizer steps per rollout, from --num-steps-per-rollout or from the batch sizes; one where
         --use-dynamic-global-batch-size (slime v0.2.2 to v0.2.4, miles) makes a step of whatever there is."""
@@ -112,9 +105,9 @@ class Setup:
         if a.use_dynamic_global_batch_size:
             return 1
         if a.num_steps_per_rollout:
-            return a.num_steps_per_rollout
+            return int(a.num_steps_per_rollout)
         sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size)
-        return max(1, sizes[0] * sizes[1] // sizes[2]) if all(sizes) else 1
+        return int(max(1, sizes[0] * sizes[1] // sizes[2])) if all(sizes) else 1
 
     @property
     def acts(self) -> bool:
@@ -133,7 +126,7 @@ class Setup:
         found = self.pg_loss_type or self.a.pg_loss_type
         if found is None:
             return not (self.a.use_score_centering or self.a.advantage_estimator in WITHOUT_RATIO)
-        return found != "reinforce"
+        return bool(found != "reinforce")
 
     @property
     def counts_target_twice(self) -> bool:
@@ -141,6 +134,12 @@ class Setup:
         both policies are equal, which ends with the first optimizer step of a rollout."""
         weighs = self.correction.numerator == "target" and self.correction.sets_weights
         return weighs and self.acts and not self.own_loss and self.has_ratio
+
+    @property
+    def refuses_second_step(self) -> bool:
+        """Whether a second step of a rollout would be wrong; of a seed's function it is warned of."""
+        named = self.hook_correction is not None and self.function not in contract.SEEDS
+        return named and self.counts_target_twice
 
     @property
     def is_second_step_trained(self) -> bool:
@@ -155,11 +154,6 @@ class Setup:
         others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
         replayed = a.use_routing_replay and not a.use_rollout_routing_replay
         return self.may_skip_proximal and self.steps == 1 and not (any(needed) or others or replayed)
-
-    @property
-    def reads_mapping(self) -> bool:
-        """Whether a function of ours reads the whole key ``slime_ext``."""
-        return self.function in ("correct", *presets.NAMES)
 
 
 class Severity(Enum):
@@ -186,39 +180,6 @@ class Rule:
     when: Callable[[Setup], Any]
     message: str
     severity: Severity = REFUSE
-
-
-def _range_fault(s: Setup) -> str:
-    """What our surrogate says of the host's clip range, where it reads that range."""
-    for field in dataclasses.fields(s.correction.surrogate):
-        if (dest := RANGE.get(field.name)) and getattr(s.correction.surrogate, field.name) is None:
-            value = getattr(s.a, dest)
-            fault = value is not None and fault_of(
-                functools.partial(dataclasses.replace, s.correction.surrogate),
-                {field.name: value},
-                {field.name: dest},
-            )
-            if fault:
-                return fault
-    return ""
-
-
-def fault_of(make: Callable[..., Any], fields: Mapping[str, float], dests: Mapping[str, str]) -> str:
-    """What is wrong with numbers of the host's flags as fields of a step or a surrogate; "" where nothing is.
-
-    Args:
-        dests: field -> the argument that it comes from; the last is blamed for what lies between them.
-    """
-    for name, value in fields.items():
-        if not is_float32(value) and value != float("inf"):
-            return f"{flag_of(dests[name])}: expected {FLOAT32}, got {value}"
-    try:
-        make(**fields)
-    except ConfigError as error:
-        where, _, rest = str(error).partition(": ")
-        field = where.rpartition(".")[2]
-        return f"{flag_of(dests.get(field, [*dests.values()][-1]))}: {rest}"
-    return ""
 
 
 def _unequal_argument(s: Setup) -> str:
@@ -253,15 +214,7 @@ def _unread_clip(s: Setup) -> str:
     return f"{flag_of(dest)}: expected none beside slime_ext.tis.{s.function}, got {value:g}"
 
 
-def _rejects(s: Setup) -> bool:
-    return any(isinstance(step, Reject | Veto) for step in s.correction.steps)
-
-
-def _lacks_init(s: Setup) -> bool:
-    return not s.a.custom_megatron_init_path
-
-
-NO_BASELINE = {  # what undoes or replaces slime's group baseline
+NO_BASELINE: Facts = {  # what undoes or replaces slime's group baseline
     "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group baseline)":
         lambda a: a.advantage_estimator not in WITH_BASELINE,
     "--disable-rewards-normalization (there is no baseline to compute again)":
@@ -274,11 +227,26 @@ NO_BASELINE = {  # what undoes or replaces slime's group baseline
     "--custom-reward-post-process-path (its baseline is not known)":
         lambda a: a.custom_reward_post_process_path,
 }  # fmt: skip
+
+
+DISCARDED: Facts = {  # work of the host's loss that a surrogate of ours replaces
+    "--use-opsm: expected off, got on: its mask": lambda a: a.use_opsm,
+    "--advantage-estimator: expected another, got gspo: its sequence ratio":
+        lambda a: a.advantage_estimator == "gspo",
+    "--advantage-estimator: expected another, got cispo: its clipped weight":
+        lambda a: "cispo" in (a.advantage_estimator, a.pg_loss_type),
+}  # fmt: skip
+
+
+def _where(asks: Callable[[Setup], bool], when: Callable[[Any], Any]) -> Callable[[Setup], Any]:
+    return lambda s: asks(s) and when(s.a)
+
+
 OF_THE_FILE = (  # before what stands in it is read
     Rule(_misplaced_key,
          "--custom-config-path: expected {found}, got it beside slime_ext, where nothing reads it: indent "
          "it; an argument of your own needs another name"),
-    Rule(lambda s: not s.reads_mapping and s.a.slime_ext is not None
+    Rule(lambda s: s.function in ("", *contract.SEEDS) and s.a.slime_ext is not None
          and (not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING),
          f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
          "{a.custom_tis_function_path}: nothing would read that key"),
@@ -327,19 +295,13 @@ OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers d
          "slime_ext.numerator: expected proximal beside the host's surrogate with {s.steps} optimizer steps "
          "per rollout or --keep-old-actor, got target: its loss counts target / proximal already; use "
          "surrogate: reinforce"),
-    Rule(lambda s: s.own_loss and s.a.use_opsm,
-         "--use-opsm: expected off beside a surrogate of slime_ext, got on: its mask would be discarded"),
-    Rule(lambda s: s.own_loss and s.a.advantage_estimator == "gspo",
-         "--advantage-estimator: expected another beside a surrogate of slime_ext, got gspo: its sequence "
-         "ratio would be discarded; use surrogate: host"),
-    Rule(lambda s: s.own_loss and "cispo" in (s.a.advantage_estimator, s.a.pg_loss_type),
-         "--advantage-estimator: expected another beside a surrogate of slime_ext, got cispo: its clipped "
-         "weight would be discarded; use surrogate: host"),
+    *(Rule(_where(lambda s: s.own_loss, when),
+           f"{what} would be discarded beside a surrogate of slime_ext; use surrogate: host")
+      for what, when in DISCARDED.items()),
     Rule(lambda s: s.own_loss and s.a.eps_clip_c is not None
          and not isinstance(s.correction.surrogate, DualClip),
          "--eps-clip-c: expected none beside this surrogate of slime_ext, got {a.eps_clip_c}: its floor "
          "would be discarded; use surrogate: dual_clip"),
-    Rule(lambda s: s.acts and _range_fault(s), "{found}"),
     Rule(_unequal_argument, "{found}"),
     Rule(lambda s: s.function == "off_policy_is_function" and s.counts_target_twice
          and s.is_second_step_trained,
@@ -352,9 +314,9 @@ OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers d
     Rule(lambda s: s.correction.group != "ignore" and s.acts and s.a.n_samples_per_prompt == 1,
          "slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {s.correction.group}: a group "
          "of one sample has no others"),
-    *(Rule(lambda s, undoes=undoes: s.correction.group == "rebaseline" and s.acts and undoes(s.a),
+    *(Rule(_where(lambda s: s.correction.group == "rebaseline" and s.acts, when),
            f"slime_ext.group: expected ignore or atomic with {what}, got rebaseline")
-      for what, undoes in NO_BASELINE.items()),
+      for what, when in NO_BASELINE.items()),
     Rule(lambda s: s.correction.needs_plan and s.acts and not s.has_ratio and s.is_second_step_trained,
          "--pg-loss-type: expected ppo with a correction that couples the samples of an optimizer step, got "
          "reinforce with {s.steps} steps per rollout: the host passes the target's log-probs for the "
@@ -364,7 +326,8 @@ TO_BE_KNOWN = (
     Rule(_unread_clip,
          "{found}: only slime_ext.tis.vanilla_tis_function and icepop_function read it; a cap of yours is "
          "truncate: {{high: ...}} under slime_ext.steps", WARN),
-    Rule(lambda s: _rejects(s) and s.a.custom_pg_loss_reducer_function_path,
+    Rule(lambda s: any(isinstance(step, Reject | Veto) for step in s.correction.steps)
+         and s.a.custom_pg_loss_reducer_function_path,
          "--custom-pg-loss-reducer-function-path {a.custom_pg_loss_reducer_function_path}: expected slime's "
          "reducer beside mask_scope: {s.correction.mask_scope}, got one of yours: if it divides by the "
          "masks, policy passes it the host's and all the reduced ones", WARN),
@@ -392,10 +355,9 @@ TO_BE_KNOWN = (
          WARN),
     Rule(lambda s: s.function == "correct" and not s.a.custom_tis_function_path,
          f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct", HINT),
-    Rule(lambda s: s.correction.needs_target and _lacks_init(s),
-         f"needs cur_log_probs: in slime add {INIT_FLAG}", HINT),
-    Rule(lambda s: s.function and not s.correction.needs_target and _lacks_init(s),
-         f"no metrics: in slime add {INIT_FLAG}", HINT),
+    Rule(lambda s: not s.a.custom_megatron_init_path and (
+             "needs cur_log_probs" if s.correction.needs_target else s.function and "no metrics"),
+         f"{{found}}: in slime add {INIT_FLAG}", HINT),
     Rule(lambda s: s.a.custom_megatron_init_path not in (None, OURS["custom_megatron_init_path"]),
          "no metrics and no check at start-up unless {a.custom_megatron_init_path} calls "
          "slime_ext.host.init(args)", HINT),
@@ -408,7 +370,7 @@ def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule]
     for rule in (rule for rule in rules if rule.severity in severities):
         with contextlib.suppress(UnknownError):
             if found := rule.when(setup):
-                yield rule.message.format(a=_Shown(setup.a), s=setup, found=found)
+                yield rule.message.format(a=setup.a, s=setup, found=found)
 
 
 def require(

@@ -33,7 +33,7 @@ LOG = "custom_rollout_log_function_path"
 LOG_FLAG = f"{contract.flag_of(LOG)} {contract.OURS[LOG]}"
 NAMESPACE = b"slime_ext"
 VERSIONS, WAITING = "weight_versions", 16  # rollouts that may wait for the trainer
-PREFIX, STEP = "rollout/off_policy/", "rollout/step"
+PREFIX = "rollout/off_policy/"
 log = logging.getLogger("slime_ext")
 
 _published: dict[tuple[str, int], bytes] = {}  # of this process, which is all there is without Ray
@@ -85,44 +85,28 @@ def with_ages(tokens: Tokens, call: HookCall, correction: Correction, samples: S
     Raises:
         ConfigError: the correction needs them and no sample's is known.
     """
-    now, versions = current(), _versions_of(call, samples)
-    if now is None or versions is None:
+    if call.weight_versions is not None:
+        versions = [_oldest(names) for names in call.weight_versions]
+    else:
+        places = samples.places(call.loss_masks) if samples.versions else None
+        versions = [samples.versions[place] for place in places or ()]
+    now = current()
+    if now is None or not versions:
         if correction.needs_ages:
-            raise ConfigError(_unknown(now))
+            raise ConfigError(
+                "max_staleness: expected weight versions of trainer and samples, got none of the "
+                f"{'trainer' if now is None else 'samples'}: add {contract.INIT_FLAG} and {LOG_FLAG}; a "
+                "custom generate function has to keep Sample.index and Sample.weight_versions"
+            )
         return tokens
     ages = [float("nan") if v is None or v > now else float(now - v) for v in versions]
     made = torch.tensor(ages, dtype=torch.float64)
     return replace(tokens, ages=to_device(made, tokens.segments.mask.device))
 
 
-def _versions_of(call: HookCall, samples: Samples) -> list[int | None] | None:
-    """The oldest version of each of a call's samples; None where none is known."""
-    if call.weight_versions is not None:
-        return [_oldest(names) for names in call.weight_versions]
-    places = samples.places(call.loss_masks) if samples.versions else None
-    return None if places is None else [samples.versions[place] for place in places]
-
-
-def _unknown(now: int | None) -> str:
-    if now is None:
-        return (
-            "max_staleness: expected the trainer's weight version, got none: --custom-megatron-init-path "
-            "slime_ext.host.init takes note of it"
-        )
-    return (
-        "max_staleness: expected the weight versions that sampled this optimizer step, got none: add "
-        f"{LOG_FLAG}; a custom generate function has to keep Sample.index and Sample.weight_versions"
-    )
-
-
-def require_host(args: Any, host: hosts.Host | None, who: str = "max_staleness") -> None:
-    """Fails at start-up if ``who`` needs sample ages and nothing brings weight versions to the trainer.
-
-    Raises:
-        ConfigError: neither the host's batches nor ``log_rollout`` do.
-    """
-    logs = getattr(args, LOG, None) == contract.OURS[LOG]
-    if host is not None and not logs and not host.carries_versions:
+def require_host(args: Any, host: hosts.Host, who: str) -> None:
+    """Fails at start-up if ``who`` needs sample ages and nothing brings weight versions to the trainer."""
+    if getattr(args, LOG, None) != contract.OURS[LOG] and not host.carries_versions:
         raise ConfigError(
             f"{who}: expected the samples' weight versions, got a {host.name} that keeps them in its rollout "
             f"manager: add {LOG_FLAG}"
@@ -141,8 +125,8 @@ def log_rollout(
 
     Args:
         samples: the rollout's samples, under slime's field names; a list of groups is as good.
-        rollout_extra_metrics: the host's dictionary, added to in place; where a rollout function gives none
-            (slime's fully asynchronous one), the host's logger gets the values by themselves.
+        rollout_extra_metrics: the host's dictionary, added to in place; None (slime's fully asynchronous
+            rollout function): the values are a line of the log.
 
     Returns:
         False, so that the host's own log goes on.
@@ -158,8 +142,9 @@ def log_rollout(
     values = {PREFIX + name: value for name, value in version_metrics(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)
-    elif not getattr(args, "load_debug_rollout_data", None):  # with which the host logs nothing
-        _log(rollout_id, args, values)
+    else:
+        listed = ", ".join(f"{name.removeprefix(PREFIX)} {value:.4g}" for name, value in values.items())
+        log.info("rollout %d: weight versions: %s", rollout_id, listed)
     return False
 
 
@@ -178,6 +163,11 @@ def version_metrics(samples: Sequence[Any]) -> dict[str, float]:
         "mixed": sum(len(found) > 1 for found in known) / max(len(known), 1),
         "no_log_probs": sum(map(_lacks_log_probs, samples)) / max(len(samples), 1),
     }
+
+
+def _lacks_log_probs(sample: Any) -> bool:
+    recorded = sample.rollout_log_probs  # a list, or an array of a custom generate function
+    return sample.response_length > 0 and (recorded is None or len(recorded) == 0)
 
 
 def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
@@ -243,22 +233,6 @@ def _key(what: str, rollout_id: int) -> bytes:
     return f"{what}:{job}:{rollout_id}".encode()
 
 
-def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
-    """Through the host's own logger, which its modules define as log(args, metrics, step_key)."""
-    for module in hosts.definers("compute_rollout_step"):
-        for tracker in hosts.definers("log", module.__name__.partition(".")[0]):
-            step = {STEP: module.compute_rollout_step(args, rollout_id)}
-            tracker.log(args, values | step, step_key=STEP)
-            return
-    listed = ", ".join(f"{name.removeprefix(PREFIX)} {value:.4g}" for name, value in values.items())
-    log.info("rollout %d: weight versions: %s", rollout_id, listed)
-
-
-def _lacks_log_probs(sample: Any) -> bool:
-    recorded = sample.rollout_log_probs  # a list, or an array of a custom generate function
-    return sample.response_length > 0 and (recorded is None or len(recorded) == 0)
-
-
 def _versions(sample: Any) -> list[int]:
     found = map(number_of, versions_of(sample.weight_versions))
     return [number for number in found if number is not None]
@@ -266,8 +240,8 @@ def _versions(sample: Any) -> list[int]:
 
 def _oldest(names: Any) -> int | None:
     """The oldest of a sample's versions; None unless each is a number."""
-    versions = [number_of(version) for version in versions_of(names)]
-    return None if None in versions else min(versions, default=None)
+    versions = [number for name in versions_of(names) if (number := number_of(name)) is not None]
+    return None if len(versions) < len(versions_of(names)) else min(versions, default=None)
 
 
 def flat(samples: Iterable[Any]) -> Iterable[Any]:

@@ -16,22 +16,21 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from slime_ext.config.load import read_config, to_mapping
+from slime_ext.config.load import to_mapping
 from slime_ext.config.words import one_line
 from slime_ext.core import compiled
-from slime_ext.core.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, heads, hosts, staleness, train_step
-from slime_ext.host.configured import correction_named, loaded_from, mapping_of_flags, named_by, setup_of
-from slime_ext.host.contract import check_call, flag_of, loss_inputs
+from slime_ext.host.configured import setup_of_flags
+from slime_ext.host.contract import flag_of, loss_inputs
 from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.host.hook import HostFlags, observe
-from slime_ext.host.rules import enforce
+from slime_ext.host.rules import Setup, enforce
 
 UNSEEN = (
     f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
@@ -57,17 +56,18 @@ def init(args: Any) -> None:
     if getattr(args, "dynamic_context_parallel", False):
         raise ConfigError(DYNAMIC)
     host = hosts.require()
-    check_functions(args, host)
-    enforce(loaded_from(setup_of(args, named_by(args))))
-    correction = correction_named(args)
     if host is not None:
         wrap_loss(host)
         train_step.install(host)
+    check_functions(args, host)
+    setup = setup_of_flags(args)
+    enforce(setup)
+    if host is not None:
         carry_to_hook(args)
-    _check_host(args, correction, host)
+        _check_host(setup, host)
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not ready or torch.distributed.get_rank() == 0:
-        print(f"slime_ext: {_what_runs(args, correction)}; {_who_passes(host)}", flush=True)
+        print(f"slime_ext: {_what_runs(setup)}; {_who_passes(host)}", flush=True)
 
 
 def wrap_loss(host: hosts.Host) -> None:
@@ -82,7 +82,8 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
     def policy_loss_function(*given: Any, **named: Any) -> Any:
         call = signature.bind(*given, **named).arguments
         args, batch = call["args"], call["batch"]
-        _forbid_dynamic_context_parallel(batch)
+        if batch.get("dynamic_cp_size") is not None:  # Relax, whatever its flags say
+            raise ConfigError(DYNAMIC)
         inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
         token = loss_inputs.set(inputs)
         try:
@@ -93,6 +94,19 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return policy_loss_function
+
+
+def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
+    def get_log_probs_and_entropy(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        inputs = loss_inputs.get()
+        if inputs is not None:  # inside the policy loss; elsewhere it scores tokens for others
+            made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
+            inputs.setdefault("cur_log_probs", list(made["log_probs"]))
+            inputs["head"] = heads.at_logits(args, kwargs, inputs)
+        return result
+
+    return get_log_probs_and_entropy
 
 
 def carry_to_hook(args: Any) -> None:
@@ -117,68 +131,41 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def _forbid_dynamic_context_parallel(batch: Mapping[str, Any]) -> None:
-    """Raises ConfigError where a batch is cut over another group than the context-parallel one (Relax)."""
-    if batch.get("dynamic_cp_size") is not None:
-        raise ConfigError(DYNAMIC)
-
-
-def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
-    def get_log_probs_and_entropy(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        inputs = loss_inputs.get()
-        if inputs is not None:  # inside the policy loss; elsewhere it scores tokens for others
-            made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
-            inputs.setdefault("cur_log_probs", list(made["log_probs"]))
-            inputs["head"] = heads.at_logits(args, kwargs, inputs)
-        return result
-
-    return get_log_probs_and_entropy
-
-
 def check_functions(args: Any, host: hosts.Host | None) -> None:
-    """Imports every function that a flag names and that training calls; binds the host's call to each.
-
-    Raises:
-        ConfigError: naming the flag, the function and what does not fit.
-    """
-    for dest, positional in contract.CALLS.items():
+    """Imports the functions that the flags of ours name, and binds the host's call to the hook."""
+    for dest in contract.OURS:
         if path := getattr(args, dest, None):
-            check = check_call if positional else contract.load_function
-            check(*((flag_of(dest), path, positional) if positional else (path, flag_of(dest))))
+            contract.load_function(path, flag_of(dest))
     if path := getattr(args, "custom_tis_function_path", None):
         more = contract.OPTIONAL if host is None or host.passes_target else ()
-        check_call("--custom-tis-function-path", path, (), (*contract.REQUIRED, *more))
+        contract.check_hook(path, (*contract.REQUIRED, *more))
 
 
-def _check_host(args: Any, correction: Correction | None, host: hosts.Host | None) -> None:
+def _check_host(setup: Setup, host: hosts.Host) -> None:
     """What a correction and the guards need of this host."""
-    if host is None:
-        return
     if host.step is None:
         log.warning(UNSEEN.format(name=host.name))
-        if correction is not None and correction.needs_plan:
+        if setup.correction.needs_plan:
             raise ConfigError(
                 f"{host.name}: expected a trainer with {hosts.STEP} beside a correction that couples the "
                 "samples of an optimizer step, got one without (FSDP)"
             )
-    if correction is not None and correction.center is not None:
-        heads.require_host(args, host)
-    if correction is not None and correction.needs_ages:
-        staleness.require_host(args, host)
-    for name in read_config(mapping_of_flags(args)).guards:
-        if name.startswith("staleness_"):
-            staleness.require_host(args, host, f"slime_ext.guards.{name}")
+    if setup.correction.center is not None:
+        heads.require_host(setup.args, host)
+    guards = [f"slime_ext.guards.{name}" for name in setup.loaded.guards if name.startswith("staleness_")]
+    for who in (["max_staleness"] if setup.correction.needs_ages else guards)[:1]:
+        staleness.require_host(setup.args, host, who)
 
 
-def _what_runs(args: Any, correction: Correction | None) -> str:
-    path, name = getattr(args, "custom_tis_function_path", None), contract.function_of(args)
+def _what_runs(setup: Setup) -> str:
+    args, correction = setup.args, setup.correction
+    path = getattr(args, "custom_tis_function_path", None)
     if not contract.calls_hook(args):
         return "no correction, only metrics (--use-tis is off)"
-    if correction is None:
+    if not setup.function:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
-    preset = (getattr(args, "slime_ext", None) or {}).get("preset") or name
+    preset = (getattr(args, "slime_ext", None) or {}).get("preset") or setup.function
     is_compiled = HostFlags.of(args, correction).serve is compiled.apply
     backend = compiled.describe(is_compiled, correction)
     return f"{only}{preset}: {one_line(to_mapping(correction))}; {backend}"
@@ -190,4 +177,4 @@ def _who_passes(host: hosts.Host | None) -> str:
         return "no slime in this process: the caller passes cur_log_probs and advantages"
     own = host.passes_target
     who = "passes cur_log_probs itself" if own else "init passes cur_log_probs and advantages to the hook"
-    return f"{host.name} {host.version}: {who}"
+    return f"{host.name}: {who}"

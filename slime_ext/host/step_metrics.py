@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from slime_ext.core import metrics
 from slime_ext.core.correction import HookResult
@@ -24,43 +25,36 @@ from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
-from slime_ext.host.hosts import parallel_state, ranks
-from slime_ext.host.packing import CONSEQUENCES, locate, require_finite
+from slime_ext.host.hosts import ranks
+from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_finite
 from slime_ext.host.rollout_data import Samples, numbers
 from slime_ext.ops.segments import Segments
 
 WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
-LONGEST = 2000  # bytes of an error that stages share
 
 
 @dataclass
 class NonFiniteTracker:
     """The first non-finite log-prob of each kind in one optimizer step on this rank."""
 
-    calls: list[tuple[Segments, Sequence[int | None] | None]] = field(default_factory=list)
+    calls: list[tuple[Segments, Sequence[int | None]]] = field(default_factory=list)
     found: list[Tensor] = field(default_factory=list)  # per call [kinds, 2]: whether there is any, the first
 
     def look(
-        self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] | None
+        self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] = ()
     ) -> None:
-        """Notes where response tokens are not finite, without waiting for the device.
-
-        Args:
-            values: kind -> [T] log-probs; None or absent: not looked at.
-            samples: the indices of the call's samples.
-        """
-        given = [values.get(kind) for kind in CONSEQUENCES]
-        some = next((v for v in given if v is not None), None)
-        if some is None or not segments.size:
-            self.found.append(torch.zeros(len(given), 2, dtype=torch.float64, device=segments.mask.device))
-        else:
-            none = torch.zeros_like(some)
-            rows = torch.stack([none if v is None else v.detach() for v in given])
-            bad = segments.mask & ~(rows.abs() < torch.inf)
-            self.found.append(torch.stack(bad.to(torch.uint8).max(1), 1).double())  # the first of equals
-        # What names a token later, without the call's tensors.
-        outline = (segments.lengths, segments.shards, torch.zeros(0, dtype=torch.bool))
-        self.calls.append((Segments(*outline, segments.shards_per_sequence), samples))
+        """Notes where response tokens of ``values`` (kind -> [T] log-probs) are not finite, without waiting
+        for the device; ``samples``: the indices of the call's samples, where they are known."""
+        self.calls.append((segments, samples))
+        mask = segments.mask
+        bad = [
+            torch.zeros_like(mask)
+            if (v := values.get(kind)) is None
+            else mask & ~(v.detach().abs() < torch.inf)
+            for kind in CONSEQUENCES
+        ]
+        rows = pad(torch.stack(bad).to(torch.uint8), (0, 1))  # this rank may hold no token
+        self.found.append(torch.stack(rows.max(1), 1).double())  # the first of equals
 
     def vector(self, device: torch.device | str = "cpu") -> Tensor:
         """[kinds x WIDTH] float64, what the first call noted that found something, for all ranks."""
@@ -77,26 +71,25 @@ class NonFiniteTracker:
         Args:
             per_rank: every rank's ``vector``.
             rank: this one.
-
-        Raises:
-            NonFiniteError: naming sample and position where this rank knows them.
         """
         for other in sorted(range(len(per_rank)), key=lambda r: r != rank):
-            for i, kind in enumerate(CONSEQUENCES):
+            for i, (kind, consequence) in enumerate(CONSEQUENCES.items()):
                 found, call, index = map(int, per_rank[other][i * WIDTH : (i + 1) * WIDTH])
                 if found:
                     where = f"data rank {other}, micro-batch {call}, token {index} of it"
                     where = self._place(call, index) if other == rank else where
-                    why = f"expected a finite log-prob, got NaN or an infinity: {CONSEQUENCES[kind]}"
-                    raise NonFiniteError(f"{kind}, {where}: {why}")
+                    raise NonFiniteError(
+                        f"{kind}, {where}: expected a finite log-prob, got NaN or an infinity: {consequence}"
+                    )
 
     def _place(self, call: int, index: int) -> str:
         segments, samples = self.calls[call]
         sequence, position = locate(index, segments)
-        where = f"sequence {sequence} of {segments.count} in micro-batch {call}"
-        if samples and samples[sequence] is not None:
-            where = f"sample {samples[sequence]} ({where})"
-        return f"{where}, response token {position}"
+        known = samples[sequence] if samples else None
+        name = "" if known is None else f"sample {known}, "
+        return (
+            f"{name}sequence {sequence} of {segments.count} in micro-batch {call}, response token {position}"
+        )
 
 
 @dataclass
@@ -135,49 +128,32 @@ class OptimizerStep:
 
         Args:
             behavior: whether the behavior policy's have to be finite too.
-
-        Raises:
-            NonFiniteError: naming sample and position.
         """
         log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
         if behavior:
             log_probs["rollout_log_probs"] = tokens.behavior
         if tokens.segments.mask.device.type != "cpu":
-            places = self.samples.places(call.loss_masks)
-            indices = [self.samples.indices[place] for place in places] if places else None
-            self.tracker.look(log_probs, tokens.segments, indices)
+            places = self.samples.places(call.loss_masks) or ()
+            self.tracker.look(log_probs, tokens.segments, [self.samples.indices[place] for place in places])
             return
         for name, values in log_probs.items():
             if values is not None:
                 require_finite(name, values, tokens.segments, CONSEQUENCES[name])
 
     def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Scalars and curves over all ranks that train the step; one SUM, the only wait for the device.
-
-        Raises:
-            NonFiniteError: a rank met a non-finite proximal or target log-prob.
-        """
+        """Scalars and curves over all ranks that train the step; one SUM, the only wait for the device."""
         here = ranks()
         rank, size = here.place
         device = _device() if self.measured is None else self.measured.sums.device
-        totals, extra = metrics.reduce(
-            self.layout,
-            self.measured,
-            here.all_sum,
-            rank,
-            size,
-            device=device,
-            extra=self.tracker.vector(device),
+        extra = self.tracker.vector(device)
+        totals, found = metrics.reduce(
+            self.layout, self.measured, here.all_sum, rank, size, device=device, extra=extra
         )
-        self.tracker.check(extra, rank)
+        self.tracker.check(found, rank)
         return metrics.scalars(totals), metrics.curves(totals)
 
     def explain(self) -> None:
-        """Names what this rank found when the step broke off.
-
-        Raises:
-            NonFiniteError: it met a non-finite log-prob.
-        """
+        """Names what this rank found when the step broke off."""
         self.tracker.check([numbers(self.tracker.vector())], 0)
 
 
@@ -189,11 +165,7 @@ class Nowhere(OptimizerStep):
         return result
 
     def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool) -> None:
-        """As in a step, on CPU; on other devices nobody would read the note.
-
-        Raises:
-            ConfigError: the behavior policy's log-probs have to be finite on such a device.
-        """
+        """As in a step, on CPU; on other devices nobody would read the note."""
         if (device := tokens.segments.mask.device.type) == "cpu":
             super().check_finite(tokens, call, behavior=behavior)
         elif behavior and current.step is NOWHERE:
@@ -210,9 +182,7 @@ NOWHERE = Nowhere()
 class Current:
     """What hook calls of this process are told."""
 
-    step: OptimizerStep = field(
-        default_factory=lambda: NOWHERE
-    )  # the one that is under way: what a call measures and notes is read
+    step: OptimizerStep = field(default_factory=lambda: NOWHERE)  # the one that is under way
     leaves_loss_alone: bool = False  # a guard asked for metrics only
 
 
@@ -224,20 +194,17 @@ def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
     """Opens an optimizer step for the hook calls inside."""
     current.step = step
     try:
-        yield current.step
+        yield step
     finally:
         current.step = NOWHERE
 
 
 def step_for(call: HookCall) -> OptimizerStep:
     """The open step that this hook call is to be counted in; ``NOWHERE`` if none is open or it has been."""
-    step = current.step
+    step, inputs = current.step, loss_inputs.get() or {}
     if step is NOWHERE:
         return NOWHERE
-    behavior = call.rollout_log_probs
-    objects = [*call.loss_masks, *([behavior] if isinstance(behavior, Tensor) else behavior)]
-    inputs = loss_inputs.get() or {}
-    objects = [inputs["batch"]] if "batch" in inputs else objects or [call.pg_loss]
+    objects = [inputs["batch"]] if "batch" in inputs else [*call.loss_masks, call.rollout_log_probs]
     identities = tuple(map(id, objects))
     if identities in step.seen:
         return NOWHERE
@@ -253,16 +220,9 @@ def share_error_across_stages(reason: str) -> str:
     state = parallel_state()
     if state is None or (stages := state.get_pipeline_model_parallel_group()).size() == 1:
         return reason
-
-    def over_stages(values: Sequence[int]) -> list[float]:
-        summed = torch.tensor(values, dtype=torch.float32, device=_device())
-        torch.distributed.all_reduce(summed, group=stages)
-        return numbers(summed)
-
-    if not any(over_stages([int(bool(reason))])):
-        return ""
-    text = over_stages(list(reason.encode()[:LONGEST].ljust(LONGEST, b"\0")))
-    return bytes(map(int, text)).rstrip(b"\0").decode(errors="ignore")
+    reasons = [reason] * stages.size()
+    torch.distributed.all_gather_object(reasons, reason, group=stages)
+    return max(reasons)
 
 
 def _device() -> str:

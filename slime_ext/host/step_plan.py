@@ -22,7 +22,7 @@ from torch import Tensor
 from slime_ext.core.correction import Correction, plan_step
 from slime_ext.core.state import Plan, Step, Tokens
 from slime_ext.core.steps import STEPS
-from slime_ext.errors import ConfigError, DataError, warn_once
+from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import rollout_data as data_of
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import INIT_FLAG, HookCall
@@ -88,7 +88,7 @@ def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
     plan, found = step_metrics.current.step.plan, None
     if plan is not None and plan.correction == correction:
         found = plan.of(call.loss_masks, tokens.segments.mask.device)
-    return _alone(correction, tokens, call.args) if found is None else found
+    return found or _alone(correction, tokens, call.args)
 
 
 def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
@@ -137,29 +137,35 @@ def compute_plan(
     Raises:
         ConfigError: the proximal or the behavior policy's log-probs are not in the data, or which samples
             share a prompt is not.
-        DataError: this rank has no samples.
         NonFiniteError: a proximal log-prob is not finite at a response token.
     """
     batch = data_of.joined(batches)
-    if not batch["loss_masks"]:  # without this rank's part the others would wait
-        raise DataError(
-            "rollout_data: expected a sample on every data parallel rank, got none on rank "
-            f"{here.dp_rank} of {here.dp_size}: {what_couples(correction)} is computed over all of them"
-        )
     tokens, samples = _tokens_of(correction, args, batch, identify, here)
     found = plan_step(correction, [tokens], here.all_sum)
     plan = StepPlan(correction, samples, found.numbers)
     if correction.denominator == "host" and correction.group == "ignore":
         return plan
     shares = [_local_rows(correction, args, batch, _counts(correction, tokens, found), here)]
-    rest = data_of.rest_of(rollout, batch) if rollout and correction.group != "ignore" else None
-    if rest:  # a group may be spread over optimizer steps
+    rest = data_of.rest_of(rollout, batch) if rollout and correction.group != "ignore" else {}
+    if rest.get("loss_masks"):  # a group may be spread over optimizer steps
         tokens, _ = _tokens_of(correction, args, rest, identify, here)
         counts = None if correction.is_coupled else _counts(correction, tokens, found)
         shares.append(_local_rows(correction, args, rest, counts, here, step=OTHER))
     rows, begin = _gathered(torch.cat(shares), here)
     mine = range(begin, begin + len(samples.masks))
-    return _related(plan, args, batch, rows, mine, rollout)
+    if correction.group != "ignore":
+        _refuse_split_groups(correction, rows)
+    if correction.group == "atomic":
+        broken = data_of.broken_groups(rows)
+        rows = data_of.without_groups(rows, broken)
+        plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
+    acts = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
+    if correction.group == "rebaseline" and acts and rollout:
+        _refuse_split_rollouts(args, rollout)
+        advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
+        data_of.set_advantages(rollout, batch["loss_masks"], [advantages[i] for i in mine])
+    scale = _scale(correction, args, batch, rows)
+    return replace(plan, scale=None if scale is None else [scale[i] for i in mine])
 
 
 def _tokens_of(
@@ -187,21 +193,20 @@ def _local_rows(
 
     Ranks that share a sample's tokens each count their own; the first of them says the rest.
     """
-    count, group = len(batch["loss_masks"]), correction.group
+    count, masks = len(batch["loss_masks"]), batch["loss_masks"]
     columns = {"step": [step] * count}
     for name, keys in (("rollout", data_of.ROLLOUT_IDS), ("denominator", data_of.MASK_SUMS)):
         columns[name] = data_of.column(data_of.first_of(batch, keys), count)
-    if group != "ignore":
+    if correction.group != "ignore":
         columns["group"] = data_of.group_keys(batch, args.n_samples_per_prompt)
-    if group == "rebaseline":
+    if correction.group == "rebaseline":
         columns["reward"] = data_of.column(batch["rewards"], count)
-    device = batch["loss_masks"][0].device
-    rows = torch.zeros(count, len(SampleRow._fields), dtype=torch.float64, device=device)
+    rows = torch.zeros(count, len(SampleRow._fields), dtype=torch.float64, device=masks[0].device)
     for name, values in columns.items():
         if here.context.rank == 0 and None not in values:
             rows[:, SampleRow._fields.index(name)] = torch.tensor(values, dtype=torch.float64).to(rows)
-    for name, values in zip(("tokens", "kept"), () if counts is None else counts, strict=False):
-        rows[:, SampleRow._fields.index(name)] = values.double()
+    if counts is not None:
+        rows[:, [SampleRow._fields.index(name) for name in ("tokens", "kept")]] = counts.double().T
     return rows
 
 
@@ -215,39 +220,8 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
     return [SampleRow(*row) for row in data_of.numbers(here.all_sum(table))], ends[here.dp_rank]
 
 
-def _related(
-    plan: StepPlan,
-    args: Any,
-    batch: Batch,
-    rows: list[SampleRow],
-    mine: range,
-    rollout: dict[str, Any] | None,
-) -> StepPlan:
-    """The plan with what the rows mean for each other."""
-    correction = plan.correction
-    if correction.group != "ignore":
-        _require_whole_groups(correction, rows, args.n_samples_per_prompt)
-    if correction.group == "atomic":
-        broken = data_of.broken_groups(rows)
-        rows = data_of.without_groups(rows, broken)
-        plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
-    acts = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
-    if correction.group == "rebaseline" and acts and rollout:
-        _refuse_split(args, rollout)
-        found = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
-        data_of.set_advantages(rollout, batch["loss_masks"], [found[i] for i in mine])
-    return plan if correction.denominator == "host" else _divided(plan, args, batch, rows, mine)
-
-
-def _require_whole_groups(correction: Correction, rows: list[SampleRow], size: int) -> None:
-    """As many samples as whole groups have, in more groups: the host counted on from another size."""
-    wanted, groups = len(rows) / size, {row.group for row in rows}
-    if wanted.is_integer() and len(groups) > wanted:
-        raise ConfigError(
-            f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
-            f"{len(groups)}: the run went on with another --n-samples-per-prompt than it began with; use "
-            "ignore"
-        )
+def _refuse_split_groups(correction: Correction, rows: list[SampleRow]) -> None:
+    """Numbers of a step that is not trained yet, which decide about its samples, are not known."""
     now, later = ({row.group for row in rows if (row.step == OTHER) is other} for other in (False, True))
     if correction.is_coupled and now & later:
         coupled = what_couples(replace(correction, denominator="host", group="ignore"))
@@ -257,11 +231,10 @@ def _require_whole_groups(correction: Correction, rows: list[SampleRow], size: i
         )
 
 
-def _refuse_split(args: Any, rollout: Batch) -> None:
+def _refuse_split_rollouts(args: Any, rollout: Batch) -> None:
     """slime's baseline is a prompt's only while there are as many samples as the flags say."""
     found, prompts = len(rollout.get("raw_reward") or ()), getattr(args, "rollout_batch_size", None)
-    if found and prompts and found != prompts * args.n_samples_per_prompt:
-        wanted = prompts * args.n_samples_per_prompt
+    if found and prompts and found != (wanted := prompts * args.n_samples_per_prompt):
         raise ConfigError(
             f"slime_ext.group: expected {wanted} samples (--rollout-batch-size x --n-samples-per-prompt) for "
             f"rebaseline, got {found}: slime takes one baseline over all samples of split rollouts; use "
@@ -269,15 +242,14 @@ def _refuse_split(args: Any, rollout: Batch) -> None:
         )
 
 
-def _divided(plan: StepPlan, args: Any, batch: Batch, rows: list[SampleRow], mine: range) -> StepPlan:
-    """The plan with the factors that make the host divide by the kept tokens."""
+def _scale(correction: Correction, args: Any, batch: Batch, rows: list[SampleRow]) -> list[float] | None:
+    """The factors that make the host divide by the kept tokens; None: 1."""
+    if correction.denominator == "host":
+        return None
     if getattr(args, "calculate_per_token_loss", False):
-        factors = data_of.token_factors(rows)
-    elif data_of.first_of(batch, data_of.MASK_SUMS) is not None:
-        factors = data_of.rollout_factors(rows)
-    elif plan.correction.mask_scope == "all":
-        return plan  # the host does it itself: slime before v0.3.0 divides a sample by its returned mask
-    else:
-        own = [row._replace(rollout=i, denominator=row.tokens) for i, row in enumerate(rows)]
-        factors = data_of.rollout_factors(own)
-    return replace(plan, scale=[factors[i] for i in mine])
+        return data_of.factors(rows, per_token=True)
+    if data_of.first_of(batch, data_of.MASK_SUMS) is not None:
+        return data_of.factors(rows)
+    if correction.mask_scope == "all":
+        return None  # the host does it itself: slime before v0.3.0 divides a sample by its returned mask
+    return data_of.factors([row._replace(rollout=i, denominator=row.tokens) for i, row in enumerate(rows)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -116,10 +115,6 @@ def test_what_is_wrong_is_named(run, capsys):
     far = scalars(noise=0.05)
     cases = {
         "no tensor of the engine changed": (lambda name, version, engine: 1, scalars()),
-        "the engine holds the weights of push 1 again": (
-            lambda n, v, e: 1 + v % 2 if v > 1 else 2,
-            scalars(),
-        ),
         "layer 1 did not change": (lambda n, v, e: None if ".1." in n else v, far),
         "model.embed_tokens.weight, layer 2 did not": (
             lambda n, v, e: None if v > 2 and (".2." in n or "embed" in n) else v,
@@ -129,7 +124,7 @@ def test_what_is_wrong_is_named(run, capsys):
             lambda n, v, e: None if e and ".0." in n else v,
             scalars(),
         ),
-        "has parted from the trainer": (lambda n, v, e: v, far),
+        "engine and trainer differ: other weights, another temperature": (lambda n, v, e: v, far),
     }
     for words, (arrives, step) in cases.items():
         certify.reset()
@@ -137,14 +132,6 @@ def test_what_is_wrong_is_named(run, capsys):
         line, found = said[-1]
         assert verdict(line) == "NOT sound" and words in line, line
         assert found["off_policy/certified"] == 0.0
-
-
-def test_at_the_start_there_is_nothing_to_compare_with(run, capsys):
-    ((line, _),) = pushes(run([Engine()]), capsys, scalars(noise=0.5))
-    assert "differ from the first push on: other weights, or other numerics" in line
-    certify.reset()
-    ((line, _),) = pushes(run([Engine()]), capsys, scalars(noise=0.05, shift=0.3))
-    assert "temperature, top-p or top-k" in line and verdict(line) == "NOT sound"
 
 
 def test_what_cannot_be_known_is_said_to_be_so(run, capsys):
@@ -216,12 +203,6 @@ def test_it_can_be_switched_off_and_its_names_are_known(run, capsys, monkeypatch
     assert loaded.guards["certified_k3_kl"].max == 1e-3
     with pytest.raises(ConfigError, match=r"unknown metric 'certfied'.*certified"):
         read_config({"preset": "token_tis", "guards": {"certfied": {"min": 1}}})
-
-
-def test_the_cost_is_a_share_of_the_time(run, capsys):
-    ((line, _),) = pushes(run([Engine()]), capsys, scalars())
-    cost = line.rpartition("(")[2]
-    assert float(cost.split(" s, ")[0]) >= 0 and not math.isnan(float(cost.split(" s, ")[1].split("%")[0]))
 
 
 def test_a_class_that_calls_its_parents_push_is_one_push(run, capsys):

@@ -7,8 +7,6 @@ tests/downstream/test_contract_source.py reads the real source against this.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from argparse import Namespace
 
 import pytest
@@ -26,22 +24,6 @@ HOOK_CALL = {
     "loss_masks": "a list of int32 tensors of the whole response",
     "total_lengths": "a list of integers",
     "response_lengths": "a list of integers",
-}
-OTHER_CALLS = {
-    "custom_megatron_init_path": ["args"],
-    "rollout_data_postprocess_path": [],
-    "custom_rollout_log_function_path": [
-        "rollout_id",
-        "args",
-        "samples",
-        "rollout_extra_metrics",
-        "rollout_time",
-    ],
-}
-OURS = {
-    "custom_megatron_init_path": "slime_ext.host.init",
-    "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
-    "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
 }
 SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")
 NAMES = (*SEEDS, "correct", *presets.PRESETS, *presets.ALIASES)
@@ -94,7 +76,6 @@ def call(name, how="stock, carried by init", seed=0, **more):
 
 def test_the_data_here_and_the_contract_of_the_package_agree():
     assert ("args", *HOOK_CALL) == contract.REQUIRED
-    assert {dest: list(contract.CALLS[dest]) for dest in OTHER_CALLS} == OTHER_CALLS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,16 +144,3 @@ def test_no_name_of_a_metric_is_one_of_slimes(name):
 def test_every_way_of_carrying_gives_the_same_loss(name):
     losses = [call(name, how)[1][0] for how in HOST_CALLS]
     assert all(torch.equal(loss, losses[0]) for loss in losses)
-
-
-@pytest.mark.parametrize(("dest", "path"), OURS.items())
-def test_our_other_functions_take_slimes_call(dest, path):
-    module, _, name = path.rpartition(".")
-    function = getattr(importlib.import_module(module), name)
-    inspect.signature(function).bind(*OTHER_CALLS[dest])
-
-
-def test_every_function_is_importable_the_way_slime_does_it():
-    for name in NAMES:
-        module, _, function = f"slime_ext.tis.{name}".rpartition(".")
-        assert callable(getattr(importlib.import_module(module), function))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from slime_ext import tis
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import contract, hosts, startup
-from slime_ext.host.configured import check_first_call
+from slime_ext.host.configured import correction_for
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
@@ -149,18 +149,8 @@ def test_our_hooks_read_what_the_policy_loss_holds():
 def test_without_init_the_first_call_says_that_it_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
-    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_tis"}))
+    correction_for(types.SimpleNamespace(slime_ext={"preset": "token_tis"}, use_tis=True))
     assert "expected --custom-megatron-init-path slime_ext.host.init at start-up" in caplog.text
-
-
-def test_a_backend_that_never_calls_init_is_named(host, caplog):
-    host(a_loss_module())
-    warn_once.cache_clear()
-    args = types.SimpleNamespace(
-        slime_ext={"preset": "token_tis"}, custom_megatron_init_path="slime_ext.host.init"
-    )
-    check_first_call(args)
-    assert "expected a backend that calls --custom-megatron-init-path slime_ext.host.init" in caplog.text
 
 
 def test_without_init_the_first_call_checks_the_flags(host):
@@ -174,5 +164,5 @@ def test_after_init_nothing_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
     wrapped()
-    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_tis"}))
+    correction_for(types.SimpleNamespace(slime_ext={"preset": "token_tis"}, use_tis=True))
     assert not caplog.records

@@ -24,7 +24,7 @@ def test_the_doors_are_found_in_every_layout(layout, tmp_path, monkeypatch):
     made = trees.made(tmp_path, monkeypatch, layout)
     host = hosts.require()
     assert (host.loss, host.step, host.name) == (made.loss, made.step, made.package)
-    assert host.version == "(a checkout)" and not host.is_wrapped
+    assert not host.is_wrapped
 
 
 def test_a_users_own_policy_loss_is_not_the_hosts(tmp_path, monkeypatch):
@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_named_with_its_place(name, tmp_path, monkeypatch):
 
 def test_a_trainer_that_fits_no_door_is_told_what_was_looked_for_and_where(monkeypatch):
     monkeypatch.setattr(hosts, "parallel_state", lambda: object())
-    line = r"test_hosts: expected a host with policy_loss_function\(args, .*, got none among the \d+ modules"
+    line = r"expected a host with policy_loss_function\(args, .*, got none among the \d+ modules"
     with pytest.raises(ConfigError, match=line):
         hosts.require()
 
@@ -96,21 +96,6 @@ def test_what_the_trainer_gets_is_read_off_the_hosts_text(tmp_path, monkeypatch)
     (room / "__init__.py").write_text("can_reuse_log_probs_in_loss = True\n")
     (tmp_path / "slime/manager.py").write_text('train_data["weight_versions"] = []\n')
     assert host.may_skip_proximal and host.carries_versions
-
-
-def test_the_version_is_of_the_distribution_that_is_imported(tmp_path, monkeypatch):
-    """A checkout that comes first on the path is not what is installed."""
-    info = tmp_path / "installed/slime-0.3.1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
-    (info / "top_level.txt").write_text("slime\n")
-    found = []
-    for folder in ("installed", "checkout"):
-        with monkeypatch.context() as patch:
-            patch.syspath_prepend(str(tmp_path / "installed"))
-            trees.made(tmp_path / folder, patch)
-            found.append(hosts.current().version)
-    assert found == ["0.3.1", "(a checkout)"]
 
 
 def test_wrapping_is_idempotent_and_can_be_undone(tmp_path, monkeypatch):

@@ -132,11 +132,11 @@ def stops(stages=1):
         with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
             call = call_of(oracle.random_batch(rank), None)
             values = torch.tensor([0.0, 0.0, value if rank == stages - 1 else 0.0])
-            step.tracker.look({"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3)), None)
+            step.tracker.look({"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3)))
             if ranks().is_last_stage:
                 tis.correct(args, **call)
             try:
-                Reporter.of(args).report_on_every_stage(step, {"rollout_id": 0, "step_id": 0})
+                Reporter.of(args).report(step, {"rollout_id": 0, "step_id": 0})
             except SlimeExtError as error:
                 lines.append(str(error))
     return lines

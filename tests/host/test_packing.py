@@ -127,7 +127,10 @@ def test_advantages_may_be_one_tensor():
     [
         ({"train_log_probs": [torch.zeros(2)]}, "train_log_probs: expected 2 samples, got 1"),
         ({"loss_masks": [torch.ones(2), torch.ones(2)]}, "loss_masks, sequence 1 of 2: expected 1 tokens"),
-        ({"advantages": torch.zeros(2)}, "advantages: expected 3 tokens on this rank, got 2"),
+        (
+            {"advantages": torch.zeros(2)},
+            r"advantages: expected 3 tokens on this rank, got a tensor of shape \[2\]",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes, message):

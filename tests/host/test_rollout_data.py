@@ -44,14 +44,14 @@ def test_the_samples_of_other_steps_are_the_rest():
     taken = {key: values[1:3] for key, values in rollout.items()}
     rest = rollout_data.rest_of(rollout, taken)
     assert rest["rewards"] == [0.0, 3.0] and rest["log_probs"] is None
-    assert rollout_data.rest_of(rollout, rollout) is None
+    assert rollout_data.rest_of(rollout, rollout)["rewards"] == []
 
 
 def test_a_broken_sample_is_named_by_its_index_where_the_host_keeps_one():
     for records, name in (
-        ([6, 7], r"sample 7 \(sequence 1 of 2 in micro-batch 0\)"),
+        ([6, 7], "sample 7, sequence 1 of 2 in micro-batch 0"),
         ([None, None], "sequence 1 of 2 in micro-batch 0"),
-        (None, "sequence 1 of 2 in micro-batch 0"),
+        ([], "sequence 1 of 2 in micro-batch 0"),
     ):
         tracker = NonFiniteTracker()
         broken = torch.tensor([0.0, 0.0, math.nan])
@@ -87,12 +87,16 @@ def test_nothing_is_kept_of_a_broken_group():
 
 def test_a_rollout_is_divided_by_what_all_its_samples_keep():
     rows = [row(kept=2, denominator=20), row(kept=3, denominator=20), row(rollout=1, kept=0, denominator=7)]
-    assert rollout_data.rollout_factors(rows) == [4.0, 4.0, 1.0]
+    assert rollout_data.factors(rows) == [4.0, 4.0, 1.0]
 
 
 def test_an_optimizer_step_is_divided_by_what_it_keeps():
     rows = [row(tokens=9, kept=5), row(tokens=0, kept=0), row(step=1, tokens=4, kept=0)]
-    assert rollout_data.token_factors(rows) == [2.0, 2.0, 1.0]  # 9 tokens, and 1 for the sample without any
+    assert rollout_data.factors(rows, per_token=True) == [
+        2.0,
+        2.0,
+        1.0,
+    ]  # 9 tokens, and 1 for the sample without any
 
 
 def test_a_rejected_sample_leaves_the_baseline_of_its_group():

@@ -20,7 +20,10 @@ from slime_ext.tools.scripts.read import host_root, is_script, read
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
-ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
+ALIKE = (
+    *contract.FUNCTIONS,
+    "custom_agent_function_path",
+)  # arguments of slime and miles that look like those
 
 
 @dataclass
