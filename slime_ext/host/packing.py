@@ -226,6 +226,11 @@ def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -
     if len(values) != len(lengths):
         raise DataError(f"{name}: expected {len(lengths)} samples, got {len(values)}: one tensor per sample")
     for i, (part, length) in enumerate(zip(values, lengths, strict=True)):
+        if not isinstance(part, Tensor):
+            raise DataError(
+                f"{name}, sequence {i} of {len(lengths)}: expected a tensor, got {type(part).__name__}: "
+                "turn it into one, as slime does before it calls the hook"
+            )
         if part.shape != (length,):
             require_flat(f"{name}, sequence {i} of {len(lengths)}", part, length)
     return torch.cat(list(values)) if values else torch.zeros(0)
