@@ -133,14 +133,14 @@ class HookCall:
     def require(self, correction: Correction, who: str) -> None:
         """Raises ConfigError unless the host passed what the correction of function ``who`` reads."""
         target = "cur_log_probs (the trainer's log-probs with gradient)"
-        for is_read, value, what in (
-            (correction.needs_target, self.cur_log_probs, target),
-            (correction.needs_advantages, self.advantages, "advantages"),
+        for is_read, value, what, instead in (
+            (correction.needs_target, self.cur_log_probs, target, ", or use numerator: proximal"),
+            (correction.needs_advantages, self.advantages, "advantages", ""),
         ):
             if is_read and value is None:
                 raise ConfigError(
                     f"{who}: expected {what}, got none: add {INIT_FLAG}, which passes them on in every slime "
-                    "since v0.2.0"
+                    f"since v0.2.0{instead}"
                 )
 
 

@@ -247,9 +247,10 @@ OF_THE_FILE = (  # before what stands in it is read
          "--custom-config-path: expected {found}, got it beside slime_ext, where nothing reads it: indent "
          "it; an argument of your own needs another name"),
     Rule(lambda s: s.function in ("", *contract.SEEDS) and s.a.slime_ext is not None
-         and (not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING),
+         and (not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING)
+         and (s.a.custom_tis_function_path or "none"),
          f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-         "{a.custom_tis_function_path}: nothing would read that key"),
+         "{found}: nothing would read that key"),
 )  # fmt: skip
 OF_THE_LAUNCH = (
     Rule(lambda s: contract.function_of(s.a) and not (s.a.use_tis or s.a.get_mismatch_metrics),
