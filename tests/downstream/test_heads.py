@@ -119,7 +119,7 @@ def _trained(host, layout, mapping, temperature):
     args = Namespace(**DEFAULTS | FLAGS | {"slime_ext": mapping, "rollout_temperature": temperature})
     slime_host.init(args)
     mine = samples()
-    with _step(args, host, mine, [mine]) as step:
+    with _step(args, host, mine, [mine], 1) as step:
         logits = host.logits(args, mine)
         loss = host.loss(args, host.batch(args, mine), 1, logits)[0]
         scale = host.loss(_as_one(args), host.batch(args, mine), 1, logits.detach())[0]

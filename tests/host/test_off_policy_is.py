@@ -203,7 +203,7 @@ def test_without_use_tis_nothing_changes_but_metrics_come():
 
 def test_without_the_target_it_says_what_to_do():
     with pytest.raises(
-        ConfigError, match=r"off_policy_is_function: expected cur_log_probs .* numerator: proximal"
+        ConfigError, match=r"off_policy_is_function: expected cur_log_probs .* slime_ext.host.init"
     ):
         tis.off_policy_is_function(
             ARGS,

@@ -83,7 +83,11 @@ def _run(target: Callable[..., Any], *arguments: Any) -> None:
     """Calls the function in a fork, which ends when the process that asked for it has been killed."""
     asked = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: connection.wait([asked]) and os._exit(1), daemon=True).start()
-    target(*arguments)
+    try:
+        target(*arguments)
+    except Exception as error:  # multiprocessing would print it past the process's own hook
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
 
 
 class _Output:

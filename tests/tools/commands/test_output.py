@@ -23,8 +23,8 @@ def test_no_folder_is_made_at_the_root(tmp_path):
 def test_nothing_that_is_printed_controls_the_terminal(capsys, tmp_path):
     name = "run\x1b[31m\u202ered.sh"
     (tmp_path / name).write_text("python3 train.py --lr 1\n")
-    assert cli.main(["check", str(tmp_path / name)]) == 0
-    out = capsys.readouterr().out
+    assert cli.main(["check", str(tmp_path / name)]) == 1  # a trace of bash cannot hold such a name
+    out = capsys.readouterr().err
     assert "\x1b" not in out and "\u202e" not in out and "run\\x1b[31m\\u202ered.sh" in out
     output.console().print(
         output.table([["a\x1b", Text("b\x9b", "red")]]), Group(Text("c\x00")), "d\u2066", markup=False
