@@ -188,7 +188,13 @@ def _step(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sampl
     place = {id(s): i for i, s in enumerate(mine)}
     indices = [[place[id(s)] for s in part] for part in parts]
     iterators = [host.iterator(data, micro_batch_indices=indices) for _ in range(chunks)]
-    call = {"args": args, "rollout_id": 0, "data_iterator": iterators, "num_microbatches": len(parts)}
+    call = {
+        "args": args,
+        "rollout_id": 0,
+        "step_id": 0,
+        "data_iterator": iterators,
+        "num_microbatches": len(parts),
+    }
     opened = train_step._opened(call, correction_of_flags(args), train_step.Reporter.of(args))
     assert [iterator.offset for iterator in iterators] == [0] * chunks
     return step_metrics.under_way(opened)

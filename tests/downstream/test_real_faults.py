@@ -34,7 +34,7 @@ def test_broken_log_probs_of_old_weights_are_rejected_and_said(tmp_path):
     assert [step["off_policy/staleness_mean"] for step in steps] == [0.0, *[1.0] * (ROLLOUTS - 1)]
     (begun,) = (line for line in log if " slime_ext: " in line and "; backend " in line)
     assert "token_tis: proximal / behavior" in begun
-    assert "miles 0.0.2: init passes cur_log_probs and advantages" in begun
+    assert "miles: init passes cur_log_probs and advantages" in begun
     certificates = [line for line in log if "slime_ext: certificate, weights " in line]
     assert "weights 1: sound" in certificates[0]
     assert "10 of 10 tensors changed with the push" in certificates[1]

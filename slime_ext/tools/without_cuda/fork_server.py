@@ -8,6 +8,7 @@ its status. multiprocessing asks by itself.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -88,6 +89,8 @@ def _run(target: Callable[..., Any], *arguments: Any) -> None:
     except Exception as error:  # multiprocessing would print it past the process's own hook
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()  # as an interpreter does; a fork of multiprocessing does not
 
 
 class _Output:
