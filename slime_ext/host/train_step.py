@@ -45,6 +45,10 @@ UNSEEN = (
     f"off_policy metrics: expected {hosts.LOSS} in every optimizer step, got none: the loss in use "
     "(--loss-type) is another, and nothing is measured"
 )
+TWICE = (  # from flags alone the number of steps is not known where batches vary
+    "slime_ext.numerator: expected one optimizer step per rollout beside target and the host's surrogate, "
+    "got step {}: its loss counts target / proximal already; use surrogate: reinforce"
+)
 Values = Mapping[str, float]
 log = logging.getLogger("slime_ext")
 
@@ -192,6 +196,8 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         if id(args) not in reporters:
             reporters[id(args)] = args, Reporter.of(args, getattr(args, "save", None))
         _, reporter = reporters[id(args)]
+        if call["step_id"] and reporter.setup.refuses_second_step:
+            raise ConfigError(TWICE.format(call["step_id"] + 1))
         where = {key: call[key] for key in ("rollout_id", "step_id")}
         with step_metrics.under_way(_opened(call, reporter.setup.hook_correction, reporter)) as step:
             try:
@@ -211,12 +217,6 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:
     """The step with what is known of its samples before they are trained."""
-    if call["step_id"] and reporter.setup.refuses_second_step:
-        raise ConfigError(
-            f"slime_ext.numerator: expected one optimizer step per rollout beside target and the host's "
-            f"surrogate, got step {call['step_id'] + 1}: its loss counts target / proximal already; use "
-            "surrogate: reinforce"
-        )
     measured = correction or ONLY_MEASURES
     step, here = OptimizerStep(reporter.layout(measured), observes=correction is None), hosts.ranks()
     if not here.is_last_stage:
