@@ -276,6 +276,9 @@ OF_THE_LAUNCH = (
          "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
          "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"),
 )  # fmt: skip
+WHOLE = (
+    ": the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
+)
 OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers depend on
     Rule(lambda s: s.correction.center is not None and not s.a.custom_generate_function_path,
          "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: it asks "
@@ -283,11 +286,10 @@ OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers d
     Rule(lambda s: s.correction.center is not None and s.a.allgather_cp,
          "--allgather-cp: expected off beside center, got on: it spreads the log-probs over other ranks than "
          "the logits"),
-    *(Rule(lambda s, name=name, whole=whole: s.correction.center is not None
-           and getattr(s.a, name) not in (None, whole),
-           f"{flag_of(name)}: expected {whole} beside center, got {{a.{name}}}: the sampler's head is "
-           "normalised over the whole vocabulary, which must be what is sampled from")
-      for name, whole in {"rollout_top_p": 1.0, "rollout_top_k": -1}.items()),
+    Rule(lambda s: s.correction.center is not None and s.a.rollout_top_p not in (None, 1),
+         "--rollout-top-p: expected 1.0 beside center, got {a.rollout_top_p}" + WHOLE),
+    Rule(lambda s: s.correction.center is not None and s.a.rollout_top_k not in (None, -1),
+         "--rollout-top-k: expected -1 beside center, got {a.rollout_top_k}" + WHOLE),
     Rule(lambda s: s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
          and s.correction.sets_weights,
          "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. "
