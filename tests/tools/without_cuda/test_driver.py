@@ -214,7 +214,7 @@ def test_a_signal_leaves_nothing_behind(number, host):
         time.sleep(0.02)
     mark, folder, temporary = log.read_text().split()
     process.send_signal(number)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     ended = -number if number == signal.SIGINT else 128 + number  # the first is Python's own
     assert process.returncode == ended and (number == signal.SIGINT or said == "")
     assert Path(temporary).parent == Path(folder) and not Path(folder).exists()
