@@ -276,9 +276,7 @@ OF_THE_LAUNCH = (
          "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
          "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"),
 )  # fmt: skip
-WHOLE = (
-    ": the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
-)
+WHOLE = ": the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
 OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers depend on
     Rule(lambda s: s.correction.center is not None and not s.a.custom_generate_function_path,
          "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: it asks "
