@@ -4,6 +4,7 @@ nothing outlives a run."""
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import re
 import resource
@@ -208,7 +209,8 @@ time.sleep(600)
 def test_a_signal_leaves_nothing_behind(number, host):
     train(host, LEAVES % MARK)
     command = [sys.executable, "-c", RUN, str(host), str(host / "out")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    default = functools.partial(signal.signal, number, signal.SIG_DFL)  # nohup has it ignored
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=default)
     log, deadline = host / "out/log", time.monotonic() + 30
     while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
