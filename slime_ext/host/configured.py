@@ -142,8 +142,9 @@ def setup_of_flags(args: Any) -> Setup:
 
 
 def center_of_flags(args: Any) -> Center | None:
-    """What the correction that the flags name centers; read in the rollout's process, where no rule runs."""
-    return loaded_from(_setup_of(args, _named(args))).loaded.correction.center
+    """What ``center`` says in the correction that the flags name; for each sample in the rollout's process,
+    so it reads no file and asks no host."""
+    return loaded_from(Setup(args, _named(args))).loaded.correction.center
 
 
 def _named(args: Any) -> str:

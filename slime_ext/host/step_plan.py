@@ -22,7 +22,7 @@ from torch import Tensor
 from slime_ext.core.correction import Correction, plan_step
 from slime_ext.core.state import Plan, Step, Tokens
 from slime_ext.core.steps import STEPS
-from slime_ext.errors import ConfigError, warn_once
+from slime_ext.errors import ConfigError, DataError, warn_once
 from slime_ext.host import rollout_data as data_of
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import INIT_FLAG, HookCall
@@ -137,9 +137,15 @@ def compute_plan(
     Raises:
         ConfigError: the proximal or the behavior policy's log-probs are not in the data, or which samples
             share a prompt is not.
+        DataError: this rank has no samples.
         NonFiniteError: a proximal log-prob is not finite at a response token.
     """
     batch = data_of.joined(batches)
+    if not batch["loss_masks"]:  # without this rank's part the others would wait
+        raise DataError(
+            "rollout_data: expected a sample on every data parallel rank, got none on rank "
+            f"{here.dp_rank} of {here.dp_size}: {what_couples(correction)} is computed over all of them"
+        )
     tokens, samples = _tokens_of(correction, args, batch, identify, here)
     found = plan_step(correction, [tokens], here.all_sum)
     plan = StepPlan(correction, samples, found.numbers)
@@ -154,6 +160,7 @@ def compute_plan(
     rows, begin = _gathered(torch.cat(shares), here)
     mine = range(begin, begin + len(samples.masks))
     if correction.group != "ignore":
+        _require_whole_groups(rows, args.n_samples_per_prompt)
         _refuse_split_groups(correction, rows)
     if correction.group == "atomic":
         broken = data_of.broken_groups(rows)
@@ -218,6 +225,17 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
     table = rows.new_zeros(ends[-1], rows.shape[1])
     table[ends[here.dp_rank] : ends[here.dp_rank + 1]] = rows
     return [SampleRow(*row) for row in data_of.numbers(here.all_sum(table))], ends[here.dp_rank]
+
+
+def _require_whole_groups(rows: list[SampleRow], size: int) -> None:
+    """As many samples as whole groups have, in more groups: the host counted on from another size."""
+    wanted, groups = len(rows) / size, {row.group for row in rows}
+    if wanted.is_integer() and len(groups) > wanted:
+        raise ConfigError(
+            f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
+            f"{len(groups)}: the run went on with another --n-samples-per-prompt than it began with; use "
+            "ignore"
+        )
 
 
 def _refuse_split_groups(correction: Correction, rows: list[SampleRow]) -> None:

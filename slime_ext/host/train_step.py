@@ -34,8 +34,8 @@ from slime_ext.host.step_plan import compute_plan, what_couples
 FILE = "off_policy.jsonl"
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
 BROKEN = (
-    "rollout_log_probs: expected finite ones, at most 0, got others: their tokens are rejected, and counted "
-    "in off_policy/nonfinite_fraction; look for what is wrong with the engine"
+    "rollout_log_probs: expected finite ones, at most 0, got others at {:.2%} of the tokens ({}): they are "
+    "rejected and counted in off_policy/nonfinite_fraction; look for what is wrong with the engine"
 )
 UNUSED = (
     "--custom-tis-function-path: expected a call of it in every optimizer step, got none: the loss in use "
@@ -89,7 +89,7 @@ class StepFile:
             lines = self.path.read_bytes().split(b"\n")[:-1]
             temporary = self.path.with_name(self.path.name + ".tmp")  # a kill in between leaves the first
             temporary.write_bytes(b"".join(line + b"\n" for line in lines if not _is_redone(line, where)))
-            temporary.replace(self.path)
+            temporary.replace(self.path.resolve())  # a link stays one
 
 
 def _is_redone(line: bytes, where: Mapping[str, int]) -> bool:
@@ -114,6 +114,7 @@ class Reporter:
     watch: Watch = field(default_factory=Watch)
     folder: str | Path | None = None
     file: StepFile | None = field(init=False)
+    warned: bool = field(default=False, init=False)  # of non-finite log-probs
 
     def __post_init__(self) -> None:
         path = self.options.file or (Path(self.folder) / FILE if self.folder else None)
@@ -157,9 +158,9 @@ class Reporter:
                 warn_once(UNSEEN if step.observes else UNUSED)
         elif self.options.certify:
             scalars |= certify.of_step(scalars, where.get("step_id", 0), is_first=first)
-        if first:
-            self._write(where, scalars, curves)
         place = ", ".join(f"{name} {value}" for name, value in where.items())
+        if first:
+            self._write(where, place, scalars, curves)
         for alarm in self.watch.look(scalars, place):
             if alarm.action == "stop":
                 raise GuardError(alarm.line)
@@ -168,11 +169,12 @@ class Reporter:
                 log.warning(alarm.line)
         return {**scalars, **curves} if self.options.curves == "log" else scalars
 
-    def _write(self, where: Mapping[str, int], scalars: Values, curves: Values) -> None:
+    def _write(self, where: Mapping[str, int], place: str, scalars: Values, curves: Values) -> None:
         if self.file:
             self.file.add(where, {**scalars, **curves})
-        if scalars.get(NONFINITE):
-            warn_once(BROKEN)
+        if (fraction := scalars.get(NONFINITE)) and not self.warned:
+            self.warned = True
+            log.warning(BROKEN.format(fraction, place))
 
 
 def install(host: hosts.Host) -> None:

@@ -38,7 +38,10 @@ def test_broken_log_probs_of_old_weights_are_rejected_and_said(tmp_path):
     certificates = [line for line in log if "slime_ext: certificate, weights " in line]
     assert "weights 1: sound" in certificates[0]
     assert "10 of 10 tensors changed with the push" in certificates[1]
-    (_,) = (line for line in log if "rollout_log_probs: expected finite ones, at most 0, got others" in line)
+    (warned,) = (
+        line for line in log if "rollout_log_probs: expected finite ones, at most 0, got others" in line
+    )
+    assert "(rollout_id 0, step_id 0)" in warned
     shown = tensorboard_of(folder)
     for name in (name for name in steps[0] if name.startswith("off_policy/") and "by_" not in name):
         told = [step[name] for step in steps if name in step]  # a certificate is not of every step

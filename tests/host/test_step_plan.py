@@ -9,7 +9,7 @@ import torch
 
 from slime_ext import tis
 from slime_ext.config.load import read_config
-from slime_ext.errors import ConfigError, NonFiniteError, warn_once
+from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
 from slime_ext.host import rollout_data, rollout_data_postprocess, staleness, step_metrics
 from slime_ext.host.hosts import ranks
 from slime_ext.host.rollout_data import read_ahead
@@ -223,12 +223,24 @@ def without(key):
     return lambda data: data.pop(key)
 
 
+def renumbered(data):
+    """slime numbers samples on from where the run before ended: 2 is no multiple of 4."""
+    data["sample_indices"] = [index + 2 for index in data["sample_indices"]]
+
+
+def empty(data):
+    data["micro_batch_indices"] = [[] for _ in data["micro_batch_indices"]]
+
+
 def broken(data):
     data["log_probs"][0][data["loss_masks"][0].argmax()] = math.nan
 
 
 REFUSED = {
     "no proximal": (without("log_probs"), "normalize", "expected the proximal policy's log-probs.*--get-mis"),
+    "other groups": (renumbered, "atomic", r"group: expected 4 groups of 4 samples .*, got 5: the run"),
+    "other groups, rebaseline": (renumbered, "rebaseline", r"group: expected 4 groups of 4 samples"),
+    "no samples": (empty, "normalize", "expected a sample on every data parallel rank, got none on rank 0"),
     "NaN": (broken, "normalize", "log_probs, sequence 0"),
 }
 
@@ -238,7 +250,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(name):
     harm, case, message = REFUSED[name]
     data = slime.data_of(samples("rebaseline", 1))
     harm(data)
-    with pytest.raises((ConfigError, NonFiniteError), match=message):
+    with pytest.raises((ConfigError, DataError, NonFiniteError), match=message):
         planned(case, data)
 
 

@@ -238,6 +238,29 @@ def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, caplog):
     assert steps_in(blocked / "b" / train_step.FILE) == [(3, 2)]
 
 
+def test_what_a_full_disk_left_of_a_line_goes(tmp_path, monkeypatch):
+    def fills_up(path, mode):
+        with open(path, "ab") as half:  # noqa: PTH123
+            half.write(b'{"rollout')
+        raise OSError(28, "No space left on device")
+
+    file = StepFile(tmp_path / train_step.FILE)
+    file.add({"rollout_id": 0, "step_id": 0}, {})
+    with monkeypatch.context() as disk:
+        disk.setattr(type(file.path), "open", fills_up)
+        file.add({"rollout_id": 0, "step_id": 1}, {})
+    file.add({"rollout_id": 0, "step_id": 2}, {})
+    assert steps_in(file.path) == [(0, 0), (0, 2)]
+
+
+def test_a_file_that_is_a_link_stays_one(tmp_path):
+    link = tmp_path / train_step.FILE
+    link.symlink_to(tmp_path / "there")
+    for _ in range(2):  # the second run trains the step again
+        StepFile(link).add({"rollout_id": 0, "step_id": 0}, {})
+    assert link.is_symlink() and steps_in(tmp_path / "there") == [(0, 0)]
+
+
 def test_curves_go_to_the_log_when_asked():
     losses = trained(
         host([oracle.random_batch(1)]), args_of({"preset": "geo_rs", "metrics": {"curves": "log"}})
@@ -380,8 +403,10 @@ def test_broken_log_probs_are_warned_of_once(caplog):
     batch = [{"proximal": [-1.0] * 4, "behavior": [-1.0, math.nan, 0.7, -2.0], "mask": [1] * 4}]
     batch[0] |= {"advantage": [1.0] * 4, "host_loss": [1.0] * 4, "target": [-1.0] * 4}
     module, args = host([batch]), args_of({"preset": "token_tis"})
-    train_step.warn_once.cache_clear()
     assert trained(module, args)["off_policy/nonfinite_fraction"] == 0.5
     trained(module, args)
     (line,) = (message for message in caplog.messages if "got others" in message)
-    assert line.startswith("rollout_log_probs: expected finite ones, at most 0, got others")
+    assert line.startswith(
+        "rollout_log_probs: expected finite ones, at most 0, got others at 50.00% of the tokens"
+    )
+    assert "(rollout_id 3, step_id 0)" in line
