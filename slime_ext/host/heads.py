@@ -79,7 +79,9 @@ def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[st
         )
     here = context_parallel()
     segments = pack_segments(
-        *(batch[key] for key in ("loss_masks", "total_lengths", "response_lengths")),
+        batch["loss_masks"],
+        batch["total_lengths"],
+        batch["response_lengths"],
         batch.get("max_seq_lens"),
         cp_rank=here.rank,
         cp_size=here.size,
@@ -144,6 +146,6 @@ def require_host(args: Any, host: hosts.Host) -> None:
     for what, is_lacking in lacks.items():
         if is_lacking:
             raise ConfigError(
-                f"slime_ext.center: expected a host with {what}, got {host.name} {host.version} without: the "
-                "sampler's head does not reach the loss there"
+                f"slime_ext.center: expected a host with {what}, got {host.name} without: the sampler's "
+                "head does not reach the loss there"
             )

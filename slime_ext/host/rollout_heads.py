@@ -137,7 +137,8 @@ def _publish_with_log(args: Any) -> None:
 
 def _publishing(log: Callable[..., Any]) -> Callable[..., Any]:
     def log_rollout(rollout_id: int, args: Any, samples: Sequence[Any], *given: Any, **named: Any) -> Any:
-        publish(rollout_id, samples, center_of_flags(args).top_k)
+        if (center := center_of_flags(args)) is not None:
+            publish(rollout_id, samples, center.top_k)
         return log(rollout_id, args, samples, *given, **named)
 
     return log_rollout

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -216,24 +216,24 @@ def test_heads_of_rollouts_that_were_trained_long_ago_are_forgotten(rollout):
     assert list(heads.held) == [5, 6, 7, 8]
 
 
-HOST = SimpleNamespace(name="other", version="1", step=ModuleType("step"))
+HOST = hosts.Host(ModuleType("other.loss"), ModuleType("other.model"))
 HAS = {"custom_rollout_log_function_path": None, "sglang_router_ip": "127.0.0.1"}
 
 
 @pytest.mark.parametrize(
     ("lacks", "line"),
     [
-        ("step", "expected a host with train_one_step (Megatron's trainer), got other 1 without"),
-        ("get_responses", "expected a host with get_responses among its loaded modules, got other 1"),
+        ("step", "expected a host with train_one_step (Megatron's trainer), got other without"),
+        ("get_responses", "expected a host with get_responses among its loaded modules, got other without"),
         ("custom_rollout_log_function_path", "with --custom-rollout-log-function-path (slime since v0.2.2)"),
-        ("sglang_router_ip", "expected a host with SGLang as its engine, got other 1 without"),
+        ("sglang_router_ip", "expected a host with SGLang as its engine, got other without"),
     ],
 )
 def test_a_host_whose_heads_do_not_arrive_is_refused_at_start_up(monkeypatch, lacks, line):
     found = None if lacks == "get_responses" else len
     monkeypatch.setattr(hosts, "function_of", lambda package, name: found)
     args = SimpleNamespace(**{name: value for name, value in HAS.items() if name != lacks})
-    other = SimpleNamespace(**vars(HOST) | ({"step": None} if lacks == "step" else {}))
+    other = replace(HOST, step=None) if lacks == "step" else HOST
     with pytest.raises(ConfigError) as caught:
         heads.require_host(args, other)
     assert line in str(caught.value) and "\n" not in str(caught.value)
