@@ -1,6 +1,7 @@
 """Runs what has no line yet, and writes the table and the picture from the lines.
 
     python -m benchmarks.evidence run lm_lag [--arms B C] [--seeds 1 2] [--out runs/evidence] [--commit]
+    python -m benchmarks.evidence run lm_lag --seeds 101 --try lag=4 lr=1e-4   # a pilot of other settings
     python -m benchmarks.evidence table
     python -m benchmarks.evidence picture
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+
+import yaml
 
 from benchmarks.evidence import rows, runs, settings
 from slime_ext.errors import SlimeExtError
@@ -28,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("panel", choices=settings.read().panels)
     run.add_argument("--arms", nargs="+", choices=settings.read().arms, help="default: all of the panel")
     run.add_argument("--seeds", nargs="+", type=int, help="default: the panel's test seeds")
+    run.add_argument(
+        "--try", nargs="+", default=[], metavar="NAME=VALUE", dest="tried", help="other settings, of a pilot"
+    )
     run.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs leave their logs")
     run.add_argument("--commit", action="store_true", help="commit each line as it is written")
     commands.add_parser("table", help="write the tables of docs/evidence.md")
@@ -42,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    of = settings.read()
+    tried = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in given.tried)}
+    of = settings.read().with_tried(given.panel, tried)
     panel = of.panels[given.panel]
     ready = [arm for arm in panel.arms if not of.arms[arm].pending]
     arms, seeds = given.arms or ready, given.seeds or list(panel.seeds)
@@ -51,6 +58,7 @@ def _run(given: argparse.Namespace) -> int:
         done = rows.read() + rows.read(rows.PILOTS)
         for arm, seed in runs.missing(of, given.panel, arms, seeds, done):
             row = runs.run(of, given.panel, arm, seed, given.out, done)
+            row = row.model_copy(update={"tried": tried or None})
             done.append(row)
             file = rows.FILE if seed in panel.seeds else rows.PILOTS
             rows.append(row, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +16,7 @@ class Row(BaseModel):
 
     Attributes:
         settings: digest of the run's settings; a line of other settings is not compared.
+        tried: the settings that a pilot had in place of its panel's.
         commit: of the code that ran, with a plus where files were changed.
         heldout: (optimizer step, held-out exact match of the trained weights).
         end: the last of them; 0 for a run that diverged.
@@ -39,6 +41,7 @@ class Row(BaseModel):
     stopped: str | None = None
     recommended: str | None = None
     seconds: float
+    tried: dict[str, Any] | None = None
 
     @property
     def key(self) -> tuple[str, str, int, str]:

@@ -26,6 +26,7 @@ SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains
 UNCORRECTED = "metrics_only"
 TRAIN = "task", "correction", "lag", "rollouts", "seed"  # words of slime-ext train; all else is the host's
 ROUNDING = "rounding"  # of the sampler's weights
+STEPS = "num_steps_per_rollout"
 LARGE = "dump", "checkpoint"
 COMPUTE = "torch", "transformers", "sglang", "ray", "miles-rl"
 VERSIONS = """
@@ -93,7 +94,7 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     if arm == SOURCE:
         recommended = analyse(folder, of.analysed_rollouts)
     metrics = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    curve = heldout(metrics, of.panels[panel].steps)
+    curve = heldout(metrics, of.panels[panel].flags.get(STEPS, 1))
     for name in LARGE:
         shutil.rmtree(folder / name, ignore_errors=True)
     return Row(

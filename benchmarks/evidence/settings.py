@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,6 @@ class Panel(Frozen):
 
     what: str
     host: str | None = None
-    steps: int = Field(1, description="optimizer steps per rollout, of a panel with a host")
     frozen: datetime.date | None = Field(None, description="test seeds run from then on, not before")
     chain: int | None = Field(None, description="the task was running sums of this length")
     warm: Warm | None = None
@@ -89,6 +89,14 @@ class Settings(Frozen):
         if recommended not in (None, "metrics_only"):
             found |= {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{recommended}"}
         return found
+
+    def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
+        """The settings with other values for flags of a panel, which are not frozen then."""
+        of = self.panels[panel]
+        mismatch = of.mismatch | {name: value for name, value in tried.items() if name in of.mismatch}
+        flags = of.flags | {name: value for name, value in tried.items() if name not in of.mismatch}
+        other = of.model_copy(update={"flags": flags, "mismatch": mismatch, "frozen": None})
+        return self.model_copy(update={"panels": self.panels | {panel: other}})
 
     def digest(self, panel: str, arm: str) -> str:
         """Names the settings of a cell: rows of other settings are not compared with it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, judge
-from benchmarks.evidence.rows import Row
+from benchmarks.evidence.rows import PILOTS, Row, read
 from benchmarks.evidence.runs import FOLLOWER, SOURCE
 from benchmarks.evidence.settings import ROOT, Arm, Panel, Settings
 from slime_ext import presets
@@ -51,9 +51,22 @@ def _briefly(v: Verdict | None) -> str:
 def text(of: Settings, rows: Sequence[Row]) -> str:
     """All tables in Markdown."""
     parts = [part for name, panel in of.panels.items() for part in _panel(of, name, panel, rows)]
+    parts += ["### Pilots on a host", pilots(row for row in read(PILOTS) if of.panels[row.panel].host)]
     tried = [json.loads(line) for line in SCOUTED.read_text().splitlines()]
     parts += ["### Settings looked at in plain torch", scouted(tried)]
     return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def pilots(lines: Iterable[Row]) -> str:
+    """A row for each setting and seed that was tried on a host, with every arm's highest and last value."""
+    found: dict[tuple, dict[str, str]] = defaultdict(dict)
+    for row in lines:
+        changed = ", ".join(f"{name} {value}" for name, value in (row.tried or {}).items()) or "the panel's"
+        peak = max(value for _, value in row.heldout)
+        found[row.panel, changed, row.seed][row.arm] = f"{peak:.2f}, {row.end:.2f}"
+    arms = sorted({arm for ends in found.values() for arm in ends})
+    cells = ([*key, *(ends.get(arm, "") for arm in arms)] for key, ends in found.items())
+    return markdown(["panel", "settings", "seed", *arms], cells)
 
 
 def scouted(lines: Iterable[dict]) -> str:
