@@ -12,10 +12,9 @@ machine too: a run with a line in rows.jsonl is not started again. The settings 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
-
-import yaml
 
 from benchmarks.evidence import rows, runs, settings
 from slime_ext.errors import SlimeExtError
@@ -47,8 +46,15 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _run(given: argparse.Namespace) -> int:
-    tried = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in given.tried)}
+    tried = {name: _value(value) for name, _, value in (one.partition("=") for one in given.tried)}
     of = settings.read().with_tried(given.panel, tried)
     panel = of.panels[given.panel]
     ready = [arm for arm in panel.arms if not of.arms[arm].pending]

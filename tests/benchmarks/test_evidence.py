@@ -163,7 +163,8 @@ def test_a_pilot_tries_other_settings_and_is_never_a_test_run(capsys):
     assert tried.panels["lm_lag"].mismatch["lag"] == 4 and "lag" not in tried.panels["lm_lag"].flags
     assert tried.flags("lm_lag", "A", 101)["num_steps_per_rollout"] == 2
     assert tried.digest("lm_lag", "B") != OF.digest("lm_lag", "B") and tried.panels["lm_lag"].frozen is None
-    assert evidence.main(["run", "lm_lag", "--arms", "B", "--seeds", "1", "--try", "lag=4"]) == 2
+    words = ["run", "lm_lag", "--arms", "B", "--seeds", "1", "--try", "lag=4", "lr=5e-5", "lr_decay_style=linear"]
+    assert evidence.main(words) == 2
     assert "lm_lag: frozen: expected a date before test seeds run, got none" in capsys.readouterr().err
     lines = [row(arm, 101, panel="lm_lag", tried={"lag": 4}) for arm in "AB"]
     assert "| lm_lag | lag 4 | 101 | 0.90, 0.90 | 0.90, 0.90 |" in table.pilots(lines)
