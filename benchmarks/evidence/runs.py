@@ -31,6 +31,7 @@ LARGE = "dump", "checkpoint"
 COMPUTE = "torch", "transformers", "sglang", "ray", "miles-rl"
 VERSIONS = """
 import json, platform, sys
+from importlib.metadata import version
 print(json.dumps({"python": platform.python_version(), **{name: version(name) for name in sys.argv[1:]}}))
 """
 
@@ -84,7 +85,7 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
         ConfigError: the run stopped for another reason than that it diverged; nothing is said about its arm.
     """
     recommended = _recommended(of, panel, arm, seed, done)
-    folder = (out / panel / f"{arm}-{seed}").absolute()
+    folder = (out / panel / f"{arm}-{seed}-{of.digest(panel, arm)}").absolute()
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.parent.mkdir(parents=True, exist_ok=True)
     words, environment = command(of, panel, arm, seed, recommended)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 from matplotlib.image import imread
 
@@ -108,14 +109,17 @@ def test_a_run_becomes_its_line(train, tmp_path):
     b = train("B", 1)
     assert b.heldout == [(0, 0.04), (2, 0.5)] and b.end == 0.5 and b.stopped is None
     assert (b.k3, b.ess, b.recommended) == (0.02, 0.8, "cispo")
-    assert (
-        not (tmp_path / "out/lm_lag/B-1/dump").exists()
-        and (tmp_path / "out/lm_lag/B-1/metrics.jsonl").exists()
-    )
+    left = {path.name for path in (tmp_path / "out/lm_lag" / f"B-1-{OF.digest('lm_lag', 'B')}").iterdir()}
+    assert "dump" not in left and "metrics.jsonl" in left
     assert train("G", 1, [b]).recommended == "cispo" and train("C", 1).recommended is None
     assert train("C", 13).stopped.startswith("step 7: expected finite") and train("C", 13).end == 0.0
-    with pytest.raises(ConfigError, match="C-14: expected the run to end, got: no space left on device"):
+    with pytest.raises(ConfigError, match=r"C-14-\w+: expected the run to end, got: no space left on device"):
         train("C", 14)
+
+
+def test_versions_are_those_of_this_environment():
+    found = runs.versions()
+    assert found.keys() == {"python", *runs.COMPUTE} and found["torch"] == torch.__version__
 
 
 def test_what_cannot_run_is_refused(capsys):
@@ -163,7 +167,18 @@ def test_a_pilot_tries_other_settings_and_is_never_a_test_run(capsys):
     assert tried.panels["lm_lag"].mismatch["lag"] == 4 and "lag" not in tried.panels["lm_lag"].flags
     assert tried.flags("lm_lag", "A", 101)["num_steps_per_rollout"] == 2
     assert tried.digest("lm_lag", "B") != OF.digest("lm_lag", "B") and tried.panels["lm_lag"].frozen is None
-    words = ["run", "lm_lag", "--arms", "B", "--seeds", "1", "--try", "lag=4", "lr=5e-5", "lr_decay_style=linear"]
+    words = [
+        "run",
+        "lm_lag",
+        "--arms",
+        "B",
+        "--seeds",
+        "1",
+        "--try",
+        "lag=4",
+        "lr=5e-5",
+        "lr_decay_style=linear",
+    ]
     assert evidence.main(words) == 2
     assert "lm_lag: frozen: expected a date before test seeds run, got none" in capsys.readouterr().err
     lines = [row(arm, 101, panel="lm_lag", tried={"lag": 4}) for arm in "AB"]
