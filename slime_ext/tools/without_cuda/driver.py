@@ -58,7 +58,7 @@ ENVIRONMENT = {
     "RAY_raylet_start_wait_time_s": "90",  # its 30 s are few on a busy machine
     "RAY_prestart_worker_first_driver": "0",  # workers that no actor will use import for seconds
     "RAY_enable_worker_prestart": "0",
-    "RAY_worker_niceness": "0",  # not 15, at which the trainer starves beside other work and the engine does not
+    "RAY_worker_niceness": "0",  # at its 15 the trainer starves beside other work, the engine does not
 }
 # Without compiled files each of seven processes imports for 30 s; an address would join another run's Ray.
 REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_ADDRESS", "VIRTUAL_ENV")
