@@ -57,10 +57,9 @@ def _run(given: argparse.Namespace) -> int:
     tried = {name: _value(value) for name, _, value in (one.partition("=") for one in given.tried)}
     of = settings.read().with_tried(given.panel, tried)
     panel = of.panels[given.panel]
-    ready = [arm for arm in panel.arms if not of.arms[arm].pending]
-    arms, seeds = given.arms or ready, given.seeds or list(panel.seeds)
+    arms, seeds = given.arms or panel.arms, given.seeds or list(panel.seeds)
     try:
-        runs.refuse(of, given.panel, arms, seeds, rows.read())
+        runs.refuse(of, given.panel, seeds, rows.read())
         done = rows.read() + rows.read(rows.PILOTS)
         for arm, seed in runs.missing(of, given.panel, arms, seeds, done):
             row = runs.run(of, given.panel, arm, seed, given.out, done)

@@ -47,12 +47,12 @@ def missing(
                 yield arm, seed
 
 
-def refuse(of: Settings, panel: str, arms: Iterable[str], seeds: Iterable[int], done: Iterable[Row]) -> None:
+def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) -> None:
     """Raises where a run would be none that counts.
 
     Raises:
-        ConfigError: a panel without a host; an arm whose correction is not written yet; test
-            seeds with settings that are not fixed, or are others than their lines'.
+        ConfigError: a panel without a host; test seeds with settings that are not fixed, or are
+            others than their lines'.
     """
     place, test = f"settings.yaml: panels: {panel}", set(of.panels[panel].seeds)
     if of.panels[panel].host is None:
@@ -60,11 +60,6 @@ def refuse(of: Settings, panel: str, arms: Iterable[str], seeds: Iterable[int], 
             f"{place}: expected a panel with a host, got one of the training "
             "loop that is gone: its lines stay, and each names the commit at which it can run again"
         )
-    for arm in arms:
-        if why := of.arms[arm].pending:
-            raise ConfigError(
-                f"{place}: arm {arm}: expected a correction, got {why}: leave it out with --arms"
-            )
     if test & set(seeds) and of.panels[panel].frozen is None:
         raise ConfigError(
             f"{place}: frozen: expected a date before test seeds run, got none: tune with other seeds, then "
@@ -93,7 +88,7 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     stopped = train([*words[:1], "--out", str(folder), *words[1:]], environment, folder)
     seconds = round(time.monotonic() - began)
     if arm == SOURCE:
-        recommended = analyse(folder, of.analysed_rollouts)
+        recommended = analyse(folder, of.panels[panel].analysed)
     metrics = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     curve = heldout(metrics, of.panels[panel].flags.get(STEPS, 1))
     for name in LARGE:
@@ -123,7 +118,7 @@ def command(
     preset = flags.pop("custom_tis_function_path", UNCORRECTED).rpartition(".")[2]
     flags.pop("use_tis", None)
     flags.pop("rollout_seed")  # slime-ext train gives the host both from its own
-    flags |= {"correction": preset}
+    flags = {"correction": preset} | flags
     environment = {ROUND: flags.pop(ROUNDING)} if ROUNDING in flags else {}
     ours = {name: flags.pop(name) for name in TRAIN if name in flags}
     words = ["train", "--host", of.panels[panel].host]

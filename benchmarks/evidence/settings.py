@@ -30,7 +30,6 @@ class Arm(Frozen):
     lr: float = 1.0
     flags: dict[str, Any] = {}
     recommended: bool = Field(False, description="trains with what analyze recommends for B of this seed")
-    pending: str | None = Field(None, description="why it cannot run yet")
 
 
 class Warm(Frozen):
@@ -49,6 +48,7 @@ class Panel(Frozen):
 
     what: str
     host: str | None = None
+    analysed: int = Field(20, description="rollouts of B from which analyze recommends what G trains with")
     frozen: datetime.date | None = Field(None, description="test seeds run from then on, not before")
     chain: int | None = Field(None, description="the task was running sums of this length")
     warm: Warm | None = None
@@ -77,7 +77,6 @@ class Settings(Frozen):
     """The whole file."""
 
     judged: Judged
-    analysed_rollouts: int
     arms: dict[str, Arm]
     panels: dict[str, Panel]
 
@@ -102,7 +101,9 @@ class Settings(Frozen):
         """Names the settings of a cell: rows of other settings are not compared with it."""
         of = self.panels[panel]
         start = [] if of.warm is None else [of.chain, of.warm.model_dump()]
-        text = json.dumps([self.flags(panel, arm, 0), *start], sort_keys=True)
+        flags = self.flags(panel, arm, 0)
+        files = [(ROOT / flags["correction"]).read_text()] if "correction" in flags else []
+        text = json.dumps([flags, *start, *files], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -16,6 +16,8 @@ from matplotlib.image import imread
 from benchmarks.evidence import __main__ as evidence
 from benchmarks.evidence import judge, picture, rows, runs, settings, table
 from benchmarks.evidence.rows import Row
+from slime_ext.config.files import read_mapping
+from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError
 
 OF = settings.read()
@@ -60,6 +62,10 @@ def test_arms_of_a_host_differ_from_the_uncorrected_one_in_what_they_say():
     a = words_of("lm_lag", "A")[0]
     place = b.index("--lag")
     assert a == b[:place] + b[place + 2 :]
+    s = words_of("lm_lag", "S")[0]
+    assert (
+        read_config(read_mapping(s[s.index("--correction") + 1])["slime_ext"]).correction.center.top_k == 128
+    )
     assert words_of("lm_lag", "G", recommended="icepop")[0] == words_of("lm_lag", "E")[0]
     slow = words_of("lm_lag", "F")
     assert slow[0] == b and float(slow[1][2]) == float(hosts[2]) / 4
@@ -126,11 +132,7 @@ def test_what_cannot_run_is_refused(capsys):
     with pytest.raises(
         ConfigError, match="panels: lag: expected a panel with a host, got one of the training"
     ):
-        runs.refuse(OF, "lag", ["B"], [1], [])
-    with pytest.raises(
-        ConfigError, match="lm_lag: arm S: expected a correction, got no correction of this name"
-    ):
-        runs.refuse(OF, "lm_lag", ["B", "S"], [101], [])
+        runs.refuse(OF, "lag", [1], [])
     assert evidence.main(["run", "lag"]) == 2
     assert capsys.readouterr().err.startswith("settings.yaml: panels: lag: expected a panel with a host")
 
@@ -154,12 +156,12 @@ def test_test_seeds_wait_for_frozen_settings_and_these_stay():
 
     ran = functools.partial(row, "B", 1, panel="lm_lag")
     with pytest.raises(ConfigError, match="frozen: expected a date before test seeds run, got none"):
-        runs.refuse(dated(None), "lm_lag", ["B"], [1], [])
-    runs.refuse(dated(None), "lm_lag", ["B"], [101], [])
+        runs.refuse(dated(None), "lm_lag", [1], [])
+    runs.refuse(dated(None), "lm_lag", [101], [])
     frozen = dated(yaml.safe_load("2026-01-01"))
-    runs.refuse(frozen, "lm_lag", ["B"], [1], [ran()])
+    runs.refuse(frozen, "lm_lag", [1], [ran()])
     with pytest.raises(ConfigError, match="expected the settings 000000000000 of B seed 1's line"):
-        runs.refuse(frozen, "lm_lag", ["B"], [1], [ran(settings="000000000000")])
+        runs.refuse(frozen, "lm_lag", [1], [ran(settings="000000000000")])
 
 
 def test_a_pilot_tries_other_settings_and_is_never_a_test_run(capsys):
