@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from slime_ext.errors import ConfigError
-from slime_ext.tools.commands.train import DUMP
+from slime_ext.tools.commands.train import CHECKPOINT, DUMP, LATEST
 from slime_ext.tools.without_cuda.progress import HELDOUT, METRICS, SHOWN
 from slime_ext.tools.without_cuda.stand_ins.hosts import ROUND
 
@@ -27,6 +27,7 @@ UNCORRECTED = "metrics_only"
 TRAIN = "task", "correction", "lag", "rollouts", "seed"  # words of slime-ext train; all else is the host's
 ROUNDING = "rounding"  # of the sampler's weights
 STEPS = "num_steps_per_rollout"
+FRESH = {"finetune": True, "no_load_optim": True, "no_load_rng": True}  # weights alone are loaded
 LARGE = "dump", "checkpoint"
 COMPUTE = "torch", "transformers", "sglang", "ray", "miles-rl"
 VERSIONS = """
@@ -84,6 +85,8 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.parent.mkdir(parents=True, exist_ok=True)
     words, environment = command(of, panel, arm, seed, recommended)
+    if of.panels[panel].start is not None:
+        words += _words({"load": started(of, panel, out), "start_rollout_id": 0, **FRESH})
     began = time.monotonic()
     stopped = train([*words[:1], "--out", str(folder), *words[1:]], environment, folder)
     seconds = round(time.monotonic() - began)
@@ -108,6 +111,24 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
         recommended=recommended,
         seconds=seconds,
     )
+
+
+def started(of: Settings, panel: str, out: Path) -> Path:
+    """The checkpoint that a panel's arms start from, made where it is absent.
+
+    Raises:
+        ConfigError: the run that makes it stopped.
+    """
+    start, task = of.panels[panel].start, of.panels[panel].flags["task"]
+    folder = (out / f"start-{task}-{start.rollouts}-{start.seed}").absolute()
+    if not (folder / CHECKPOINT / LATEST).is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        ours = {"task": task, "correction": UNCORRECTED, "rollouts": start.rollouts, "seed": start.seed}
+        hosts = {"save_interval": start.rollouts, "no_save_optim": True}
+        words = ["train", "--host", of.panels[panel].host, "--out", str(folder)]
+        if said := train([*words, *_words(ours), "--", *_words(hosts)], {}, folder):
+            raise ConfigError(f"{folder}: expected a run that ends, got: {said}")
+    return folder / CHECKPOINT
 
 
 def command(

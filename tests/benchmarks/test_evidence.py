@@ -83,6 +83,11 @@ if words[0] == "analyze":
     Path(words[words.index("--json") + 1]).write_text('{"recommendation": {"name": "cispo"}}')
     sys.exit()
 out = Path(words[words.index("--out") + 1])
+root = out.parent.parent if out.parent.name == "lm_lag" else out.parent
+with (root / "words.txt").open("a") as file:
+    file.write(" ".join(words) + chr(10))
+(out / "checkpoint").mkdir(parents=True)
+(out / "checkpoint/latest_checkpointed_iteration.txt").touch()
 K3, ESS = "train/off_policy/k3_kl", "train/off_policy/ess_weight"
 (out / "dump").mkdir(parents=True)
 rows = [{"rollout": -1, "eval/heldout": 0.04}, {"rollout": 0, K3: 0.01, ESS: 0.9}]
@@ -121,6 +126,15 @@ def test_a_run_becomes_its_line(train, tmp_path):
     assert train("C", 13).stopped.startswith("step 7: expected finite") and train("C", 13).end == 0.0
     with pytest.raises(ConfigError, match=r"C-14-\w+: expected the run to end, got: no space left on device"):
         train("C", 14)
+
+
+def test_every_arm_starts_from_one_checkpoint(train, tmp_path):
+    train("B", 1), train("C", 1)
+    start, *runs = (tmp_path / "out/words.txt").read_text().splitlines()
+    assert "--correction metrics_only --rollouts 10 --seed 0 --" in start
+    checkpoint = tmp_path / "out/start-sums-10-0/checkpoint"
+    assert len(runs) == 2
+    assert all(f"--load {checkpoint} --start-rollout-id 0 --finetune --no-load-optim" in run for run in runs)
 
 
 def test_versions_are_those_of_this_environment():
