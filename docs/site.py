@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from textwrap import dedent, indent
 
 ROOT = Path(__file__).parents[1]
 CONSOLE = re.compile(r"^>>> .*\n(?:(?:>>> |\.\.\. |\S).*\n)*", re.M)  # doctests stand at the margin here
@@ -17,7 +18,7 @@ LANGUAGES = {  # how a block of code begins
     r">>> ": "pycon",
     r"(from|import|class|def|check_\w+\() *": "python",
     r"(slime-ext|make|python|pip|bash|cd|git|mkdir|for|HOSTS=|PYTHONPATH=|\.venv/) *": "bash",
-    r"slime_ext(\.|: )|certificate|--": "{ .text .wrap }",  # messages and flags, which need no columns
+    r"slime_ext(\.|: )|certificate|rollout \d|rehearsed|--": "{ .text .wrap }",  # no columns
     r"\w+:( .*)?\n": "yaml",
 }
 
@@ -32,11 +33,11 @@ def page(text: str) -> str:
 
 
 def _fenced(found: re.Match[str]) -> str:
-    code = re.sub(r"^    ", "", found[0].rstrip("\n"), flags=re.M) + "\n"
-    if code.startswith(("options:", "    ")):  # of a ::: block in reference.md; inside a list
+    code = dedent(found[0]).rstrip("\n") + "\n"
+    if code.startswith("options:"):  # of a ::: block in reference.md
         return found[0]
     language = next((name for begin, name in LANGUAGES.items() if re.match(begin, code)), "text")
-    return f"```{language}\n{code}```\n\n"
+    return indent(f"```{language}\n{code}```\n\n", " " * 4 * found[0].startswith(" " * 8))  # 8: in a list
 
 
 def main(folder: str) -> None:

@@ -1,5 +1,4 @@
-"""slime_ext: off-policy correction for Megatron RL. Importing it costs nothing: names are imported on first
-use."""
+"""slime_ext: off-policy correction for Megatron RL. Importing it is cheap: names load on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m slime_ext``: the command line where its script is not on the PATH."""
+"""``python -m slime_ext``: the command line, if its script is not on the PATH."""
 
 from __future__ import annotations
 

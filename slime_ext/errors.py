@@ -1,4 +1,4 @@
-"""Errors and warnings for users, one line each. Imports the standard library alone."""
+"""Errors and warnings for users, one line each. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class GuardError(SlimeExtError, RuntimeError):
 def _received(kind: type[SlimeExtError], *args: Any) -> SlimeExtError:
     """Unpickles an error that another process raised.
 
-    Under Ray the driver ends with dozens of lines of traceback and worker output. This repeats the error's
-    line as the last one.
+    Under Ray the driver ends with dozens of lines of traceback and worker output. This repeats the error as
+    the last line.
     """
     hook = sys.excepthook
     if "ray" in sys.modules and getattr(hook, "func", None) is not _show_and_repeat:
@@ -98,7 +98,7 @@ def check_known(where: str, kind: str, name: object, known: Collection[str]) -> 
 
 
 def printable(text: str) -> str:
-    """Text with control characters escaped, line ends too.
+    """Text with control characters escaped, newlines included.
 
     >>> printable("a\\tb\\x1b[31m")
     'a\\\\tb\\\\x1b[31m'

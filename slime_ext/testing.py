@@ -1,8 +1,8 @@
 """Tests for a correction of your own: made-up responses, and the contracts of a step and of a hook.
 
-``check_step(step, definition)`` and ``check_hook(hook, definition)`` take the definition as plain Python over
-one response (``Sample``), so that the reference is not computed by the same tensors. Start-up runs
-``check_step`` on every step of your own that a configuration names.
+In ``check_step(step, definition)`` and ``check_hook(hook, definition)`` the definition is plain Python over
+one response (``Sample``), so the reference uses no tensors. Start-up runs ``check_step`` on each of your own
+steps that a configuration names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_hook(hook: Callable[..., Any], definition: Definition | None = None, *
 
     Args:
         definition: sample -> the factor of each token's loss, 0 where it is rejected.
-        flags: attributes of the ``args`` that the hook gets, beside slime's defaults.
+        flags: attributes of the hook's ``args``, besides slime's defaults.
 
     Raises:
         ConfigError: one line, the first thing that is wrong.
@@ -67,7 +67,7 @@ def _checked(
 
 
 def _call_of(batch: Sequence[Sample], device: str = "cpu") -> dict[str, Any]:
-    """The keywords of slime's call, float32, one process that holds every token."""
+    """The keywords of slime's call: float32, one process that holds every token."""
 
     def lists(name: str) -> list[Tensor]:
         return [torch.tensor(getattr(sample, name), dtype=torch.float32).to(device) for sample in batch]
@@ -111,14 +111,15 @@ def _check_gradient(where: str, given: dict[str, Any], loss: Tensor) -> None:
 def check_returned(
     path: str, out: Any, pg_loss: Tensor, response_lengths: Sequence[int], taken: frozenset[str]
 ) -> tuple[Tensor, list[Tensor], Mapping[str, Tensor]]:
-    """What the correction at ``path`` returned, once its types and shapes are right; no value is looked at.
+    """Checks the types and shapes of what the correction at ``path`` returned, and returns it; reads no
+    value.
 
-    Without this a wrong shape would broadcast, or stop deep inside torch.
+    Otherwise a wrong shape would broadcast, or fail deep inside torch.
 
     Args:
         pg_loss: [T] what it was given.
         response_lengths: N full lengths R_i.
-        taken: names of metrics that it may not use.
+        taken: names that its metrics may not use.
 
     Raises:
         DataError: not (pg_loss [T], N masks [R_i], name -> [T]); a loss that lost its gradient.

@@ -1,8 +1,8 @@
-"""The functions that ``--custom-tis-function-path`` names: the seeds' own, ``correct``, and one per preset.
+"""The functions for ``--custom-tis-function-path``: slime's own three, ``correct``, and one per preset.
 
 Each takes slime's keyword call and returns ``(pg_loss, loss_masks, metrics)``, see
-``slime_ext.host.contract``. Without ``args.use_tis`` it returns the same loss and mask objects that it was
-passed. ``slime_ext.tis.<preset>`` exists for every name in ``slime_ext.presets``.
+``slime_ext.host.contract``. Without ``args.use_tis`` it returns the loss and mask objects unchanged.
+``slime_ext.tis.<preset>`` exists for every name in ``slime_ext.presets``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from slime_ext.host.hook import Channel, Result, run
 
 
 def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
-    """The function that a host calls for the correction ``name``; it is reloaded when its flags change."""
+    """The function that a host calls for the correction ``name``; reloads the correction when its flags
+    change."""
     names = read_by(name)
     loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 
@@ -77,7 +78,7 @@ def _is_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _off_policy_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """The names of the form that ``off_policy_is_function`` has on this host."""
+    """The names that this host's own ``off_policy_is_function`` uses."""
     return (_tis_channel if takes_tis_bounds() else _is_channel)(result, tokens)
 
 

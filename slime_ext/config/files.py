@@ -1,4 +1,4 @@
-"""YAML files (JSON is YAML) as they are read everywhere: each key once, every mistake in one line."""
+"""Reads YAML files (JSON is YAML): duplicate keys are refused, every mistake is one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which SafeLoader takes the last."""
+    """Refuses a duplicate key in a mapping, of which SafeLoader would use the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -88,19 +88,19 @@ def read_mapping(path: str) -> dict[str, Any]:
 
 
 def of_package(name: str) -> Path:
-    """A file or folder that comes with slime_ext, such as ``configs/modes/stale.yaml``."""
+    """A file or folder shipped with slime_ext, such as ``configs/modes/stale.yaml``."""
     return next((root / name for root in ROOTS if (root / name).exists()), ROOTS[-1] / name)
 
 
 def shipped(path: str) -> str:
-    """The path; where there is no such file and one that comes with slime_ext has that name, the latter's."""
+    """The path if it exists, else that of a shipped file with the same name."""
     is_there = Path(path).is_absolute() or Path(path).exists() or not of_package(path).is_file()
     return path if is_there else str(of_package(path))
 
 
 def located(path: str, file: str) -> str:
-    """A path as a file names it: from the file's own folder, from one above it, from the working directory;
-    unchanged where it is in none of them. What lies below the working directory is relative to it."""
+    """Resolves a path that a file names: from the file's own folder, from one above it, or from the working
+    directory; unchanged if found in none. The result is relative if it lies below the working directory."""
     here = Path.cwd()
     for folder in (*Path(file).resolve().parents, here):
         if (found := folder / path).exists():
@@ -109,10 +109,10 @@ def located(path: str, file: str) -> str:
 
 
 def text_of(path: str, where: str | None = None) -> str:
-    """What a file says.
+    """The text of a file.
 
     Raises:
-        ConfigError: it cannot be read, or is no text.
+        ConfigError: it cannot be read, or is not text.
     """
     where = where or path
     try:

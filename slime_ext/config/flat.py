@@ -37,8 +37,8 @@ def correct(
         behavior: [T] log-probs under the policy that sampled the tokens, nats.
         proximal: [T] log-probs under the trainer's policy before the optimizer step, nats.
         lengths: [S] tokens of each response.
-        correction: a preset's name, the mapping under ``slime_ext:``, or a Correction. Coupled steps take
-            these tokens for the whole optimizer step.
+        correction: a preset's name, the mapping under ``slime_ext:``, or a Correction. Coupled steps treat
+            these tokens as the whole optimizer step.
         mask: [T] not 0 where the behavior policy sampled the token; None: everywhere.
         target: [T] log-probs under the policy being trained, nats, with grad.
         advantages: [T].
@@ -75,7 +75,8 @@ def _loaded(correction: str | Mapping[str, Any] | Correction) -> Correction:
 
 
 def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
-    """Raises unless everything that the correction reads is there, in one shape, and finite where it must."""
+    """Raises unless everything that the correction reads was passed, has the right shape, and is finite where
+    required."""
     given = {
         "loss": loss,
         "mask": tokens.segments.mask,

@@ -1,5 +1,4 @@
-"""What a configuration says that could not act: a step, a bound, a guard that nothing could ever set off is
-refused; a field that changes nothing where it stands is a note."""
+"""Settings that can never act: an idle step, bound or guard is refused; a field without effect is noted."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ ONCE = (Normalize, SecondMoment)  # a second of another number undoes the first,
 
 
 def forbid_idle_steps(steps: Sequence[Step], names: Sequence[str], where: str) -> None:
-    """Steps that could not act.
+    """Refuses steps that can never act.
 
     Args:
-        names: of each step, as the configuration has it.
-        where: what stands before the index of a step.
+        names: name of each step, as in the configuration.
+        where: prefix of a step's index in messages.
 
     Raises:
         ConfigError: at the first of them.
@@ -49,7 +48,7 @@ def forbid_idle_steps(steps: Sequence[Step], names: Sequence[str], where: str) -
 
 
 def _forbid_second(steps: Sequence[Step], i: int, here: str) -> None:
-    """A step that undoes or repeats an earlier one; a step of the user's own may do more each time."""
+    """Refuses a step that undoes or repeats an earlier one; a user's own step may be repeated."""
     step, before = steps[i], steps[:i]
     for j, earlier in enumerate(before):
         if step.sets_weights and earlier.sets_weights:
@@ -87,7 +86,7 @@ def _bounds(step: Truncate | Clip) -> tuple[float, float]:
 
 
 def _forbid_idle_rejection(step: Reject, here: str) -> None:
-    """Bounds that no value of the statistic reaches, and those that only one value passes."""
+    """Refuses bounds that no value of the statistic reaches, and bounds that only one value passes."""
     if (step.low, step.high) == (None, None):  # max_staleness alone
         return
     lowest, highest = reach(step)
@@ -113,7 +112,7 @@ def _forbid_idle_rejection(step: Reject, here: str) -> None:
 
 
 def reach(step: Reject) -> tuple[float, float]:
-    """The smallest and the largest value that a rejection's statistic can have.
+    """The smallest and largest possible value of a rejection's statistic.
 
     >>> reach(Reject("sequence", "tv", "mean", high=0.2)), reach(Reject("sequence", "tv", "sum", high=3.0))
     ((0.0, 1.0), (0.0, inf))
@@ -136,7 +135,7 @@ def reach(step: Reject) -> tuple[float, float]:
 
 
 def _forbid_idle_scope(step: Reject, here: str) -> None:
-    """Fields that say how the ratio is read, where only the age of a sample is."""
+    """Refuses fields about the ratio in a step that reads only the sample's age."""
     if (step.low, step.high) != (None, None):
         return
     for name, idle in {"statistic": "ratio", "when": "always", "clamp": None, "over": "response"}.items():
@@ -154,7 +153,7 @@ def _forbid_idle_over(step: Step, before: Sequence[Step], here: str) -> None:
 def forbid_idle_guards(
     found: Mapping[str, Guard], correction: Correction, options: Options, where: str
 ) -> None:
-    """Guards that could never act, or would in every step.
+    """Refuses guards that could never act, or would act in every step.
 
     Raises:
         ConfigError: at the first of them.
@@ -185,7 +184,7 @@ def forbid_idle_guards(
 
 
 def notes_of(mapping: Mapping[str, Any], correction: Correction) -> Iterator[str]:
-    """What of a native mapping changes nothing, in one line each."""
+    """One line for each part of a native mapping that has no effect."""
     for i, step in enumerate(correction.steps):
         if not isinstance(step, Reject | ZeroOutside):
             continue

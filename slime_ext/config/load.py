@@ -1,9 +1,9 @@
-"""Mapping -> Correction: typed, closed, and with one-line errors that name the full key.
+"""Mapping -> Correction: typed, without unknown keys, and with one-line errors that name the full key.
 
-The mapping is what stands under the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just
-its name; a name with dots is a class in a module of the user's own. A surrogate is written likewise.
-``preset`` fills what the mapping does not say itself. Instead of native keys it may hold one dialect key,
-whose value is that system's own block (see ``slime_ext.config.dialects``).
+The mapping is the value of the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just its
+name; a name with dots is a class in a user's module. Surrogates are written the same way. ``preset`` fills in
+missing keys. Instead of native keys it may hold one dialect key, whose value is that system's own block (see
+``slime_ext.config.dialects``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
 
 
 def load_config(mapping: Mapping[str, Any]) -> Correction:
-    """The correction that a mapping describes; says once what could surprise about it.
+    """The correction that a mapping describes; logs surprising readings once.
 
     >>> load_config({"steps": ["reweight", {"truncate": {"high": 3.0}}]}).steps
     (Reweight(level='token'), Truncate(high=3.0))
@@ -61,7 +61,7 @@ def load_config(mapping: Mapping[str, Any]) -> Correction:
 
 
 def read_config(mapping: Mapping[str, Any]) -> Loaded:
-    """As ``load_config``, with the notes handed back. Raises ConfigError as it does."""
+    """As ``load_config``, but returns the notes. Raises ConfigError as it does."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{ROOT}: expected a mapping, got {shown(mapping)}: see the files in configs/")
     systems = [key for key in mapping if key in dialects.DIALECTS]
@@ -84,10 +84,10 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
 
 
 def with_preset(mapping: Any, preset: str | None) -> Any:
-    """The mapping of a function in ``slime_ext.tis``: of ``correct``, or of the preset whose name it has.
+    """The mapping for a function of ``slime_ext.tis``: ``correct``, or the preset with its name.
 
     Args:
-        mapping: what stands under ``slime_ext:``, None for nothing; beside a preset it may only add to it.
+        mapping: the value of ``slime_ext:``, None for nothing; with a preset it may only add to it.
         preset: None for ``correct``.
 
     Raises:
@@ -176,7 +176,7 @@ def _backend(name: Any) -> str:
 
 
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
-    """What acts on the statistics of a step, where none are taken."""
+    """Refuses guards and ``on_nonfinite: raise`` if ``metrics.enabled`` is false."""
     reads = {"guards": mapping.get("guards"), "on_nonfinite: raise": correction.on_nonfinite == "raise"}
     for key in (key for key, is_there in reads.items() if is_there and not options.enabled):
         raise ConfigError(
@@ -185,7 +185,7 @@ def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, optio
 
 
 def _guards(mapping: Any, correction: Correction, options: Options) -> dict[str, Guard]:
-    """The default guards and those of the mapping; None takes one away."""
+    """The default guards and those of the mapping; None removes one."""
     where = f"{ROOT}.guards"
     found, known = dict(guards.DEFAULT), known_names(correction)
     given = mapping_of(where, mapping)
@@ -233,7 +233,7 @@ def _terms(listed: Any) -> tuple[Any, ...]:
 
 
 def _step(where: str, entry: Any) -> Step:
-    """A step of ours, or of the user's own module where its name has dots."""
+    """A built-in step, or one of the user's module if its name has dots."""
     name = next(iter(entry), None) if isinstance(entry, Mapping) else entry
     step: Step
     if not isinstance(name, str) or "." not in name:

@@ -1,4 +1,4 @@
-"""What a mapping was read into."""
+"""The result of reading a mapping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime_ext.core.metrics.options import Options
 
 @dataclass(frozen=True)
 class Loaded:
-    """A mapping that was read: what runs, and what its reader should know."""
+    """A mapping that was read: the correction, and notes for the user."""
 
     correction: Correction
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Numbers of a configuration: which text is one, and which a float32 holds."""
+"""Numbers in a configuration: which text is a number, and which numbers fit float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FLOAT32 = f"0, or a number of size {SMALLEST:.3g} to {LARGEST:.3g} (float32)"
 
 
 def as_number(value: Any) -> float | None:
-    """A finite float, or None. Text counts, booleans do not, nor what Python alone reads as a number.
+    """A finite float, or None. Text counts; booleans, and text that only Python reads as a number, do not.
 
     >>> as_number("1e-4"), as_number(True), as_number("two"), as_number("nan"), as_number("1_0")
     (0.0001, None, None, None, None)
@@ -28,7 +28,7 @@ def as_number(value: Any) -> float | None:
 
 
 def is_float32(number: float) -> bool:
-    """Whether a float32 holds a number with all its digits' worth.
+    """Whether a number is in the normal range of float32.
 
     >>> is_float32(0), is_float32(-2.0), is_float32(1e40), is_float32(1e-40)
     (True, True, False, False)

@@ -1,4 +1,4 @@
-"""Where each key of ours belongs, for one beside ``slime_ext:`` whose indentation was lost."""
+"""Where each of our keys belongs, to help when one lost its indentation under ``slime_ext:``."""
 
 from __future__ import annotations
 

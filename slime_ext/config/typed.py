@@ -1,6 +1,6 @@
-"""Values against the types of a dataclass: closed, in one line, with the full key.
+"""Checks values against the types of a dataclass; errors are one line with the full key.
 
-Text that is a number counts as one; nothing else is converted, since a conversion would hide a mistake.
+Numeric text counts as a number; nothing else is converted, since a conversion would hide a mistake.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
 
 
 def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[str] = ()) -> dict[str, Any]:
-    """Values against the types of a dataclass: closed, and without conversions that would hide a mistake.
+    """Values checked against the types of a dataclass: unknown fields are refused, only numbers are
+    converted.
 
     Args:
-        allowed: the fields that may be there; all of them by default.
+        allowed: the allowed fields; all of them by default.
     """
     known, hints = sorted(allowed or (f.name for f in dataclasses.fields(cls))), get_type_hints(cls)
     for key in values:
@@ -76,7 +77,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _number(value: Any, hint: Any) -> Any:
-    """YAML 1.1 reads 1e-4 as text, and so does anybody who quotes a number.
+    """Numeric text as a number: YAML 1.1 reads 1e-4 as text, and users quote numbers.
 
     >>> _number("1e-4", float), _number("3", int | None), _number("3.5", int), _number("high", float)
     (0.0001, 3, '3.5', 'high')
@@ -96,7 +97,7 @@ def read_fields(where: str, cls: type[T], values: Any) -> T:
 
 
 def built(where: str, make: Callable[..., T], fields: Mapping[str, Any]) -> T:
-    """An object of the class that ``make`` is or calls, its refusals under ``where``."""
+    """The object that ``make`` builds; its errors get the prefix ``where``."""
     try:
         return make(**fields)
     except ConfigError as error:

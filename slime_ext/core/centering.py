@@ -1,7 +1,7 @@
 """``center``: any correction's token weights, centered over the sampler's head.
 
-The steps that look at one token's ratio and nothing else give the weight f of every token of the head, as
-they give that of the sampled one. What turns and sequences decide multiplies C_t as it multiplies the loss:
+Steps that read only one token's ratio give the weight f of every token of the head, as they do for the
+sampled token. The factor m_t of turns and sequences multiplies C_t as it multiplies the loss:
 
     loss_t = m_t (-A_t f(p_y / q_y) log p_y + A_t C_t)
 """
@@ -40,10 +40,10 @@ class Center:
 
 
 def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """The steps of single tokens, which give f; and those of turns and sequences, which give m.
+    """Token-level steps, which give f, and steps of turns and sequences, which give m.
 
-    A bound belongs to the weights that it bounds. One of single tokens that zeroes weights outside a band of
-    its own (``ZeroOutside``) stands for itself.
+    A token-level bound goes with the weights that it bounds. ``ZeroOutside`` reads a ratio of its own, so its
+    own unit decides.
     """
     of_tokens: list[Step] = []
     of_units: list[Step] = []
@@ -58,7 +58,7 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
 
 
 def check_center(steps: Sequence[Step]) -> None:
-    """Raises ConfigError at a step whose weight depends on the tokens before, so that it is no f."""
+    """Raises ConfigError at a step whose weight depends on earlier tokens: it has no f."""
     for i, step in enumerate(steps):
         if any(key.aggregate in BY_POSITION for key in step.statistics):
             expect(

@@ -1,11 +1,10 @@
-"""``backend: compiled``: a hook call as two graphs that torch.compile turns into loops, the same code as
-eager.
+"""``backend: compiled``: the eager code of a hook call as two graphs for torch.compile.
 
 ``head`` computes the statistics of sequences; ``expand`` runs the steps on them, weights the loss and sums
 the metrics. Two graphs, because the ranks that share sequences all-reduce in between, and because one graph
 would recompute the small [S] part for every token. Sizes are dynamic: each graph is compiled once, on a
-made-up batch in which no two sizes are alike. Without a compiler, for small batches, and for steps that read
-statistics of turns, prefixes or minima, ``apply`` is eager.
+made-up batch whose sizes all differ. Without a compiler, for small batches, and for steps that read
+statistics of turns, prefixes or minima, ``apply`` runs eager.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ log = logging.getLogger("slime_ext")
 
 
 class Wanted(NamedTuple):
-    """The key of a graph; everything else may change from call to call."""
+    """The key of a graph. Everything else may change from call to call."""
 
     correction: Correction
     acts: bool
@@ -225,7 +224,7 @@ def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
 
 
 def _tokens_of(given: Mapping[str, Tensor]) -> Tokens:
-    """The tokens of a graph, whose segments know tensors instead of lengths."""
+    """The tokens of a graph. Its segments hold tensors instead of lengths."""
     mask = given["mask"].float() != 0
     segments = _GraphSegments((), None, mask)
     blocks = ((mask.shape[0] - 2) // BLOCK, given["mixed"], given["bounds"])
@@ -255,9 +254,10 @@ def _(values: Tensor) -> Tensor:
 
 
 def _expm1(x: Tensor) -> Tensor:
-    """e^x - 1 with all digits: on a CPU Inductor takes 1 from e^x, which near 0 leaves few of float32's.
+    """e^x - 1 to full precision: on a CPU Inductor computes e^x and subtracts 1, which near 0 loses most
+    digits.
 
-    Taylor's series to the 7th power is off by less than 1e-8 of itself where it is used.
+    Where it is used, Taylor's series to the 7th power has a relative error below 1e-8.
     """
     if x.dtype is torch.float64:
         return UNCHANGED
@@ -268,7 +268,7 @@ def _expm1(x: Tensor) -> Tensor:
 
 
 def _view(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Flags read as bytes; as float32, the one type that Inductor's flags become without a loop."""
+    """Turns flags read as bytes into float32, the only type that Inductor makes of flags without a loop."""
     if x.dtype is torch.bool and dtype is torch.uint8:
         return x.to(torch.float32)
     return UNCHANGED
@@ -281,7 +281,7 @@ FOR_INDUCTOR: dict[Any, Callable[..., Any]] = {
 
 
 class _KnownLoss(torch.autograd.Function):
-    """A loss that is known already, and how it depends on what carries the gradient."""
+    """A loss computed beforehand, with its slope in the tensor that carries the gradient."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, loss: Tensor, slope: Tensor) -> Tensor:

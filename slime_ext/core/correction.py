@@ -54,19 +54,19 @@ class Correction:
             log-probs).
         surrogate: the loss that the weights multiply.
         steps: applied in order.
-        mask_scope: ``policy`` takes rejected tokens out of the policy loss only; ``all`` returns reduced
+        mask_scope: ``policy`` removes rejected tokens from the policy loss only; ``all`` returns reduced
             masks, so that entropy and reference-KL terms lose them too.
         on_nonfinite: a NaN or infinite behavior log-prob rejects its token or unit, or raises.
-        denominator: ``host`` leaves the loss divided by what the host's release divides by; ``kept`` divides
-            by the kept tokens instead: of the rollout, or of the optimizer step where the host's loss is per
-            token.
-        group: what a rejected sample means for the samples of the same prompt: ``ignore`` nothing,
-            ``rebaseline`` their advantages are computed without it, ``atomic`` they are rejected too.
+        denominator: ``host`` keeps the host's own divisor; ``kept`` divides by the kept tokens instead: of
+            the rollout, or of the optimizer step if the host's loss is per token.
+        group: what a rejected sample does to the others of its prompt: ``ignore`` nothing, ``rebaseline``
+            computes their advantages without it, ``atomic`` rejects them too.
         terms: added to the policy loss of every response token with a finite behavior log-prob.
-        center: subtracts the sampler's mean of the weighted score; needs the sampler's head. None: as it is.
+        center: subtracts the sampler's mean of the weighted score; needs the sampler's head. None: no
+            centering.
 
     Raises:
-        ConfigError: the combination would count a ratio twice, or could not act.
+        ConfigError: the combination would count a ratio twice, or could never act.
     """
 
     numerator: Numerator = "proximal"
@@ -89,7 +89,7 @@ class Correction:
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether it leaves the host's loss alone (metrics only)."""
+        """Whether the host's loss stays unchanged (metrics only)."""
         return not self.steps and isinstance(self.surrogate, HostLoss) and not self.terms
 
     @cached_property
@@ -99,30 +99,30 @@ class Correction:
 
     @cached_property
     def needs_plan(self) -> bool:
-        """Whether something has to be computed over the whole optimizer step before it begins."""
+        """Whether the correction needs numbers over the whole optimizer step before it begins."""
         return self.is_coupled or self.denominator != "host" or self.group != "ignore"
 
     @cached_property
     def needs_target(self) -> bool:
-        """Whether the target policy's log-probs must be there."""
+        """Whether the correction reads the target policy's log-probs."""
         return self.numerator == "target" or not isinstance(self.surrogate, HostLoss) or bool(self.terms)
 
     @cached_property
     def needs_ages(self) -> bool:
-        """Whether the samples' ages must be there."""
+        """Whether the correction reads the samples' ages."""
         return any(step.reads_ages for step in self.steps)
 
     @cached_property
     def needs_advantages(self) -> bool:
-        """Whether the advantages must be there."""
+        """Whether the correction reads the advantages."""
         return not isinstance(self.surrogate, HostLoss) or any(step.reads_advantages for step in self.steps)
 
     def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
         """Weights and keep for packed tokens, all detached.
 
         Args:
-            plan: what was computed for the optimizer step; None makes these tokens a step of their own, in
-                which ``denominator`` and ``group`` are the host's.
+            plan: numbers of the optimizer step; None treats these tokens as the whole step, with
+                ``denominator`` and ``group`` of the host.
             observe: also return the sequences' statistics, which metrics read.
         """
         if plan is None:
@@ -144,11 +144,11 @@ class Correction:
 
     @cached_property
     def observed_statistics(self) -> tuple[StatisticKey, ...]:
-        """Those, and what metrics read of sequences."""
+        """``statistics``, and those that metrics read per sequence."""
         return tuple(dict.fromkeys(self.statistics + OBSERVED))
 
     def read(self, tokens: Tokens) -> StepInputs:
-        """What steps read token by token, with no statistics yet."""
+        """What steps read per token, before any statistics."""
         numerator = tokens.target if self.numerator == "target" else tokens.proximal
         if numerator is None:
             raise ConfigError("target: expected log-probs [T], got None: numerator: target reads them")
@@ -158,7 +158,7 @@ class Correction:
         return StepInputs(tokens.segments, *read, **of_samples, units=self.units)
 
     def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:
-        """From inputs with their statistics to weights and keep: the second half of a call."""
+        """Weights and keep from inputs with their statistics: the second half of a call."""
         state = self.run(inputs, self.steps)
         if plan.keep is not None:
             state = replace(state, step=len(self.steps)).reject("sequence", plan.keep)
@@ -187,7 +187,7 @@ class Correction:
         return split(self.steps)
 
     def _head_factor(self, inputs: StepInputs) -> Tensor:
-        """[T] what turns and sequences make of C_t, as of the loss; 0 at tokens that do not count."""
+        """[T] the factor of turns and sequences on C_t, as on the loss; 0 at tokens that do not count."""
         state = self.run(inputs, self._split[1])
         return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
 
@@ -248,17 +248,18 @@ class Correction:
 
     @cached_property
     def sets_weights(self) -> bool:
-        """Whether a step makes weights other than 1 out of ratios."""
+        """Whether a step turns ratios into weights."""
         return any(step.sets_weights for step in self.steps)
 
     @cached_property
     def bounds_weights(self) -> bool:
-        """Whether no weight is so large that its product with a modest loss could overflow."""
+        """Whether every weight is small enough that its product with a modest loss cannot overflow."""
         return weight_ranges(self.steps)[-1].high <= MODEST
 
     @cached_property
     def bounds_products(self) -> bool:
-        """Whether no weight times a loss could overflow: of PPO's loss of a negative advantage any could."""
+        """Whether no weight times a loss can overflow. PPO's loss at a negative advantage has no bound, so
+        there any could."""
         return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
 
 
@@ -289,7 +290,7 @@ def _check_relations(correction: Correction) -> None:
 
 
 def _check_added(correction: Correction) -> None:
-    """Whether what is added to the loss of a token can act, and reaches rejected ones."""
+    """Raises unless terms and centering can act, and reach rejected tokens."""
     for name, is_there in {"terms": correction.terms, "center": correction.center}.items():
         if not is_there:
             continue
@@ -328,21 +329,21 @@ def _forbid_double_count(correction: Correction) -> None:
 
 
 def largest_product(dtype: torch.dtype) -> float:
-    """The largest loss of one token where nothing bounds its weight: of float32 what bfloat16, too, can hold,
-    with a quarter of its exponents left for sums over tokens."""
+    """The largest loss of one token with an unbounded weight. bfloat16 can hold it too, and a quarter of the
+    exponents is left for sums over tokens."""
     largest: float = torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
     return largest
 
 
 def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum = identity) -> Plan:
-    """The numbers of the coupled steps over all micro-batches of an optimizer step, on all ranks.
+    """The numbers of the coupled steps, over all micro-batches and ranks of an optimizer step.
 
     Args:
         batches: the step's micro-batches on this rank; every rank must have at least one.
         all_sum: SUM over all ranks that train the step, each token once (data x context parallel).
 
     Returns:
-        A plan with the numbers. Each step sees what the coupled steps before it did.
+        A plan with the numbers. Each step sees the effect of the coupled steps before it.
     """
     numbers: dict[Step, Tensor] = {}
     read = [correction.read(tokens) for tokens in batches]
@@ -357,11 +358,11 @@ def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum
 
 @dataclass(frozen=True)
 class HookInputs:
-    """One hook call's tokens with everything that is known about them.
+    """The tokens of one hook call, with everything known about them.
 
     Args:
         host_loss: [T] the host's policy loss, with grad.
-        plan: what was computed for the optimizer step; None makes the tokens a step of their own.
+        plan: numbers of the optimizer step; None treats the tokens as the whole step.
         bounds: the host's clip range.
         acts: apply the correction to the loss; if False, only measure and return the loss unchanged.
         layout: of the metrics to measure; None measures nothing.
@@ -379,7 +380,7 @@ class HookInputs:
 
 @dataclass(frozen=True)
 class HookResult:
-    """What the hook returns and keeps of a call; ratio, clipped and rejected go to the host's own channel."""
+    """The result of a hook call. ratio, clipped and rejected go to the host's own metrics."""
 
     loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
     finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
@@ -391,7 +392,7 @@ class HookResult:
 
 
 def apply(correction: Correction, inputs: HookInputs) -> HookResult:
-    """A hook call between packing and returning."""
+    """The computation of a hook call: from packed tokens to loss, masks and metrics."""
     outcome = correction(inputs.tokens, inputs.plan, observe=inputs.layout is not None)
     result, by_surrogate = corrected(correction, outcome, inputs)
     if inputs.layout is None:
@@ -405,7 +406,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
 def corrected(
     correction: Correction, outcome: Outcome, inputs: HookInputs
 ) -> tuple[HookResult, Tensor | None]:
-    """The loss and the host's own channel; and [T] bool, where a surrogate of ours clipped."""
+    """The loss and the host's own metrics; and [T] bool, where a surrogate of ours clipped."""
     loss, by_surrogate = inputs.host_loss, None
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)

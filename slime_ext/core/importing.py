@@ -16,7 +16,7 @@ def load_named(path: str, where: str, kind: str) -> Any:
         kind: what it should be, for errors: ``function``, ``class``.
 
     Raises:
-        ConfigError: no dotted path, a module that does not import, a name that it lacks.
+        ConfigError: not a dotted path, a module that cannot be imported, or a name that it lacks.
     """
     module_name, _, name = path.rpartition(".")
     if not module_name or "/" in path or ":" in path:

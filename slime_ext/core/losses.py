@@ -1,7 +1,7 @@
 """The policy losses that weights multiply: frozen dataclasses whose fields are the configuration.
 
-``host`` takes the loss that the host computed. The others compute their own from the target log-probs and the
-advantages; an ``eps`` of None means the host's ``--eps-clip`` (``--eps-clip-high``, ``--eps-clip-c``).
+``host`` uses the host's loss. The others compute their own from the target log-probs and the advantages; an
+``eps`` of None means the host's ``--eps-clip`` (``--eps-clip-high``, ``--eps-clip-c``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a surrogate reads, [T] each, finite at every token whatever the masked positions hold.
+    """What a surrogate reads, [T] each, finite at every token even if masked positions hold NaN.
 
     Args:
         given: the host's tensors by name.
@@ -59,7 +59,7 @@ class LossInputs:
         return torch.where(self.valid, self._wide("target") - self._wide(anchor).detach(), 0)
 
     def _wide(self, name: str) -> Tensor:
-        """A host's tensor in float32 or more: a loss in bfloat16 would lose what its weights are about."""
+        """A host's tensor in float32 or wider: in bfloat16 the loss would be coarser than the correction."""
         values = self.given[name]
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -100,7 +100,8 @@ class PpoClip:
 
 @dataclass(frozen=True)
 class DualClip:
-    """``PpoClip`` with a floor for negative advantages: -eps_c A; of a host without --eps-clip-c 3."""
+    """``PpoClip`` with a floor for negative advantages: -eps_c A, with eps_c = 3 on a host without
+    --eps-clip-c."""
 
     anchor: Anchor = "proximal"
     eps_low: float | None = None
@@ -163,7 +164,7 @@ SURROGATES: dict[str, Any] = {
 
 
 def _check_range(surrogate: PpoClip | DualClip, name: str) -> None:
-    """Raises unless the range that is not clipped contains 1 and other ratios."""
+    """Raises unless the unclipped range contains 1 and other ratios."""
     ends = {"eps_low": surrogate.eps_low, "eps_high": surrogate.eps_high}
     for key, eps in ends.items():
         wide = eps is None or eps >= 0

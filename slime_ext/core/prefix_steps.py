@@ -1,9 +1,9 @@
-"""Steps that read what came before a token in its response: sums and means over its prefix.
+"""Steps that read sums and means over a token's prefix in its response.
 
 t counts the response tokens of a sequence from 1, l_t = log numerator - log behavior. A prefix ends with the
-token itself. Where ranks share a sequence, its shards' sums ride on the correction's one all-reduce, so any
-split gives the same numbers. One non-finite behavior log-prob rejects the whole sequence: no later prefix is
-known.
+token itself. If ranks share a sequence, the sums of its shards are part of the correction's one all-reduce,
+so any split gives the same numbers. One non-finite behavior log-prob rejects the whole sequence, since every
+later prefix is unknown.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _OfPrefix(Step):
 class PrefixReweight(_OfPrefix):
     """Sets the weights to the ratio of the prefix: w_t = exp(sum of l_i, i <= t), or exp of their mean.
 
-    Times -A_t log pi_t the sum is unbiased where A_t is a sum of rewards that come at t or later, with less
-    variance than the product over the whole sequence.
+    With the sum, w_t times -A_t log pi_t is unbiased if A_t sums rewards at t or later, and has less variance
+    than with the product over the whole sequence.
 
     Source: CTPO, Zhang et al. 2026, https://arxiv.org/abs/2605.07331; its code, horizon-llm/CTPO, modes
     cum-token-cumprod and cum-token-geomean.
@@ -67,10 +67,10 @@ class PrefixReweight(_OfPrefix):
 
 @dataclass(frozen=True)
 class PrefixReject(_OfPrefix):
-    """Drops the tokens whose prefix leaves [low, high], both ends inside; with ``growth: sqrt`` both times
+    """Drops the tokens whose prefix leaves [low, high], ends included; ``growth: sqrt`` multiplies both by
     sqrt(t).
 
-    For ``ratio`` the bounds are of the ratio and grow as logarithms: [low^sqrt(t), high^sqrt(t)]. A sum of t
+    For ``ratio`` the bounds limit the ratio and grow in log space: [low^sqrt(t), high^sqrt(t)]. A sum of t
     independent terms spreads as sqrt(t), so a constant band would drop more and more. ``when`` looks at the
     token's own advantage and log-ratio.
 
@@ -131,12 +131,12 @@ class PrefixBudget(_OfPrefix):
 
         v_t D_t <= high   and   sum of v_i D_i, i <= t   <=   high + budget * sum of v_i, i < t
 
-    Early tokens are held tighter, and those after a prefix that has drifted. ``when`` looks at the token's
+    The bound is tighter for early tokens and after a prefix that has drifted. ``when`` looks at the token's
     own advantage and log-ratio.
 
     Source: CPPO, Mao et al. 2026, https://arxiv.org/abs/2606.10968, equations 8 to 11; its code,
-    Tencent-Hunyuan/UniRL, unirl/algorithms/cppo.py, which besides raises the budget of a sequence to the 90th
-    percentile of its D_t, at most twice: not here.
+    Tencent-Hunyuan/UniRL, unirl/algorithms/cppo.py, which also raises the budget of a sequence to the 90th
+    percentile of its D_t, at most twice; this step does not.
     """
 
     statistic: Literal["tv", "k2", "k3", "binary_kl", "binary_kl_max"] = "tv"

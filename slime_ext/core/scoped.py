@@ -1,12 +1,11 @@
-"""Steps as other systems define them: statistics over the tokens that earlier steps kept, clamped log-ratios,
-and bands that zero a weight but leave its token in the masks.
+"""Steps as other systems define them: statistics over the tokens kept so far, clamped log-ratios, and bands
+that zero a weight but leave its token in the masks.
 
-The native steps read the host's response mask and clamp nothing, so that rejections commute. Only a dialect,
-or a mapping that ``slime-ext convert`` printed, needs what is here.
+The native steps read the host's response mask and clamp nothing, so rejections commute. Only dialects, and
+mappings printed by ``slime-ext convert``, need these steps.
 
-A sum over tokens that were kept waits for what decided that, so it cannot share the correction's one
-all-reduce: where a sequence's tokens lie on several ranks, ``over: kept`` or ``clamp`` with a statistic per
-sequence costs one more.
+A sum over kept tokens depends on earlier steps, so it cannot share the correction's one all-reduce. If a
+sequence lies on several ranks, ``over: kept`` or ``clamp`` with a sequence statistic costs one more.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class KeptInputs(StepInputs):
 
 @dataclass(frozen=True)
 class Scoped(Step):
-    """A native step over other tokens (``over``), or of log-ratios in [-clamp, clamp]."""
+    """A native step over other tokens (``over``), or with log-ratios clamped to [-clamp, clamp]."""
 
     over: Over = "response"
     clamp: float | None = None
@@ -78,7 +77,7 @@ class Scoped(Step):
         )
 
     def plain(self) -> Step:
-        """The native step, where it says the same."""
+        """The equivalent native step, if there is one."""
         native: Step
         if self.over == "kept" or self.clamp is not None:
             return self
@@ -88,7 +87,7 @@ class Scoped(Step):
 
 @dataclass(frozen=True)
 class ScopedReweight(Scoped, Reweight):
-    """``Reweight`` over the tokens that earlier steps kept, or of clamped log-ratios.
+    """``Reweight`` over the tokens that earlier steps kept, or with clamped log-ratios.
 
     Source: over: SkyRL PR 849; clamp: fw-ai cookbook PR 169 (+-20 per token before the mean).
     """
@@ -110,7 +109,7 @@ class ScopedReweight(Scoped, Reweight):
 
 @dataclass(frozen=True)
 class ScopedReject(Scoped, Reject):
-    """``Reject`` over the tokens that earlier steps kept, or of clamped log-ratios.
+    """``Reject`` over the tokens that earlier steps kept, or with clamped log-ratios.
 
     Source: over: SkyRL PR 849; clamp: verl, compute_rollout_rejection_mask (+-20 per token).
     """
@@ -132,7 +131,7 @@ class ScopedReject(Scoped, Reject):
 class ZeroOutside(Step):
     """Sets the weight to 0 where the unit's ratio leaves [low, high]; the token stays in the masks.
 
-    IcePop as verl and the fw-ai cookbook have it; ``reject`` is the one that also takes the token out.
+    IcePop as in verl and the fw-ai cookbook. ``reject`` would also remove the token from the masks.
 
     Source: verl PR 5722; fw-ai cookbook, TISConfig.icepop_threshold; https://arxiv.org/abs/2510.18855.
     """
@@ -153,7 +152,8 @@ class ZeroOutside(Step):
         return self._band.statistics
 
     def weight_range(self, before: WeightRange) -> WeightRange:
-        """A band around the weight itself bounds it; one around another ratio takes out what lies beyond."""
+        """A band on the weight's own ratio bounds it; a band on another ratio only zeroes the weights outside
+        it."""
         is_of_weight = before.ratio == ratio_at(self.unit, self.aggregate)
         return before._replace(low=0.0, high=min(before.high, self.high) if is_of_weight else before.high)
 

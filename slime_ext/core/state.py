@@ -54,7 +54,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was computed over the whole optimizer step before its first micro-batch is trained.
+    """Numbers over the whole optimizer step, computed before its first micro-batch is trained.
 
     Args:
         numbers: coupled step -> its number, [] float64.
@@ -81,7 +81,7 @@ class StepEffect(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceStatistics:
-    """What metrics read per sequence, [S] each, the same on every rank that shares them."""
+    """What metrics read per sequence, [S] each, equal on all ranks that share the sequence."""
 
     log_ratio: Tensor  # float64, the sum over the response tokens with a finite behavior log-prob, nats
     count: Tensor  # float64, response tokens
@@ -116,7 +116,7 @@ class State:
     step: int = BEFORE  # the place of the step at work
 
     def reweight(self, unit: Unit, ratio: Tensor) -> State:
-        """Starts over with one ratio per unit."""
+        """Replaces the weights by one ratio per unit."""
         return replace(self, weights=ratio, unit=unit, clipped=None)
 
     def bound(self, weights: Tensor) -> State:
@@ -150,8 +150,8 @@ class StatisticKey(NamedTuple):
     """One statistic: ``aggregate`` of the per-token quantity ``name`` over the response tokens of each
     ``unit``.
 
-    ``by_shard`` and ``shard_sum`` are [S, shards_per_sequence], the maximum of the negative quantity, or the
-    sum of the quantity, in each shard of a sequence, which ``prefix_min`` and ``prefix_sums`` read.
+    ``by_shard`` and ``shard_sum`` are [S, shards_per_sequence]: in each shard of a sequence, the maximum of
+    the negative quantity (for ``prefix_min``) or the sum of the quantity (for ``prefix_sums``).
     """
 
     aggregate: Literal["sum", "max", "by_shard", "shard_sum"]
@@ -161,7 +161,7 @@ class StatisticKey(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What steps may read; the same for every step."""
+    """What a step may read; every step gets the same."""
 
     segments: Segments
     log_ratio: Tensor  # [T] log numerator - log behavior, nats, 0 where there is none
@@ -198,7 +198,8 @@ class StepInputs:
         return as_numbers(flags[name], self.log_ratio.dtype)
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
-        """A declared statistic per unit; at unit token the quantity itself, anything at masked tokens."""
+        """A declared statistic, one per unit. At unit token it is the quantity itself, undefined at masked
+        tokens."""
         if unit == "token":
             return self.advantages if name == "advantage" else self.value_of(name)
         if aggregate == "mean":
@@ -207,8 +208,8 @@ class StepInputs:
         return self.table[StatisticKey(aggregate, unit, name)]
 
     def aggregate(self, unit: Unit, aggregate: Aggregate, values: Tensor) -> Tensor:
-        """One float64 per unit: the sum, mean or max of values of your own [T] over its response tokens, on
-        every rank that holds some of them. Each call is one more all-reduce; ``total`` needs none.
+        """One float64 per unit: the sum, mean or max of your own values [T] over its response tokens on all
+        ranks. Each call costs one more all-reduce; ``total`` costs none.
 
         Raises:
             ConfigError: an unknown unit or aggregate.
@@ -221,8 +222,8 @@ class StepInputs:
         )
 
     def prefix(self, unit: Unit, aggregate: Literal["sum", "mean"], values: Tensor) -> Tensor:
-        """[T] float64: the sum or mean of values of your own [T] over the response tokens of the unit up to
-        and including each; as exact as ``aggregate``."""
+        """[T] float64: the sum or mean of your own values [T] over the unit's response tokens up to and
+        including each; as exact as ``aggregate``."""
         _check_words(unit, aggregate, ("sum", "mean"))
         if unit == "token":
             return values
@@ -230,7 +231,7 @@ class StepInputs:
 
     @cached_property
     def start(self) -> State:
-        """The state before any step: weights of 1; units with a non-finite behavior log-prob are rejected."""
+        """The state before any step: weights 1, units with a non-finite behavior log-prob rejected."""
         keep: dict[Unit, Tensor] = {"token": self.finite}
         for unit in self.units:
             finite, count = (self.table[StatisticKey("sum", unit, name)] for name in ("finite", "count"))
@@ -253,12 +254,12 @@ class StepInputs:
 
 
 class WeightRange(NamedTuple):
-    """Where the weights lie whatever the log-ratios are.
+    """The range of the weights, whatever the log-ratios.
 
     Args:
         low, high: the smallest and the largest weight.
-        ratio: unit and aggregate of the ratio that the weights are, until something else sets them; None: of
-            none that a step could look at.
+        ratio: unit and aggregate of the ratio that the weights equal; None if they equal no ratio that a step
+            can read.
     """
 
     low: float = 1.0
@@ -319,14 +320,15 @@ class Step:
         reads_advantages = reads_ages = sets_weights = is_bound = rejects = is_coupled = False
 
     def weight_range(self, before: WeightRange) -> WeightRange:
-        """Where the weights lie after it; a step of a user's own that bounds them leaves modest ones."""
+        """The range of the weights after this step. A user's bounding step is trusted to leave modest
+        weights."""
         if self.is_bound:
             return WeightRange(0.0, MODEST)
         return WeightRange(0.0, math.inf) if self.sets_weights else before
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
-        """[] float64, which ``inputs.plan[self]`` holds in every call: the number of a coupled step, over all
-        micro-batches of the optimizer step.
+        """[] float64: a coupled step's number over all micro-batches of the optimizer step. Every call reads
+        it as ``inputs.plan[self]``.
 
         Args:
             batches: the state before this step, and its inputs, of each micro-batch on this rank.
@@ -335,7 +337,7 @@ class Step:
         raise NotImplementedError
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        """The state after this step. Reads no value of a tensor, and writes to none."""
+        """The state after this step. It must not read a tensor's value, nor write to a tensor."""
         raise NotImplementedError
 
 
@@ -343,7 +345,7 @@ Batches = Sequence[tuple[State, StepInputs]]
 
 
 def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:
-    """Where the weights lie before each step, and after the last one."""
+    """The range of the weights before each step, and after the last one."""
     found = [WeightRange()]
     for step in steps:
         found.append(step.weight_range(found[-1]))
@@ -354,7 +356,7 @@ def statistics_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[Statisti
     """What ``StepInputs.total`` reads for the same arguments.
 
     Raises:
-        ConfigError: a word that none of them knows.
+        ConfigError: an unknown unit, aggregate or quantity.
     """
     _check_words(unit, aggregate)
     check_known("statistics", "quantity", name, TOKEN_NAMES)
@@ -402,7 +404,7 @@ def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
 
 
 def _finished(key: StatisticKey, summed: Tensor) -> Tensor:
-    """A statistic from the shares of all ranks."""
+    """A statistic from the summed shares of all ranks."""
     return highest(key.unit, summed) if key.aggregate == "max" else summed
 
 

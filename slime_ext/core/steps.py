@@ -206,10 +206,10 @@ class Reject(Step):
     max the largest ratio. At unit token nothing is aggregated. ``when`` limits the rejection:
     ``negative_advantage`` to units whose mean advantage is negative, ``positive_advantage`` to the others,
     ``outward`` to those whose mean advantage and log-ratio have the same sign, so that the update would push
-    the ratio further out; ``outward_positive`` and ``outward_negative`` to those of them with that sign. So
-    two steps give a statistic bounds by the advantage's sign.
-    ``max_staleness`` also drops whole sequences sampled by weights that are more versions older than that,
-    whatever ``when`` says; a sequence of unknown age stays.
+    the ratio further out; ``outward_positive`` and ``outward_negative`` also require that sign. So two steps
+    can bound a statistic differently for each sign of the advantage. ``max_staleness`` also drops whole
+    sequences whose weights are more versions old than that, whatever ``when`` says; a sequence of unknown age
+    stays.
 
     Source: token ratio: IcePop, https://arxiv.org/abs/2510.18855; sequence and geometric: Liu and Li 2025,
     https://richardli.xyz/rl-collapse; divergences: TRM, https://arxiv.org/abs/2512.23075; negative_advantage:
@@ -276,7 +276,7 @@ class Reject(Step):
 
     @cached_property
     def _exceeds(self) -> StatisticKey | None:
-        """A maximum with an upper bound alone needs no maximum: no token may exceed it."""
+        """What replaces a maximum with only an upper bound: no token may exceed it, which a sum can tell."""
         if self.unit == "token" or self.aggregate != "max" or self.low is not None:
             return None
         return StatisticKey("sum", self.unit, ExceedsLimit(self.statistic, self._limits[1]))
@@ -332,9 +332,9 @@ class Veto(Step):
 class Normalize(Step):
     """Divides the weights by their mean, so that the mean weight of the optimizer step is 1.
 
-    ``level`` says what the mean counts alike: tokens, or sequences (each token by 1 / response tokens of its
-    sequence). Rejected tokens count, tokens with a non-finite behavior log-prob do not. Biased, of low
-    variance.
+    ``level`` says what has equal weight in the mean: tokens, or sequences (a token counts 1 / response tokens
+    of its sequence). Rejected tokens count, tokens with a non-finite behavior log-prob do not. Biased, with
+    low variance.
 
     Source: Owen 2013, Monte Carlo theory, section 9.2; verl PR 3980 (rollout_is_batch_normalize).
     """
@@ -348,7 +348,7 @@ class Normalize(Step):
         return () if self.level == "token" else (COUNT,)
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
-        """[] float64: the mean weight of the step; 1 where there is no weight at all."""
+        """[] float64: the mean weight of the step; 1 if no token counts."""
         total, count = all_sum(_total(self._share(state, inputs) for state, inputs in batches)).unbind()
         return torch.where(total > 0, total / count, 1)
 
@@ -374,8 +374,8 @@ class Normalize(Step):
 class EssTruncate(Step):
     """Caps the weights at the effective sample size of the optimizer step: w = min(w, ESS).
 
-    ESS = (sum w)^2 / (n sum w^2) over the tokens of the step that have a behavior log-prob, in (0, 1]: 1
-    where all weights are the same, as on-policy, and smaller the fewer tokens carry the sum.
+    ESS = (sum w)^2 / (n sum w^2) over the step's tokens with a behavior log-prob, in (0, 1]. It is 1 if all
+    weights are equal, as on-policy, and small if few tokens carry the sum.
 
     Source: P3O, Fakoor et al. 2026, https://arxiv.org/abs/2605.12380, equation 7 and algorithm 2; Relax PR
     234, which computes it over the optimizer step, as here.
@@ -385,7 +385,7 @@ class EssTruncate(Step):
     is_coupled = True
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
-        """[] float64: the effective sample size as a fraction; 1 where there is no weight at all."""
+        """[] float64: the effective sample size as a fraction; 1 if no token counts."""
         total, square, count = all_sum(
             _total(self._share(state, inputs) for state, inputs in batches)
         ).unbind()
@@ -408,7 +408,8 @@ class EssTruncate(Step):
 
 @dataclass(frozen=True)
 class SecondMoment(Step):
-    """Drops the step's tokens of the largest squared log-ratio until the mean of the rest is < ``threshold``.
+    """Drops the step's tokens with the largest squared log-ratio until the mean of the rest is <
+    ``threshold``.
 
     Tokens with equal values stay or go together, and the smallest always stay. This is the all-sign variant;
     the paper restricts it to the tokens that PPO would clip.
@@ -467,7 +468,7 @@ STEPS: dict[str, Callable[..., Step]] = {
 
 
 def applies(when: When, unit: Unit, inputs: StepInputs) -> Tensor:
-    """Bool per unit, where a rejection that is limited to ``when`` acts."""
+    """Bool per unit: whether a rejection limited to ``when`` may act there."""
     advantage = inputs.total(unit, "sum", "advantage")
     if when == "negative_advantage":
         return advantage < 0
@@ -480,7 +481,7 @@ def applies(when: When, unit: Unit, inputs: StepInputs) -> Tensor:
 
 
 def ratio_at(unit: Unit, aggregate: str) -> tuple[Unit, str]:
-    """Identifies a ratio; a token's own is not aggregated."""
+    """The identity of a ratio: unit and aggregate; a token's own is not aggregated."""
     return unit, "" if unit == "token" else aggregate
 
 

@@ -1,7 +1,7 @@
-"""``terms``: what is added to the policy loss of every response token, rejected ones too.
+"""``terms``: losses added at every response token, rejected ones too.
 
-A term has a gradient of its own, where a weight has none: it pulls the target policy towards the one that
-sampled. With l = log target - log behavior, on-policy (l = 0) every term and its gradient are 0.
+Unlike a weight, a term has a gradient: it pulls the target policy towards the one that sampled. With l = log
+target - log behavior, on-policy (l = 0) every term and its gradient are 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAR = 20.0  # nats; a token that far below the policy that sampled it adds a con
 
 
 class Term:
-    """What a correction expects of a term."""
+    """Interface of a term."""
 
     coefficient: float
     reads_ess: bool = False
@@ -49,7 +49,7 @@ class SquaredLogRatio(Term):
 
 @dataclass(frozen=True)
 class ReverseK3(Term):
-    """coefficient (e^-l - 1 + l), or with ``times_one_minus_ess`` that times 1 - ESS of the optimizer step.
+    """coefficient (e^-l - 1 + l); ``times_one_minus_ess`` multiplies it by 1 - ESS of the optimizer step.
 
     Its mean under the target is KL(target || behavior) plus a mean of e^-l - 1 that is 0; over sampled tokens
     it is a penalty, not an estimate. The ESS is the cap of the step ``ess_truncate``.

@@ -1,4 +1,4 @@
-"""A user's own steps: loaded by dotted name and tried on small batches before anything runs.
+"""A user's own steps: loaded by dotted name and tested on small batches before the run starts.
 
 A step that breaks the contract is refused in one line. It returns one weight or keep flag per unit, without
 gradient or NaN; it reads no value of a tensor and writes to none; and it gives a response the same weights
@@ -80,7 +80,7 @@ def samples(seed: int = 0) -> list[Sample]:
 
 
 def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
-    """Samples as a correction takes them: [T] float64, the target's log-probs with gradient."""
+    """Samples packed for a correction: [T] float64, the target's log-probs with gradient."""
 
     def flat(name: str) -> Tensor:
         values = [x for sample in batch for x in getattr(sample, name)]
@@ -96,7 +96,8 @@ def load_step(path: str, where: str) -> type[Step]:
     """The step class at ``package.module.Class``.
 
     Raises:
-        ConfigError: it cannot be imported, or is no frozen dataclass that is a ``slime_ext.steps.Step``.
+        ConfigError: it cannot be imported, or is not a frozen dataclass derived from
+            ``slime_ext.steps.Step``.
     """
     if torch.__spec__ is None:  # commands read names and rules without torch; a user's module wants it
         raise ModuleNotFoundError("torch", name="torch")
@@ -116,8 +117,8 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     """Tries a step on small batches; with a definition in plain Python its weights are compared, too.
 
     Args:
-        definition: sample -> the weight of each token, 0 where it is rejected; masked tokens are not looked
-            at. A step that bounds weights without setting them is compared after ``reweight``.
+        definition: sample -> the weight of each token, 0 where it is rejected; masked tokens are ignored. A
+            step that bounds weights without setting them is compared after ``reweight``.
         where: what names the step, for messages.
 
     Raises:
@@ -160,7 +161,7 @@ def _run(step: Step, where: str, tokens: Tokens) -> Tensor:
 
 
 def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
-    """What the step reads, and the state that it gets: after ``reweight`` where it only bounds weights."""
+    """The step's inputs, and the state before it: after ``reweight`` if it only bounds weights."""
     first = (Reweight(),) if step.is_bound and not step.sets_weights else ()
     try:
         correction = Correction(steps=(*first, step))
@@ -199,7 +200,7 @@ def _tensors(thing: Any) -> Iterator[Tensor]:
 
 
 def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
-    """What is wrong with a call that raised; our own errors say it themselves."""
+    """A message for a call that raised; our own errors keep theirs."""
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], StatisticKey):
         key = error.args[0]
         names = ", ".join(repr(part) for part in (key.unit, key.aggregate, key.name))
@@ -271,7 +272,8 @@ def _check_same(inputs: StepInputs, weights: Tensor, found: Tensor, where: str, 
 
 
 def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
-    """Tensors on PyTorch's meta device have no values: what reads one would wait for a GPU."""
+    """Runs the step on PyTorch's meta device, where tensors have no values: code that reads one would wait
+    for a GPU."""
     tokens = packed(batch, device="meta")
     correction = Correction(steps=(step,)) if not step.is_bound else Correction(steps=(Reweight(), step))
     try:
@@ -284,7 +286,7 @@ def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
 
 
 def waits(where: str, error: Exception) -> ConfigError:
-    """What is wrong with a call that raised on PyTorch's meta device, with the line of the user's code."""
+    """A message for a call that raised on PyTorch's meta device, with the line of the user's code."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     at = f" at `{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -323,15 +325,16 @@ def split(tokens: Tokens, rank: int) -> Tokens:
 
 
 class _Asked(BaseException):
-    """A rank waits for the sum of these values; no ``except Exception`` of a step's may catch it."""
+    """A rank waits for the sum of these values. A BaseException, so that no ``except Exception`` in a step
+    catches it."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
 
 
 def on_ranks(function: Callable[[int, AllSum], Any], where: str) -> list[Any]:
-    """What a function of rank and ``all_sum`` returns on each of ``RANKS`` ranks, which are run in turn: from
-    the start again for each sum that all of them ask for."""
+    """The results of a function of rank and ``all_sum`` on each of ``RANKS`` ranks. They run in turn, and
+    start again for each sum that all of them ask for."""
     sums: list[Tensor] = []
 
     def until_asked(rank: int) -> Any:

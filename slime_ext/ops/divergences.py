@@ -1,5 +1,5 @@
 """Log-ratios, and per-token divergences between the behavior policy and the numerator, from the sampled token
-alone.
+only.
 
 With l = log numerator - log behavior: k1, k2 and k3 estimate KL(behavior || numerator). tv and binary_kl look
 at the probability of the sampled token against all others. All take and return [T].

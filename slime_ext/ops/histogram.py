@@ -20,8 +20,8 @@ MANTISSA, BIAS = 23, 127  # of a float32: bits of the mantissa; its exponent is 
 class LogBins:
     """Bins of signed numbers: 2^digits per power of 2, from 2^low to 2^high, on both sides of 0.
 
-    One bin lies around 0, one beyond each end. The two edges of a bin differ by at most 2^-digits of the
-    lower.
+    One bin surrounds 0, one lies beyond each end. A bin is at most 2^-digits wide, relative to its lower
+    edge.
 
     >>> bins = LogBins(low=-1, high=2, digits=1)
     >>> keys = bins.keys(torch.tensor([-0.5, 0.1, 3.0, 9.0]))
@@ -50,7 +50,7 @@ class LogBins:
         return 2 * self.side + 3
 
     def keys(self, values: Tensor) -> Tensor:
-        """[T] -> [T] int32 from 0 to size - 1, by which to count; NaN has one, too."""
+        """[T] -> [T] int32 from 0 to size - 1, the key to count by; NaN has one too."""
         return (values.detach().float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
 
     def ordered(self, counts: Tensor) -> Tensor:

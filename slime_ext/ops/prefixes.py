@@ -11,13 +11,12 @@ from slime_ext.ops.segments import Segments, as_numbers, host_ints
 
 
 def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> Tensor:
-    """[T] -> [T], the smallest value among the response tokens of the same sequence before each token; inf
-    for none.
+    """[T] -> [T], the smallest value among earlier response tokens of the same sequence; inf for none.
 
     Args:
         values: [T] on local tokens.
-        max_of_negative: [S, shards_per_sequence] of ``Segments.local_maxima`` of the negative response
-            tokens, summed over the ranks.
+        max_of_negative: [S, shards_per_sequence] ``Segments.local_maxima`` of the negative values, summed
+            over the ranks.
     """
     lengths, device = [stop - start for _, start, stop, _ in segments.local_shards], values.device
     ends = accumulate(lengths, initial=0)
@@ -42,7 +41,7 @@ def _min_of_earlier_shards(lowest: Tensor) -> Tensor:
 
 def shard_sums(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
     """[T], 0 at masked tokens -> [S or U, shards_per_sequence] float64, the sum of each shard of each unit; 0
-    for those that other ranks hold, so that adding up over the ranks gives the whole table."""
+    for shards of other ranks, so the sum over ranks is the whole table."""
     units = segments.turn_bound if unit == "turn" else segments.count
     table = values.new_zeros(units * segments.shards_per_sequence, dtype=torch.float64)
     return table.index_add(0, segments.cells(unit), values.double()).view(units, segments.shards_per_sequence)
@@ -51,8 +50,8 @@ def shard_sums(segments: Segments, values: Tensor, unit: str = "sequence") -> Te
 def prefix_sums(segments: Segments, values: Tensor, sums: Tensor, unit: str = "sequence") -> Tensor:
     """[T] -> [T] float64, the sum over the response tokens of the same unit up to and including each token.
 
-    Adds in pairs of doubling distance, so that nothing of one shard reaches another: a sum of all tokens
-    minus that of those before would round, or be NaN, wherever one sequence has an extreme token.
+    Adds in pairs of doubling distance, so that no shard affects another: a difference of running sums over
+    all tokens would round, or be NaN, if one sequence has an extreme token.
 
     Args:
         values: [T] on local tokens.
@@ -71,7 +70,7 @@ def prefix_sums(segments: Segments, values: Tensor, sums: Tensor, unit: str = "s
 
 
 def prefix_sum(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
-    """As ``prefix_sums``, of values that no table has yet: one more SUM over the ranks."""
+    """As ``prefix_sums``, for values not yet in a table: one more SUM over the ranks."""
     sums = segments.all_sum(shard_sums(segments, segments.zeroed(values), unit))
     return prefix_sums(segments, values, sums, unit)
 
@@ -83,7 +82,7 @@ def prefix_mean(segments: Segments, values: Tensor, unit: str = "sequence") -> T
 
 
 def response_order(segments: Segments) -> Tensor:
-    """[T] int64, how many response tokens of its sequence there are up to and with each token."""
+    """[T] int64, the number of response tokens of the same sequence up to and including each token."""
     mask, device = segments.full_mask, segments.full_mask.device
     counts = mask.cumsum(0)
     begins = host_ints(list(accumulate(segments.lengths, initial=0))[:-1], device)

@@ -1,8 +1,8 @@
 """Packed sequences of different lengths: each token's sequence and turn, and sums over them across ranks.
 
 ``T`` counts the response tokens that this rank holds, ``S`` the sequences, ``U`` the turns. A rank may hold
-any part of a sequence, or nothing of it; ``all_sum``, a SUM all-reduce over those ranks, is all that this
-module knows of parallelism.
+any part of a sequence, or none. The only parallelism here is ``all_sum``, a SUM all-reduce over the ranks
+that share the sequences.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bool -> 0 and 1; through bytes, on a CPU seven times as fast as from bool."""
+    """Bool -> 0 and 1, by way of bytes: on a CPU seven times as fast as from bool."""
     return flags.view(torch.uint8).to(dtype)
 
 
@@ -51,10 +51,10 @@ class Segments:
 
     Args:
         lengths: [S] full response lengths, host integers.
-        shards: what this rank holds, in packed order; the shards of one sequence are neighbours, and the
-            sequences in their order. None: every token.
+        shards: what this rank holds, in packed order: sequences in order, the shards of one sequence next to
+            each other. None: every token.
         full_mask: [sum of lengths] bool, the response mask of all sequences, the same on every rank.
-        shards_per_sequence: into how many shards, in order of position, the ranks together cut a sequence.
+        shards_per_sequence: number of shards, by position, into which the ranks cut a sequence.
         all_sum: SUM over the ranks that share the sequences.
     """
 
@@ -77,7 +77,7 @@ class Segments:
 
     @property
     def local_shards(self) -> tuple[Shard, ...]:
-        """The shards of this rank; whole sequences where it holds every token."""
+        """The shards of this rank; whole sequences if it holds every token."""
         return tuple((i, 0, n, 0) for i, n in enumerate(self.lengths)) if self.shards is None else self.shards
 
     @cached_property
@@ -103,13 +103,13 @@ class Segments:
 
     @cached_property
     def positions(self) -> Tensor:
-        """[T] int64, where each local token lies among all tokens of all sequences."""
+        """[T] int64, the index of each local token among all tokens of all sequences."""
         begins = list(accumulate(self.lengths, initial=0))
         return self._counting_from([begins[i] + start for i, start, _, _ in self.local_shards])
 
     @cached_property
     def within(self) -> Tensor:
-        """[T] int64, where each local token lies in its own response."""
+        """[T] int64, the index of each local token in its own response."""
         return self._counting_from([start for _, start, _, _ in self.local_shards])
 
     @cached_property
@@ -121,7 +121,7 @@ class Segments:
     def turn_ids(self) -> Tensor:
         """[T] int64, the turn of each local token, from 1: a maximal run of response mask 1 in one sequence.
 
-        A token outside every turn carries the id of the turn before it, 0 for none; no reduction counts it.
+        A token outside every turn has the id of the turn before it, 0 for none; no reduction counts it.
         """
         begins = [b for b, n in zip(accumulate(self.lengths, initial=0), self.lengths, strict=False) if n]
         before = self.full_mask.roll(1).index_fill(0, host_ints(begins, self.full_mask.device), False)
@@ -130,11 +130,12 @@ class Segments:
 
     @cached_property
     def turn_bound(self) -> int:
-        """U, an upper bound of the ids of turns and one more, that needs no look at the device."""
+        """U, one more than an upper bound of the turn ids, known without waiting for the device."""
         return 1 + sum((n + 1) // 2 for n in self.lengths)
 
     def zeroed(self, values: Tensor) -> Tensor:
-        """[T] -> [T] with 0 at masked tokens, which may hold NaN: selected away, never multiplied."""
+        """[T] -> [T] with 0 at masked tokens. They may hold NaN, so they are selected away, not multiplied by
+        0."""
         return torch.where(self.mask, values, 0)
 
     def expand(self, values: Tensor) -> Tensor:
@@ -196,7 +197,7 @@ class Segments:
     def local_maxima(self, values: Tensor) -> Tensor:
         """[T], -inf at masked tokens -> [S, shards_per_sequence] float64, the maximum of each shard.
 
-        0 for the shards that other ranks hold, so that adding up over the ranks gives the whole table.
+        0 for shards of other ranks, so the sum over ranks is the whole table.
         """
         ends = list(accumulate((stop - start for _, start, stop, _ in self.local_shards), initial=0))
         offsets = host_ints(ends, self.full_mask.device)
@@ -207,13 +208,12 @@ class Segments:
 
     @cached_property
     def shard_index(self) -> Tensor:
-        """[local shards] int64, the place of each local shard among all shards of all sequences."""
+        """[local shards] int64, the index of each local shard among all shards of all sequences."""
         places = [i * self.shards_per_sequence + number for i, _, _, number in self.local_shards]
         return host_ints(places, self.full_mask.device)
 
     def cells(self, unit: str) -> Tensor:
-        """[T] int64, the place of each local token's shard of its turn or sequence among all shards of all
-        units."""
+        """[T] int64, the index of each local token's shard among all shards of all turns or sequences."""
         ids = self.turn_ids if unit == "turn" else self.ids.long()
         if self.shards is None:
             return ids * self.shards_per_sequence
@@ -258,7 +258,7 @@ class Segments:
         return torch.stack([*map(self.local_turn_sums, rows)]) if unit == "turn" else self.local_sums(rows)
 
     def _counting_from(self, begins: Sequence[int]) -> Tensor:
-        """[T] int64, numbers that count up through each local shard from where it begins."""
+        """[T] int64, counting up through each local shard from a given start."""
         lengths = [stop - start for _, start, stop, _ in self.local_shards]
         ends, device = accumulate(lengths, initial=0), self.full_mask.device
         shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], device)

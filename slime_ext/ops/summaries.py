@@ -1,5 +1,5 @@
-"""Numbers about a whole batch: effective sample size, perplexity, masked mean. Each is a ratio of two sums
-that add up over ranks."""
+"""Summaries of a batch: effective sample size, perplexity, masked mean. Each is a ratio of sums that add up
+over ranks."""
 
 from __future__ import annotations
 

@@ -54,15 +54,15 @@ def dual_clip(
 ) -> tuple[Tensor, Tensor]:
     """``ppo_clip`` with a floor for negative advantages: where A < 0, min(ppo_clip, -eps_c A).
 
-    Keeps one very unlikely token with a negative advantage from an unbounded loss. ``clipped`` is that of
-    ``ppo_clip`` or the new bound.
+    Bounds the loss of a very unlikely token with a negative advantage. ``clipped`` marks tokens that
+    ``ppo_clip`` or the new bound clipped.
 
     Args:
         log_ratio: [T] log target - log anchor, nats, with grad.
         advantages: [T] advantages.
         eps_low: as in ``ppo_clip``.
         eps_high: as in ``ppo_clip``.
-        eps_c: largest ratio that a negative advantage may be multiplied with, > 1.
+        eps_c: largest ratio that multiplies a negative advantage, > 1.
 
     Source: Ye et al. 2020, https://arxiv.org/abs/1912.09729.
     """
@@ -77,8 +77,8 @@ def sapo(
 ) -> tuple[Tensor, Tensor]:
     """Soft adaptive gate: -A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg.
 
-    The gate's slope at r = 1 is 1, so on-policy tokens get the plain policy gradient; far from 1 it fades
-    smoothly where ``ppo_clip`` would cut. Nothing is ever clipped.
+    The slope at r = 1 is 1, so on-policy tokens get the plain policy gradient. Far from 1 it fades smoothly,
+    while ``ppo_clip`` would cut. Nothing is clipped.
 
     Args:
         log_ratio: [T] log target - log anchor, nats, with grad.
@@ -96,8 +96,8 @@ def sapo(
 def delightful(target_log_probs: Tensor, advantages: Tensor, eta: float = 1.0) -> tuple[Tensor, Tensor]:
     """Score-function loss behind a gate: -sigma(-A log pi / eta) A log pi, the gate detached.
 
-    The gate opens for what is rare and good, closes for what is rare and bad, and is 1/2 for what is
-    expected. It changes the objective: on-policy, too, it is not the policy gradient.
+    The gate opens for rare good tokens, closes for rare bad ones, and is 1/2 for expected ones. It changes
+    the objective: even on-policy it is not the policy gradient.
 
     Args:
         target_log_probs: [T] log-probs of the sampled tokens, nats, with grad.
@@ -112,6 +112,6 @@ def delightful(target_log_probs: Tensor, advantages: Tensor, eta: float = 1.0) -
 
 
 def _ratio(log_ratio: Tensor) -> Tensor:
-    """e^log_ratio, finite and without a gradient where that would overflow: 0 times infinity is NaN."""
+    """e^log_ratio; where it would overflow, finite and without gradient, because 0 times infinity is NaN."""
     most = math.log(torch.finfo(log_ratio.dtype).max) - HEADROOM
     return log_ratio.clamp(max=most).exp()

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from slime_ext import host, presets
+from slime_ext.config.dialects import CONVERTED, DIALECTS, read
 from slime_ext.config.load import Loaded, load_config, read_config, to_mapping
 from slime_ext.core.steps import Reject, Reweight
 from slime_ext.errors import ConfigError
@@ -86,46 +87,53 @@ def test_a_correction_and_its_keys_are_the_same():
         assert load_config(to_mapping(presets.get(name))) == presets.get(name)
 
 
+def pairs(name, answer):
+    """A golden text of inputs, each with its answer, indented, below it; returns the answers."""
+    asked = [block.splitlines()[0] for block in (GOLDEN / name).read_text().strip().split("\n\n")]
+    answers = [answer(line) for line in asked]
+    said = ("\n    ".join((line, *lines)) for line, lines in zip(asked, answers, strict=True))
+    golden(name, "\n\n".join(said) + "\n")
+    return answers
+
+
 def test_wrong_configurations_are_refused_in_one_line_each():
-    """golden/wrong_configurations.txt: what stands under slime_ext: and, below it, the answer."""
-    blocks = (GOLDEN / "wrong_configurations.txt").read_text().strip().split("\n\n")
-    wrong = [block.splitlines()[0] for block in blocks]
-    answers = [refusal(yaml.safe_load(line)) for line in wrong]
-    assert len(wrong) > 180 and not any("\n" in answer for answer in answers)
-    assert all(answer.startswith("slime_ext") for answer in answers)
-    pairs = zip(wrong, answers, strict=True)
-    golden("wrong_configurations.txt", "\n".join(f"{line}\n    {answer}\n" for line, answer in pairs))
+    """What stands under slime_ext: and the answer."""
+    answers = pairs("wrong_configurations.txt", lambda line: [refusal(yaml.safe_load(line))])
+    assert len(answers) > 180 and all(answer.startswith("slime_ext") for (answer,) in answers)
+    assert not any("\n" in answer for (answer,) in answers)
+
+
+def block_answer(line):
+    """Native keys, what the host's flags must say, and notes; or the refusal. Of our own keys the notes."""
+    system, _, block = line.partition(" ")
+    if system == "slime_ext":
+        return read_config(yaml.safe_load(block)).notes
+    try:
+        reading = read(system, yaml.safe_load(block))
+    except ConfigError as error:
+        assert str(error).startswith(f"slime_ext.{system}")
+        return [str(error)]
+    load_config(reading.mapping)
+    found = [reading.mapping, *([{"needs": reading.args}] if reading.args else [])]
+    keys = [yaml.safe_dump(x, sort_keys=False, default_flow_style=True, width=10**6).strip() for x in found]
+    return [*keys, *(f"note: {note}" for note in reading.notes)]
+
+
+def test_other_systems_blocks_are_read_as_written_down():
+    """A system and its block, and what both are here."""
+    answers = pairs("blocks.txt", block_answer)
+    assert len(answers) > 80 and not any("\n" in line for answer in answers for line in answer)
+
+
+def test_most_systems_are_for_convert_alone():
+    for system in CONVERTED.keys() - DIALECTS.keys():
+        assert refusal({system: {}}).startswith(f"slime_ext: unknown key '{system}'")
 
 
 def test_a_step_with_neutral_scope_is_the_native_step():
     steps = [{"reweight": {"over": "response"}}, {"truncate": None}, {"reject": {"high": 2.0, "clamp": None}}]
     correction = load_config({"steps": steps})
     assert type(correction.steps[0]) is Reweight and type(correction.steps[2]) is Reject
-
-
-@pytest.mark.parametrize(
-    ("mapping", "line"),
-    [
-        (
-            {"steps": [{"reject": {"high": 2.0, "aggregate": "max"}}]},
-            "steps[0]: aggregate: max changes nothing",
-        ),
-        (
-            {"steps": ["reweight", {"zero_outside": {"aggregate": "mean"}}]},
-            "steps[1]: aggregate: mean changes",
-        ),
-        (
-            {"preset": "token_tis", "mask_scope": "all"},
-            "mask_scope: all acts only on tokens without a finite",
-        ),
-        ({"preset": "token_tis", "denominator": "kept"}, "denominator: kept acts only on tokens without a"),
-        ({"preset": "token_tis", "group": "atomic"}, "group: atomic acts only on tokens without a finite"),
-        ({"preset": "token_tis", "steps": []}, "steps: [] takes out those of preset: token_tis"),
-    ],
-)
-def test_what_changes_nothing_where_it_stands_is_noted(mapping, line):
-    (note,) = read_config(mapping).notes
-    assert note.startswith(line)
 
 
 def test_notes_are_handed_back():

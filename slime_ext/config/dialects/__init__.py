@@ -1,8 +1,8 @@
 """Other systems' configurations, read as they are: one mapping per system, from its block to our native keys.
 
-Loading and ``slime-ext convert`` both go through ``read``, so what is printed is what runs. Where a system's
-code and its documentation differ, the code is followed, unless it silently does nothing: that is refused.
-docs/configuration.md lists the fixed readings.
+Loading and ``slime-ext convert`` both call ``read``, so what is printed is what runs. If a system's code and
+documentation differ, we follow the code; settings that it silently ignores are refused. docs/configuration.md
+lists these readings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CONVERTED: dict[str, Dialect] = {  # for slime-ext convert
 
 
 def read(system: str, block: Any, root: str = "slime_ext") -> Reading:
-    """A system's own block -> native keys, with notes where the meaning could surprise.
+    """A system's own block -> native keys, with notes on surprising meanings.
 
     >>> read("fireworks", {"cap": 5.0, "level": "sequence"}).mapping["steps"][0]
     {'reweight': {'level': 'geometric', 'clamp': 20.0}}
@@ -56,8 +56,7 @@ def read(system: str, block: Any, root: str = "slime_ext") -> Reading:
         root: what stands before the system's name in messages.
 
     Raises:
-        ConfigError: an unknown system or key, a wrong value, or a combination that the system silently
-            ignores.
+        ConfigError: unknown system or key, wrong value, or a combination that the system silently ignores.
     """
     check_known(root, "system", system, CONVERTED)
     keys, reader = CONVERTED[system]

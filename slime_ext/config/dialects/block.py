@@ -1,4 +1,4 @@
-"""Typed reading of another system's block: closed, with the full key in every refusal."""
+"""Typed reading of another system's block: unknown keys are refused, and every message has the full key."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Reading:
 
     Args:
         mapping: native keys, as under ``slime_ext:``.
-        notes: one line wherever the meaning could surprise.
-        args: what the host's arguments must say for the block to mean what it says, by dest name.
+        notes: one line for each surprising meaning.
+        args: values, by dest name, that the host's arguments need for the block to mean the same.
     """
 
     mapping: dict[str, Any]
@@ -49,7 +49,7 @@ class Block:
         return self.values.get(key) is not None
 
     def number(self, key: str, default: float | None = None, *, least: float | None = None) -> float | None:
-        """A number, also as text ("1e-4" is text in YAML 1.1); ``least`` is the smallest that is allowed."""
+        """A number, also as text ("1e-4" is text in YAML 1.1), of at least ``least``."""
         value = self.values.get(key, default)
         if value is None:
             return None
@@ -63,7 +63,7 @@ class Block:
         return found
 
     def given(self, key: str, default: float, *, least: float | None = None) -> float:
-        """A number for which null cannot stand; the default where the key is absent."""
+        """A number that may not be null; the default if the key is absent."""
         found = self.number(key, default, least=least)
         if found is None:
             self.refuse(key, "a number")
@@ -83,7 +83,7 @@ class Block:
     def choice(self, key: str, allowed: Sequence[str]) -> str | None: ...
 
     def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str | None:
-        """One of some words; the default where it is absent or null."""
+        """One of some words; the default if absent or null."""
         value = self.values.get(key)
         if value is None or value in allowed:
             return default if value is None else str(value)
@@ -108,7 +108,7 @@ class Block:
         raise ConfigError(f"{self.where}.{key}: expected {expected}, got {got}{': ' if why else ''}{why}")
 
     def interval(self, key: str, low: float, high: float) -> tuple[float, float]:
-        """Bounds of a ratio that ``key`` decides; they must contain 1."""
+        """Bounds of a ratio, which must contain 1; ``key`` is named in errors."""
         if low > high:
             self.refuse(key, f"low <= high, which here means {low:g} <= {high:g}")
         if not low <= 1 <= high:
@@ -123,7 +123,7 @@ def native(
     surrogate: str = "host",
     **more: Any,
 ) -> Reading:
-    """Steps as a whole correction; ``more`` are other native keys."""
+    """A whole correction of these steps; ``more`` are other native keys."""
     mapping = {"numerator": numerator, "surrogate": surrogate, **more, "steps": steps}
     return Reading(mapping, tuple(notes))
 
@@ -134,28 +134,29 @@ def capped(level: str, high: float, **more: Any) -> list[dict[str, Any]]:
 
 
 def inside(level: str, low: float, high: float, **more: Any) -> list[dict[str, Any]]:
-    """The native steps that weight by the ratio at a level where it is in [low, high], by 0 elsewhere."""
+    """The native steps that weight by the ratio at a level inside [low, high], and by 0 outside."""
     unit = {"unit": level} if level == "token" else {"unit": level, "aggregate": "sum"}
     weigh = {"reweight": {"level": level, **more}}
     return [weigh, {"zero_outside": {**unit, "low": low, "high": high}}]
 
 
 def reject(unit: str, aggregate: str, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
-    """The native step that drops units whose ratio, or what ``statistic`` names, leaves [low, high]."""
+    """The native step that drops units whose ``statistic``, by default the ratio, leaves [low, high]."""
     how = {} if unit == "token" else {"aggregate": aggregate}
     bounds = {k: v for k, v in {"low": low, "high": high}.items() if v is not None}
     return {"reject": {"unit": unit, "statistic": "ratio", **how, **bounds, **more}}
 
 
 def band(level: str, low: float, high: float) -> dict[str, Any]:
-    """The native step that drops what leaves [low, high] at a level: token, turn, sequence or geometric."""
+    """The native step that drops units whose ratio at a level (token, turn, sequence or geometric) leaves
+    [low, high]."""
     unit, aggregate = ("sequence", "mean") if level == "geometric" else (level, "sum")
     return reject(unit, aggregate, low, high)
 
 
 def veto(block: Block, key: str) -> list[dict[str, Any]]:
-    """The native step that drops sequences with a token whose ratio is below the block's number, if it has
-    one."""
+    """The native step that drops sequences with a token ratio below the block's threshold; none without a
+    threshold."""
     low = block.positive(key)
     if low is None:
         return []

@@ -1,9 +1,9 @@
-"""OpenRLHF, open-instruct and ms-swift: a weight per token, and a gate that drops what is too far off.
+"""OpenRLHF, open-instruct and ms-swift: a weight per token, and a gate that drops tokens or sequences too far
+off.
 
-What such a gate drops gets the weight 0 there, and stays in the denominator; so it does here.
-Sources: OpenRLHF 0.11.2, openrlhf/models/loss.py (PolicyLoss); open-instruct, open_instruct/grpo_utils.py
-(compute_rho_correction, Autumn 2026); ms-swift, swift/trainers/rlhf_trainer/grpo_trainer.py
-(_apply_rollout_importance_sampling).
+There as here, what a gate drops gets weight 0 and stays in the denominator. Sources: OpenRLHF 0.11.2,
+openrlhf/models/loss.py (PolicyLoss); open-instruct, open_instruct/grpo_utils.py (compute_rho_correction,
+Autumn 2026); ms-swift, swift/trainers/rlhf_trainer/grpo_trainer.py (_apply_rollout_importance_sampling).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read_openrlhf(block: Block) -> Reading:
     """``is_correction_*``: token ratios clamped, or dropped by their size, a divergence, a sequence's mean.
 
     Raises:
-        ConfigError: what PolicyLoss raises for; a threshold that is no number or pair.
+        ConfigError: what PolicyLoss itself refuses, or a threshold that is neither number nor pair.
     """
     level, mode, gating, threshold = OPENRLHF
     if (unit := block.choice(level, ("off", "token", "seq"), "off")) == "off":
@@ -106,7 +106,8 @@ def _clamped(block: Block) -> list[dict[str, Any]]:
 
 
 def _gate(block: Block) -> tuple[list[dict[str, Any]], str]:
-    """The steps of ``rho_mask_*``, and whose ratio to the sampler they look at; a bound of 0 is none."""
+    """The steps of ``rho_mask_*``, and the policy whose ratio to the sampler they read; a bound of 0 means
+    none."""
     metric = block.choice("rho_mask_metric", ("none", *STATISTICS), "ratio")
     source = block.choice("rho_mask_source", ("old_policy", "current_policy"), "old_policy")
     low, high = (block.given(f"rho_mask_{end}_bound", 0.0) or None for end in ("lower", "upper"))

@@ -1,9 +1,9 @@
 """TRL, AReaL, NeMo-RL, prime-rl and ROLL: their settings of today in native keys, for ``slime-ext convert``.
 
-What a system does that no step here does is refused or noted, never dropped.
-Sources: trl/trainer/grpo_config.py; areal/api/cli_args.py (RejectionSamplingConfig, PPOActorConfig);
-nemo_rl/algorithms/loss_functions.py (ClippedPGLossConfig); prime_rl/configs/trainer.py (LossConfig);
-roll/configs/base_config.py (TrainInferCorrectionConfig), each of Summer 2026.
+Features without a step here are refused or noted, never dropped. Sources: trl/trainer/grpo_config.py;
+areal/api/cli_args.py (RejectionSamplingConfig, PPOActorConfig); nemo_rl/algorithms/loss_functions.py
+(ClippedPGLossConfig); prime_rl/configs/trainer.py (LossConfig); roll/configs/base_config.py
+(TrainInferCorrectionConfig), each of Summer 2026.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRL_MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in
 
 
 def read_trl(block: Block) -> Reading:
-    """GRPOConfig: weights at a level, capped or 0 outside; the mask of negative advantages.
+    """GRPOConfig: weights at a level, capped or 0 outside a band; the mask of negative advantages.
 
     Raises:
         ConfigError: both at once, which need two numerators.
@@ -57,7 +57,7 @@ def read_areal(block: Block) -> Reading:
     """RejectionSamplingConfig: raw weights of the proximal policy, tokens or sequences masked or clamped.
 
     Raises:
-        ConfigError: kl_k3, which AReaL takes of the sampler over the trainer, as no step here does.
+        ConfigError: kl_k3, which AReaL computes of the sampler over the trainer; no step here does.
     """
     moment = block.positive("m2_threshold")
     extra = [] if moment is None else [{"second_moment": {"threshold": moment}}]
@@ -207,7 +207,7 @@ def _filtered(block: Block) -> list[dict[str, Any]]:
 
 
 def _bounded(level: str, how: str, low: float | None, high: float | None, system: str) -> Reading:
-    """Weights at a level: capped (and clipped from below), or 0 outside of the bounds."""
+    """Weights at a level: capped (and clipped from below), or 0 outside the bounds."""
     weights: dict[str, Any] = {"reweight": {"level": level}}
     if high is None:
         return native([weights], (UNBOUNDED.format(system=system),))

@@ -1,6 +1,6 @@
 """SkyRL's ``off_policy_correction``, and the deprecated pair ``use_tis`` / ``tis_imp_ratio_cap`` beside it.
 
-Its order is kept: outlier sequences, token mask, then weights and sequence mask over what is left.
+The order is SkyRL's: outlier sequences, token mask, then weights and sequence mask over the kept tokens.
 Source: https://github.com/NovaSky-AI/SkyRL/pull/849; off_policy_correction_utils.py.
 """
 
@@ -41,7 +41,7 @@ IGNORED = "{key} is ignored by SkyRL {when}"
 
 
 def read(block: Block) -> Reading:
-    """Steps in SkyRL's order; rejected tokens stay in the host's denominators, as there.
+    """Steps in SkyRL's order; as in SkyRL, rejected tokens stay in the denominators.
 
     Raises:
         ConfigError: one bound of the token mask alone (SkyRL then masks nothing), bounds without 1, a cap
@@ -58,7 +58,7 @@ def read(block: Block) -> Reading:
 
 
 def _rollout_is(block: Block) -> Reading:
-    """SkyRL's loss with weights of its own, 0 outside of (1 - eps_clip_low, 1 + eps_clip_high)."""
+    """SkyRL's loss with its own weights, 0 outside (1 - eps_clip_low, 1 + eps_clip_high)."""
     block.choice("policy_loss_type", ("rollout_is",))
     for key in ("tis_ratio_type", "sequence_mask_metric"):
         if block.has(key):
@@ -138,7 +138,7 @@ def _sequence_mask(block: Block, scope: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ignored(block: Block, pair: float | None) -> list[str]:
-    """What SkyRL never looks at, as far as it is not SkyRL's default."""
+    """Settings other than SkyRL's default that SkyRL never reads."""
     level, metric = (block.values.get(key) for key in ("tis_ratio_type", "sequence_mask_metric"))
     idle = []
     for name, (key, default) in CAPS.items():

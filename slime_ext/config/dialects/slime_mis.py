@@ -93,7 +93,7 @@ def _normalized(block: Block) -> list[dict[str, Any]]:
 
 
 def _ignored(block: Block, rejects: bool) -> list[str]:
-    """What mis.py never looks at."""
+    """Settings that mis.py never reads."""
     idle = {}
     if not rejects:
         idle = dict.fromkeys(("rs_level", "rs_lower_bound", "rs_upper_bound"), "with use_rs: false")

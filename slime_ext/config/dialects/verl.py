@@ -45,7 +45,7 @@ def read(block: Block) -> Reading:
 
 
 def _evidence(block: Block) -> dict[str, list[str]]:
-    """Generation -> the keys that it alone has, or has with such a value."""
+    """Generation -> the given keys or values that only this generation has."""
     values = block.values
     found = {name: [key for key in values if key in own] for name, (own, _) in GENERATIONS.items()}
     if isinstance(values.get("rollout_is"), bool):

@@ -35,9 +35,8 @@ def read(block: Block) -> Reading:
     """Weights (cap or IcePop), every option of rollout_rs, and the loss of bypass mode.
 
     Raises:
-        ConfigError: an unknown option, a threshold that does not fit it, rollout_rs without a threshold (or
-            the reverse), batch normalisation without weights or of weights that are not known before the
-            step.
+        ConfigError: unknown option, threshold that does not fit it, rollout_rs without a threshold (or the
+            reverse), batch normalisation without weights or with weights unknown before the step.
     """
     bypass = block.flag("bypass_mode")
     loss = block.choice("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
@@ -89,7 +88,7 @@ def _specs(block: Block, count: int) -> list[str]:
 
 
 def _option(block: Block, option: str, spec: str) -> tuple[dict[str, Any], str]:
-    """One option of rollout_rs -> a native step, and a note where its bounds could surprise."""
+    """One option of rollout_rs -> a native step, and a note if its bounds could surprise."""
     scope, _, statistic = option.rpartition("_")
     unit, _, aggregate = scope.partition("_")
     unit = "sequence" if unit == "seq" else unit

@@ -34,8 +34,8 @@ HOST = (
 def read_flat(block: Block) -> Reading:
     """``rollout_is: true``, level, mode: accepted, with the spelling of PR 3984 as a note.
 
-    rollout_is_threshold null switches everything off; rollout_is false leaves the rejection of mode mask and
-    of the veto in force, as in verl's trainer.
+    As in verl's trainer, rollout_is_threshold null switches everything off, while rollout_is false still
+    rejects by mode mask and by the veto.
     """
     applies = block.flag("rollout_is")
     high = block.number("rollout_is_threshold", least=1)
@@ -138,8 +138,8 @@ def pair(block: Block, key: str, text: str) -> tuple[float, float]:
 def reading(
     where: dict[str, Any], weights: list[dict[str, Any]], masks: list[dict[str, Any]], notes: tuple[str, ...]
 ) -> Reading:
-    """Weights and masks as a correction; what rejection means beside the steps: reduced masks, and verl's
-    denominator wherever it can be known. PPO around the behavior policy takes no weights."""
+    """Weights and masks as a correction. If it rejects, it also reduces the masks and uses verl's denominator
+    if that can be known. PPO around the behavior policy gets no weights."""
     if where is BYPASS:
         notes, weights = (FLOOR, *((UNWEIGHTED,) if weights else ()), *notes), []
     scope: dict[str, str] = {"mask_scope": "all"} if masks else {}

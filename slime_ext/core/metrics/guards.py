@@ -74,8 +74,8 @@ class Watch:
         """The guards that act on a step's metrics: after ``steps`` in a row, then after twice as many, ...
 
         Args:
-            values: by their full names.
-            where: which step, for the message; the latest step again takes its own place.
+            values: metrics by their full names.
+            where: which step, for the message; repeating the latest step replaces it.
         """
         latest, before = self.last
         self.outside = dict(before if where == latest else self.outside)

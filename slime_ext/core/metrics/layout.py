@@ -61,7 +61,7 @@ class EffectCount(NamedTuple):
 
 
 class Steps(Protocol):
-    """The part of a correction that decides what is counted."""
+    """The parts of a correction that decide what is counted."""
 
     @property
     def steps(self) -> Sequence[Step]: ...

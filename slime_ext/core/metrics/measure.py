@@ -1,8 +1,7 @@
-"""From the tokens of one micro-batch to numbers that add up: a pure function of tensors.
+"""Turns the tokens of one micro-batch into numbers that add up: a pure function of tensors.
 
-Its shapes depend on the correction alone, its number of operations on nothing, and nothing here waits for the
-device. ``summarize`` makes every sum, and says in which bin each token lies; ``count_bins`` adds tokens up by
-bin.
+Shapes depend only on the correction, the number of operations is constant, and nothing here waits for the
+device. ``summarize`` makes every sum and finds each token's bin; ``count_bins`` adds up tokens by bin.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LANES = 16  # tables that tokens of one bin are counted in, so that on a GPU few
 
 
 class StepSums(NamedTuple):
-    """What is measured of an optimizer step, as float64 sums over tokens: those of a micro-batch, of all
+    """The measurements of an optimizer step as float64 sums over tokens: of a micro-batch, of all
     micro-batches of a rank, or of all ranks."""
 
     sums: Tensor  # by ``MetricsLayout.names``, then the histogram's keys, then the curves'
@@ -48,7 +47,7 @@ class StepSums(NamedTuple):
 
     @classmethod
     def nothing(cls, layout: MetricsLayout, device: torch.device | str = "cpu") -> StepSums:
-        """What no tokens add."""
+        """The sums over no tokens."""
         sums = torch.zeros(layout.size, dtype=torch.float64, device=device)
         return cls(sums, *(sums.new_full((len(names),), -torch.inf) for names in (HIGHEST, LOG_SUMS)))
 
@@ -79,7 +78,8 @@ def summarize(
     *,
     counts_sequences: bool = True,
 ) -> tuple[StepSums, TokenBins]:
-    """What a micro-batch adds to the optimizer step's metrics: all sums but those over bins, and the bins.
+    """A micro-batch's share of the optimizer step's metrics: all sums except those over bins, and each
+    token's bins.
 
     Args:
         outcome: of the correction, observed.
@@ -142,8 +142,8 @@ def acted_on(outcome: Outcome, effect: EffectCount, segments: Segments) -> Tenso
 
 
 def _rows(outcome: Outcome, behavior: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What ``COLUMNS`` adds up, [T] each, 0 where there is none; one at a time, so that the memory of one
-    serves the next."""
+    """The quantities of ``COLUMNS``, [T] each, 0 where undefined. One at a time, so that each reuses the
+    memory of the one before."""
     log_ratio, most = outcome.log_ratio, LARGEST[outcome.log_ratio.dtype]
     finite = as_numbers(outcome.finite, log_ratio.dtype)
     yield "counted", finite
@@ -187,7 +187,7 @@ def position_bins(segments: Segments) -> Tensor:
 
 
 def _curve_bins(tokens: Tokens, behavior: Tensor, position: Tensor) -> Tensor:
-    """[T] integers, where each token lies among the bins of all curves together."""
+    """[T] integers: each token's bin, counted over all curves."""
     probability = _bins(behavior, LOG_PROBABILITIES)
     if tokens.ages is None:
         age = torch.full_like(position[:1], CURVE_BINS)

@@ -64,14 +64,14 @@ def reduce(
     device: torch.device | str = "cpu",
     extra: Tensor | None = None,
 ) -> tuple[Totals, list[list[float]]]:
-    """The totals of all ranks after one SUM. What is not a sum travels in one slot per rank.
+    """The totals of all ranks after one SUM. Numbers that are not sums get one slot per rank.
 
     Args:
         layout: of what was measured.
-        measured: of all micro-batches on this rank, added up; None: it has had none.
+        measured: of all micro-batches on this rank, added up; None if it had none.
         all_sum: SUM over the data- and context-parallel ranks of a float64 vector.
         rank, size: this rank's place among them.
-        device: where a rank that measured nothing has to bring its zeros.
+        device: device of the zeros of a rank that measured nothing.
         extra: [E] float64 of this rank's own.
 
     Returns:

@@ -54,30 +54,6 @@ def test_per_sequence_it_is_verls_mean_of_each_sequence():
 
 
 @pytest.mark.parametrize(
-    ("block", "keys"),
-    [
-        (REJECTS, {"mask_scope": "all", "denominator": "kept"}),
-        (
-            {"rollout_rs": "sequence", "rollout_rs_threshold": 2.0},
-            {"mask_scope": "all", "denominator": "kept"},
-        ),
-        (
-            {"rollout_is": True, "rollout_is_threshold": 2.0, "rollout_is_mode": "mask"},
-            {"mask_scope": "all", "denominator": "kept"},
-        ),
-        (REJECTS | {"bypass_mode": True, "loss_type": "reinforce"}, {"mask_scope": "all"}),
-        (WEIGHS, {}),
-    ],
-    ids=str,
-)
-def test_the_denominator_goes_with_rejection(block, keys):
-    reading = read("verl", block)
-    found = {key: reading.mapping[key] for key in ("mask_scope", "denominator") if key in reading.mapping}
-    assert found == keys
-    assert any("leave the denominator" in note for note in reading.notes) == bool(keys)
-
-
-@pytest.mark.parametrize(
     ("block", "lacks"),
     [
         ({"bypass_mode": True}, True),

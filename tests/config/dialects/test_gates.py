@@ -7,7 +7,6 @@ import torch
 
 from slime_ext import load_config
 from slime_ext.config.dialects import LOSS_SIDE, read
-from slime_ext.errors import ConfigError
 from tests.batches import tokens
 from tests.config.dialects import oracle_gates
 from tests.config.dialects.common import batch_of
@@ -69,86 +68,6 @@ def test_weights_are_those_of_the_systems_code(system, block, how):
         ]
         want = torch.tensor(expected, dtype=torch.float64)
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-8, msg=lambda m, s=seed: f"seed {s}: {m}")
-
-
-LOSSES = [
-    ("open_instruct", {**DIRECT, "clip_higher": 0.3},
-     ("target", {"ppo_clip": {"anchor": "behavior", "eps_low": 0.2, "eps_high": pytest.approx(0.3)}})),
-    ("open_instruct", DPPO, ("target", "reinforce")),
-    ("open_instruct", {"loss_fn": "cispo"}, ("proximal", "host")),
-    ("ms_swift", {"off_policy_sequence_mask_delta": 0.1}, ("target", "host")),
-    ("prime_rl", {"type": "ipo", "eps": 0.1}, ("target", "reinforce")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("system", "block", "loss"), LOSSES)
-def test_the_policy_over_the_sampler_and_the_loss(system, block, loss):
-    mapping = read(system, block).mapping
-    load_config(mapping)
-    assert (mapping["numerator"], mapping["surrogate"]) == loss
-
-
-REFUSED = [
-    (
-        "openrlhf",
-        rlhf("seq", mode="clip"),
-        "is_correction_mode: expected mask beside is_correction_level",
-    ),
-    (
-        "openrlhf",
-        rlhf("token", gating="tv"),
-        "is_correction_threshold: expected one upper bound beside",
-    ),
-    (
-        "openrlhf",
-        rlhf("token", threshold=[1, 2, 3]),
-        "is_correction_threshold: expected HIGH, or [LOW",
-    ),
-    ("openrlhf", rlhf("geo"), "is_correction_level: expected off, token, seq or null, got 'geo'"),
-    (
-        "open_instruct",
-        {"loss_fn": "dppo"},
-        "loss_fn: expected dapo or cispo beside old_policy, got 'dppo': no surr",
-    ),
-    ("open_instruct", {"policy_ratio_denominator": "rollout_policy"}, "expected none beside rollout_policy"),
-    (
-        "open_instruct",
-        mask(source="current_policy", upper_bound=2.0),
-        "rho_mask_source: expected old_policy beside",
-    ),
-    (
-        "open_instruct",
-        mask(level="sequence", direction="increase_only", upper_bound=2.0),
-        "expected symmetric at",
-    ),
-    (
-        "ms_swift",
-        {f"{SWIFT}_mode": "token_mask", "off_policy_sequence_mask_delta": 0.1},
-        "expected null beside",
-    ),
-    ("ms_swift", {f"{SWIFT}_mode": "seq"}, "expected token_truncate, token_mask, sequence_truncate"),
-    ("prime_rl", {"type": "ipo"}, "eps: expected a value, got nothing: its default was 0.1 and is 0.3 now"),
-]
-
-
-@pytest.mark.parametrize(("system", "block", "line"), REFUSED)
-def test_what_no_correction_here_is_gets_one_line(system, block, line):
-    with pytest.raises(ConfigError) as caught:
-        read(system, block)
-    assert line in str(caught.value) and str(caught.value).startswith(f"slime_ext.{system}")
-
-
-@pytest.mark.parametrize(("system", "block"), [("openrlhf", {}), ("ms_swift", {})])
-def test_what_corrects_nothing_is_metrics_only(system, block):
-    assert read(system, block).mapping == {"preset": "metrics_only"}
-
-
-def test_terms_of_a_loss_that_are_not_converted_are_noted():
-    assert read("prime_rl", {"type": "ipo", "eps": 0.1}).mapping["terms"]
-    capped = {"type": "ipo", "eps": 0.3, "max_importance_ratio": 1e4, "score_centering": True}
-    assert read("prime_rl", capped).notes == (
-        "score_centering is a term of its loss, which is not converted",
-    )
 
 
 def test_keys_of_a_loss_name_flags_of_slime():
