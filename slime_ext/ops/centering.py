@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import chunks
+
 FLOOR = 1e-6  # of the mass of a tail: with a head that is the whole vocabulary it is 0 but for rounding
 CHUNK = 2**20  # entries of the head that are weighted at once: bounds the memory of what a weight needs
 Weight = Callable[[Tensor, Tensor, slice], Tensor]
@@ -42,7 +44,7 @@ def centering(sampler: Tensor, trainer: Tensor, weight: Weight) -> Tensor:
     """
     dtype = torch.promote_types(torch.promote_types(sampler.dtype, trainer.dtype), torch.float32)
     coefficients = torch.empty(sampler.shape, dtype=dtype, device=sampler.device)
-    for rows in _chunks(*sampler.shape):
+    for rows in chunks(sampler, CHUNK):
         coefficients[rows] = _coefficients(sampler[rows], trainer[rows], weight, rows, dtype)
     return (coefficients * torch.where(sampler > -torch.inf, trainer, 0)).sum(1)
 
@@ -64,8 +66,3 @@ def _coefficients(
     # A sampler's probability may underflow where a weight overflows, and 0 times infinity is NaN.
     found = torch.where(q > 0, q * f[:, :-1], 0) - alpha * p
     return torch.where(there.any(1, keepdim=True), found, 0)
-
-
-def _chunks(tokens: int, width: int) -> list[slice]:
-    step = max(1, CHUNK // (width + 1))
-    return [slice(at, at + step) for at in range(0, tokens, step)]
