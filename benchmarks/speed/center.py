@@ -1,5 +1,5 @@
-"""``python -m benchmarks.speed center``: score centering with a head of 128 beside slime's own, interleaved: the
-term, forward and back to the head's log-probs; and those, forward and back to the logits.
+"""``python -m benchmarks.speed center``: score centering with a head of 128 beside slime's own, interleaved:
+the term, forward and back to the head's log-probs; and those, forward and back to the logits.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from slime_ext.ops import centering as ops
 from slime_ext.ops import vocabulary
-from slime_ext.ops.centering import centering
 from slime_ext.ops.vocabulary import log_probs_at
 from tests import oracle
 from tests.ranks import run_ranks
@@ -22,6 +21,10 @@ WEIGHTS = {
     "icepop": lambda r: r if 0.5 <= r <= 1.5 else 0.0,
     "unbounded": lambda r: r,
 }
+
+
+def centering(sampler, trainer, weight):
+    return ops.centering(sampler, trainer, weight, torch.ones(len(sampler), dtype=torch.bool))
 
 
 def log_softmax(logits):
@@ -132,6 +135,9 @@ def test_shorter_heads_and_none_at_all():
     assert got[0].item() == pytest.approx(two.item(), abs=1e-15) and got[1] == 0
     (gradient,) = torch.autograd.grad(got.sum(), given)
     assert gradient[:, :2].isfinite().all() and gradient[0, 2] == 0 and not gradient[1].any()
+    short[2] = torch.nan
+    not_the_last = torch.tensor([True, True, False])
+    assert torch.equal(ops.centering(short, given, None, not_the_last)[1:], torch.zeros(2).double())
 
 
 def test_probabilities_at_the_ends_are_finite():
