@@ -1,5 +1,6 @@
-"""``python -m benchmarks.speed``: times the hook against other systems (``against``), and against tokens,
-sequences and ranks (``scale``). Arguments are checked before torch is imported.
+"""``python -m benchmarks.speed``: times the hook against other systems (``against``) and against tokens,
+sequences and ranks (``scale``), and score centering beside slime's own (``center``). Arguments are checked
+before torch is imported.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from benchmarks.speed.request import BACKENDS, CONFIGS, WORKLOADS, again, settle
 OTHERS = "--others"
 LEAST = 10**5  # tokens of the largest batch: a slope needs two sizes
 SHORTEST = 4096  # tokens that are cut into as many sequences
-MODULES = {"against": "benchmarks.speed.run", "scale": "benchmarks.speed.scale"}
+MODULES = {"against": "run", "scale": "scale", "center": "center"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one of the two benchmarks; 2 for a mistake in the arguments."""
+    """Runs one of the benchmarks; 2 for a mistake in the arguments."""
     words = list(argv)
     given = _parser().parse_args(words)
     if python := getattr(given, "others", None):
         return again(_without(words, OTHERS), python)
     if not settled_allocator():
         return again(words)
-    import_module(MODULES[given.command]).run(given)
+    import_module(f"benchmarks.speed.{MODULES[given.command]}").run(given)
     return 0
 
 
@@ -39,14 +40,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--workloads", type=_letters(WORKLOADS), default="abcd", help=_texts(WORKLOADS))
     add("--configs", type=_letters(CONFIGS), default="TS", help=_texts(CONFIGS))
     add("--backends", nargs="*", default=BACKENDS, choices=BACKENDS, help="of ours; default: both")
-    add("--slime-dir", type=_slime, help="a slime checkout, for its mis.py and vanilla_tis")
+    slime = {"type": _slime, "help": "a slime checkout, for its own corrections"}
+    add("--slime-dir", **slime)
     add(OTHERS, type=_python, help="python of an environment with benchmarks/requirements.txt installed")
     scale = commands.add_parser("scale", help="time against tokens, sequences and ranks", allow_abbrev=False)
     add = scale.add_argument
     add("--backend", default="eager", choices=BACKENDS)
     add("--most", type=_at_least(LEAST), default=10**7, help="tokens of the largest batch, up to 10^8")
     add("--tokens", type=_at_least(SHORTEST), default=1 << 20, help="of the batch that is cut up")
-    for command, runs in ((against, 9), (scale, 7)):
+    center = commands.add_parser("center", help="time score centering", allow_abbrev=False)
+    center.add_argument("--slime-dir", **slime)
+    for command, runs in ((against, 9), (scale, 7), (center, 7)):
         command.add_argument("--repeat", type=_at_least(1), default=runs, help="runs; the median counts")
     return parser
 

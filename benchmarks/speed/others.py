@@ -114,10 +114,11 @@ def trl_ratio(mode: str, low: float | None = None, high: float | None = CAP) -> 
 
 
 def of_slime(folder: str, path: str, *names: str, **scope: Any) -> dict[str, Any]:
-    """Functions cut out of a module of a slime checkout, whose other imports stay out."""
+    """Functions and classes cut out of a module of a slime checkout, whose other imports stay out."""
     module = Path(folder, "slime", path)
     tree = ast.parse(module.read_text()) if module.exists() else ast.Module([], [])
-    wanted = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    kinds = ast.FunctionDef, ast.ClassDef
+    wanted = [node for node in tree.body if isinstance(node, kinds) and node.name in names]
     if len(wanted) < len(names):
         raise ImportError(f"no {', '.join(names)} in {module}")
     scope = {"torch": torch, **scope}
@@ -131,6 +132,13 @@ def slime_centering(folder: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]
     weights = of_slime(folder, "utils/ppo_utils.py", "importance_weights")["importance_weights"]
     name = "score_centering_correction"
     return of_slime(folder, "utils/score_centering.py", name, importance_weights=weights)[name]
+
+
+def slime_log_probs(folder: str) -> Callable[..., Tensor]:
+    """slime's log-probs at chosen tokens, of logits, ids, group and rows at once."""
+    names = ["_VocabParallelTopKLogProbs", "_maybe_all_reduce", "_get_vocab_parallel_rank_size"]
+    name = "calculate_topk_log_probs"
+    return of_slime(folder, "utils/ppo_utils.py", name, *names, dist=torch.distributed)[name]
 
 
 def areal() -> dict:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import Head, State, Step, StepInputs, expect
+from slime_ext.core.state import ABSENT, Head, State, Step, StepInputs, expect
 from slime_ext.errors import DataError
 from slime_ext.ops.centering import centering
 from slime_ext.ops.segments import Segments
@@ -90,15 +90,19 @@ def centered(
             f"{shapes[0]} and {shapes[1]}: ask the sampler for as many"
         )
 
+    reads_advantages = any(step.reads_advantages for step in steps)
+
     def weight(log_p: Tensor, log_q: Tensor, rows: slice) -> Tensor:
         flat = log_p.reshape(-1), log_q.reshape(-1)
         there = torch.ones_like(flat[0], dtype=torch.bool)
-        of_row = advantages[rows, None].expand_as(log_p).reshape(-1)
+        of_row = ABSENT
+        if reads_advantages:
+            of_row = advantages[rows, None].expand_as(log_p).reshape(-1).to(log_p.dtype)
         inputs = StepInputs(
-            Segments.whole([len(there)], there), flat[0] - flat[1], there, *flat, of_row.to(log_p.dtype)
+            Segments.whole([len(there)], there), flat[0] - flat[1], there, *flat, advantages=of_row
         )
         state = run(inputs, steps)
         return torch.where(inputs.kept(state), state.weights, 0).view_as(log_p)
 
-    sampler = torch.where(factor[:, None] > 0, head.sampler, -torch.inf)
-    return advantages * factor * centering(sampler, head.trainer, weight)
+    term = centering(head.sampler, head.trainer, weight if steps else None, factor > 0)
+    return advantages * factor * term

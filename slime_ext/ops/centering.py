@@ -10,16 +10,20 @@ Source: Marek and Ryabinin 2026, https://arxiv.org/abs/2609.20807, equations 9, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import chunks
+
 FLOOR = 1e-6  # of the mass of a tail: with a head that is the whole vocabulary it is 0 but for rounding
 CHUNK = 2**20  # entries of the head that are weighted at once: bounds the memory of what a weight needs
+ABSENT = -1e30  # log-prob of what a head lacks, in sampler and trainer: probability 0, on-policy
 Weight = Callable[[Tensor, Tensor, slice], Tensor]
 
 
-def centering(sampler: Tensor, trainer: Tensor, weight: Weight) -> Tensor:
+def centering(sampler: Tensor, trainer: Tensor, weight: Weight | None, counts: Tensor) -> Tensor:
     """C_t: the term that, times the advantage and added to the loss, centers the weighted score.
 
     With head H, q = e^sampler, p = e^trainer, masses Q and P of the head, and the weight f:
@@ -35,37 +39,50 @@ def centering(sampler: Tensor, trainer: Tensor, weight: Weight) -> Tensor:
             temperature, nats; -inf where a head is shorter.
         trainer: [T, K] log-probs of the same tokens under the trained policy, nats, with grad.
         weight: log-probs of the trainer and of the sampler [t, K + 1], and which of the T tokens they belong
-            to -> f [t, K + 1]. The last column is the tail as one token. Called without gradient.
+            to -> f [t, K + 1], finite. The last column is the tail as one token. Called without gradient.
+            None: f = 1.
+        counts: [T] bool; where False a head may hold anything.
 
     Returns:
         [T] nats, with a gradient through ``trainer`` alone; 0 where a token has no head.
     """
-    dtype = torch.promote_types(torch.promote_types(sampler.dtype, trainer.dtype), torch.float32)
-    coefficients = torch.empty(sampler.shape, dtype=dtype, device=sampler.device)
-    for rows in _chunks(*sampler.shape):
-        coefficients[rows] = _coefficients(sampler[rows], trainer[rows], weight, rows, dtype)
-    return (coefficients * torch.where(sampler > -torch.inf, trainer, 0)).sum(1)
+    found: Tensor = _Term.apply(sampler, trainer, weight, counts)  # type: ignore[no-untyped-call]
+    return found
 
 
-@torch.no_grad()
-def _coefficients(
-    sampler: Tensor, trainer: Tensor, weight: Weight, rows: slice, dtype: torch.dtype
-) -> Tensor:
-    """[t, K] stopgrad(q_v f_v - alpha p_v), 0 where a head is shorter."""
-    there = sampler > -torch.inf
-    q = torch.where(there, sampler.to(dtype).exp(), 0)
-    p = torch.where(there, trainer.to(dtype).exp(), 0)
+class _Term(torch.autograd.Function):
+    """Keeps the coefficients, which are its gradient, and nothing else of size [T, K]."""
+
+    @staticmethod
+    def forward(ctx: Any, sampler: Tensor, trainer: Tensor, weight: Weight | None, counts: Tensor) -> Tensor:
+        dtype = torch.promote_types(torch.promote_types(sampler.dtype, trainer.dtype), torch.float32)
+        coefficients = torch.empty(sampler.shape, dtype=dtype, device=sampler.device)
+        found = coefficients.new_empty(len(sampler))
+        absent = torch.where(counts, 0.0, -torch.inf).to(dtype)[:, None]
+        for rows in chunks(sampler, CHUNK):
+            log_q = (sampler[rows] + absent[rows]).nan_to_num(ABSENT, torch.inf, ABSENT)
+            log_p = torch.where(log_q > ABSENT, trainer[rows].to(dtype), ABSENT)
+            own = coefficients[rows] = _coefficients(log_q, log_p, weight, rows)
+            found[rows] = (own * log_p).sum(1)
+        ctx.save_for_backward(coefficients)
+        ctx.dtype = trainer.dtype
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (coefficients,) = ctx.saved_tensors
+        return None, (slopes[0][:, None] * coefficients).to(ctx.dtype), None, None
+
+
+def _coefficients(log_q: Tensor, log_p: Tensor, weight: Weight | None, rows: slice) -> Tensor:
+    """[t, K] q_v f_v - alpha p_v."""
+    q, p = log_q.exp(), log_p.exp()
     q_tail, p_tail = ((1 - mass.sum(1, keepdim=True)).clamp_min(FLOOR) for mass in (q, p))
-    # A token that is not in the head reads as on-policy: its weight is not looked at.
-    log_q = torch.cat([torch.where(there, sampler, 0).to(dtype), q_tail.log()], 1)
-    log_p = torch.cat([torch.where(there, trainer, 0).to(dtype), p_tail.log()], 1)
-    f = weight(log_p, log_q, rows).clamp(max=torch.finfo(dtype).max)
-    alpha = q_tail / p_tail * f[:, -1:]
-    # A sampler's probability may underflow where a weight overflows, and 0 times infinity is NaN.
-    found = torch.where(q > 0, q * f[:, :-1], 0) - alpha * p
-    return torch.where(there.any(1, keepdim=True), found, 0)
-
-
-def _chunks(tokens: int, width: int) -> list[slice]:
-    step = max(1, CHUNK // (width + 1))
-    return [slice(at, at + step) for at in range(0, tokens, step)]
+    alpha = q_tail / p_tail
+    if weight is not None:
+        f = weight(torch.cat([log_p, p_tail.log()], 1), torch.cat([log_q, q_tail.log()], 1), rows)
+        # A sampler's probability may underflow where a weight overflows, and 0 times infinity is NaN.
+        f = f.clamp(max=torch.finfo(q.dtype).max)
+        q, alpha = q * f[:, :-1], alpha * f[:, -1:]
+    return q - alpha * p

@@ -40,6 +40,12 @@ def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
     return flags.view(torch.uint8).to(dtype)
 
 
+def chunks(table: Tensor, most: int) -> list[slice]:
+    """Slices of the rows of a [T, K] table, each of at most ``most`` entries and at least one row."""
+    step = max(1, most // max(table.shape[1], 1))
+    return [slice(at, at + step) for at in range(0, len(table), step)]
+
+
 def host_ints(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A tensor of Python integers on ``device``, without waiting for it."""
     return to_device(torch.tensor(values, dtype=dtype), device)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.ops.segments import AllSum, identity
+from slime_ext.ops.segments import AllSum, chunks, identity
+
+AT_ONCE = 2**24  # logits that are read at once, in float32: bounds the memory beside [T, K]
 
 
 def log_probs_at(
@@ -29,25 +31,42 @@ def log_probs_at(
         [T, K] nats, the same on every rank, in float32 or more. The gradient is that of this rank's logits,
         once: every rank computes the same loss, so nothing is added up on the way back.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    local = ids.long() - offset
-    held = (local >= 0) & (local < logits.shape[1])
-    picked = torch.where(held, wide.gather(1, local.clamp(0, logits.shape[1] - 1)), 0)
-    # The maxima stay on their ranks: each puts log sum exp of its part into a slot of its own.
-    share = torch.zeros(parts, dtype=wide.dtype, device=wide.device)
-    own = wide.logsumexp(1, keepdim=True)
-    slots = torch.where(torch.arange(parts, device=wide.device) == part, own, share)
-    found: Tensor = _Shared.apply(torch.cat([slots, picked], 1), all_sum)  # type: ignore[no-untyped-call]
-    return found[:, parts:] - found[:, :parts].logsumexp(1, keepdim=True)
+    found: Tensor = _LogProbsAt.apply(logits, ids.long() - offset, part, parts, all_sum)  # type: ignore[no-untyped-call]
+    return found
 
 
-class _Shared(torch.autograd.Function):
-    """A SUM over ranks whose gradient each rank keeps, as Megatron's reduce over tensor-parallel ranks."""
+class _LogProbsAt(torch.autograd.Function):
+    """Reads a few rows at a time and keeps none of them for the way back, so beside the gradient of the
+    logits the memory is [T, K]."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, all_sum: AllSum) -> Tensor:
-        return all_sum(values.clone())
+    def forward(ctx: Any, logits: Tensor, at: Tensor, part: int, parts: int, all_sum: AllSum) -> Tensor:
+        held = (at >= 0) & (at < logits.shape[1])
+        at = at.clamp(0, logits.shape[1] - 1)
+        # The maxima stay on their ranks: each puts log sum exp of its part into a slot of its own.
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        found = torch.zeros(len(at), parts + at.shape[1], dtype=wide, device=logits.device)
+        for rows in chunks(logits, AT_ONCE):
+            some = logits[rows].to(wide, copy=True)
+            found[rows, parts:] = torch.where(held[rows], some.gather(1, at[rows]), 0)
+            most = some.amax(1, keepdim=True).clamp_min(torch.finfo(some.dtype).min)
+            found[rows, part] = most[:, 0] + some.sub_(most).exp_().sum(1).log()
+            del some  # before the next rows are read
+        found = all_sum(found)
+        total = found[:, :parts].logsumexp(1, keepdim=True)
+        ctx.save_for_backward(logits, at, held, total)
+        return found[:, parts:] - total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        """Every rank computes the same loss, so a rank's logits get their part of the gradient once."""
+        logits, at, held, total = ctx.saved_tensors
+        of_log_p = slopes[0].to(total.dtype)
+        gradient = torch.empty_like(logits)
+        for rows in chunks(logits, AT_ONCE):
+            some = logits[rows].to(total.dtype, copy=True).sub_(total[rows]).exp_()
+            some.mul_(-of_log_p[rows].sum(1, keepdim=True))
+            gradient[rows] = some.scatter_add_(1, at[rows], torch.where(held[rows], of_log_p[rows], 0))
+            del some
+        return gradient, None, None, None, None

@@ -90,8 +90,8 @@ output of another:
 
 There are two laboratories. The *short* one has 3 tokens, 4 steps, and advantages that are any number for
 each of the 81 responses: they are all added up, so there is no error. The *long* one is a Markov policy
-over 8 tokens with responses of {lengths} tokens, whose reward is a sum over tokens: the true gradient is
-exact, and a method's mean is sampled with control variates and printed with its standard error. The
+over 8 tokens with responses of {lengths} tokens, whose reward is a sum over tokens. Its true gradient
+is exact; a method's mean is sampled with control variates and printed with its standard error. The
 sampler's logits are off by 0.05 (mismatch); stale is 0.4 in the short laboratory and 0.15 in the long one;
 with drift the target has moved by 0.2 too.
 
@@ -102,7 +102,7 @@ nothing; the formulas of the others: [corrections.md](corrections.md).
 
 What this is not: a language model, or a run. Bounds made for thousands of tokens and a large vocabulary act
 differently on 8 tokens. The long chain forgets its past within a few tokens and its reward is a sum, so
-what token weights leave out, the prefix, costs little there; in the short one it costs what they leave of
+what token weights leave out, the prefix, costs little there. In the short one it costs what they leave of
 the bias. A method with another aim than the gradient of this reward (`delightful`, every trust region) is
 not worse for missing it. Read the direction of an effect and how it grows with length, not its size.
 """

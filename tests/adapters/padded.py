@@ -56,13 +56,13 @@ def clipped(batch: Batch) -> Tensor:
     ), packed.target
 
 
-def through_slime(batch: Batch, mapping, loss=clipped) -> tuple[Tensor, Tensor]:
+def through_slime(batch: Batch, mapping, loss=clipped, **flags) -> tuple[Tensor, Tensor]:
     """The sum of the hook's loss over response tokens, and its gradient, padded."""
     host_loss, target = loss(batch)
     call = as_slime_calls(batch.samples, pg_loss=host_loss, cur_log_probs=None)
     lengths = call["response_lengths"]
     call["cur_log_probs"] = list(target.split(lengths))
-    corrected, *_ = tis.correct(arguments(slime_ext=mapping), **call)
+    corrected, *_ = tis.correct(arguments(slime_ext=mapping, **flags), **call)
     packed, _ = tokens(batch.samples)
     total = torch.where(packed.segments.mask, corrected, 0).sum()
     (slope,) = torch.autograd.grad(total, target)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.speed import request, run, scale, workloads
+from benchmarks.speed import center, request, run, scale, workloads
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.cost import count
 from benchmarks.speed.workloads import Batch
@@ -55,6 +55,14 @@ def test_speed_prints_a_table(capsys, monkeypatch, settled):
     assert main(["against", "--workloads", "d", "--repeat", "1", "--backends", "eager"]) == 0
     shown = capsys.readouterr().out
     assert "configuration S" in shown and "ours eager, all metrics" in shown and "floor" in shown
+
+
+def test_center_prints_its_tables(capsys, monkeypatch, settled):
+    monkeypatch.setattr(center, "lengths_of", lambda _: [40, 3])
+    monkeypatch.setattr(center, "VOCABULARY", 200)
+    assert main(["center", "--repeat", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "term of 43 tokens" in shown and "ours, IcePop 0.5 to 2" in shown and "1,024 x 200" in shown
 
 
 @pytest.mark.slow

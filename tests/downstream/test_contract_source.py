@@ -52,6 +52,13 @@ def test_a_function_that_a_flag_names_is_called_as_the_contract_says(host):
     assert known
 
 
+def test_a_trainer_has_its_loss_and_its_step_before_it_calls_init(host):
+    """Else init would call a trainer of Megatron's one without a step (FSDP)."""
+    (actor,) = (host.folder / host.name / "backends/megatron_utils").glob("actor.py")
+    imports = [node for node in ast.parse(actor.read_text()).body if isinstance(node, ast.ImportFrom)]
+    assert {"loss", "model", "initialize"} <= {str(node.module).rpartition(".")[2] for node in imports}
+
+
 def _call_in(text: str, dest: str):
     """The call of the function that `dest` names, if this file loads it."""
     if not re.search(rf"args\.{dest}\b|\"{dest}\"", text) or f"{CALLED_AS[dest][0]}(" not in text:

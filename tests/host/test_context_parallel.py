@@ -13,7 +13,8 @@ import torch.distributed as dist
 from slime_ext import presets, tis
 from slime_ext.core.correction import Correction, Tokens, plan_step
 from slime_ext.core.losses import Bounds
-from slime_ext.core.steps import Clip, Normalize, Reject, Reweight, Truncate
+from slime_ext.core.steps import Clip, EssTruncate, Normalize, Reject, Reweight, Truncate
+from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.host.contract import METRICS
 from slime_ext.ops.segments import Segments
 from tests import oracle
@@ -26,6 +27,15 @@ EXTRA = {
     "turn maxima": Correction(steps=(Reject("turn", "k2", "max", high=0.01),)),
     "normalized": Correction(steps=(Reweight("sequence"), Clip(0.5, 2.0), Normalize("sequence"))),
     "normalized tokens": Correction(steps=(Reweight("token"), Truncate(2.0), Normalize())),
+    "terms": Correction(
+        steps=(
+            Reweight("sequence"),
+            Truncate(2.0),
+            EssTruncate(),
+            Reject("sequence", "k2", "mean", high=0.02),
+        ),
+        terms=(SquaredLogRatio(0.5), ReverseK3(0.5), ReverseK3(0.5, times_one_minus_ess=True)),
+    ),
 }
 CORRECTIONS = {name: preset.correction for name, preset in presets.PRESETS.items()} | EXTRA
 SEEDS = range(4)
@@ -93,8 +103,12 @@ def through_megatron():
     from megatron.core import parallel_state
 
     names = ("token_tis", "geo_rs", "trm", "turn_tis", "min_prefix", "topr")
-    cases = {(name, seed): as_slime_calls(oracle.random_batch(seed)) for name in names for seed in SEEDS}
-    args = {name: arguments(slime_ext={"preset": name, "mask_scope": "all"}) for name in names}
+    mappings = {name: {"preset": name, "mask_scope": "all"} for name in names}
+    mappings["terms"] = {"preset": "geo_rs"} | {
+        "terms": ["squared_log_ratio", {"reverse_k3": {"coefficient": 0.5}}]
+    }
+    cases = {(name, seed): as_slime_calls(oracle.random_batch(seed)) for name in mappings for seed in SEEDS}
+    args = {name: arguments(slime_ext=mapping) for name, mapping in mappings.items()}
     alone = {case: tis.correct(args[case[0]], **call) for case, call in cases.items()}
     rank, size = dist.get_rank(), dist.get_world_size()
     parallel_state.initialize_model_parallel(context_parallel_size=size)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from slime_ext.ops import centering as ops
-from slime_ext.ops.centering import centering
+from slime_ext.ops import vocabulary
 from slime_ext.ops.vocabulary import log_probs_at
 from tests import oracle
 from tests.ranks import run_ranks
@@ -21,6 +21,10 @@ WEIGHTS = {
     "icepop": lambda r: r if 0.5 <= r <= 1.5 else 0.0,
     "unbounded": lambda r: r,
 }
+
+
+def centering(sampler, trainer, weight):
+    return ops.centering(sampler, trainer, weight, torch.ones(len(sampler), dtype=torch.bool))
 
 
 def log_softmax(logits):
@@ -131,6 +135,9 @@ def test_shorter_heads_and_none_at_all():
     assert got[0].item() == pytest.approx(two.item(), abs=1e-15) and got[1] == 0
     (gradient,) = torch.autograd.grad(got.sum(), given)
     assert gradient[:, :2].isfinite().all() and gradient[0, 2] == 0 and not gradient[1].any()
+    short[2] = torch.nan
+    not_the_last = torch.tensor([True, True, False])
+    assert torch.equal(ops.centering(short, given, None, not_the_last)[1:], torch.zeros(2).double())
 
 
 def test_probabilities_at_the_ends_are_finite():
@@ -172,9 +179,19 @@ def test_log_probs_of_a_shared_vocabulary_are_those_of_one_process(size):
     assert run_ranks(vocabulary_shards, size) == [(True, True)] * size
 
 
-def test_log_probs_at_are_the_log_softmax():
+@pytest.mark.parametrize("at_once", [1, 16, 2**24])
+def test_log_probs_at_are_the_log_softmax_with_its_gradient(monkeypatch, at_once):
+    monkeypatch.setattr(vocabulary, "AT_ONCE", at_once)
     logits, ids, _ = random_heads(4)
-    expected = [[log_softmax(row)[v] for v in head] for row, head in zip(logits, ids, strict=True)]
-    torch.testing.assert_close(log_probs_at(wide(logits), torch.tensor(ids)), wide(expected))
-    rounded = log_probs_at(wide(logits).bfloat16(), torch.tensor(ids))
-    assert rounded.dtype == torch.float32
+    logits[1][2] = -math.inf  # as a vocabulary is padded
+    slope = wide(random_heads(5)[2])
+    for given in (wide(logits), wide(logits).bfloat16()):
+        free, expected = (given.clone().requires_grad_() for _ in range(2))
+        got = log_probs_at(free, torch.tensor(ids))
+        reference = expected.to(got.dtype).log_softmax(1).gather(1, torch.tensor(ids))
+        torch.testing.assert_close(got, reference)
+        (got * slope).sum().backward()
+        (reference * slope).sum().backward()
+        torch.testing.assert_close(free.grad, expected.grad)
+        assert torch.equal(free, given)  # float32 is read where it lies
+    assert got.dtype == torch.float32

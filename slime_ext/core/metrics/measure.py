@@ -123,7 +123,7 @@ def _tail(tokens: Tokens, outcome: Outcome) -> Tensor:
     """Sum over tokens of the probability that the sampler's head leaves out."""
     if tokens.head is None:
         return outcome.weights.new_full((), torch.nan)
-    tail = (1 - tokens.head.sampler.double().exp().sum(1)).clamp_min(0)
+    tail = (1 - tokens.head.sampler.exp().sum(1, dtype=torch.float64)).clamp_min(0)
     return torch.where(outcome.finite, tail, 0).sum()
 
 

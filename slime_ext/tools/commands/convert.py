@@ -50,6 +50,7 @@ HOMES = {
     "nemo_rl": Home(among=("loss_fn", "grpo")),
     "openrlhf": Home(among=("algo.advantage",), loss=("actor",)),
 }
+PLAIN = {"verl": "verl.trainer.main_ppo"}  # of a system with Hydra: the program whose files correct nothing
 NOWHERE = Home()
 ABSENT = object()
 LOSSES = {"cispo": "cispo", "dppo": "dppo_tv"}  # SkyRL's losses with weights of their own -> our preset
@@ -77,16 +78,26 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
         ConfigError: it cannot be read, or is a script that sets nothing of it.
     """
     if not is_script(path):
-        return hydra.of_file(path, tuple(place.partition(".")[0] for place in _places(system)))
+        return hydra.of_file(path, _places(system))
     words = hydra.words_of(path)
-    hydra.forbid_named_file(path, words)
     found = _overridden(system, path, words)
+    other = None if _find(system, found) else next(_systems(path, words), None)
+    if other is None:
+        found = _merged(hydra.beneath(path, words, _places(system), PLAIN.get(system, "")), found)
     if _find(system, found) is None:
-        other = next(_systems(path, words), None)
         is_of = f"{system} corrects nothing without"
         is_of = f"it is a script of {other}; use --from {other}" if other else is_of
         raise ConfigError(f"{path}: expected overrides of {_home(system)}, got none: {is_of}")
     return found
+
+
+def _merged(beneath: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _merged(beneath[key], over[key])
+        for key in over
+        if isinstance(over[key], dict) and beneath.get(key)
+    }
+    return {**beneath, **over, **both}
 
 
 def system_of(path: str) -> str | None:

@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -16,6 +16,8 @@ class _StandIn(ModuleType):
     """A torch with every name that our modules look at while they are defined; nothing of it computes."""
 
     Tensor, device, dtype, inf = object, object, object, math.inf
+    of_function = SimpleNamespace(once_differentiable=lambda function: function)
+    autograd = SimpleNamespace(Function=object, function=of_function)
 
     def no_grad(self) -> Any:
         return lambda function: function

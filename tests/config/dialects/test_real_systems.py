@@ -1,10 +1,11 @@
 """Each dialect beside the system's own function, from its wheel: OpenRLHF 0.11.2, TRL 1.16.0, verl 0.9.1,
 SkyRL 0.3.0; and score centering beside slime's own at 2e5cd7c.
 
-    bash tests/adapters/real.sh    # its environment; SLIME names a checkout, else centering is skipped
+    SLIME=CHECKOUT bash tests/adapters/real.sh -rP -k "dialect_is or centering_is"
 
-Loss (the sum over response tokens of PPO's clipped loss with their weights and masks) and gradient, in
-float64.
+Its environment is made by that script; without SLIME centering is skipped. Each test prints the largest
+difference of the loss (the sum over response tokens of PPO's clipped loss with their weights and masks) and
+of its gradient, in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.adapters.padded import EPS, of, through_slime
 from tests.config.dialects.common import batch_of
 
 SEEDS = range(20)
-CLOSE = 1e-9  # of loss and gradient
+CLOSE = {"skyrl": 1e-5}  # of loss and gradient; SkyRL takes exp in float32, whatever it is given
 
 
 def padded(seed):
@@ -50,14 +51,15 @@ def weighted(weights, mask):
 
 
 def openrlhf(block):
-    """PolicyLoss as it stands; the module that imports deepspeed is not run by anything it calls."""
+    """PolicyLoss as it stands; nothing that it calls runs deepspeed."""
     need("openrlhf")
     bare("openrlhf.models")
-    sys.modules.setdefault("deepspeed", ModuleType("deepspeed"))
-    sys.modules.setdefault("transformers", ModuleType("transformers"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
+        losses = importlib.import_module("openrlhf.models.loss")
     bounds = block.get("is_correction_threshold", [0.5, 5.0])
     given = {**block, "is_correction_threshold": [0.0, *bounds][-2:]}
-    loss = importlib.import_module("openrlhf.models.loss").PolicyLoss(EPS, EPS, **given)
+    loss = losses.PolicyLoss(EPS, EPS, **given)
 
     def body(b):
         target = torch.where(b.mask != 0, b.target, 0)
@@ -81,7 +83,10 @@ def verl(block):
             b.proximal, b.behavior, b.mask, **block
         )
         weights = 1.0 if weights is None else weights.batch["rollout_is_weights"]
-        return weighted(lambda _: weights, lambda _: mask)(b)
+        total = weighted(lambda _: weights, lambda _: mask)(b)
+        # Its token-mean divides by the kept tokens, --calculate-per-token-loss by all: at least 1 a sample.
+        count = b.mask.sum(1).clamp(min=1).sum() / mask.sum().clamp(min=1)
+        return total * count if "rollout_rs" in block else total
 
     return body
 
@@ -130,7 +135,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("system", "block"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
-def test_a_dialect_is_the_systems_own_loss_and_gradient(system, block, record_property):
+def test_a_dialect_is_the_systems_own_loss_and_gradient(system, block):
     try:
         theirs = system(block)
     except ImportError as error:
@@ -140,20 +145,20 @@ def test_a_dialect_is_the_systems_own_loss_and_gradient(system, block, record_pr
         b, given = padded(seed)
         total = theirs(given)
         (slope,) = torch.autograd.grad(total, b.target)
-        loss, gradient = through_slime(b, mapping)
+        loss, gradient = through_slime(b, mapping, calculate_per_token_loss=True)
         apart = [(total.detach() - loss).abs(), (slope - gradient).abs().max()]
         most = torch.maximum(most, torch.stack(apart))
-    record_property("largest", f"{system.__name__} {most[0]:.1e} {most[1]:.1e}")
-    assert most.max() < CLOSE
+    print(f"{system.__name__}: loss {most[0]:.1e}, gradient {most[1]:.1e}")
+    assert most.max() < CLOSE.get(system.__name__, 1e-9)
 
 
 MODES = {"f = 1": {"mode": "none"}, "truncated at 2": {"mode": "tis", "low": 0.0, "high": 2.0},
          "IcePop 0.5 to 2": {"mode": "mis", "low": 0.5, "high": 2.0}}  # fmt: skip
 
 
-@pytest.mark.parametrize(("double", "close"), [(True, 1e-12), (False, 1e-6)], ids=["float64", "as it is"])
+@pytest.mark.parametrize(("double", "close"), [(True, 1e-12), (False, 1e-5)], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", MODES)
-def test_centering_is_slimes_own(name, double, close, monkeypatch, record_property):
+def test_centering_is_slimes_own(name, double, close, monkeypatch):
     if "SLIME" not in os.environ:
         pytest.skip("SLIME names a checkout of slime at 2e5cd7c")
     theirs = slime_centering(os.environ["SLIME"])
@@ -174,7 +179,7 @@ def test_centering_is_slimes_own(name, double, close, monkeypatch, record_proper
         found = Head(sampler, trainer), advantages, torch.ones(32, dtype=dtype), correction.run, 32
         ours = centered(WEIGHTS[name], *found)
         slopes = [torch.autograd.grad(x.sum(), trainer)[0] for x in (own, ours)]
-        apart = [(own - ours).abs().max(), (slopes[0] - slopes[1]).abs().max()]
+        apart = [(own - ours).detach().abs().max(), (slopes[0] - slopes[1]).abs().max()]
         most = torch.maximum(most, torch.stack(apart).double())
-    record_property("largest", f"slime, {name} {dtype} {most[0]:.1e} {most[1]:.1e}")
+    print(f"slime, {name}, {dtype}: term {most[0]:.1e}, gradient {most[1]:.1e}")
     assert most.max() < close

@@ -1,4 +1,4 @@
-"""Hydra's overrides in scripts, as verl and SkyRL are really configured; what they add unseen is refused."""
+"""Hydra's overrides in scripts, as verl and SkyRL are really configured, over files that Hydra composes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from slime_ext import load_config
+from slime_ext.tools.scripts import hydra
 from tests.tools.commands.test_commands import run, written
 
 SCRIPT = """#!/usr/bin/env bash
@@ -63,7 +64,7 @@ def test_a_script_that_says_nothing_or_is_anothers_is_one_line(capsys, tmp_path)
     path = written(tmp_path / "run.sh", SCRIPT)
     for system, text, line in (
         ("skyrl", SCRIPT, "got none: it is a script of verl; use --from verl"),
-        ("verl", "python3 -m a data.x=1", "got none: verl corrects nothing without"),
+        ("verl", "python3 -m verl.trainer.main_ppo data.x=1", "got none: verl corrects nothing without"),
         ("verl", SCRIPT.replace("=token", "=$LEVEL"), "expected a value that the script itself says, got"),
         ("trll", SCRIPT, "--from: unknown system 'trll'; did you mean 'trl'? (known: verl, skyrl, firew"),
     ):
@@ -73,44 +74,91 @@ def test_a_script_that_says_nothing_or_is_anothers_is_one_line(capsys, tmp_path)
     assert status == 1 and f"slime-ext convert --from verl {path}" in err
 
 
-NAMED = "python3 -m recipe.mine.main --config-name mine algorithm.rollout_correction.rollout_is=sequence"
-BYPASS = {"algorithm": {"rollout_correction": {"rollout_is": "token", "bypass_mode": True}}}
-UNSEEN = {  # a script -> what it reads that is not seen
-    NAMED: "expected overrides alone, got --config-name: convert the output of",
-    NAMED.replace("name mine", "path=/far"): "got --config-path=/far",
-    NAMED.replace("--config-name mine", "-cn=mine"): "got -cn=mine",
-    "python3 -m a ~algorithm.rollout_correction.rollout_is": "expected values that are set, got ~algorithm",
+PROGRAM = """
+import hydra
+
+@hydra.main(config_path="config", config_name="mine", version_base=None)
+def main(config): ...
+"""
+FILES = {
+    "recipe/mine/main.py": PROGRAM,
+    "recipe/mine/config/mine.yaml": """
+hydra: {searchpath: ["pkg://base.config", "file://nowhere"]}
+defaults: [base, _self_]
+algorithm: {rollout_correction: {bypass_mode: true}}
+""",
+    "recipe/mine/config/other.yaml": "algorithm: {rollout_correction: {bypass_mode: false}}",
+    "base/config/base.yaml": """
+defaults: [{algorithm@algorithm.rollout_correction: plain}, _self_]
+level: token
+""",
+    "base/config/algorithm/plain.yaml": "{rollout_is: null, bypass_mode: false, loss_type: ppo_clip}",
+    "base/config/algorithm/reinforce.yaml": "{rollout_is: '${level}', loss_type: reinforce}",
 }
-DEFAULTS = {  # what a file's ``defaults`` add to it -> whether that can change its correction
-    "_self_": False,
-    "optional ppo_trainer": True,
-    "ppo_trainer": True,
-    "algorithm@algorithm.rollout_correction": {"algorithm@algorithm.rollout_correction": "ours"},
-    "algorithm": {"algorithm": "ours"},
-    "override /algorithm": {"override /algorithm": "ours"},
-    "data": False,
-    "algorithm, of which nothing is chosen": False,
+SET = "algorithm.rollout_correction.rollout_is_threshold=3"
+START = f"python3 -m recipe.mine.main {SET}"
+BYPASS = {"rollout_is_threshold": 3, "bypass_mode": True}
+COMPOSED = {  # a script, or a file -> the block that Hydra makes of it
+    START: BYPASS,
+    f"python3 recipe/mine/main.py {SET}": BYPASS,
+    f"{START} algorithm.rollout_correction.bypass_mode=false algorithm.rollout_correction.rollout_is=token": {
+        "rollout_is": "token",
+        "rollout_is_threshold": 3,
+    },
+    f"{START} algorithm@algorithm.rollout_correction=reinforce level=token": BYPASS
+    | {"rollout_is": "token", "loss_type": "reinforce"},
+    f"{START} --config-path=../../base/config --config-name base": {"rollout_is_threshold": 3},
+    f'HERE="$(pwd)"; {START} --config-path="$HERE/base/config" --config-name=base': {
+        "rollout_is_threshold": 3
+    },
+    f"{START} -cn=other.yaml algorithm.rollout_correction.rollout_is=token": {
+        "rollout_is": "token",
+        "rollout_is_threshold": 3,
+    },
+    "recipe/mine/config/mine.yaml": {"bypass_mode": True},
 }
-ENTRIES = {
-    "data": {"data@data": "legacy"},
-    "algorithm, of which nothing is chosen": {"algorithm": None},
+UNSEEN = {  # a script or a file -> why it is refused
+    "python3 -m recipe.gone.main algorithm.x=1": "alone, got recipe.gone.main: convert the output of",
+    f"{START} --config-name $NAME": "got --config-name $NAME",
+    f"{START} --config-dir=/far": "got --config-dir /far",
+    f"{START} --config-name gone": "expected files that Hydra composes, got",
+    "python3 -m recipe.mine.main ~algorithm.rollout_correction.rollout_is": "that are set, got ~algorithm",
 }
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path / name, text)
+    monkeypatch.chdir(tmp_path)
+    return lambda text: text if text in FILES else written(tmp_path / "run.sh", text)
+
+
+@pytest.mark.parametrize("text", COMPOSED)
+def test_what_files_set_below_the_overrides_is_kept(capsys, tree, text):
+    """Else another algorithm is printed: with bypass_mode the behavior policy is the anchor."""
+    pytest.importorskip("hydra", reason="bash tests/adapters/real.sh")
+    native = converted(capsys, "verl", tree(text))
+    assert load_config(native["slime_ext"]) == load_config({"verl": COMPOSED[text]})
 
 
 @pytest.mark.parametrize("text", UNSEEN)
-def test_what_a_command_adds_unseen_is_refused(capsys, tmp_path, text):
-    """Else another algorithm could be printed: with bypass_mode the behavior policy is the anchor."""
-    status, out, err = run(capsys, "convert", "--from", "verl", written(tmp_path / "run.sh", text))
+def test_what_is_not_seen_is_refused(capsys, tree, text):
+    if "composes" in UNSEEN[text]:
+        pytest.importorskip("hydra", reason="bash tests/adapters/real.sh")
+    status, out, err = run(capsys, "convert", "--from", "verl", tree(text))
     assert (status, out) == (2, "") and UNSEEN[text] in err and err.count("\n") == 1
+    assert "--cfg job" in err or "~" in text
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_defaults_that_can_change_the_correction_are_refused(capsys, tmp_path, name):
-    acts = DEFAULTS[name]
-    entry = acts if isinstance(acts, dict) else ENTRIES.get(name, name)
-    path = written(tmp_path / "c.yaml", {"defaults": [entry], **BYPASS})
-    status, out, err = run(capsys, "convert", "--from", "verl", path)
-    if acts:
-        assert (status, out) == (2, "") and "by which Hydra prints all of it" in err
-    else:
-        assert (status, err) == (0, "") and load_config(yaml.safe_load(out)["slime_ext"])
+def test_hydra_is_not_there(capsys, tree, monkeypatch):
+    monkeypatch.setattr(hydra.importlib.util, "find_spec", lambda name: None)
+    for text in (START, "recipe/mine/config/mine.yaml"):
+        status, out, err = run(capsys, "convert", "--from", "verl", tree(text))
+        assert (status, out) == (2, "") and "got none: pip install hydra-core, or convert" in err
+    path = written(
+        tree("run.sh").with_name("alone.yaml"),
+        "{defaults: [_self_], rollout_is: token, rollout_is_threshold: 3}",
+    )
+    assert converted(capsys, "verl", path)["slime_ext"]["steps"]
