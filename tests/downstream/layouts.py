@@ -67,8 +67,6 @@ Job = tuple[Layout, list[Case]]
 Measured = Mapping[str, list[dict[str, Any]]]
 BOUND = 1e-6  # float32, sums of about 40 terms of size 1 in an order that the layout decides
 TIMEOUT_S = 1200.0
-# Beside the modules that may define it, where its parts are.
-MORE = ("slime.utils.ppo_utils", "miles.utils.ppo_utils")
 # What a release does not have yet, by a word that its loss lacks.
 NEEDS = {"allgather-CP": "allgather_cp", "recompute": "recompute_loss_function", "bshd": '"bshd"'}
 OURS = "slime_ext.host.init"
@@ -156,9 +154,9 @@ def variants_of(checkout: Checkout) -> dict[str, Case]:
 
 def source_of(checkout: Checkout) -> str:
     """The text of the modules that this release's policy loss is spread over."""
-    named = ("loss_function", hosts.LOSS, hosts.TARGET)
+    named = ("loss_function", hosts.LOSS, hosts.TARGET, "compute_log_probs", "compute_policy_loss")
     rooms = {found.module for name in named if (found := checkout.tree.defining(name))}
-    return "".join(map(checkout.module, (*sorted(rooms), *MORE)))
+    return "".join(map(checkout.module, sorted(rooms)))
 
 
 def layouts_of(checkout: Checkout) -> dict[str, Layout]:
