@@ -104,7 +104,11 @@ REFUSED = [
         rlhf("token", threshold=[1, 2, 3]),
         "is_correction_threshold: expected HIGH, or [LOW",
     ),
-    ("openrlhf", rlhf("geo"), "is_correction_level: expected off, token, seq or null, got 'geo'"),
+    (
+        "openrlhf",
+        rlhf("geo"),
+        "is_correction_level: expected a known value, got 'geo' (known: off, token, seq, null)",
+    ),
     (
         "open_instruct",
         {"loss_fn": "dppo"},
@@ -126,7 +130,7 @@ REFUSED = [
         {f"{SWIFT}_mode": "token_mask", "off_policy_sequence_mask_delta": 0.1},
         "expected null beside",
     ),
-    ("ms_swift", {f"{SWIFT}_mode": "seq"}, "expected token_truncate, token_mask, sequence_truncate"),
+    ("ms_swift", {f"{SWIFT}_mode": "seq"}, "(known: token_truncate, token_mask, sequence_truncate"),
     ("prime_rl", {"type": "ipo"}, "eps: expected a value, got nothing: its default was 0.1 and is 0.3 now"),
 ]
 

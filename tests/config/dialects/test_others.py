@@ -133,12 +133,12 @@ REFUSED = [
     (
         "trl",
         {"vllm_importance_sampling_mode": "seq"},
-        "expected token_truncate, token_mask, sequence_truncate",
+        "(known: token_truncate, token_mask, sequence_truncate",
     ),
     ("areal", {"metric": "kl_k3"}, "expected ratio, kl_k1, kl_k2 or binary_kl, got 'kl_k3'"),
     ("areal", {"level": "sequence", "metric": "kl_k1", "agg": "max"}, "expected sum or mean beside kl_k1"),
     ("nemo_rl", {**IS, "truncated_importance_sampling_ratio": 0.5}, "expected a number >= 1, got 0.5"),
-    ("prime_rl", {"token_mask_low": 0.1}, "unknown key 'token_mask_low'"),
+    ("prime_rl", {"token_mask_low": 0.1}, "expected a known key, got 'token_mask_low'"),
     (
         "roll",
         {"filters": [{**FILTER, "diff_enabled": True}]},
@@ -193,5 +193,5 @@ def test_prime_rls_squared_log_ratio_is_a_term(block, tau):
 
 def test_they_are_for_convert_alone():
     for system in CONVERTED.keys() - DIALECTS.keys():
-        with pytest.raises(ConfigError, match=f"unknown key '{system}'"):
+        with pytest.raises(ConfigError, match=f"expected a known key, got '{system}'"):
             load_config({system: {}})
