@@ -88,13 +88,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def check_known(where: str, kind: str, name: object, known: Collection[str]) -> None:
     """Raises ConfigError for an unknown name, with the nearest known one.
 
-    >>> check_known("x", "step", "truncat", ["clip", "truncate"])
+    >>> check_known("x", "key", "hihg", ["low", "high"])
     Traceback (most recent call last):
-    slime_ext.errors.ConfigError: x: unknown step 'truncat'; did you mean 'truncate'? (known: clip, truncate)
+    slime_ext.errors.ConfigError: x: expected a known key, got 'hihg'; did you mean 'high'? (known: low, high)
     """
     if name not in known:
         near = did_you_mean(str(name), known)
-        raise ConfigError(f"{where}: unknown {kind} '{cut(name)}'{near} (known: {', '.join(known)})")
+        listed = ", ".join(known) or "none"
+        raise ConfigError(f"{where}: expected a known {kind}, got '{cut(name)}'{near} (known: {listed})")
 
 
 def printable(text: str) -> str:

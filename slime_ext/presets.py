@@ -28,7 +28,7 @@ from slime_ext.core.steps import (
     Veto,
 )
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
-from slime_ext.errors import ConfigError, cut, did_you_mean
+from slime_ext.errors import check_known
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
 VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"
@@ -324,10 +324,8 @@ def find(name: str) -> Preset:
     Raises:
         ConfigError: unknown, with the nearest name.
     """
-    if (known := ALIASES.get(name, name)) in PRESETS:
-        return PRESETS[known]
-    near = did_you_mean(name, NAMES)
-    raise ConfigError(f"preset: expected one of {', '.join(sorted(NAMES))}, got '{cut(name)}'{near}")
+    check_known("preset", "preset", name, sorted(NAMES))
+    return PRESETS[ALIASES.get(name, name)]
 
 
 def get(name: str) -> Correction:

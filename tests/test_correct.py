@@ -39,8 +39,8 @@ RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
 @pytest.mark.parametrize(
     ("changes", "kind", "line"),
     [
-        ({"correction": "token_tiss"}, ConfigError, "preset: expected one of .*did you mean 'token_tis'"),
-        ({"correction": {"step": []}}, ConfigError, "slime_ext: unknown key 'step'"),
+        ({"correction": "token_tiss"}, ConfigError, "preset: expected a known .*did you mean 'token_tis'"),
+        ({"correction": {"step": []}}, ConfigError, "slime_ext: expected a known key, got 'step'"),
         ({"correction": "pure_is", "target": None}, ConfigError, "target: expected a tensor, got None"),
         (
             {"correction": "pure_is", "advantages": None},

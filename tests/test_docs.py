@@ -37,6 +37,8 @@ FIRST_PAGES = (
     "rehearse.md",
     "slime.md",
     "elsewhere.md",
+    "performance.md",
+    "what_each_method_does.md",
 )
 CORRECTIONS, CONFIGURATION = (DOCS / name for name in ("corrections.md", "configuration.md"))
 # Sections of corrections.md that hold examples.

@@ -30,7 +30,7 @@ from slime_ext.core.scoped import FORMS
 from slime_ext.core.state import Step
 from slime_ext.core.steps import STEPS
 from slime_ext.core.terms import TERMS
-from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown, warn_once
+from slime_ext.errors import ConfigError, check_known, shown, warn_once
 
 __all__ = ["Loaded", "load_config", "read_config", "to_mapping", "with_preset"]
 
@@ -167,11 +167,7 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
 
 
 def _backend(name: Any) -> str:
-    if name not in BACKENDS:
-        near = did_you_mean(str(name), BACKENDS)
-        raise ConfigError(
-            f"{ROOT}.backend: expected eager or compiled, got {shown(name)}{near}: both run everywhere"
-        )
+    check_known(f"{ROOT}.backend", "backend", name, BACKENDS)
     return str(name)
 
 
@@ -194,10 +190,7 @@ def _guards(mapping: Any, correction: Correction, options: Options) -> dict[str,
         if fields is not None:
             found[name] = read_fields(f"{where}.{name}", Guard, fields)
     for name in (*given, *found):
-        if name not in known:
-            raise ConfigError(
-                f"{where}: unknown metric '{cut(name)}'{did_you_mean(str(name), known)} (see docs/metrics.md)"
-            )
+        check_known(where, "metric", name, known)
     forbid_idle_guards({name: found[name] for name in given if name in found}, correction, options, where)
     return found
 

@@ -75,9 +75,9 @@ def test_a_maximum_looks_at_response_tokens_alone():
 
 def test_a_quantity_that_no_one_knows_is_refused():
     for words in (("sequence", "mean", "binarykl"), ("sequence", "median", "k3"), ("sentence", "sum", "k3")):
-        with pytest.raises(ConfigError, match=r"statistics: unknown"):
+        with pytest.raises(ConfigError, match=r"statistics: expected a known"):
             statistics_of(*words)
-    with pytest.raises(ConfigError, match="unknown quantity 'binarykl'; did you mean 'binary_kl'"):
+    with pytest.raises(ConfigError, match="a known quantity, got 'binarykl'; did you mean 'binary_kl'"):
         Correction().read(packed([1.0])).value_of("binarykl")
 
 

@@ -101,10 +101,10 @@ BREAKS = {  # what the line names -> what the call does
     "expected the same sums on every rank": lambda self, s, i: s.reweight(
         "token", self.ratio(i) + (total(self, i) * 0 if len(i.log_ratio) % 2 else 0)
     ),
-    "unknown unit 'sequnce'; did you mean 'sequence'?": lambda self, s, i: s.reweight(
+    "expected a known unit, got 'sequnce'; did you mean 'sequence'?": lambda self, s, i: s.reweight(
         "sequence", i.aggregate("sequnce", "sum", self.ratio(i))
     ),
-    "unknown aggregate 'max' (known: sum, mean)": lambda self, s, i: s.reweight(
+    "expected a known aggregate, got 'max' (known: sum, mean)": lambda self, s, i: s.reweight(
         "token", i.prefix("sequence", "max", self.ratio(i))
     ),
     "got ZeroDivisionError": lambda self, s, i: 1 / 0,
@@ -232,7 +232,7 @@ def test_a_name_that_is_no_step_is_refused():
         with pytest.raises(ConfigError, match=r"slime_ext\.steps") as caught:
             load_config({"steps": [name]})
         assert text in str(caught.value), caught.value
-    with pytest.raises(ConfigError, match="unknown key 'powr'; did you mean 'power'"):
+    with pytest.raises(ConfigError, match="expected a known key, got 'powr'; did you mean 'power'"):
         load_config({"steps": [{f"{HERE}.Tempered": {"powr": 1.0}}]})
     with pytest.raises(ConfigError, match="second after steps"):
         load_config({"steps": ["reweight", f"{HERE}.Tempered"]})

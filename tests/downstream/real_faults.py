@@ -114,7 +114,9 @@ FAULTS = {
         rollouts=1,
     ),
     "wrong key": Fault(
-        config=with_ours(presett="geo_rs"), ends="slime_ext: .*unknown key 'presett'", rollouts=0
+        config=with_ours(presett="geo_rs"),
+        ends="slime_ext: .*a known key, got 'presett'",
+        rollouts=0,
     ),
     "misspelt flag": Fault(
         flags=("--custom-tis-funtion-path", "slime_ext.tis.correct"),

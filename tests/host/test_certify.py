@@ -201,7 +201,7 @@ def test_it_can_be_switched_off_and_its_names_are_known(run, capsys, monkeypatch
     assert capsys.readouterr().out == ""
     loaded = read_config({"preset": "token_tis", "guards": {"certified_k3_kl": {"max": 1e-3}}})
     assert loaded.guards["certified_k3_kl"].max == 1e-3
-    with pytest.raises(ConfigError, match=r"unknown metric 'certfied'.*certified"):
+    with pytest.raises(ConfigError, match=r"expected a known metric, got 'certfied'.*certified"):
         read_config({"preset": "token_tis", "guards": {"certfied": {"min": 1}}})
 
 

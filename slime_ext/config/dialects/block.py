@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, overload
 
 from slime_ext.config.numbers import FLOAT32, as_number, is_float32
-from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
+from slime_ext.errors import ConfigError, check_known, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
@@ -85,10 +85,10 @@ class Block:
     def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str | None:
         """One of some words; the default if absent or null."""
         value = self.values.get(key)
-        if value is None or value in allowed:
-            return default if value is None else str(value)
-        near = did_you_mean(str(value), allowed).removeprefix("; ")
-        self.refuse(key, f"{', '.join(allowed)} or null", near)
+        if value is None:
+            return default
+        check_known(f"{self.where}.{key}", "value", value, [*allowed, "null"])
+        return str(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false."""

@@ -157,7 +157,7 @@ def test_a_file_that_is_none_is_one_line(capsys, tmp_path):
         b"\xff": "expected text in UTF-8, got invalid start byte at 0",
         b"a: [": "expected YAML, got an error at line 1",
         b"1: 2": "expected names as keys, got 1",
-        b"slime_ext: {guards: {1: {min: 0}}}": "slime_ext.guards: unknown metric '1'",
+        b"slime_ext: {guards: {1: {min: 0}}}": "slime_ext.guards: expected a known metric, got '1'",
         b"lr: 1": "expected the key slime_ext, got none",
         b'slime_ext: {preset: "a\\x1b[31m\\nb"}': "got 'a\\x1b[31m\\nb'",
     }.items():

@@ -55,7 +55,7 @@ def convert(capsys, tmp_path, system, whole):
         ("verl", {"cap": 5.0}, "got none: it is a block of fireworks; use --from fireworks"),
         ("skyrl", {"trainer": {"lr": 1}}, "expected trainer.algorithm.off_policy_correction, got none"),
         ("fireworks", {"algorithm": {}}, "convert.fireworks: expected the keys of fireworks (cap, level, "),
-        ("verl", {"rollout_si": "token"}, "unknown key 'rollout_si'; did you mean 'rollout_rs'?"),
+        ("verl", {"rollout_si": "token"}, "a known key, got 'rollout_si'; did you mean 'rollout_rs'?"),
     ],
 )  # fmt: skip
 def test_what_a_system_would_not_read_is_refused(capsys, tmp_path, system, whole, line):

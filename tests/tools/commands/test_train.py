@@ -57,7 +57,7 @@ def a_run(folder, checkpoint=False):
     [
         (
             ["--correction", "token_tsi"],
-            r"--correction: unknown preset 'token_tsi'; did you mean 'token_tis'\?",
+            r"--correction: expected a known preset, got 'token_tsi'; did you mean 'token_tis'\?",
         ),
         (["--correction", "absent.yaml"], "--correction: expected a file, got absent.yaml"),
         (["--host", "absent"], "--host: expected 'miles' or a folder with train.py"),

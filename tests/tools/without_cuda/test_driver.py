@@ -90,7 +90,7 @@ FAULTS = {
     full("/tmp"): r"/tmp: expected \d+ MiB free for Ray and temporary files, got 0: make room there",
     full("/dev/shm"): r"/dev/shm: expected 8 MiB free for shared memory, got 0: make room there, or .*",
     another_run: r"{host}/out: expected a folder of no other run, got one that a run writes to: name .*",
-    unknown_rounding: r"SLIME_EXT_ROUND: unknown format 'int3'; did you mean 'int8'\? .*",
+    unknown_rounding: r"SLIME_EXT_ROUND: expected a known format, got 'int3'; did you mean 'int8'\? .*",
 }
 
 
