@@ -8,10 +8,10 @@ all of one length, and its age (NaN where unknown). What it gives per token is i
 from __future__ import annotations
 
 import math
-from itertools import groupby
 
-INF = math.inf
-EDGE = 1e-6  # KPop's clamp of probabilities
+from tests import oracle
+from tests.oracle import INF, exp
+
 DEFAULTS = {
     "reweight": {"level": "token", "over": "response", "clamp": None},
     "min_prefix_reweight": {},
@@ -47,10 +47,6 @@ SURROGATES = {
     "dual_clip": {"anchor": "proximal", "eps_low": 0.2, "eps_high": 0.2, "eps_c": 3.0},
     "sapo": {"anchor": "proximal", "tau_pos": 1.0, "tau_neg": 1.05},
 }
-
-
-def exp(x):
-    return INF if x > 709.78 else math.exp(x)
 
 
 def named(entry, defaults):
@@ -93,22 +89,11 @@ def begin(s, numerator, units):
     s["l"] = [p - b if f else 0.0 for p, b, f in zip(s["numerator"], s["behavior"], s["finite"], strict=True)]
     s["keep"] = list(s["finite"])
     for unit in units:
-        for tokens in members(s, unit):
+        for tokens in oracle.units(unit, s["mask"]):
             if not all(s["finite"][i] for i in tokens):
                 drop(s, tokens)
     s["usable"] = list(s["keep"])
     s["weight"] = [1.0] * len(s["mask"])
-
-
-def members(s, unit):
-    """The response tokens of each token, turn or sequence."""
-    response = [i for i, m in enumerate(s["mask"]) if m]
-    if unit == "token":
-        return [[i] for i in response]
-    if unit == "sequence":
-        return [response] if response else []
-    runs = groupby(enumerate(s["mask"]), key=lambda pair: pair[1])
-    return [[i for i, _ in run] for bit, run in runs if bit]
 
 
 def drop(s, tokens):
@@ -124,7 +109,7 @@ def level_ratios(s, level, over="response", clamp=None):
     """One per token."""
     unit = {"geometric": "sequence"}.get(level, level)
     found = [1.0] * len(s["l"])
-    for tokens in members(s, unit):
+    for tokens in oracle.units(unit, s["mask"]):
         read = [i for i in tokens if over == "response" or s["keep"][i]]
         total = math.fsum(clamped(s["l"][i], clamp) for i in read)
         for i in tokens:
@@ -160,7 +145,7 @@ def clip(s, low, high):
 
 
 def zero_outside(s, unit, aggregate, low, high):
-    for tokens in members(s, unit):
+    for tokens in oracle.units(unit, s["mask"]):
         total = math.fsum(s["l"][i] for i in tokens)
         value = total / len(tokens) if aggregate == "mean" else total
         if not log(low) <= value <= log(high):
@@ -172,32 +157,21 @@ def log(bound):
     return math.log(bound) if bound > 0 else -INF
 
 
-def binary_kl(a, b):
-    return a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b))
-
-
 def quantity(s, i, name, clamp):
-    x = clamped(s["l"][i], clamp)
     if name in ("ratio", "k1", "k2", "k3"):
-        return {"ratio": x, "k1": -x, "k2": x * x / 2, "k3": max(exp(x) - 1 - x, 0.0)}[name]
-    if not s["finite"][i]:
-        return 0.0
-    p, q = exp(s["numerator"][i]), exp(s["behavior"][i])
-    if name == "tv":
-        return abs(p - q)
-    p, q = (min(max(x, EDGE), 1 - EDGE) for x in (p, q))
-    return binary_kl(q, p) if name == "binary_kl" else max(binary_kl(p, q), binary_kl(q, p))
+        return oracle.statistic(name, clamped(s["l"][i], clamp), 0.0)
+    return oracle.statistic(name, s["numerator"][i], s["behavior"][i]) if s["finite"][i] else 0.0
 
 
 def reject(s, unit, statistic, aggregate, low, high, when, max_staleness, over, clamp):
     read = [over == "response" or k for k in s["keep"]]
     doomed = []
     if max_staleness is not None and s["age"] > max_staleness:
-        doomed += members(s, "sequence")
+        doomed += oracle.units("sequence", s["mask"])
     low, high = -INF if low is None else low, INF if high is None else high
     if statistic == "ratio":
         low, high = log(low) if low > -INF else low, log(high)
-    for tokens in members(s, unit) if (low, high) != (-INF, INF) else []:
+    for tokens in oracle.units(unit, s["mask"]) if (low, high) != (-INF, INF) else []:
         values = [quantity(s, i, statistic, clamp) for i in tokens if read[i]] or [0.0]
         value = max(values) if aggregate == "max" else math.fsum(values)
         value = value / len(values) if aggregate == "mean" else value
@@ -212,7 +186,7 @@ def reject(s, unit, statistic, aggregate, low, high, when, max_staleness, over, 
 
 def veto(s, low, high):
     low, high = log(low or 0.0), INF if high is None else log(high)
-    for tokens in members(s, "sequence"):
+    for tokens in oracle.units("sequence", s["mask"]):
         if any(not low <= s["l"][i] <= high for i in tokens):
             drop(s, tokens)
 

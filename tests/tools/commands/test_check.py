@@ -1,0 +1,170 @@
+"""What ``check`` says of a launch script and of a file: golden/check.txt."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.config.test_configs import FILES
+from tests.golden import pairs
+from tests.tools.commands.test_commands import run, written
+
+EXAMPLE = Path(__file__).parents[3] / "examples/run_slime_multinode.sh"
+GOOD = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
+USUAL = ("file", "function", "loss", "masks")  # lines that say nothing here
+SIZES = "--eps-clip 0.2 --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 64"
+BESIDE = {
+    "geo.yaml": "slime_ext: {preset: geo_rs}",
+    "verl.yaml": "slime_ext: {verl: {rollout_is: token}}",
+    "whole.yaml": "slime_ext: {preset: m2}",
+    "group.yaml": "get_mismatch_metrics: true\nslime_ext: {preset: geo_rs, group: rebaseline}",
+    "misspelt.yaml": "custom_tis_functon_path: slime_ext.tis.correct",
+    "text.yaml": "use_tis: 'false'",
+    "clip.yaml": "tis_clip_low: 1e-3",
+    "list.yaml": "slime_ext: [1]",
+    "mine.py": "def init(args): ...",
+}
+
+
+def test_what_is_said_of_a_launch_and_of_a_file_is_written_down(capsys, tmp_path, monkeypatch):
+    """A line is a file's YAML, flags of a launch that has SIZES too, or a whole script (⏎ ends its lines)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "10000")
+    for name, text in BESIDE.items():
+        written(tmp_path / name, text)
+
+    def answer(line):
+        name = "c.yaml" if line.startswith("{") else "run.sh"
+        launch = f"python3 train.py {SIZES} {line}" if line.startswith("--") else line.replace("⏎", "\n")
+        status, out, err = run(capsys, "check", written(tmp_path / name, launch))
+        assert (status, bool(err)) in ((0, False), (1, True)) and (not err or out == "")
+        lines = [" ".join(each.split()) for each in (err or out).replace(f"{tmp_path}/", "").splitlines()]
+        return [each for each in lines if each.split()[0] not in USUAL]
+
+    assert len(pairs(Path(__file__).parent / "golden/check.txt", answer)) > 90
+
+
+def test_every_file_of_configs_passes(capsys):
+    for path in FILES:
+        status, out, err = run(capsys, "check", path)
+        assert (status, err) == (0, "") and out.rstrip().endswith("ok"), path
+
+
+def test_a_file_that_is_none_is_one_line(capsys, tmp_path):
+    path = tmp_path / "c.yaml"
+    for content, line in {
+        b"": "expected a mapping, got NoneType",
+        b"\x00": "expected YAML, got an error at it: special characters are not allowed",
+        b"\xff": "expected text in UTF-8, got invalid start byte at 0",
+        b"a: [": "expected YAML, got an error at line 1",
+        b'slime_ext: {preset: "a\\x1b[31m\\nb"}': "got 'a\\x1b[31m\\nb'",
+    }.items():
+        path.write_bytes(content)
+        status, _, err = run(capsys, "check", path)
+        assert status == 1 and line in err and err.count("\n") == 1
+
+
+def test_variables_of_a_script_are_followed(capsys, tmp_path, monkeypatch):
+    written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"fireworks": {"eps_clip": 0.3}}})
+    monkeypatch.setenv("CLIP", "0.2")
+    text = """
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+NAME=${NAME:-c}
+ARGS=(
+      --custom-config-path ${HERE}/$NAME.yaml --eps-clip ${CLIP} --tis-clip ${UNKNOWN}
+      --custom-tis-function-path slime_ext.tis.correct)
+python3 train.py ${ARGS[@]}
+"""
+    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+    assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
+
+
+def test_a_preset_has_its_other_name_too(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "c.yaml", {"slime_ext": {"preset": "token_is", "mask_scope": "all"}})
+    path = written(tmp_path / "run.sh", f"train.py {GOOD} --custom-config-path c.yaml")
+    assert run(capsys, "check", path)[0] == 0
+
+
+def test_the_launch_script_of_the_examples_passes(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIME_DIR", str(tmp_path))
+    status, out, err = run(capsys, "check", EXAMPLE)
+    assert (status, err) == (0, "") and "veto(low 0.0001)" in out
+    assert "qwen3-32B.sh is not here" in out and not out.rstrip().endswith("ok")  # it sets the model's flags
+    (tmp_path / "scripts/models").mkdir(parents=True)
+    written(tmp_path / "scripts/models/qwen3-32B.sh", "MODEL_ARGS=(--num-layers 64)")
+    assert run(capsys, "check", EXAMPLE)[1].rstrip().endswith("ok")
+
+
+def test_the_launch_script_of_the_examples_is_slimes_but_for_one_flag():
+    lines = [line.split("#")[0] for line in EXAMPLE.read_text().splitlines()]
+    flags = [
+        word for line in lines for word in line.split() if word.startswith("--custom") or "slime_ext" in word
+    ]
+    assert flags == ["--custom-config-path", "slime_ext"]  # the latter names the TensorBoard folder
+    assert subprocess.run(["bash", "-n", str(EXAMPLE)], check=False).returncode == 0
+
+
+def test_arguments_of_another_file_count(capsys, tmp_path):
+    mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
+    named = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": mapping}
+    path = written(tmp_path / "c.yaml", named)
+    assert run(capsys, "check", path)[0] == 0
+    script = written(tmp_path / "run.sh", f"python3 train.py {SIZES}")  # 256 samples in steps of 64
+    status, _, err = run(capsys, "check", path, "--args", script)
+    assert status == 1 and "4 optimizer steps per rollout" in err
+
+
+def test_a_script_is_known_by_its_name_or_its_first_line(capsys, tmp_path):
+    for name, text in {
+        "run.slurm": "#!/bin/bash\n#SBATCH --nodes=4\ntrain.py {}",
+        "run.sbatch": "train.py {}",
+        "run.zsh": "train.py {}",
+        "run.job": "#!/usr/bin/env bash\ntrain.py {}",
+    }.items():
+        status, out, err = run(capsys, "check", written(tmp_path / name, text.format(GOOD)))
+        assert (status, err) == (0, "") and "truncate(high 2)" in out, name
+
+
+def test_a_yaml_file_by_another_name_is_none(capsys, tmp_path):
+    path = written(tmp_path / "c.conf", {"slime_ext": {"preset": "geo_rs"}})
+    assert run(capsys, "check", path)[0] == 0
+
+
+def test_flags_of_the_scripts_own_stand_behind_any_other(capsys, tmp_path):
+    path = written(tmp_path / "run.sh", 'python3 train.py "$@"')
+    for first in ((path, "--args", path), ("--args", path, path)):
+        assert "truncate(high 2)" in run(capsys, "check", *first, "--", *GOOD.split())[1]
+
+
+def test_arguments_come_from_a_script_alone(capsys, tmp_path):
+    path = written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_rs"}})
+    status, _, err = run(capsys, "check", path, "--args", path)
+    assert status == 1 and "--args: expected a launch script, got" in err
+
+
+def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_path, monkeypatch):
+    """The folder of its ``cd``, else the host's checkout, else this command's; beside the script is none."""
+    for folder in ("scripts/low", "slime", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+    written(tmp_path / "scripts/low/c.yaml", {"slime_ext": {"preset": "token_tis"}})
+    written(tmp_path / "other/c.yaml", {"slime_ext": {"preset": "geo_rs"}})
+    flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct --custom-config-path c.yaml"
+    path = written(tmp_path / "scripts/low/run.sh", f"python3 train.py {flags}")
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and "expected a file where the script runs, got no c.yaml in" in err
+    monkeypatch.chdir(tmp_path / "other")
+    assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
+    written(tmp_path / "train.py", "")  # the checkout that the script lies in
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and f"got no c.yaml in {tmp_path}:" in err
+    written(path, f"cd {tmp_path}/other\npython3 train.py {flags}")
+    assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
+
+
+def test_a_file_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
+    text = f"python3 train.py {flags} --custom-config-path configs/modes/stale.yaml"
+    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+    assert (status, out) == (1, "") and f"got no configs/modes/stale.yaml in {tmp_path}" in err
