@@ -107,7 +107,7 @@ REFUSED = [
     (
         "openrlhf",
         rlhf("geo"),
-        "is_correction_level: expected a known value, got 'geo' (known: off, token, seq, null)",
+        "is_correction_level: expected a known value, got 'geo' (known: off, tok",
     ),
     (
         "open_instruct",
