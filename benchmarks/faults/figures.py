@@ -24,7 +24,7 @@ from benchmarks.faults.cases import ALSO, HEALTHY
 from benchmarks.faults.real import BOTH, MORE
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine
-from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, RolloutSummary
+from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, Prints, RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, layer_distances
 from slime_ext.tools.analysis.measures.versions import VersionSums
@@ -36,6 +36,7 @@ from slime_ext.tools.analysis.records import DumpedRollout
 
 FILE = Path(__file__).with_name("figures.json.gz")
 ROWS = {"versions": VersionSums, "rollouts": RolloutSummary, "calls": LossCall, "layers": LayerDistance}
+PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6
 UNREAD = ("worsts",)  # by no detector
 SET_ON = {0}  # the seeds that thresholds were set on; the others were looked at afterwards
@@ -137,7 +138,7 @@ def _row(name: str, value: Any) -> Any:
     if name == "timeline":
         return Moment(rollout_id=value, numbers=Numbers(tokens=0, sequences=0, nonfinite=0))
     if name == "prints":
-        return value[0], _table(torch.zeros(0, dtype=torch.int64), value[1])
+        return Prints(value[0], *map(_table, PRINTS, value[1:]))
     return ROWS[name](*value)
 
 
@@ -169,23 +170,44 @@ def is_named(run: str, diagnosis: Diagnosis) -> bool:
 
 
 def write(out: Path, path: Path = FILE) -> Path:
-    """Writes the figures of the zips in a folder, one run a line; returns where."""
+    """Writes the figures of the zips in a folder, one run a line, beside those of other runs that the file
+    has; returns where."""
+    rows = {row["run"]: row for row in _rows(path)} if path.exists() else {}
+    for run, folder in runs(out):
+        parts = _small(diagnosed(folder))
+        name = run.rsplit("_", 1)[0]
+        if not name.startswith(HEALTHY) and name not in OLD:
+            parts = [joined(parts)]
+        rows[run] = {"run": run, "vocabulary": parts[0].statistics.ids, "parts": frozen(parts)}
     with gzip.GzipFile(path, "wb", mtime=0) as file:
-        for run, folder in runs(out):
-            parts = diagnosed(folder)
-            name = run.rsplit("_", 1)[0]
-            if not name.startswith(HEALTHY) and name not in OLD:
-                parts = [joined(parts)]
-            row = {"run": run, "vocabulary": parts[0].statistics.ids, "parts": frozen(parts)}
+        for _, row in sorted(rows.items()):
             file.write((json.dumps(row, separators=(",", ":")) + "\n").encode())
     return path
 
 
+def _small(parts: list[Diagnosis]) -> list[Diagnosis]:
+    """The same with fingerprints of few digits, equal where they were."""
+    prints = [own for part in parts for own in part.statistics.prints]
+    for name in ("samples", "prompts"):
+        every = torch.cat([getattr(own, name) for own in prints]).unique()
+        prints = [own._replace(**{name: torch.searchsorted(every, getattr(own, name))}) for own in prints]
+    for part in parts:
+        part.statistics.prints, prints = (
+            prints[: len(part.statistics.prints)],
+            prints[len(part.statistics.prints) :],
+        )
+    return parts
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt") as file:
+        return list(map(json.loads, file))
+
+
 def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
     """Run -> what was measured of it: one for the run, or one for each rollout."""
-    with gzip.open(path, "rt") as file:
-        rows = list(map(json.loads, file))
-    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in rows}
+    found = _rows(path)
+    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in found}
 
 
 def table() -> str:
