@@ -38,9 +38,14 @@ FILE = Path(__file__).with_name("figures.json.gz")
 ROWS = {"versions": VersionSums, "rollouts": RolloutSummary, "calls": LossCall, "layers": LayerDistance}
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6
-UNREAD = ("worsts",)  # by no detector
-SET_ON = {0}  # the seeds that thresholds were set on; the others were looked at afterwards
+UNREAD = ("Diagnosis.worsts", "Histogram.counts")  # by no detector
 WINDOWS = (3, 5, 10)  # rollouts
+RIGHT = (
+    "faults that are named",
+    "healthy runs without a finding",
+    "stretches of healthy runs without a finding",
+    "stretches of old weights without an error",
+)
 # Runs of which every window counts as a run, and whose figures are kept by rollout.
 OLD = ("stale_weights", "interval", "held")
 
@@ -107,7 +112,8 @@ def frozen(value: Any) -> Any:
     if isinstance(value, Moment):
         return value.rollout_id  # detectors count them
     if is_dataclass(value):
-        return {f.name: frozen(getattr(value, f.name)) for f in fields(value) if f.name not in UNREAD}
+        names = (f.name for f in fields(value) if f"{type(value).__name__}.{f.name}" not in UNREAD)
+        return {name: frozen(getattr(value, name)) for name in names}
     if isinstance(value, list | tuple):
         return [frozen(one) for one in value]
     return _short(value)
@@ -169,6 +175,11 @@ def is_named(run: str, diagnosis: Diagnosis) -> bool:
     }
 
 
+def has_error(diagnosis: Diagnosis) -> bool:
+    """Whether an error is found."""
+    return any(f.severity == "error" for f in examine(diagnosis)[0])
+
+
 def write(out: Path, path: Path = FILE) -> Path:
     """Writes the figures of the zips in a folder, one run a line, beside those of other runs that the file
     has; returns where."""
@@ -211,22 +222,25 @@ def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
 
 
 def table() -> str:
-    """The table of docs/analyze.md: how often each fault was named, by half of the seeds."""
-    found: dict[str, dict[bool, list[str]]] = {}
+    """The table of docs/analyze.md: by seed, how many are right."""
+    found: dict[str, dict[int, list[bool]]] = {row: {} for row in RIGHT}
+    wrong = []
     for run, parts in read().items():
-        name, seed = run.rsplit("_", 1)
-        name = HEALTHY if name.startswith(HEALTHY) else name
-        diagnosis = joined(parts)
-        said = ", ".join(" or ".join((f.name, *f.or_else)) for f in examine(diagnosis)[0]) or "nothing"
-        right = "" if is_named(run, diagnosis) else said
-        found.setdefault(name, {True: [], False: []})[int(seed) in SET_ON].append(right)
-    lines = [
-        "| planted | named, seeds of the thresholds | named, other seeds | else |",
-        "|---|---:|---:|---|",
-    ]
-    for name, sides in found.items():
-        counts = [f"{side.count('')} of {len(side)}" for side in (sides[True], sides[False])]
-        wrong = Counter(said for side in sides.values() for said in side if said)
-        others = "; ".join(f"{n} x {x}" for x, n in wrong.items())
-        lines.append(f"| `{name}` | {' | '.join(counts)} | {others} |")
-    return "\n".join(lines)
+        (name, seed), whole = planted(run), joined(parts)
+        is_right = is_named(run, whole)
+        kind = RIGHT[0] if name else RIGHT[1]
+        found[kind].setdefault(seed, []).append(is_right)
+        if not is_right:
+            said = " or ".join(f.name for f in examine(whole)[0]) or "nothing"
+            wrong.append(f"{run}: {said}")
+        if not name or run.rsplit("_", 1)[0] in OLD:
+            for at, stretch in windows(parts):
+                is_right = is_named(run, stretch) if not name else not has_error(stretch)
+                found[RIGHT[3] if name else RIGHT[2]].setdefault(seed, []).append(is_right)
+                wrong += [] if is_right else [f"{run}, rollouts {at}"]
+    seeds = sorted(found[RIGHT[0]])
+    rows = [f"| | {' | '.join(f'seed {seed}' for seed in seeds)} |", f"|---|{'---:|' * len(seeds)}"]
+    for kind, by_seed in found.items():
+        counts = (f"{sum(by_seed[seed])} of {len(by_seed[seed])}" for seed in seeds)
+        rows.append(f"| {kind} | {' | '.join(counts)} |")
+    return "\n".join([*rows, *wrong])
