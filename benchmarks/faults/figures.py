@@ -24,7 +24,7 @@ from benchmarks.faults.cases import ALSO, HEALTHY
 from benchmarks.faults.real import BOTH, MORE
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine
-from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, RolloutSummary
+from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, Prints, RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, layer_distances
 from slime_ext.tools.analysis.measures.versions import VersionSums
@@ -36,10 +36,16 @@ from slime_ext.tools.analysis.records import DumpedRollout
 
 FILE = Path(__file__).with_name("figures.json.gz")
 ROWS = {"versions": VersionSums, "rollouts": RolloutSummary, "calls": LossCall, "layers": LayerDistance}
+PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6
-UNREAD = ("worsts",)  # by no detector
-SET_ON = {0}  # the seeds that thresholds were set on; the others were looked at afterwards
+UNREAD = ("Diagnosis.worsts", "Histogram.counts")  # by no detector
 WINDOWS = (3, 5, 10)  # rollouts
+RIGHT = (
+    "faults that are named",
+    "healthy runs without a finding",
+    "stretches of healthy runs without a finding",
+    "stretches of old weights without an error",
+)
 # Runs of which every window counts as a run, and whose figures are kept by rollout.
 OLD = ("stale_weights", "interval", "held")
 
@@ -106,7 +112,8 @@ def frozen(value: Any) -> Any:
     if isinstance(value, Moment):
         return value.rollout_id  # detectors count them
     if is_dataclass(value):
-        return {f.name: frozen(getattr(value, f.name)) for f in fields(value) if f.name not in UNREAD}
+        names = (f.name for f in fields(value) if f"{type(value).__name__}.{f.name}" not in UNREAD)
+        return {name: frozen(getattr(value, name)) for name in names}
     if isinstance(value, list | tuple):
         return [frozen(one) for one in value]
     return _short(value)
@@ -137,7 +144,7 @@ def _row(name: str, value: Any) -> Any:
     if name == "timeline":
         return Moment(rollout_id=value, numbers=Numbers(tokens=0, sequences=0, nonfinite=0))
     if name == "prints":
-        return value[0], _table(torch.zeros(0, dtype=torch.int64), value[1])
+        return Prints(value[0], *map(_table, PRINTS, value[1:]))
     return ROWS[name](*value)
 
 
@@ -168,43 +175,72 @@ def is_named(run: str, diagnosis: Diagnosis) -> bool:
     }
 
 
+def has_error(diagnosis: Diagnosis) -> bool:
+    """Whether an error is found."""
+    return any(f.severity == "error" for f in examine(diagnosis)[0])
+
+
 def write(out: Path, path: Path = FILE) -> Path:
-    """Writes the figures of the zips in a folder, one run a line; returns where."""
+    """Writes the figures of the zips in a folder, one run a line, beside those of other runs that the file
+    has; returns where."""
+    rows = {row["run"]: row for row in _rows(path)} if path.exists() else {}
+    for run, folder in runs(out):
+        parts = _small(diagnosed(folder))
+        name = run.rsplit("_", 1)[0]
+        if not name.startswith(HEALTHY) and name not in OLD:
+            parts = [joined(parts)]
+        rows[run] = {"run": run, "vocabulary": parts[0].statistics.ids, "parts": frozen(parts)}
     with gzip.GzipFile(path, "wb", mtime=0) as file:
-        for run, folder in runs(out):
-            parts = diagnosed(folder)
-            name = run.rsplit("_", 1)[0]
-            if not name.startswith(HEALTHY) and name not in OLD:
-                parts = [joined(parts)]
-            row = {"run": run, "vocabulary": parts[0].statistics.ids, "parts": frozen(parts)}
+        for _, row in sorted(rows.items()):
             file.write((json.dumps(row, separators=(",", ":")) + "\n").encode())
     return path
 
 
+def _small(parts: list[Diagnosis]) -> list[Diagnosis]:
+    """The same with fingerprints of few digits, equal where they were."""
+    prints = [own for part in parts for own in part.statistics.prints]
+    for name in ("samples", "prompts"):
+        every = torch.cat([getattr(own, name) for own in prints]).unique()
+        prints = [own._replace(**{name: torch.searchsorted(every, getattr(own, name))}) for own in prints]
+    for part in parts:
+        part.statistics.prints, prints = (
+            prints[: len(part.statistics.prints)],
+            prints[len(part.statistics.prints) :],
+        )
+    return parts
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt") as file:
+        return list(map(json.loads, file))
+
+
 def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
     """Run -> what was measured of it: one for the run, or one for each rollout."""
-    with gzip.open(path, "rt") as file:
-        rows = list(map(json.loads, file))
-    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in rows}
+    found = _rows(path)
+    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in found}
 
 
 def table() -> str:
-    """The table of docs/analyze.md: how often each fault was named, by half of the seeds."""
-    found: dict[str, dict[bool, list[str]]] = {}
+    """The table of docs/analyze.md: by seed, how many are right."""
+    found: dict[str, dict[int, list[bool]]] = {row: {} for row in RIGHT}
+    wrong = []
     for run, parts in read().items():
-        name, seed = run.rsplit("_", 1)
-        name = HEALTHY if name.startswith(HEALTHY) else name
-        diagnosis = joined(parts)
-        said = ", ".join(" or ".join((f.name, *f.or_else)) for f in examine(diagnosis)[0]) or "nothing"
-        right = "" if is_named(run, diagnosis) else said
-        found.setdefault(name, {True: [], False: []})[int(seed) in SET_ON].append(right)
-    lines = [
-        "| planted | named, seeds of the thresholds | named, other seeds | else |",
-        "|---|---:|---:|---|",
-    ]
-    for name, sides in found.items():
-        counts = [f"{side.count('')} of {len(side)}" for side in (sides[True], sides[False])]
-        wrong = Counter(said for side in sides.values() for said in side if said)
-        others = "; ".join(f"{n} x {x}" for x, n in wrong.items())
-        lines.append(f"| `{name}` | {' | '.join(counts)} | {others} |")
-    return "\n".join(lines)
+        (name, seed), whole = planted(run), joined(parts)
+        is_right = is_named(run, whole)
+        kind = RIGHT[0] if name else RIGHT[1]
+        found[kind].setdefault(seed, []).append(is_right)
+        if not is_right:
+            said = " or ".join(f.name for f in examine(whole)[0]) or "nothing"
+            wrong.append(f"{run}: {said}")
+        if not name or run.rsplit("_", 1)[0] in OLD:
+            for at, stretch in windows(parts):
+                is_right = is_named(run, stretch) if not name else not has_error(stretch)
+                found[RIGHT[3] if name else RIGHT[2]].setdefault(seed, []).append(is_right)
+                wrong += [] if is_right else [f"{run}, rollouts {at}"]
+    seeds = sorted(found[RIGHT[0]])
+    rows = [f"| | {' | '.join(f'seed {seed}' for seed in seeds)} |", f"|---|{'---:|' * len(seeds)}"]
+    for kind, by_seed in found.items():
+        counts = (f"{sum(by_seed[seed])} of {len(by_seed[seed])}" for seed in seeds)
+        rows.append(f"| {kind} | {' | '.join(counts)} |")
+    return "\n".join([*rows, *wrong])

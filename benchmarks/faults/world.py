@@ -207,14 +207,15 @@ def _sampled(run: _Run) -> Iterator[list[Turn]]:
     else:
         prompts = torch.randint(world.shape.vocabulary, (world.samples // GROUP, world.prompt), generator=g)
     prompts = prompts.repeat_interleave(GROUP, 0)
-    half = len(prompts) // 2
+    half = -(-len(prompts) // (2 * GROUP)) * GROUP  # of whole groups
     if world.keeps_prefix:
         yield _batch(run, prompts[:half])
         yield _batch(run, prompts[half:], prefix=stored(run.history[0], world.engine))
     elif world.switch and run.version > 1:
         before = stored(run.history[max(run.number - world.gap, 0)], world.engine)
         yield _batch(run, prompts[:half], before)
-        yield _batch(run, prompts[half:])
+        if half < len(prompts):
+            yield _batch(run, prompts[half:])
     else:
         turns = _batch(run, prompts)
         for i, turn in enumerate(turns):  # all but the first of a group find its prompt in the cache

@@ -26,6 +26,7 @@ from slime_ext.ops.vocabulary import log_probs_at
 
 Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -inf where there is none
 HEADS, ENGINE, RESPONSES = "heads", "sglang_router_ip", "get_responses"
+TRAINER = "topk_log_probs"  # in train dumps: the trainer's of the tokens of rollout_topk_token_ids
 FLAG = f"{contract.flag_of('custom_generate_function_path')} slime_ext.host.generate"
 held: dict[int, dict[Any, Any]] = {}  # of this process: rollout -> sample index -> rows, or Ray's reference
 
@@ -91,7 +92,19 @@ def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[st
         to_device(torch.cat([rows[n][start:stop] for rows, start, stop in parts]), logits.device)
         for n in (0, 1)
     )
-    return Head(sampler, _trainer(logits, ids, named))
+    trainer = _trainer(logits, ids, named)
+    if here.size == 1 and getattr(named["args"], "save_debug_train_data", None):
+        lengths = [stop - start for _, start, stop, _ in segments.local_shards]
+        _keep(step.rollout, [step.samples.indices[place] for place in places], torch.split(trainer, lengths))
+    return Head(sampler, trainer)
+
+
+def _keep(rollout: dict[str, Any], indices: Sequence[Any], log_probs: Sequence[Tensor]) -> None:
+    """Adds the trainer's log-probs [R, K] of samples to the rollout, which the host dumps whole."""
+    of_all = rollout["sample_indices"]
+    kept, places = rollout.setdefault(TRAINER, [None] * len(of_all)), {i: at for at, i in enumerate(of_all)}
+    for index, values in zip(indices, log_probs, strict=True):
+        kept[places[index]] = values.detach()
 
 
 def _trainer(logits: Tensor, ids: Tensor, named: Mapping[str, Any]) -> Tensor:

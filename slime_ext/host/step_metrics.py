@@ -100,7 +100,8 @@ class OptimizerStep:
         layout: what hook calls measure; None: nothing.
         samples: those that the step trains, where they are known.
         plan: what was computed for them before.
-        heads: the sampler's head of each of them, for ``center``.
+        heads: the sampler's head of each of them, for ``center``; ``rollout``: the host's own data of the
+            rollout, then.
         observes: whether the policy loss is measured where it does not call our hook.
     """
 
@@ -108,6 +109,7 @@ class OptimizerStep:
     samples: Samples = field(default_factory=Samples)
     plan: Any = None
     heads: Sequence[tuple[Tensor, Tensor]] = ()
+    rollout: dict[str, Any] = field(default_factory=dict)
     observes: bool = False
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     measured: Any = None  # the sums of all its micro-batches so far

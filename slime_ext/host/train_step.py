@@ -242,6 +242,7 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
         step.samples = identify(joined(batches))
     if measured.center is not None:
         step.heads = heads.of_step(call["rollout_id"], step.samples, measured.center.top_k)
+        step.rollout = getattr(iterator, "rollout_data", step.rollout)
     return step
 
 

@@ -45,6 +45,7 @@ FLAGS = {
     "custom_generate_function_path": "slime_ext.host.generate",
     "custom_rollout_log_function_path": None,
     "sglang_router_ip": "127.0.0.1",
+    "save_debug_train_data": "dumps/train_data/{rollout_id}.pt",
 }
 
 
@@ -93,7 +94,8 @@ def exactly():
 
 
 def through_the_host(name, folder, layout, cases):
-    """(loss, what is wrong with the gradient, tail_fraction) of every case on all ranks; None off rank 0."""
+    """(loss, what is wrong with the gradient, tail_fraction, what is wrong with the dump or None without one)
+    of every case on all ranks; None off rank 0."""
     torch._dynamo.config.disable = True
     mpu.initialize_model_parallel(layout.tp, 1, context_parallel_size=layout.cp)
     host, found = HOSTS[name](folder), []
@@ -102,7 +104,7 @@ def through_the_host(name, folder, layout, cases):
         heads.held[0] = {i: sampler_of(s, k, temperature) for i, s in enumerate(samples())}
         centered = correction | {"center": {"top_k": k}}
         with contextlib.redirect_stdout(io.StringIO()):
-            (plain, base, _), (loss, gradient, metrics) = (
+            (plain, base, *_), (loss, gradient, metrics, dumped) = (
                 _trained(host, layout, mapping, temperature) for mapping in (correction, centered)
             )
         wanted = [written_out(case)[1]] + ([exactly()] if case.startswith("f = 1") else [])
@@ -111,11 +113,13 @@ def through_the_host(name, folder, layout, cases):
         dist.all_reduce(sums[:1])
         dist.all_reduce(sums[1:], op=dist.ReduceOp.MAX)
         found.append((float(sums[0]), float(sums[1:].max()), metrics["off_policy/tail_fraction"]))
+        found[-1] += (dumped and _off(dumped, k, temperature),)
     return found if dist.get_rank() == 0 else None
 
 
 def _trained(host, layout, mapping, temperature):
-    """This rank's share of the loss, the gradient of its logits, and the step's metrics."""
+    """This rank's share of the loss, the gradient of its logits, the step's metrics, and the column of heads
+    that the host dumps."""
     args = Namespace(**DEFAULTS | FLAGS | {"slime_ext": mapping, "rollout_temperature": temperature})
     slime_host.init(args)
     mine = samples()
@@ -125,7 +129,16 @@ def _trained(host, layout, mapping, temperature):
         scale = host.loss(_as_one(args), host.batch(args, mine), 1, logits.detach())[0]
         loss.backward()
     value = loss.detach().double() / scale / layout.tp
-    return float(value), logits.grad.double() / scale, step.reduce()[0]
+    dumped = step.rollout.get(heads.TRAINER)
+    return float(value), logits.grad.double() / scale, step.reduce()[0], dumped
+
+
+def _off(dumped, k, temperature):
+    """The largest difference between dumped log-probs of heads and the trainer's own."""
+    rows = [s.logits.double()[s.total - s.response - 1 : s.total - 1] / temperature for s in samples()]
+    ids = [sampler_of(s, k, temperature)[0].long() for s in samples()]
+    wanted = [row.log_softmax(-1).gather(1, at) for row, at in zip(rows, ids, strict=True)]
+    return max(float((a - b).abs().max()) for a, b in zip(dumped, wanted, strict=True))
 
 
 def _apart(host, gradient, wanted):
@@ -151,7 +164,7 @@ def centred(host):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_centering_adds_is_the_equation(centred, layout):
-    for name, (loss, apart, _) in zip(CASES, centred[layout], strict=True):
+    for name, (loss, apart, *_) in zip(CASES, centred[layout], strict=True):
         assert loss == pytest.approx(written_out(name)[0], abs=BOUND), name
         assert apart < OF_LOGIT, name
 
@@ -165,3 +178,9 @@ def test_the_metric_is_the_mean_mass_of_the_tail(centred, layout):
         if counts
     ]
     assert centred[layout][1][2] == pytest.approx(math.fsum(masses) / len(masses), abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_train_dumps_get_the_trainers_side_of_the_heads(centred, layout):
+    for *_, off in centred[layout]:
+        assert off is None if LAYOUTS[layout].cp > 1 else off < 1e-6

@@ -19,7 +19,6 @@ FindingName = Literal[
     "left_out",
     "other_run",
     "repeated_rollouts",
-    "duplicate_samples",
     "outside_vocabulary",
     "nan_log_probs",
     "missing_log_probs",
@@ -35,6 +34,7 @@ FindingName = Literal[
     "before_temperature",
     "temperature",
     "unlike_entropy",
+    "duplicate_samples",
     "frozen_sampler",
     "partial_push",
     "growing_mismatch",
@@ -95,6 +95,10 @@ class Numbers(FrozenModel):
     mean: float | None = Field(None, description="mean l; k1 is its negative")
     absolute: float | None = Field(None, description="mean |l|")
     k3: float | None = Field(None, description="mean e^l - 1 - l, estimates KL(behavior || proximal)")
+    kl: float | None = Field(
+        None, description="KL(behavior || proximal) over recorded heads, all beyond a head as one token"
+    )
+    tail: float | None = Field(None, description="mean probability that recorded heads leave out")
     chi2_token: float | None = Field(None, description="mean e^2l - 1")
     chi2_sequence: float | None = Field(None, description="the same of the sums of l over sequences")
     ess_token: float | None = Field(None, description="effective sample size of e^l, in (0, 1]")

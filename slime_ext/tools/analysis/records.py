@@ -23,7 +23,7 @@ SURPRISES = 14  # bins of how sure the sampler was
 MOST_K3 = 142.4  # nats, at a log-ratio of 5
 PER_TOKEN = (
     "behavior", "proximal", "mask", "tokens", "advantages", "versions", "entropy", "reference", "kept",
-    "overlap",
+    "overlap", "kl", "tail",
 )  # fmt: skip
 PER_SAMPLE = (
     "lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "cached", "prompts", "responses",
@@ -58,6 +58,8 @@ class DumpedRollout:
         kept: [T] how many tokens top-p or top-k left at each position, negative where the sampled token is
             none of them, NaN for unknown; or None.
         overlap: [T] share of the sampler's experts that the trainer chose too, mean over layers, or None.
+        kl: [T] KL(behavior || proximal) from the sampler's head, nats, NaN for unknown; ``tail`` [T] the
+            probability that the head leaves out; or None.
         routes: [layers, 2] sums of that share and number of tokens, by layer; ``experts`` [experts, 2] how
             often the sampler chose each, and how often of these the trainer did not; or None.
         dropped: [D, 4] float64, response length, reward, position and oldest weight version (NaN: unknown)
@@ -93,6 +95,8 @@ class DumpedRollout:
     reference: Tensor | None = None
     kept: Tensor | None = None
     overlap: Tensor | None = None
+    kl: Tensor | None = None
+    tail: Tensor | None = None
     routes: Tensor | None = None
     experts: Tensor | None = None
     dropped: Tensor | None = None

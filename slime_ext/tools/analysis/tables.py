@@ -58,6 +58,20 @@ def run_begins(*keys: Tensor) -> Tensor:
     return torch.from_numpy(numpy.flatnonzero(changes.numpy()))
 
 
+def earlier(keys: Tensor) -> Tensor:
+    """[N] how many of the entries before each are equal to it.
+
+    >>> earlier(torch.tensor([7, 5, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = keys.argsort(stable=True)
+    begins = run_begins(keys[order])
+    found, places = torch.empty_like(order), torch.arange(len(keys))
+    lengths = begins.diff(append=begins.new_tensor([len(keys)]))
+    found[order] = places - begins.repeat_interleave(lengths)
+    return found
+
+
 def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
     """K rows [N] and where runs begin -> the sum over each run, [K, runs]."""
     if not len(begins):

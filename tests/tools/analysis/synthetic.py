@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from benchmarks.faults.world import truncated
 from slime_ext.tools.analysis.records import DumpedRollout
 
 VOCABULARY, WIDTH, EXPERTS = 96, 32, 8
@@ -107,17 +108,6 @@ class Engine:
     rewrite_cache: bool = True  # after new weights arrive in the middle of a response
 
 
-def truncated(logits: Tensor, engine: Engine) -> Tensor:
-    """Logits with those outside top-k and top-p at -inf."""
-    if engine.top_k:
-        logits = logits.masked_fill(logits < logits.topk(engine.top_k).values[:, -1:], -torch.inf)
-    if engine.top_p < 1:
-        ordered, order = logits.softmax(-1).sort(descending=True)
-        outside = (ordered.cumsum(-1) - ordered) > engine.top_p
-        logits = logits.masked_fill(outside.scatter(1, order, outside), -torch.inf)
-    return logits
-
-
 def sample(
     engine: Engine,
     weights: Weights,
@@ -138,7 +128,7 @@ def sample(
             if engine.rewrite_cache:
                 cache = refill(later, engine.how, prompts, tokens)
         logits, cache = forward(current, engine.how, token, cache)
-        drawn = truncated(logits / engine.temperature, engine).log_softmax(-1)
+        drawn = truncated(logits / engine.temperature, engine.top_p, engine.top_k).log_softmax(-1)
         recorded = drawn
         if engine.recorded_temperature is not None:
             recorded = (logits / engine.recorded_temperature).log_softmax(-1)

@@ -15,6 +15,7 @@ from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
 from slime_ext.tools.commands.cli import main
 from tests.tools.analysis import dumps
+from tests.tools.analysis.rollouts import rollout as random_rollout
 from tests.tools.analysis.synthetic import World, run
 from tests.tools.analysis.test_findings import diagnosed
 
@@ -177,11 +178,36 @@ def test_rollouts_that_come_back_in_a_file_are_named(tmp_path, rollouts):
     assert finding.name == "repeated_rollouts" and finding.rollouts == (0, 1, 2)
 
 
-def test_a_short_response_that_comes_twice_is_chance(rollouts):
-    short = [replace(r, behavior=0.1 * r.behavior, proximal=0.1 * r.proximal, entropy=None) for r in rollouts]
-    again = [short[0], replace(short[0], rollout_id=1)]
-    findings, _ = examine(diagnosed(again))
-    assert "duplicate_samples" not in {f.name for f in findings}
+def answers(probability, copied, groups=40, size=4):
+    """A rollout of prompts with ``size`` answers of one token each, "yes" or one of 50 others; in each group
+    in ``copied`` the second is the first again."""
+    g = torch.Generator().manual_seed(0)
+    count = groups * size
+    is_yes = torch.rand(count, generator=g) < probability
+    tokens = torch.where(is_yes, 7, torch.randint(100, 150, (count,), generator=g))
+    tokens[[size * group + 1 for group in copied]] = tokens[[size * group for group in copied]]
+    other = (1 - probability) / 50
+    behavior = torch.where(tokens == 7, probability, other).log()
+    r = random_rollout(samples=count)
+    return replace(
+        r,
+        lengths=(1,) * count,
+        behavior=behavior,
+        proximal=behavior + 0.01 * torch.randn(count, generator=g),
+        mask=torch.ones(count, dtype=torch.bool),
+        tokens=tokens,
+        advantages=None,
+        prompts=[f"prompt {i // size}" for i in range(count)],
+    )
+
+
+def test_copies_of_short_answers_are_told_from_chance():
+    """Chance repeats answers too: of probability 0.6, 90 of the 120 that follow another."""
+    for probability in (0.02, 0.3, 0.6, 0.95):
+        assert not examine(diagnosed([answers(probability, ())]))[0]
+    for probability in (0.02, 0.3):
+        (finding,), _ = examine(diagnosed([answers(probability, range(0, 40, 2))]))
+        assert (finding.name, finding.or_else) == ("duplicate_samples", ("truncated_sampling",))
 
 
 def test_ids_without_a_row_are_named_by_whatever_knows_the_vocabulary(tmp_path, rollouts):

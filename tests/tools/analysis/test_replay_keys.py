@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from slime_ext.tools.analysis.readers.dumps import read_job
 from slime_ext.tools.analysis.readers.find import find
 from slime_ext.tools.analysis.readers.samples import kept_sizes
+from slime_ext.tools.analysis.readers.topk import head_kl
+from slime_ext.tools.analysis.request import Request
+from slime_ext.tools.analysis.run import analyse
 from tests.tools.analysis.dumps import write_run
 from tests.tools.analysis.synthetic import World, run
 
@@ -105,3 +109,60 @@ def test_other_tokens_in_the_two_dumps_are_counted(tmp_path):
 
     rewritten(tmp_path, "rollout_data", change)
     assert read(tmp_path).retold == 2
+
+
+def with_heads(folder, top_k, vocabulary=40):
+    """Dumps with the heads of both sides; returns the log-probs of both over the vocabulary, [T, V] each."""
+    write_run(folder, [ROLLOUT])
+    generator, whole = torch.Generator().manual_seed(0), []
+
+    def sampler(samples):
+        for sample in samples:
+            logits = 2 * torch.randn(sample["response_length"], vocabulary, generator=generator)
+            other = logits + 0.3 * torch.randn(logits.shape, generator=generator)
+            whole.append([x.double().log_softmax(-1) for x in (logits, other)])
+            sample["rollout_topk_log_probs"] = whole[-1][0].topk(top_k).values.float()
+
+    def trainer(samples):
+        for sample, (theirs, mine) in zip(samples, whole, strict=True):
+            sample["topk_log_probs"] = mine.gather(1, theirs.topk(top_k).indices).float()
+
+    rewritten(folder, "rollout_data", sampler)
+    rewritten(folder, "train_data", trainer)
+    return (torch.cat(side) for side in zip(*whole, strict=True))
+
+
+def test_heads_of_both_sides_give_the_kl_of_each_token(tmp_path):
+    q, p = with_heads(tmp_path / "whole", 40)
+    exact = (q.exp() * (q - p)).sum(1)
+    found = read(tmp_path / "whole")
+    assert torch.allclose(found.kl.double(), exact, atol=1e-5) and found.tail.abs().max() < 1e-5
+    with_heads(tmp_path / "part", 12)
+    part = read(tmp_path / "part")
+    head, ids = q.topk(12)
+    gone = [1 - x.exp().sum(1) for x in (head, p.gather(1, ids))]
+    by_hand = (head.exp() * (head - p.gather(1, ids))).sum(1) + gone[0] * (gone[0] / gone[1]).log()
+    assert torch.allclose(part.kl.double(), by_hand, atol=1e-5) and (by_hand <= exact).all()
+    assert torch.allclose(part.tail.double(), gone[0], atol=1e-5)
+    request = Request((str(tmp_path / "part"),), presets=("metrics_only",))
+    numbers = analyse(request, request.files()).total
+    mask = part.mask
+    assert numbers.kl == pytest.approx(float(by_hand[mask].mean()), abs=1e-5)
+    assert numbers.tail == pytest.approx(float(gone[0][mask].mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, "x", [[0.0]], torch.zeros(3), torch.zeros(1, 5)],
+    ids=["none", "text", "short", "flat", "other"],
+)
+def test_heads_that_do_not_fit_are_left_alone(tmp_path, wrong):
+    with_heads(tmp_path, 5)
+    rewritten(tmp_path, "train_data", lambda samples: [s.update(topk_log_probs=wrong) for s in samples])
+    assert read(tmp_path).kl is None
+
+
+def test_a_token_without_a_head_has_no_kl():
+    none, some = torch.full((1, 3), -torch.inf), torch.tensor([[-0.5, -2.0, -torch.inf]])
+    kl, tail = head_kl(torch.cat([none, some]), torch.cat([none, some]))
+    assert kl.isnan().tolist() == [True, False] and kl[1] == 0 and tail.isnan().tolist() == [True, False]

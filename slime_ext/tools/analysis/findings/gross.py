@@ -3,17 +3,29 @@ another run, samples that are missing or there twice."""
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from slime_ext.tools.analysis.findings.detector import Figures, need, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.tables import earlier, run_begins
 
 LEFT_OUT = 0.01  # share of the samples
 UNREAD = 0.1  # share of the rollouts
 OTHERS = 0.5  # share of the samples that both dumps hold
 EQUAL_TOKENS = 100  # tokens
 ALIKE = 1e-6  # nats, mean |l|; engines that close have whole rollouts without a difference by chance
-TWICE, TWICE_SHARE = 2, 1e-3  # samples
+TWICE, TWICE_SHARE = 2, 1e-3  # samples, beyond what chance makes
+COPIED = (1e-3, 1e-2, 1e-1)  # shares of copies that are set against chance
+BY_CHANCE = 12.0  # nats: chance gets there in one of 160,000 runs
+IMPROBABLE, MOSTLY = 10.0, 0.5  # nats of a repeated sample; share of those that may be repeats
+TRUNCATED = (
+    "whether sampling is truncated where log-probs are of the whole distribution: record the kept sets, or "
+    "the trainer's entropy (slime: --use-rollout-entropy)"
+)
 
 
 def no_response_tokens(d: Diagnosis) -> Figures | None:
@@ -44,21 +56,66 @@ def repeated_rollouts(d: Diagnosis) -> Figures | None:
 
 
 def duplicate_samples(d: Diagnosis) -> Figures | None:
-    """Finds samples of the same tokens and the same log-probs, bit by bit, that are too improbable to be
-    sampled twice."""
-    prints = d.statistics.prints
-    need(prints, "responses that chance does not repeat: of 30 nats and more")
-    found = torch.cat([own for _, own in prints])
-    at = torch.cat([torch.full((len(own),), rollout) for rollout, own in prints])
-    _, group, counts = found.unique(return_inverse=True, return_counts=True)
-    twice = int((counts - 1).sum())
-    if twice < max(TWICE, TWICE_SHARE * len(found)):
+    """Finds more samples of the tokens and the log-probs of another, bit by bit, than chance makes: among
+    those of a prompt, or among all."""
+    prints = sorted(d.statistics.prints, key=lambda own: own.rollout_id)
+    need(prints, "samples with a response")
+    samples, prompts, surprise = (torch.cat(own) for own in list(zip(*prints, strict=True))[1:])
+    at = torch.cat([torch.full_like(own.samples, own.rollout_id) for own in prints])
+    own_prompt = torch.stack([samples, prompts]).unique(dim=1, return_inverse=True)[1]
+    found = (_Copies.of(*keys, surprise.double()) for keys in ((own_prompt, prompts), (samples, 0 * prompts)))
+    copies = max(found, key=lambda one: one.evidence)
+    twice, least = int(copies.is_again.sum()), max(TWICE, TWICE_SHARE * len(samples))
+    if copies.evidence < BY_CHANCE or round(twice - copies.chance) < least:
         return None
-    rollouts = tuple(at[(counts > 1)[group]].unique().tolist())
-    order = torch.arange(len(found))
-    first = torch.full_like(counts, len(found)).scatter_reduce(0, group, order, "amin")
-    across = int((at[first][group] != at).sum())
-    return {"twice": twice, "samples": len(found), "across": across, "rollouts": rollouts}
+    _, kind, counts = copies.keys.unique(return_inverse=True, return_counts=True)
+    first = torch.empty_like(counts).scatter_(0, kind[~copies.is_again], at[~copies.is_again])
+    across = int((first[kind] != at).sum())
+    figures = {
+        "twice": twice,
+        "samples": len(samples),
+        "chance": copies.chance,
+        "across": across,
+        "rollouts": tuple(at[counts[kind] > 1].unique().tolist()),
+    }
+    is_odd = int((copies.is_again & (surprise > IMPROBABLE)).sum()) >= TWICE
+    is_known = d.statistics.counts["known"] or d.statistics.means["surprise"].count
+    if across or is_known or (is_odd and twice < MOSTLY * copies.later):
+        return figures
+    return figures | {"or_else": ("truncated_sampling",), "untold": TRUNCATED}
+
+
+class _Copies(NamedTuple):
+    """The samples that are equal to an earlier one, and whether chance made them."""
+
+    keys: Tensor  # [N] equal where samples are
+    is_again: Tensor  # [N] bool
+    later: int  # samples that have an earlier one
+    evidence: float  # log likelihood of copies over that of chance
+    chance: float  # how many chance makes
+
+    @classmethod
+    def of(cls, keys: Tensor, pools: Tensor, surprise: Tensor) -> _Copies:
+        """Of samples [N] in the order in which they were made.
+
+        Of a sample y that comes after m others of its pool, c of them like it: let it be a copy of one of
+        them with probability e, else sampled with q(y). Against chance that is 1 - e + e c / (m q(y)) times
+        as likely, and 1 in the mean over what q samples. So chance makes the product over all samples,
+        whatever the prompts and however probable the answers, x times as large in one of x runs at most.
+        """
+        before, alike = earlier(pools), earlier(keys)
+        copied = (alike / before.clamp_min(1)).log() + surprise
+        against = [
+            torch.logaddexp(torch.full_like(copied, math.log1p(-e)), copied + math.log(e))[before > 0].sum()
+            for e in COPIED
+        ]
+        order = pools.argsort(stable=True)
+        new = torch.where(alike > 0, 0, (-surprise).exp())[order]  # probability of each other answer
+        sums, begins = new.cumsum(0) - new, run_begins(pools[order])
+        of_pool = sums[begins].repeat_interleave(begins.diff(append=begins.new_tensor([len(order)])))
+        evidence = float(torch.stack(against).logsumexp(0)) - math.log(2 * len(COPIED))
+        chance = float((sums - of_pool).clamp(max=1.0).sum())
+        return cls(keys, alike > 0, int((before > 0).sum()), evidence, chance)
 
 
 def outside_vocabulary(d: Diagnosis) -> Figures | None:

@@ -50,6 +50,7 @@ class _Step(NamedTuple):
     before: float
     after: float
     z: float
+    explained: float  # sum of squares that two means explain beyond one; below 0 for a step down
 
 
 def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
@@ -64,7 +65,9 @@ def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
         n, a, s, *_ = until[cut - 1].tolist()
         m, b, t, *_ = (until[-1] - until[cut - 1]).tolist()
         error = math.sqrt(max(s / n - (a / n) ** 2, 0) / n + max(t / m - (b / m) ** 2, 0) / m)
-        found.append(_Step(positions[cut], a / n, b / m, (b / m - a / n) / error if error else 0.0))
+        rise = b / m - a / n
+        explained = n * m / (n + m) * rise * abs(rise)
+        found.append(_Step(positions[cut], a / n, b / m, rise / error if error else 0.0, explained))
     return found
 
 
@@ -75,7 +78,7 @@ def kv_precision(d: Diagnosis) -> Figures | None:
     blocks = (table[:, 0] >= FEWEST).nonzero()[:, 0]
     need(len(blocks) >= 4, f"4 blocks of {BLOCK} positions with {FEWEST} tokens each")
     positions, sums = (blocks * BLOCK).tolist(), table[blocks]
-    best = max(_steps(positions, sums), key=lambda step: step.z, default=None)
+    best = max(_steps(positions, sums), key=lambda step: step.explained, default=None)
     if best is None or best.z < SURE or best.after < max(STEP * best.before, best.before + MATTERS):
         return None
     usual = by_surprise[blocks].sum(0)

@@ -5,6 +5,7 @@ and processes."""
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -29,7 +30,6 @@ ZERO = 1e-3  # nats; what a log-prob renormalised to a single token stays below
 UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
 SURE_OF = -0.01  # nats; a policy that is so sure is mostly not so sure that its log-prob is exactly 0
 DOUBTED = -0.25  # nats; where one side is sure in bfloat16, rounding alone leaves the other above
-NO_CHANCE = 30.0  # nats; of a billion samples no two that are so improbable are the same by chance
 MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
 ABOUT = ("length", "reward", "position", "age")
@@ -99,6 +99,15 @@ class RolloutSummary(NamedTuple):
     certainty: Sequence[Sequence[float]] = ()  # number and sum |l| of the tokens, by how sure the sampler was
 
 
+class Prints(NamedTuple):
+    """What tells whether a sample is another one's copy, of n samples of a rollout."""
+
+    rollout_id: int
+    samples: Tensor  # [n] int64, equal where tokens and the sampler's log-probs are, bit by bit
+    prompts: Tensor  # [n] int64, equal where the prompts are
+    surprise: Tensor  # [n] float32, -log behavior of the whole response, nats
+
+
 @dataclass
 class DetectorStatistics(Additive):
     """Counts and sums of a run that the detectors look at beside the numbers and the curves.
@@ -128,7 +137,7 @@ class DetectorStatistics(Additive):
     drops: Counter[str] = field(default_factory=Counter)  # reason -> samples
     blank: list[int] = field(default_factory=list)  # rollouts in which every token is masked
     again: list[int] = field(default_factory=list)  # rollouts whose number had come before
-    prints: list[tuple[int, Tensor]] = field(default_factory=list)  # rollout id, fingerprints [samples]
+    prints: list[Prints] = field(default_factory=list)
 
     def __post_init__(self, vocabulary: int | None) -> None:
         self.ids = vocabulary
@@ -153,7 +162,7 @@ class DetectorStatistics(Additive):
             self.counts.update(_outside(part, self.ids))
         if part.cached is not None:
             self.cached += _by_cache(part)
-        self.prints.append((part.rollout_id, fingerprints(part)))
+        self.prints.append(fingerprints(part))
         if part.versions is None:
             return {}
         return by_version(aligned(part, shifts) if shifts.any() else part)
@@ -253,14 +262,10 @@ def _error(count: float, total: float, square: float) -> float:
     return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** raises where the product overflows
 
 
-def fingerprints(part: DumpedRollout) -> Tensor:
-    """[n] int64 of those samples that chance does not sample twice: numbers that are equal where tokens and
-    the sampler's log-probs are, bit by bit."""
+def fingerprints(part: DumpedRollout) -> Prints:
+    """Of the samples of a part of a rollout that have a response."""
     behavior = part.compared(part.behavior)
     (surprise,) = part.segments.local_sums([-behavior])
-    chosen = surprise >= NO_CHANCE
-    if not chosen.any():
-        return torch.zeros(0, dtype=torch.int64)
     tokens = behavior.view(torch.int32).long()
     if part.tokens is not None:
         tokens = tokens ^ (part.segments.zeroed(part.tokens) << 32)
@@ -268,7 +273,11 @@ def fingerprints(part: DumpedRollout) -> Tensor:
     mixed = (mixed ^ (mixed >> 31)) * MIXER
     sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
     ends = torch.tensor(part.lengths).cumsum(0)
-    return (sums[ends] - sums[ends - torch.tensor(part.lengths)])[chosen]
+    texts = part.prompts or [""] * part.count
+    prompts = torch.tensor([zlib.crc32(text.encode()) for text in texts], dtype=torch.int64)
+    samples = sums[ends] - sums[ends - torch.tensor(part.lengths)]
+    there = part.responding
+    return Prints(part.rollout_id, samples[there], prompts[there], surprise[there].float())
 
 
 def _outside(part: DumpedRollout, vocabulary: int) -> dict[str, int]:

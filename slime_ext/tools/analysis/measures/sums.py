@@ -68,6 +68,8 @@ class Sums:
             reward=self.mean("reward", "rewarded"),
             response_length=self.mean("length", "sequences"),
             staleness=self.mean("age", "aged"),
+            kl=self.mean("kl", "headed"),
+            tail=self.mean("tail", "headed"),
         )
         return always.model_copy(update=self._compared(count)) if count else always
 
@@ -124,6 +126,10 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
     if part.ages is not None:
         is_known = mask & (part.ages >= 0)
         sums |= {"aged": is_known, "age": torch.where(is_known, part.ages, 0).double()}
+    if part.kl is not None:
+        is_known = mask & part.kl.isfinite()
+        kl, tail = (torch.where(is_known, x, 0).double() for x in (part.kl, part.tail))
+        sums |= {"headed": is_known, "kl": kl, "tail": tail}
     if part.reference is not None:
         is_known = finite & part.reference.isfinite()
         apart = ((side - part.reference).abs().double() for side in (part.behavior, part.proximal))

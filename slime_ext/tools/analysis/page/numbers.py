@@ -133,6 +133,8 @@ def _tile(name: str, field: str, metric: str = "", joins: Callable[[float], str]
 
 TILES = (
     _tile("k3, nats per token", "k3", "k3_kl"),
+    _tile("KL of recorded heads, nats per token", "kl", "k3_kl"),
+    _tile("probability beyond these heads", "tail", joins=percent),
     _tile("mean l, nats per token", "mean"),
     _tile("mean |l|, nats per token", "absolute"),
     Tile(

@@ -30,6 +30,7 @@ from slime_ext.tools.analysis.readers.samples import (
     rollout_number,
     sample_of,
 )
+from slime_ext.tools.analysis.readers.topk import compare_heads
 from slime_ext.tools.analysis.readers.unpickle import load_plain
 from slime_ext.tools.analysis.records import DumpedRollout
 
@@ -165,6 +166,7 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
             continue
         sample = about[row.position]
         foreign += _begins_otherwise(row.behavior, sample.behavior)
+        compare_heads(row, sample)
         if sample.response_length == row.response_length:
             _take_over(row, sample)
             retold.append(_is_retold(row, sample))

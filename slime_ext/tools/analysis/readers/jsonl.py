@@ -6,6 +6,7 @@ Keys of a line (lists have one entry per response token; None is a missing log-p
     log_probs          (or train_log_probs, proximal)   required: of the trainer, before its step
     loss_mask, tokens (response, or prompt + response), advantages (a list, or one number), entropy,
     ref_log_probs, token_weight_versions                lists, optional
+    rollout_topk_log_probs, topk_log_probs              lists of K each, optional: see ``readers/topk.py``
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
 
 Lines of one rollout are neighbours. Where a rollout's number comes back later in the file, those lines are
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.samples import DumpedSample, Notes, assemble, rollout_number, sample_of
+from slime_ext.tools.analysis.readers.topk import compare_heads
 from slime_ext.tools.analysis.records import DumpedRollout
 
 NAMED = 2  # bad lines that are named one by one
@@ -60,6 +62,7 @@ def _sample(line: str) -> tuple[int, DumpedSample]:
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, got {type(found).__name__}")
     row = sample_of(found, 0)
+    compare_heads(row, row)
     if row.behavior is None and row.proximal is None:
         raise ValueError("has neither rollout_log_probs nor log_probs: no sample")
     return rollout_number(found.get("rollout_id") or 0), row

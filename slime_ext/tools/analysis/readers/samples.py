@@ -36,6 +36,8 @@ FIELDS: dict[str, tuple[torch.dtype, float, tuple[str, ...]]] = {
     "reference": (torch.float32, torch.nan, ("ref_log_probs",)),
     "kept": (torch.float32, torch.nan, ()),
     "overlap": (torch.float32, torch.nan, ()),
+    "kl": (torch.float32, torch.nan, ()),
+    "tail": (torch.float32, torch.nan, ()),
 }
 ALWAYS = ("behavior", "proximal", "mask")  # those of FIELDS that every rollout has
 
@@ -55,6 +57,10 @@ class DumpedSample:
     reference: Any = None
     kept: Any = None
     overlap: Any = None
+    kl: Any = None
+    tail: Any = None
+    sampler_head: Any = None  # log-probs [R, K] of the sampler's most likely tokens
+    trainer_head: Any = None  # the trainer's of the same tokens
     ids: Any = None  # tokens of prompt and response
     routed: Any = None  # experts of the side that wrote the file, [tokens, layers, active]
     index: int | None = None  # of the sample in the run
@@ -90,6 +96,8 @@ def sample_of(found: Mapping[str, Any], position: int, step: int | None = None) 
         **lists,
         ids=ids,
         step=step,
+        sampler_head=found.get("rollout_topk_log_probs"),
+        trainer_head=found.get("topk_log_probs"),
         routed=first(found, "rollout_routed_experts", "routed_experts"),
         index=whole_number(found.get("index")),
         status=cut(text(found.get("status"))),
