@@ -18,39 +18,29 @@ from tests import oracle
 from tests.batches import tokens
 
 INF = math.inf
+
+
+def rejects(kind, *fields, low=None, high, when="always", growth=None):
+    """A rejection, as the package and as the oracle spell it. ``fields``: unit, statistic, aggregate."""
+    more = {"growth": growth or "constant"} if kind is PrefixReject else {}
+    ours = kind(*fields, low=low, high=high, when=when, **more)
+    name = ("prefix_reject", *fields) if kind is PrefixReject else ("reject", *fields)
+    return ours, (*name, -INF if low is None else low, high, *((growth or "",) if more else ()), when)
+
+
 STEPS = {
     "product": (PrefixReweight(), ("prefix_reweight", "sum")),
     "geometric": (PrefixReweight("mean"), ("prefix_reweight", "mean")),
-    "mean tv": (
-        PrefixReject("tv", "mean", high=0.1),
-        ("prefix_reject", "tv", "mean", -INF, 0.1, "", "always"),
-    ),
-    "sum k2, sqrt": (
-        PrefixReject("k2", "sum", high=0.02, growth="sqrt"),
-        ("prefix_reject", "k2", "sum", -INF, 0.02, "sqrt", "always"),
-    ),
-    "ratio, both bounds": (
-        PrefixReject("ratio", "sum", 0.8, 1.1, "sqrt", "outward"),
-        ("prefix_reject", "ratio", "sum", 0.8, 1.1, "sqrt", "outward"),
-    ),
-    "signed k1": (
-        PrefixReject("k1", "mean", low=-0.01, high=0.02, when="positive_advantage"),
-        ("prefix_reject", "k1", "mean", -0.01, 0.02, "", "positive_advantage"),
-    ),
-    "budget": (
-        PrefixBudget("k3", 0.05, 0.001, 0.5, "always"),
-        ("prefix_budget", "k3", 0.05, 0.001, 0.5, "always"),
-    ),
-    "budget, flat": (PrefixBudget("tv", 0.1, 0.01, 1.0), ("prefix_budget", "tv", 0.1, 0.01, 1.0, "outward")),
-    **{
-        f"{unit}, {when}": (
-            Reject(unit, "k2", "mean", high=0.001, when=when),
-            ("reject", unit, "k2", "mean", -INF, 0.001, when),
-        )
-        for unit in ("token", "turn", "sequence")
-        for when in ("positive_advantage", "outward_positive", "outward_negative")
-    },
-}
+    "mean tv": rejects(PrefixReject, "tv", "mean", high=0.1),
+    "sum k2, sqrt": rejects(PrefixReject, "k2", "sum", high=0.02, growth="sqrt"),
+    "ratio, both": rejects(PrefixReject, "ratio", "sum", low=0.8, high=1.1, growth="sqrt", when="outward"),
+    "signed k1": rejects(PrefixReject, "k1", "mean", low=-0.01, high=0.02, when="positive_advantage"),
+    **{name: (PrefixBudget(*fields), ("prefix_budget", *fields)) for name, fields in {
+        "budget": ("k3", 0.05, 0.001, 0.5, "always"), "flat": ("tv", 0.1, 0.01, 1.0, "outward")}.items()},
+    **{f"{unit}, {when}": rejects(Reject, unit, "k2", "mean", high=0.001, when=when)
+       for unit in ("token", "turn", "sequence")
+       for when in ("positive_advantage", "outward_positive", "outward_negative")},
+}  # fmt: skip
 
 
 def column(values):

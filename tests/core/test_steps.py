@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
 
+from slime_ext.core import steps as module
 from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.state import statistics_of
-from slime_ext.core.steps import (
-    Clip,
-    Reject,
-    Reweight,
-    SecondMoment,
-    SignedClip,
-    Truncate,
-    Veto,
-)
+from slime_ext.core.steps import Clip, Normalize, Reject, Reweight, SecondMoment, SignedClip, Truncate, Veto
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
 
 
-def packed(ratios, *, mask=None, advantages=None, lengths=None):
-    """Tokens with these ratios of proximal to behavior (proximal log-prob 0)."""
+def packed(ratios, *, mask=None, advantages=None, lengths=None, logs=False):
+    """Tokens with these ratios of proximal to behavior, or their logarithms (proximal log-prob 0)."""
     ratios = torch.tensor(ratios, dtype=torch.float64)
+    ratios = ratios if logs else ratios.log()
     mask = torch.ones(len(ratios)) if mask is None else torch.tensor(mask)
     segments = Segments.whole(lengths or [len(ratios)], mask)
     advantages = None if advantages is None else torch.tensor(advantages, dtype=torch.float64)
-    return Tokens(segments, torch.zeros_like(ratios), -ratios.log(), advantages=advantages)
+    return Tokens(segments, torch.zeros_like(ratios), -ratios, advantages=advantages)
 
 
 def outcome(ratios, *steps, **fields):
@@ -118,3 +113,32 @@ TIGHTEST = [
 def test_the_tightest_bounds_leave_on_policy_data_alone(step):
     got = outcome([1.0, 1.0], Reweight(), step, advantages=[1.0, -1.0])
     assert got.weights.tolist() == [1.0, 1.0] and got.keep.all()
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "threshold", "expected"),
+    [
+        ([0.0, 0.5], 0.125, [1, 0]),  # a mean of exactly the threshold is too large
+        ([0.0, 0.5], 0.1251, [1, 1]),
+        ([0.0, 0.5, -0.5], 0.1, [1, 0, 0]),  # equal ones go together
+        ([1.0, -1.0, 2.0], 0.5, [1, 1, 0]),  # the smallest stay
+    ],
+)
+def test_the_mean_of_the_squares_that_stay_is_below_the_threshold(log_ratios, threshold, expected):
+    assert kept(log_ratios, SecondMoment(threshold), logs=True) == expected
+
+
+@pytest.mark.parametrize("value", [0.0, 5e-324, 0.1, 1.0, 256.0, sys.float_info.max])
+def test_the_largest_value_that_holds_is_found_bit_by_bit(value):
+    found = module._last(lambda cuts: cuts <= value, torch.device("cpu"))
+    assert found.view(torch.float64).item() == value
+
+
+def test_where_not_even_0_holds_there_is_none():
+    assert module._last(lambda cuts: cuts < 0, torch.device("cpu")).item() == -1
+
+
+def test_without_any_weight_nothing_is_divided():
+    steps = (Reweight(), Truncate(2.0), Normalize())
+    assert weights([-2000.0, -2000.0], *steps, logs=True) == [0.0, 0.0]
+    assert weights([2.0, 2.0], *steps, mask=[0, 0]) == [0.0, 0.0]

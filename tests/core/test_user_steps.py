@@ -125,26 +125,19 @@ def test_every_step_of_ours_keeps_the_contract():
             check_step(made.get(cls) or cls())
 
 
-UNDECLARED = {  # the line -> what the class lacks, and its call
-    "sets_weights: expected True beside state.reweight": (
-        {"sets_weights": False},
-        lambda self, s, i: s.reweight("token", self.ratio(i)),
+UNDECLARED = {  # the line -> what the call does without saying so
+    "sets_weights: expected True beside state.reweight": lambda self, s, i: s.reweight(
+        "token", self.ratio(i)
     ),
-    "is_bound: expected True beside state.bound": (
-        {},
-        lambda self, s, i: s.reweight("token", self.ratio(i)).bound(self.ratio(i).clamp(max=1)),
-    ),
-    "rejects: expected True beside state.reject": (
-        {},
-        lambda self, s, i: s.reject("token", self.ratio(i) < 2),
-    ),
+    "is_bound: expected True beside state.bound": lambda self, s, i: s.bound(self.ratio(i).clamp(max=1)),
+    "rejects: expected True beside state.reject": lambda self, s, i: s.reject("token", self.ratio(i) < 2),
 }
 
 
 def test_a_class_that_does_not_say_what_its_call_does_is_refused_itself():
-    for text, (more, call) in UNDECLARED.items():
+    for text, call in UNDECLARED.items():
         with pytest.raises(ConfigError, match=text):
-            check_step(step(call, **more))
+            check_step(step(call, sets_weights=False))
     with pytest.raises(ConfigError, match=r"steps\[0\].*Silent: sets_weights: expected True"):
         load_config({"steps": [f"{HERE}.Silent", "truncate"]})
 
@@ -155,53 +148,33 @@ def test_a_definition_in_plain_python_is_compared():
         check_step(Tempered(0.5), lambda s: [1.0] * len(s.mask))
 
 
-def test_a_statistic_per_sequence_serves_a_step():
-    def call(self, state, inputs):
-        return state.reweight("sequence", (0.5 * inputs.total("sequence", "sum", "ratio")).exp())
-
-    own = step(call, unit="sequence", statistics=statistics_of("sequence", "sum", "ratio"))
-
-    def definition(s):
-        total = math.fsum(p - b for p, b, m in zip(s.proximal, s.behavior, s.mask, strict=True) if m)
-        return [math.exp(0.5 * total)] * len(s.mask)
-
-    check_step(own, definition)
-
-
-OWN_SUMS = {  # a step that takes sums of its own -> its definition over the response tokens of one sample
-    "sum": (lambda i, x: i.aggregate("sequence", "sum", x), lambda x: [math.fsum(x)] * len(x)),
-    "mean": (lambda i, x: i.aggregate("sequence", "mean", x), lambda x: [math.fsum(x) / len(x)] * len(x)),
-    "max": (lambda i, x: i.aggregate("sequence", "max", x), lambda x: [max(x)] * len(x)),
-}
-PREFIXES = {
-    "sum": lambda x: [math.fsum(x[: t + 1]) for t in range(len(x))],
-    "mean": lambda x: [math.fsum(x[: t + 1]) / (t + 1) for t in range(len(x))],
-}
-
-
-def over_response(definition):
-    """A definition over response tokens as one over all tokens of a sample."""
-
-    def whole(sample):
-        values = iter(
-            definition([x**0.5 for x, m in zip(ratios(sample), sample.mask, strict=True) if m] or [0])
-        )
-        return [next(values) if m else 0 for m in sample.mask]
-
-    return whole
+OWN_SUMS = {  # unit of the weights, what a step sums by itself, and its definition over the response tokens
+    "sum": ("sequence", lambda i, x: i.aggregate("sequence", "sum", x), lambda x: [math.fsum(x)] * len(x)),
+    "mean": ("sequence", lambda i, x: i.aggregate("sequence", "mean", x),
+             lambda x: [math.fsum(x) / len(x)] * len(x)),
+    "max": ("sequence", lambda i, x: i.aggregate("sequence", "max", x), lambda x: [max(x)] * len(x)),
+    "sum before": ("token", lambda i, x: i.prefix("sequence", "sum", x),
+                   lambda x: [math.fsum(x[: t + 1]) for t in range(len(x))]),
+    "mean before": ("token", lambda i, x: i.prefix("sequence", "mean", x),
+                    lambda x: [math.fsum(x[: t + 1]) / (t + 1) for t in range(len(x))]),
+    "declared": ("sequence", lambda i, x: (0.5 * i.total("sequence", "sum", "ratio")).exp(),
+                 lambda x: [math.prod(x)] * len(x)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OWN_SUMS)
-def test_a_sum_of_ones_own_is_the_definitions_however_ranks_split_a_response(name):
-    ours, definition = OWN_SUMS[name]
-    own = step(lambda self, s, i: s.reweight("sequence", ours(i, self.ratio(i))), unit="sequence")
-    check_step(own, over_response(definition))
+def test_a_sum_is_the_definitions_however_ranks_split_a_response(name):
+    """The step's ratios are square roots of the sample's."""
+    unit, ours, of = OWN_SUMS[name]
+    declared = {"statistics": statistics_of("sequence", "sum", "ratio")} if name == "declared" else {}
+    own = step(lambda self, s, i: s.reweight(unit, ours(i, self.ratio(i))), unit=unit, **declared)
 
+    def definition(sample):
+        response = [x**0.5 for x, m in zip(ratios(sample), sample.mask, strict=True) if m]
+        values = iter(of(response or [0]))
+        return [next(values) if m else 0 for m in sample.mask]
 
-@pytest.mark.parametrize("name", PREFIXES)
-def test_a_prefix_of_ones_own_is_the_definitions_however_ranks_split_a_response(name):
-    own = step(lambda self, s, i: s.reweight("token", i.prefix("sequence", name, self.ratio(i))))
-    check_step(own, over_response(PREFIXES[name]))
+    check_step(own, definition)
 
 
 def test_a_step_is_named_in_yaml_and_comes_back_as_written():

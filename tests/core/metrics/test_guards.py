@@ -12,6 +12,8 @@ from slime_ext.core.metrics.guards import Guard, Watch
 from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError
 
+GEO = {"preset": "geo_rs"}
+
 
 def alarms(guard, values, name="kept_fraction"):
     watch = Watch({name: guard})
@@ -36,17 +38,17 @@ def test_it_is_said_again_ever_more_rarely():
 
 
 @pytest.mark.parametrize(
-    ("guard", "value"), [(Guard(min=0.1), 0.05), (Guard(max=0.1), math.nan), (Guard(max=1), math.inf)]
+    ("guard", "inside", "outside"),
+    [
+        (Guard(min=0.1, max=0.2), (0.1, 0.2), (0.09, 0.21, math.nan)),
+        (Guard(min=0.1), (math.inf,), (0.05,)),
+        (Guard(max=0.1), (-math.inf,), (math.nan, math.inf)),
+        (Guard(min=0.1, max=0.1), (0.1,), ()),
+    ],
 )
-def test_outside_is_outside(guard, value):
-    assert alarms(guard, [value])[0] and not guard.holds(value)
-
-
-def test_both_ends_are_inside():
-    guard = Guard(min=0.1, max=0.2)
-    assert [guard.holds(value) for value in (0.09, 0.1, 0.2, 0.21)] == [False, True, True, False]
-    assert Guard(max=0.2).holds(-math.inf) and Guard(min=0.1).holds(math.inf)
-    assert Guard(min=0.1, max=0.1).holds(0.1)
+def test_both_ends_are_inside_and_nan_is_outside(guard, inside, outside):
+    assert all(map(guard.holds, inside)) and not any(map(guard.holds, outside))
+    assert not any(alarms(guard, [*inside])) and all(alarms(guard, [value])[0] for value in outside)
 
 
 @pytest.mark.parametrize(
@@ -72,21 +74,23 @@ def test_a_metric_that_is_not_there_is_not_judged_and_ends_no_row():
     assert said == [0, 0, 0, 0, 1]
 
 
-def test_the_default_warns_of_a_run_that_rejects_nearly_everything():
-    assert read_config({"preset": "geo_rs"}).guards == {
-        "kept_fraction": Guard(min=0.1, steps=3, action="warn")
-    }
-
-
-def test_a_guard_of_the_configuration_replaces_the_default_of_its_metric():
-    mapping = {"kept_fraction": {"min": 0.5, "action": "stop"}, "k3_kl": {"max": 1}}
-    guards = read_config({"preset": "geo_rs", "guards": mapping}).guards
-    assert guards == {"kept_fraction": Guard(min=0.5, action="stop"), "k3_kl": Guard(max=1)}
-    assert read_config({"preset": "geo_rs", "guards": {"kept_fraction": None}}).guards == {}
-
-
-def test_another_systems_block_has_the_default_guards():
-    assert read_config({"fireworks": {"level": "token"}}).guards == guards.DEFAULT
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [
+        (GEO, {"kept_fraction": Guard(min=0.1, steps=3, action="warn")}),
+        ({"fireworks": {"level": "token"}}, guards.DEFAULT),
+        (
+            {
+                "preset": "geo_rs",
+                "guards": {"kept_fraction": {"min": 0.5, "action": "stop"}, "k3_kl": {"max": 1}},
+            },
+            {"kept_fraction": Guard(min=0.5, action="stop"), "k3_kl": Guard(max=1)},
+        ),
+        ({"guards": {"kept_fraction": None}, **GEO}, {}),
+    ],
+)
+def test_guards_of_a_configuration_replace_the_default_of_their_metric(mapping, expected):
+    assert read_config(mapping).guards == expected
 
 
 def test_what_is_measured_is_configured_too():

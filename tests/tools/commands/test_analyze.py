@@ -91,15 +91,6 @@ def test_thresholds_are_printed_as_they_are(capsys, runs, tmp_path):
     assert bounds and all(repr(bound) in out for bound in bounds)
 
 
-def test_two_corrections_of_one_name_are_refused(capsys, runs, tmp_path):
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.yaml").write_text("slime_ext:\n  preset: token_tis\n")
-    files = ("--config", tmp_path / "a/mine.yaml", "--config", tmp_path / "b/mine.yaml")
-    status, out, err = analyze(capsys, runs / "healthy", *files)
-    assert (status, out) == (2, "") and "expected each name once, got 'mine' twice" in err
-
-
 def effects_beside(capsys, runs, tmp_path, *files):
     data = tmp_path / "r.json"
     words = [word for file in files for word in ("--config", file)]
@@ -134,23 +125,6 @@ def test_the_clip_range_of_a_file_is_the_files(capsys, runs, tmp_path):
     )
 
 
-def test_a_clip_range_that_is_no_number_is_one_line(capsys, runs, tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text("eps_clip: 1e-4\nslime_ext: {preset: token_tis}\n")
-    status, out, err = analyze(capsys, runs / "healthy", "--config", own)
-    assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: ") and "eps-clip" in err
-
-
-def test_a_mistake_in_a_file_names_the_file(capsys, runs, tmp_path):
-    for number, block in enumerate(["{preset: token_iss}", "{steps: [{truncate: {high: x}}]}"]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        own = folder / "own.yaml"
-        own.write_text(f"slime_ext: {block}\n")
-        status, out, err = analyze(capsys, runs / "healthy", "--config", own)
-        assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: slime_ext.")
-
-
 def test_a_file_that_can_be_read_but_once_is(capsys, runs):
     """As a shell's <(command)."""
     reading, writing = os.pipe()
@@ -172,35 +146,47 @@ def test_rollouts_and_a_correction_of_ones_own(capsys, runs, tmp_path):
     assert "mine" in [e["name"] for e in found["effects"]] and found["suggestions"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["nowhere"], "nowhere: expected a folder, a file or a pattern"),
-        (["{}", "--jobs", "0"], "--jobs: expected at least 1"),
-        (["{}", "--suggest", "2"], "--suggest: expected a share between 0 and 1, got 2"),
-        (["{}", "--fail-on", "off_by_on"], "did you mean 'off_by_one'?"),
-        (["{}", "--rollouts", "x"], "--rollouts: expected numbers and ranges"),
-        (["{}", "--config", "none.yaml"], "none.yaml: expected a readable file"),
-        (["{}", "--tokenizer", "none"], "--tokenizer: expected a folder with a tokenizer"),
-        (["{}", "--out", "."], "--out: expected a file that can be written, got '.': Is a directory"),
-        (
-            ["{}", "--out", "/proc/x/y.html"],
-            "/proc/x: expected a folder to write to, got No such file or directory",
-        ),
-        (["{}", "--json", "{}/train_data/0.pt/x"], "0.pt: expected a folder to write to, got a file"),
-        (["{}", "--json", "n" * 300], "File name too long"),
-        (["{}", "--out", "-"], "--out: expected a file, got '-': only --json writes to stdout"),
-        (
-            ["{}", "--out", "x/../same", "--json", "same"],
-            "--json: expected another file than --out, got 'same'",
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_mistakes_are_one_line_and_status_2(capsys, runs, tmp_path, monkeypatch, words, said):
+FILES = {
+    "a/mine.yaml": "slime_ext: {preset: token_tis}",
+    "b/mine.yaml": "slime_ext: {preset: token_tis}",
+    "clip.yaml": "eps_clip: 1e-4\nslime_ext: {preset: token_tis}",
+    "name.yaml": "slime_ext: {preset: token_iss}",
+    "type.yaml": "slime_ext: {steps: [{truncate: {high: x}}]}",
+    "none/0.pt": "no dump",
+}
+MISTAKES = """
+    nowhere -> nowhere: expected a folder, a file or a pattern
+    none -> no torch file
+    RUN --jobs 0 -> --jobs: expected at least 1
+    RUN --suggest 2 -> --suggest: expected a share between 0 and 1, got 2
+    RUN --fail-on off_by_on -> did you mean 'off_by_one'?
+    RUN --rollouts x -> --rollouts: expected numbers and ranges
+    RUN --config none.yaml -> none.yaml: expected a readable file
+    RUN --config clip.yaml -> slime-ext: clip.yaml: --eps-clip: expected a number
+    RUN --config name.yaml -> slime-ext: name.yaml: slime_ext.preset: expected one of
+    RUN --config type.yaml -> slime-ext: type.yaml: slime_ext.steps[0].truncate.high: expected a number
+    RUN --config a/mine.yaml --config b/mine.yaml -> expected each name once, got 'mine' twice
+    RUN --tokenizer none.json -> --tokenizer: expected a folder with a tokenizer
+    RUN --out . -> --out: expected a file that can be written, got '.': Is a directory
+    RUN --out /proc/x/y.html -> /proc/x: expected a folder to write to, got No such file or directory
+    RUN --json RUN/train_data/0.pt/x -> 0.pt: expected a folder to write to, got a file
+    RUN --json LONG -> File name too long
+    RUN --out - -> --out: expected a file, got '-': only --json writes to stdout
+    RUN --out x/../same --json same -> --json: expected another file than --out, got 'same'
+"""
+
+
+def test_mistakes_are_one_line_and_status_2(capsys, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    status, out, err = analyze(capsys, *(word.format(runs / "healthy") for word in words))
-    assert (status, out, err.count("\n")) == (2, "", 1) and said in err
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for line in MISTAKES.strip().splitlines():
+        words, _, said = (
+            line.replace("RUN", str(runs / "healthy")).replace("LONG", "n" * 300).partition(" -> ")
+        )
+        status, out, err = analyze(capsys, *words.split())
+        assert (status, out, err.count("\n")) == (2, "", 1) and said in err, (line, err)
 
 
 def test_what_cannot_be_written_is_told_before_anything_is_read(capsys, runs, monkeypatch):
@@ -234,12 +220,6 @@ def test_a_run_that_cannot_be_read_leaves_no_empty_report(capsys, tmp_path):
     kept.write_text("before")
     assert analyze(capsys, "nowhere", "--out", tmp_path / "new.html", "--json", kept)[0] == 2
     assert kept.read_text() == "before" and not (tmp_path / "new.html").exists()
-
-
-def test_nothing_readable_is_one_line(capsys, tmp_path):
-    (tmp_path / "0.pt").write_bytes(b"no dump")
-    status, out, err = analyze(capsys, tmp_path)
-    assert (status, out, err.count("\n")) == (2, "", 1) and "no torch file" in err
 
 
 def test_presets_are_those_that_were_asked_for(capsys, runs):

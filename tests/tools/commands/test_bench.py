@@ -5,10 +5,7 @@ from __future__ import annotations
 from slime_ext.tools import fidelity
 from slime_ext.tools.commands import cli
 
-WRONG = {
-    "fidelity token_ti": "did you mean 'token_tis'?",
-    "speed": "invalid choice: 'speed'",
-}
+WRONG = {"fidelity token_ti": "did you mean 'token_tis'?", "speed": "invalid choice: 'speed'"}
 
 
 def refused(words, capsys):

@@ -103,11 +103,7 @@ def test_a_name_that_the_output_has_no_letters_for_is_escaped(tmp_path):
         (["presets"], 0, ""),
         (["check", str(CONFIG)], 0, ""),
         (["check", "c.yaml"], 1, "readable file"),
-        (
-            ["rehearse", "run.sh"],
-            2,
-            "slime-ext: working directory: expected one that exists",
-        ),
+        (["rehearse", "run.sh"], 2, "slime-ext: working directory: expected one that exists"),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ from slime_ext.tools.commands import cli, doctor, installed
 from slime_ext.tools.commands.arguments import gathered
 from slime_ext.tools.commands.installed import COMPONENTS, Component
 
-SLIME_RUN = "python3 train_async.py --use-tis --custom-tis-function-path slime_ext.tis.{preset} {more}\n"
+SLIME_RUN = "python3 train_async.py --use-tis --custom-tis-function-path slime_ext.tis."
 INIT = "--custom-megatron-init-path slime_ext.host.init"
 
 
@@ -86,59 +86,40 @@ def test_without_a_launch_nothing_is_required(capsys):
     assert all(name in out for name in ("PyTorch", "Megatron", "NVIDIA apex", "SGLang", "slime"))
 
 
-def test_a_launch_that_can_work(capsys, tmp_path, machine):
-    machine()
-    status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=""))
-    assert status == 0 and "reweight(token) > truncate(high 2)" in out
+TOKEN = "token_tis "
+NO_HOOK = "add --custom-megatron-init-path"
+LAUNCHES = [  # preset and flags, what the machine is without, status, what is said
+    (TOKEN, (), 0, "reweight(token) > truncate(high 2)"),
+    *((TOKEN, (part,), 1, f"missing  install {part}") for part in (
+        "CUDA", "Megatron", "Transformer Engine", "NVIDIA apex", "SGLang", "Ray", "slime")),
+    (TOKEN + "--transformer-impl local", ("Transformer Engine",), 0, "ok"),
+    (TOKEN + "--no-gradient-accumulation-fusion", ("NVIDIA apex",), 0, "ok"),
+    ("tokn_tis", (), 1, "did you mean"),
+    *((f"{preset} {INIT}", (), 0, "passed by slime_ext.host.init")
+      for preset in ("off_policy_is", "off_policy_is_function")),
+    *((preset, (), 1, NO_HOOK) for preset in ("off_policy_is", "off_policy_is_function")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "part", ["CUDA", "Megatron", "Transformer Engine", "NVIDIA apex", "SGLang", "Ray", "slime"]
-)
-def test_slime_cannot_do_without(capsys, tmp_path, machine, part):
-    machine(without=[part])
-    status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=""))
-    assert status == 1 and "missing" in out and f"install {part}" in out
-
-
-@pytest.mark.parametrize(
-    ("part", "more"),
-    [
-        ("Transformer Engine", "--transformer-impl local"),
-        ("NVIDIA apex", "--no-gradient-accumulation-fusion"),
-    ],
-)
-def test_a_flag_does_away_with_a_part(capsys, tmp_path, machine, part, more):
-    machine(without=[part])
-    assert run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=more))[0] == 0
-
-
-def test_slime_needs_more_than_megatron_core(capsys, tmp_path, machine):
-    machine(Megatron=Component("0.16.1", True, installed.CORE_ALONE))
-    status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=""))
-    assert status == 1 and "slime needs" in out
-
-
-@pytest.mark.parametrize("preset", ["off_policy_is", "off_policy_is_function"])
-@pytest.mark.parametrize(
-    ("more", "note", "status", "said"),
-    [
-        ("", "", 1, "add --custom-megatron-init-path"),
-        (INIT, "", 0, "passed by slime_ext.host.init"),
-        ("", installed.PATCHED, 0, "passed by slime"),
-        ("", installed.STOCK, 1, "add --custom-megatron-init-path"),
-    ],
-)
-def test_how_the_target_gets_to_the_hook(capsys, tmp_path, machine, preset, more, note, status, said):
-    machine(slime=Component("0.3.1", True, note))
-    found, out = run(capsys, tmp_path, SLIME_RUN.format(preset=preset, more=more))
+@pytest.mark.parametrize(("flags", "without", "status", "said"), LAUNCHES)
+def test_whether_a_launch_can_work(capsys, tmp_path, machine, flags, without, status, said):
+    machine(without=without)
+    found, out = run(capsys, tmp_path, SLIME_RUN + flags)
     assert found == status and said in out
 
 
-def test_a_wrong_configuration_cannot_work(capsys, tmp_path, machine):
-    machine()
-    status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="tokn_tis", more=""))
-    assert status == 1 and "did you mean" in out
+@pytest.mark.parametrize(
+    ("parts", "status", "said"),
+    [
+        ({"Megatron": Component("0.16.1", True, installed.CORE_ALONE)}, 1, "slime needs"),
+        ({"slime": Component("0.3.1", True, installed.PATCHED)}, 0, "passed by slime"),
+        ({"slime": Component("0.3.1", True, installed.STOCK)}, 1, NO_HOOK),
+    ],
+)
+def test_what_is_there_decides_it(capsys, tmp_path, machine, parts, status, said):
+    machine(**parts)
+    found, out = run(capsys, tmp_path, SLIME_RUN + "off_policy_is")
+    assert found == status and said in out
 
 
 def test_a_script_that_starts_neither(tmp_path):

@@ -6,53 +6,41 @@ import pytest
 
 from slime_ext.tools.scripts.read import read
 
-# script -> (flags that are unknown, the reason for one of them)
-DECIDED = {
-    "python3 train.py --a 1 --b $(nvidia-smi -L | wc -l)": ({"--b"}, "$(wc -l)"),
-    'N=$(nvidia-smi -L | wc -l)\nif [ "$N" -gt 0 ]; then A=1; else A=0; fi\npython3 train.py --a $A --b 1': (
-        {"--a"},
-        "wc -l",
-    ),
-    "N=$(gpus)\n(( N >= 64 )) && A=(--big)\npython3 train.py ${A[@]} --b 1": ({"--big"}, "gpus"),
-    "python3 train.py --n $(( $(gpus) * 2 )) --b 1": ({"--n"}, "gpus"),
-    "[[ $(hostname) == node-7 ]] && A=(--seven)\npython3 train.py ${A[@]} --b 1": ({"--seven"}, "hostname"),
-    "case $(hostname) in\n  a*) A=1;;\n  *) A=2;;\nesac\npython3 train.py --a $A --b 1": (
-        {"--a"},
-        "hostname",
-    ),
-    "command -v nvidia-smi && A=(--smi)\npython3 train.py ${A[@]} --b 1": ({"--smi"}, "which nvidia-smi"),
-    '[[ -f "/data/x.json" ]] || A=(--made)\npython3 train.py ${A[@]} --b 1': (
-        {"--made"},
-        "[ -f /data/x.json ]",
-    ),
-    "if [ -d /data ]; then python3 train.py --a; else python3 train.py --c; fi": (
-        {"--a", "--c"},
-        "[ -d /data ]",
-    ),
-    "if one; then if ! two; then A=(--deep); fi; fi\npython3 train.py ${A[@]} --b 1": ({"--deep"}, ""),
-    "read -r X < /data/size\npython3 train.py --x $X --b 1": ({"--x"}, "$(< /data/size)"),
-    "for h in $(cat /data/hosts); do A+=(--host $h); done\npython3 train.py ${A[@]} --b 1": ({"--host"}, ""),
-    "mapfile -t A < flags\npython3 train.py --x 1 ${A[@]} --b 2": ({"--x"}, "any flag can depend on it"),
-    "until [ $(count) -ge 4 ]; do sleep 1; done\npython3 train.py --b 1": (set(), ""),
-    "python3 train.py --b 1 &\nwhile true; do sleep 60; done": (set(), ""),
-    "set -e\nray stop\npkill python\ncd /root/slime\npython3 train.py --b 1": (set(), ""),
-    "python3 train.py --x $RANDOM --b 1": ({"--x"}, ""),
-    "ssh $HOST 'python3 train.py --x 1 --h $HOST'": ({"--h"}, "$HOST"),
-    'python3 train.py --a ${A:-1} --b "${B-}" --c $(echo "x y" | tr x z)': (set(), ""),
-    'A=(x y)\npython3 train.py --a "${A[@]/x/z}" --b 1': ({"--a"}, '"${A[@]/x/z}"'),  # bashkit cannot read it
-}
+# script (⏎ ends a line) -> flags that are unknown -> the reason for one of them
+DECIDED = r"""
+    python3 train.py --a 1 --b $(nvidia-smi -L | wc -l) -> --b -> $(wc -l)
+    N=$(nvidia-smi -L | wc -l) ⏎ if [ "$N" -gt 0 ]; then A=1; else A=0; fi ⏎ python3 train.py --a $A --b 1 -> --a -> wc -l
+    N=$(gpus) ⏎ (( N >= 64 )) && A=(--big) ⏎ python3 train.py ${A[@]} --b 1 -> --big -> gpus
+    python3 train.py --n $(( $(gpus) * 2 )) --b 1 -> --n -> gpus
+    [[ $(hostname) == node-7 ]] && A=(--seven) ⏎ python3 train.py ${A[@]} --b 1 -> --seven -> hostname
+    case $(hostname) in ⏎   a*) A=1;; ⏎   *) A=2;; ⏎ esac ⏎ python3 train.py --a $A --b 1 -> --a -> hostname
+    command -v nvidia-smi && A=(--smi) ⏎ python3 train.py ${A[@]} --b 1 -> --smi -> which nvidia-smi
+    [[ -f "/data/x.json" ]] || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> [ -f /data/x.json ]
+    if [ -d /data ]; then python3 train.py --a; else python3 train.py --c; fi -> --a --c -> [ -d /data ]
+    if one; then if ! two; then A=(--deep); fi; fi ⏎ python3 train.py ${A[@]} --b 1 -> --deep ->
+    read -r X < /data/size ⏎ python3 train.py --x $X --b 1 -> --x -> $(< /data/size)
+    for h in $(cat /data/hosts); do A+=(--host $h); done ⏎ python3 train.py ${A[@]} --b 1 -> --host ->
+    mapfile -t A < flags ⏎ python3 train.py --x 1 ${A[@]} --b 2 -> --x -> any flag can depend on it
+    until [ $(count) -ge 4 ]; do sleep 1; done ⏎ python3 train.py --b 1 ->  ->
+    python3 train.py --b 1 & ⏎ while true; do sleep 60; done ->  ->
+    set -e ⏎ ray stop ⏎ pkill python ⏎ cd /root/slime ⏎ python3 train.py --b 1 ->  ->
+    python3 train.py --x $RANDOM --b 1 -> --x ->
+    ssh $HOST 'python3 train.py --x 1 --h $HOST' -> --h -> $HOST
+    python3 train.py --a ${A:-1} --b "${B-}" --c $(echo "x y" | tr x z) ->  ->
+    A=(x y) ⏎ python3 train.py --a "${A[@]/x/z}" --b 1 -> --a -> "${A[@]/x/z}"
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize("text", DECIDED)
-def test_what_the_cluster_decides_is_unknown_and_nothing_else(text, tmp_path, monkeypatch):
+@pytest.mark.parametrize("line", DECIDED.strip().splitlines())
+def test_what_the_cluster_decides_is_unknown_and_nothing_else(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("A", "B", "N", "HOST"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "run.sh").write_text(text)
-    unknown, reason = DECIDED[text]
+    text, unknown, reason = (part.strip() for part in line.split("->"))
+    (tmp_path / "run.sh").write_text(text.replace(" ⏎ ", "\n"))
     launch = read(str(tmp_path / "run.sh"))
     named = {flag.name for flag in launch.flags} | {name for gap in launch.gaps for name in gap.names or ()}
-    assert {name for name in named if not launch.is_known(name)} == unknown
+    assert {name for name in named if not launch.is_known(name)} == {*unknown.split()}
     assert reason in " ".join([*map(str, launch.flags), *map(str, launch.gaps)])
     assert launch.program == "train.py"
 
