@@ -55,8 +55,8 @@ def run(
         call.require(correction, who)
     step, parallel = step_metrics.step_for(call), context_parallel()
     tokens, samples = pack(call, parallel), step_metrics.current.step.samples
-    if samples.versions or call.weight_versions is not None or correction.needs_ages:
-        tokens = staleness.with_ages(tokens, call, correction, samples)
+    if samples.versions or correction.needs_ages:
+        tokens = staleness.with_ages(tokens, call.loss_masks, correction, samples)
     if call.pg_loss.shape != (size := tokens.segments.size,):
         require_flat("pg_loss", call.pg_loss, size)
     step.check_finite(tokens, call, behavior=correction.on_nonfinite == "raise")

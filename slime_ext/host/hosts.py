@@ -167,15 +167,10 @@ def weight_updaters() -> Iterator[type]:
     host = current()
     for module in modules(host.name) if host else ():
         for cls in list(vars(module).values()):
-            if isinstance(cls, type) and cls.__module__ == module.__name__ and _counts_pushes(cls):
-                yield cls
-
-
-def _counts_pushes(cls: type) -> bool:
-    make = inspect.getattr_static(cls, "__init__")
-    code = getattr(getattr(make, MARK, make), "__code__", None)
-    counts = code is not None and "weight_version" in code.co_names
-    return bool(counts and hasattr(cls, "update_weights"))
+            if isinstance(cls, type) and cls.__module__ == module.__name__ and hasattr(cls, "update_weights"):
+                code = getattr(inspect.getattr_static(cls, "__init__"), "__code__", None)
+                if code is not None and "weight_version" in code.co_names:
+                    yield cls
 
 
 def command_line() -> list[str]:

@@ -27,10 +27,13 @@ OF_CALL = {"train_log_probs": "log_probs"} | {
     key: key
     for key in (
         *("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths"),
-        *("max_seq_lens", "advantages", "weight_versions"),
+        *("max_seq_lens", "advantages"),
     )
 }  # keyword of the hook -> key of the host's batches
-KEYS = (*OF_CALL.values(), *MASK_SUMS, *ROLLOUT_IDS, "sample_indices", "partition", "rewards")
+KEYS = (
+    *(*OF_CALL.values(), *MASK_SUMS, *ROLLOUT_IDS),
+    *("sample_indices", "partition", "rewards", "weight_versions"),
+)
 EPSILON = 1e-6  # what slime adds to a group's standard deviation
 
 

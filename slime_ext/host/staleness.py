@@ -5,7 +5,7 @@ it runs. The latter stays in the rollout manager's process. There ``log_rollout`
 (``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) leaves the oldest version of each
 sample, by its index, in the key-value store of Ray's cluster, and the trainer looks its samples up. Where the
 host's batches carry the versions themselves (miles; a patched slime), those are used. The trainer's own
-version is a number of the object that pushes; ``install`` takes note of that object when the host makes it.
+version is that of its latest push (``certify``).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import functools
 import json
 import logging
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from slime_ext.core.correction import Correction
 from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import contract, hosts
-from slime_ext.host.contract import HookCall, number_of, versions_of
+from slime_ext.host import certify, contract, hosts
+from slime_ext.host.contract import number_of, versions_of
 from slime_ext.host.rollout_data import Batch, Samples
 from slime_ext.ops.segments import to_device
 
@@ -37,28 +37,6 @@ PREFIX = "rollout/off_policy/"
 log = logging.getLogger("slime_ext")
 
 _published: dict[tuple[str, int], bytes] = {}  # of this process, which is all there is without Ray
-_pusher: weakref.ref[Any] | None = None
-
-
-def install() -> None:
-    """Takes note of the object that pushes weights when this process's host makes it; idempotent."""
-    for cls in hosts.weight_updaters():
-        hosts.wrap(cls, "__init__", _noting)
-
-
-def _noting(make: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        global _pusher
-        make(self, *args, **kwargs)
-        _pusher = weakref.ref(self)
-
-    return __init__
-
-
-def current() -> int | None:
-    """The trainer's weight version, that of the last push; None where nothing says it."""
-    version = getattr(_pusher() if _pusher else None, "weight_version", None)
-    return version if isinstance(version, int) else None
 
 
 def identify(rollout_id: int) -> Callable[[Batch], Samples]:
@@ -75,9 +53,11 @@ def _samples_of(oldest: Callable[[], Mapping[str, int | None]], batch: Batch) ->
     return replace(samples, versions=[known.get(str(index)) for index in samples.indices if known])
 
 
-def with_ages(tokens: Tokens, call: HookCall, correction: Correction, samples: Samples) -> Tokens:
+def with_ages(
+    tokens: Tokens, loss_masks: Sequence[Tensor], correction: Correction, samples: Samples
+) -> Tokens:
     """The tokens with their sequences' ages: the trainer's version less that of the oldest weights that
-    sampled the sequence.
+    sampled the sequence; ``loss_masks`` say which of the step's samples they are.
 
     NaN for a sample without versions, and for one of weights that this trainer has not pushed yet: a replayed
     rollout is of another run.
@@ -85,12 +65,9 @@ def with_ages(tokens: Tokens, call: HookCall, correction: Correction, samples: S
     Raises:
         ConfigError: the correction needs them and no sample's is known.
     """
-    if call.weight_versions is not None:
-        versions = [_oldest(names) for names in call.weight_versions]
-    else:
-        places = samples.places(call.loss_masks) if samples.versions else None
-        versions = [samples.versions[place] for place in places or ()]
-    now = current()
+    places = samples.places(loss_masks) if samples.versions else None
+    versions = [samples.versions[place] for place in places or ()]
+    now = certify.pushes.version
     if now is None or not versions:
         if correction.needs_ages:
             raise ConfigError(

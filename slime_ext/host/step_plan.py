@@ -184,7 +184,7 @@ def _tokens_of(
     call, samples = data_of.call_of(batch, args), identify(batch)
     tokens = pack(call, here.context)
     require_finite("log_probs", tokens.proximal, tokens.segments, "the trainer's forward pass overflowed")
-    return staleness.with_ages(tokens, call, correction, samples), samples
+    return staleness.with_ages(tokens, batch["loss_masks"], correction, samples), samples
 
 
 def _counts(correction: Correction, tokens: Tokens, plan: Plan) -> Tensor:

@@ -179,7 +179,6 @@ class Reporter:
 
 def install(host: hosts.Host) -> None:
     """Wraps the host's ``train_one_step`` and what pushes its weights; idempotent."""
-    staleness.install()
     certify.install()
     if host.step is not None:
         hosts.wrap(host.step, hosts.STEP, _measured)

@@ -24,7 +24,7 @@ def reaching_hook(given):
     """What of a hook call's keywords there is: the host's own, and what the running policy loss holds."""
     lists = {key: [] for key in contract.REQUIRED[1:]}
     call = contract.HookCall.of(None, lists | given)
-    every = {key: getattr(call, key) for key in (*contract.OPTIONAL, *contract.PADDED)}
+    every = {key: getattr(call, key) for key in (*contract.OPTIONAL, "max_seq_lens")}
     return {key: value for key, value in every.items() if value is not None}
 
 
