@@ -14,7 +14,7 @@ from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import NonFiniteError
 from slime_ext.host import certify, staleness, step_metrics
-from slime_ext.host.configured import correction_of_flags
+from slime_ext.host.configured import setup_for
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
@@ -44,10 +44,10 @@ def measured(device, **more):
     certify.reset(5)
     args = arguments(slime_ext={**CONFIG, **more}, custom_tis_function_path="slime_ext.tis.correct")
     given = list(calls(device))
-    layout = MetricsLayout.of(correction_of_flags(args), curves=True)
+    layout = MetricsLayout.of(setup_for(args).hook_correction, curves=True)
     masks = [mask for call in given for mask in call["loss_masks"]]
     versions = [[str(5 - i % 4)] for call in given for i in range(len(call["loss_masks"]))]
-    known = staleness.identify(0)({"loss_masks": masks, "weight_versions": versions})
+    known = staleness.samples_of({"loss_masks": masks, "weight_versions": versions})
     with step_metrics.under_way(step_metrics.OptimizerStep(layout, known)) as step:
         torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
         try:
@@ -78,7 +78,7 @@ def test_a_nan_stops_when_the_step_is_reduced():
     call["cur_log_probs"][sequence] = call["cur_log_probs"][sequence].detach().clone()
     call["cur_log_probs"][sequence][position] = math.nan
     line = f"cur_log_probs, sequence {sequence} of .* in micro-batch 0, response token {position}:"
-    layout = MetricsLayout.of(correction_of_flags(args), curves=False)
+    layout = MetricsLayout.of(setup_for(args).hook_correction, curves=False)
     with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         tis.correct(args, **call)
         with pytest.raises(NonFiniteError, match=line):

@@ -94,10 +94,10 @@ def set_advantages(rollout: Batch, loss_masks: Sequence[Tensor], values: Sequenc
     ]
 
 
-def call_of(batch: Batch, args: Any) -> HookCall:
-    """The hook call that a micro-batch would make, without a loss."""
+def call_of(batch: Batch, args: Any, **more: Any) -> HookCall:
+    """The hook call that a micro-batch would make, with ``more`` than it has; without a loss but there."""
     given = {name: batch.get(key) for name, key in OF_CALL.items()}
-    return HookCall.of(args, {"pg_loss": torch.zeros(0, device=batch["loss_masks"][0].device), **given})
+    return HookCall.of(args, {"pg_loss": torch.zeros(0)} | given | more)
 
 
 def group_keys(data: Batch, group_size: int) -> list[int]:

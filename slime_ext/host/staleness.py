@@ -10,11 +10,10 @@ version is that of its latest push (``certify``).
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,24 +31,21 @@ from slime_ext.ops.segments import to_device
 LOG = "custom_rollout_log_function_path"
 LOG_FLAG = f"{contract.flag_of(LOG)} {contract.OURS[LOG]}"
 NAMESPACE = b"slime_ext"
-VERSIONS, WAITING = "weight_versions", 16  # rollouts that may wait for the trainer
+VERSIONS, HEADS = "weight_versions", "heads"
+WAITING = {VERSIONS: 16, HEADS: 4}  # rollouts that may wait for the trainer
 PREFIX = "rollout/off_policy/"
 log = logging.getLogger("slime_ext")
 
-_published: dict[tuple[str, int], bytes] = {}  # of this process, which is all there is without Ray
+_published: dict[bytes, bytes] = {}  # of this process, which is all there is without Ray
 
 
-def identify(rollout_id: int) -> Callable[[Batch], Samples]:
-    """A function that makes of a batch its samples with the oldest version of each."""
-    return functools.partial(_samples_of, functools.cache(lambda: _oldest_of(rollout_id)))
-
-
-def _samples_of(oldest: Callable[[], Mapping[str, int | None]], batch: Batch) -> Samples:
+def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
+    """The samples of a batch with the oldest version of each, where the batch or ``log_rollout`` has it."""
     samples = Samples.of(batch)
-    carried = batch.get("weight_versions")
-    if carried is not None:
+    if (carried := batch.get("weight_versions")) is not None:
         return replace(samples, versions=[_oldest(names) for names in carried])
-    known = oldest() if samples.indices else {}  # the same on every rank
+    left_ = None if rollout_id is None else left(VERSIONS, rollout_id)
+    known: dict[str, int | None] = json.loads(left_ or b"{}")  # the same on every rank
     return replace(samples, versions=[known.get(str(index)) for index in samples.indices if known])
 
 
@@ -169,34 +165,22 @@ def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
     leave(VERSIONS, rollout_id, json.dumps(oldest).encode())
 
 
-def _oldest_of(rollout_id: int) -> dict[str, int | None]:
-    """Sample index -> oldest version, of a rollout that ``log_rollout`` saw; {} of any other."""
-    found: dict[str, int | None] = json.loads(left(VERSIONS, rollout_id) or b"{}")
-    return found
-
-
-def leave(what: str, rollout_id: int, data: bytes, waiting: int = WAITING) -> None:
-    """Leaves something about a rollout for the trainer's processes of the same Ray job.
-
-    Args:
-        waiting: how many rollouts' it keeps.
-    """
-    kv = store()
-    _published[what, rollout_id] = data
-    if kv is not None:
-        kv._internal_kv_put(_key(what, rollout_id), data, namespace=NAMESPACE)
-    for old in [key for key in _published if key[0] == what][:-waiting]:
-        del _published[old]
-        if kv is not None:
-            kv._internal_kv_del(_key(*old), namespace=NAMESPACE)
+def leave(what: str, rollout_id: int, data: bytes) -> None:
+    """Leaves something about a rollout for the trainer's processes of the same Ray job, in the place of what
+    was left ``WAITING`` rollouts before."""
+    key, data = _key(what, rollout_id), b"%d %b" % (rollout_id, data)
+    if (kv := store()) is None:
+        _published[key] = data
+    else:
+        kv._internal_kv_put(key, data, namespace=NAMESPACE)
 
 
 def left(what: str, rollout_id: int) -> bytes | None:
     """What ``leave`` was given; None of a rollout that it does not know."""
-    data, kv = _published.get((what, rollout_id)), store()
-    if data is None and kv is not None:
-        data = kv._internal_kv_get(_key(what, rollout_id), namespace=NAMESPACE)
-    return data
+    key, kv = _key(what, rollout_id), store()
+    found = _published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
+    owner, _, data = (found or b"").partition(b" ")
+    return data if owner == b"%d" % rollout_id else None
 
 
 def store() -> Any:
@@ -206,8 +190,8 @@ def store() -> Any:
 
 
 def _key(what: str, rollout_id: int) -> bytes:
-    job = sys.modules["ray"].get_runtime_context().get_job_id()
-    return f"{what}:{job}:{rollout_id}".encode()
+    job = sys.modules["ray"].get_runtime_context().get_job_id() if store() else ""
+    return f"{what}:{job}:{rollout_id % WAITING[what]}".encode()
 
 
 def _versions(sample: Any) -> list[int]:

@@ -26,10 +26,10 @@ from slime_ext.config.words import one_line
 from slime_ext.core import compiled
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, heads, hosts, staleness, train_step
-from slime_ext.host.configured import setup_of_flags
+from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import flag_of, loss_inputs
 from slime_ext.host.flags import check_command_line, check_kinds
-from slime_ext.host.hook import HostFlags, observe
+from slime_ext.host.hook import observe
 from slime_ext.host.rules import Setup, enforce
 
 UNSEEN = (
@@ -60,7 +60,7 @@ def init(args: Any) -> None:
         wrap_loss(host)
         train_step.install(host)
     check_functions(args, host)
-    setup = setup_of_flags(args)
+    setup = setup_for(args)
     enforce(setup)
     if host is not None:
         carry_to_hook(args)
@@ -165,10 +165,9 @@ def _what_runs(setup: Setup) -> str:
     if not setup.function:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
-    preset = (getattr(args, "slime_ext", None) or {}).get("preset") or setup.function
-    is_compiled = HostFlags.of(args, correction).serve is compiled.apply
-    backend = compiled.describe(is_compiled, correction)
-    return f"{only}{preset}: {one_line(to_mapping(correction))}; {backend}"
+    mapping = getattr(args, "slime_ext", None) or {}
+    backend = compiled.describe(mapping.get("backend") == "compiled", correction)
+    return f"{only}{mapping.get('preset') or setup.function}: {one_line(to_mapping(correction))}; {backend}"
 
 
 def _who_passes(host: hosts.Host | None) -> str:

@@ -27,7 +27,7 @@ from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
 from slime_ext.host.hosts import ranks
 from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_finite
-from slime_ext.host.rollout_data import Samples, numbers
+from slime_ext.host.rollout_data import Samples
 from slime_ext.ops.segments import Segments
 
 WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
@@ -132,9 +132,16 @@ class OptimizerStep:
         log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
         if behavior:
             log_probs["rollout_log_probs"] = tokens.behavior
-        if tokens.segments.mask.device.type != "cpu":
-            places = self.samples.places(call.loss_masks) or ()
-            self.tracker.look(log_probs, tokens.segments, [self.samples.indices[place] for place in places])
+        if (device := tokens.segments.mask.device.type) != "cpu":
+            if self is not NOWHERE:
+                places = self.samples.places(call.loss_masks) or ()
+                indices = [self.samples.indices[place] for place in places]
+                self.tracker.look(log_probs, tokens.segments, indices)
+            elif behavior and current.step is NOWHERE:  # nobody would read the note
+                raise ConfigError(
+                    f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: "
+                    f"on {device} a log-prob is looked at when a step's statistics are reduced"
+                )
             return
         for name, values in log_probs.items():
             if values is not None:
@@ -152,30 +159,8 @@ class OptimizerStep:
         self.tracker.check(found, rank)
         return metrics.scalars(totals), metrics.curves(totals)
 
-    def explain(self) -> None:
-        """Names what this rank found when the step broke off."""
-        self.tracker.check([numbers(self.tracker.vector())], 0)
 
-
-class Nowhere(OptimizerStep):
-    """Where a hook call outside of a step counts: nowhere. Only what stops at once is looked at."""
-
-    def add(self, result: HookResult) -> HookResult:
-        """Discards it."""
-        return result
-
-    def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool) -> None:
-        """As in a step, on CPU; on other devices nobody would read the note."""
-        if (device := tokens.segments.mask.device.type) == "cpu":
-            super().check_finite(tokens, call, behavior=behavior)
-        elif behavior and current.step is NOWHERE:
-            raise ConfigError(
-                f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: on "
-                f"{device} a log-prob is looked at when a step's statistics are reduced"
-            )
-
-
-NOWHERE = Nowhere()
+NOWHERE = OptimizerStep()  # of a hook call outside of a step, and of one that is counted already
 
 
 @dataclass

@@ -11,7 +11,7 @@ table with a row per sample. No tokens are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -125,14 +125,14 @@ def compute_plan(
     batches: Sequence[Batch],
     here: Ranks,
     rollout: dict[str, Any] | None = None,
-    identify: Callable[[Batch], Samples] = Samples.of,
+    rollout_id: int | None = None,
 ) -> StepPlan:
     """Everything that couples an optimizer step's samples; every rank of the last pipeline stage calls it.
 
     Args:
         batches: the step's micro-batches on this rank.
         rollout: this rank's whole rollout; ``group: rebaseline`` writes to its advantages.
-        identify: a batch -> what is known of its samples.
+        rollout_id: by which its samples' weight versions are found, where the batches do not carry them.
 
     Raises:
         ConfigError: the proximal or the behavior policy's log-probs are not in the data, or which samples
@@ -146,22 +146,22 @@ def compute_plan(
             "rollout_data: expected a sample on every data parallel rank, got none on rank "
             f"{here.dp_rank} of {here.dp_size}: {what_couples(correction)} is computed over all of them"
         )
-    tokens, samples = _tokens_of(correction, args, batch, identify, here)
+    samples = staleness.samples_of(batch, rollout_id)
+    tokens = _tokens_of(correction, args, batch, samples, here)
     found = plan_step(correction, [tokens], here.all_sum)
     plan = StepPlan(correction, samples, found.numbers)
     if correction.denominator == "host" and correction.group == "ignore":
         return plan
-    shares = [_local_rows(correction, args, batch, _counts(correction, tokens, found), here)]
+    share = _local_rows(correction, args, batch, _counts(correction, tokens, found), here)
     rest = data_of.rest_of(rollout, batch) if rollout and correction.group != "ignore" else {}
     if rest.get("loss_masks"):  # a group may be spread over optimizer steps
-        tokens, _ = _tokens_of(correction, args, rest, identify, here)
-        counts = None if correction.is_coupled else _counts(correction, tokens, found)
-        shares.append(_local_rows(correction, args, rest, counts, here, step=OTHER))
-    rows, begin = _gathered(torch.cat(shares), here)
+        tokens = _tokens_of(correction, args, rest, staleness.samples_of(rest, rollout_id), here)
+        others = _local_rows(correction, args, rest, _counts(correction, tokens, found), here, step=OTHER)
+        share = torch.cat([share, others])
+    rows, begin = _gathered(share, here)
     mine = range(begin, begin + len(samples.masks))
     if correction.group != "ignore":
-        _require_whole_groups(rows, args.n_samples_per_prompt)
-        _refuse_split_groups(correction, rows)
+        _refuse_broken_groups(correction, args.n_samples_per_prompt, rows)
     if correction.group == "atomic":
         broken = data_of.broken_groups(rows)
         rows = data_of.without_groups(rows, broken)
@@ -175,16 +175,13 @@ def compute_plan(
     return replace(plan, scale=None if scale is None else [scale[i] for i in mine])
 
 
-def _tokens_of(
-    correction: Correction, args: Any, batch: Batch, identify: Callable[[Batch], Samples], here: Ranks
-) -> tuple[Tokens, Samples]:
+def _tokens_of(correction: Correction, args: Any, batch: Batch, samples: Samples, here: Ranks) -> Tokens:
     """Samples as if they were one micro-batch."""
     if batch["log_probs"] is None:
         raise ConfigError(NO_PROXIMAL.format(what=what_couples(correction)))
-    call, samples = data_of.call_of(batch, args), identify(batch)
-    tokens = pack(call, here.context)
+    tokens = pack(data_of.call_of(batch, args), here.context)
     require_finite("log_probs", tokens.proximal, tokens.segments, "the trainer's forward pass overflowed")
-    return staleness.with_ages(tokens, batch["loss_masks"], correction, samples), samples
+    return staleness.with_ages(tokens, batch["loss_masks"], correction, samples)
 
 
 def _counts(correction: Correction, tokens: Tokens, plan: Plan) -> Tensor:
@@ -194,7 +191,7 @@ def _counts(correction: Correction, tokens: Tokens, plan: Plan) -> Tensor:
 
 
 def _local_rows(
-    correction: Correction, args: Any, batch: Batch, counts: Tensor | None, here: Ranks, step: int = 0
+    correction: Correction, args: Any, batch: Batch, counts: Tensor, here: Ranks, step: int = 0
 ) -> Tensor:
     """[samples, columns of SampleRow] float64: this rank's share of its samples' rows.
 
@@ -212,8 +209,7 @@ def _local_rows(
     for name, values in columns.items():
         if here.context.rank == 0 and None not in values:
             rows[:, SampleRow._fields.index(name)] = torch.tensor(values, dtype=torch.float64).to(rows)
-    if counts is not None:
-        rows[:, [SampleRow._fields.index(name) for name in ("tokens", "kept")]] = counts.double().T
+    rows[:, [SampleRow._fields.index(name) for name in ("tokens", "kept")]] = counts.double().T
     return rows
 
 
@@ -227,20 +223,17 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
     return [SampleRow(*row) for row in data_of.numbers(here.all_sum(table))], ends[here.dp_rank]
 
 
-def _require_whole_groups(rows: list[SampleRow], size: int) -> None:
-    """As many samples as whole groups have, in more groups: the host counted on from another size."""
-    wanted, groups = len(rows) / size, {row.group for row in rows}
+def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRow]) -> None:
+    """As many samples as whole groups have, in more groups: the host counted on from another size. And
+    numbers of a step that is not trained yet, which decide about its samples, are not known."""
+    now, later = ({row.group for row in rows if (row.step == OTHER) is other} for other in (False, True))
+    wanted, groups = len(rows) / size, now | later
     if wanted.is_integer() and len(groups) > wanted:
         raise ConfigError(
             f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
             f"{len(groups)}: the run went on with another --n-samples-per-prompt than it began with; use "
             "ignore"
         )
-
-
-def _refuse_split_groups(correction: Correction, rows: list[SampleRow]) -> None:
-    """Numbers of a step that is not trained yet, which decide about its samples, are not known."""
-    now, later = ({row.group for row in rows if (row.step == OTHER) is other} for other in (False, True))
     if correction.is_coupled and now & later:
         coupled = what_couples(replace(correction, denominator="host", group="ignore"))
         raise ConfigError(

@@ -24,9 +24,9 @@ from slime_ext.core.metrics.names import PREFIX
 from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, heads, hosts, staleness, step_metrics
-from slime_ext.host.configured import setup_of_flags
+from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import ONLY_MEASURES
-from slime_ext.host.rollout_data import joined, read_ahead
+from slime_ext.host.rollout_data import joined, numbers, read_ahead
 from slime_ext.host.rules import Setup
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
@@ -123,7 +123,7 @@ class Reporter:
     @classmethod
     def of(cls, args: Any, folder: str | Path | None = None) -> Reporter:
         """As the ``slime_ext:`` mapping of the arguments says."""
-        setup = setup_of_flags(args)
+        setup = setup_for(args)
         return cls(setup, setup.loaded.metrics, Watch(setup.loaded.guards), folder)
 
     def layout(self, correction: Correction) -> MetricsLayout | None:
@@ -232,13 +232,12 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
             )
         return step
     batches = read_ahead(iterator, call["num_microbatches"])
-    identify = staleness.identify(call["rollout_id"])
     if measured.needs_plan:
         rollout = getattr(iterator, "rollout_data", None)
-        step.plan = compute_plan(measured, call["args"], batches, here, rollout, identify)
+        step.plan = compute_plan(measured, call["args"], batches, here, rollout, call["rollout_id"])
         step.samples = step.plan.samples
     else:
-        step.samples = identify(joined(batches))
+        step.samples = staleness.samples_of(joined(batches), call["rollout_id"])
     if measured.center is not None:
         step.heads = heads.of_step(call["rollout_id"], step.samples, measured.center.top_k)
     return step
@@ -247,7 +246,7 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
 def _name_the_cause(step: OptimizerStep, error: Exception) -> None:
     """Raises what the hook knows of why the host's step broke off."""
     try:
-        step.explain()
+        step.tracker.check([numbers(step.tracker.vector())], 0)
     except NonFiniteError as found:
         raise found from error
     except RuntimeError:

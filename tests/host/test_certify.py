@@ -177,7 +177,7 @@ def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, 
 
     def hook(args, **given):
         known = {"loss_masks": given["loss_masks"], "weight_versions": [["1"]] * len(batch)}
-        step_metrics.current.step.samples = staleness.identify(0)(known)
+        step_metrics.current.step.samples = staleness.samples_of(known)
         return tis.correct(args, **given)
 
     module = host([batch], hook=hook)

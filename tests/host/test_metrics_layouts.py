@@ -12,7 +12,7 @@ from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import certify, staleness, step_metrics
-from slime_ext.host.configured import correction_of_flags
+from slime_ext.host.configured import setup_for
 from slime_ext.host.hosts import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
@@ -63,8 +63,8 @@ def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     parts = [mine[start : start + size] for start in range(0, len(mine), size)]
     given = [as_slime_calls([batch[i] for i in places]) for places in parts]
     masks = [mask for call in given for mask in call["loss_masks"]]
-    known = staleness.identify(0)({"loss_masks": masks, "weight_versions": [versions[i] for i in mine]})
-    layout = MetricsLayout.of(correction_of_flags(args), curves="metrics" not in config)
+    known = staleness.samples_of({"loss_masks": masks, "weight_versions": [versions[i] for i in mine]})
+    layout = MetricsLayout.of(setup_for(args).hook_correction, curves="metrics" not in config)
     with step_metrics.under_way(step_metrics.OptimizerStep(layout, known)) as step:
         for call in given:
             tis.correct(args, **local(call, cp_rank, cp_size))
@@ -125,7 +125,7 @@ def stops(stages=1):
         slime_ext={"preset": "token_tis", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
     )
     for value in (math.nan, 0.0):
-        layout = MetricsLayout.of(correction_of_flags(args), curves=False)
+        layout = MetricsLayout.of(setup_for(args).hook_correction, curves=False)
         with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
             call = as_slime_calls(oracle.random_batch(rank))
             values = torch.tensor([0.0, 0.0, value if rank == stages - 1 else 0.0])

@@ -35,7 +35,7 @@ def aged(versions=None, indices=(), rollout_id=0, correction=Correction()):  # n
     masks = [torch.ones(1) for _ in range(count)]
     batch = {"loss_masks": masks, "sample_indices": list(indices) or None, "weight_versions": versions}
     packed = Tokens(Segments.whole([1] * count, torch.ones(count)), torch.zeros(count), torch.zeros(count))
-    return staleness.with_ages(packed, masks, correction, staleness.identify(rollout_id)(batch)).ages
+    return staleness.with_ages(packed, masks, correction, staleness.samples_of(batch, rollout_id)).ages
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ CONFIG = {"steps": [{"reject": {"max_staleness": 1}}]}
 def step_of(given, versions):
     """The optimizer step of a hook call's samples."""
     batch = {"loss_masks": given["loss_masks"], "weight_versions": versions}
-    return step_metrics.OptimizerStep(samples=staleness.identify(0)(batch))
+    return step_metrics.OptimizerStep(samples=staleness.samples_of(batch))
 
 
 def test_the_hook_drops_samples_that_are_older():
@@ -183,7 +183,6 @@ def store(monkeypatch):
         _internal_kv_initialized=lambda: True,
         _internal_kv_put=lambda key, value, namespace: stored.update({(namespace, key): value}),
         _internal_kv_get=lambda key, namespace: stored.get((namespace, key)),
-        _internal_kv_del=lambda key, namespace: stored.pop((namespace, key)),
     )
     ray = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -196,10 +195,9 @@ def sampled(index, versions):
 
 
 def test_the_trainer_finds_its_samples_versions_by_their_index(store, monkeypatch):
-    """The trainer is another process: what it knows is what the store holds."""
     made = [sampled(7, ["3", "4"]), sampled(8, ["2"]), sampled(8, ["1"]), sampled(9, []), sampled(5, ["9"])]
     host.log_rollout(2, None, made, {})
-    monkeypatch.setattr(staleness, "_published", {})
+    assert store and not staleness._published  # the trainer is another process
     certify.reset(4)
     ages = aged(indices=[9, 8, 7, 5, 6], rollout_id=2)
     assert ages[1:3].tolist() == [3, 1] and ages.isnan().tolist() == [True, False, False, True, True]
@@ -211,5 +209,5 @@ def test_the_trainer_finds_its_samples_versions_by_their_index(store, monkeypatc
 def test_rollouts_that_were_trained_long_ago_are_forgotten(store):
     for rollout_id in range(30):
         host.log_rollout(rollout_id, None, [sampled(1, ["1"])], {})
-    assert len(store) == staleness.WAITING == len(staleness._published)
-    assert staleness._oldest_of(29) == {"1": 1} and staleness._oldest_of(3) == {}
+    assert len(store) == staleness.WAITING[staleness.VERSIONS]
+    assert [staleness.left("weight_versions", i) for i in (29, 3)] == [b'{"1": 1}', None]

@@ -10,7 +10,7 @@ import torch
 from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
-from slime_ext.host import certify, rollout_data, rollout_data_postprocess, staleness, step_metrics
+from slime_ext.host import certify, rollout_data, rollout_data_postprocess, step_metrics
 from slime_ext.host.hosts import ranks
 from slime_ext.host.rollout_data import read_ahead
 from slime_ext.host.step_plan import compute_plan
@@ -263,7 +263,7 @@ def test_the_plan_knows_the_samples_ages():
     try:
         batches = read_ahead(slime.DataIterator(data), 3)
         args, correction = slime.arguments(mapping), read_config(mapping).correction
-        plan = compute_plan(correction, args, batches, ranks(), data, staleness.identify(0))
+        plan = compute_plan(correction, args, batches, ranks(), data)
     finally:
         certify.reset()
     assert plan.keep == [index // slime.GROUP != 0 for index in plan.samples.indices] and not all(plan.keep)

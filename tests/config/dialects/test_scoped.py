@@ -12,7 +12,7 @@ from slime_ext import load_config
 from slime_ext.core.correction import Tokens
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import ConfigError
-from slime_ext.host.packing import pack_segments
+from slime_ext.host.packing import Parallel, pack_segments
 from slime_ext.ops.segments import Segments
 from tests.slices import slice_response
 
@@ -176,7 +176,7 @@ def test_splitting_sequences_over_ranks_changes_nothing():
     ranks, parts = Ranks(2), {}
 
     def play(rank):
-        segments = pack_segments(masks, totals, lengths, cp_rank=rank, cp_size=2, all_sum=ranks.all_sum(rank))
+        segments = pack_segments(masks, totals, lengths, here=Parallel(rank, 2, ranks.all_sum(rank)))
         local = [
             torch.cat([slice_response(x, t, len(x), rank, 2) for x, t in zip(xs, totals, strict=True)])
             for xs in (proximal, behavior)
