@@ -133,10 +133,10 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     segments = pack_segments(
         call.loss_masks, call.total_lengths, call.response_lengths, call.max_seq_lens, parallel
     )
-    names = ("cur_log_probs", "advantages")
-    given = {name: values for name in names if (values := getattr(call, name)) is not None}
-    given |= {"train_log_probs": call.train_log_probs, "rollout_log_probs": call.rollout_log_probs}
-    flat = {name: join(values, segments.local_lengths, name) for name, values in given.items()}
+    lengths, flat = segments.local_lengths, {}
+    for name in ("cur_log_probs", "advantages", "train_log_probs", "rollout_log_probs"):
+        if (values := getattr(call, name)) is not None:
+            flat[name] = join(values, lengths, name)
     behavior = flat["rollout_log_probs"]
     if behavior.device.type != "cpu" or (segments.size and not float(behavior.amax()) <= HIGHEST):  # NaN, too
         behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)

@@ -10,6 +10,7 @@ found any and where the first was; it is named once the step's statistics are re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require
 from slime_ext.host.rollout_data import Samples
 from slime_ext.ops.segments import Segments
 
-WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
+SPAN = 2**32  # more tokens than a hook call has
 
 
 @dataclass
@@ -38,14 +39,13 @@ class NonFiniteTracker:
     """The first non-finite log-prob of each kind in one optimizer step on this rank."""
 
     calls: list[tuple[Segments, Sequence[int | None]]] = field(default_factory=list)
-    found: list[Tensor] = field(default_factory=list)  # per call [kinds, 2]: whether there is any, the first
+    first: Tensor | None = None  # [kinds] float64: SPAN x number of the hook call + index of the token in it
 
     def look(
         self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] = ()
     ) -> None:
         """Notes where response tokens of ``values`` (kind -> [T] log-probs) are not finite, without waiting
         for the device; ``samples``: the indices of the call's samples, where they are known."""
-        self.calls.append((segments, samples))
         mask = segments.mask
         bad = [
             torch.zeros_like(mask)
@@ -54,16 +54,15 @@ class NonFiniteTracker:
             for kind in CONSEQUENCES
         ]
         rows = pad(torch.stack(bad).to(torch.uint8), (0, 1))  # this rank may hold no token
-        self.found.append(torch.stack(rows.max(1), 1).double())  # the first of equals
+        is_any, index = rows.max(1)  # the first of equals
+        found = torch.where(is_any > 0, index.double() + SPAN * len(self.calls), torch.inf)
+        self.first = found if self.first is None else torch.minimum(self.first, found)
+        self.calls.append((segments, samples))
 
     def vector(self, device: torch.device | str = "cpu") -> Tensor:
-        """[kinds x WIDTH] float64, what the first call noted that found something, for all ranks."""
-        if not self.found:
-            return torch.zeros(len(CONSEQUENCES) * WIDTH, dtype=torch.float64, device=device)
-        found = torch.stack(self.found)  # [calls, kinds, 2]
-        most, call = found[..., 0].max(0)
-        first = found[..., 1].gather(0, call[None])[0]
-        return torch.stack([most, call.double(), first], 1).flatten()
+        """[kinds] float64, the first that was found of each kind, for all ranks; infinite: none."""
+        none = torch.full((len(CONSEQUENCES),), torch.inf, dtype=torch.float64, device=device)
+        return none if self.first is None else self.first
 
     def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
         """Stops on every rank if one of them found something.
@@ -73,9 +72,9 @@ class NonFiniteTracker:
             rank: this one.
         """
         for other in sorted(range(len(per_rank)), key=lambda r: r != rank):
-            for i, (kind, consequence) in enumerate(CONSEQUENCES.items()):
-                found, call, index = map(int, per_rank[other][i * WIDTH : (i + 1) * WIDTH])
-                if found:
+            for (kind, consequence), place in zip(CONSEQUENCES.items(), per_rank[other], strict=True):
+                if place < math.inf:
+                    call, index = divmod(int(place), SPAN)
                     where = f"data rank {other}, micro-batch {call}, token {index} of it"
                     where = self._place(call, index) if other == rank else where
                     raise NonFiniteError(

@@ -164,7 +164,7 @@ def compute_plan(
         _refuse_broken_groups(correction, args.n_samples_per_prompt, rows)
     if correction.group == "atomic":
         broken = data_of.broken_groups(rows)
-        rows = data_of.without_groups(rows, broken)
+        rows = [row._replace(kept=0.0) if row.group in broken else row for row in rows]
         plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
     acts = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
     if correction.group == "rebaseline" and acts and rollout:

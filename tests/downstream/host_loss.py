@@ -195,7 +195,7 @@ def _step(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sampl
         "data_iterator": iterators,
         "num_microbatches": len(parts),
     }
-    opened = train_step._opened(call, setup_for(args).hook_correction, train_step.Reporter.of(args))
+    opened = train_step._opened(call, setup_for(args).hook_correction, train_step.Reporter(args))
     assert [iterator.offset for iterator in iterators] == [0] * chunks
     return step_metrics.under_way(opened)
 

@@ -133,7 +133,7 @@ def stops(stages=1):
             if ranks().is_last_stage:
                 tis.correct(args, **call)
             try:
-                Reporter.of(args).report(step, {"rollout_id": 0, "step_id": 0})
+                Reporter(args).report(step, {"rollout_id": 0, "step_id": 0})
             except SlimeExtError as error:
                 lines.append(str(error))
     return lines
