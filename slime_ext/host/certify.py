@@ -84,8 +84,8 @@ class Pushes:
         words for it; None where nobody can say."""
         arrival, k3 = self.arrival, scalars[PREFIX + "k3_kl"]
         text = f"k3 {k3:.2g} nats over {scalars[PREFIX + 'tokens']:,.0f} tokens"
-        is_known = scalars.get(PREFIX + "staleness_known_fraction", 1.0) == 1.0
-        age = scalars.get(PREFIX + "staleness_max") if is_known else None
+        known = scalars.get(PREFIX + "staleness_known_fraction", 1.0)
+        age = scalars.get(PREFIX + "staleness_max") if known == 1 else None
         if age != 0:
             older = "of unknown versions" if age is None else f"up to {age:.0f} pushes old"
             text = f"{text} {older}, which say nothing of this push; {arrival.summary}"
@@ -140,7 +140,7 @@ def after_push(version: int | None, engines: Sequence[Any]) -> None:
     if version is not None and version == pushes.version:
         return  # a class that calls its parent's
     pushes.version, pushes.is_due, pushes.asked = version, True, ()
-    if _world() == 1 or torch.distributed.get_rank() == 0:  # every rank knows the engines
+    if not hosts.rank():  # every rank knows the engines
         try:
             pushes.asked = [engine.check_weights.remote("checksum") for engine in engines]
         except Exception as error:  # no run ends because nobody answers
@@ -152,7 +152,7 @@ def settle() -> None:
     if not pushes.is_due:
         return
     found = [_arrival(pushes.asked)]
-    if _world() > 1:
+    if hosts.rank() is not None:
         try:
             torch.distributed.broadcast_object_list(found, src=0, group=_host_group())
         except (RuntimeError, ValueError):  # ranks of another group
@@ -181,11 +181,6 @@ def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
             if not name.startswith("draft"):
                 found[name] = f"{found.get(name, '')}{checksum} "
     return found
-
-
-def _world() -> int:
-    dist = torch.distributed
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _host_group() -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -157,11 +158,10 @@ def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
 
 def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
     """Leaves the oldest version of each sample index for the trainer's processes of the same Ray job."""
-    oldest: dict[str, int | None] = {}
+    found: dict[str, list[Any]] = defaultdict(list)
     for sample in samples:
-        index, versions = str(getattr(sample, "index", None)), _versions(sample)
-        known = [v for v in (oldest.get(index), *versions) if v is not None]
-        oldest[index] = min(known, default=None)
+        found[str(getattr(sample, "index", None))] += versions_of(sample.weight_versions)
+    oldest = {index: _oldest(versions) for index, versions in found.items()}
     leave(VERSIONS, rollout_id, json.dumps(oldest).encode())
 
 

@@ -19,8 +19,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import one_line
 from slime_ext.core import compiled
@@ -65,8 +63,7 @@ def init(args: Any) -> None:
     if host is not None:
         carry_to_hook(args)
         _check_host(setup, host)
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not ready or torch.distributed.get_rank() == 0:
+    if not hosts.rank():
         print(f"slime_ext: {_what_runs(setup)}; {_who_passes(host)}", flush=True)
 
 

@@ -194,8 +194,9 @@ def sampled(index, versions):
     return SimpleNamespace(index=index, weight_versions=versions, response_length=0, rollout_log_probs=None)
 
 
-def test_the_trainer_finds_its_samples_versions_by_their_index(store, monkeypatch):
+def test_the_trainer_finds_its_samples_versions_by_their_index(store):
     made = [sampled(7, ["3", "4"]), sampled(8, ["2"]), sampled(8, ["1"]), sampled(9, []), sampled(5, ["9"])]
+    made += [sampled(6, ["default", "4"])]  # of an engine before its first push, too
     host.log_rollout(2, None, made, {})
     assert store and not staleness._published  # the trainer is another process
     certify.reset(4)
