@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from slime_ext.core import metrics
-from slime_ext.core.correction import HookResult
+from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.core.state import Tokens
+from slime_ext.core.state import Plan, Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
 from slime_ext.host.hosts import ranks
@@ -98,14 +98,14 @@ class OptimizerStep:
     Args:
         layout: what hook calls measure; None: nothing.
         samples: those that the step trains, where they are known.
-        plan: what was computed for them before.
+        plan: what was computed for them before, for a correction, in their order and on the CPU.
         heads: the sampler's head of each of them, for ``center``.
         observes: whether the policy loss is measured where it does not call our hook.
     """
 
     layout: MetricsLayout | None = None
     samples: Samples = field(default_factory=Samples)
-    plan: Any = None
+    plan: tuple[Correction, Plan] | None = None
     heads: Sequence[tuple[Tensor, Tensor]] = ()
     observes: bool = False
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)

@@ -219,13 +219,12 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
                 f"got {type(iterator).__name__}: what is looked up before an optimizer step does not run here"
             )
         return step
-    batches = read_ahead(iterator, call["num_microbatches"])
+    batch = joined(read_ahead(iterator, call["num_microbatches"]))
+    step.samples = staleness.samples_of(batch, call["rollout_id"])
     if measured.needs_plan:
         rollout = getattr(iterator, "rollout_data", None)
-        step.plan = compute_plan(measured, call["args"], batches, here, rollout, call["rollout_id"])
-        step.samples = step.plan.samples
-    else:
-        step.samples = staleness.samples_of(joined(batches), call["rollout_id"])
+        plan = compute_plan(measured, call["args"], batch, here, rollout, call["rollout_id"])
+        step.plan = measured, plan
     if measured.center is not None:
         step.heads = heads.of_step(call["rollout_id"], step.samples, measured.center.top_k)
     return step
