@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
@@ -17,7 +16,7 @@ from slime_ext.host.hosts import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle
-from tests.host.test_context_parallel import slices
+from tests.host.test_context_parallel import local
 from tests.ranks import run_ranks
 from tests.test_tis import arguments, as_slime_calls
 
@@ -33,7 +32,6 @@ CONFIGS = {
     "token weights": {"preset": "token_tis"},
     "a surrogate of ours": {"preset": "cispo"},
 }
-LISTED = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
 LAYOUTS = {  # processes, tensor, context
     "cp2 dp2": (4, 1, 2),
     "tp2 cp2": (4, 2, 2),
@@ -43,13 +41,6 @@ LAYOUTS = {  # processes, tensor, context
 
 def samples():
     return [s for seed in range(3) for s in oracle.random_batch(seed)]
-
-
-def local(call, cp_rank, cp_size):
-    """What a context-parallel rank holds of a call."""
-    flat: Tensor = call["pg_loss"]
-    part = torch.cat(slices(call, flat.split(call["response_lengths"]), cp_rank, cp_size))
-    return call | {key: slices(call, call[key], cp_rank, cp_size) for key in LISTED} | {"pg_loss": part}
 
 
 def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
