@@ -34,7 +34,7 @@ LATE = (
     "fsdp never calls it): the configuration is checked only now, after the first rollout, and there are no "
     "guards and no metrics but those of the host's own channel"
 )
-BOUNDS = (*BAND, *RANGE)
+BOUNDS = (*BAND, *RANGE)  # what a seed's function is made from, as another is from the key slime_ext
 NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
 
 
@@ -67,11 +67,6 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     for note in setup.loaded.notes:
         warn_once(f"slime_ext: {note}")
     return setup
-
-
-def read_by(function: str) -> tuple[str, ...]:
-    """The arguments that a function of ``slime_ext.tis`` is made from."""
-    return BOUNDS if function in SEEDS else ("slime_ext",)
 
 
 def loaded_from(setup: Setup) -> Setup:
