@@ -18,15 +18,14 @@ from slime_ext import presets
 from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.state import Tokens
 from slime_ext.errors import did_you_mean
-from slime_ext.host.configured import correction_for, read_by
-from slime_ext.host.contract import HookCall, takes_tis_bounds
+from slime_ext.host.configured import BOUNDS, setup_for
+from slime_ext.host.contract import SEEDS, HookCall, takes_tis_bounds
 from slime_ext.host.hook import Channel, Result, run
 
 
 def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
-    """The function that a host calls for the correction ``name``; reloads the correction when its flags
-    change."""
-    names = read_by(name)
+    """The function that a host calls for the correction ``name``; it is reloaded when its flags change."""
+    names = BOUNDS if name in SEEDS else ("slime_ext",)
     loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 
     def function(
@@ -57,7 +56,7 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
         owner, known, correction = loaded
         now = [getattr(args, key, None) for key in names]
         if correction is None or owner is not args or known != now:
-            correction = correction_for(args, name)
+            correction = setup_for(args, name).correction
             loaded = (args, now, correction)
         return run(HookCall.of(args, given), correction, channel, name)
 

@@ -149,7 +149,7 @@ MUTATIONS = {
     ),
     "an atomic group keeps its tokens in the denominator": Mutation(
         "host/step_plan.py",
-        "rows = data_of.without_groups(rows, broken)",
+        "rows = [row._replace(kept=0.0) if row.group in broken else row for row in rows]",
         "pass",
         "tests/host/test_step_plan.py",
     ),

@@ -12,7 +12,7 @@ from slime_ext import presets, tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
 from slime_ext.host import hook, step_metrics
-from slime_ext.host.configured import correction_of_flags
+from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import METRICS, REQUIRED
 from slime_ext.host.packing import Parallel
 from tests import oracle
@@ -116,7 +116,7 @@ def test_in_an_open_step_the_seeds_weights_are_measured(name, weights, clipped):
     batch[0] |= dict.fromkeys(("proximal", "target", "advantage", "host_loss"), log_probs)
     args = arguments(tis_clip_low=0.5, tis_clip=2.0, eps_clip=0.5, eps_clip_high=1.0)
     args.custom_tis_function_path = f"slime_ext.tis.{name}"
-    layout = MetricsLayout.of(correction_of_flags(args))
+    layout = MetricsLayout.of(setup_for(args).hook_correction)
     with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         getattr(tis, name)(args, **as_slime_calls(batch))
     found = step.reduce()[0]

@@ -13,10 +13,9 @@ import torch
 from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import NonFiniteError
-from slime_ext.host import step_metrics
-from slime_ext.host.configured import correction_of_flags
+from slime_ext.host import certify, staleness, step_metrics
+from slime_ext.host.configured import setup_for
 from tests import oracle
-from tests.host.pushes import trainer_at
 from tests.test_tis import arguments, as_slime_calls
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -38,16 +37,18 @@ def on(device, value):
 def calls(device, **changes):
     for seed in range(6):
         call = as_slime_calls(oracle.random_batch(seed, wild=False), **changes)
-        versions = [[str(5 - i % 4)] for i in range(len(call["loss_masks"]))]
-        yield {key: on(device, value) for key, value in call.items()} | {"weight_versions": versions}
+        yield {key: on(device, value) for key, value in call.items()}
 
 
 def measured(device, **more):
-    trainer_at(5)
+    certify.reset(5)
     args = arguments(slime_ext={**CONFIG, **more}, custom_tis_function_path="slime_ext.tis.correct")
     given = list(calls(device))
-    layout = MetricsLayout.of(correction_of_flags(args), curves=True)
-    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
+    layout = MetricsLayout.of(setup_for(args).hook_correction, curves=True)
+    masks = [mask for call in given for mask in call["loss_masks"]]
+    versions = [[str(5 - i % 4)] for call in given for i in range(len(call["loss_masks"]))]
+    known = staleness.samples_of({"loss_masks": masks, "weight_versions": versions})
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout, known)) as step:
         torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
         try:
             for call in given:
@@ -55,7 +56,7 @@ def measured(device, **more):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         scalars, curves = step.reduce()
-    trainer_at(None)
+    certify.reset()
     return {**scalars, **curves}
 
 
@@ -77,7 +78,7 @@ def test_a_nan_stops_when_the_step_is_reduced():
     call["cur_log_probs"][sequence] = call["cur_log_probs"][sequence].detach().clone()
     call["cur_log_probs"][sequence][position] = math.nan
     line = f"cur_log_probs, sequence {sequence} of .* in micro-batch 0, response token {position}:"
-    layout = MetricsLayout.of(correction_of_flags(args), curves=False)
+    layout = MetricsLayout.of(setup_for(args).hook_correction, curves=False)
     with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         tis.correct(args, **call)
         with pytest.raises(NonFiniteError, match=line):

@@ -33,9 +33,9 @@ def moved(value):
 def opened(args, data):
     """The first optimizer step with its plan, and its hook calls."""
     iterator, count = slime.DataIterator(data), data["num_microbatches"][0]
-    plan = slime.plan_of(args, data, iterator, count)
+    step = slime.step_of(args, data, iterator, count)
     calls = [call_of(iterator.get_next((*slime.PER_SAMPLE, "host_loss"))) for _ in range(count)]
-    return step_metrics.under_way(step_metrics.OptimizerStep(samples=plan.samples, plan=plan)), calls
+    return step_metrics.under_way(step), calls
 
 
 def call_of(taken):

@@ -21,7 +21,7 @@ from slime_ext.config.load import load_config
 from slime_ext.core import compiled, correction
 from slime_ext.core.correction import HookInputs
 from slime_ext.core.state import Tokens
-from slime_ext.host.packing import pack_segments
+from slime_ext.host.packing import Parallel, pack_segments
 
 SEQUENCES = (1, 16, 256, 4096)
 RANKS = (1, 2, 4)
@@ -79,12 +79,12 @@ def _rank(rank: int, ranks: int, folder: str, backend: str, tokens: int, repeat:
     masks = [torch.ones(n, dtype=torch.int32) for n in lengths]
     served, times = {"eager": correction.apply, "compiled": compiled.apply}[backend], []
     configured = load_config({"steps": STEPS[CONFIG]})
-    cut = functools.partial(pack_segments, masks, lengths, lengths, cp_rank=rank, cp_size=ranks)
-    proximal = -torch.rand(cut(all_sum=all_sum).size)
+    cut = functools.partial(pack_segments, masks, lengths, lengths, here=Parallel(rank, ranks, all_sum))
+    proximal = -torch.rand(cut().size)
     for _ in range(repeat + 1):
         dist.barrier()
         begin = time.process_time()
-        served(configured, HookInputs(Tokens(cut(all_sum=all_sum), proximal, proximal + 1e-4), -proximal))
+        served(configured, HookInputs(Tokens(cut(), proximal, proximal + 1e-4), -proximal))
         times.append((time.process_time() - begin) * 1e3)
     Path(folder, f"time{rank}").write_text(str(statistics.median(times[1:])))
     dist.destroy_process_group()

@@ -1,8 +1,9 @@
-"""The certificate after every weight push: whether the engines sample from the weights that the trainer has.
+"""The pushes of this process's weights, and the certificate after each: whether the engines sample from the
+weights that the trainer has.
 
-It costs no forward pass. The first rollout that the pushed weights sampled is scored by the trainer anyway,
-with those same weights, before its first optimizer step: the distance over its tokens is numerics alone, k3
-in nats. Older responses (asynchronous training) say nothing of the push.
+A certificate costs no forward pass. The first rollout that the pushed weights sampled is scored by the
+trainer anyway, with those same weights, before its first optimizer step: the distance over its tokens is
+numerics alone, k3 in nats. Older responses (asynchronous training) say nothing of the push.
 
 SGLang also reports a checksum of each tensor (``check_weights`` of slime's and miles' engine actors). Tensors
 that keep theirs while the trainer steps have not arrived.
@@ -45,10 +46,10 @@ class Arrival:
 
 
 @dataclass
-class Certificates:
+class Pushes:
     """What is known of a run's pushes, in one process of the trainer."""
 
-    version: int | None = None
+    version: int | None = None  # of the latest, by the host's own count; None where nothing counts
     arrival: Arrival = field(default_factory=lambda: Arrival("no checksums: not asked"))
     is_due: bool = False  # a push has no certificate yet
     asked: Any = None  # what the engines will answer, on the rank that asked
@@ -83,8 +84,8 @@ class Certificates:
         words for it; None where nobody can say."""
         arrival, k3 = self.arrival, scalars[PREFIX + "k3_kl"]
         text = f"k3 {k3:.2g} nats over {scalars[PREFIX + 'tokens']:,.0f} tokens"
-        is_known = scalars.get(PREFIX + "staleness_known_fraction", 1.0) == 1.0
-        age = scalars.get(PREFIX + "staleness_max") if is_known else None
+        known = scalars.get(PREFIX + "staleness_known_fraction", 1.0)
+        age = scalars.get(PREFIX + "staleness_max") if known == 1 else None
         if age != 0:
             older = "of unknown versions" if age is None else f"up to {age:.0f} pushes old"
             text = f"{text} {older}, which say nothing of this push; {arrival.summary}"
@@ -101,19 +102,20 @@ class Certificates:
         return True, f"{text}; {arrival.summary}"
 
 
-_run = Certificates()
+pushes = Pushes()
 
 
-def reset() -> None:
-    """As in a new process; for tests."""
-    global _run
-    _run = Certificates()
+def reset(version: int | None = None) -> None:
+    """As in a process that has pushed this version, or none; for tests."""
+    global pushes
+    pushes = Pushes(version)
 
 
 def install() -> None:
-    """Asks for checksums whenever this process's host has pushed its weights; idempotent."""
+    """Takes note whenever this process's host has pushed its weights; idempotent."""
     for cls in hosts.weight_updaters():
         hosts.wrap(cls, "update_weights", _certified)
+        pushes.version = pushes.version or 0
 
 
 def _certified(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,33 +132,33 @@ def _certified(function: Callable[..., Any]) -> Callable[..., Any]:
 def note_step(optimizer: Any) -> None:
     """Takes note of an optimizer step; one with a learning rate of 0 moves nothing."""
     groups = getattr(optimizer, "param_groups", None)
-    _run.has_moved |= groups is None or any(group.get("lr", 1) for group in groups)
+    pushes.has_moved |= groups is None or any(group.get("lr", 1) for group in groups)
 
 
 def after_push(version: int | None, engines: Sequence[Any]) -> None:
     """Asks the engines what they hold now; ``settle`` takes the answers, which by then are there."""
-    if version is not None and version == _run.version:
+    if version is not None and version == pushes.version:
         return  # a class that calls its parent's
-    _run.version, _run.is_due, _run.asked = version, True, ()
-    if _world() == 1 or torch.distributed.get_rank() == 0:  # every rank knows the engines
+    pushes.version, pushes.is_due, pushes.asked = version, True, ()
+    if not hosts.rank():  # every rank knows the engines
         try:
-            _run.asked = [engine.check_weights.remote("checksum") for engine in engines]
+            pushes.asked = [engine.check_weights.remote("checksum") for engine in engines]
         except Exception as error:  # no run ends because nobody answers
-            _run.asked = error
+            pushes.asked = error
 
 
 def settle() -> None:
     """Takes the answers to a push that has no certificate yet; on all ranks of the trainer."""
-    if not _run.is_due:
+    if not pushes.is_due:
         return
-    found = [_arrival(_run.asked)]
-    if _world() > 1:
+    found = [_arrival(pushes.asked)]
+    if hosts.rank() is not None:
         try:
             torch.distributed.broadcast_object_list(found, src=0, group=_host_group())
         except (RuntimeError, ValueError):  # ranks of another group
             log.debug("not shared", exc_info=True)
             found = [Arrival("no checksums: the ranks have no group in common")]
-    _run.arrival, _run.asked = found[0], None
+    pushes.arrival, pushes.asked = found[0], None
 
 
 def _arrival(asked: Any) -> Arrival:
@@ -168,7 +170,7 @@ def _arrival(asked: Any) -> Arrival:
     except Exception as error:  # Ray's and the engine's: a release without checksums, a dead engine
         log.debug("no checksums", exc_info=True)
         return Arrival(f"no checksums: the engine answers with {type(error).__name__}")
-    return _run.arrived(found) if found and found[0] else Arrival("no checksums: this engine reports none")
+    return pushes.arrived(found) if found and found[0] else Arrival("no checksums: this engine reports none")
 
 
 def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
@@ -179,11 +181,6 @@ def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
             if not name.startswith("draft"):
                 found[name] = f"{found.get(name, '')}{checksum} "
     return found
-
-
-def _world() -> int:
-    dist = torch.distributed
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _host_group() -> Any:
@@ -200,13 +197,13 @@ def of_step(scalars: Mapping[str, float], step_id: int, *, is_first: bool) -> di
     Args:
         scalars: of the step, over all ranks.
     """
-    was_due, _run.is_due = _run.is_due, False
+    was_due, pushes.is_due = pushes.is_due, False
     if not was_due or step_id or PREFIX + "k3_kl" not in scalars:
         return {}
-    is_sound, words = _run.judged(scalars)
+    is_sound, words = pushes.judged(scalars)
     if is_first:
         verdict = {True: "sound", False: "NOT sound", None: "not known"}[is_sound]
-        print(f"slime_ext: certificate, weights {_run.version}: {verdict}: {words}", flush=True)
+        print(f"slime_ext: certificate, weights {pushes.version}: {verdict}: {words}", flush=True)
     found = {} if is_sound is None else {"certified": float(is_sound)}
     if scalars.get(PREFIX + "staleness_max") == 0:
         found["certified_k3_kl"] = scalars[PREFIX + "k3_kl"]

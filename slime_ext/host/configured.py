@@ -11,7 +11,7 @@ from slime_ext import presets
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config, with_preset
 from slime_ext.core.centering import Center
-from slime_ext.core.correction import Correction
+from slime_ext.core.correction import Correction, Numerator
 from slime_ext.core.losses import PpoClip
 from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import Clip, Reject, Reweight
@@ -34,45 +34,44 @@ LATE = (
     "fsdp never calls it): the configuration is checked only now, after the first rollout, and there are no "
     "guards and no metrics but those of the host's own channel"
 )
-BOUNDS = (*BAND, *RANGE)
+BOUNDS = (*BAND, *RANGE)  # what a seed's function is made from, as another is from the key slime_ext
 NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
 
 
-def correction_for(args: Any, function: str = "correct") -> Correction:
-    """The correction of a function of ``slime_ext.tis``.
+def setup_for(args: Any, function: str | None = None) -> Setup:
+    """What flags and mapping say, with what this process's host says of itself.
 
     Args:
-        function: ``correct``, one of ``contract.SEEDS``, whose bounds the host's flags give, or a preset, to
-            which the mapping may then only add.
+        function: of ``slime_ext.tis``: ``correct``, one of ``contract.SEEDS``, whose bounds the host's flags
+            give, or a preset, to which the mapping may then only add. None: the one that the flags name,
+            whether the host calls it or not.
 
     Raises:
         ConfigError: no configuration at all, one that does not load, or one that breaks a rule.
     """
-    return setup_for(args, function).correction
-
-
-def setup_for(args: Any, function: str) -> Setup:
-    """What flags and mapping say, for ``function``. Raises ConfigError as ``correction_for``."""
-    host = hosts.current()
+    function, host = _named(args) if function is None else function, hosts.current()
     is_late = bool(function) and host is not None and not host.is_wrapped
     if is_late:
         warn_once(LATE)
         check_kinds(args)
-    setup = loaded_from(_setup_of(args, function))
+    says = getattr(host.loss, "get_pg_loss_type", None) if host else None
+    try:
+        loss_type = says(args) if says else None
+    except ValueError as error:  # flags that the host's own parser refuses, set by a file
+        raise ConfigError(f"--pg-loss-type: {error}") from None
+    may_skip = bool(host and host.may_skip_proximal)
+    setup = loaded_from(
+        Setup(args, function, file=_keys_of_file(args), pg_loss_type=loss_type, may_skip_proximal=may_skip)
+    )
     enforce(setup, RULES if is_late else OF_THE_CORRECTION)
     for note in setup.loaded.notes:
         warn_once(f"slime_ext: {note}")
     return setup
 
 
-def read_by(function: str) -> tuple[str, ...]:
-    """The arguments that a function of ``slime_ext.tis`` is made from."""
-    return BOUNDS if function in SEEDS else ("slime_ext",)
-
-
 def loaded_from(setup: Setup) -> Setup:
     """A setup with what its function is made of; of another's function, beside which ours measures, only
-    guards and metrics. Raises ConfigError as ``correction_for``."""
+    guards and metrics. Raises ConfigError as ``setup_for``."""
     require(setup, rules=OF_THE_FILE)
     function, mapping = setup.function, getattr(setup.args, "slime_ext", None)
     if function and function not in SEEDS:
@@ -88,42 +87,22 @@ def _of_bounds(function: str, args: Any) -> Correction:
     low, high, eps_low, eps_high = (
         ARGUMENTS[name].default if (value := getattr(args, name, None)) is None else value for name in BOUNDS
     )
-    is_cispo = function == "off_policy_is_function" and not takes_tis_bounds()
+    numerator: Numerator = "target" if function == "off_policy_is_function" else "proximal"
     try:
-        if is_cispo:
+        if numerator == "target" and not takes_tis_bounds():
             eps_high = eps_low if eps_high is None else eps_high
             PpoClip(eps_low=eps_low, eps_high=eps_high)  # which knows what a range may be
             return Correction("target", steps=(Reweight(), Clip(max(1 - eps_low, 0.0), 1 + eps_high)))
-        clipped = _clipped(low, high)
+        same = "every weight would be the same"
+        expect(low < high, "clip.high", f"more than --tis-clip-low {low}", high, same)
+        bound: Step = Clip(low, high)
+        if function == "icepop_function":
+            bound = Reject("token", "ratio", "mean", low, high)
     except ConfigError as error:
         where, _, rest = str(error).partition(": ")
         fields = dict(zip(("low", "high", "eps_low", "eps_high"), BOUNDS, strict=True))
         raise ConfigError(f"{flag_of(fields.get(where.rpartition('.')[2], 'eps_clip'))}: {rest}") from None
-    if function == "icepop_function":
-        return Correction(steps=(Reweight(), Reject("token", "ratio", "mean", low, high)))
-    return Correction("target" if function == "off_policy_is_function" else "proximal", steps=clipped)
-
-
-def _clipped(low: float, high: float) -> tuple[Step, ...]:
-    expect(low < high, "clip.high", f"more than --tis-clip-low {low}", high, "every weight would be the same")
-    return (Reweight(), Clip(low, high))
-
-
-def _setup_of(args: Any, function: str) -> Setup:
-    """What rules look at in a training process: with what its host says of itself."""
-    host = hosts.current()
-    says = getattr(host.loss, "get_pg_loss_type", None) if host else None
-    try:
-        loss_type = says(args) if says else None
-    except ValueError as error:  # flags that the host's own parser refuses, set by a file
-        raise ConfigError(f"--pg-loss-type: {error}") from None
-    return Setup(
-        args,
-        function,
-        file=_keys_of_file(args),
-        pg_loss_type=loss_type,
-        may_skip_proximal=bool(host and host.may_skip_proximal),
-    )
+    return Correction(numerator, steps=(Reweight(), bound))
 
 
 def _keys_of_file(args: Any) -> tuple[str, ...]:
@@ -136,11 +115,6 @@ def _keys_of_file(args: Any) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, Mapping) else ()
 
 
-def setup_of_flags(args: Any) -> Setup:
-    """What the flags name, whether the host calls it or not."""
-    return setup_for(args, _named(args))
-
-
 def center_of_flags(args: Any) -> Center | None:
     """What ``center`` says in the correction that the flags name; for each sample in the rollout's process,
     so it reads no file and asks no host."""
@@ -150,8 +124,3 @@ def center_of_flags(args: Any) -> Center | None:
 def _named(args: Any) -> str:
     name = function_of(args)
     return name if name in NAMES else ""
-
-
-def correction_of_flags(args: Any) -> Correction | None:
-    """The correction that the hook will apply; None where the flags call no function that has one."""
-    return setup_of_flags(args).hook_correction

@@ -37,9 +37,6 @@ OPTIONAL = (
     "cur_log_probs",  # N x [L_i] with grad, target policy
     "advantages",  # N x [L_i], or [T]
 )
-PADDED = ("max_seq_lens",)  # N lengths that --qkv-format bshd pads to: miles, slime's batches to v0.3.0
-PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; docs/patches.md
-HEADS = ("head",)  # the sampler's head beside the trainer's log-probs, which ``heads`` makes for ``center``
 ALIASES = {"current_log_probs": "cur_log_probs"}
 FUNCTIONS = (  # arguments that name a function of training or of the rollout's bookkeeping
     "custom_megatron_init_path",
@@ -105,9 +102,8 @@ class HookCall:
     response_lengths: Sequence[int]
     cur_log_probs: Sequence[Tensor] | None = None
     advantages: Sequence[Tensor] | Tensor | None = None
-    max_seq_lens: Sequence[int] | None = None
-    weight_versions: Sequence[Sequence[str]] | None = None
-    head: Head | None = None
+    max_seq_lens: Sequence[int] | None = None  # N, of --qkv-format bshd: miles, slime's batches to v0.3.0
+    head: Head | None = None  # of the sampler beside the trainer's log-probs; ``heads`` makes it
 
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
@@ -127,8 +123,7 @@ class HookCall:
                 f"hook call: expected the keywords {', '.join(REQUIRED)}, got no {', '.join(missing)}: "
                 "call it as slime's policy loss does"
             )
-        known = (*REQUIRED[1:], *OPTIONAL, *PADDED, *PATCHED, *HEADS)
-        return cls(args, **{key: given[key] for key in known if key in given})
+        return cls(args, **{key: value for key, value in given.items() if key in cls.__dataclass_fields__})
 
     def require(self, correction: Correction, who: str) -> None:
         """Raises ConfigError unless the host passed what the correction of function ``who`` reads."""

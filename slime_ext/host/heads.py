@@ -25,7 +25,7 @@ from slime_ext.ops.segments import to_device
 from slime_ext.ops.vocabulary import log_probs_at
 
 Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -inf where there is none
-HEADS, ENGINE, RESPONSES = "heads", "sglang_router_ip", "get_responses"
+ENGINE, RESPONSES = "sglang_router_ip", "get_responses"
 TRAINER = "topk_log_probs"  # in train dumps: the trainer's of the tokens of rollout_topk_token_ids
 FLAG = f"{contract.flag_of('custom_generate_function_path')} slime_ext.host.generate"
 held: dict[int, dict[Any, Any]] = {}  # of this process: rollout -> sample index -> rows, or Ray's reference
@@ -38,7 +38,7 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows]:
         DataError: one that ``publish`` did not see, or of another width.
     """
     known = held.get(rollout_id) or {}
-    if not known and (data := staleness.left(HEADS, rollout_id)):
+    if not known and (data := staleness.left(staleness.HEADS, rollout_id)):
         known = sys.modules["ray"].cloudpickle.loads(data)
     lacking = [index for index in samples.indices if index not in known]
     if lacking:
@@ -78,14 +78,12 @@ def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[st
             "center: expected a policy loss on the samples of its optimizer step, got others: their heads "
             "are not known"
         )
-    here = context_parallel()
     segments = pack_segments(
         batch["loss_masks"],
         batch["total_lengths"],
         batch["response_lengths"],
         batch.get("max_seq_lens"),
-        cp_rank=here.rank,
-        cp_size=here.size,
+        context_parallel(),
     )
     parts = [(step.heads[places[i]], start, stop) for i, start, stop, _ in segments.local_shards]
     ids, sampler = (

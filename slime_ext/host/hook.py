@@ -7,7 +7,7 @@ another's hook.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ from slime_ext.errors import warn_once
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.packing import context_parallel, pack, require_flat, unpack_masks
+from slime_ext.host.rollout_data import call_of
 from slime_ext.host.step_plan import plan_for
 
 Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]
 Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]
 ONLY_MEASURES = Correction()
-READ = ("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths")
 NOT_RECORDED = (
     "rollout_log_probs: expected them in every batch, got none: nothing is measured; the rollout must record "
     "the log-probs of the sampled tokens (return_logprob)"
@@ -55,19 +55,23 @@ def run(
         call.require(correction, who)
     step, parallel = step_metrics.step_for(call), context_parallel()
     tokens, samples = pack(call, parallel), step_metrics.current.step.samples
-    if samples.versions or call.weight_versions is not None or correction.needs_ages:
-        tokens = staleness.with_ages(tokens, call, correction, samples)
+    if samples.versions or correction.needs_ages:
+        tokens = staleness.with_ages(tokens, call.loss_masks, correction, samples)
     if call.pg_loss.shape != (size := tokens.segments.size,):
         require_flat("pg_loss", call.pg_loss, size)
     step.check_finite(tokens, call, behavior=correction.on_nonfinite == "raise")
-    flags = HostFlags.of(call.args, correction)
     plan = plan_for(call, correction, tokens) if correction.needs_plan else None
-    first = parallel.rank == 0
-    inputs = HookInputs(tokens, call.pg_loss, plan, flags.bounds, flags.acts, step.layout, first)
-    result = step.add(flags.serve(correction, inputs))
+    low, high = getattr(call.args, "eps_clip", 0.2), getattr(call.args, "eps_clip_high", None)
+    bounds = Bounds(low, low if high is None else high, getattr(call.args, "eps_clip_c", None))
+    corrects = getattr(call.args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
+    acts, first = bool(corrects) and not correction.is_identity, parallel.rank == 0
+    inputs = HookInputs(tokens, call.pg_loss, plan, bounds, acts, step.layout, first)
+    mapping = getattr(call.args, "slime_ext", None) or {}
+    serve = compiled.apply if mapping.get("backend") == "compiled" else apply
+    result = step.add(serve(correction, inputs))
     shown = (result.ratio, result.clipped, result.rejected)
     metrics = channel(result, tokens) if channel else dict(zip(METRICS, shown, strict=True))
-    if not flags.acts:
+    if not acts:
         return call.pg_loss, call.loss_masks, metrics
     if correction.mask_scope == "policy":
         return result.loss, call.loss_masks, metrics
@@ -92,25 +96,5 @@ def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
     target, proximal = [values.detach() for values in inputs["cur_log_probs"]], batch.get("log_probs")
     if not proximal:
         warn_once(NO_PROXIMAL)
-    given = {key: batch[key] for key in READ} | {"train_log_probs": proximal or target}
-    given |= {"cur_log_probs": target, "pg_loss": torch.cat(target)}
-    run(HookCall.of(args, given), ONLY_MEASURES)
-
-
-class HostFlags(NamedTuple):
-    """What a hook call reads of the host's arguments."""
-
-    acts: bool  # whether the loss is corrected: --use-tis, unless a guard asked for metrics only
-    bounds: Bounds  # --eps-clip, --eps-clip-high (defaults to the former) and --eps-clip-c
-    serve: Callable[[Correction, HookInputs], HookResult]  # of the backend
-
-    @classmethod
-    def of(cls, args: Any, correction: Correction) -> HostFlags:
-        """The flags of an arguments object, which may lack some."""
-        low = getattr(args, "eps_clip", 0.2)
-        high = getattr(args, "eps_clip_high", None)
-        bounds = Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
-        corrects = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
-        acts = bool(corrects) and not correction.is_identity
-        backend = (getattr(args, "slime_ext", None) or {}).get("backend")
-        return cls(acts, bounds, compiled.apply if backend == "compiled" else apply)
+    more = {"train_log_probs": proximal or target, "cur_log_probs": target, "pg_loss": torch.cat(target)}
+    run(call_of(batch, args, **more), ONLY_MEASURES)

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from slime_ext.errors import ConfigError
 from slime_ext.host.packing import ALONE, Parallel, context_parallel, parallel_state, sum_over
 from slime_ext.ops.segments import AllSum, identity
@@ -100,18 +102,6 @@ class Host:
         return any("can_reuse_log_probs_in_loss" in source(module) for module in near)
 
 
-def check_door(module: ModuleType, name: str) -> None:
-    """Raises ConfigError unless a module has the function ``name`` with the first parameters that we know."""
-    function, wanted = getattr(module, name, None), LEADING[name]
-    found = tuple(inspect.signature(function).parameters) if callable(function) else ()
-    if found[: len(wanted)] != wanted:
-        got = f"({', '.join(found[: len(wanted)])})" if found else "none"
-        raise ConfigError(
-            f"{module.__name__}: expected {name}({', '.join(wanted)}, ...), got {got}: this release is not "
-            f"known; {DOCS}"
-        )
-
-
 def source(module: ModuleType) -> str:
     """The text of a module; empty where there is none."""
     path = getattr(module, "__file__", None)
@@ -132,18 +122,27 @@ def current() -> Host | None:
 
 
 def require() -> Host | None:
-    """``current``, or None where nothing trains here."""
+    """``current``, or None where nothing trains here.
+
+    Raises:
+        ConfigError: there is none, or one of its functions has not the first parameters that we know.
+    """
     host = current()
     if host is None and parallel_state() is not None:
         raise ConfigError(
             f"slime_ext.host.init: expected a host with {LOSS}({', '.join(LEADING[LOSS])}), got none among "
             f"the {len(sys.modules)} modules loaded here: this host is not known; {DOCS}"
         )
-    if host is not None:
-        check_door(host.loss, LOSS)
-        check_door(host.loss, TARGET)
-        if host.step is not None:
-            check_door(host.step, STEP)
+    doors = [(host.loss, LOSS), (host.loss, TARGET), (host.step, STEP)] if host is not None else []
+    for module, name in doors:
+        function, wanted = getattr(module, name, None), LEADING[name]
+        found = tuple(inspect.signature(function).parameters) if callable(function) else ()
+        if module is not None and found[: len(wanted)] != wanted:
+            got = f"({', '.join(found[: len(wanted)])})" if found else "none"
+            raise ConfigError(
+                f"{module.__name__}: expected {name}({', '.join(wanted)}, ...), got {got}: this release is "
+                f"not known; {DOCS}"
+            )
     return host
 
 
@@ -167,15 +166,10 @@ def weight_updaters() -> Iterator[type]:
     host = current()
     for module in modules(host.name) if host else ():
         for cls in list(vars(module).values()):
-            if isinstance(cls, type) and cls.__module__ == module.__name__ and _counts_pushes(cls):
-                yield cls
-
-
-def _counts_pushes(cls: type) -> bool:
-    make = inspect.getattr_static(cls, "__init__")
-    code = getattr(getattr(make, MARK, make), "__code__", None)
-    counts = code is not None and "weight_version" in code.co_names
-    return bool(counts and hasattr(cls, "update_weights"))
+            if isinstance(cls, type) and cls.__module__ == module.__name__ and hasattr(cls, "update_weights"):
+                code = getattr(inspect.getattr_static(cls, "__init__"), "__code__", None)
+                if code is not None and "weight_version" in code.co_names:
+                    yield cls
 
 
 def command_line() -> list[str]:
@@ -230,6 +224,12 @@ def ranks() -> Ranks:
         context=context_parallel(),
         all_sum=sum_over(group) if group.size() > 1 else identity,
     )
+
+
+def rank() -> int | None:
+    """This process's among all that train; None where it is not one of several."""
+    dist = torch.distributed
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
 
 def is_logging_rank() -> bool:

@@ -47,10 +47,8 @@ def parallel_state() -> Any:
 def context_parallel() -> Parallel:
     """This process among its context-parallel ranks; asked at every call, for slime rebuilds its groups
     between steps."""
-    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
-    if state is None or not state.model_parallel_is_initialized():
-        return ALONE
-    if (size := state.get_context_parallel_world_size()) == 1:
+    state = parallel_state()
+    if state is None or (size := state.get_context_parallel_world_size()) == 1:
         return ALONE
     rank = state.get_context_parallel_rank()
     return Parallel(rank, size, sum_over(state.get_context_parallel_group()))
@@ -95,10 +93,7 @@ def pack_segments(
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
     padded_lengths: Sequence[int] | None = None,
-    *,
-    cp_rank: int = 0,
-    cp_size: int = 1,
-    all_sum: AllSum = identity,
+    here: Parallel = ALONE,
 ) -> Segments:
     """The segments of a micro-batch as slime holds it: full masks on every rank, zig-zag slices of all else.
 
@@ -107,18 +102,18 @@ def pack_segments(
         total_lengths: N prompt + response lengths.
         response_lengths: N response lengths.
         padded_lengths: N lengths that chunks are cut from; None: the total lengths.
-        all_sum: SUM over the context-parallel group.
+        here: this rank among those that share sequences.
     """
     mask = join(loss_masks, response_lengths, "loss_masks").to(torch.bool)
-    if cp_size == 1:
+    if here.size == 1:
         return Segments(tuple(response_lengths), None, mask)
     shards: list[Shard] = []
     lengths = zip(total_lengths, response_lengths, padded_lengths or total_lengths, strict=True)
     for i, (total, response, padded) in enumerate(lengths):
-        runs = zigzag(total, response, cp_rank, cp_size, padded)
-        numbers = (cp_rank, 2 * cp_size - 1 - cp_rank)
+        runs = zigzag(total, response, here.rank, here.size, padded)
+        numbers = (here.rank, 2 * here.size - 1 - here.rank)
         shards += [(i, start, stop, number) for (start, stop), number in zip(runs, numbers, strict=True)]
-    return Segments(tuple(response_lengths), tuple(shards), mask, 2 * cp_size, all_sum)
+    return Segments(tuple(response_lengths), tuple(shards), mask, 2 * here.size, here.all_sum)
 
 
 def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
@@ -136,18 +131,12 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
             f"got none: add {INIT_FLAG}, which passes them on, or use --qkv-format thd"
         )
     segments = pack_segments(
-        call.loss_masks,
-        call.total_lengths,
-        call.response_lengths,
-        call.max_seq_lens,
-        cp_rank=parallel.rank,
-        cp_size=parallel.size,
-        all_sum=parallel.all_sum,
+        call.loss_masks, call.total_lengths, call.response_lengths, call.max_seq_lens, parallel
     )
-    names = ("cur_log_probs", "advantages")
-    given = {name: values for name in names if (values := getattr(call, name)) is not None}
-    given |= {"train_log_probs": call.train_log_probs, "rollout_log_probs": call.rollout_log_probs}
-    flat = {name: join(values, segments.local_lengths, name) for name, values in given.items()}
+    lengths, flat = segments.local_lengths, {}
+    for name in ("cur_log_probs", "advantages", "train_log_probs", "rollout_log_probs"):
+        if (values := getattr(call, name)) is not None:
+            flat[name] = join(values, lengths, name)
     behavior = flat["rollout_log_probs"]
     if behavior.device.type != "cpu" or (segments.size and not float(behavior.amax()) <= HIGHEST):  # NaN, too
         behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)

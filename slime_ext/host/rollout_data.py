@@ -23,14 +23,10 @@ from slime_ext.host.contract import HookCall
 Batch = Mapping[str, Any]  # key -> a value per sample, or None
 MASK_SUMS = ("rollout_mask_sums", "group_mask_sums")  # the second in v0.3.0 alone
 ROLLOUT_IDS = ("rollout_ids", "group_ids")
-OF_CALL = {"train_log_probs": "log_probs"} | {
-    key: key
-    for key in (
-        *("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths"),
-        *("max_seq_lens", "advantages", "weight_versions"),
-    )
-}  # keyword of the hook -> key of the host's batches
-KEYS = (*OF_CALL.values(), *MASK_SUMS, *ROLLOUT_IDS, "sample_indices", "partition", "rewards")
+SAME = ("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths", "max_seq_lens", "advantages")
+OF_CALL = {"train_log_probs": "log_probs"} | {key: key for key in SAME}  # keyword of the hook -> of batches
+OTHERS = ("sample_indices", "partition", "rewards", "weight_versions")
+KEYS = (*OF_CALL.values(), *MASK_SUMS, *ROLLOUT_IDS, *OTHERS)
 EPSILON = 1e-6  # what slime adds to a group's standard deviation
 
 
@@ -91,10 +87,10 @@ def set_advantages(rollout: Batch, loss_masks: Sequence[Tensor], values: Sequenc
     ]
 
 
-def call_of(batch: Batch, args: Any) -> HookCall:
-    """The hook call that a micro-batch would make, without a loss."""
+def call_of(batch: Batch, args: Any, **more: Any) -> HookCall:
+    """The hook call that a micro-batch would make, with ``more`` than it has; without a loss but there."""
     given = {name: batch.get(key) for name, key in OF_CALL.items()}
-    return HookCall.of(args, {"pg_loss": torch.zeros(0, device=batch["loss_masks"][0].device), **given})
+    return HookCall.of(args, {"pg_loss": torch.zeros(0)} | given | more)
 
 
 def group_keys(data: Batch, group_size: int) -> list[int]:
@@ -168,11 +164,6 @@ def broken_groups(rows: Sequence[SampleRow]) -> set[float]:
     return {row.group for row in rows if row.is_rejected}
 
 
-def without_groups(rows: Sequence[SampleRow], groups: set[float]) -> list[SampleRow]:
-    """The table with nothing kept of these groups."""
-    return [row._replace(kept=0.0) if row.group in groups else row for row in rows]
-
-
 def factors(rows: Sequence[SampleRow], *, per_token: bool = False) -> list[float]:
     """D / K per sample: D what the host divides by, K the tokens that are kept of it.
 
@@ -205,12 +196,14 @@ def rebaselined(rows: Sequence[SampleRow], *, by_std: bool) -> list[float | None
     for row in rows:
         if not row.is_rejected and not math.isnan(row.reward):
             groups[row.group].append(row.reward)
-    broken = broken_groups(rows)
-    return [_advantage(row, groups[row.group], by_std) if row.group in broken else None for row in rows]
-
-
-def _advantage(row: SampleRow, rewards: Sequence[float], by_std: bool) -> float:
-    if row.is_rejected or math.isnan(row.reward) or len(rewards) < 2:
-        return 0.0
-    centred = row.reward - statistics.fmean(rewards)
-    return centred / (statistics.stdev(rewards) + EPSILON) if by_std else centred
+    broken, found = broken_groups(rows), list[float | None]()
+    for row in rows:
+        rewards = groups[row.group]
+        if row.group not in broken:
+            found.append(None)
+        elif row.is_rejected or math.isnan(row.reward) or len(rewards) < 2:
+            found.append(0.0)
+        else:
+            centred = row.reward - statistics.fmean(rewards)
+            found.append(centred / (statistics.stdev(rewards) + EPSILON) if by_std else centred)
+    return found

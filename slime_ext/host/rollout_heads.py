@@ -20,10 +20,9 @@ from torch.nn.functional import pad
 from slime_ext.errors import DataError
 from slime_ext.host import contract, hosts, staleness
 from slime_ext.host.configured import center_of_flags
-from slime_ext.host.heads import FLAG, HEADS, Rows, held
+from slime_ext.host.heads import FLAG, Rows, held
 
 FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as in slime since 2e5cd7c
-WAITING = 4  # rollouts whose heads wait for the trainer
 NEAR = 1e-3  # nats between a token's log-prob as it was recorded and as its head has it
 
 
@@ -163,8 +162,8 @@ def publish(rollout_id: int, samples: Iterable[Any], top_k: int) -> None:
         ray = sys.modules["ray"]
         held[rollout_id] = {index: ray.put(rows) for index, rows in heads.items()}
         found = ray.cloudpickle.dumps(held[rollout_id])
-        staleness.leave(HEADS, rollout_id, found, WAITING)
-    for old in list(held)[:-WAITING]:
+        staleness.leave(staleness.HEADS, rollout_id, found)
+    for old in list(held)[: -staleness.WAITING[staleness.HEADS]]:
         del held[old]
 
 

@@ -5,79 +5,56 @@ it runs. The latter stays in the rollout manager's process. There ``log_rollout`
 (``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) leaves the oldest version of each
 sample, by its index, in the key-value store of Ray's cluster, and the trainer looks its samples up. Where the
 host's batches carry the versions themselves (miles; a patched slime), those are used. The trainer's own
-version is a number of the object that pushes; ``install`` takes note of that object when the host makes it.
+version is that of its latest push (``certify``).
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import sys
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from slime_ext.core.correction import Correction
 from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import contract, hosts
-from slime_ext.host.contract import HookCall, number_of, versions_of
+from slime_ext.host import certify, contract, hosts
+from slime_ext.host.contract import number_of, versions_of
 from slime_ext.host.rollout_data import Batch, Samples
 from slime_ext.ops.segments import to_device
 
 LOG = "custom_rollout_log_function_path"
 LOG_FLAG = f"{contract.flag_of(LOG)} {contract.OURS[LOG]}"
 NAMESPACE = b"slime_ext"
-VERSIONS, WAITING = "weight_versions", 16  # rollouts that may wait for the trainer
+VERSIONS, HEADS = "weight_versions", "heads"
+WAITING = {VERSIONS: 16, HEADS: 4}  # rollouts that may wait for the trainer
 PREFIX = "rollout/off_policy/"
 log = logging.getLogger("slime_ext")
 
-_published: dict[tuple[str, int], bytes] = {}  # of this process, which is all there is without Ray
-_pusher: weakref.ref[Any] | None = None
+_published: dict[bytes, bytes] = {}  # of this process, which is all there is without Ray
 
 
-def install() -> None:
-    """Takes note of the object that pushes weights when this process's host makes it; idempotent."""
-    for cls in hosts.weight_updaters():
-        hosts.wrap(cls, "__init__", _noting)
-
-
-def _noting(make: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        global _pusher
-        make(self, *args, **kwargs)
-        _pusher = weakref.ref(self)
-
-    return __init__
-
-
-def current() -> int | None:
-    """The trainer's weight version, that of the last push; None where nothing says it."""
-    version = getattr(_pusher() if _pusher else None, "weight_version", None)
-    return version if isinstance(version, int) else None
-
-
-def identify(rollout_id: int) -> Callable[[Batch], Samples]:
-    """A function that makes of a batch its samples with the oldest version of each."""
-    return functools.partial(_samples_of, functools.cache(lambda: _oldest_of(rollout_id)))
-
-
-def _samples_of(oldest: Callable[[], Mapping[str, int | None]], batch: Batch) -> Samples:
+def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
+    """The samples of a batch with the oldest version of each, where the batch or ``log_rollout`` has it."""
     samples = Samples.of(batch)
-    carried = batch.get("weight_versions")
-    if carried is not None:
+    if (carried := batch.get("weight_versions")) is not None:
         return replace(samples, versions=[_oldest(names) for names in carried])
-    known = oldest() if samples.indices else {}  # the same on every rank
+    left_ = None if rollout_id is None else left(VERSIONS, rollout_id)
+    known: dict[str, int | None] = json.loads(left_ or b"{}")  # the same on every rank
     return replace(samples, versions=[known.get(str(index)) for index in samples.indices if known])
 
 
-def with_ages(tokens: Tokens, call: HookCall, correction: Correction, samples: Samples) -> Tokens:
+def with_ages(
+    tokens: Tokens, loss_masks: Sequence[Tensor], correction: Correction, samples: Samples
+) -> Tokens:
     """The tokens with their sequences' ages: the trainer's version less that of the oldest weights that
-    sampled the sequence.
+    sampled the sequence; ``loss_masks`` say which of the step's samples they are.
 
     NaN for a sample without versions, and for one of weights that this trainer has not pushed yet: a replayed
     rollout is of another run.
@@ -85,12 +62,9 @@ def with_ages(tokens: Tokens, call: HookCall, correction: Correction, samples: S
     Raises:
         ConfigError: the correction needs them and no sample's is known.
     """
-    if call.weight_versions is not None:
-        versions = [_oldest(names) for names in call.weight_versions]
-    else:
-        places = samples.places(call.loss_masks) if samples.versions else None
-        versions = [samples.versions[place] for place in places or ()]
-    now = current()
+    places = samples.places(loss_masks) if samples.versions else None
+    versions = [samples.versions[place] for place in places or ()]
+    now = certify.pushes.version
     if now is None or not versions:
         if correction.needs_ages:
             raise ConfigError(
@@ -184,42 +158,29 @@ def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
 
 def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
     """Leaves the oldest version of each sample index for the trainer's processes of the same Ray job."""
-    oldest: dict[str, int | None] = {}
+    found: dict[str, list[Any]] = defaultdict(list)
     for sample in samples:
-        index, versions = str(getattr(sample, "index", None)), _versions(sample)
-        known = [v for v in (oldest.get(index), *versions) if v is not None]
-        oldest[index] = min(known, default=None)
+        found[str(getattr(sample, "index", None))] += versions_of(sample.weight_versions)
+    oldest = {index: _oldest(versions) for index, versions in found.items()}
     leave(VERSIONS, rollout_id, json.dumps(oldest).encode())
 
 
-def _oldest_of(rollout_id: int) -> dict[str, int | None]:
-    """Sample index -> oldest version, of a rollout that ``log_rollout`` saw; {} of any other."""
-    found: dict[str, int | None] = json.loads(left(VERSIONS, rollout_id) or b"{}")
-    return found
-
-
-def leave(what: str, rollout_id: int, data: bytes, waiting: int = WAITING) -> None:
-    """Leaves something about a rollout for the trainer's processes of the same Ray job.
-
-    Args:
-        waiting: how many rollouts' it keeps.
-    """
-    kv = store()
-    _published[what, rollout_id] = data
-    if kv is not None:
-        kv._internal_kv_put(_key(what, rollout_id), data, namespace=NAMESPACE)
-    for old in [key for key in _published if key[0] == what][:-waiting]:
-        del _published[old]
-        if kv is not None:
-            kv._internal_kv_del(_key(*old), namespace=NAMESPACE)
+def leave(what: str, rollout_id: int, data: bytes) -> None:
+    """Leaves something about a rollout for the trainer's processes of the same Ray job, in the place of what
+    was left ``WAITING`` rollouts before."""
+    key, data = _key(what, rollout_id), b"%d %b" % (rollout_id, data)
+    if (kv := store()) is None:
+        _published[key] = data
+    else:
+        kv._internal_kv_put(key, data, namespace=NAMESPACE)
 
 
 def left(what: str, rollout_id: int) -> bytes | None:
     """What ``leave`` was given; None of a rollout that it does not know."""
-    data, kv = _published.get((what, rollout_id)), store()
-    if data is None and kv is not None:
-        data = kv._internal_kv_get(_key(what, rollout_id), namespace=NAMESPACE)
-    return data
+    key, kv = _key(what, rollout_id), store()
+    found = _published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
+    owner, _, data = (found or b"").partition(b" ")
+    return data if owner == b"%d" % rollout_id else None
 
 
 def store() -> Any:
@@ -229,8 +190,8 @@ def store() -> Any:
 
 
 def _key(what: str, rollout_id: int) -> bytes:
-    job = sys.modules["ray"].get_runtime_context().get_job_id()
-    return f"{what}:{job}:{rollout_id}".encode()
+    job = sys.modules["ray"].get_runtime_context().get_job_id() if store() else ""
+    return f"{what}:{job}:{rollout_id % WAITING[what]}".encode()
 
 
 def _versions(sample: Any) -> list[int]:

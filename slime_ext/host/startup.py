@@ -19,17 +19,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import one_line
 from slime_ext.core import compiled
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, heads, hosts, staleness, train_step
-from slime_ext.host.configured import setup_of_flags
+from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import flag_of, loss_inputs
 from slime_ext.host.flags import check_command_line, check_kinds
-from slime_ext.host.hook import HostFlags, observe
+from slime_ext.host.hook import observe
 from slime_ext.host.rules import Setup, enforce
 
 UNSEEN = (
@@ -60,13 +58,12 @@ def init(args: Any) -> None:
         wrap_loss(host)
         train_step.install(host)
     check_functions(args, host)
-    setup = setup_of_flags(args)
+    setup = setup_for(args)
     enforce(setup)
     if host is not None:
         carry_to_hook(args)
         _check_host(setup, host)
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not ready or torch.distributed.get_rank() == 0:
+    if not hosts.rank():
         print(f"slime_ext: {_what_runs(setup)}; {_who_passes(host)}", flush=True)
 
 
@@ -165,10 +162,9 @@ def _what_runs(setup: Setup) -> str:
     if not setup.function:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
-    preset = (getattr(args, "slime_ext", None) or {}).get("preset") or setup.function
-    is_compiled = HostFlags.of(args, correction).serve is compiled.apply
-    backend = compiled.describe(is_compiled, correction)
-    return f"{only}{preset}: {one_line(to_mapping(correction))}; {backend}"
+    mapping = getattr(args, "slime_ext", None) or {}
+    backend = compiled.describe(mapping.get("backend") == "compiled", correction)
+    return f"{only}{mapping.get('preset') or setup.function}: {one_line(to_mapping(correction))}; {backend}"
 
 
 def _who_passes(host: hosts.Host | None) -> str:

@@ -10,6 +10,7 @@ found any and where the first was; it is named once the step's statistics are re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,17 +21,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from slime_ext.core import metrics
-from slime_ext.core.correction import HookResult
+from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.core.state import Tokens
+from slime_ext.core.state import Plan, Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
 from slime_ext.host.hosts import ranks
 from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_finite
-from slime_ext.host.rollout_data import Samples, numbers
+from slime_ext.host.rollout_data import Samples
 from slime_ext.ops.segments import Segments
 
-WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
+SPAN = 2**32  # more tokens than a hook call has
 
 
 @dataclass
@@ -38,14 +39,13 @@ class NonFiniteTracker:
     """The first non-finite log-prob of each kind in one optimizer step on this rank."""
 
     calls: list[tuple[Segments, Sequence[int | None]]] = field(default_factory=list)
-    found: list[Tensor] = field(default_factory=list)  # per call [kinds, 2]: whether there is any, the first
+    first: Tensor | None = None  # [kinds] float64: SPAN x number of the hook call + index of the token in it
 
     def look(
         self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] = ()
     ) -> None:
         """Notes where response tokens of ``values`` (kind -> [T] log-probs) are not finite, without waiting
         for the device; ``samples``: the indices of the call's samples, where they are known."""
-        self.calls.append((segments, samples))
         mask = segments.mask
         bad = [
             torch.zeros_like(mask)
@@ -54,16 +54,15 @@ class NonFiniteTracker:
             for kind in CONSEQUENCES
         ]
         rows = pad(torch.stack(bad).to(torch.uint8), (0, 1))  # this rank may hold no token
-        self.found.append(torch.stack(rows.max(1), 1).double())  # the first of equals
+        is_any, index = rows.max(1)  # the first of equals
+        found = torch.where(is_any > 0, index.double() + SPAN * len(self.calls), torch.inf)
+        self.first = found if self.first is None else torch.minimum(self.first, found)
+        self.calls.append((segments, samples))
 
     def vector(self, device: torch.device | str = "cpu") -> Tensor:
-        """[kinds x WIDTH] float64, what the first call noted that found something, for all ranks."""
-        if not self.found:
-            return torch.zeros(len(CONSEQUENCES) * WIDTH, dtype=torch.float64, device=device)
-        found = torch.stack(self.found)  # [calls, kinds, 2]
-        most, call = found[..., 0].max(0)
-        first = found[..., 1].gather(0, call[None])[0]
-        return torch.stack([most, call.double(), first], 1).flatten()
+        """[kinds] float64, the first that was found of each kind, for all ranks; infinite: none."""
+        none = torch.full((len(CONSEQUENCES),), torch.inf, dtype=torch.float64, device=device)
+        return none if self.first is None else self.first
 
     def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
         """Stops on every rank if one of them found something.
@@ -73,9 +72,9 @@ class NonFiniteTracker:
             rank: this one.
         """
         for other in sorted(range(len(per_rank)), key=lambda r: r != rank):
-            for i, (kind, consequence) in enumerate(CONSEQUENCES.items()):
-                found, call, index = map(int, per_rank[other][i * WIDTH : (i + 1) * WIDTH])
-                if found:
+            for (kind, consequence), place in zip(CONSEQUENCES.items(), per_rank[other], strict=True):
+                if place < math.inf:
+                    call, index = divmod(int(place), SPAN)
                     where = f"data rank {other}, micro-batch {call}, token {index} of it"
                     where = self._place(call, index) if other == rank else where
                     raise NonFiniteError(
@@ -99,7 +98,7 @@ class OptimizerStep:
     Args:
         layout: what hook calls measure; None: nothing.
         samples: those that the step trains, where they are known.
-        plan: what was computed for them before.
+        plan: what was computed for them before, for a correction, in their order and on the CPU.
         heads: the sampler's head of each of them, for ``center``; ``rollout``: the host's own data of the
             rollout, then.
         observes: whether the policy loss is measured where it does not call our hook.
@@ -107,7 +106,7 @@ class OptimizerStep:
 
     layout: MetricsLayout | None = None
     samples: Samples = field(default_factory=Samples)
-    plan: Any = None
+    plan: tuple[Correction, Plan] | None = None
     heads: Sequence[tuple[Tensor, Tensor]] = ()
     rollout: dict[str, Any] = field(default_factory=dict)
     observes: bool = False
@@ -134,9 +133,16 @@ class OptimizerStep:
         log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
         if behavior:
             log_probs["rollout_log_probs"] = tokens.behavior
-        if tokens.segments.mask.device.type != "cpu":
-            places = self.samples.places(call.loss_masks) or ()
-            self.tracker.look(log_probs, tokens.segments, [self.samples.indices[place] for place in places])
+        if (device := tokens.segments.mask.device.type) != "cpu":
+            if self is not NOWHERE:
+                places = self.samples.places(call.loss_masks) or ()
+                indices = [self.samples.indices[place] for place in places]
+                self.tracker.look(log_probs, tokens.segments, indices)
+            elif behavior and current.step is NOWHERE:  # nobody would read the note
+                raise ConfigError(
+                    f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: "
+                    f"on {device} a log-prob is looked at when a step's statistics are reduced"
+                )
             return
         for name, values in log_probs.items():
             if values is not None:
@@ -154,30 +160,8 @@ class OptimizerStep:
         self.tracker.check(found, rank)
         return metrics.scalars(totals), metrics.curves(totals)
 
-    def explain(self) -> None:
-        """Names what this rank found when the step broke off."""
-        self.tracker.check([numbers(self.tracker.vector())], 0)
 
-
-class Nowhere(OptimizerStep):
-    """Where a hook call outside of a step counts: nowhere. Only what stops at once is looked at."""
-
-    def add(self, result: HookResult) -> HookResult:
-        """Discards it."""
-        return result
-
-    def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool) -> None:
-        """As in a step, on CPU; on other devices nobody would read the note."""
-        if (device := tokens.segments.mask.device.type) == "cpu":
-            super().check_finite(tokens, call, behavior=behavior)
-        elif behavior and current.step is NOWHERE:
-            raise ConfigError(
-                f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: on "
-                f"{device} a log-prob is looked at when a step's statistics are reduced"
-            )
-
-
-NOWHERE = Nowhere()
+NOWHERE = OptimizerStep()  # of a hook call outside of a step, and of one that is counted already
 
 
 @dataclass

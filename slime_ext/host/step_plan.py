@@ -11,8 +11,7 @@ table with a row per sample. No tokens are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction, plan_step
-from slime_ext.core.state import Plan, Step, Tokens
+from slime_ext.core.state import Plan, Tokens
 from slime_ext.core.steps import STEPS
 from slime_ext.errors import ConfigError, DataError, warn_once
 from slime_ext.host import rollout_data as data_of
@@ -28,7 +27,7 @@ from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.host.hosts import Ranks
 from slime_ext.host.packing import pack, require_finite
-from slime_ext.host.rollout_data import Batch, SampleRow, Samples
+from slime_ext.host.rollout_data import Batch, SampleRow
 from slime_ext.ops.segments import to_device
 
 OTHER = -1  # the step of samples that another one trains
@@ -51,44 +50,19 @@ def rollout_data_postprocess(*given: Any, **named: Any) -> None:
     )
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """What was computed for one optimizer step's samples on this rank.
-
-    Args:
-        scale, keep: one per sample; None: 1, true.
-    """
-
-    correction: Correction
-    samples: Samples
-    numbers: Mapping[Step, Tensor]
-    scale: Sequence[float] | None = None
-    keep: Sequence[bool] | None = None
-
-    def of(self, loss_masks: Sequence[Tensor], device: torch.device) -> Plan | None:
-        """The plan of one micro-batch; None where a sample of it is not of this step."""
-        places = self.samples.places(loss_masks)
-        if places is None:
-            return None
-
-        def taken(values: Sequence[Any] | None, dtype: torch.dtype) -> Tensor | None:
-            if values is None:
-                return None
-            return to_device(torch.tensor([values[place] for place in places], dtype=dtype), device)
-
-        return Plan(self.numbers, taken(self.scale, torch.float64), taken(self.keep, torch.bool))
-
-
 def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
     """The plan of a hook call; without one the call is an optimizer step of its own, with one warning.
 
     Raises:
         ConfigError: ``group`` without a plan: which samples share a prompt is not known here.
     """
-    plan, found = step_metrics.current.step.plan, None
-    if plan is not None and plan.correction == correction:
-        found = plan.of(call.loss_masks, tokens.segments.mask.device)
-    return found or _alone(correction, tokens, call.args)
+    step, device = step_metrics.current.step, tokens.segments.mask.device
+    planned, plan = step.plan or (None, None)
+    places = step.samples.places(call.loss_masks) if planned == correction else None
+    if plan is None or places is None:
+        return _alone(correction, tokens, call.args)
+    scale, keep = (None if v is None else to_device(v[places], device) for v in (plan.scale, plan.keep))
+    return Plan(plan.numbers, scale, keep)
 
 
 def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
@@ -122,17 +96,18 @@ def what_couples(correction: Correction) -> str:
 def compute_plan(
     correction: Correction,
     args: Any,
-    batches: Sequence[Batch],
+    batch: Batch,
     here: Ranks,
     rollout: dict[str, Any] | None = None,
-    identify: Callable[[Batch], Samples] = Samples.of,
-) -> StepPlan:
-    """Everything that couples an optimizer step's samples; every rank of the last pipeline stage calls it.
+    rollout_id: int | None = None,
+) -> Plan:
+    """Everything that couples an optimizer step's samples, on the CPU and in their order on this rank; every
+    rank of the last pipeline stage calls it.
 
     Args:
-        batches: the step's micro-batches on this rank.
+        batch: the step's micro-batches on this rank, joined.
         rollout: this rank's whole rollout; ``group: rebaseline`` writes to its advantages.
-        identify: a batch -> what is known of its samples.
+        rollout_id: by which its samples' weight versions are found, where the batches do not carry them.
 
     Raises:
         ConfigError: the proximal or the behavior policy's log-probs are not in the data, or which samples
@@ -140,61 +115,55 @@ def compute_plan(
         DataError: this rank has no samples.
         NonFiniteError: a proximal log-prob is not finite at a response token.
     """
-    batch = data_of.joined(batches)
     if not batch["loss_masks"]:  # without this rank's part the others would wait
         raise DataError(
             "rollout_data: expected a sample on every data parallel rank, got none on rank "
             f"{here.dp_rank} of {here.dp_size}: {what_couples(correction)} is computed over all of them"
         )
-    tokens, samples = _tokens_of(correction, args, batch, identify, here)
-    found = plan_step(correction, [tokens], here.all_sum)
-    plan = StepPlan(correction, samples, found.numbers)
+    tokens = _tokens_of(correction, args, batch, rollout_id, here)
+    plan = plan_step(correction, [tokens], here.all_sum)
     if correction.denominator == "host" and correction.group == "ignore":
         return plan
-    shares = [_local_rows(correction, args, batch, _counts(correction, tokens, found), here)]
+    share = _local_rows(correction, args, batch, tokens, plan, here)
     rest = data_of.rest_of(rollout, batch) if rollout and correction.group != "ignore" else {}
     if rest.get("loss_masks"):  # a group may be spread over optimizer steps
-        tokens, _ = _tokens_of(correction, args, rest, identify, here)
-        counts = None if correction.is_coupled else _counts(correction, tokens, found)
-        shares.append(_local_rows(correction, args, rest, counts, here, step=OTHER))
-    rows, begin = _gathered(torch.cat(shares), here)
-    mine = range(begin, begin + len(samples.masks))
+        tokens = _tokens_of(correction, args, rest, rollout_id, here)
+        share = torch.cat([share, _local_rows(correction, args, rest, tokens, plan, here, step=OTHER)])
+    rows, begin = _gathered(share, here)
+    mine = range(begin, begin + len(batch["loss_masks"]))
     if correction.group != "ignore":
-        _require_whole_groups(rows, args.n_samples_per_prompt)
-        _refuse_split_groups(correction, rows)
+        _refuse_broken_groups(correction, args.n_samples_per_prompt, rows)
     if correction.group == "atomic":
         broken = data_of.broken_groups(rows)
-        rows = data_of.without_groups(rows, broken)
-        plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
+        rows = [row._replace(kept=0.0) if row.group in broken else row for row in rows]
+        plan = replace(plan, keep=torch.tensor([rows[i].group not in broken for i in mine]))
     acts = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
     if correction.group == "rebaseline" and acts and rollout:
         _refuse_split_rollouts(args, rollout)
         advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
         data_of.set_advantages(rollout, batch["loss_masks"], [advantages[i] for i in mine])
     scale = _scale(correction, args, batch, rows)
-    return replace(plan, scale=None if scale is None else [scale[i] for i in mine])
+    if scale is None:
+        return plan
+    return replace(plan, scale=torch.tensor([scale[i] for i in mine], dtype=torch.float64))
 
 
 def _tokens_of(
-    correction: Correction, args: Any, batch: Batch, identify: Callable[[Batch], Samples], here: Ranks
-) -> tuple[Tokens, Samples]:
+    correction: Correction, args: Any, batch: Batch, rollout_id: int | None, here: Ranks
+) -> Tokens:
     """Samples as if they were one micro-batch."""
     if batch["log_probs"] is None:
         raise ConfigError(NO_PROXIMAL.format(what=what_couples(correction)))
-    call, samples = data_of.call_of(batch, args), identify(batch)
-    tokens = pack(call, here.context)
+    tokens = pack(data_of.call_of(batch, args), here.context)
     require_finite("log_probs", tokens.proximal, tokens.segments, "the trainer's forward pass overflowed")
-    return staleness.with_ages(tokens, call, correction, samples), samples
-
-
-def _counts(correction: Correction, tokens: Tokens, plan: Plan) -> Tensor:
-    """[2, S] response tokens on this rank, and those of them that the correction keeps."""
-    flags = (tokens.segments.mask, correction(tokens, plan).keep)
-    return tokens.segments.local_sums([flag.float() for flag in flags])
+    if not correction.needs_ages:
+        return tokens
+    samples = staleness.samples_of(batch, rollout_id)
+    return staleness.with_ages(tokens, batch["loss_masks"], correction, samples)
 
 
 def _local_rows(
-    correction: Correction, args: Any, batch: Batch, counts: Tensor | None, here: Ranks, step: int = 0
+    correction: Correction, args: Any, batch: Batch, tokens: Tokens, plan: Plan, here: Ranks, step: int = 0
 ) -> Tensor:
     """[samples, columns of SampleRow] float64: this rank's share of its samples' rows.
 
@@ -212,8 +181,9 @@ def _local_rows(
     for name, values in columns.items():
         if here.context.rank == 0 and None not in values:
             rows[:, SampleRow._fields.index(name)] = torch.tensor(values, dtype=torch.float64).to(rows)
-    if counts is not None:
-        rows[:, [SampleRow._fields.index(name) for name in ("tokens", "kept")]] = counts.double().T
+    flags = (tokens.segments.mask, correction(tokens, plan).keep)
+    counts = tokens.segments.local_sums([flag.float() for flag in flags])
+    rows[:, [SampleRow._fields.index(name) for name in ("tokens", "kept")]] = counts.double().T
     return rows
 
 
@@ -227,20 +197,17 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
     return [SampleRow(*row) for row in data_of.numbers(here.all_sum(table))], ends[here.dp_rank]
 
 
-def _require_whole_groups(rows: list[SampleRow], size: int) -> None:
-    """As many samples as whole groups have, in more groups: the host counted on from another size."""
-    wanted, groups = len(rows) / size, {row.group for row in rows}
+def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRow]) -> None:
+    """As many samples as whole groups have, in more groups: the host counted on from another size. And
+    numbers of a step that is not trained yet, which decide about its samples, are not known."""
+    now, later = ({row.group for row in rows if (row.step == OTHER) is other} for other in (False, True))
+    wanted, groups = len(rows) / size, now | later
     if wanted.is_integer() and len(groups) > wanted:
         raise ConfigError(
             f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
             f"{len(groups)}: the run went on with another --n-samples-per-prompt than it began with; use "
             "ignore"
         )
-
-
-def _refuse_split_groups(correction: Correction, rows: list[SampleRow]) -> None:
-    """Numbers of a step that is not trained yet, which decide about its samples, are not known."""
-    now, later = ({row.group for row in rows if (row.step == OTHER) is other} for other in (False, True))
     if correction.is_coupled and now & later:
         coupled = what_couples(replace(correction, denominator="host", group="ignore"))
         raise ConfigError(

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,11 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.metrics.guards import Watch
 from slime_ext.core.metrics.names import PREFIX
-from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, heads, hosts, staleness, step_metrics
-from slime_ext.host.configured import setup_of_flags
+from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import ONLY_MEASURES
-from slime_ext.host.rollout_data import joined, read_ahead
-from slime_ext.host.rules import Setup
+from slime_ext.host.rollout_data import joined, numbers, read_ahead
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
 
@@ -101,30 +99,20 @@ def _is_redone(line: bytes, where: Mapping[str, int]) -> bool:
         return False
 
 
-@dataclass
 class Reporter:
-    """What is done with a step's metrics; keeps the guards' counts between steps.
+    """What is done with a step's metrics, as the ``slime_ext:`` mapping of the arguments says; keeps the
+    guards' counts between steps.
 
     Args:
         folder: where the file goes that ``metrics.file`` does not name; None: no file.
     """
 
-    setup: Setup
-    options: Options = field(default_factory=Options)
-    watch: Watch = field(default_factory=Watch)
-    folder: str | Path | None = None
-    file: StepFile | None = field(init=False)
-    warned: bool = field(default=False, init=False)  # of non-finite log-probs
-
-    def __post_init__(self) -> None:
-        path = self.options.file or (Path(self.folder) / FILE if self.folder else None)
+    def __init__(self, args: Any, folder: str | Path | None = None) -> None:
+        self.setup = setup_for(args)
+        self.options, self.watch = self.setup.loaded.metrics, Watch(self.setup.loaded.guards)
+        path = self.options.file or (Path(folder) / FILE if folder else None)
         self.file = StepFile(Path(path)) if path else None
-
-    @classmethod
-    def of(cls, args: Any, folder: str | Path | None = None) -> Reporter:
-        """As the ``slime_ext:`` mapping of the arguments says."""
-        setup = setup_of_flags(args)
-        return cls(setup, setup.loaded.metrics, Watch(setup.loaded.guards), folder)
+        self.warned = False  # of non-finite log-probs
 
     def layout(self, correction: Correction) -> MetricsLayout | None:
         """What is measured: curves only where anything would read them; None: nothing."""
@@ -179,7 +167,6 @@ class Reporter:
 
 def install(host: hosts.Host) -> None:
     """Wraps the host's ``train_one_step`` and what pushes its weights; idempotent."""
-    staleness.install()
     certify.install()
     if host.step is not None:
         hosts.wrap(host.step, hosts.STEP, _measured)
@@ -196,7 +183,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(call["model"][0], "role", "actor") != "actor":  # a critic's
             return function(*given, **named)
         if id(args) not in reporters:
-            reporters[id(args)] = args, Reporter.of(args, getattr(args, "save", None))
+            reporters[id(args)] = args, Reporter(args, getattr(args, "save", None))
         _, reporter = reporters[id(args)]
         if call["step_id"] and reporter.setup.refuses_second_step:
             raise ConfigError(TWICE.format(call["step_id"] + 1))
@@ -232,14 +219,12 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
                 f"got {type(iterator).__name__}: what is looked up before an optimizer step does not run here"
             )
         return step
-    batches = read_ahead(iterator, call["num_microbatches"])
-    identify = staleness.identify(call["rollout_id"])
+    batch = joined(read_ahead(iterator, call["num_microbatches"]))
+    step.samples = staleness.samples_of(batch, call["rollout_id"])
     if measured.needs_plan:
         rollout = getattr(iterator, "rollout_data", None)
-        step.plan = compute_plan(measured, call["args"], batches, here, rollout, identify)
-        step.samples = step.plan.samples
-    else:
-        step.samples = identify(joined(batches))
+        plan = compute_plan(measured, call["args"], batch, here, rollout, call["rollout_id"])
+        step.plan = measured, plan
     if measured.center is not None:
         step.heads = heads.of_step(call["rollout_id"], step.samples, measured.center.top_k)
         step.rollout = getattr(iterator, "rollout_data", step.rollout)
@@ -249,7 +234,7 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
 def _name_the_cause(step: OptimizerStep, error: Exception) -> None:
     """Raises what the hook knows of why the host's step broke off."""
     try:
-        step.explain()
+        step.tracker.check([numbers(step.tracker.vector())], 0)
     except NonFiniteError as found:
         raise found from error
     except RuntimeError:

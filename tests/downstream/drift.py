@@ -19,7 +19,7 @@ from slime_ext.host import contract, hosts
 from slime_ext.host.rollout_data import KEYS, OF_CALL
 
 # What releases from slime v0.2.0 to 624b824 and miles to 31f1ca9 have beside what we read.
-PASSED = (*contract.REQUIRED, *contract.OPTIONAL, *contract.PADDED, *contract.PATCHED, "parallel_state")
+PASSED = (*contract.REQUIRED, *contract.OPTIONAL, "max_seq_lens", "weight_versions", "parallel_state")
 STEP = (
     *(*hosts.LEADING[hosts.STEP], "optimizer", "opt_param_scheduler", "num_microbatches"),
     *("step_global_batch_size", "microbatch_pbar", "num_rollouts", "witness_info", "attempt"),

@@ -29,7 +29,7 @@ from megatron.core import mpu
 from torch import Tensor
 
 from slime_ext.host import contract, hosts, step_metrics, train_step
-from slime_ext.host.configured import correction_of_flags
+from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import INIT_FLAG
 from tests.downstream.drift import Tree
 
@@ -195,7 +195,7 @@ def _step(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sampl
         "data_iterator": iterators,
         "num_microbatches": len(parts),
     }
-    opened = train_step._opened(call, correction_of_flags(args), train_step.Reporter.of(args))
+    opened = train_step._opened(call, setup_for(args).hook_correction, train_step.Reporter(args))
     assert [iterator.offset for iterator in iterators] == [0] * chunks
     return step_metrics.under_way(opened)
 

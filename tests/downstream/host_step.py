@@ -155,7 +155,6 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     from slime_ext.host import certify, hosts, log_rollout, step_metrics, train_step
     from tests.downstream.drift import Tree
     from tests.downstream.host_loss import Miles, iterator_of
-    from tests.host.pushes import trainer_at
 
     place = tempfile.mkdtemp()
     mpu.initialize_model_parallel()
@@ -171,7 +170,6 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     data, indices = rollout_of((1, 2, 3))
     sample = {"weight_versions": ["6", str(VERSION)], "response_length": 0, "rollout_log_probs": None}
     log_rollout(ROLLOUT, None, [SimpleNamespace(index=i, **sample) for i in data["sample_indices"]], {})
-    trainer_at(VERSION)
     certify.after_push(VERSION, [])
     model.get_forward_backward_func = schedule(args)
     optimizer = MagicMock(param_groups=[{}], step=lambda: (True, 0.5, 0))

@@ -17,7 +17,7 @@ from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.host import step_metrics
 from slime_ext.host.hosts import ranks
-from slime_ext.host.rollout_data import read_ahead
+from slime_ext.host.rollout_data import Samples, joined, read_ahead
 from slime_ext.host.step_plan import compute_plan
 from tests import oracle
 from tests.slices import slice_response
@@ -153,18 +153,18 @@ def schedule(data, batch):
     return [len(data["loss_masks"]) // STEPS // batch] * STEPS
 
 
-def plan_of(args, data, iterator, count):
-    """What our train step computes before the host's."""
-    correction = read_config(args.slime_ext).correction
-    return compute_plan(correction, args, read_ahead(iterator, count), ranks(), data)
+def step_of(args, data, iterator, count):
+    """The optimizer step as our train step opens it before the host's."""
+    correction, batch = read_config(args.slime_ext).correction, joined(read_ahead(iterator, count))
+    plan = compute_plan(correction, args, batch, ranks(), data)
+    return step_metrics.OptimizerStep(samples=Samples.of(batch), plan=(correction, plan))
 
 
 def train(args, data, cp=(0, 1), batch=4):
     """This rank's share of each sample's loss, before the host's last division; place by place."""
     losses, iterator = {}, DataIterator(data, batch)
     for count in schedule(data, batch):
-        plan = plan_of(args, data, iterator, count)
-        with step_metrics.under_way(step_metrics.OptimizerStep(samples=plan.samples, plan=plan)):
+        with step_metrics.under_way(step_of(args, data, iterator, count)):
             for _ in range(count):
                 losses |= trained(args, data, iterator.get_next(PER_SAMPLE), cp)
     return [losses[place] for place in sorted(losses)]

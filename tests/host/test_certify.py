@@ -12,7 +12,7 @@ from slime_ext import presets, tis
 from slime_ext.config.load import read_config
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError
-from slime_ext.host import certify, hosts, staleness
+from slime_ext.host import certify, hosts, staleness, step_metrics
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 from tests.host.test_train_step import args_of, host
@@ -58,7 +58,6 @@ class Pusher:
 def run(monkeypatch):
     """A process of a host whose actor module has the class above."""
     certify.reset()
-    monkeypatch.setattr(staleness, "_pusher", None)
     actor = ModuleType("host.actor")
     actor.Updater = type("Updater", (Pusher,), {"__module__": "host.actor"})
     ray = SimpleNamespace(get=lambda replies, timeout: replies)
@@ -175,12 +174,15 @@ def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, 
     batch = oracle.random_batch(1, wild=False)
     for sample in batch:
         sample["proximal"] = [value - 0.5 for value in sample["behavior"]]
-    versions = {"weight_versions": [["1"]] * len(batch)}
-    module = host([batch], hook=lambda args, **given: tis.correct(args, **given, **versions))
+
+    def hook(args, **given):
+        known = {"loss_masks": given["loss_masks"], "weight_versions": [["1"]] * len(batch)}
+        step_metrics.current.step.samples = staleness.samples_of(known)
+        return tis.correct(args, **given)
+
+    module = host([batch], hook=hook)
     guard = {"certified": {"min": 1, "action": "stop"}}
     args = args_of({"preset": "geo_rs", "guards": guard})
-
-    monkeypatch.setattr(staleness, "current", lambda: 1)
 
     def train():
         return module.train_one_step(args, 0, 0, None, [SimpleNamespace(role="actor")], STEPPED, None, 1)[0]

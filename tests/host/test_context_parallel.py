@@ -39,6 +39,7 @@ EXTRA = {
 }
 CORRECTIONS = {name: preset.correction for name, preset in presets.PRESETS.items()} | EXTRA
 SEEDS = range(4)
+LISTED = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
 LOCAL = ("proximal", "behavior", "target", "advantages")
 
 
@@ -117,20 +118,21 @@ def through_megatron():
 
 def agrees(args, call, alone, rank, size):
     """Whether this rank's loss, masks and metric are its slices of those of one process."""
-
-    def part(values):
-        return torch.cat(slices(call, values.split(call["response_lengths"]), rank, size))
-
-    listed = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
-    local = (
-        call
-        | {key: slices(call, call[key], rank, size) for key in listed}
-        | {"pg_loss": part(call["pg_loss"])}
-    )
-    loss, masks, metrics = tis.correct(args, **local)
+    loss, masks, metrics = tis.correct(args, **local(call, rank, size))
     same_masks = all(torch.equal(a, b) for a, b in zip(masks, alone[1], strict=True))
-    close = torch.allclose(loss, part(alone[0]), rtol=1e-10, atol=1e-12)
-    return same_masks and close and torch.equal(metrics[METRICS[2]], part(alone[2][METRICS[2]]))
+    whole, rejected = (part(call, values, rank, size) for values in (alone[0], alone[2][METRICS[2]]))
+    close = torch.allclose(loss, whole, rtol=1e-10, atol=1e-12)
+    return same_masks and close and torch.equal(metrics[METRICS[2]], rejected)
+
+
+def local(call, rank, size):
+    """What a context-parallel rank holds of a call."""
+    lists = {key: slices(call, call[key], rank, size) for key in LISTED}
+    return call | lists | {"pg_loss": part(call, call["pg_loss"], rank, size)}
+
+
+def part(call, values, rank, size):
+    return torch.cat(slices(call, values.split(call["response_lengths"]), rank, size))
 
 
 def slices(call, values, rank, size):

@@ -244,14 +244,13 @@ def test_ray_carries_them_between_processes(rollout, monkeypatch):
     ray = SimpleNamespace(
         put=lambda value: objects.setdefault(len(objects), value) is None or len(objects) - 1,
         get=lambda references: [objects[reference] for reference in references],
-        cloudpickle=SimpleNamespace(dumps=repr, loads=eval),
+        cloudpickle=SimpleNamespace(dumps=lambda value: repr(value).encode(), loads=eval),
         get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "01000000"),
     )
     kv = SimpleNamespace(
         _internal_kv_initialized=lambda: True,
         _internal_kv_put=lambda key, value, namespace: stored.update({key: value}),
         _internal_kv_get=lambda key, namespace: stored.get(key),
-        _internal_kv_del=lambda key, namespace: stored.pop(key),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.experimental.internal_kv", kv)
@@ -260,6 +259,5 @@ def test_ray_carries_them_between_processes(rollout, monkeypatch):
         rollout_heads.publish(rollout_id, made, K)
     assert len(stored) == 4
     heads.held.clear()  # of another process
-    monkeypatch.setattr(staleness, "_published", {})
     found = heads.of_step(8, Samples(indices=[1, 0]), K)
     assert len(found) == 2 and torch.equal(found[0][1], made[1].rollout_topk_log_probs)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from slime_ext import tis
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import contract, hosts, startup
-from slime_ext.host.configured import correction_for
+from slime_ext.host.configured import setup_for
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
@@ -24,7 +24,7 @@ def reaching_hook(given):
     """What of a hook call's keywords there is: the host's own, and what the running policy loss holds."""
     lists = {key: [] for key in contract.REQUIRED[1:]}
     call = contract.HookCall.of(None, lists | given)
-    every = {key: getattr(call, key) for key in (*contract.OPTIONAL, *contract.PADDED)}
+    every = {key: getattr(call, key) for key in (*contract.OPTIONAL, "max_seq_lens")}
     return {key: value for key, value in every.items() if value is not None}
 
 
@@ -149,7 +149,7 @@ def test_our_hooks_read_what_the_policy_loss_holds():
 def test_without_init_the_first_call_says_that_it_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
-    correction_for(types.SimpleNamespace(slime_ext={"preset": "token_tis"}, use_tis=True))
+    setup_for(types.SimpleNamespace(slime_ext={"preset": "token_tis"}, use_tis=True), "correct")
     assert "expected --custom-megatron-init-path slime_ext.host.init at start-up" in caplog.text
 
 
@@ -164,5 +164,5 @@ def test_after_init_nothing_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
     wrapped()
-    correction_for(types.SimpleNamespace(slime_ext={"preset": "token_tis"}, use_tis=True))
+    setup_for(types.SimpleNamespace(slime_ext={"preset": "token_tis"}, use_tis=True), "correct")
     assert not caplog.records

@@ -6,19 +6,17 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import SlimeExtError
-from slime_ext.host import step_metrics
-from slime_ext.host.configured import correction_of_flags
+from slime_ext.host import certify, staleness, step_metrics
+from slime_ext.host.configured import setup_for
 from slime_ext.host.hosts import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle
-from tests.host.pushes import trainer_at
-from tests.host.test_context_parallel import slices
+from tests.host.test_context_parallel import local
 from tests.ranks import run_ranks
 from tests.test_tis import arguments, as_slime_calls
 
@@ -34,7 +32,6 @@ CONFIGS = {
     "token weights": {"preset": "token_tis"},
     "a surrogate of ours": {"preset": "cispo"},
 }
-LISTED = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
 LAYOUTS = {  # processes, tensor, context
     "cp2 dp2": (4, 1, 2),
     "tp2 cp2": (4, 2, 2),
@@ -46,33 +43,24 @@ def samples():
     return [s for seed in range(3) for s in oracle.random_batch(seed)]
 
 
-def call_of(batch, versions):
-    return as_slime_calls(batch, weight_versions=versions)
-
-
-def local(call, cp_rank, cp_size):
-    """What a context-parallel rank holds of a call."""
-    flat: Tensor = call["pg_loss"]
-    part = torch.cat(slices(call, flat.split(call["response_lengths"]), cp_rank, cp_size))
-    return call | {key: slices(call, call[key], cp_rank, cp_size) for key in LISTED} | {"pg_loss": part}
-
-
 def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     """Scalars and curves of an optimizer step over this rank's samples, ``size`` per micro-batch."""
     step_metrics.current.leaves_loss_alone = False
-    trainer_at(5)
+    certify.reset(5)
     args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
     batch = samples()
     versions = [[str(5 - i % 4), "5"] if i % 7 else [] for i in range(len(batch))]
     mine = range(dp_rank, len(batch), dp_size)
-    layout = MetricsLayout.of(correction_of_flags(args), curves="metrics" not in config)
-    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
-        for start in range(0, len(mine), size):
-            places = mine[start : start + size]
-            call = call_of([batch[i] for i in places], [versions[i] for i in places])
+    parts = [mine[start : start + size] for start in range(0, len(mine), size)]
+    given = [as_slime_calls([batch[i] for i in places]) for places in parts]
+    masks = [mask for call in given for mask in call["loss_masks"]]
+    known = staleness.samples_of({"loss_masks": masks, "weight_versions": [versions[i] for i in mine]})
+    layout = MetricsLayout.of(setup_for(args).hook_correction, curves="metrics" not in config)
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout, known)) as step:
+        for call in given:
             tis.correct(args, **local(call, cp_rank, cp_size))
         scalars, curves = step.reduce()
-    trainer_at(None)
+    certify.reset()
     return {**scalars, **curves}
 
 
@@ -128,15 +116,15 @@ def stops(stages=1):
         slime_ext={"preset": "token_tis", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
     )
     for value in (math.nan, 0.0):
-        layout = MetricsLayout.of(correction_of_flags(args), curves=False)
+        layout = MetricsLayout.of(setup_for(args).hook_correction, curves=False)
         with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
-            call = call_of(oracle.random_batch(rank), None)
+            call = as_slime_calls(oracle.random_batch(rank))
             values = torch.tensor([0.0, 0.0, value if rank == stages - 1 else 0.0])
             step.tracker.look({"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3)))
             if ranks().is_last_stage:
                 tis.correct(args, **call)
             try:
-                Reporter.of(args).report(step, {"rollout_id": 0, "step_id": 0})
+                Reporter(args).report(step, {"rollout_id": 0, "step_id": 0})
             except SlimeExtError as error:
                 lines.append(str(error))
     return lines

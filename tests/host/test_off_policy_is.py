@@ -13,6 +13,8 @@ import torch
 
 from slime_ext import tis
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
+from slime_ext.host import contract
+from tests.host.test_contract import hook_call
 
 ARGS = SimpleNamespace(use_tis=True, eps_clip=0.2, eps_clip_high=0.28)
 NAN = math.nan
@@ -90,11 +92,6 @@ def test_on_a_reinforce_loss_it_is_cispo():
     torch.testing.assert_close(out.cur[0].grad, -weight * advantages[0], rtol=0, atol=1e-12)
 
 
-def test_the_weight_is_detached():
-    out = call([[-1.0, -2.0]], [[-1.1, -1.9]])
-    assert not any(value.requires_grad for value in out.metrics.values())
-
-
 def test_gradient_flows_only_through_the_surrogate():
     constant = torch.ones(2, dtype=torch.float64)
     out = call([[-1.0, -2.0]], [[-1.1, -1.9]], pg_loss=constant)
@@ -111,43 +108,6 @@ def test_eps_clip_one_drops_the_lower_bound():
 def test_eps_clip_high_defaults_to_eps_clip():
     args = SimpleNamespace(use_tis=True, eps_clip=0.2, eps_clip_high=None)
     assert call([[0.0]], [[-5.0]], args=args).metrics["is_weight"].item() == 1.2
-
-
-def test_unknown_keywords_are_ignored():
-    plain, extra = (call([[-1.0]], [[-1.2]], **more) for more in ({}, {"step_id": 3, "anything": None}))
-    torch.testing.assert_close(plain.loss, extra.loss, rtol=0, atol=0)
-
-
-def test_the_other_name_of_the_target_is_accepted():
-    cur = torch.tensor([-1.0])
-    _, _, metrics = tis.off_policy_is_function(
-        ARGS,
-        pg_loss=-cur,
-        train_log_probs=[cur],
-        rollout_log_probs=[torch.tensor([-3.0])],
-        loss_masks=[torch.ones(1)],
-        total_lengths=[2],
-        response_lengths=[1],
-        current_log_probs=[cur],
-    )
-    assert metrics["is_weight"].tolist() == pytest.approx([1.28])
-
-
-@pytest.mark.parametrize("advantages", [None, [torch.ones(2)], torch.ones(2)])
-def test_advantages_may_be_absent_a_list_or_one_tensor(advantages):
-    cur = torch.tensor([-1.0, -1.0])
-    loss, _, _ = tis.off_policy_is_function(
-        ARGS,
-        pg_loss=-cur,
-        train_log_probs=[cur],
-        rollout_log_probs=[cur],
-        loss_masks=[torch.ones(2)],
-        total_lengths=[2],
-        response_lengths=[2],
-        cur_log_probs=[cur],
-        advantages=advantages,
-    )
-    assert loss.tolist() == [1.0, 1.0]
 
 
 def test_empty_and_fully_masked_samples():
@@ -195,38 +155,16 @@ def test_masks_come_back_as_they_went_in():
     assert out.masks[0] is out.given[0]
 
 
-def test_without_use_tis_nothing_changes_but_metrics_come():
-    args = SimpleNamespace(use_tis=False, eps_clip=0.2, eps_clip_high=0.2)
-    out = call([[-1.0]], [[-9.0]], args=args)
-    assert out.loss is out.pg_loss and out.metrics["is_weight"].item() == 1.2
-
-
 def test_without_the_target_it_says_what_to_do():
     with pytest.raises(
         ConfigError, match=r"off_policy_is_function: expected cur_log_probs .* slime_ext.host.init"
     ):
-        tis.off_policy_is_function(
-            ARGS,
-            pg_loss=torch.zeros(1),
-            train_log_probs=[torch.zeros(1)],
-            rollout_log_probs=[torch.zeros(1)],
-            loss_masks=[torch.ones(1)],
-            total_lengths=[2],
-            response_lengths=[1],
-        )
+        tis.off_policy_is_function(ARGS, **hook_call()[0])
 
 
 def test_a_rollout_without_log_probs_is_an_error_with_advice():
     with pytest.raises(ConfigError, match="rollout_log_probs: expected one tensor per sample, got None"):
-        tis.off_policy_is_function(
-            ARGS,
-            pg_loss=torch.zeros(1),
-            train_log_probs=[torch.zeros(1)],
-            rollout_log_probs=None,
-            loss_masks=[torch.ones(1)],
-            total_lengths=[2],
-            response_lengths=[1],
-        )
+        tis.off_policy_is_function(ARGS, **hook_call()[0] | {"rollout_log_probs": None})
 
 
 def test_lists_of_different_lengths_are_an_error_with_the_sample():
@@ -257,15 +195,4 @@ def test_it_warns_once_where_it_counts_a_ratio_twice(fields, warnings, caplog):
 
 def test_the_signature_is_the_hosts_call():
     parameters = inspect.signature(tis.off_policy_is_function).parameters
-    assert list(parameters) == [
-        "args",
-        "pg_loss",
-        "train_log_probs",
-        "rollout_log_probs",
-        "loss_masks",
-        "total_lengths",
-        "response_lengths",
-        "cur_log_probs",
-        "advantages",
-        "kwargs",
-    ]
+    assert list(parameters) == [*contract.REQUIRED, *contract.OPTIONAL, "kwargs"]

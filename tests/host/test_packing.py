@@ -56,9 +56,8 @@ def test_padded_sequences_are_cut_where_their_padding_says():
         seen = []
         for rank in range(size):
             held = [by_hand(t, r, rank, size, padded) for t, r in SHAPES]
-            segments = pack_segments(
-                masks, totals, responses, [padded] * len(SHAPES), cp_rank=rank, cp_size=size
-            )
+            padded_lengths = [padded] * len(SHAPES)
+            segments = pack_segments(masks, totals, responses, padded_lengths, Parallel(rank, size))
             begins = accumulate(responses, initial=0)
             wanted = [b + i for b, part in zip(begins, held, strict=False) for i in part]
             assert segments.positions.tolist() == wanted
@@ -86,7 +85,7 @@ def test_local_masks_and_positions_are_the_slices():
         rng = random.Random(0)
         masks = [torch.tensor([rng.randint(0, 1) for _ in range(r)], dtype=torch.int32) for _, r in SHAPES]
         totals, responses = map(list, zip(*SHAPES, strict=True))
-        segments = pack_segments(masks, totals, responses, cp_rank=rank, cp_size=2)
+        segments = pack_segments(masks, totals, responses, here=Parallel(rank, 2))
         begins = [0, *accumulate(responses)]
         held = [slice_response(list(range(r)), t, r, rank, 2) for t, r in SHAPES]
         assert segments.positions.tolist() == [
@@ -159,7 +158,7 @@ def test_reduced_masks_keep_dtype_and_leave_the_hosts_alone():
 
 
 def test_a_local_index_is_located_in_its_response():
-    segments = pack_segments([torch.ones(7), torch.ones(12)], [12, 18], [7, 12], cp_rank=1, cp_size=2)
+    segments = pack_segments([torch.ones(7), torch.ones(12)], [12, 18], [7, 12], here=Parallel(1, 2))
     places = [locate(i, segments) for i in range(segments.size)]
     assert places == [
         (int(s), int(p) - 7 * int(s)) for s, p in zip(segments.ids, segments.positions, strict=True)

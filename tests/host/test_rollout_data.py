@@ -80,11 +80,6 @@ def test_a_sample_is_rejected_when_it_has_tokens_and_keeps_none():
         assert rollout_data.broken_groups(rows) == ({3} if rejected else set())
 
 
-def test_nothing_is_kept_of_a_broken_group():
-    rows = [row(group=3), row(group=4)]
-    assert [r.kept for r in rollout_data.without_groups(rows, {3})] == [0, 10]
-
-
 def test_a_rollout_is_divided_by_what_all_its_samples_keep():
     rows = [row(kept=2, denominator=20), row(kept=3, denominator=20), row(rollout=1, kept=0, denominator=7)]
     assert rollout_data.factors(rows) == [4.0, 4.0, 1.0]

@@ -15,18 +15,17 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.state import Tokens
 from slime_ext.core.steps import Reject
 from slime_ext.errors import ConfigError
-from slime_ext.host import hosts, staleness
+from slime_ext.host import certify, hosts, staleness, step_metrics
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
 from tests.host import trees
-from tests.host.pushes import trainer_at
 from tests.test_tis import arguments, as_slime_calls
 
 
 @pytest.fixture(autouse=True)
 def _nobody_says_the_version(monkeypatch):
-    monkeypatch.setattr(staleness, "_pusher", None)
+    certify.reset()
     monkeypatch.setattr(staleness, "_published", {})
 
 
@@ -36,8 +35,7 @@ def aged(versions=None, indices=(), rollout_id=0, correction=Correction()):  # n
     masks = [torch.ones(1) for _ in range(count)]
     batch = {"loss_masks": masks, "sample_indices": list(indices) or None, "weight_versions": versions}
     packed = Tokens(Segments.whole([1] * count, torch.ones(count)), torch.zeros(count), torch.zeros(count))
-    call = SimpleNamespace(weight_versions=None, loss_masks=masks)
-    return staleness.with_ages(packed, call, correction, staleness.identify(rollout_id)(batch)).ages
+    return staleness.with_ages(packed, masks, correction, staleness.samples_of(batch, rollout_id)).ages
 
 
 @pytest.mark.parametrize(
@@ -58,20 +56,20 @@ def aged(versions=None, indices=(), rollout_id=0, correction=Correction()):  # n
     ],
 )
 def test_an_age_counts_from_the_oldest_weights(spans, age):
-    trainer_at(7)
+    certify.reset(7)
     torch.testing.assert_close(aged([spans]), torch.tensor([age]).double(), equal_nan=True)
 
 
 def test_without_either_number_there_is_no_age():
     assert aged([["1"]]) is None
-    trainer_at(3)
+    certify.reset(3)
     assert aged(indices=[5]) is None
 
 
 def test_without_a_host_there_is_nothing_to_note(monkeypatch):
     monkeypatch.setattr(hosts, "current", lambda: None)
-    staleness.install()
-    assert staleness.current() is None
+    certify.install()
+    assert certify.pushes.version is None
 
 
 def test_the_hosts_pushing_object_says_the_version(monkeypatch):
@@ -82,10 +80,13 @@ def test_the_hosts_pushing_object_says_the_version(monkeypatch):
             self.weight_version = args
 
         def update_weights(self):
-            """It counts its pushes."""
+            self.weight_version += 1
 
     class Delta(Updater):
         __module__ = "host.actor"
+
+        def update_weights(self):
+            super().update_weights()
 
     class Actor:
         __module__ = "host.actor"
@@ -97,16 +98,12 @@ def test_the_hosts_pushing_object_says_the_version(monkeypatch):
     actor.Updater, actor.Delta, actor.Actor, actor.Mode = Updater, Delta, Actor, "delta"
     monkeypatch.setitem(sys.modules, "host.actor", actor)
     monkeypatch.setattr(hosts, "current", lambda: hosts.Host(actor, None))
-    staleness.install()
-    staleness.install()
-    assert staleness.current() is None
-    pushing = Delta(4)
-    other = Actor()
-    assert staleness.current() == 4 != other.weight_version
-    pushing.weight_version += 1
-    assert staleness.current() == 5
-    del pushing
-    assert staleness.current() is None
+    certify.install()
+    certify.install()
+    assert certify.pushes.version == 0  # before the first push
+    pushing, other = Delta(4), Actor()
+    pushing.update_weights()
+    assert certify.pushes.version == 5 != other.weight_version
 
 
 def test_a_step_drops_sequences_that_are_older():
@@ -131,26 +128,34 @@ def test_it_stands_beside_bounds_of_the_ratio():
 CONFIG = {"steps": [{"reject": {"max_staleness": 1}}]}
 
 
-def test_the_hook_reads_the_versions_that_a_patched_host_passes():
+def step_of(given, versions):
+    """The optimizer step of a hook call's samples."""
+    batch = {"loss_masks": given["loss_masks"], "weight_versions": versions}
+    return step_metrics.OptimizerStep(samples=staleness.samples_of(batch))
+
+
+def test_the_hook_drops_samples_that_are_older():
     batch = oracle.random_batch(5, wild=False)
-    given = as_slime_calls(batch, weight_versions=[["9"], ["7"]] + [["9"]] * (len(batch) - 2))
-    trainer_at(9)
-    loss, _, _ = tis.correct(arguments(slime_ext=CONFIG), **given)
+    given = as_slime_calls(batch)
+    certify.reset(9)
+    with step_metrics.under_way(step_of(given, [["9"], ["7"]] + [["9"]] * (len(batch) - 2))):
+        loss, _, _ = tis.correct(arguments(slime_ext=CONFIG), **given)
     lost = loss.split(given["response_lengths"])[1]
     assert not lost.any() and loss.any()
 
 
 @pytest.mark.parametrize(
-    ("more", "version", "line"),
+    ("versions", "version", "line"),
     [
-        ({}, 9, "got none of the samples: .*--custom-rollout-log-function-path"),
-        ({"weight_versions": [["1"]] * 6}, None, "got none of the trainer"),
+        (None, 9, "got none of the samples: .*--custom-rollout-log-function-path"),
+        ([["1"]] * 6, None, "got none of the trainer"),
     ],
 )
-def test_a_bound_on_ages_that_nobody_knows_is_refused(more, version, line):
-    trainer_at(version)
-    with pytest.raises(ConfigError, match=line):
-        tis.correct(arguments(slime_ext=CONFIG), **as_slime_calls(oracle.random_batch(5), **more))
+def test_a_bound_on_ages_that_nobody_knows_is_refused(versions, version, line):
+    certify.reset(version)
+    given = as_slime_calls(oracle.random_batch(5))
+    with step_metrics.under_way(step_of(given, versions)), pytest.raises(ConfigError, match=line):
+        tis.correct(arguments(slime_ext=CONFIG), **given)
 
 
 @pytest.mark.parametrize("who", ["max_staleness", r"slime_ext\.guards\.staleness_max"])
@@ -178,7 +183,6 @@ def store(monkeypatch):
         _internal_kv_initialized=lambda: True,
         _internal_kv_put=lambda key, value, namespace: stored.update({(namespace, key): value}),
         _internal_kv_get=lambda key, namespace: stored.get((namespace, key)),
-        _internal_kv_del=lambda key, namespace: stored.pop((namespace, key)),
     )
     ray = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -190,12 +194,12 @@ def sampled(index, versions):
     return SimpleNamespace(index=index, weight_versions=versions, response_length=0, rollout_log_probs=None)
 
 
-def test_the_trainer_finds_its_samples_versions_by_their_index(store, monkeypatch):
-    """The trainer is another process: what it knows is what the store holds."""
+def test_the_trainer_finds_its_samples_versions_by_their_index(store):
     made = [sampled(7, ["3", "4"]), sampled(8, ["2"]), sampled(8, ["1"]), sampled(9, []), sampled(5, ["9"])]
+    made += [sampled(6, ["default", "4"])]  # of an engine before its first push, too
     host.log_rollout(2, None, made, {})
-    monkeypatch.setattr(staleness, "_published", {})
-    trainer_at(4)
+    assert store and not staleness._published  # the trainer is another process
+    certify.reset(4)
     ages = aged(indices=[9, 8, 7, 5, 6], rollout_id=2)
     assert ages[1:3].tolist() == [3, 1] and ages.isnan().tolist() == [True, False, False, True, True]
     assert aged(indices=[8], rollout_id=3) is None  # not logged
@@ -206,5 +210,5 @@ def test_the_trainer_finds_its_samples_versions_by_their_index(store, monkeypatc
 def test_rollouts_that_were_trained_long_ago_are_forgotten(store):
     for rollout_id in range(30):
         host.log_rollout(rollout_id, None, [sampled(1, ["1"])], {})
-    assert len(store) == staleness.WAITING == len(staleness._published)
-    assert staleness._oldest_of(29) == {"1": 1} and staleness._oldest_of(3) == {}
+    assert len(store) == staleness.WAITING[staleness.VERSIONS]
+    assert [staleness.left("weight_versions", i) for i in (29, 3)] == [b'{"1": 1}', None]

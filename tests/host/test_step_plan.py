@@ -10,12 +10,11 @@ import torch
 from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
-from slime_ext.host import rollout_data, rollout_data_postprocess, staleness, step_metrics
+from slime_ext.host import certify, rollout_data, rollout_data_postprocess, step_metrics
 from slime_ext.host.hosts import ranks
-from slime_ext.host.rollout_data import read_ahead
+from slime_ext.host.rollout_data import joined, read_ahead
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
-from tests.host.pushes import trainer_at
 
 GEO = {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.97, "high": 1.03}}
 BAND = {"reject": {"low": 0.8, "high": 1.25}}
@@ -111,10 +110,10 @@ def test_before_v030_a_sample_divides_by_its_own_returned_mask(name):
     assert close(found, slime.expected(rollout, spec(name), own=True, **CASES[name][2]))
 
 
-def planned(name, data, **more):
-    """The plan of the first optimizer step."""
+def opened(name, data, **more):
+    """The first optimizer step, with its plan."""
     args = slime.arguments(CASES[name][0], **more)
-    return slime.plan_of(args, data, slime.DataIterator(data), slime.schedule(data, 3)[0])
+    return slime.step_of(args, data, slime.DataIterator(data), slime.schedule(data, 3)[0])
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_what_does_not_act_leaves_the_advantages_alone(more, request):
         request.getfixturevalue("given_up")
     data = slime.data_of(samples("rebaseline", 0))
     before = list(data["advantages"])
-    planned("rebaseline", data, **more)
+    opened("rebaseline", data, **more)
     assert all(was is now for was, now in zip(before, data["advantages"], strict=True))
 
 
@@ -144,14 +143,20 @@ def test_reading_ahead_leaves_the_iterator_where_it_is():
         assert iterator.offset == at and iterator.get_next(["loss_masks"])["loss_masks"][0] is first[0]
 
 
+def listed(values):
+    if isinstance(values, list):
+        return [each.tolist() for each in values]
+    return None if values is None else values.tolist()
+
+
 def test_a_step_that_is_trained_again_has_the_same_plan():
     """A new baseline is made of the rewards, not of the advantages that it replaces."""
     for name in ("everything", "rebaseline"):
         data = slime.data_of(samples(name, 1))
         found = []
         for _ in range(2):
-            plan = planned(name, data)
-            found.append((plan.scale, plan.keep, [a.tolist() for a in data["advantages"]]))
+            _, plan = opened(name, data).plan
+            found.append([listed(each) for each in (plan.scale, plan.keep, data["advantages"])])
         assert found[0] == found[1]
 
 
@@ -171,19 +176,19 @@ def test_a_group_over_several_steps_beside_a_number_for_one_step_is_refused():
     data = slime.data_of(samples("everything", 1))
     data["num_microbatches"] = [1, 5]
     with pytest.raises(ConfigError, match="in one optimizer step beside normalize, got them in several"):
-        planned("everything", data)
+        opened("everything", data)
 
 
 def test_a_baseline_over_split_rollouts_is_refused():
     with pytest.raises(ConfigError, match=r"group: expected 16 samples .* got 17"):
-        planned("rebaseline", slime.data_of(slime.samples(0)))
+        opened("rebaseline", slime.data_of(slime.samples(0)))
 
 
 @pytest.mark.parametrize("unknown", ["raw_reward", "rollout_batch_size"])
 def test_what_cannot_be_counted_is_not_refused(unknown):
     data = slime.data_of(slime.samples(0))
     data.pop(unknown, None)
-    planned("rebaseline", data, **({unknown: None} if unknown == "rollout_batch_size" else {}))
+    opened("rebaseline", data, **({unknown: None} if unknown == "rollout_batch_size" else {}))
 
 
 @pytest.mark.parametrize(
@@ -197,9 +202,9 @@ def test_a_flag_that_a_host_lacks_has_its_default(name, flag, default):
         args, data = slime.arguments(CASES[name][0]), slime.data_of(samples(name, 1))
         delattr(args, flag)
         vars(args).update(given)
-        batches = read_ahead(slime.DataIterator(data), sum(slime.schedule(data, 3)))
-        plan = compute_plan(correction, args, batches, ranks(), data)
-        found.append((plan.scale, [advantage.tolist() for advantage in data["advantages"]]))
+        batch = joined(read_ahead(slime.DataIterator(data), sum(slime.schedule(data, 3))))
+        scale = compute_plan(correction, args, batch, ranks(), data).scale
+        found.append([listed(scale), listed(data["advantages"])])
     assert found[0] == found[1] != found[2]
 
 
@@ -251,7 +256,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(name):
     data = slime.data_of(samples("rebaseline", 1))
     harm(data)
     with pytest.raises((ConfigError, DataError, NonFiniteError), match=message):
-        planned(case, data)
+        opened(case, data)
 
 
 def test_the_plan_knows_the_samples_ages():
@@ -260,14 +265,14 @@ def test_the_plan_knows_the_samples_ages():
     versions = [["3" if s == 0 else "8"] for s in data["sample_indices"]]
     mapping = {"steps": [{"reject": {"unit": "sequence", "max_staleness": 2}}], "group": "atomic"}
     data["weight_versions"] = versions
-    trainer_at(8)
+    certify.reset(8)
     try:
-        batches = read_ahead(slime.DataIterator(data), 3)
+        batch = joined(read_ahead(slime.DataIterator(data), 3))
         args, correction = slime.arguments(mapping), read_config(mapping).correction
-        plan = compute_plan(correction, args, batches, ranks(), data, staleness.identify(0))
+        keep = compute_plan(correction, args, batch, ranks(), data).keep.tolist()
     finally:
-        trainer_at(None)
-    assert plan.keep == [index // slime.GROUP != 0 for index in plan.samples.indices] and not all(plan.keep)
+        certify.reset()
+    assert keep == [index // slime.GROUP != 0 for index in batch["sample_indices"]] and not all(keep)
 
 
 def hook_call(data):
@@ -295,9 +300,9 @@ def test_a_call_without_a_plan_is_a_step_of_its_own_and_says_so(caplog):
 @pytest.mark.parametrize("other", [None, "normalize"])
 def test_a_group_without_a_plan_of_its_own_is_refused(other):
     data = slime.data_of(slime.samples(0))
-    plan = planned(other, data) if other else None
+    step = opened(other, data) if other else step_metrics.OptimizerStep()
     with (
-        step_metrics.under_way(step_metrics.OptimizerStep(plan=plan)),
+        step_metrics.under_way(step),
         pytest.raises(ConfigError, match="group: expected --custom-megatron-init-path"),
     ):
         tis.correct(slime.arguments(CASES["atomic"][0]), **hook_call(data))

@@ -15,7 +15,7 @@ from slime_ext.config import load as config
 from slime_ext.config.words import brief, one_line
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
-from slime_ext.host.configured import loaded_from, read_by
+from slime_ext.host.configured import BOUNDS, loaded_from
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, FUNCTION
 from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said
@@ -242,6 +242,7 @@ def _described(setup: Setup) -> tuple[dict[str, str], str]:
         **{key: keys[key] for key in ("denominator", "group") if keys[key] not in ("host", "ignore")},
         "needs": needs(correction),
     }
-    if bounds := [dest for dest in read_by(setup.function) if dest in setup.unknown]:
+    is_seed = setup.function in contract.SEEDS
+    if bounds := [dest for dest in BOUNDS if is_seed and dest in setup.unknown]:
         rows["steps"] += f" with the defaults of {', '.join(map(flag_of, bounds))}"
     return rows, f"{setup.function}: {one_line(keys)}"

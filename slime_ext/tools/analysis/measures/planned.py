@@ -54,12 +54,12 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
     for step in sorted(set(steps)):
         own = [place for place, of_place in enumerate(steps) if of_place == step]
         # group: rebaseline writes to the rollout's advantages
-        plan = compute_plan(correction, ARGS, [_taken(data, own)], Ranks(), data)
+        plan = compute_plan(correction, ARGS, _taken(data, own), Ranks(), data)
         batch = _taken(data, own)
         tokens = pack(call_of(batch, ARGS))
         tokens = replace(tokens, target=tokens.proximal, ages=None if ages is None else ages[own])
         at = torch.cat([of_sample[place] for place in own])
-        yield at, tokens, plan.of(batch["loss_masks"], at.device) or NO_PLAN
+        yield at, tokens, plan
 
 
 def _taken(data: dict[str, Any], places: list[int]) -> dict[str, Any]:
