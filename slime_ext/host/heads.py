@@ -78,13 +78,9 @@ def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[st
             "center: expected a policy loss on the samples of its optimizer step, got others: their heads "
             "are not known"
         )
-    segments = pack_segments(
-        batch["loss_masks"],
-        batch["total_lengths"],
-        batch["response_lengths"],
-        batch.get("max_seq_lens"),
-        context_parallel(),
-    )
+    here = context_parallel()
+    lengths = batch["total_lengths"], batch["response_lengths"], batch.get("max_seq_lens")
+    segments = pack_segments(batch["loss_masks"], *lengths, here)
     parts = [(step.heads[places[i]], start, stop) for i, start, stop, _ in segments.local_shards]
     ids, sampler = (
         to_device(torch.cat([rows[n][start:stop] for rows, start, stop in parts]), logits.device)
@@ -92,8 +88,8 @@ def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[st
     )
     trainer = _trainer(logits, ids, named)
     if here.size == 1 and getattr(named["args"], "save_debug_train_data", None):
-        lengths = [stop - start for _, start, stop, _ in segments.local_shards]
-        _keep(step.rollout, [step.samples.indices[place] for place in places], torch.split(trainer, lengths))
+        each = torch.split(trainer, [stop - start for _, start, stop, _ in segments.local_shards])
+        _keep(step.rollout, [step.samples.indices[place] for place in places], each)
     return Head(sampler, trainer)
 
 

@@ -53,7 +53,7 @@ def a_run(folder, checkpoint=False):
 
 
 MISTAKES = """
-    --correction token_tsi -> --correction: expected a known preset, got 'token_tsi'; did you mean 'token_tis'?
+    --correction token_tsi -> expected a known preset, got 'token_tsi'; did you mean 'token_tis'?
     --correction absent.yaml -> --correction: expected a file, got absent.yaml
     --host absent -> --host: expected 'miles' or a folder with train.py
     -- --eps-clip-hihg 0.3 -> -- --eps-clip-hihg: expected a flag of the host
