@@ -149,7 +149,7 @@ def after_push(version: int | None, engines: Sequence[Any]) -> None:
 
 def settle() -> None:
     """Takes the answers to a push that has no certificate yet; on all ranks of the trainer."""
-    if not pushes.is_due:
+    if pushes.asked is None:
         return
     found = [_arrival(pushes.asked)]
     if hosts.rank() is not None:
