@@ -14,6 +14,7 @@ that keep theirs while the trainer steps have not arrived.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import sys
@@ -112,18 +113,28 @@ def reset(version: int | None = None) -> None:
 
 
 def install() -> None:
-    """Takes note whenever this process's host has pushed its weights; idempotent."""
+    """Takes note of the object that pushes weights when this process's host makes it, and of every push of
+    it; idempotent."""
     for cls in hosts.weight_updaters():
-        hosts.wrap(cls, "update_weights", _certified)
-        pushes.version = pushes.version or 0
+        hosts.wrap(cls, "__init__", _noting)
 
 
-def _certified(function: Callable[..., Any]) -> Callable[..., Any]:
-    def update_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
-        done = function(self, *args, **kwargs)
-        engines = getattr(self, "rollout_engines", None) or ()
-        sees = not getattr(getattr(self, "args", None), "lora_rank", 0)  # checksums leave adapters out
-        after_push(getattr(self, "weight_version", None), engines if sees else ())
+def _noting(make: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        pushes.version = self.weight_version
+        # Of the object: hosts import classes that push in another way later, and these call their parents'.
+        hosts.wrap(self, "update_weights", functools.partial(_certified, self))
+
+    return __init__
+
+
+def _certified(updater: Any, push: Callable[..., Any]) -> Callable[..., Any]:
+    def update_weights(*args: Any, **kwargs: Any) -> Any:
+        done = push(*args, **kwargs)
+        engines = getattr(updater, "rollout_engines", None) or ()
+        sees = not getattr(getattr(updater, "args", None), "lora_rank", 0)  # checksums leave adapters out
+        after_push(updater.weight_version, engines if sees else ())
         return done
 
     return update_weights
@@ -135,10 +146,8 @@ def note_step(optimizer: Any) -> None:
     pushes.has_moved |= groups is None or any(group.get("lr", 1) for group in groups)
 
 
-def after_push(version: int | None, engines: Sequence[Any]) -> None:
+def after_push(version: int, engines: Sequence[Any]) -> None:
     """Asks the engines what they hold now; ``settle`` takes the answers, which by then are there."""
-    if version is not None and version == pushes.version:
-        return  # a class that calls its parent's
     pushes.version, pushes.is_due, pushes.asked = version, True, ()
     if not hosts.rank():  # every rank knows the engines
         try:
@@ -149,7 +158,7 @@ def after_push(version: int | None, engines: Sequence[Any]) -> None:
 
 def settle() -> None:
     """Takes the answers to a push that has no certificate yet; on all ranks of the trainer."""
-    if not pushes.is_due:
+    if pushes.asked is None:
         return
     found = [_arrival(pushes.asked)]
     if hosts.rank() is not None:

@@ -167,7 +167,7 @@ def weight_updaters() -> Iterator[type]:
     for module in modules(host.name) if host else ():
         for cls in list(vars(module).values()):
             if isinstance(cls, type) and cls.__module__ == module.__name__ and hasattr(cls, "update_weights"):
-                code = getattr(inspect.getattr_static(cls, "__init__"), "__code__", None)
+                code = getattr(inspect.unwrap(inspect.getattr_static(cls, "__init__")), "__code__", None)
                 if code is not None and "weight_version" in code.co_names:
                     yield cls
 

@@ -30,16 +30,21 @@ KEYS = (*OF_CALL.values(), *MASK_SUMS, *ROLLOUT_IDS, *OTHERS)
 EPSILON = 1e-6  # what slime adds to a group's standard deviation
 
 
-def read_ahead(iterator: Any, count: int) -> list[Batch]:
-    """The next micro-batches of a host's ``DataIterator``, which stays where it is.
+def read_ahead(iterator: Any, count: int) -> Batch:
+    """The next micro-batches of a host's ``DataIterator``, which stays where it is, as one; a key that one of
+    them lacks is None.
 
     Source: slime, backends/megatron_utils/data.py; the same from v0.2.0 on and in miles.
     """
-    at = iterator.offset
+    at, found = iterator.offset, dict[str, Any]()
     try:
-        return [iterator.get_next(KEYS) for _ in range(count)]
+        batches = [iterator.get_next(KEYS) for _ in range(count)]
     finally:
         iterator.offset = at
+    for key in KEYS:
+        parts = [part for batch in batches if (part := batch.get(key)) is not None]
+        found[key] = [value for part in parts for value in part] if len(parts) == count else None
+    return found
 
 
 def first_of(data: Batch, keys: Sequence[str]) -> Any:
@@ -59,15 +64,6 @@ def column(values: Any, count: int) -> list[Any]:
 def numbers(values: Tensor) -> Any:
     """A small table as Python numbers."""
     return values.tolist()
-
-
-def joined(batches: Sequence[Batch]) -> dict[str, Any]:
-    """Micro-batches as one; a key that one of them lacks is None."""
-    found: dict[str, Any] = {}
-    for key in KEYS:
-        parts = [part for batch in batches if (part := batch.get(key)) is not None]
-        found[key] = [value for part in parts for value in part] if len(parts) == len(batches) else None
-    return found
 
 
 def rest_of(rollout: Batch, batch: Batch) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
     samples = Samples.of(batch)
     if (carried := batch.get("weight_versions")) is not None:
         return replace(samples, versions=[_oldest(names) for names in carried])
-    left_ = None if rollout_id is None else left(VERSIONS, rollout_id)
-    known: dict[str, int | None] = json.loads(left_ or b"{}")  # the same on every rank
+    data = None if rollout_id is None else left(VERSIONS, rollout_id)
+    known: dict[str, int | None] = json.loads(data or b"{}")  # the same on every rank
     return replace(samples, versions=[known.get(str(index)) for index in samples.indices if known])
 
 

@@ -25,7 +25,7 @@ from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, heads, hosts, staleness, step_metrics
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import ONLY_MEASURES
-from slime_ext.host.rollout_data import joined, numbers, read_ahead
+from slime_ext.host.rollout_data import numbers, read_ahead
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
 
@@ -219,7 +219,7 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
                 f"got {type(iterator).__name__}: what is looked up before an optimizer step does not run here"
             )
         return step
-    batch = joined(read_ahead(iterator, call["num_microbatches"]))
+    batch = read_ahead(iterator, call["num_microbatches"])
     step.samples = staleness.samples_of(batch, call["rollout_id"])
     if measured.needs_plan:
         rollout = getattr(iterator, "rollout_data", None)

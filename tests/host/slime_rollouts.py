@@ -17,7 +17,7 @@ from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.host import step_metrics
 from slime_ext.host.hosts import ranks
-from slime_ext.host.rollout_data import Samples, joined, read_ahead
+from slime_ext.host.rollout_data import Samples, read_ahead
 from slime_ext.host.step_plan import compute_plan
 from tests import oracle
 from tests.slices import slice_response
@@ -155,7 +155,7 @@ def schedule(data, batch):
 
 def step_of(args, data, iterator, count):
     """The optimizer step as our train step opens it before the host's."""
-    correction, batch = read_config(args.slime_ext).correction, joined(read_ahead(iterator, count))
+    correction, batch = read_config(args.slime_ext).correction, read_ahead(iterator, count)
     plan = compute_plan(correction, args, batch, ranks(), data)
     return step_metrics.OptimizerStep(samples=Samples.of(batch), plan=(correction, plan))
 

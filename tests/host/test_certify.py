@@ -156,6 +156,18 @@ def test_frozen_layers_are_a_remark(run, capsys):
     )
 
 
+def test_the_answers_are_shared_once_per_push_on_stages_that_judge_none_too(run, monkeypatch):
+    """Each time is a collective of all ranks: one more on the first stages would leave them waiting."""
+    shared = []
+    monkeypatch.setattr(certify, "_arrival", lambda asked: shared.append(asked) or certify.Arrival(""))
+    pusher = run([Engine()])
+    for times in (1, 2):
+        pusher.update_weights()
+        for _ in range(2):  # optimizer steps
+            certify.settle()
+        assert len(shared) == times
+
+
 def test_an_engine_that_tells_nothing_costs_no_run(run, capsys):
     silent, broken = Engine(), Engine()
     silent.check_weights.remote = lambda action: {"success": False, "message": "Unsupported action"}

@@ -12,7 +12,7 @@ from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
 from slime_ext.host import certify, rollout_data, rollout_data_postprocess, step_metrics
 from slime_ext.host.hosts import ranks
-from slime_ext.host.rollout_data import joined, read_ahead
+from slime_ext.host.rollout_data import read_ahead
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
 
@@ -139,7 +139,7 @@ def test_reading_ahead_leaves_the_iterator_where_it_is():
         iterator = slime.DataIterator(data)
         iterator.get_next(["loss_masks"])
         at = iterator.offset
-        first = read_ahead(iterator, 2)[0]["loss_masks"]
+        first = read_ahead(iterator, 2)["loss_masks"]
         assert iterator.offset == at and iterator.get_next(["loss_masks"])["loss_masks"][0] is first[0]
 
 
@@ -202,7 +202,7 @@ def test_a_flag_that_a_host_lacks_has_its_default(name, flag, default):
         args, data = slime.arguments(CASES[name][0]), slime.data_of(samples(name, 1))
         delattr(args, flag)
         vars(args).update(given)
-        batch = joined(read_ahead(slime.DataIterator(data), sum(slime.schedule(data, 3))))
+        batch = read_ahead(slime.DataIterator(data), sum(slime.schedule(data, 3)))
         scale = compute_plan(correction, args, batch, ranks(), data).scale
         found.append([listed(scale), listed(data["advantages"])])
     assert found[0] == found[1] != found[2]
@@ -267,7 +267,7 @@ def test_the_plan_knows_the_samples_ages():
     data["weight_versions"] = versions
     certify.reset(8)
     try:
-        batch = joined(read_ahead(slime.DataIterator(data), 3))
+        batch = read_ahead(slime.DataIterator(data), 3)
         args, correction = slime.arguments(mapping), read_config(mapping).correction
         keep = compute_plan(correction, args, batch, ranks(), data).keep.tolist()
     finally:
