@@ -129,10 +129,11 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_functions(args: Any, host: hosts.Host | None) -> None:
-    """Imports the functions that the flags of ours name, and binds the host's call to the hook."""
+    """Imports the functions of ours that flags name, and binds the host's call to the hook. Others' may be
+    for other processes, which find them elsewhere."""
     for dest in contract.OURS:
-        if path := getattr(args, dest, None):
-            contract.load_function(path, flag_of(dest))
+        if str(path := getattr(args, dest, None)).startswith("slime_ext."):
+            contract.load_function(str(path), flag_of(dest))
     if path := getattr(args, "custom_tis_function_path", None):
         more = contract.OPTIONAL if host is None or host.passes_target else ()
         contract.check_hook(path, (*contract.REQUIRED, *more))

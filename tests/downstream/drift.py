@@ -18,8 +18,13 @@ from pathlib import Path
 from slime_ext.host import contract, hosts
 from slime_ext.host.rollout_data import KEYS, OF_CALL
 
+<<<<<<< HEAD
 # What releases from slime v0.2.0 to 624b824 and miles to 31f1ca9 have beside what we read.
 PASSED = (*contract.REQUIRED, *contract.OPTIONAL, "max_seq_lens", "weight_versions", "parallel_state")
+=======
+# What slime from v0.2.0 to 2e5cd7c and miles to 1718d16 have beside what we read.
+PASSED = (*contract.REQUIRED, *contract.OPTIONAL, *contract.PADDED, *contract.PATCHED, "parallel_state")
+>>>>>>> b47139cb (init imports the functions of slime_ext that flags name, and no others': a generate function of one's own may be for the rollout's process alone. The loss of miles' newer layout is found by its parts, the fields of a step in its module)
 STEP = (
     *(*hosts.LEADING[hosts.STEP], "optimizer", "opt_param_scheduler", "num_microbatches"),
     *("step_global_batch_size", "microbatch_pbar", "num_rollouts", "witness_info", "attempt"),
@@ -28,6 +33,7 @@ STEP = (
 FIELDS = (
     *("tokens", "multimodal_train_inputs", "packed_seq_params", "ref_log_probs", "values", "returns"),
     *("teacher_log_probs", "witness_ids", "opd_reverse_kl", "partition", *KEYS),
+    *("rollout_topk_token_ids", "rollout_topk_log_probs", "loss_weights", "target_tokens"),
 )
 NEWS = {  # word of a policy loss -> what it brings
     "get_pg_loss_type": "--pg-loss-type",
@@ -142,11 +148,11 @@ def parameters(tree: Tree) -> tuple[bool, str]:
 
 
 def fields(tree: Tree) -> tuple[bool, str]:
-    """The fields that the train step asks its iterator for."""
+    """The fields that the train step's module asks its iterator for, the most at once."""
     found = tree.step
-    lists = (n for n in ast.walk(found.node) if isinstance(n, ast.List)) if found else ()
+    lists = (n for n in ast.walk(found.tree) if isinstance(n, ast.List)) if found else ()
     texts = [[e.value for e in one.elts if isinstance(e, ast.Constant)] for one in lists]
-    asked = next((one for one in texts if "loss_masks" in one), [])
+    asked = max((one for one in texts if "loss_masks" in one), key=len, default=[])
     read = [OF_CALL[name] for name in contract.REQUIRED[2:]]
     return compared(asked, read, FIELDS, "fields")
 

@@ -140,9 +140,9 @@ def given(function, **known):
 
 def _logger_of(model: ModuleType) -> ModuleType:
     """What writes a step's values, by the name that the module of the steps, or of miles' log, has for it."""
-    rooms = [model, sys.modules.get("miles.backends.training_utils.log_utils")]
+    room = sys.modules[getattr(model, "log_train_step", model.train).__module__]
     names = ("logging_utils", "tracking_utils", "tracking")
-    return next(found for room in rooms for name in names if (found := getattr(room, name, None)))
+    return next(found for name in names if (found := getattr(room, name, None)))
 
 
 def two_steps(name: str, folder: str) -> dict[str, Any]:

@@ -70,6 +70,7 @@ BROKEN = [
     ({**OURS["off_policy_is"], "eps_clip": 0.0}, "--eps-clip: expected one of eps_low and eps_high above 0"),
     # the functions
     ({"custom_tis_function_path": "slime_ext.tis.tokn_tis"}, "did you mean 'token_tis'"),
+    ({"custom_rollout_log_function_path": "slime_ext.host.log_rolout"}, "did you mean 'log_rollout'"),
     ({"custom_tis_function_path": "mis.py:compute"}, "expected package.module.function"),
     ({"custom_tis_function_path": f"{__name__}.takes_too_little"}, "--custom-tis-function-path"),
     # the configuration
@@ -151,6 +152,7 @@ LET_THROUGH = [
     {"custom_tis_function_path": f"{__name__}.takes_everything",
      "slime_ext": {"guards": {"k3_kl": {"max": 0.1}}}},
     {"use_tis": False, "custom_tis_function_path": None, "loss_type": "sft_loss"},
+    {"custom_generate_function_path": "of_the_rollout_alone.generate"},
     {"use_tis": True, "custom_tis_function_path": None, "use_score_centering": True},
 ]  # fmt: skip
 
