@@ -21,16 +21,10 @@ SKYRL = SimpleNamespace(eps_clip_low=EPS, eps_clip_high=EPS)
 VERL = SimpleNamespace(clip_ratio=EPS, clip_ratio_low=None, clip_ratio_high=None, global_batch_info={})
 # What the other systems call: adapter's callable -> the keywords of its call.
 CALLS = {
-    skyrl.PolicyLoss: ["log_probs", "old_log_probs", "advantages", "config", "loss_mask", "rollout_logprobs"],
-    verl.PolicyLoss: [
-        "old_log_prob",
-        "log_prob",
-        "advantages",
-        "response_mask",
-        "loss_agg_mode",
-        "config",
-        "rollout_is_weights",
-    ],
+    skyrl.PolicyLoss: "log_probs old_log_probs advantages config loss_mask rollout_logprobs".split(),
+    verl.PolicyLoss: (
+        "old_log_prob log_prob advantages response_mask loss_agg_mode config rollout_is_weights".split()
+    ),
 }
 SAME = {
     "token_tis": {"preset": "token_tis"},

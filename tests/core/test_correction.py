@@ -11,7 +11,7 @@ import torch
 
 import slime_ext
 from slime_ext.core.correction import Correction, Plan, Tokens, largest_product, plan_step
-from slime_ext.core.losses import Bounds, DualClip, HostLoss, PpoClip, Reinforce, Sapo
+from slime_ext.core.losses import SURROGATES, Bounds, DualClip, HostLoss, LossInputs, PpoClip, Reinforce, Sapo
 from slime_ext.core.state import StatisticKey, tabulate
 from slime_ext.core.steps import (
     MinPrefixReweight,
@@ -234,3 +234,17 @@ def test_a_mean_weight_below_any_float32_divides():
     expected = torch.tensor([10.0] * length + [0.0] * length * (count - 1))
     # e^-103.6 is a float32 of one bit or two.
     torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_own_losses_of_lower_precision_are_computed_in_float32(dtype):
+    """In bfloat16 the product with the advantage alone would be off by 2^-8."""
+    torch.manual_seed(0)
+    rounded = {name: torch.randn(64).to(dtype) for name in ("target", "proximal", "behavior", "advantages")}
+    exact = {name: values.double() for name, values in rounded.items()}
+    valid = torch.ones(64, dtype=torch.bool)
+    for surrogate in (kind() for kind in SURROGATES.values() if kind is not HostLoss):
+        loss, clipped = surrogate(LossInputs(rounded, valid), Bounds())
+        expected, also = surrogate(LossInputs(exact, valid), Bounds())
+        torch.testing.assert_close(loss.double(), expected, rtol=2e-6, atol=2e-6)
+        assert loss.dtype == torch.float32 and torch.equal(clipped, also), surrogate

@@ -5,98 +5,68 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import yaml
 
 from tests.config.dialects import oracle_fireworks, oracle_skyrl, oracle_slime_mis, oracle_verl
 from tests.config.dialects.common import compare
 
-HEAD = [
-    {"rollout_is": "token", "rollout_is_threshold": 2.0},
-    {"rollout_is": "sequence", "rollout_is_threshold": "3"},
-    {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"},
-    {"rollout_is": "sequence", "rollout_is_threshold": "0.5_2.0", "rollout_is_batch_normalize": True},
-    {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": True},
-    {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": True},
-    {
-        "rollout_is": "token",
-        "rollout_is_threshold": "0.5_5.0",
-        "rollout_rs": "seq_mean_k1",
-        "rollout_rs_threshold": "0.7_1.2",
-    },
-    {"rollout_rs": "token_k1,seq_sum_k3,seq_max_k2", "rollout_rs_threshold": "0.5_1.5, 5.0, 3.0"},
-    *(
-        {"rollout_rs": option, "rollout_rs_threshold": threshold, "loss_type": "ppo_clip"}
-        for option, threshold in {
-            "token_k1": "0.5_1.2",
-            "token_k2": 0.02,
-            "token_k3": "25.0",
-            "seq_sum_k1": 2.0,
-            "seq_sum_k2": 1.0,
-            "seq_sum_k3": 1.0,
-            "seq_mean_k1": "0.95_1.2",
-            "seq_mean_k2": 0.05,
-            "seq_mean_k3": 0.05,
-            "seq_max_k2": 0.3,
-            "seq_max_k3": 0.3,
-        }.items()
-    ),
-]
+HEAD = """
+    {rollout_is: token, rollout_is_threshold: 2.0}
+    {rollout_is: sequence, rollout_is_threshold: "3"}
+    {rollout_is: token, rollout_is_threshold: "0.5_5.0"}
+    {rollout_is: sequence, rollout_is_threshold: "0.5_2.0", rollout_is_batch_normalize: true}
+    {rollout_is: token, rollout_is_threshold: 2.0, rollout_is_batch_normalize: true}
+    {rollout_is: sequence, rollout_is_threshold: 2.0, rollout_is_batch_normalize: true}
+    {rollout_is: token, rollout_is_threshold: "0.5_5.0", rollout_rs: seq_mean_k1, rollout_rs_threshold: "0.7_1.2"}
+    {rollout_rs: "token_k1,seq_sum_k3,seq_max_k2", rollout_rs_threshold: "0.5_1.5, 5.0, 3.0"}
+    {rollout_rs: token_k1, rollout_rs_threshold: "0.5_1.2", loss_type: ppo_clip}
+    {rollout_rs: token_k2, rollout_rs_threshold: 0.02, loss_type: ppo_clip}
+    {rollout_rs: token_k3, rollout_rs_threshold: "25.0", loss_type: ppo_clip}
+    {rollout_rs: seq_sum_k1, rollout_rs_threshold: 2.0, loss_type: ppo_clip}
+    {rollout_rs: seq_sum_k2, rollout_rs_threshold: 1.0, loss_type: ppo_clip}
+    {rollout_rs: seq_sum_k3, rollout_rs_threshold: 1.0, loss_type: ppo_clip}
+    {rollout_rs: seq_mean_k1, rollout_rs_threshold: "0.95_1.2", loss_type: ppo_clip}
+    {rollout_rs: seq_mean_k2, rollout_rs_threshold: 0.05, loss_type: ppo_clip}
+    {rollout_rs: seq_mean_k3, rollout_rs_threshold: 0.05, loss_type: ppo_clip}
+    {rollout_rs: seq_max_k2, rollout_rs_threshold: 0.3, loss_type: ppo_clip}
+    {rollout_rs: seq_max_k3, rollout_rs_threshold: 0.3, loss_type: ppo_clip}
+"""  # noqa: E501
+HEAD = [yaml.safe_load(line) for line in HEAD.strip().splitlines()]
+# fmt: off
 PR3984 = [
-    {"rollout_is": level, "rollout_rs": rs, "rollout_rs_threshold": 1.3, "rollout_rs_threshold_lower": low}
-    for level, rs, low in itertools.product(
-        (None, "token", "sequence"), ("token", "sequence", "geometric"), (None, 0.0)
-    )
-] + [
+    *({"rollout_is": level, "rollout_rs": rs, "rollout_rs_threshold": 1.3, "rollout_rs_threshold_lower": low}
+      for level in (None, "token", "sequence") for rs in ("token", "sequence", "geometric")
+      for low in (None, 0.0)),
     {"rollout_is": "sequence", "rollout_token_veto_threshold": 1e-4},
-    {
-        "rollout_rs": "geometric",
-        "rollout_rs_threshold": 1.1,
-        "rollout_token_veto_threshold": "1e-4",
-        "use_pure_rollout_correction": False,
-    },
+    {"rollout_rs": "geometric", "rollout_rs_threshold": 1.1, "rollout_token_veto_threshold": "1e-4",
+     "use_pure_rollout_correction": False},
 ]
 FLAT = [
-    {
-        "rollout_is": applies,
-        "rollout_is_threshold": 2.0,
-        "rollout_is_level": level,
-        "rollout_is_mode": mode,
-        "rollout_is_veto_threshold": veto,
-    }
-    for applies, level, mode, veto in itertools.product(
-        (True, False), ("token", "sequence", "geometric"), ("truncate", "mask"), (None, 1e-4)
-    )
+    {"rollout_is": applies, "rollout_is_threshold": 2.0, "rollout_is_level": level, "rollout_is_mode": mode,
+     "rollout_is_veto_threshold": veto}
+    for applies in (True, False) for level in ("token", "sequence", "geometric")
+    for mode in ("truncate", "mask") for veto in (None, 1e-4)
 ]
 OUTLIERS = {"outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100}
 TOKENS = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
 SKYRL = [
     {"tis_ratio_type": level, "sequence_mask_metric": metric, **outliers, **tokens}
-    for level, metric, outliers, tokens in itertools.product(
-        (None, "token", "sequence"), (None, "geometric", "product"), ({}, OUTLIERS), ({}, TOKENS)
-    )
+    for level in (None, "token", "sequence") for metric in (None, "geometric", "product")
+    for outliers in ({}, OUTLIERS) for tokens in ({}, TOKENS)
+]
+REJECTIONS = [
+    {"use_rs": False},
+    {"use_rs": True, "rs_level": "token", "rs_veto_threshold": 1.0e-4},
+    {"use_rs": True, "rs_level": "geometric", "rs_lower_bound": 0.9, "rs_upper_bound": "1.2"},
 ]
 MIS = [
-    {
-        "use_tis": True,
-        "tis_level": level,
-        "tis_mode": mode,
-        "tis_upper_bound": 2.0,
-        "tis_lower_bound": low,
-        "tis_batch_normalize": normalize,
-        **rs,
-    }
-    for level, mode, low, normalize, rs in itertools.product(
-        ("token", "sequence", "geometric"),
-        ("truncate", "clip", "mask"),
-        (None, 0.7),
-        (False, True),
-        (
-            {"use_rs": False},
-            {"use_rs": True, "rs_level": "token", "rs_veto_threshold": 1.0e-4},
-            {"use_rs": True, "rs_level": "geometric", "rs_lower_bound": 0.9, "rs_upper_bound": "1.2"},
-        ),
-    )
-    if not (level == "geometric" and normalize) and (low is None) == (mode != "clip")
+    {"use_tis": True, "tis_level": level, "tis_mode": mode, "tis_upper_bound": 2.0,
+     "tis_lower_bound": 0.7 if mode == "clip" else None, "tis_batch_normalize": normalize, **rs}
+    for level in ("token", "sequence", "geometric") for mode in ("truncate", "clip", "mask")
+    for normalize in (False, True) for rs in REJECTIONS
+    if not (level == "geometric" and normalize)
 ]
+# fmt: on
 
 
 def numbers(config):

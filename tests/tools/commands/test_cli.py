@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
+from slime_ext.tools import fidelity
 from slime_ext.tools.commands import cli
+from tests.tools.report.test_run_picture import slime_run
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/modes/stale.yaml"
@@ -133,3 +135,43 @@ def test_a_package_that_is_not_installed_is_one_line():
 def test_it_is_a_module_too():
     done = subprocess.run([sys.executable, "-m", "slime_ext", "--help"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, cli.usage() + "\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("fidelity token_ti", "did you mean 'token_tis'?"), ("speed", "invalid choice: 'speed'")],
+)
+def test_a_mistake_of_bench_is_one_line(words, said, capsys):
+    try:
+        status = cli.main(["bench", *words.split()])
+    except SystemExit as left:
+        status = left.code
+    assert status == 2 and said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_fidelity_prints_a_row_for_each_preset(capsys):
+    assert cli.main(["bench", "fidelity", "token_tis", "seq_is"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("token_tis", "seq_is", *fidelity.MISMATCHES))
+
+
+def test_the_picture_is_written_where_it_is_asked_for(tmp_path, capsys):
+    run = slime_run(tmp_path / "run")
+    assert cli.main(["report", str(run), "--out", str(tmp_path / "new/a.png")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "new/a.png")
+    assert (tmp_path / "new/a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_mistake_of_report_is_one_line(tmp_path, capsys):
+    run = slime_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    for words, said in (
+        ([str(tmp_path / "gone")], "expected the folder of a run, got none"),
+        ([str(run), "--out", "picture.txt"], "--out: expected a name that ends in .png, .pdf, .svg"),
+        ([str(run), "--out", str(tmp_path / "file/x.png")], "expected a folder to write to, got a file"),
+        ([str(run), "--out", "/nowhere_at_all/x.png"], "expected a folder below one that exists"),
+        ([str(run), "--labels", "a", "b"], "--labels: expected 1 names, got 2"),
+    ):
+        assert cli.main(["report", *words]) == 2, words
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1, error
