@@ -18,13 +18,8 @@ from pathlib import Path
 from slime_ext.host import contract, hosts
 from slime_ext.host.rollout_data import KEYS, OF_CALL
 
-<<<<<<< HEAD
-# What releases from slime v0.2.0 to 624b824 and miles to 31f1ca9 have beside what we read.
-PASSED = (*contract.REQUIRED, *contract.OPTIONAL, "max_seq_lens", "weight_versions", "parallel_state")
-=======
 # What slime from v0.2.0 to 2e5cd7c and miles to 1718d16 have beside what we read.
-PASSED = (*contract.REQUIRED, *contract.OPTIONAL, *contract.PADDED, *contract.PATCHED, "parallel_state")
->>>>>>> b47139cb (init imports the functions of slime_ext that flags name, and no others': a generate function of one's own may be for the rollout's process alone. The loss of miles' newer layout is found by its parts, the fields of a step in its module)
+PASSED = (*contract.REQUIRED, *contract.OPTIONAL, "max_seq_lens", "weight_versions", "parallel_state")
 STEP = (
     *(*hosts.LEADING[hosts.STEP], "optimizer", "opt_param_scheduler", "num_microbatches"),
     *("step_global_batch_size", "microbatch_pbar", "num_rollouts", "witness_info", "attempt"),
