@@ -167,3 +167,10 @@ def test_a_stale_run_that_is_shifted_by_one_is_both():
     assert {f.name for f in examine(diagnosed(rollouts))[0]} == {"off_by_one", "stale_weights"}
     fresh = recorded_late(run(SMALL), 1)
     assert {f.name for f in examine(diagnosed(fresh))[0]} == {"off_by_one"}
+
+
+def test_a_prefix_cache_that_warmed_up_beside_old_weights_is_not_the_fault():
+    """Where prompts begin alike only the first rollout misses the cache, and its weights are new."""
+    rollouts = run(replace(SMALL, rollouts=8, interval=8, learning=0.02))
+    made = [replace(r, cached=((9 if i else 0),) * r.count) for i, r in enumerate(rollouts)]
+    assert {f.name for f in examine(diagnosed(made))[0]} == {"stale_weights"}

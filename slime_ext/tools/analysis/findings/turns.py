@@ -16,10 +16,10 @@ EVENED = 1.7  # the same over tokens of which the sampler was as sure
 
 
 def stale_prefix(d: Diagnosis) -> Figures | None:
-    """Finds that responses behind a cached prefix are a multiple as far off as those without one."""
+    """Finds that responses behind a cached prefix are a multiple as far off as others of their rollouts."""
     (n, near, _), (m, other, square) = (row[1:] for row in d.statistics.cached.tolist())
     is_enough = min(n, m) >= PREFIX_TOKENS
-    need(is_enough, "prefix_cache_info of samples, some with and some without a cached prefix")
+    need(is_enough, "prefix_cache_info of a rollout's samples, some with and some without a cached prefix")
     cached, fresh = other / m, near / n
     error = math.sqrt(square) / m  # over sequences
     if cached < max(PREFIX_TIMES * fresh, PREFIX_MATTERS) or cached - fresh < PREFIX_SURE * error:

@@ -31,6 +31,7 @@ UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
 SURE_OF = -0.01  # nats; a policy that is so sure is mostly not so sure that its log-prob is exactly 0
 DOUBTED = -0.25  # nats; where one side is sure in bfloat16, rounding alone leaves the other above
 MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
+BOTH_CACHED = 50  # tokens in a rollout, of samples with and without a cached prefix
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
 ABOUT = ("length", "reward", "position", "age")
 
@@ -130,7 +131,9 @@ class DetectorStatistics(Additive):
     rollouts: list[RolloutSummary] = field(default_factory=list)
     routes: Tensor = field(default_factory=lambda: zeros(0, 2))  # both as in DumpedRollout
     experts: Tensor = field(default_factory=lambda: zeros(0, 2))
-    # Samples without and with a cached prefix: their number, tokens, sum k3, sum of its squares over samples.
+    # Samples without and with a cached prefix: their number, tokens, sum k3, sum of its squares over samples;
+    # of the rollout that is read, and of those that have both kinds, made alike.
+    caching: Tensor = field(default_factory=lambda: zeros(2, 4))
     cached: Tensor = field(default_factory=lambda: zeros(2, 4))
     # Kept and dropped samples by ABOUT: how many are known, their sum, their sum of squares.
     fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
@@ -161,7 +164,7 @@ class DetectorStatistics(Additive):
         if part.tokens is not None and self.ids is not None:
             self.counts.update(_outside(part, self.ids))
         if part.cached is not None:
-            self.cached += _by_cache(part)
+            self.caching += _by_cache(part)
         self.prints.append(fingerprints(part))
         if part.versions is None:
             return {}
@@ -195,6 +198,7 @@ class DetectorStatistics(Additive):
             )
         elif rollout.size and not sums["tokens"]:
             self.blank.append(rollout.rollout_id)
+        self.cached, self.caching = self.cached + _alike(self.caching), zeros(2, 4)
         if rollout.again:
             self.again.append(rollout.rollout_id)
         newest = rollout.newest or 0
@@ -292,6 +296,17 @@ def _by_cache(part: DumpedRollout) -> Tensor:
     rows = torch.stack([torch.ones_like(near), count, near, near.square()], 1)
     is_cached, there = torch.tensor(part.cached) > 0, count > 0
     return torch.stack([rows[there & ~is_cached].sum(0), rows[there & is_cached].sum(0)])
+
+
+def _alike(table: Tensor) -> Tensor:
+    """[2, 4] of the samples of one rollout, which the same weights sampled, scaled to as many tokens of both
+    kinds; 0 where one kind has too few to be compared."""
+    tokens = table[:, 1]
+    if tokens.min() < BOTH_CACHED:
+        return zeros(2, 4)
+    weighed = table.clone()
+    weighed[0, 1:] *= tokens[1] / tokens[0]
+    return weighed
 
 
 def _about(rows: Tensor) -> Tensor:
