@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
+from benchmarks.faults.harms import append_twice, edited, of_other_run
 from slime_ext.tools.analysis.findings import examine
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
@@ -34,13 +34,6 @@ def document(*paths, **more):
 
 def found(*paths):
     return {f.name: f for f in document(*paths).findings}
-
-
-def edited(folder, change, kind="train_data"):
-    for path in (folder / kind).glob("*.pt"):
-        content = torch.load(path, weights_only=True)
-        change(content["samples"])
-        torch.save(content, path)
 
 
 def in_all(**columns):
@@ -114,40 +107,28 @@ def test_a_gross_fault_is_named(rollouts, wrong):
     assert (finding.name, finding.severity) == (name, severity) and words in said, said
 
 
-def append_twice(folder):
-    def change(rows):
-        for row in rows[::2]:
-            row["rollout_log_probs"] = torch.cat([row["rollout_log_probs"], torch.zeros(1)])
-
-    edited(folder, change)
-
-
 def cut_off(folder):
     path = folder / "train_data" / "1.pt"
     path.write_bytes(path.read_bytes()[:1000])
 
 
-def of_another_run(folder):
-    other = dumps.write_run(folder.parent / "other", run(replace(WORLD, seed=1)))
-    shutil.rmtree(folder / "train_data")
-    (other / "train_data").rename(folder / "train_data")
+def retokenised(rollout_id, rows):
+    for row in rows:
+        row["tokens"][-1] += 1
 
 
-def retokenised(folder):
-    def change(rows):
-        for row in rows:
-            row["tokens"][-1] += 1
-
-    edited(folder, change)
+def another_run(folder):
+    return dumps.write_run(folder, run(replace(WORLD, seed=1)))
 
 
+half_left_out = edited(append_twice, "train_data")
 # The same for files.
 IN_FILES = {
     "as they are": (lambda folder: None, "", ""),
-    "half of the samples left out": (append_twice, "left_out", "24 of 48 samples"),
+    "half of the samples left out": (half_left_out, "left_out", "24 of 48 samples"),
     "a file cut off": (cut_off, "left_out", "1 file or part of one"),
-    "train dumps of another run": (of_another_run, "other_run", "48 of 48 samples"),
-    "other tokens": (retokenised, "retokenised", "48 samples have other tokens"),
+    "train dumps of another run": (of_other_run(another_run), "other_run", "48 of 48 samples"),
+    "other tokens": (edited(retokenised, "train_data"), "retokenised", "48 samples have other tokens"),
 }
 
 
@@ -163,7 +144,7 @@ def test_a_gross_fault_of_files_is_named(tmp_path, rollouts, wrong):
 
 def test_shares_are_of_the_samples_that_were_read(tmp_path, rollouts):
     folder = dumps.write_run(tmp_path, [replace(r, behavior=r.behavior.exp()) for r in rollouts])
-    append_twice(folder)
+    half_left_out(folder)
     said = found(folder)
     assert set(said) == {"left_out", "positive_log_probs"}
     assert said["positive_log_probs"].evidence.endswith("Shares are of those samples that were read.")
