@@ -47,6 +47,10 @@ def floors(rng):
     return rng.choice([0.0, 1e-30, 0.1, 0.5, 0.999, 1.0])
 
 
+def scope(rng):
+    return rng.choice([{}, {"over": "kept"}]) | rng.choice([{}, {}, {"clamp": rng.choice([0.3, 5.0, 20.0])}])
+
+
 def rejection(rng):
     statistic = rng.choice(STATISTICS)
     neutral = 1.0 if statistic == "ratio" else 0.0
@@ -60,19 +64,14 @@ def rejection(rng):
     found |= rng.choice([{"high": high}, {"high": high}, {"low": low}, {"low": low, "high": high}])
     found |= rng.choice([{}, {}, {}, {"when": rng.choice(["negative_advantage", "outward"])}])
     found |= rng.choice([{}, {}, {}, {}, {"max_staleness": rng.randint(0, 3)}])
-    found |= rng.choice([{}, {}, {"over": "kept"}]) | rng.choice(
-        [{}, {}, {"clamp": rng.choice([0.3, 5.0, 20.0])}]
-    )
+    found |= scope(rng)
     return {"reject": found}
 
 
 def weighting(rng):
-    scope = rng.choice([{}, {}, {"over": "kept"}]) | rng.choice(
-        [{}, {}, {"clamp": rng.choice([0.3, 5.0, 20.0])}]
-    )
     signed = {"positive_high": rng.choice([1.0, 3.0]), "negative_low": rng.choice([0.0, 0.2])}
     return rng.choice(
-        [{"reweight": {"level": rng.choice(LEVELS), **scope}}] * 4
+        [{"reweight": {"level": rng.choice(LEVELS), **scope(rng)}}] * 4
         + ["min_prefix_reweight", {"signed_clip": {"level": rng.choice(LEVELS), **signed}}]
     )
 

@@ -141,16 +141,6 @@ def test_narrow_advantages_are_added_in_float32(dtype):
     assert table[StatisticKey("sum", "sequence", "advantage")].tolist() == [100 * value]
 
 
-def test_a_broken_token_takes_its_unit_with_it():
-    s = {k: [-1.0] * 6 for k in ("proximal", "target", "behavior", "advantage", "host_loss")}
-    s |= {"mask": [1, 1, 0, 1, 1, 1], "behavior": [-1.0, math.nan, 0.0, -1.0, -1.0, -1.0]}
-    packed = tokens([s])[0]
-    kept = {
-        u: Correction(steps=(Reweight(u),))(packed).keep.int().tolist() for u in ("token", "turn", "sequence")
-    }
-    assert kept == {"token": [1, 0, 0, 1, 1, 1], "turn": [0, 0, 0, 1, 1, 1], "sequence": [0] * 6}
-
-
 @pytest.mark.parametrize("garbage", [math.nan, INF, -INF])
 @pytest.mark.parametrize(
     "surrogate", [Reinforce(), PpoClip(), PpoClip(anchor="behavior"), DualClip(), Sapo()], ids=str
