@@ -74,6 +74,12 @@ class LogBins:
         far = math.inf if abs(place) > self.side else self._edge(abs(place))
         return (near, far) if place > 0 else (-far, -near)
 
+    def lower_ends(self, places: Tensor) -> Tensor:
+        """[N] how many bins from that of 0 -> [N] float64, where they begin; 0 for that of 0."""
+        steps, index = 1 << self.digits, (places - 1).clamp(min=0)
+        ends = torch.ldexp(1 + (index % steps).double() / steps, index // steps + self.low)
+        return torch.where(places > 0, ends, 0)
+
     def quantile(self, counts: Sequence[float], q: float) -> float:
         """The geometric middle of the bin that holds quantile ``q``; 0 around 0, infinite beyond the ends.
 

@@ -37,6 +37,8 @@ def test_bins_follow_each_other_and_are_no_wider_than_they_say(bins):
     assert edges[0][0] == -math.inf and edges[-1][1] == math.inf
     assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
     assert all(high / low <= 1 + 2.0**-bins.digits for low, high in edges[bins.side + 2 : -1])
+    begins = bins.lower_ends(torch.arange(bins.side + 2)).tolist()
+    assert begins == [0, *(low for low, _ in edges[bins.side + 2 :])]
 
 
 @pytest.mark.parametrize("q", [0.01, 0.5, 0.99])

@@ -55,8 +55,7 @@ class Histogram:
         counts = ordered[ZERO:].clone()
         counts[1:] += ordered[:ZERO].flip(0)
         held = counts.nonzero()[:, 0]
-        ends = [max(BINS.edges(ZERO + i)[0], 0.0) for i in held.tolist()]
-        return counts[held].double(), torch.tensor(ends, dtype=torch.float64)
+        return counts[held].double(), BINS.lower_ends(held)
 
     def tail(self, share: float) -> tuple[float, float, int]:
         """The threshold above which lies the largest part of the values that is at most ``share`` of them,
