@@ -336,6 +336,8 @@ def fails(tests: str, mutation: Mutation | None = None) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("slime_ext", "tests"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("docs", "configs", "examples"):  # that tests read
+            Path(folder, name).symlink_to(ROOT / name)
         if mutation:
             path = Path(folder, "slime_ext", mutation.file)
             text = path.read_text()

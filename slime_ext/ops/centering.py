@@ -69,7 +69,7 @@ class _Term(torch.autograd.Function):
         return found
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         (coefficients,) = ctx.saved_tensors
         return None, (slopes[0][:, None] * coefficients).to(ctx.dtype), None, None
