@@ -14,7 +14,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 
 FEWEST = 100  # tokens on each side
-MATTERS = 1e-3  # nats of k3 that old weights must make
+MATTERS = 2e-3  # nats of k3 that old weights must make; a lag of one rollout that does no harm makes 1.5e-3
 ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; bfloat16 alone makes 1e-3
 TIMES = 3.0  # as much as fresh ones
 FIRST_TIMES, FIRST_MATTERS = 8.0, 5e-3
