@@ -113,7 +113,7 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
     if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
         return found
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
-    return found | {"or_else": ("growing_mismatch", *noise), "untold": PUSHED}
+    return found | {"or_else": ("growing_mismatch", "partial_push", *noise), "untold": PUSHED}
 
 
 def _ids(versions: list[VersionSums]) -> tuple[int, ...]:
