@@ -103,6 +103,12 @@ def test_a_distance_that_grows_names_a_sampler_only_where_the_first_policy_is_kn
     assert (finding.name, finding.severity, finding.or_else) == ("frozen_sampler", "error", ())
 
 
+def test_a_distance_from_the_first_push_on_that_does_not_grow_is_a_lag_or_a_push_that_lacks_something():
+    rollouts = run(replace(SMALL, rollouts=6, late=1, learning=0.02))
+    (finding,), _ = examine(diagnosed(of_versions(rollouts, 0, pushed, pushed)))
+    assert (finding.name, finding.or_else) == ("stale_weights", ("growing_mismatch", "partial_push"))
+
+
 def test_noise_that_grows_from_the_first_push_on_is_no_part_that_is_missing():
     g = torch.Generator().manual_seed(0)
     rollouts = []

@@ -37,7 +37,7 @@ FAR, QUIET = 0.5, 0.02  # nats, of flips: the size of the 1% of the tokens that 
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
 FEWEST_TOKENS = 100  # tokens
 UNEXPLAINED = 0.05  # nats, mean |l|; five times what bfloat16 makes, and more than a harmless lag of weights
-UNEXPLAINED_SURE = 3.0  # standard errors above it
+SURE = 3.0  # standard errors above it
 
 
 def position_drift(d: Diagnosis) -> Figures | None:
@@ -87,7 +87,8 @@ def quantised(d: Diagnosis) -> Figures | None:
     so too: only tokens that are not of such are judged."""
     need_tokens(d, FEWEST)
     distance, is_known = _without_age(d)
-    if not NOISY <= distance < TOO_LOUD or by_probability(d) > BIASED:
+    doubt = 0.0 if is_known else SURE * d.statistics.means["absolute"].error
+    if not NOISY + doubt <= distance < TOO_LOUD or by_probability(d) > BIASED:
         return None
     likely, unlikely = _by_bins(d, slice(LIKELY)), _by_bins(d, slice(UNLIKELY, None))
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
@@ -129,6 +130,6 @@ def unexplained(d: Diagnosis) -> Figures | None:
     """Finds a mean |log-ratio| that is significantly above what arithmetic makes."""
     need_tokens(d, FEWEST_TOKENS)
     mean, error, _ = d.statistics.means["absolute"]
-    if mean - UNEXPLAINED_SURE * error < UNEXPLAINED:
+    if mean - SURE * error < UNEXPLAINED:
         return None
     return {"mean": mean, "error": error, "k3": d.sums.mean("k3")}

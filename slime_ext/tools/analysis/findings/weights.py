@@ -14,7 +14,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 
 FEWEST = 100  # tokens on each side
-MATTERS = 1e-3  # nats of k3 that old weights must make
+MATTERS = 2e-3  # nats of k3 that old weights must make; a lag of one rollout that does no harm makes 1.5e-3
 ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; bfloat16 alone makes 1e-3
 TIMES = 3.0  # as much as fresh ones
 FIRST_TIMES, FIRST_MATTERS = 8.0, 5e-3
@@ -113,7 +113,7 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
     if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
         return found
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
-    return found | {"or_else": ("growing_mismatch", *noise), "untold": PUSHED}
+    return found | {"or_else": ("growing_mismatch", "partial_push", *noise), "untold": PUSHED}
 
 
 def _ids(versions: list[VersionSums]) -> tuple[int, ...]:
