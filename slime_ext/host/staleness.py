@@ -34,7 +34,7 @@ LOG_FLAG = f"{contract.flag_of(LOG)} {contract.OURS[LOG]}"
 NAMESPACE = b"slime_ext"
 VERSIONS, HEADS = "weight_versions", "heads"
 WAITING = {VERSIONS: 16, HEADS: 4}  # rollouts that may wait for the trainer
-PREFIX = "rollout/off_policy/"
+PREFIX, STEP = "rollout/off_policy/", "rollout/step"
 log = logging.getLogger("slime_ext")
 
 _published: dict[bytes, bytes] = {}  # of this process, which is all there is without Ray
@@ -100,7 +100,7 @@ def log_rollout(
     Args:
         samples: the rollout's samples, under slime's field names; a list of groups is as good.
         rollout_extra_metrics: the host's dictionary, added to in place; None (slime's fully asynchronous
-            rollout function): the values are a line of the log.
+            rollout function): the host's logger gets the values by themselves.
 
     Returns:
         False, so that the host's own log goes on.
@@ -116,10 +116,20 @@ def log_rollout(
     values = {PREFIX + name: value for name, value in version_metrics(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)
-    else:
-        listed = ", ".join(f"{name.removeprefix(PREFIX)} {value:.4g}" for name, value in values.items())
-        log.info("rollout %d: weight versions: %s", rollout_id, listed)
+    elif not getattr(args, "load_debug_rollout_data", None):  # with which the host logs nothing
+        _log(rollout_id, args, values)
     return False
+
+
+def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
+    """Passes metrics to the host's own logger, ``log(args, metrics, step_key)``; a line of ours without."""
+    for module in hosts.definers("compute_rollout_step"):
+        for tracker in hosts.definers("log", module.__name__.partition(".")[0]):
+            step = {STEP: module.compute_rollout_step(args, rollout_id)}
+            tracker.log(args, values | step, step_key=STEP)
+            return
+    listed = ", ".join(f"{name.removeprefix(PREFIX)} {value:.4g}" for name, value in values.items())
+    log.info("rollout %d: weight versions: %s", rollout_id, listed)
 
 
 def version_metrics(samples: Sequence[Any]) -> dict[str, float]:

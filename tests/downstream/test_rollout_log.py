@@ -17,16 +17,23 @@ MODULE = "slime.observability.rollout_metrics"
 pytestmark = [pytest.mark.slow]
 
 
+def stand_in(module, name, function):
+    """Puts a function in place of a module's, by which the module stays its definer."""
+    function.__module__ = module.__name__
+    setattr(module, name, function)
+    return function
+
+
 def logged(folder, function, extra):
     """What reaches slime's logger for one rollout of two real samples."""
     enter(folder, ("slime.utils", "slime.observability"), ("ray", "wandb"))
     room = importlib.import_module(MODULE)
     sample = importlib.import_module("slime.utils.types").Sample
     out = []
-    room.logging_utils.log = lambda args, metrics, step_key: out.append(metrics)
+    stand_in(room.logging_utils, "log", lambda args, metrics, step_key: out.append(metrics))
     room.compute_metrics_from_samples = room.compute_perf_metrics_from_samples = lambda *given: {}
     steps = importlib.import_module("slime.observability.metric_utils")
-    steps.compute_rollout_step = room.compute_rollout_step = lambda args, rollout_id: rollout_id
+    room.compute_rollout_step = stand_in(steps, "compute_rollout_step", lambda args, rollout_id: rollout_id)
     samples = [sample(weight_versions=versions, response_length=2) for versions in (["3"], ["4", "5"])]
     args = Namespace(custom_rollout_log_function_path=function, load_debug_rollout_data=None)
     room.log_rollout_data(7, args, samples, extra, 2.5)
