@@ -105,11 +105,11 @@ def _trainer(logits: Tensor, ids: Tensor, named: Mapping[str, Any]) -> Tensor:
     """[T, K] the trainer's log-probs of the tokens ``ids`` at T local response tokens, with grad."""
     rows = _rows_that_respond(logits, named)
     flat = logits.reshape(-1, logits.shape[-1])
-    if (temperature := getattr(named["args"], "rollout_temperature", 1.0)) != 1.0:
-        flat = flat / temperature
+    temperature = getattr(named["args"], "rollout_temperature", 1.0)
     # Of all rows, then those that respond: of the logits no copy is made, and their gradient is written once.
     at_rows = ids.new_zeros(len(flat), ids.shape[1]).index_copy(0, rows, ids)
-    return log_probs_at(flat, at_rows, **_share(logits.shape[-1])).index_select(0, rows)
+    share = _share(logits.shape[-1])
+    return log_probs_at(flat, at_rows, temperature=temperature, **share).index_select(0, rows)
 
 
 def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:

@@ -179,16 +179,17 @@ def test_log_probs_of_a_shared_vocabulary_are_those_of_one_process(size):
     assert run_ranks(vocabulary_shards, size) == [(True, True)] * size
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("at_once", [1, 16, 2**24])
-def test_log_probs_at_are_the_log_softmax_with_its_gradient(monkeypatch, at_once):
+def test_log_probs_at_are_the_log_softmax_with_its_gradient(monkeypatch, at_once, temperature):
     monkeypatch.setattr(vocabulary, "AT_ONCE", at_once)
     logits, ids, _ = random_heads(4)
     logits[1][2] = -math.inf  # as a vocabulary is padded
     slope = wide(random_heads(5)[2])
     for given in (wide(logits), wide(logits).bfloat16()):
         free, expected = (given.clone().requires_grad_() for _ in range(2))
-        got = log_probs_at(free, torch.tensor(ids))
-        reference = expected.to(got.dtype).log_softmax(1).gather(1, torch.tensor(ids))
+        got = log_probs_at(free, torch.tensor(ids), temperature=temperature)
+        reference = (expected.to(got.dtype) / temperature).log_softmax(1).gather(1, torch.tensor(ids))
         torch.testing.assert_close(got, reference)
         (got * slope).sum().backward()
         (reference * slope).sum().backward()
