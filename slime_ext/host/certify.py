@@ -47,7 +47,7 @@ class Arrival:
 
 
 @dataclass
-class Pushes:
+class PushRecord:
     """What is known of a run's pushes, in one process of the trainer."""
 
     version: int | None = None  # of the latest, by the host's own count; None where nothing counts
@@ -103,13 +103,13 @@ class Pushes:
         return True, f"{text}; {arrival.summary}"
 
 
-pushes = Pushes()
+pushes = PushRecord()
 
 
 def reset(version: int | None = None) -> None:
     """As in a process that has pushed this version, or none; for tests."""
     global pushes
-    pushes = Pushes(version)
+    pushes = PushRecord(version)
 
 
 def install() -> None:

@@ -71,24 +71,27 @@ def beneath(path: str, words: list[str], places: Sequence[str], plain: str) -> d
     """
     start = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), len(words))
     program = " ".join(words[start : start + 2]).removeprefix("-m ").partition(" ")[0]
-    flags = _flags(words)
+    flags = {flag: _from_here(path, said) for flag, said in _flags(words).items()}
     if program == plain and not flags:
         return {}
     source = _source(path, program)
     folder, name = _declared(source) if source else (None, None)
     if folder is None and not flags and not plain:
         return {}
-    if flags.get("--config-path", "").startswith(HERE):
-        inside = flags["--config-path"].removeprefix(HERE)
-        flags["--config-path"] = next(
-            (str(r / inside) for r in _roots(path, "") if (r / inside).is_dir()), inside
-        )
     if source is None or "--config-dir" in flags or any(isinstance(said, Unread) for said in flags.values()):
         shown = " ".join(f"{flag} {said}" for flag, said in flags.items()) or program or "another program"
         raise ConfigError(f"{path}: expected overrides alone, got {cut(shown)}: {COMPOSE}")
     folder, name = flags.get("--config-path", folder or "."), flags.get("--config-name", name or "")
     choices = [word for word in words[start:] if CHOICE.fullmatch(word)]
     return _composed(path, source.parent / folder, name.removesuffix(".yaml"), choices, places)
+
+
+def _from_here(path: str, folder: str) -> str:
+    """A folder as Hydra finds it: one below the working directory lies there, or above the script."""
+    inside = folder.removeprefix(HERE)
+    if inside == folder:
+        return folder
+    return next((str(root / inside) for root in _roots(path, "") if (root / inside).is_dir()), inside)
 
 
 def of_file(path: str, places: Sequence[str]) -> dict[str, Any]:
