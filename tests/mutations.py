@@ -229,7 +229,7 @@ MUTATIONS = {
         "ops/centering.py", "keepdim=True)).clamp_min(FLOOR)", "keepdim=True))", "tests/ops/test_centering.py"
     ),
     "the head at another temperature": Mutation(
-        "host/heads.py", "flat = flat / temperature", "pass", "tests/downstream/test_heads.py"
+        "host/heads.py", "temperature=temperature, ", "", "tests/downstream/test_heads.py"
     ),
     "the vocabulary's parts in one place": Mutation(
         "host/heads.py", '"offset": part * width', '"offset": 0', "tests/downstream/test_heads.py"
