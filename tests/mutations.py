@@ -336,7 +336,7 @@ def fails(tests: str, mutation: Mutation | None = None) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("slime_ext", "tests"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("docs", "configs", "examples"):  # that tests read
+        for name in ("docs", "configs", "examples", "benchmarks", "patches"):  # that tests read
             Path(folder, name).symlink_to(ROOT / name)
         if mutation:
             path = Path(folder, "slime_ext", mutation.file)
