@@ -34,6 +34,9 @@ MUTATIONS = {
     "multiply instead of select": Mutation(
         "ops/segments.py", "torch.where(self.mask, values, 0)", "values * self.mask", "tests/ops"
     ),
+    "count tokens of a tool as clipped": Mutation(
+        "core/metrics/measure.py", "outcome.clipped & segments.mask", "outcome.clipped", "tests/core/metrics"
+    ),
     "exclude the rejection bound": Mutation(
         "core/steps.py", "inside = value <= high", "inside = value < high", "tests/core/test_steps.py"
     ),

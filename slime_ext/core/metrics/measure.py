@@ -96,12 +96,10 @@ def summarize(
         named[name] = row.sum().double()
         if position is not None and name in CURVE_COLUMNS:
             columns.append(row)
-    acted = [acted_on(outcome, effect, segments) for effect in layout.effects]
     clipped = outcome.clipped & segments.mask
     by_surrogate = torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped
-    counts = as_numbers(torch.stack([*acted, clipped, by_surrogate]), torch.float32).sum(
-        1, dtype=torch.float64
-    )
+    rows = (*_acted_on(outcome, layout.effects, segments), clipped, by_surrogate)
+    counts = (as_numbers(row, torch.float32).sum().double() for row in rows)
     of_sequences, oldest, log_sums = _of_sequences(
         outcome.sequences, tokens.ages, counts_sequences=counts_sequences
     )
@@ -127,18 +125,20 @@ def _tail(tokens: Tokens, outcome: Outcome) -> Tensor:
     return torch.where(outcome.finite, tail, 0).sum()
 
 
-def acted_on(outcome: Outcome, effect: EffectCount, segments: Segments) -> Tensor:
-    """[T] bool, the response tokens that an effect counts: those that a step clipped or rejected, whatever
-    the other steps do, or those that are kept after it and the steps before it."""
-    is_kept = effect.kind == "kept"
-    kind = "rejected" if is_kept else effect.kind
-    rows = (
-        segments.expand_to_tokens(unit, flags)
-        for step, did, unit, flags in outcome.step_effects
-        if did == kind and (step == effect.step or (is_kept and step < effect.step))
-    )
-    acted = functools.reduce(operator.or_, rows, torch.zeros_like(segments.mask))
-    return outcome.finite & ~acted if is_kept else segments.mask & acted
+def _acted_on(outcome: Outcome, effects: Sequence[EffectCount], segments: Segments) -> Iterator[Tensor]:
+    """[T] bool for each effect, the response tokens that it counts: those that a step clipped or rejected,
+    whatever the other steps do, or those that are kept after it and the steps before it."""
+    acted = [(step, did, segments.expand_to_tokens(unit, x)) for step, did, unit, x in outcome.step_effects]
+    for effect in effects:
+        is_kept = effect.kind == "kept"
+        kind = "rejected" if is_kept else effect.kind
+        rows = (
+            row
+            for step, did, row in acted
+            if did == kind and (step == effect.step or (is_kept and step < effect.step))
+        )
+        found = functools.reduce(operator.or_, rows, torch.zeros_like(segments.mask))
+        yield outcome.finite & ~found if is_kept else segments.mask & found
 
 
 def _rows(outcome: Outcome, behavior: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -146,6 +146,13 @@ def test_steps_are_counted_one_by_one():
     assert got["rejected_sequence_fraction"] == 1 and got["clipped_fraction"] == 0.5
 
 
+def test_a_clipped_sequence_counts_its_response_tokens():
+    batch = one_long([1.0] * 4, mask=[1, 0, 1, 0])  # those of a tool carry the sequence's weight, too
+    found = scalars(Correction(steps=(Reweight("sequence"), Truncate(2.0))), batch)
+    assert found["tokens"] == 2
+    assert found["clipped_fraction"] == found["steps/1_truncate/clipped_fraction"] == 1
+
+
 def test_a_non_finite_log_prob_is_lost_before_the_first_step():
     batch = one_long([0.0] * 4)
     batch[0]["behavior"][1] = math.nan
