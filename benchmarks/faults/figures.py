@@ -164,13 +164,14 @@ def planted(run: str) -> tuple[str, int]:
 
 def is_named(run: str, diagnosis: Diagnosis) -> bool:
     """Whether the planted fault is named, alone or as one of those that the dump cannot tell apart; or, in a
-    healthy run, nothing."""
+    healthy run, nothing but notes."""
     name, _ = planted(run)
-    findings = [f for f in examine(diagnosis)[0] if f.severity != "note"]
+    said = examine(diagnosis)[0]
+    findings = [f for f in said if f.severity != "note"]
     if not name:
         return not findings
     also = {name, *ALSO.get(name, ()), *BOTH.get(run.rsplit("_", 1)[0], ())}
-    return any(name in (f.name, *f.or_else) for f in findings) and also >= {
+    return any(name in (f.name, *f.or_else) for f in said) and also >= {
         f.name for f in findings if not f.or_else
     }
 
