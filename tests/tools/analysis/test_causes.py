@@ -180,3 +180,16 @@ def test_a_prefix_cache_that_warmed_up_beside_old_weights_is_not_the_fault():
     rollouts = run(replace(SMALL, rollouts=8, interval=8, learning=0.02))
     made = [replace(r, cached=((9 if i else 0),) * r.count) for i, r in enumerate(rollouts)]
     assert {f.name for f in examine(diagnosed(made))[0]} == {"stale_weights"}
+
+
+def test_a_lag_is_a_note_until_the_run_s_k3_leaves_its_healthy_range():
+    found = {}
+    for share in (0.5, 1.0):  # of what the weights moved while they were held
+        rollouts = run(replace(SMALL, rollouts=8, interval=4, learning=0.02))
+        moved = [replace(r, proximal=r.behavior + share * (r.proximal - r.behavior)) for r in rollouts]
+        diagnosis = diagnosed(moved)
+        (finding,) = examine(diagnosis)[0]
+        assert finding.name == "stale_weights"
+        found[finding.severity] = diagnosis.sums.mean("k3")
+        assert ("healthy" in finding.evidence) is (finding.severity == "note")
+    assert found["note"] < 5e-3 < found["warning"]  # nats: the upper end of the healthy range (docs/metrics.md)
