@@ -167,7 +167,7 @@ def is_named(run: str, diagnosis: Diagnosis) -> bool:
     healthy run, nothing but notes."""
     name, _ = planted(run)
     said = examine(diagnosis)[0]
-    findings = [f for f in said if f.severity != "note"]
+    findings = [f for f in said if f.is_fault]
     if not name:
         return not findings
     also = {name, *ALSO.get(name, ()), *BOTH.get(run.rsplit("_", 1)[0], ())}

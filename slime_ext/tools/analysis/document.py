@@ -8,7 +8,7 @@ known is null. ``Document.model_json_schema()`` is the schema.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -76,6 +76,16 @@ class Finding(FrozenModel):
     or_else: tuple[FindingName, ...] = Field(
         (), description="findings that the dump cannot tell from this one; empty: it is this one"
     )
+
+    @property
+    def rank(self) -> int:
+        """By severity: 0 is an error."""
+        return get_args(Severity).index(self.severity)
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is wrong; a note only says what a reader must know."""
+        return self.severity != "note"
 
 
 class Looked(FrozenModel):

@@ -22,7 +22,7 @@ Signature = tuple[tuple[str, int, int], ...]  # path, bytes and time of writing 
 @dataclass(frozen=True)
 class News:
     """Rollouts that were read (one, but of a file that holds several), and the findings that were not there
-    before."""
+    before, or less grave."""
 
     moments: tuple[Moment, ...]
     alerts: tuple[Finding, ...]
@@ -42,7 +42,7 @@ class Follower:
     seen: dict[Path, Signature] = field(default_factory=dict)  # first file of a job -> as of the last look
     taken: set[Path] = field(default_factory=set)  # files that were read
     failed: dict[Path, tuple[Signature, list[Skipped]]] = field(default_factory=dict)  # by the first file
-    alerted: set[str] = field(default_factory=set)
+    alerted: dict[str, int] = field(default_factory=dict)  # name of a finding -> its rank then
 
     def __post_init__(self) -> None:
         keep_tensors_off_the_heap()
@@ -78,8 +78,8 @@ class Follower:
             return
         self.failed = {path: why for path, why in self.failed.items() if path not in job.paths}
         self.taken.update(job.paths)
-        new = tuple(f for f in self.document().findings if f.name not in self.alerted)
-        self.alerted.update(finding.name for finding in new)
+        new = tuple(f for f in self.document().findings if f.rank < self.alerted.get(f.name, f.rank + 1))
+        self.alerted |= {finding.name: finding.rank for finding in new}
         yield News(tuple(timeline[before:]), new)
 
     def document(self) -> Document:

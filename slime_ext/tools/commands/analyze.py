@@ -47,8 +47,8 @@ def main(argv: list[str]) -> int:
 
 
 def _is_failed(given: argparse.Namespace, findings: Sequence[Finding]) -> bool:
-    """Whether one of the findings is of --fail-on."""
-    return any(finding.name in given.fail_on or ANY in given.fail_on for finding in findings)
+    """Whether one of the findings is of --fail-on; a note only if it is named there."""
+    return any(f.name in given.fail_on or (ANY in given.fail_on and f.is_fault) for f in findings)
 
 
 def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Console) -> None:
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FINDING",
         action="append",
         default=[],
-        help=f"exit with {FOUND} if found; or '{ANY}'",
+        help=f"exit with {FOUND} if found; or '{ANY}': any fault, a note is none",
     )
     parser.add_argument("--tokenizer", metavar="DIR", help="to show tokens as text")
     return parser

@@ -88,8 +88,8 @@ def _findings(screen: Console, document: Document) -> None:
     rows = document.detectors
     could = sum(row.state in ("found", "nothing") for row in rows)
     said = f"; {could} of {len(rows)} checks ran" if rows else ""
-    is_fault = any(finding.severity != "note" for finding in document.findings)
-    screen.print(f"{'faults' if is_fault else 'no fault'} found{said}")
+    has_fault = any(finding.is_fault for finding in document.findings)
+    screen.print(f"{'faults' if has_fault else 'no fault'} found{said}")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
         screen.print(

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,25 @@ def test_it_finds_what_a_whole_reading_finds(tmp_path, made, capsys):
         assert mine[key] == whole[key], key
     assert set(alerts) >= {finding["name"] for finding in whole["findings"]} != set()
     assert len(alerts) == len(set(alerts))
+
+
+def test_a_note_that_becomes_a_warning_is_told_again(tmp_path, capsys):
+    lagging = run(World(rollouts=8, samples=32, length=64, interval=4, learning=0.02))
+    moved = [  # k3 is healthy until the second half of the run
+        replace(r, proximal=r.behavior + (2.0 if i > 3 else 0.5) * (r.proximal - r.behavior))
+        for i, r in enumerate(lagging)
+    ]
+    dumps.write_run(tmp_path / "made", moved)
+    folder, follower = tmp_path / "run", Follower(Request((str(tmp_path / "run"),)))
+    told = []
+    for number in range(8):
+        drop(tmp_path / "made", folder, number)
+        told += [(f.name, f.severity) for _ in range(2) for news in follower.look() for f in news.alerts]
+        if told and number == 3:
+            assert cli.main(["analyze", str(folder), "--fail-on", "any"]) == 0
+            assert "no fault found" in capsys.readouterr().out
+            assert cli.main(["analyze", str(folder), "--fail-on", "stale_weights"]) == 1
+    assert told == [("stale_weights", "note"), ("stale_weights", "warning")]
 
 
 def test_the_command_ends_with_the_run_or_with_an_alert(tmp_path, made, capsys):

@@ -22,7 +22,6 @@ MODULES = (gross, log_probs, turns, sampling, push, weights, inside, numerics, s
 FAULTS = faults()
 # The function of a finding's name in one of these modules.
 DETECTORS = {name: getattr(module, name) for name in FAULTS for module in MODULES if hasattr(module, name)}
-ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ...]]:
@@ -37,7 +36,7 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
             name: finding if name == "left_out" else _of_those_read(finding)
             for name, finding in found.items()
         }
-    return tuple(sorted(found.values(), key=lambda finding: ORDER[finding.severity])), tuple(looked)
+    return tuple(sorted(found.values(), key=lambda finding: finding.rank)), tuple(looked)
 
 
 def _of_those_read(finding: Finding) -> Finding:
