@@ -24,7 +24,7 @@ export PYTHONUNBUFFERED=1
 source "${SLIME_DIR}/scripts/models/qwen3-32B.sh"
 
 CORRECTION_ARGS=(
-   --custom-config-path ${EXAMPLES_DIR}/../configs/modes/decoupled_long.yaml
+   --custom-config-path "${EXAMPLES_DIR}/../configs/modes/decoupled_long.yaml"
 )
 
 CKPT_ARGS=(

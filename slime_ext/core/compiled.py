@@ -58,8 +58,10 @@ class Wanted(NamedTuple):
 def hindrance(device: str) -> str:
     """Why nothing can be compiled for a device; empty if it can."""
     if device == "cpu":
-        found = any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
-        return "" if found else "no C++ compiler is installed"
+        if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+            return "no C++ compiler is installed"
+        has_blank = any(map(str.isspace, torch.__file__))  # torch 2.13 does not quote it for the linker
+        return "PyTorch is installed in a path with a blank" if has_blank else ""
     return "" if importlib.util.find_spec("triton") else "triton is not installed"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
@@ -107,3 +108,18 @@ def write_file(path: Path, content: str | bytes) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a file is there for this user: False, too, below a folder that others may not look into, such
+    as the /root of slime's launch scripts (there ``Path.is_file`` raises)."""
+    with suppress(OSError):
+        return Path(path).is_file()
+    return False
+
+
+def is_folder(path: str | Path) -> bool:
+    """As ``is_file``, of a folder."""
+    with suppress(OSError):
+        return Path(path).is_dir()
+    return False

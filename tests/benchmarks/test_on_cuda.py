@@ -18,6 +18,7 @@ from benchmarks import absent_wheels
 from benchmarks.on_cuda import __main__ as on_cuda
 from benchmarks.on_cuda import host, timing
 from benchmarks.on_cuda.timing import Row
+from slime_ext.core.compiled import hindrance
 
 ROOT = Path(__file__).parents[2]
 ROW = Row("hook, T", 8, "")
@@ -40,6 +41,7 @@ def walked(tmp_path_factory):
     return out / "here", ended.stdout
 
 
+@pytest.mark.skipif(bool(why := hindrance("cpu")), reason=why)
 @pytest.mark.slow
 def test_a_dry_run_has_a_row_for_every_measurement(walked):
     out, printed = walked

@@ -50,6 +50,7 @@ CORRECTIONS = {
 SIZES = ([131072], [700, 0, 900], [1] * 1500, [3] * 400, [2048, 31, 1])
 pytestmark = pytest.mark.xdist_group("compiled")
 slow = pytest.mark.slow
+compiles = pytest.mark.skipif(bool(why := compiled.hindrance("cpu")), reason=why)
 
 
 def inputs(lengths, seed=0, *, noise=0.02, wild=True, made_for=FULL):
@@ -85,12 +86,14 @@ def same(made, given, *, rtol=1e-5):
         torch.testing.assert_close(*(getattr(x.measured, name) for x in found), rtol=rel, atol=1e-4)
 
 
+@compiles
 @slow
 def test_graphs_decide_as_the_eager_code():
     for lengths in SIZES:
         same(FULL, inputs(lengths, noise=2e-3))
 
 
+@compiles
 @slow
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_every_kind_of_step_becomes_a_graph(name):
@@ -100,6 +103,7 @@ def test_every_kind_of_step_becomes_a_graph(name):
     same(made, replace(given, plan=plan), rtol=2e-5)
 
 
+@compiles
 @slow
 @pytest.mark.parametrize("layout", [None, MetricsLayout.of(FULL, curves=False)], ids=["", "no curves"])
 def test_what_is_not_measured_is_in_no_graph(layout):
@@ -111,6 +115,7 @@ def test_what_is_not_measured_is_in_no_graph(layout):
         torch.testing.assert_close(one.measured.sums, other.measured.sums, rtol=1e-5, atol=1e-4)
 
 
+@compiles
 @slow
 def test_a_plan_scales_and_rejects_sequences():
     made = replace(FULL, denominator="kept", group="atomic")
@@ -119,6 +124,7 @@ def test_a_plan_scales_and_rejects_sequences():
     same(made, replace(given, plan=plan))
 
 
+@compiles
 @slow
 def test_fifty_random_batches_share_their_graphs():
     compiled._graphs.clear()
@@ -142,21 +148,30 @@ def test_what_no_graph_serves_is_eager(made, monkeypatch):
         assert torch.equal(one.weights, other.weights)
 
 
-def test_without_a_compiler_it_says_so_once_and_is_eager(monkeypatch, caplog):
-    monkeypatch.setattr(compiled.shutil, "which", lambda _: None)
+HINDRANCES = {
+    "no C++ compiler is installed": (compiled.shutil, "which", lambda _: None),
+    "PyTorch is installed in a path with a blank": (torch, "__file__", "/my runs/torch/__init__.py"),
+}
+
+
+@pytest.mark.parametrize("why", HINDRANCES)
+def test_where_nothing_can_be_compiled_it_says_so_once_and_is_eager(monkeypatch, caplog, why):
+    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(compiled.shutil, "which", str)
+    monkeypatch.setattr(*HINDRANCES[why])
     compiled._can_serve.cache_clear()
     given = inputs([2000], wild=False)
     for _ in range(2):
         assert torch.equal(compiled.apply(FULL, given).loss, correction.apply(FULL, given).loss)
     compiled._can_serve.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [
-        "slime_ext.backend: expected a compiler beside compiled, got none: no C++ compiler is installed; it "
-        "stays eager"
+        f"slime_ext.backend: expected a compiler beside compiled, got none: {why}; it stays eager"
     ]
-    assert compiled.describe(True, FULL).startswith("backend eager (compiled was asked for, but no C++")
+    assert compiled.describe(True, FULL) == f"backend eager (compiled was asked for, but {why})"
     assert compiled.describe(False, FULL) == "backend eager"
 
 
+@compiles
 def test_start_up_says_that_a_step_of_ones_own_runs_eager():
     own = type("Own", (Reweight,), {})()
     for steps, said in {

@@ -15,6 +15,7 @@ from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, NEARLY, check_kinds
+from slime_ext.tools.folders import is_file
 from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.read import host_root, is_script, read
 
@@ -191,7 +192,7 @@ def _found(path: str, launch: Launch, file: str) -> str:
     if not launch.script or Path(path).is_absolute():
         return path if launch.script else located(path, file)
     folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
-    if not (folder / path).is_file():
+    if not is_file(folder / path):
         raise ConfigError(
             f"{launch.script}: --custom-config-path: expected a file where the script runs, got no "
             f"{cut(path)} in {folder}: run slime-ext there, or name it from the script's own folder"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.tools.folders import is_file
 from slime_ext.tools.scripts.launch import Launch, WrittenFlag
 
 Row = dict[str, Any]
@@ -31,7 +32,7 @@ def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
 def rows_of(launch: Launch, flag: WrittenFlag) -> list[Row]:
     """Up to ``ROWS`` rows of a data file, or made ones where there is no such file."""
     file = Path(flag.values[-1].partition("@[")[0])
-    if not file.is_file():
+    if not is_file(file):
         return made_rows(launch)
     where = f"{flag.where}: {flag.name}"
     try:

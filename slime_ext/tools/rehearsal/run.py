@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
+from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext.tools.scripts.launch import Launch, WrittenFlag
 from slime_ext.tools.without_cuda.driver import INSTALL, WHEEL, wheel_folder
@@ -67,7 +68,7 @@ def user_paths(launch: Launch) -> list[Path]:
     said = [Path(path) for path in launch.environment.get("PYTHONPATH", "").split(":") if path]
     given = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     paths = [Path.cwd(), Path(launch.script).resolve().parent, *said, *given]
-    return [path for path in paths if path.is_dir() and "megatron" not in path.name.lower()]
+    return [path for path in paths if is_folder(path) and "megatron" not in path.name.lower()]
 
 
 def module_paths(launch: Launch, host: RehearsalHost) -> list[Path]:
@@ -112,8 +113,8 @@ def prepare(
     prompts.write_rows(train, out / replace.TRAIN)
     prompts.write_rows(held_out, out / replace.HELD_OUT)
     longest = prompts.longest_prompt(launch, [*train, *held_out], tokenizer)
-    is_file = flag and Path(flag.values[-1].partition("@[")[0]).is_file()
-    data = "first {} rows" if is_file else "not on this machine: {} made rows with the same keys"
+    is_here = flag and is_file(flag.values[-1].partition("@[")[0])
+    data = "first {} rows" if is_here else "not on this machine: {} made rows with the same keys"
     words = "its own tokenizer" if is_real else "its tokenizer is not on this machine: one of bytes"
     account = replace.account(launch, f"{small}; {words}", data.format(len(train)))
     return replace.replaced_flags(launch, small.flags, longest, out), account

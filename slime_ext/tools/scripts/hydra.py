@@ -15,6 +15,7 @@ import yaml
 
 from slime_ext.config.files import UNREADABLE, read_mapping, text_of
 from slime_ext.errors import ConfigError, cut
+from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts.launch import Unread
 from slime_ext.tools.scripts.read import followed
 
@@ -91,7 +92,7 @@ def _from_here(path: str, folder: str) -> str:
     inside = folder.removeprefix(HERE)
     if inside == folder:
         return folder
-    return next((str(root / inside) for root in _roots(path, "") if (root / inside).is_dir()), inside)
+    return next((str(root / inside) for root in _roots(path, "") if is_folder(root / inside)), inside)
 
 
 def of_file(path: str, places: Sequence[str]) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _flags(words: list[str]) -> dict[str, str]:
 def _source(path: str, program: str) -> Path | None:
     """The program's own file, in a folder above the script, here, or where its package is installed."""
     inside = program if program.endswith(".py") else program.replace(".", "/") + ".py"
-    return next((root / inside for root in _roots(path, program) if (root / inside).is_file()), None)
+    return next((root / inside for root in _roots(path, program) if is_file(root / inside)), None)
 
 
 def _roots(path: str, program: str) -> Iterator[Path]:
@@ -179,7 +180,7 @@ def _search_path(path: str, file: Path) -> list[str]:
         kind, _, place = str(entry).partition("://")
         inside = place.replace(".", "/") if kind == "pkg" else place
         roots = _roots(path, inside.partition("/")[0])
-        found.append(next((f"file://{root / inside}" for root in roots if (root / inside).is_dir()), entry))
+        found.append(next((f"file://{root / inside}" for root in roots if is_folder(root / inside)), entry))
     return [f"hydra.searchpath=[{','.join(repr(str(entry)) for entry in found)}]"] if found else []
 
 

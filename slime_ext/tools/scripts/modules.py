@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slime_ext.errors import did_you_mean
+from slime_ext.tools.folders import is_file, is_folder
 
 
 def file_of(module: str, folders: Iterable[Path]) -> Path | None:
     """The file in one of the folders from which Python would import a module; nothing is imported."""
     stems = (folder.joinpath(*module.split(".")) for folder in folders)
     files = (file for stem in stems for file in (stem.parent / f"{stem.name}.py", stem / "__init__.py"))
-    return next((file for file in files if module and file.is_file()), None)
+    return next((file for file in files if module and is_file(file)), None)
 
 
 def fault_of(path: str, folders: Sequence[Path]) -> str | None:
@@ -40,7 +41,7 @@ def fault_of(path: str, folders: Sequence[Path]) -> str | None:
 def is_here(path: str, folders: Iterable[Path]) -> bool:
     """Whether the package or module that a dotted path begins with lies in one of the folders."""
     first = path.partition(".")[0]
-    return any((folder / first).is_dir() or (folder / f"{first}.py").is_file() for folder in folders)
+    return any(is_folder(folder / first) or is_file(folder / f"{first}.py") for folder in folders)
 
 
 def _handed_out(tree: ast.Module) -> set[str]:

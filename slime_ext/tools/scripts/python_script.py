@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
+from slime_ext.tools.folders import is_folder
 
 UTILITIES = "miles/utils/external_utils"
 REFUSED = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.kill", "os.killpg")
@@ -59,7 +60,7 @@ def command_of(path: str, given: Sequence[str]) -> str:
     """
     from slime_ext.tools.without_cuda.driver import SITE
 
-    root = next((folder for folder in Path(path).resolve().parents if (folder / UTILITIES).is_dir()), None)
+    root = next((folder for folder in Path(path).resolve().parents if is_folder(folder / UTILITIES)), None)
     if root is None:
         raise ConfigError(f"{path}: expected a script in a checkout of miles, got no {UTILITIES} above it")
     with tempfile.NamedTemporaryFile(suffix=".json") as notes:

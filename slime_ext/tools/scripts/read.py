@@ -11,6 +11,7 @@ from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import DECISIVE
+from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts.launch import Launch
 from slime_ext.tools.scripts.python_script import command_of
 from slime_ext.tools.scripts.sandbox import Sandbox
@@ -32,7 +33,7 @@ def is_script(path: str) -> bool:
 
 def _names_a_shell(path: str) -> bool:
     try:
-        return Path(path).is_file() and text_of(path).startswith("#!")
+        return is_file(path) and text_of(path).startswith("#!")
     except ConfigError:
         return False
 
@@ -40,7 +41,7 @@ def _names_a_shell(path: str) -> bool:
 def host_root(path: str) -> Path | None:
     """The checkout of slime or miles that a file lies in."""
     for folder in Path(path).resolve().parents:
-        if (folder / "train.py").is_file() and any((folder / kind).is_dir() for kind in ("slime", "miles")):
+        if is_file(folder / "train.py") and any(is_folder(folder / kind) for kind in ("slime", "miles")):
             return folder
     return None
 
@@ -127,7 +128,7 @@ def launch_of(path: str, given: Sequence[str] = (), host: str | None = None) -> 
     Raises:
         ConfigError: as ``read``, or it launches nothing.
     """
-    found = read(path, given, Path(host) if host and Path(host).is_dir() else None)
+    found = read(path, given, Path(host) if host and is_folder(host) else None)
     if not found.program:
         what = f": {'; '.join(found.notes)}" if found.notes else ""
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError
+from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts.trace import BEGIN, COMPLAINT, END, PS4, SHELLS, TOKEN, Answer, Line, Run, World
 
 # bash's own words, and programs of bashkit that only turn text into text or write to its memory
@@ -147,7 +148,7 @@ class Surroundings:
         if name in ("source", ".") and words[1:]:
             self._source(line, words[1])
         elif name == "cd" and words[1:] and last[0:1] != "-":
-            if not Path(path := _at(line.folder, last)).is_dir():
+            if not is_folder(path := _at(line.folder, last)):
                 self.placed.setdefault(f"{path}/.here", "")
         elif name in ("bash", "sh"):
             if script := next((word for word in words[1:] if word[:1] != "-"), None):
@@ -161,7 +162,7 @@ class Surroundings:
         """Learns from a file that the trace names."""
         if line.file and line.file != self.path and line.file not in self.files:
             path = _at(line.folder, line.file)
-            text = self.placed.get(path) or (text_of(path) if Path(path).is_file() else "")
+            text = self.placed.get(path) or (text_of(path) if is_file(path) else "")
             self.files[line.file] = text
             self._add(path, text)
 
@@ -195,7 +196,7 @@ class Surroundings:
 
     def _source(self, line: Line, name: str) -> None:
         path = _at(line.folder, name)
-        if path in self.placed or Path(path).is_file() or self._copied(line.folder, name):
+        if path in self.placed or is_file(path) or self._copied(line.folder, name):
             return
         self.placed[path] = ""
         if NO_SETTINGS.fullmatch(name):
@@ -213,13 +214,13 @@ class Surroundings:
         parts = Path(name).parts
         at = next((i for i in range(len(parts), 0, -1) if parts[i - 1] in ("slime", "miles")), 0)
         found = self.checkout.joinpath(*parts[at:]) if self.checkout and at else None
-        return found if found is not None and found.is_file() else None
+        return found if found is not None and is_file(found) else None
 
     def _copied(self, folder: str, name: str) -> bool:
         """Whether a file named from the folder in which the script begins lies in one of the roots."""
         path = _at(folder, name)
         inside = path.removeprefix(self.folder + "/")
-        found = next((f for root in self.roots if (f := root / inside).is_file()), None)
+        found = next((f for root in self.roots if is_file(f := root / inside)), None)
         if inside == path or found is None:
             return False
         self.placed.setdefault(path, text_of(str(found)))

@@ -114,6 +114,21 @@ def test_a_file_of_the_container_is_read_from_the_checkout_and_that_is_said(scri
     )
 
 
+def test_what_a_user_may_not_look_into_is_not_there(script, monkeypatch):
+    """slime's scripts say /root/slime, and who checks one need not be root."""
+    stat = os.stat
+
+    def of_a_user(path, *args, **kwargs):
+        if str(path).startswith("/closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", of_a_user)
+    lines = "cd /closed/slime\nsource /closed/slime/models/small.sh\npython3 train.py --x 1"
+    launch = read(script(f"{lines} --custom-config-path /closed/c.yaml ${{MODEL_ARGS[@]}}"))
+    assert [flag.name for flag in launch.flags] == ["--x", "--custom-config-path"] and launch.gaps
+
+
 ONE_LINE = {
     "python3 other.py --a": "expected a launch of train.py",
     "B=(--b)\npython3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:4: .* lacks the backslash",
