@@ -66,10 +66,10 @@ def _is_start(rollout: RolloutSummary, rollouts: list[RolloutSummary]) -> bool:
 
 def stale_weights(d: Diagnosis) -> Figures | None:
     """Finds that k3 of tokens of older weights is a multiple of that of fresh ones or of rollout 0, or
-    that no weights are fresh. A note where k3 of all tokens is healthy all the same: a lag that does no harm
-    is how an asynchronous run works."""
+    that no weights are fresh. A note where nothing else can be the cause and k3 of all tokens is healthy: an
+    asynchronous run lags."""
     found, all_tokens = _old_weights(d), d.sums.mean("k3") or 0.0
-    if found is None or all_tokens > (HEALTHY["k3_kl"][1] or 0.0):
+    if found is None or "or_else" in found or all_tokens > (HEALTHY["k3_kl"][1] or 0.0):
         return found
     return {**found, "all_tokens": all_tokens, "severity": "note"}
 
