@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -20,11 +21,13 @@ from slime_ext.errors import ConfigError
 from slime_ext.tools.commands.train import CHECKPOINT, DUMP, LATEST
 from slime_ext.tools.without_cuda.progress import HELDOUT, METRICS, SHOWN
 from slime_ext.tools.without_cuda.stand_ins.hosts import ROUND
+from slime_ext.tools.without_cuda.tasks import sums, write_prompts
 
 DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out
 UNCORRECTED = "metrics_only"
 TRAIN = "task", "correction", "lag", "rollouts", "seed"  # words of slime-ext train; all else is the host's
+PROMPT = "prompt"  # the form of the prompts
 ROUNDING = "rounding"  # of the sampler's weights
 STEPS = "num_steps_per_rollout"
 FRESH = {"finetune": True, "no_load_optim": True, "no_load_rng": True}  # weights alone are loaded
@@ -84,7 +87,7 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     folder = (out / panel / f"{arm}-{seed}-{of.digest(panel, arm)}").absolute()
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.parent.mkdir(parents=True, exist_ok=True)
-    words, environment = command(of, panel, arm, seed, recommended)
+    words, environment = command(of, panel, arm, seed, recommended, folder.parent)
     if of.panels[panel].start is not None:
         words += _words({"load": started(of, panel, out), "start_rollout_id": 0, **FRESH})
     began = time.monotonic()
@@ -119,31 +122,52 @@ def started(of: Settings, panel: str, out: Path) -> Path:
     Raises:
         ConfigError: the run that makes it stopped.
     """
-    start, task = of.panels[panel].start, of.panels[panel].flags["task"]
-    folder = (out / f"start-{task}-{start.rollouts}-{start.seed}").absolute()
+    start, learns = of.panels[panel].start, of.panels[panel].learns
+    name = hashlib.sha256(json.dumps([learns, start.model_dump()], sort_keys=True).encode()).hexdigest()[:12]
+    folder = (out / f"start-{name}").absolute()
     if not (folder / CHECKPOINT / LATEST).is_file():
         shutil.rmtree(folder, ignore_errors=True)
-        ours = {"task": task, "correction": UNCORRECTED, "rollouts": start.rollouts, "seed": start.seed}
-        hosts = {"save_interval": start.rollouts, "no_save_optim": True}
-        words = ["train", "--host", of.panels[panel].host, "--out", str(folder)]
-        if said := train([*words, *_words(ours), "--", *_words(hosts)], {}, folder):
+        flags = {"correction": UNCORRECTED, **learns, "rollouts": start.rollouts, "seed": start.seed}
+        flags |= {"save_interval": start.rollouts, "no_save_optim": True}
+        words = _train(of.panels[panel].host, flags, folder.parent)
+        if said := train([*words[:1], "--out", str(folder), *words[1:]], {}, folder):
             raise ConfigError(f"{folder}: expected a run that ends, got: {said}")
     return folder / CHECKPOINT
 
 
 def command(
-    of: Settings, panel: str, arm: str, seed: int, recommended: str | None = None
+    of: Settings, panel: str, arm: str, seed: int, recommended: str | None = None, place: Path = Path()
 ) -> tuple[list[str], dict[str, str]]:
-    """The words behind `slime-ext` and the variables of a run, from the settings of its arm."""
+    """The words behind `slime-ext` and the variables of a run, from the settings of its arm.
+
+    Prompts of another form than the task's are written to `place`.
+    """
     flags = of.flags(panel, arm, seed, recommended)
     preset = flags.pop("custom_tis_function_path", UNCORRECTED).rpartition(".")[2]
     flags.pop("use_tis", None)
     flags.pop("rollout_seed")  # slime-ext train gives the host both from its own
     flags = {"correction": preset} | flags
     environment = {ROUND: flags.pop(ROUNDING)} if ROUNDING in flags else {}
+    return _train(of.panels[panel].host, flags, place), environment
+
+
+def _train(host: str, flags: dict[str, Any], place: Path) -> list[str]:
+    """`train` and the words behind it: those of slime-ext, then the host's."""
+    if form := flags.pop(PROMPT, None):
+        flags |= _prompts(form, place)
     ours = {name: flags.pop(name) for name in TRAIN if name in flags}
-    words = ["train", "--host", of.panels[panel].host]
-    return [*words, *_words(ours), "--", *_words(flags)], environment
+    return ["train", "--host", host, *_words(ours), "--", *_words(flags)]
+
+
+def _prompts(form: str, place: Path) -> dict[str, Any]:
+    """The flags that name the sums in a form of their own, written below `place`."""
+    folder = (place / f"prompts-{hashlib.sha256(form.encode()).hexdigest()[:12]}").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_prompts(folder, *sums.prompts(form))
+    return {
+        "prompt_data": str(folder / "train.jsonl"),
+        "eval_prompt_data": ["heldout", str(folder / "heldout.jsonl")],
+    }
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

@@ -60,6 +60,7 @@ class Panel(Frozen):
     chain: int | None = Field(None, description="the task was running sums of this length")
     warm: Warm | None = None
     start: Start | None = None
+    learns: dict[str, Any] = Field({}, description="what its start learns too: task, prompt, length of answers")
     flags: dict[str, Any]
     mismatch: dict[str, Any]
     world: str = Field("stale", description="the mismatch of `slime-ext bench fidelity` that it is")
@@ -91,7 +92,7 @@ class Settings(Frozen):
     def flags(self, panel: str, arm: str, seed: int, recommended: str | None = None) -> dict[str, Any]:
         """The flags of one run, by attribute."""
         of, chosen = self.panels[panel], self.arms[arm]
-        found = of.flags | (of.mismatch if chosen.mismatch else {}) | chosen.flags
+        found = of.learns | of.flags | (of.mismatch if chosen.mismatch else {}) | chosen.flags
         found |= {"lr": found["lr"] * chosen.lr, "seed": seed, "rollout_seed": seed}
         if recommended not in (None, "metrics_only"):
             found |= {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{recommended}"}
@@ -99,10 +100,13 @@ class Settings(Frozen):
 
     def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
         """The settings with other values for flags of a panel, which are not frozen then."""
-        of = self.panels[panel]
-        mismatch = of.mismatch | {name: value for name, value in tried.items() if name in of.mismatch}
-        flags = of.flags | {name: value for name, value in tried.items() if name not in of.mismatch}
-        other = of.model_copy(update={"flags": flags, "mismatch": mismatch, "frozen": None})
+        of, other = self.panels[panel], dict(tried)
+        places = {
+            place: {name: other.pop(name, value) for name, value in getattr(of, place).items()}
+            for place in ("mismatch", "learns", "flags")
+        }
+        places["flags"] |= other
+        other = of.model_copy(update=places | {"frozen": None})
         return self.model_copy(update={"panels": self.panels | {panel: other}})
 
     def digest(self, panel: str, arm: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -138,7 +139,7 @@ def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
     """The run, but for its flags: those name files that are written when the rest has been checked."""
     task = TASKS[args["task"]]
     environment = machine.KEEP_MEMORY | {
-        "OMP_NUM_THREADS": str(task.threads),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(task.threads)),
         "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),
         driver.INSTALL: progress.__name__,
         progress.FILE: str(out.absolute() / progress.TRACKED),
