@@ -26,7 +26,7 @@ from slime_ext.tools.without_cuda.tasks import sums, write_prompts
 DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out
 UNCORRECTED = "metrics_only"
-TRAIN = "task", "correction", "lag", "rollouts", "seed"  # words of slime-ext train; all else is the host's
+TRAIN = "task", "correction", "lag", "rollouts", "seed", "threads"  # words of slime-ext train; all else is the host's
 PROMPT = "prompt"  # the form of the prompts
 ROUNDING = "rounding"  # of the sampler's weights
 STEPS = "num_steps_per_rollout"
