@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--rollouts", type=_count, help="how many; default: the task's")
     add("--seed", type=int, default=1)
+    add("--threads", type=_count, help="of trainer and engine each; default: the task's")
     add("--host", default=driver.WHEEL, help="'miles' for the wheel, or the folder of a checkout")
     add("--out", type=Path, help="folder of the run; default: a new one below runs")
     add("--load", type=Path, metavar="RUN", help="go on with a run at its last checkpoint")
@@ -103,6 +104,7 @@ def _begin(given: argparse.Namespace) -> int:
     args = {
         **{name: getattr(given, name) for name in ("task", "correction", "lag", "seed", "host", "flags")},
         "num_rollout": given.rollouts or task.rollouts,
+        "threads": given.threads,
         "slime_ext": slime_ext.__version__,
     }
     run = _host_run(args, out)
@@ -124,6 +126,7 @@ def _go_on(given: argparse.Namespace) -> int:
         )
     args = json.loads((out / ARGS).read_text())
     args["num_rollout"] = given.rollouts or args["num_rollout"]
+    args["threads"] = given.threads or args.get("threads")
     run = _host_run(args, out)
     run.check()
     if (log := out / "log").exists():
@@ -138,7 +141,7 @@ def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
     """The run, but for its flags: those name files that are written when the rest has been checked."""
     task = TASKS[args["task"]]
     environment = machine.KEEP_MEMORY | {
-        "OMP_NUM_THREADS": str(task.threads),
+        "OMP_NUM_THREADS": str(args.get("threads") or task.threads),
         "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),
         driver.INSTALL: progress.__name__,
         progress.FILE: str(out.absolute() / progress.TRACKED),

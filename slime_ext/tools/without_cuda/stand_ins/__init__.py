@@ -8,11 +8,19 @@ from __future__ import annotations
 import sys
 
 from slime_ext.tools.without_cuda.import_hooks import ImportHooks
-from slime_ext.tools.without_cuda.stand_ins import engine, hf_weights, hosts, sglang_attention, torch_cuda
+from slime_ext.tools.without_cuda.stand_ins import (
+    bfloat16,
+    engine,
+    hf_weights,
+    hosts,
+    sglang_attention,
+    torch_cuda,
+)
 
 HOSTS = ("miles", "slime")
 # when it acts, on the import of which module (".x": of both hosts), what it does with that module
 PLACES = (
+    ("after", "torch", bfloat16.multiply_in_float32),
     ("before", "megatron.core", torch_cuda.replace),
     ("after", "megatron.core.optimizer.distrib_optimizer", torch_cuda.fill_before_loading),
     ("after", "torch.distributed.rendezvous", torch_cuda.bind_stores),

@@ -16,6 +16,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from slime_ext.errors import ConfigError
+from slime_ext.tools.without_cuda.stand_ins.bfloat16 import widened
 
 BEHIND = 1 << 40  # the position of padding: no token sees it, and it sees all
 
@@ -116,15 +117,13 @@ class PackedAttention(torch.nn.Module):
             )
         keys, values = _padded(both, is_token.expand(size, -1, -1)).chunk(2, dim=-1)
         out = F.scaled_dot_product_attention(
-            _padded(query, is_token[None]),
-            keys,
-            values,
+            *map(widened, (_padded(query, is_token[None]), keys, values)),
             attn_mask=sees,
             is_causal=sees is None,
             scale=self.softmax_scale,
             enable_gqa=query.size(1) != key.size(1),
         )
-        return out.transpose(1, 2)[is_token].flatten(1)
+        return out.to(query.dtype).transpose(1, 2)[is_token].flatten(1)
 
 
 def _padded(packed: Tensor, is_token: Tensor) -> Tensor:

@@ -42,16 +42,16 @@ async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:
     return float(numbers[-1:] == [str(sample.label)])
 
 
-def prompts() -> tuple[list[dict], list[dict]]:
-    """Rows to train on and rows held out; no pair of numbers stands in both."""
+def prompts(form: str = PROMPT) -> tuple[list[dict], list[dict]]:
+    """Rows to train on and rows held out, for the numbers {a} and {b}; no pair stands in both."""
     span = HIGHEST - LOWEST + 1
     pairs = random.Random(0).sample(range(span * span), TRAIN + HELDOUT)
-    rows = [_row(LOWEST + pair // span, LOWEST + pair % span) for pair in pairs]
+    rows = [_row(form, LOWEST + pair // span, LOWEST + pair % span) for pair in pairs]
     return rows[:TRAIN], rows[TRAIN:]
 
 
-def _row(a: int, b: int) -> dict:
-    return {"input": PROMPT.format(a=a, b=b), "label": str(a + b)}
+def _row(form: str, a: int, b: int) -> dict:
+    return {"input": form.format(a=a, b=b), "label": str(a + b)}
 
 
 def write(folder: Path, seed: int) -> Path:
