@@ -39,13 +39,6 @@ class Warm(Frozen):
     lr: float = 1e-3
 
 
-class Start(Frozen):
-    """Where every arm starts: after so many rollouts with the newest weights and the task's own settings."""
-
-    rollouts: int
-    seed: int = 0
-
-
 class Panel(Frozen):
     """One mismatch on one task. `mismatch` are the flags that arms with a mismatch have beside `flags`.
 
@@ -59,7 +52,6 @@ class Panel(Frozen):
     frozen: datetime.date | None = Field(None, description="test seeds run from then on, not before")
     chain: int | None = Field(None, description="the task was running sums of this length")
     warm: Warm | None = None
-    start: Start | None = None
     flags: dict[str, Any]
     mismatch: dict[str, Any]
     world: str = Field("stale", description="the mismatch of `slime-ext bench fidelity` that it is")
@@ -109,7 +101,6 @@ class Settings(Frozen):
         """Names the settings of a cell: rows of other settings are not compared with it."""
         of = self.panels[panel]
         start = [] if of.warm is None else [of.chain, of.warm.model_dump()]
-        start += [] if of.start is None else [of.start.model_dump()]
         flags = self.flags(panel, arm, 0)
         files = [(ROOT / flags["correction"]).read_text()] if "correction" in flags else []
         text = json.dumps([flags, *start, *files], sort_keys=True)
