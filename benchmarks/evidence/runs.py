@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from slime_ext.errors import ConfigError
-from slime_ext.tools.commands.train import CHECKPOINT, DUMP, LATEST
+from slime_ext.tools.commands.train import DUMP
 from slime_ext.tools.without_cuda.progress import HELDOUT, METRICS, SHOWN
 from slime_ext.tools.without_cuda.stand_ins.hosts import ROUND
 from slime_ext.tools.without_cuda.tasks import sums, write_prompts
@@ -26,11 +25,11 @@ from slime_ext.tools.without_cuda.tasks import sums, write_prompts
 DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out
 UNCORRECTED = "metrics_only"
-TRAIN = "task", "correction", "lag", "rollouts", "seed", "threads"  # words of slime-ext train; all else is the host's
-PROMPT = "prompt"  # the form of the prompts
+# words of slime-ext train; all else is the host's
+TRAIN = "task", "correction", "lag", "rollouts", "seed", "threads"
+PROMPT = "prompt"  # with {a} and {b}
 ROUNDING = "rounding"  # of the sampler's weights
 STEPS = "num_steps_per_rollout"
-FRESH = {"finetune": True, "no_load_optim": True, "no_load_rng": True}  # weights alone are loaded
 LARGE = "dump", "checkpoint"
 COMPUTE = "torch", "transformers", "sglang", "ray", "miles-rl"
 VERSIONS = """
@@ -87,9 +86,9 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     folder = (out / panel / f"{arm}-{seed}-{of.digest(panel, arm)}").absolute()
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.parent.mkdir(parents=True, exist_ok=True)
-    words, environment = command(of, panel, arm, seed, recommended, folder.parent)
-    if of.panels[panel].start is not None:
-        words += _words({"load": started(of, panel, out), "start_rollout_id": 0, **FRESH})
+    prompts = folder.parent / "prompts"
+    write_prompts_of(of, panel, prompts)
+    words, environment = command(of, panel, arm, seed, recommended, prompts)
     began = time.monotonic()
     stopped = train([*words[:1], "--out", str(folder), *words[1:]], environment, folder)
     seconds = round(time.monotonic() - began)
@@ -116,58 +115,31 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     )
 
 
-def started(of: Settings, panel: str, out: Path) -> Path:
-    """The checkpoint that a panel's arms start from, made where it is absent.
-
-    Raises:
-        ConfigError: the run that makes it stopped.
-    """
-    start, learns = of.panels[panel].start, of.panels[panel].learns
-    name = hashlib.sha256(json.dumps([learns, start.model_dump()], sort_keys=True).encode()).hexdigest()[:12]
-    folder = (out / f"start-{name}").absolute()
-    if not (folder / CHECKPOINT / LATEST).is_file():
-        shutil.rmtree(folder, ignore_errors=True)
-        flags = {"correction": UNCORRECTED, **learns, "rollouts": start.rollouts, "seed": start.seed}
-        flags |= {"save_interval": start.rollouts, "no_save_optim": True}
-        words = _train(of.panels[panel].host, flags, folder.parent)
-        if said := train([*words[:1], "--out", str(folder), *words[1:]], {}, folder):
-            raise ConfigError(f"{folder}: expected a run that ends, got: {said}")
-    return folder / CHECKPOINT
+def write_prompts_of(of: Settings, panel: str, folder: Path) -> None:
+    """Writes the task's sums as prompts of the panel's form."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_prompts(folder, *sums.prompts(of.panels[panel].flags[PROMPT]))
 
 
 def command(
-    of: Settings, panel: str, arm: str, seed: int, recommended: str | None = None, place: Path = Path()
+    of: Settings, panel: str, arm: str, seed: int, recommended: str | None = None, prompts: Path = Path()
 ) -> tuple[list[str], dict[str, str]]:
     """The words behind `slime-ext` and the variables of a run, from the settings of its arm.
 
-    Prompts of another form than the task's are written to `place`.
+    Args:
+        prompts: the folder of `write_prompts_of`.
     """
     flags = of.flags(panel, arm, seed, recommended)
     preset = flags.pop("custom_tis_function_path", UNCORRECTED).rpartition(".")[2]
-    flags.pop("use_tis", None)
-    flags.pop("rollout_seed")  # slime-ext train gives the host both from its own
+    for name in ("use_tis", "rollout_seed", PROMPT):  # slime-ext train says the first two itself
+        flags.pop(name, None)
     flags = {"correction": preset} | flags
     environment = {ROUND: flags.pop(ROUNDING)} if ROUNDING in flags else {}
-    return _train(of.panels[panel].host, flags, place), environment
-
-
-def _train(host: str, flags: dict[str, Any], place: Path) -> list[str]:
-    """`train` and the words behind it: those of slime-ext, then the host's."""
-    if form := flags.pop(PROMPT, None):
-        flags |= _prompts(form, place)
     ours = {name: flags.pop(name) for name in TRAIN if name in flags}
-    return ["train", "--host", host, *_words(ours), "--", *_words(flags)]
-
-
-def _prompts(form: str, place: Path) -> dict[str, Any]:
-    """The flags that name the sums in a form of their own, written below `place`."""
-    folder = (place / f"prompts-{hashlib.sha256(form.encode()).hexdigest()[:12]}").absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_prompts(folder, *sums.prompts(form))
-    return {
-        "prompt_data": str(folder / "train.jsonl"),
-        "eval_prompt_data": ["heldout", str(folder / "heldout.jsonl")],
-    }
+    flags["prompt_data"] = prompts / "train.jsonl"
+    flags["eval_prompt_data"] = ["heldout", prompts / "heldout.jsonl"]
+    words = ["train", "--host", of.panels[panel].host]
+    return [*words, *_words(ours), "--", *_words(flags)], environment
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

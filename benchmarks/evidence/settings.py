@@ -39,13 +39,6 @@ class Warm(Frozen):
     lr: float = 1e-3
 
 
-class Start(Frozen):
-    """Where every arm starts: after so many rollouts with the newest weights and the task's own settings."""
-
-    rollouts: int
-    seed: int = 0
-
-
 class Panel(Frozen):
     """One mismatch on one task. `mismatch` are the flags that arms with a mismatch have beside `flags`.
 
@@ -59,8 +52,6 @@ class Panel(Frozen):
     frozen: datetime.date | None = Field(None, description="test seeds run from then on, not before")
     chain: int | None = Field(None, description="the task was running sums of this length")
     warm: Warm | None = None
-    start: Start | None = None
-    learns: dict[str, Any] = Field({}, description="what its start learns too: task, prompt, length of answers")
     flags: dict[str, Any]
     mismatch: dict[str, Any]
     world: str = Field("stale", description="the mismatch of `slime-ext bench fidelity` that it is")
@@ -92,7 +83,7 @@ class Settings(Frozen):
     def flags(self, panel: str, arm: str, seed: int, recommended: str | None = None) -> dict[str, Any]:
         """The flags of one run, by attribute."""
         of, chosen = self.panels[panel], self.arms[arm]
-        found = of.learns | of.flags | (of.mismatch if chosen.mismatch else {}) | chosen.flags
+        found = of.flags | (of.mismatch if chosen.mismatch else {}) | chosen.flags
         found |= {"lr": found["lr"] * chosen.lr, "seed": seed, "rollout_seed": seed}
         if recommended not in (None, "metrics_only"):
             found |= {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{recommended}"}
@@ -100,20 +91,16 @@ class Settings(Frozen):
 
     def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
         """The settings with other values for flags of a panel, which are not frozen then."""
-        of, other = self.panels[panel], dict(tried)
-        places = {
-            place: {name: other.pop(name, value) for name, value in getattr(of, place).items()}
-            for place in ("mismatch", "learns", "flags")
-        }
-        places["flags"] |= other
-        other = of.model_copy(update=places | {"frozen": None})
+        of = self.panels[panel]
+        mismatch = of.mismatch | {name: value for name, value in tried.items() if name in of.mismatch}
+        flags = of.flags | {name: value for name, value in tried.items() if name not in of.mismatch}
+        other = of.model_copy(update={"flags": flags, "mismatch": mismatch, "frozen": None})
         return self.model_copy(update={"panels": self.panels | {panel: other}})
 
     def digest(self, panel: str, arm: str) -> str:
         """Names the settings of a cell: rows of other settings are not compared with it."""
         of = self.panels[panel]
         start = [] if of.warm is None else [of.chain, of.warm.model_dump()]
-        start += [] if of.start is None else [of.start.model_dump()]
         flags = self.flags(panel, arm, 0)
         files = [(ROOT / flags["correction"]).read_text()] if "correction" in flags else []
         text = json.dumps([flags, *start, *files], sort_keys=True)

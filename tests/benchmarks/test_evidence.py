@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import random
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from benchmarks.evidence.rows import Row
 from slime_ext.config.files import read_mapping
 from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError
+from slime_ext.tools.without_cuda.tasks import sums
 
 OF = settings.read()
 
@@ -46,13 +50,17 @@ def words_of(panel, arm, seed=3, recommended=None):
     return words[:at], words[at:], environment
 
 
+def rate_of(hosts):
+    return float(hosts[hosts.index("--lr") + 1])
+
+
 def test_a_run_is_a_line_of_slime_ext_train_with_the_flags_of_the_host_behind_it():
     ours, hosts, environment = words_of("lm_lag", "C")
     assert ours[:3] == ["train", "--host", "miles"] and environment == {}
     found = dict(zip(ours[1::2], ours[2::2], strict=True))
     lag = str(OF.panels["lm_lag"].mismatch["lag"])
     assert (found["--correction"], found["--lag"], found["--seed"]) == ("token_tis", lag, "3")
-    assert hosts[0] == "--" and float(hosts[hosts.index("--lr") + 1]) == OF.panels["lm_lag"].flags["lr"]
+    assert hosts[0] == "--" and rate_of(hosts) == OF.panels["lm_lag"].flags["lr"]
     assert not {"--use-tis", "--rollout-seed", "--custom-tis-function-path"} & {*ours, *hosts}
 
 
@@ -68,7 +76,7 @@ def test_arms_of_a_host_differ_from_the_uncorrected_one_in_what_they_say():
     )
     assert words_of("lm_lag", "G", recommended="icepop")[0] == words_of("lm_lag", "E")[0]
     slow = words_of("lm_lag", "F")
-    assert slow[0] == b and float(slow[1][2]) == float(hosts[2]) / 4
+    assert slow[0] == b and rate_of(slow[1]) == rate_of(hosts) / 4
     assert words_of("lm_int4", "B")[2] == {"SLIME_EXT_ROUND": "int4"} and words_of("lm_int4", "A")[2] == {}
     assert list(runs._words({"eps_clip": 0.2, "balance_data": True, "betas": [1, 2]})) == [
         *("--eps-clip", "0.2", "--balance-data", "--betas", "1", "2")
@@ -83,11 +91,8 @@ if words[0] == "analyze":
     Path(words[words.index("--json") + 1]).write_text('{"recommendation": {"name": "cispo"}}')
     sys.exit()
 out = Path(words[words.index("--out") + 1])
-root = out.parent.parent if out.parent.name == "lm_lag" else out.parent
-with (root / "words.txt").open("a") as file:
+with (out.parents[1] / "words.txt").open("a") as file:
     file.write(" ".join(words) + chr(10))
-(out / "checkpoint").mkdir(parents=True)
-(out / "checkpoint/latest_checkpointed_iteration.txt").touch()
 K3, ESS = "train/off_policy/k3_kl", "train/off_policy/ess_weight"
 (out / "dump").mkdir(parents=True)
 rows = [{"rollout": -1, "eval/heldout": 0.04}, {"rollout": 0, K3: 0.01, ESS: 0.9}]
@@ -128,13 +133,17 @@ def test_a_run_becomes_its_line(train, tmp_path):
         train("C", 14)
 
 
-def test_every_arm_starts_from_one_checkpoint(train, tmp_path):
-    train("B", 1), train("C", 1)
-    start, *runs = (tmp_path / "out/words.txt").read_text().splitlines()
-    assert "--correction metrics_only --rollouts 10 --seed 0 --" in start
-    checkpoint = tmp_path / "out/start-sums-10-0/checkpoint"
-    assert len(runs) == 2
-    assert all(f"--load {checkpoint} --start-rollout-id 0 --finetune --no-load-optim" in run for run in runs)
+def test_a_panel_asks_the_tasks_sums_in_its_own_form(train, tmp_path):
+    train("B", 1)
+    words = (tmp_path / "out/words.txt").read_text().split()
+    file, form = Path(words[words.index("--prompt-data") + 1]), OF.panels["lm_lag"].flags["prompt"]
+    heldout = words[words.index("--eval-prompt-data") + 1 :][:2]
+    assert heldout == ["heldout", str(file.with_name("heldout.jsonl"))] and "--prompt" not in words
+    asked = [json.loads(line) for name in (file, heldout[1]) for line in Path(name).read_text().splitlines()]
+    assert len(asked) == sums.TRAIN + sums.HELDOUT == len({row["input"] for row in asked})
+    for row in asked:
+        a, b = map(int, re.findall(r"\d+", row["input"])[-2:])
+        assert row == {"input": form.replace("{a}", str(a)).replace("{b}", str(b)), "label": str(a + b)}
 
 
 def test_versions_are_those_of_this_environment():

@@ -108,6 +108,24 @@ def test_a_run_goes_on_with_its_own_arguments(elsewhere, monkeypatch):
     assert args["flags"][:2] == ["--load", str(elsewhere / "run/checkpoint")]
 
 
+@pytest.mark.parametrize(
+    ("words", "threads"),
+    [
+        ("--task letters --threads 3", "3"),
+        ("--load run --threads 3", "3"),
+        ("--task sums", "2"),
+        ("--load run", "1"),
+    ],
+)
+def test_threads_are_those_that_are_asked_for_or_the_tasks(elsewhere, monkeypatch, words, threads):
+    seen = []
+    monkeypatch.setattr(train, "_run", lambda args, run: seen.append(run.environment["OMP_NUM_THREADS"]) or 0)
+    monkeypatch.setattr(train.driver.HostRun, "check", lambda run: run.out.mkdir(parents=True, exist_ok=True))
+    a_run(elsewhere / "run", checkpoint=True)
+    train.main(words.split())
+    assert seen == [threads]
+
+
 def test_a_preset_is_three_keys_and_metrics_only_leaves_the_loss():
     assert train._correction("token_tis").splitlines() == [
         "custom_tis_function_path: slime_ext.tis.token_tis",

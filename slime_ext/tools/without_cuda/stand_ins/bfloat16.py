@@ -1,7 +1,8 @@
 """Products of bfloat16 matrices on a CPU that has no instructions for them.
 
-oneDNN emulates these there, at 50 GFLOPS on two cores that have 250 in float32: `slime-ext train` took 68 s for
-a step of the language model, 17 s with this. Either way products of bfloat16 values are accumulated in float32.
+oneDNN emulates these there, at 50 GFLOPS on two cores that reach 250 in float32: for a step of the language
+model `slime-ext train` took 68 s, with this 30. A CPU with the instructions, too, multiplies bfloat16 values
+exactly and accumulates in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _kept: list[object] = []  # a kernel lives as long as its library object
 
 
 def multiply_in_float32(torch: ModuleType) -> None:
-    """Replaces the kernel of `aten::mm`, which linear layers and their gradients call, where it is emulated."""
+    """Replaces the kernel of `aten::mm`, which linear layers and their gradients call, if it is emulated."""
     if is_emulated():
         replace_kernel(torch)
 
@@ -32,8 +33,10 @@ def is_emulated() -> bool:
 
 
 def widened(values: Tensor) -> Tensor:
-    """The values in float32 where bfloat16 is emulated: attention's gradient takes a tenth of the time."""
-    return values.float() if is_emulated() else values
+    """In float32 what is bfloat16 where that is emulated; attention has its gradient ten times faster."""
+    import torch
+
+    return values.float() if values.dtype == torch.bfloat16 and is_emulated() else values
 
 
 def replace_kernel(torch: ModuleType) -> None:
