@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, judge
@@ -49,12 +49,19 @@ def _briefly(v: Verdict | None) -> str:
 
 
 def text(of: Settings, rows: Sequence[Row]) -> str:
-    """All tables in Markdown."""
-    parts = [part for name, panel in of.panels.items() for part in _panel(of, name, panel, rows)]
+    """All tables in Markdown: the host's panels and pilots, then those of the training loop that is gone."""
+    parts = [*_panels(of, rows, on_a_host=True)]
     parts += ["### Pilots on a host", pilots(row for row in read(PILOTS) if of.panels[row.panel].host)]
+    parts += ["## On the training loop that is gone", *_panels(of, rows, on_a_host=False)]
     tried = [json.loads(line) for line in SCOUTED.read_text().splitlines()]
     parts += ["### Settings looked at in plain torch", scouted(tried)]
     return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def _panels(of: Settings, rows: Sequence[Row], on_a_host: bool) -> Iterator[str]:
+    for name, panel in of.panels.items():
+        if bool(panel.host) == on_a_host:
+            yield from _panel(of, name, panel, rows)
 
 
 def pilots(lines: Iterable[Row]) -> str:
