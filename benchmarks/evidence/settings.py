@@ -90,7 +90,12 @@ class Settings(Frozen):
         return found
 
     def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
-        """The settings with other values for flags of a panel, which are not frozen then."""
+        """The settings with other values for flags of a panel, which are not frozen then.
+
+        Without other values they are as they were.
+        """
+        if not tried:
+            return self
         of = self.panels[panel]
         mismatch = of.mismatch | {name: value for name, value in tried.items() if name in of.mismatch}
         flags = of.flags | {name: value for name, value in tried.items() if name not in of.mismatch}

@@ -188,6 +188,7 @@ def test_test_seeds_wait_for_frozen_settings_and_these_stay():
 
 
 def test_a_pilot_tries_other_settings_and_is_never_a_test_run(capsys):
+    assert OF.with_tried("lm_lag", {}) == OF and OF.panels["lm_lag"].frozen  # so that test seeds can run
     tried = OF.with_tried("lm_lag", {"lag": 4, "num_steps_per_rollout": 2})
     assert tried.panels["lm_lag"].mismatch["lag"] == 4 and "lag" not in tried.panels["lm_lag"].flags
     assert tried.flags("lm_lag", "A", 101)["num_steps_per_rollout"] == 2
