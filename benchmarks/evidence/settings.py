@@ -90,10 +90,7 @@ class Settings(Frozen):
         return found
 
     def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
-        """The settings with other values for flags of a panel, which are not frozen then.
-
-        Without other values they are as they were.
-        """
+        """The settings with other values for flags of a panel, which is not frozen then; all as is without."""
         if not tried:
             return self
         of = self.panels[panel]
