@@ -90,7 +90,7 @@ class Settings(Frozen):
         return found
 
     def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
-        """The settings with other values for flags of a panel, which is not frozen then; all as is without."""
+        """The settings with other values for flags of a panel; with any it is no longer frozen."""
         if not tried:
             return self
         of = self.panels[panel]
