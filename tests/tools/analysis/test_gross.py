@@ -107,6 +107,19 @@ def test_a_gross_fault_is_named(rollouts, wrong):
     assert (finding.name, finding.severity) == (name, severity) and words in said, said
 
 
+@pytest.mark.parametrize(("share", "is_found"), [(0.01, False), (0.4, False), (0.6, True)])
+def test_a_rollout_without_a_difference_is_a_copy_where_most_tokens_of_others_differ(
+    rollouts, share, is_found
+):
+    """Engines in bfloat16 that differ at 1% of the tokens of a rollout may differ at none of another."""
+
+    def nudged(r):
+        return r.behavior + 0.01 * (torch.arange(r.size) < share * r.size)
+
+    alike = in_one(1, proximal=lambda r: r.behavior)(in_all(proximal=nudged)(rollouts))
+    assert ("equal_columns" in {finding.name for finding in examine(diagnosed(alike))[0]}) == is_found
+
+
 def cut_off(folder):
     path = folder / "train_data" / "1.pt"
     path.write_bytes(path.read_bytes()[:1000])

@@ -4,12 +4,14 @@ another run, samples that are missing or there twice."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.findings.detector import Figures, need, need_tokens
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.tables import earlier, run_begins
 
@@ -142,9 +144,13 @@ def equal_columns(d: Diagnosis) -> Figures | None:
     need_tokens(d, EQUAL_TOKENS)
     equal = tuple(s.rollout_id for s in d.statistics.rollouts if not s.absolute and s.surprise)
     tokens = sum(s.tokens for s in d.statistics.rollouts if s.rollout_id in equal)
-    every = len(d.statistics.rollouts)
-    by_chance = len(equal) < every and max(s.absolute for s in d.statistics.rollouts) < ALIKE
-    if tokens < EQUAL_TOKENS or by_chance:
+    every, others = len(d.statistics.rollouts), [s for s in d.statistics.rollouts if s.absolute]
+    if tokens < EQUAL_TOKENS or (others and _equal_by_chance(others)):
         return None
     severity = "note" if len(equal) == every else "warning"  # two engines may be meant to be bitwise alike
     return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}
+
+
+def _equal_by_chance(others: Sequence[RolloutSummary]) -> bool:
+    """Whether the rollouts with differences differ so rarely, or so little, that some may have none."""
+    return max(s.absolute for s in others) < ALIKE or not any(s.median for s in others)
