@@ -116,9 +116,9 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
 
 
 def write_prompts_of(of: Settings, panel: str, folder: Path) -> None:
-    """Writes the task's sums as prompts of the panel's form."""
+    """Writes the task's sums as prompts of the panel's form, by default the task's own."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_prompts(folder, *sums.prompts(of.panels[panel].flags[PROMPT]))
+    write_prompts(folder, *sums.prompts(of.panels[panel].flags.get(PROMPT, sums.PROMPT)))
 
 
 def command(

@@ -141,6 +141,10 @@ def test_a_panel_asks_the_tasks_sums_in_its_own_form(train, tmp_path):
     assert heldout == ["heldout", str(file.with_name("heldout.jsonl"))] and "--prompt" not in words
     asked = [json.loads(line) for name in (file, heldout[1]) for line in Path(name).read_text().splitlines()]
     assert len(asked) == sums.TRAIN + sums.HELDOUT == len({row["input"] for row in asked})
+    flags = {name: value for name, value in OF.panels["lm_lag"].flags.items() if name != "prompt"}
+    plain = OF.panels["lm_lag"].model_copy(update={"flags": flags})
+    runs.write_prompts_of(OF.model_copy(update={"panels": {"plain": plain}}), "plain", tmp_path / "plain")
+    assert json.loads((tmp_path / "plain/heldout.jsonl").read_text().splitlines()[0]) == sums.prompts()[1][0]
     for row in asked:
         a, b = map(int, re.findall(r"\d+", row["input"])[-2:])
         assert row == {"input": form.replace("{a}", str(a)).replace("{b}", str(b)), "label": str(a + b)}

@@ -1,8 +1,8 @@
 """Products of bfloat16 matrices on a CPU that has no instructions for them.
 
 oneDNN emulates these there, at 50 GFLOPS on two cores that reach 250 in float32: for a step of the language
-model `slime-ext train` took 68 s, with this 30. A CPU with the instructions, too, multiplies bfloat16 values
-exactly and accumulates in float32.
+model `slime-ext train` took 68 s, and takes 30 with this. A CPU that has the instructions accumulates in
+float32, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_emulated() -> bool:
 
 
 def widened(values: Tensor) -> Tensor:
-    """In float32 what is bfloat16 where that is emulated; attention has its gradient ten times faster."""
+    """bfloat16 values as float32 if the CPU emulates bfloat16: attention's gradient takes a tenth."""
     import torch
 
     return values.float() if values.dtype == torch.bfloat16 and is_emulated() else values
