@@ -2,6 +2,7 @@
 
     python -m benchmarks.evidence run lm_lag [--arms B C] [--seeds 1 2] [--out runs/evidence] [--commit]
     python -m benchmarks.evidence run lm_lag --seeds 101 --try lag=4 lr=1e-4   # a pilot of other settings
+    python -m benchmarks.evidence run lm_lag --arms C --seeds 5 --again          # does it come out as it did?
     python -m benchmarks.evidence table
     python -m benchmarks.evidence picture
 
@@ -33,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument(
         "--try", nargs="+", default=[], metavar="NAME=VALUE", dest="tried", help="other settings, of a pilot"
     )
+    run.add_argument("--again", action="store_true", help="runs that have a line once more, into again.jsonl")
     run.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs leave their logs")
     run.add_argument("--commit", action="store_true", help="commit each line as it is written")
     commands.add_parser("table", help="write the tables of docs/evidence.md")
@@ -61,11 +63,12 @@ def _run(given: argparse.Namespace) -> int:
     try:
         runs.refuse(of, given.panel, seeds, rows.read())
         done = rows.read() + rows.read(rows.PILOTS)
-        for arm, seed in runs.missing(of, given.panel, arms, seeds, done):
+        repeated = [(arm, seed) for seed in seeds for arm in arms]
+        for arm, seed in repeated if given.again else runs.missing(of, given.panel, arms, seeds, done):
             row = runs.run(of, given.panel, arm, seed, given.out, done)
             row = row.model_copy(update={"tried": tried or None})
             done.append(row)
-            file = rows.FILE if seed in panel.seeds else rows.PILOTS
+            file = rows.AGAIN if given.again else rows.FILE if seed in panel.seeds else rows.PILOTS
             rows.append(row, file)
             if given.commit:
                 runs.commit_line(row, file)

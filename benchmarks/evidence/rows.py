@@ -1,4 +1,4 @@
-"""The committed lines: one JSON object for each run that ended, pilots in a file of their own."""
+"""The committed lines: one JSON object for each run that ended; pilots and repeats in files of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 FILE = Path(__file__).with_name("rows.jsonl")
 PILOTS = FILE.with_name("pilots.jsonl")
+AGAIN = FILE.with_name("again.jsonl")
 
 
 class Row(BaseModel):

@@ -43,11 +43,28 @@ def missing(
     of: Settings, panel: str, arms: list[str], seeds: list[int], done: list[Row]
 ) -> Iterator[tuple[str, int]]:
     """(arm, seed) of the runs without a line, seed by seed: the table is balanced whenever it is read."""
-    have = {row.key for row in done}
     for seed in seeds:
         for arm in arms:
-            if (panel, arm, seed, of.digest(panel, arm)) not in have:
+            if line_of(of, panel, arm, seed, done) is None:
                 yield arm, seed
+
+
+def line_of(of: Settings, panel: str, arm: str, seed: int, done: Iterable[Row]) -> Row | None:
+    """The line of a run: its own, or on a host that of another arm or panel whose run has the same words.
+
+    Arm G has the line of C where analyze recommends token_tis, and A, which has no mismatch, is the same run
+    in every panel with the same flags.
+    """
+    found = {(row.panel, row.arm, row.settings): row for row in done if row.seed == seed}
+    own = found.get((panel, arm, of.digest(panel, arm)))
+    if own is not None or of.panels[panel].host is None:
+        return own
+    source = found.get((panel, SOURCE, of.digest(panel, SOURCE)))
+    recommended = source.recommended if source is not None and arm == FOLLOWER else None
+    if arm == FOLLOWER and recommended is None:
+        return None
+    words = of.digest(panel, arm, recommended)
+    return next((row for row in found.values() if row.settings == words and row.arm != FOLLOWER), None)
 
 
 def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) -> None:

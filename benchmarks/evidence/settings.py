@@ -99,11 +99,11 @@ class Settings(Frozen):
         other = of.model_copy(update={"flags": flags, "mismatch": mismatch, "frozen": None})
         return self.model_copy(update={"panels": self.panels | {panel: other}})
 
-    def digest(self, panel: str, arm: str) -> str:
+    def digest(self, panel: str, arm: str, recommended: str | None = None) -> str:
         """Names the settings of a cell: rows of other settings are not compared with it."""
         of = self.panels[panel]
         start = [] if of.warm is None else [of.chain, of.warm.model_dump()]
-        flags = self.flags(panel, arm, 0)
+        flags = self.flags(panel, arm, 0, recommended)
         files = [(ROOT / flags["correction"]).read_text()] if "correction" in flags else []
         text = json.dumps([flags, *start, *files], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, judge
-from benchmarks.evidence.rows import PILOTS, Row, read
-from benchmarks.evidence.runs import FOLLOWER, SOURCE
+from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
+from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
 from benchmarks.evidence.settings import ROOT, Arm, Panel, Settings
 from slime_ext import presets
 from slime_ext.tools.fidelity import World, evaluate
@@ -99,11 +99,13 @@ def _setting(line: dict) -> tuple[object, ...]:
 
 def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
     """The lines of a panel's test seeds: arm -> seed -> row, in the order of the settings."""
-    test = set(of.panels[panel].seeds)
-    found = {arm: {} for arm in of.arms}
-    for row in sorted(rows, key=lambda row: row.seed):
-        if row.panel == panel and row.seed in test:
-            found[row.arm][row.seed] = row
+    rows, found = list(rows), {}
+    if not any(row.panel == panel for row in rows):
+        return {}
+    for arm in of.arms:
+        if arm in of.panels[panel].arms:
+            lines = {seed: line_of(of, panel, arm, seed, rows) for seed in of.panels[panel].seeds}
+            found[arm] = {seed: line for seed, line in lines.items() if line is not None}
     return {arm: seeds for arm, seeds in found.items() if seeds}
 
 
@@ -116,6 +118,8 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     verdicts = judge(lines, of.judged)
     yield markdown(HEAD, [_cells(arm, of.arms[arm], v) for arm, v in verdicts.items()])
     yield _every_seed(of, lines)
+    yield from _shared(name, lines)
+    yield from repeated(lines, [row for row in read(AGAIN) if row.panel == name])
     yield _closed_loop(lines)
     yield _exact(of, panel, lines)
     ran = [row for seeds in lines.values() for row in seeds.values()]
@@ -144,6 +148,29 @@ def _every_seed(of: Settings, lines: Rows) -> str:
     seeds = sorted({seed for of_arm in lines.values() for seed in of_arm})
     cells = [[arm, *(_end(of_arm.get(seed)) for seed in seeds)] for arm, of_arm in lines.items()]
     return markdown(["end by seed", *seeds], cells)
+
+
+def _shared(panel: str, lines: Rows) -> Iterator[str]:
+    """A sentence where runs stand in more than one cell."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for arm, of_arm in lines.items():
+        for seed, row in of_arm.items():
+            if (row.panel, row.arm) != (panel, arm):
+                found[arm, row.arm if row.panel == panel else f"{row.arm} of {row.panel}"].append(str(seed))
+    if found:
+        same = (f"{arm} is {other} (seeds {' '.join(seeds)})" for (arm, other), seeds in found.items())
+        yield f"Run once, as the words of both are the same: {'; '.join(same)}."
+
+
+def repeated(lines: Rows, repeats: Sequence[Row]) -> Iterator[str]:
+    """The runs that were run again, evaluation by evaluation; nothing where there are none."""
+    cells = [[f"{row.arm} {row.seed}", _curve(lines[row.arm][row.seed]), _curve(row)] for row in repeats]
+    if cells:
+        yield markdown(["run again", "held out, first", "held out, again"], cells)
+
+
+def _curve(row: Row) -> str:
+    return " ".join(f"{value:.3f}" for _, value in row.heldout)
 
 
 def _end(row: Row | None) -> str:
