@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 E4M3_MAX = 448.0
+INT4_GROUP = 32  # as the hosts write INT4: slime 0e18bd3, tools/convert_hf_to_int4_direct.py, --group-size
 
 
 def round_weights(named: Iterable[tuple[str, Tensor]], rounding: str) -> list[tuple[str, Tensor]]:
@@ -26,9 +27,15 @@ def round_weights(named: Iterable[tuple[str, Tensor]], rounding: str) -> list[tu
 
 def per_channel(weight: Tensor, largest: float, nearest: Callable[[Tensor], Tensor]) -> Tensor:
     """s nearest(w / s) with s = max |w| / largest over each output channel; [out, in] to [out, in]."""
-    most = weight.float().abs().amax(1, keepdim=True)
+    most = weight.float().abs().amax(-1, keepdim=True)
     scale = torch.where(most > 0, most / largest, 1.0)
     return (nearest(weight.float() / scale) * scale).to(weight.dtype)
+
+
+def per_group(weight: Tensor, size: int, largest: float, nearest: Callable[[Tensor], Tensor]) -> Tensor:
+    """The same with a scale for every `size` inputs of a channel; one for all where they leave a rest."""
+    size = size if weight.shape[1] % size == 0 else weight.shape[1]
+    return per_channel(weight.unflatten(1, (-1, size)), largest, nearest).flatten(1)
 
 
 def e4m3(values: Tensor) -> Tensor:
@@ -39,5 +46,5 @@ def e4m3(values: Tensor) -> Tensor:
 ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "fp8": lambda w: per_channel(w, E4M3_MAX, e4m3),
     "int8": lambda w: per_channel(w, 127.0, torch.round),
-    "int4": lambda w: per_channel(w, 7.0, torch.round),
+    "int4": lambda w: per_group(w, INT4_GROUP, 7.0, torch.round),
 }

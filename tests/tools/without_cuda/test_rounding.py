@@ -18,11 +18,12 @@ E4M3 = sorted(
     {m / 8 * 2.0**-6 for m in range(8)}
     | {(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)}
 )
-# largest number of the format, its numbers >= 0
+INPUTS = 160
+# largest number of the format, its numbers >= 0, inputs that share a scale
 FORMATS = {
-    "fp8": (448.0, E4M3),
-    "int8": (127.0, [float(n) for n in range(128)]),
-    "int4": (7.0, [float(n) for n in range(8)]),
+    "fp8": (448.0, E4M3, INPUTS),
+    "int8": (127.0, [float(n) for n in range(128)], INPUTS),
+    "int4": (7.0, [float(n) for n in range(8)], 32),
 }
 
 
@@ -33,25 +34,34 @@ def nearest(value, grid):
     return math.copysign(grid[best], value)
 
 
-def oracle(rows, largest, grid):
-    """Each weight rounded with the scale of its output channel."""
-    scales = [max(map(abs, row)) / largest for row in rows]
-    return [[nearest(w / s, grid) * s for w in row] for row, s in zip(rows, scales, strict=True)]
+def oracle(row, largest, grid, size):
+    """Each weight of an output channel rounded with the scale of its group of inputs."""
+    found = []
+    for at in range(0, len(row), size):
+        group = row[at : at + size]
+        scale = max(map(abs, group)) / largest
+        found += [nearest(w / scale, grid) * scale for w in group]
+    return found
 
 
 @pytest.mark.parametrize("rounding", FORMATS)
 def test_every_weight_becomes_the_nearest_number_of_the_format(rounding):
-    largest, grid = FORMATS[rounding]
+    largest, grid, size = FORMATS[rounding]
     draw = random.Random(0)
     between = [(a + b) / 2 for a, b in itertools.pairwise(grid)]
     rows = []
     for i in range(130):
         values = draw.choices([*grid, *between], k=100) + [draw.uniform(0, largest) for _ in range(60)]
         values = [v * draw.choice((-1, 1)) for v in values]
-        values[0] = largest  # so that scales are powers of two and nothing else rounds
-        rows.append([v * 2.0 ** (i % 7 - 9) for v in values])
+        draw.shuffle(values)
+        values[::size] = [largest] * (
+            INPUTS // size
+        )  # so that scales are powers of two and nothing else rounds
+        rows.append([v * 2.0 ** (i % 7 + at // size % 3 - 9) for at, v in enumerate(values)])
     weight = torch.tensor(rows)
-    assert ROUNDINGS[rounding](weight).tolist() == oracle(weight.tolist(), largest, grid)
+    assert ROUNDINGS[rounding](weight).tolist() == [
+        oracle(row, largest, grid, size) for row in weight.tolist()
+    ]
 
 
 def test_only_the_linear_layers_of_the_blocks_are_rounded():
