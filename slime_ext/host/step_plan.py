@@ -11,6 +11,7 @@ table with a row per sample. No tokens are gathered.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -125,27 +126,21 @@ def compute_plan(
     if correction.denominator == "host" and correction.group == "ignore":
         return plan
     share = _local_rows(correction, args, batch, tokens, plan, here)
-    rest = data_of.rest_of(rollout, batch) if rollout and correction.group != "ignore" else {}
-    if rest.get("loss_masks"):  # a group may be spread over optimizer steps
-        tokens = _tokens_of(correction, args, rest, rollout_id, here)
-        share = torch.cat([share, _local_rows(correction, args, rest, tokens, plan, here, step=OTHER)])
+    if correction.group != "ignore" and rollout:
+        others = data_of.rest_of(rollout, batch)  # of the group, in other optimizer steps
+        share = torch.cat([share, *_rows_of_others(correction, args, others, rollout_id, plan, here)])
     rows, begin = _gathered(share, here)
-    mine = range(begin, begin + len(batch["loss_masks"]))
+    mine = slice(begin, begin + len(batch["loss_masks"]))
     if correction.group != "ignore":
         _refuse_broken_groups(correction, args.n_samples_per_prompt, rows)
     if correction.group == "atomic":
-        broken = data_of.broken_groups(rows)
-        rows = [row._replace(kept=0.0) if row.group in broken else row for row in rows]
-        plan = replace(plan, keep=torch.tensor([rows[i].group not in broken for i in mine]))
-    acts = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
-    if correction.group == "rebaseline" and acts and rollout:
-        _refuse_split_rollouts(args, rollout)
-        advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
-        data_of.set_advantages(rollout, batch["loss_masks"], [advantages[i] for i in mine])
+        plan, rows = _without_broken_groups(plan, rows, mine)
+    if correction.group == "rebaseline" and rollout:
+        _rebaseline(args, rows, mine, rollout, batch["loss_masks"])
     scale = _scale(correction, args, batch, rows)
     if scale is None:
         return plan
-    return replace(plan, scale=torch.tensor([scale[i] for i in mine], dtype=torch.float64))
+    return replace(plan, scale=torch.tensor(scale[mine], dtype=torch.float64))
 
 
 def _tokens_of(
@@ -187,6 +182,15 @@ def _local_rows(
     return rows
 
 
+def _rows_of_others(
+    correction: Correction, args: Any, others: Batch, rollout_id: int | None, plan: Plan, here: Ranks
+) -> Iterator[Tensor]:
+    """This rank's share of the rows of the rollout's samples outside of the optimizer step, if it has any."""
+    if others["loss_masks"]:
+        tokens = _tokens_of(correction, args, others, rollout_id, here)
+        yield _local_rows(correction, args, others, tokens, plan, here, step=OTHER)
+
+
 def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
     """The table of all ranks' samples, and where this rank's begin."""
     counts = rows.new_zeros(here.dp_size)
@@ -195,6 +199,24 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
     table = rows.new_zeros(ends[-1], rows.shape[1])
     table[ends[here.dp_rank] : ends[here.dp_rank + 1]] = rows
     return [SampleRow(*row) for row in data_of.numbers(here.all_sum(table))], ends[here.dp_rank]
+
+
+def _without_broken_groups(plan: Plan, rows: list[SampleRow], mine: slice) -> tuple[Plan, list[SampleRow]]:
+    """Nothing of a group with a rejected sample is kept."""
+    broken = data_of.broken_groups(rows)
+    keep = torch.tensor([row.group not in broken for row in rows[mine]])
+    return replace(plan, keep=keep), [row._replace(kept=row.kept * (row.group not in broken)) for row in rows]
+
+
+def _rebaseline(
+    args: Any, rows: list[SampleRow], mine: slice, rollout: dict[str, Any], loss_masks: list[Tensor]
+) -> None:
+    """Writes advantages that leave the rejected samples out, unless the host's loss stays as it is."""
+    if not getattr(args, "use_tis", False) or step_metrics.current.leaves_loss_alone:
+        return
+    _refuse_split_rollouts(args, rollout)
+    advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
+    data_of.set_advantages(rollout, loss_masks, advantages[mine])
 
 
 def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRow]) -> None:
