@@ -19,10 +19,13 @@ INT4_GROUP = 32  # as the hosts write INT4: slime 0e18bd3, tools/convert_hf_to_i
 def round_weights(named: Iterable[tuple[str, Tensor]], rounding: str) -> list[tuple[str, Tensor]]:
     """The weights with the matrices of the linear layers inside of the blocks (``*_proj.weight``) rounded.
 
-    Embeddings, output layer, norms and routers stay, as quantised checkpoints of Qwen3 leave them.
+    Embeddings, output layer, norms and routers stay, as quantised checkpoints of Qwen3 leave them; int4
+    leaves attention, too, as slime does.
     """
-    function = ROUNDINGS[rounding]
-    return [(name, function(w) if name.endswith("_proj.weight") else w) for name, w in named]
+    function, inside = ROUNDINGS[rounding], ".mlp." if rounding == "int4" else "."
+    return [
+        (name, function(w) if name.endswith("_proj.weight") and inside in name else w) for name, w in named
+    ]
 
 
 def per_channel(weight: Tensor, largest: float, nearest: Callable[[Tensor], Tensor]) -> Tensor:

@@ -64,7 +64,8 @@ def test_every_weight_becomes_the_nearest_number_of_the_format(rounding):
     ]
 
 
-def test_only_the_linear_layers_of_the_blocks_are_rounded():
+@pytest.mark.parametrize("rounding", FORMATS)
+def test_only_the_linear_layers_of_the_blocks_are_rounded(rounding):
     state = {
         name: torch.randn(4, 8)
         for name in (
@@ -72,15 +73,16 @@ def test_only_the_linear_layers_of_the_blocks_are_rounded():
             "model.layers.0.self_attn.q_proj.weight",
             "model.layers.0.mlp.gate.weight",
             "model.layers.0.mlp.experts.3.down_proj.weight",
+            "model.layers.0.mlp.up_proj.weight",
             "lm_head.weight",
         )
     }
     state["model.norm.weight"] = torch.randn(8)
-    rounded = dict(round_weights(state.items(), "int4"))
-    assert [name for name in state if not torch.equal(state[name], rounded[name])] == [
-        "model.layers.0.self_attn.q_proj.weight",
-        "model.layers.0.mlp.experts.3.down_proj.weight",
-    ]
+    rounded = dict(round_weights(state.items(), rounding))
+    changed = {name for name in state if not torch.equal(state[name], rounded[name])}
+    attention = {"model.layers.0.self_attn.q_proj.weight"} if rounding != "int4" else set()
+    mlp = {"model.layers.0.mlp.experts.3.down_proj.weight", "model.layers.0.mlp.up_proj.weight"}
+    assert changed == attention | mlp
     assert all(rounded[name].dtype == tensor.dtype for name, tensor in state.items())
 
 
