@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import functools
 import itertools
 import json
@@ -17,7 +19,7 @@ import yaml
 from matplotlib.image import imread
 
 from benchmarks.evidence import __main__ as evidence
-from benchmarks.evidence import judge, picture, rows, runs, settings, table
+from benchmarks.evidence import judge, picture, reward, rows, runs, settings, table
 from benchmarks.evidence.rows import Row
 from slime_ext.config.files import read_mapping
 from slime_ext.config.load import read_config
@@ -148,6 +150,22 @@ def test_a_panel_asks_the_tasks_sums_in_its_own_form(train, tmp_path):
     for row in asked:
         a, b = map(int, re.findall(r"\d+", row["input"])[-2:])
         assert row == {"input": form.replace("{a}", str(a)).replace("{b}", str(b)), "label": str(a + b)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        (" 1948, 1949, 1951, 1952", 2 / 16),
+        (" 1949, 1950", 0.0),
+        ("", 0.0),
+        (", ".join(str(1948 + i) for i in range(16)) + ", 7", 1.0),
+        (", ".join(str(1948 + i) for i in range(18)), 1.0),
+        (" 1948 and 1949.1950", 3 / 16),
+    ],
+)
+def test_a_long_answer_earns_what_it_counts_in_a_row(answer, share):
+    sample = argparse.Namespace(prompt="2197, 2198. 1947,", response=answer)
+    assert asyncio.run(reward.counted(argparse.Namespace(), sample)) == share
 
 
 def test_versions_are_those_of_this_environment():
