@@ -11,20 +11,21 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.evidence.judge import Rows
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from benchmarks.evidence.table import by_arm
 
 FOLDER = ROOT / "docs/img"
-FIRST = "lag_again"  # the panel of README.md
+FIRST = "lm_lag"  # the panel of README.md
 COLOUR = "#2a5d9f"
 COLUMNS = 4
 DPI = 130
 
 
 def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
-    """Draws the panels that have lines, four arms in a row."""
-    panels = {name: lines for name in of.panels if (lines := by_arm(of, name, rows))}
+    """Draws the panels that have lines, four arms in a row; an arm that has those of another is left out."""
+    panels = {name: lines for name in of.panels if (lines := _own(by_arm(of, name, rows)))}
     folder.mkdir(parents=True, exist_ok=True)
     draw(of, panels).savefig(folder / "evidence_all.png", dpi=DPI)
     arms = list(panels[FIRST].items())[:COLUMNS]
@@ -36,9 +37,9 @@ def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) ->
     rows = [
         (name, list(lines.items())[i : i + COLUMNS]) for name, lines in panels.items() for i in _starts(lines)
     ]
-    height = max(len(rows), 1)
-    figure = Figure(figsize=(2.4 * COLUMNS + 0.6, 2.4 * height + 0.3), layout="constrained")
-    axes = figure.subplots(height, COLUMNS, sharex="row", sharey=True, squeeze=False)
+    height, width = max(len(rows), 1), max((len(arms) for _, arms in rows), default=1)
+    figure = Figure(figsize=(2.4 * width + 0.6, 2.4 * height + 0.3), layout="constrained")
+    axes = figure.subplots(height, width, sharex="row", sharey=True, squeeze=False)
     for ax in axes.flat:
         ax.set_visible(False)
     for row, (name, arms) in zip(axes, rows, strict=False):
@@ -46,6 +47,10 @@ def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) ->
         for ax, (arm, seeds) in zip(row, arms, strict=False):
             _arm(ax, f"{arm}  {of.arms[arm].what}", list(seeds.values()))
     return figure
+
+
+def _own(lines: Rows) -> Rows:
+    return {arm: seeds for arm, seeds in lines.items() if any(row.arm == arm for row in seeds.values())}
 
 
 def _starts(lines: Mapping[str, object]) -> range:
