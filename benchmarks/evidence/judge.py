@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.evidence.rows import Row
@@ -24,7 +24,7 @@ class Verdict:
         rescued: seeds that ended near the exact sampler, or above.
         end: mean held-out exact match at the end, and its 95% interval.
         gap: mean of end - the exact sampler's end of the same seed, and its 95% interval.
-        p: Fisher's exact test of failed against the uncorrected arm's, after Holm; None where not compared.
+        p: of the panel's test against the uncorrected arm, after Holm; None where not compared.
     """
 
     seeds: int
@@ -36,19 +36,26 @@ class Verdict:
     p: float | None = None
 
 
-def judge(rows: Rows, judged: Judged) -> dict[str, Verdict]:
-    """The verdict on each arm; arms are compared over the seeds that the exact sampler has run too."""
+def judge(rows: Rows, judged: Judged, by_ends: bool = False) -> dict[str, Verdict]:
+    """The verdict on each arm; arms are compared over the seeds that the exact sampler has run too.
+
+    Args:
+        by_ends: whether arms are tested by the ends of the same seeds, not by their failed seeds.
+    """
     exact = rows.get(EXACT, {})
     found = {arm: _verdict(of, exact, judged) for arm, of in rows.items()}
     compared = [arm for arm in found if arm != UNCORRECTED and UNCORRECTED in found]
-    raw = [_p(found[arm], found[UNCORRECTED]) for arm in compared]
+    if by_ends:
+        raw = [randomised(_gaps(rows[arm], rows[UNCORRECTED]).values()) for arm in compared]
+    else:
+        raw = [_p(found[arm], found[UNCORRECTED]) for arm in compared]
     corrected = dict(zip(compared, holm(raw), strict=True))
     return {arm: Verdict(**{**vars(v), "p": corrected.get(arm)}) for arm, v in found.items()}
 
 
 def _verdict(of: Mapping[int, Row], exact: Mapping[int, Row], judged: Judged) -> Verdict:
     collapsed = [seed for seed, row in of.items() if _collapsed(row, exact.get(seed), judged)]
-    gaps = {seed: row.end - exact[seed].end for seed, row in of.items() if seed in exact}
+    gaps = _gaps(of, exact)
     return Verdict(
         seeds=len(of),
         collapsed=collapsed,
@@ -57,6 +64,10 @@ def _verdict(of: Mapping[int, Row], exact: Mapping[int, Row], judged: Judged) ->
         end=bootstrap([row.end for row in of.values()], judged.resamples),
         gap=bootstrap(list(gaps.values()), judged.resamples) if gaps else None,
     )
+
+
+def _gaps(of: Mapping[int, Row], other: Mapping[int, Row]) -> dict[int, float]:
+    return {seed: row.end - other[seed].end for seed, row in of.items() if seed in other}
 
 
 def _collapsed(row: Row, exact: Row | None, judged: Judged) -> bool:
@@ -106,6 +117,22 @@ def fisher(a: int, of_a: int, b: int, of_b: int) -> float:
 
     possible = [probability(x) for x in range(max(0, both - of_b), min(of_a, both) + 1)]
     return min(1.0, sum(p for p in possible if p <= probability(a) * (1 + 1e-9)))
+
+
+def randomised(differences: Iterable[float]) -> float:
+    """Fisher's randomisation test of pairs, two-sided: the share of the 2^n choices of signs whose sum is as
+    far from 0 as that of the differences, or further.
+
+    Source: Fisher 1935, The Design of Experiments, chapter 3.
+
+    >>> randomised([0.1, 0.2, 0.3, 0.4])
+    0.125
+    """
+    found, sums = list(differences), [0.0]
+    for difference in found:
+        sums = [total + sign * difference for total in sums for sign in (1, -1)]
+    least = abs(sum(found)) * (1 - 1e-9)
+    return sum(abs(total) >= least for total in sums) / len(sums)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.evidence.judge import Rows
 from benchmarks.evidence.rows import Row
@@ -66,6 +67,7 @@ def _arm(ax: Axes, title: str, rows: Sequence[Row]) -> None:
     ax.grid(alpha=0.25)
     ax.tick_params(labelsize=7)
     ax.set_xlabel("optimizer steps", fontsize=7)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for row in rows:
         steps, values = zip(*row.heldout, strict=True)
         ax.plot(steps, values, color=COLOUR, alpha=0.35, linewidth=0.9)

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -54,6 +54,7 @@ class Panel(Frozen):
     warm: Warm | None = None
     flags: dict[str, Any]
     mismatch: dict[str, Any]
+    test: Literal["failed seeds", "ends of a seed"] = "failed seeds"
     world: str = Field("stale", description="the mismatch of `slime-ext bench fidelity` that it is")
     arms: tuple[str, ...]
     seeds: tuple[int, ...]

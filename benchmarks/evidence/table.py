@@ -33,12 +33,17 @@ def write(of: Settings, rows: Sequence[Row], document: Path = DOCUMENT, readme: 
 def summary(of: Settings, rows: Sequence[Row]) -> str:
     """A row a panel: the failed seeds and the mean end of each arm, and p of the test where there is one."""
     head = ["panel", *(f"{arm} {of.arms[arm].what}" for arm in SUMMARISED)]
-    judged = {name: judge(lines, of.judged) for name in of.panels if (lines := by_arm(of, name, rows))}
+    judged = {name: verdicts(of, name, lines) for name in of.panels if (lines := by_arm(of, name, rows))}
     cells = (
-        [f"{name}: {of.panels[name].what}", *(_briefly(verdicts.get(arm)) for arm in SUMMARISED)]
-        for name, verdicts in judged.items()
+        [f"{name}: {of.panels[name].what}", *(_briefly(found.get(arm)) for arm in SUMMARISED)]
+        for name, found in judged.items()
     )
     return markdown(head, cells)
+
+
+def verdicts(of: Settings, panel: str, lines: Rows) -> dict[str, Verdict]:
+    """On each arm, by the panel's test."""
+    return judge(lines, of.judged, by_ends=of.panels[panel].test == "ends of a seed")
 
 
 def _briefly(v: Verdict | None) -> str:
@@ -115,8 +120,7 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     if not lines:
         yield "No test seed has run yet."
         return
-    verdicts = judge(lines, of.judged)
-    yield markdown(HEAD, [_cells(arm, of.arms[arm], v) for arm, v in verdicts.items()])
+    yield markdown(HEAD, [_cells(arm, of.arms[arm], v) for arm, v in verdicts(of, name, lines).items()])
     yield _every_seed(of, lines)
     yield from _shared(name, lines)
     yield from repeated(lines, [row for row in read(AGAIN) if row.panel == name])

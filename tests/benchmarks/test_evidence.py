@@ -321,6 +321,26 @@ def test_fishers_test_is_that_of_the_hypergeometric_distribution_by_counting():
     assert judge.fisher(0, 8, 8, 8) == pytest.approx(2 / 12870)
 
 
+def test_ends_of_the_same_seeds_are_compared_by_counting_signs():
+    draw = random.Random(1)
+    for n in (1, 3, 8):
+        differences = [draw.uniform(-0.2, 0.5) for _ in range(n)]
+        signs = list(itertools.product((1, -1), repeat=n))
+        sums = [abs(sum(s * abs(d) for s, d in zip(chosen, differences, strict=True))) for chosen in signs]
+        wanted = sum(found >= abs(sum(differences)) - 1e-12 for found in sums) / len(signs)
+        assert judge.randomised(differences) == pytest.approx(wanted, abs=1e-12)
+    assert judge.randomised([0.1] * 8) == 2 / 256 and judge.randomised([]) == judge.randomised([0.0]) == 1.0
+    ends = {"A": [0.6, 0.7, 0.8, 0.9], "B": [0.5, 0.5, 0.7, 0.7], "C": [0.6, 0.4, 0.8, 0.6]}
+    lines = [
+        row(arm, seed, end, panel="lm_lag_again")
+        for arm, of_arm in ends.items()
+        for seed, end in enumerate(of_arm, 9)
+    ]
+    found = table.verdicts(OF, "lm_lag_again", table.by_arm(OF, "lm_lag_again", lines))
+    assert (found["A"].p, found["B"].p, found["C"].p) == (2 * 2 / 16, None, 1.0)  # Holm: two comparisons
+    assert OF.panels["lm_lag"].test == "failed seeds"
+
+
 def test_holm_multiplies_by_the_comparisons_that_are_left():
     assert judge.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
