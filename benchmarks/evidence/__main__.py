@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.evidence import rows, runs, settings
@@ -63,8 +64,13 @@ def _run(given: argparse.Namespace) -> int:
     try:
         runs.refuse(of, given.panel, seeds, rows.read())
         done = rows.read() + rows.read(rows.PILOTS)
-        repeated = [(arm, seed) for seed in seeds for arm in arms]
-        for arm, seed in repeated if given.again else runs.missing(of, given.panel, arms, seeds, done):
+        left: Iterable[tuple[str, int]] = runs.missing(
+            of, given.panel, arms, seeds, done
+        )  # as lines are added
+        if given.again:
+            without = set(left)
+            left = [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in without]
+        for arm, seed in left:
             row = runs.run(of, given.panel, arm, seed, given.out, done)
             row = row.model_copy(update={"tried": tried or None})
             done.append(row)

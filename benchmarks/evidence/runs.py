@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,22 +49,20 @@ def missing(
                 yield arm, seed
 
 
-def line_of(of: Settings, panel: str, arm: str, seed: int, done: Iterable[Row]) -> Row | None:
+def line_of(of: Settings, panel: str, arm: str, seed: int, done: Sequence[Row]) -> Row | None:
     """The line of a run: its own, or on a host that of another arm or panel whose run has the same words.
 
     Arm G has the line of C where analyze recommends token_tis, and A, which has no mismatch, is the same run
     in every panel with the same flags.
     """
-    found = {(row.panel, row.arm, row.settings): row for row in done if row.seed == seed}
-    own = found.get((panel, arm, of.digest(panel, arm)))
+    own = next((row for row in done if row.key == (panel, arm, seed, of.digest(panel, arm))), None)
     if own is not None or of.panels[panel].host is None:
         return own
-    source = found.get((panel, SOURCE, of.digest(panel, SOURCE)))
-    recommended = source.recommended if source is not None and arm == FOLLOWER else None
+    recommended = _advised(of, panel, seed, done) if arm == FOLLOWER else None
     if arm == FOLLOWER and recommended is None:
         return None
-    words = of.digest(panel, arm, recommended)
-    return next((row for row in found.values() if row.settings == words and row.arm != FOLLOWER), None)
+    words = seed, of.digest(panel, arm, recommended)
+    return next((row for row in done if (row.seed, row.settings) == words and row.arm != FOLLOWER), None)
 
 
 def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) -> None:
@@ -181,13 +179,18 @@ def _recommended(of: Settings, panel: str, arm: str, seed: int, done: list[Row])
     """What arm G trains with, from B's line of the same seed."""
     if arm != FOLLOWER:
         return None
-    source = panel, SOURCE, seed, of.digest(panel, SOURCE)
-    found = [row.recommended for row in done if row.key == source]
-    if not found or found[0] is None:
+    found = _advised(of, panel, seed, done)
+    if found is None:
         raise ConfigError(
             f"{panel}: {FOLLOWER} seed {seed}: expected {SOURCE}'s line before it, got none: run {SOURCE}"
         )
-    return found[0]
+    return found
+
+
+def _advised(of: Settings, panel: str, seed: int, done: Iterable[Row]) -> str | None:
+    """What B's line says that analyze recommended; None without it."""
+    source = panel, SOURCE, seed, of.digest(panel, SOURCE)
+    return next((row.recommended for row in done if row.key == source), None)
 
 
 def train(words: list[str], environment: Mapping[str, str], folder: Path) -> str | None:

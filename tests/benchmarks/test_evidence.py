@@ -195,6 +195,11 @@ def test_a_run_with_the_words_of_another_is_not_run_but_has_its_line():
     left = functools.partial(runs.missing, OF, "lm_lag", ["C", "G"], [1, 2])
     assert list(left([b])) == [("C", 1), ("G", 1), ("C", 2), ("G", 2)]
     assert list(left([b, c])) == [("C", 2), ("G", 2)]
+    done = [b]
+    to_run = left(done)
+    assert next(to_run) == ("C", 1)
+    done.append(c)  # as a run ends, before the next is asked for
+    assert next(to_run) == ("C", 2)
     cells = table.by_arm(OF, "lm_lag", [b, c, a])
     assert cells["G"] == cells["C"] == {1: c} and "D" not in cells
     said = list(table._shared("lm_lag", cells))
@@ -203,6 +208,7 @@ def test_a_run_with_the_words_of_another_is_not_run_but_has_its_line():
     assert table.by_arm(OF, "lm_lag", [unsure, c])["G"] == {1: unsure}
     own = row("G", 1, panel="lm_lag")
     assert table.by_arm(OF, "lm_lag", [b, c, own])["G"] == {1: own}
+    assert runs.line_of(OF, "lm_lag", "B", 1, [own]) is None  # its flags without a recommendation are B's
     other = OF.panels["lm_lag"].model_copy(update={"mismatch": {"rounding": "int8"}})
     two = OF.model_copy(update={"panels": OF.panels | {"other": other}})
     assert runs.line_of(two, "other", "A", 1, [a]) == a and runs.line_of(two, "other", "B", 1, [b]) is None
@@ -212,9 +218,9 @@ def test_a_run_with_the_words_of_another_is_not_run_but_has_its_line():
 def test_a_run_can_be_run_again_beside_its_line(train, tmp_path, monkeypatch):
     """Of a committed line; its run is the stand-in's."""
     monkeypatch.setattr(rows, "AGAIN", tmp_path / "again.jsonl")
-    words = ["run", "lm_lag", "--arms", "C", "--seeds", "1", "--out", str(tmp_path / "out")]
+    words = ["run", "lm_lag", "--arms", "C", "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert evidence.main(words) == 0 and not (tmp_path / "out").exists()
-    assert evidence.main([*words, "--again"]) == 0 and len(rows.read(rows.AGAIN)) == 1
+    assert evidence.main([*words, "103", "--again"]) == 0 and len(rows.read(rows.AGAIN)) == 1  # 103 has none
     first = row("C", 1, curve=[(0, 0.1), (16, 0.7)], panel="lm_lag")
     (said,) = table.repeated({"C": {1: first}}, rows.read(rows.AGAIN))
     assert said.endswith("| C 1 | 0.100 0.700 | 0.040 0.500 |")

@@ -22,7 +22,7 @@ def round_weights(named: Iterable[tuple[str, Tensor]], rounding: str) -> list[tu
     Embeddings, output layer, norms and routers stay, as quantised checkpoints of Qwen3 leave them; int4
     leaves attention, too, as slime does.
     """
-    function, inside = ROUNDINGS[rounding], ".mlp." if rounding == "int4" else "."
+    function, inside = ROUNDINGS[rounding], INSIDE.get(rounding, "")
     return [
         (name, function(w) if name.endswith("_proj.weight") and inside in name else w) for name, w in named
     ]
@@ -51,3 +51,4 @@ ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "int8": lambda w: per_channel(w, 127.0, torch.round),
     "int4": lambda w: per_group(w, INT4_GROUP, 7.0, torch.round),
 }
+INSIDE = {"int4": ".mlp."}  # where a rounding is not for all of them
