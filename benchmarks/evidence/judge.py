@@ -24,6 +24,7 @@ class Verdict:
         rescued: seeds that ended near the exact sampler, or above.
         end: mean held-out exact match at the end, and its 95% interval.
         gap: mean of end - the exact sampler's end of the same seed, and its 95% interval.
+        gain: mean of end - the uncorrected end of the same seed, and its 95% interval; None of that arm.
         p: of the panel's test against the uncorrected arm, after Holm; None where not compared.
     """
 
@@ -33,29 +34,33 @@ class Verdict:
     rescued: list[int]
     end: tuple[float, float, float]
     gap: tuple[float, float, float] | None
+    gain: tuple[float, float, float] | None
     p: float | None = None
 
 
 def judge(rows: Rows, judged: Judged, by_ends: bool = False) -> dict[str, Verdict]:
-    """The verdict on each arm; arms are compared over the seeds that the exact sampler has run too.
+    """The verdict on each arm; differences are of the seeds that both arms have run.
 
     Args:
         by_ends: whether arms are tested by the ends of the same seeds, not by their failed seeds.
     """
-    exact = rows.get(EXACT, {})
-    found = {arm: _verdict(of, exact, judged) for arm, of in rows.items()}
+    exact, uncorrected = rows.get(EXACT, {}), rows.get(UNCORRECTED, {})
+    others = {arm: {} if arm == UNCORRECTED else uncorrected for arm in rows}
+    found = {arm: _verdict(of, exact, others[arm], judged) for arm, of in rows.items()}
     compared = [arm for arm in found if arm != UNCORRECTED and UNCORRECTED in found]
     if by_ends:
-        raw = [randomised(_gaps(rows[arm], rows[UNCORRECTED]).values()) for arm in compared]
+        raw = [randomised(_gaps(rows[arm], uncorrected).values()) for arm in compared]
     else:
         raw = [_p(found[arm], found[UNCORRECTED]) for arm in compared]
     corrected = dict(zip(compared, holm(raw), strict=True))
     return {arm: Verdict(**{**vars(v), "p": corrected.get(arm)}) for arm, v in found.items()}
 
 
-def _verdict(of: Mapping[int, Row], exact: Mapping[int, Row], judged: Judged) -> Verdict:
+def _verdict(
+    of: Mapping[int, Row], exact: Mapping[int, Row], uncorrected: Mapping[int, Row], judged: Judged
+) -> Verdict:
     collapsed = [seed for seed, row in of.items() if _collapsed(row, exact.get(seed), judged)]
-    gaps = _gaps(of, exact)
+    gaps, gains = _gaps(of, exact), _gaps(of, uncorrected)
     return Verdict(
         seeds=len(of),
         collapsed=collapsed,
@@ -63,6 +68,7 @@ def _verdict(of: Mapping[int, Row], exact: Mapping[int, Row], judged: Judged) ->
         rescued=[s for s, gap in gaps.items() if gap >= -judged.rescued_within],
         end=bootstrap([row.end for row in of.values()], judged.resamples),
         gap=bootstrap(list(gaps.values()), judged.resamples) if gaps else None,
+        gain=bootstrap(list(gains.values()), judged.resamples) if gains else None,
     )
 
 

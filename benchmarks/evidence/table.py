@@ -16,7 +16,7 @@ from slime_ext.tools.fidelity import World, evaluate
 
 DOCUMENT, README = ROOT / "docs/evidence.md", ROOT / "README.md"
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
-HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "p against B"
+HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "end - B", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
 SUMMARISED = "A", "B", "C", "G"  # arms with a column in README.md
 SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch
@@ -35,7 +35,10 @@ def summary(of: Settings, rows: Sequence[Row]) -> str:
     head = ["panel", *(f"{arm} {of.arms[arm].what}" for arm in SUMMARISED)]
     judged = {name: verdicts(of, name, lines) for name in of.panels if (lines := by_arm(of, name, rows))}
     cells = (
-        [f"{name}: {of.panels[name].what}", *(_briefly(found.get(arm)) for arm in SUMMARISED)]
+        [
+            f"{name}: {of.panels[name].what}",
+            *(_briefly(found.get(arm), _by_ends(of, name)) for arm in SUMMARISED),
+        ]
         for name, found in judged.items()
     )
     return markdown(head, cells)
@@ -43,14 +46,20 @@ def summary(of: Settings, rows: Sequence[Row]) -> str:
 
 def verdicts(of: Settings, panel: str, lines: Rows) -> dict[str, Verdict]:
     """On each arm, by the panel's test."""
-    return judge(lines, of.judged, by_ends=of.panels[panel].test == "ends of a seed")
+    return judge(lines, of.judged, _by_ends(of, panel))
 
 
-def _briefly(v: Verdict | None) -> str:
+def _by_ends(of: Settings, panel: str) -> bool:
+    return of.panels[panel].test == "ends of a seed"
+
+
+def _briefly(v: Verdict | None, by_ends: bool) -> str:
+    """What came out of an arm; p stands behind what it tests."""
     if v is None:
         return "not run"
     p = "" if v.p is None else f" (p {v.p:.2g})"
-    return f"{len(v.failed)} of {v.seeds} failed{p}, end {v.end[0]:.2f}"
+    failed, end = f"{len(v.failed)} of {v.seeds} failed", f"end {v.end[0]:.2f}"
+    return f"{failed}, {end}{p}" if by_ends else f"{failed}{p}, {end}"
 
 
 def text(of: Settings, rows: Sequence[Row]) -> str:
@@ -138,14 +147,13 @@ def markdown(head: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
 
 
 def _cells(name: str, arm: Arm, v: Verdict) -> list[object]:
-    gap = "" if v.gap is None else _interval(v.gap)
     p = "" if v.p is None else f"{v.p:.3g}"
     counts = [len(seeds) for seeds in (v.collapsed, v.failed, v.rescued)]
-    return [f"{name} {arm.what}", v.seeds, *counts, _interval(v.end), gap, p]
+    return [f"{name} {arm.what}", v.seeds, *counts, *map(_interval, (v.end, v.gap, v.gain)), p]
 
 
-def _interval(value: tuple[float, float, float]) -> str:
-    return "{:.3f} [{:.3f}, {:.3f}]".format(*value)
+def _interval(value: tuple[float, float, float] | None) -> str:
+    return "" if value is None else "{:.3f} [{:.3f}, {:.3f}]".format(*value)
 
 
 def _every_seed(of: Settings, lines: Rows) -> str:

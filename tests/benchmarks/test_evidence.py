@@ -315,6 +315,12 @@ def test_failed_and_rescued_are_measured_against_the_exact_sampler_of_the_same_s
     assert found["A"].gap == (0.0, 0.0, 0.0) and found["B"].p is None
 
 
+def test_the_gain_is_measured_against_the_uncorrected_run_of_the_same_seed():
+    found = verdicts(cell("B", [0.1, 0.4, 0.5]), [row("C", 3, 0.4), row("C", 1, 0.7), row("C", 4, 0.9)])
+    assert found["C"].gain[0] == pytest.approx((0.6 - 0.1) / 2) and found["C"].gap is None
+    assert found["C"].gain[1:] == pytest.approx((-0.1, 0.6)) and found["B"].gain is None
+
+
 def test_fishers_test_is_that_of_the_hypergeometric_distribution_by_counting():
     """All ways to deal the outcomes to two groups, counted one by one."""
     for of_a, of_b in ((4, 4), (3, 5), (1, 6)):
@@ -345,6 +351,8 @@ def test_ends_of_the_same_seeds_are_compared_by_counting_signs():
     found = table.verdicts(OF, "lm_lag_again", table.by_arm(OF, "lm_lag_again", lines))
     assert (found["A"].p, found["B"].p, found["C"].p) == (2 * 2 / 16, None, 1.0)  # Holm: two comparisons
     assert OF.panels["lm_lag"].test == "failed seeds"
+    shown = table.summary(OF, lines)  # p stands behind what it tests
+    assert "| 0 of 4 failed, end 0.75 (p 0.25) | 1 of 4 failed, end 0.60 |" in shown
 
 
 def test_holm_multiplies_by_the_comparisons_that_are_left():
@@ -374,10 +382,10 @@ def test_the_tables_hold_every_seed_and_replace_the_former_ones(tmp_path):
         for name, p, end in ((0, " (p 0.00047)", "0.90"), (8, "", "0.10"), (0, " (p 0.00047)", "0.88"))
     ]
     assert f"| {' | '.join(cells)} | 1 of 1 failed (p 1), end 0.50 |" in readme.read_text()
-    assert "| B mismatch, uncorrected | 8 | 8 | 8 | 0 | 0.100 [0.100, 0.100] | -0.800" in said
-    assert (
-        "| C token_tis | 8 | 0 | 0 | 8 | 0.880 [0.880, 0.880] | -0.020 [-0.020, -0.020] | 0.000466 |" in said
-    )
+    ends = "0.100 [0.100, 0.100] | -0.800 [-0.800, -0.800] |  |"
+    assert f"| B mismatch, uncorrected | 8 | 8 | 8 | 0 | {ends}  |" in said
+    ends = "0.880 [0.880, 0.880] | -0.020 [-0.020, -0.020] | 0.780 [0.780, 0.780]"
+    assert f"| C token_tis | 8 | 0 | 0 | 8 | {ends} | 0.000466 |" in said
     assert "| G |  | 0.500 |" in said and "| 2 | token_is | 0.100 | 0.500 | A 0.900 |" in said
     assert "0.123" not in said
 
@@ -400,8 +408,13 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
     assert list(drawn[1].lines[-1].get_ydata()) == pytest.approx([0.0, 0.1, 0.2])
 
 
+def test_panels_of_other_seeds_are_drawn_as_one():
+    one, nine = row("B", 1), row("B", 9)
+    assert picture.together([{"B": {1: one}, "E": {}}, {"B": {9: nine}}]) == {"B": {1: one, 9: nine}, "E": {}}
+
+
 def test_the_readmes_picture_is_one_row_of_at_most_400_pixels(tmp_path):
-    lines = [line for line in rows.read() if line.panel in ("lag", picture.FIRST)]
+    lines = [line for line in rows.read() if line.panel in ("lag", *picture.FIRST)]
     picture.write(OF, lines, tmp_path)
     height, width = imread(tmp_path / "evidence.png").shape[:2]
     assert height <= 400 and width >= 1000
