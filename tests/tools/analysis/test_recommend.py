@@ -96,6 +96,16 @@ def test_the_reasons_are_those_of_what_is_recommended():
     )
 
 
+def test_policies_that_are_far_apart_are_recommended_a_correction_with_a_caveat():
+    stale = finding("stale_weights", "warning")
+    for k3, is_far in ((0.29, False), (0.31, True)):
+        made = recommend(effects(), SHORT.model_copy(update={"k3": k3}), [stale])
+        assert made.name == "token_tis" and "older weights (stale_weights)" in made.reasons[0]
+        assert any("push weights more often first" in reason for reason in made.reasons) == is_far
+    nothing = recommend(effects(), SHORT.model_copy(update={"k3": 0.31, "sequences": 5}))
+    assert "push weights more often first" not in " ".join(nothing.reasons)
+
+
 def test_where_everything_costs_too_much_it_says_so():
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend(effects(**bad), SHORT)

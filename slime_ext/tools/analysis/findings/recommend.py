@@ -21,9 +21,12 @@ AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
+FAR = 0.3  # k3 in nats from which token_tis was no better than nothing (lm_lag_again in docs/evidence.md)
+STALE = "stale_weights"  # the finding that says that the sampler's weights lag
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
 OWN = "no preset that fits costs little, your own file does"
+UNCORRECTED = "metrics_only"
 LAST_RESORT = ("token_tis", "fireworks_token", "icepop", "cispo")
 
 
@@ -64,11 +67,16 @@ def recommend(
             "of fewer moves the shares that decide by more than 1%",
         )
     made = _judged(effects, total, {f.name for f in findings}, files or {})
-    caveats = (
+    caveats = [
         f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; a fault is mended first"
         for f in findings
         if f.or_else
-    )
+    ]
+    if made.name != UNCORRECTED and (total.k3 or 0) >= FAR:
+        caveats.append(
+            f"k3 {_said(total.k3)}: from {FAR} nats on, token_tis gained a language model nothing in the "
+            "mean of our runs (docs/evidence.md): push weights more often first"
+        )
     return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
 
 
@@ -128,9 +136,9 @@ def _lacking(file: str) -> list[str]:
 
 def _nothing(*reasons: str, is_made: bool = False, candidates: Sequence[Candidate] = ()) -> Recommendation:
     return Recommendation(
-        name="metrics_only",
+        name=UNCORRECTED,
         reasons=reasons,
-        flags=flags("metrics_only"),
+        flags=flags(UNCORRECTED),
         candidates=tuple(candidates),
         is_made=is_made,
     )
@@ -161,6 +169,8 @@ def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[s
         tried["decoupled_geo_rs_token_tis"] = f"{why}, the rest is weighted token by token"
         tried["skyrl_geo_mask"] = why
     last = "neither long responses nor a long lag: one capped weight per token is enough"
+    if STALE in found:
+        last = f"older weights ({STALE}): one capped weight per token beside the host's clip"
     if tried:
         last = "what fits the situation costs too much: the next that costs little"
     presets_left = {name: last for name in LAST_RESORT if name not in tried}
