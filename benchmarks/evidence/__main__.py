@@ -64,9 +64,8 @@ def _run(given: argparse.Namespace) -> int:
     try:
         runs.refuse(of, given.panel, seeds, rows.read())
         done = rows.read() + rows.read(rows.PILOTS)
-        left: Iterable[tuple[str, int]] = runs.missing(
-            of, given.panel, arms, seeds, done
-        )  # as lines are added
+        # asked anew after each run, whose line may be that of another cell too
+        left: Iterable[tuple[str, int]] = runs.missing(of, given.panel, arms, seeds, done)
         if given.again:
             without = set(left)
             left = [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in without]

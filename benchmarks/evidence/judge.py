@@ -24,7 +24,7 @@ class Verdict:
         rescued: seeds that ended near the exact sampler, or above.
         end: mean held-out exact match at the end, and its 95% interval.
         gap: mean of end - the exact sampler's end of the same seed, and its 95% interval.
-        gain: mean of end - the uncorrected end of the same seed, and its 95% interval; None of that arm.
+        gain: mean of end - the uncorrected end of the same seed, and its 95% interval.
         p: of the panel's test against the uncorrected arm, after Holm; None where not compared.
     """
 
@@ -45,8 +45,7 @@ def judge(rows: Rows, judged: Judged, by_ends: bool = False) -> dict[str, Verdic
         by_ends: whether arms are tested by the ends of the same seeds, not by their failed seeds.
     """
     exact, uncorrected = rows.get(EXACT, {}), rows.get(UNCORRECTED, {})
-    others = {arm: {} if arm == UNCORRECTED else uncorrected for arm in rows}
-    found = {arm: _verdict(of, exact, others[arm], judged) for arm, of in rows.items()}
+    found = {arm: _verdict(of, exact, uncorrected, judged) for arm, of in rows.items()}
     compared = [arm for arm in found if arm != UNCORRECTED and UNCORRECTED in found]
     if by_ends:
         raw = [randomised(_gaps(rows[arm], uncorrected).values()) for arm in compared]

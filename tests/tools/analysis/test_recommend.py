@@ -102,8 +102,10 @@ def test_policies_that_are_far_apart_are_recommended_a_correction_with_a_caveat(
         made = recommend(effects(), SHORT.model_copy(update={"k3": k3}), [stale])
         assert made.name == "token_tis" and "older weights (stale_weights)" in made.reasons[0]
         assert any("push weights more often first" in reason for reason in made.reasons) == is_far
-    nothing = recommend(effects(), SHORT.model_copy(update={"k3": 0.31, "sequences": 5}))
-    assert "push weights more often first" not in " ".join(nothing.reasons)
+    far = SHORT.model_copy(update={"k3": 0.31})
+    few, rounded = far.model_copy(update={"sequences": 5}), finding("quantised", "warning")
+    for made in (recommend(effects(), far, [rounded]), recommend(effects(), few, [stale])):
+        assert "push weights more often first" not in " ".join(made.reasons)
 
 
 def test_where_everything_costs_too_much_it_says_so():

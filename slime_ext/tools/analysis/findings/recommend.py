@@ -21,7 +21,7 @@ AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
-FAR = 0.3  # k3 in nats from which token_tis was no better than nothing (lm_lag_again in docs/evidence.md)
+FAR = 0.3  # k3 in nats of a lag that token_tis did not reliably undo (lm_lag_again in docs/evidence.md)
 STALE = "stale_weights"  # the finding that says that the sampler's weights lag
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
@@ -66,16 +66,17 @@ def recommend(
             f"too few sequences ({total.sequences}) to recommend anything; use at least {FEW}: one "
             "of fewer moves the shares that decide by more than 1%",
         )
-    made = _judged(effects, total, {f.name for f in findings}, files or {})
+    found = {f.name for f in findings}
+    made = _judged(effects, total, found, files or {})
     caveats = [
         f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; a fault is mended first"
         for f in findings
         if f.or_else
     ]
-    if made.name != UNCORRECTED and (total.k3 or 0) >= FAR:
+    if made.name != UNCORRECTED and STALE in found and (total.k3 or 0) >= FAR:
         caveats.append(
-            f"k3 {_said(total.k3)}: from {FAR} nats on, token_tis gained a language model nothing in the "
-            "mean of our runs (docs/evidence.md): push weights more often first"
+            f"push weights more often first: k3 is {_said(total.k3)} nats, and from {FAR} on token_tis did "
+            "not reliably undo a lag (docs/evidence.md)"
         )
     return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
 
