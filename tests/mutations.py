@@ -80,8 +80,8 @@ MUTATIONS = {
     ),
     "the bins begin with 1 token": Mutation(
         "core/metrics/measure.py",
-        "table = torch.zeros(len(rows), LANES",
-        "table = torch.ones(len(rows), LANES",
+        "table = torch.zeros(len(rows), bins, lanes",
+        "table = torch.ones(len(rows), bins, lanes",
         "tests/core/metrics",
     ),
     "padding unknown": Mutation(

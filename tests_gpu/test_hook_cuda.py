@@ -7,6 +7,7 @@ u per block of a sum and an exponential, 2e-5 relative as on the CPU (tests/test
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -37,6 +38,13 @@ def many(seed, tokens=1100):
     return found
 
 
+@functools.cache
+def given_to_the_hook(seed, dtype):
+    """A batch as it reads in ``dtype``, and slime's keywords for it on the CPU."""
+    batch = rounded(many(seed), dtype)
+    return batch, as_slime_calls(batch)
+
+
 def moved(value, dtype, device):
     """Tensors of log-probs in ``dtype``, the loss in float32, masks as they are; all on the device."""
     if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
@@ -60,8 +68,7 @@ def compare(name, dtype, backend, device):
     """The hook's losses on a device against the oracle's."""
     args = arguments(slime_ext={"backend": backend})
     for seed in range(BATCHES):
-        batch = rounded(many(seed), dtype)
-        given = as_slime_calls(batch)
+        batch, given = given_to_the_hook(seed, dtype)
         call = {key: moved(value, dtype, device) for key, value in given.items() if key != "pg_loss"}
         call["pg_loss"] = moved(given["pg_loss"], torch.float32, device)
         correct = getattr(tis, name)
@@ -80,3 +87,8 @@ def compare(name, dtype, backend, device):
 @pytest.mark.parametrize("backend", ["eager", "compiled"])  # all of eager first: compiling takes longer
 def test_every_preset_is_the_oracles(backend, dtype, name):
     compare(name, dtype, backend, "cuda")
+
+
+def test_a_graph_of_one_device_is_not_used_on_another():
+    for device in ("cpu", "cuda", "cpu"):
+        compare("token_tis", torch.float32, "compiled", device)

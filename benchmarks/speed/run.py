@@ -44,13 +44,17 @@ Body = Callable[[Batch], object]
 
 def ours(config: str, backend: str) -> dict[str, Body]:
     """The hook as slime calls it, lists in and lists out: with the host's own channel alone, with the metrics
-    of an optimizer step, and with its curves."""
+    of an optimizer step, and with its curves.
+
+    Each backend has a hook of its own: one hook would read its configuration again at every turn.
+    """
+    hook = tis._hook("correct", "")
     args = SimpleNamespace(use_tis=True, slime_ext={"steps": STEPS[config], "backend": backend})
     correction = load_config({"steps": STEPS[config]})
 
     def called(batch: Batch, layout: MetricsLayout | None) -> object:
         with nullcontext() if layout is None else step_metrics.under_way(step_metrics.OptimizerStep(layout)):
-            return tis.correct(args, **batch.call())
+            return hook(args, **batch.call())
 
     return {
         f"ours {backend}": lambda b: called(b, None),

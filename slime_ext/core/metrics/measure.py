@@ -34,7 +34,7 @@ from slime_ext.ops.segments import Segments, as_numbers, to_device
 
 # What ratios and weights beyond it count as in sums, so that their squares stay finite.
 LARGEST = {torch.float32: 1e17, torch.float64: 1e150}
-LANES = 16  # tables that tokens of one bin are counted in, so that on a GPU few wait for each other
+COUNTERS = 1 << 19  # numbers that one row of tokens is added up in, so that on a GPU few wait for each other
 
 
 class StepSums(NamedTuple):
@@ -211,15 +211,17 @@ def _sums_by_bin(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Ten
 
 
 def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tensor:
-    """As ``_sums_by_bin``, in tables that few tokens share."""
-    even = index.shape[0] // LANES * LANES
+    """As ``_sums_by_bin``. A bin has several lanes, and neighbouring tokens add to different ones: most of
+    them lie in the same few bins, where on a GPU each would wait for the one before."""
+    lanes = max(COUNTERS // bins, 1)
+    even = index.shape[0] // lanes * lanes
     ones = torch.ones(1, dtype=torch.float64, device=index.device).expand(index.shape)
-    table = torch.zeros(len(rows), LANES, bins, dtype=torch.float64, device=index.device)
+    table = torch.zeros(len(rows), bins, lanes, dtype=torch.float64, device=index.device)
     for sums, row in zip(table, rows, strict=True):
         row = ones if row is None else row.double()
-        sums.scatter_add_(1, index[:even].view(LANES, -1), row[:even].view(LANES, -1))
-        sums[0].scatter_add_(0, index[even:], row[even:])
-    return table.sum(1)
+        sums.scatter_add_(0, index[:even].view(-1, lanes), row[:even].view(-1, lanes))
+        sums[:, 0].scatter_add_(0, index[even:], row[even:])
+    return table.sum(2)
 
 
 def _of_sequences(

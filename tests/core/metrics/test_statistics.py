@@ -75,7 +75,9 @@ def bin_of(curve, value, edges):
     return layout.CURVES[curve][sum(value >= edge for edge in edges)]
 
 
-def test_bins_are_counted_alike_where_bincount_would_wait():
+@pytest.mark.parametrize("counters", [4, 9 * 16, module.COUNTERS])
+def test_bins_are_counted_alike_where_bincount_would_wait(monkeypatch, counters):
+    monkeypatch.setattr(module, "COUNTERS", counters)
     generator = torch.Generator().manual_seed(0)
     for size in (0, 1, 15, 16, 17, 1000):
         index = torch.randint(0, 7, (size,), generator=generator, dtype=torch.int32)

@@ -1,0 +1,46 @@
+"""Score centering with a head of 128: the term and the log-probs at the head, forward and back.
+
+slime's own stands beside it where the checkout has score centering.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.on_cuda import timing
+from benchmarks.on_cuda.timing import Row
+from benchmarks.speed import center
+
+OF_SLIME = "slime/utils/score_centering.py"
+TERM, LOG_PROBS = "score centering, the term", "score centering, log-probs at the head"
+TOKENS, TOKENS_DRY = {TERM: 1 << 17, LOG_PROBS: 1 << 13}, {TERM: 1 << 7, LOG_PROBS: 1 << 4}
+REPEAT, REPEAT_DRY = 20, 3
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lines", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--slime", type=Path)
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args(argv)
+    dry, until = given.device == "cpu", time.monotonic() + given.seconds
+    tokens, repeat = (TOKENS_DRY, REPEAT_DRY) if dry else (TOKENS, REPEAT)
+    slime = str(given.slime) if given.slime and (given.slime / OF_SLIME).is_file() else None
+    torch.set_num_threads(1)
+    with torch.device(given.device):
+        bodies = {
+            TERM: center.terms(slime, tokens[TERM]),
+            LOG_PROBS: center.log_probs(slime, tokens[LOG_PROBS], center.VOCABULARY),
+        }
+    for what, contenders in bodies.items():
+        row = Row(what, tokens[what], "")
+        timing.append(timing.measure(row, contenders, given.device, repeat, until), given.lines)
+
+
+if __name__ == "__main__":
+    main()
