@@ -5,7 +5,7 @@ evidence.png, which README.md shows, is one row: four arms of two panels that di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -29,17 +29,13 @@ def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
     panels = {name: lines for name in of.panels if (lines := _own(by_arm(of, name, rows)))}
     folder.mkdir(parents=True, exist_ok=True)
     draw(of, panels).savefig(folder / "evidence_all.png", dpi=DPI)
-    arms = list(together([panels[name] for name in FIRST]).items())[:COLUMNS]
-    draw(of, {FIRST[0]: dict(arms)}).savefig(folder / "evidence.png", dpi=DPI)
+    draw(of, {FIRST[0]: together([panels[name] for name in FIRST])}).savefig(folder / "evidence.png", dpi=DPI)
 
 
-def together(panels: Iterable[Rows]) -> Rows:
-    """The lines of panels with different seeds, as of one panel: arm -> seed -> row."""
-    found: dict[str, dict[int, Row]] = {}
-    for lines in panels:
-        for arm, seeds in lines.items():
-            found.setdefault(arm, {}).update(seeds)
-    return found
+def together(panels: Sequence[Rows]) -> Rows:
+    """The arms that all panels have, their seeds together: arm -> seed -> row. No two panels share a seed."""
+    arms = [arm for arm in panels[0] if all(arm in lines for lines in panels)]
+    return {arm: dict(item for lines in panels for item in lines[arm].items()) for arm in arms}
 
 
 def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) -> Figure:
