@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a machine with CUDA can show, in one command of at most eight minutes and without a network:
-# tests_gpu, the hook timed against other systems with its waits counted, and a host's own policy loss with and
-# without the plugin.
+# tests_gpu, the hook timed against other systems with its waits counted, a host's own policy loss with and
+# without the plugin, and score centering.
 #
 #   bash benchmarks/cuda.sh [--wheels DIR] [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
 #

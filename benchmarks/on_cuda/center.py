@@ -5,7 +5,6 @@ slime's own stands beside it where the checkout has score centering.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 
@@ -22,11 +21,8 @@ REPEAT, REPEAT_DRY = 20, 3
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lines", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser = timing.parser(__doc__)
     parser.add_argument("--slime", type=Path)
-    parser.add_argument("--device", default="cuda")
     given = parser.parse_args(argv)
     dry, until = given.device == "cpu", time.monotonic() + given.seconds
     tokens, repeat = (TOKENS_DRY, REPEAT_DRY) if dry else (TOKENS, REPEAT)

@@ -6,13 +6,11 @@ those of benchmarks.speed: T of tokens with a cap, S of sequences with a cap, a 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -73,12 +71,9 @@ def _beside(row: Row, copied: float | None, mis: float | None) -> Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lines", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser = timing.parser(__doc__)
     parser.add_argument("--slime")
     parser.add_argument("--beside", nargs="*", default=[], help="checkouts of verl and SkyRL")
-    parser.add_argument("--device", default="cuda")
     given = parser.parse_args(argv)
     sys.path[:0] = given.beside
     dry, until = given.device == "cpu", time.monotonic() + given.seconds

@@ -6,7 +6,6 @@ is imported. Every variant also runs on a small batch, where the losses on CPU a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import importlib.machinery
@@ -173,9 +172,9 @@ def checked(host: host_loss.Slime, name: str, device: str) -> str:
     """What is wrong with a variant's loss and gradient on the device; empty where they are those of the eager
     backend on the CPU."""
     found = []
-    for place, run in (("cpu", name.replace("compiled", "eager")), (device, name)):
+    for place, variant in (("cpu", name.replace("compiled", "eager")), (device, name)):
         batch, logits = batch_of(SMALL, place)
-        loss = Variant(host, run, batch, logits)()
+        loss = Variant(host, variant, batch, logits)()
         found.append((float(loss), float(logits.grad.double().norm())))
     for what, expected, got in zip(("loss", "gradient norm"), *found, strict=True):
         if not math.isclose(expected, got, rel_tol=AGREE, abs_tol=1e-6):
@@ -211,12 +210,9 @@ def _completed(row: Row, host: host_loss.Slime, body: Variant, device: str) -> R
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lines", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser = timing.parser(__doc__)
     parser.add_argument("--host", type=Path)
     parser.add_argument("--wheels", type=Path, default=ROOT / "cuda-wheels")
-    parser.add_argument("--device", default="cuda")
     given = parser.parse_args(argv)
     until = time.monotonic() + given.seconds
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import statistics
@@ -56,7 +57,7 @@ def measure(
     taken: dict[str, list[float]] = {name: [] for name in bodies if not rows[name].why}
     for _ in range(repeat):
         for name, times in taken.items():
-            _once(bodies[name], device)  # a hook that another's flags have replaced reads its own again
+            _once(bodies[name], device)  # not timed: after a call with other flags a hook reads its own again
             times.append(_once(bodies[name], device))
     counted = {"launches": launches, "peak_mb": peak_mb} | ({"waits": waits} if with_waits else {})
     for name, times in taken.items():
@@ -155,6 +156,15 @@ def peak_mb(body: Body, device: str) -> float | None:
     body()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def parser(document: str) -> argparse.ArgumentParser:
+    """What every timed step is told: where its lines go, how long it may take, and the device."""
+    made = argparse.ArgumentParser(description=document.splitlines()[0])
+    made.add_argument("--lines", type=Path, required=True)
+    made.add_argument("--seconds", type=float, required=True)
+    made.add_argument("--device", default="cuda")
+    return made
 
 
 def append(rows: list[Row], lines: Path) -> None:

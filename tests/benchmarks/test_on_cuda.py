@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import absent_wheels
 from benchmarks.on_cuda import __main__ as on_cuda
-from benchmarks.on_cuda import host, timing
+from benchmarks.on_cuda import center, host, timing
 from benchmarks.on_cuda.timing import Row
 from slime_ext.core.compiled import hindrance
 
@@ -51,6 +51,7 @@ def test_a_dry_run_has_a_row_for_every_measurement(walked):
         (row["what"].partition(" of ")[0], row["contender"]) for row in found["rows"] if row["milliseconds"]
     }
     assert timed >= {("hook, T", name) for name in ("copy on the device", "ours eager", "ours compiled")}
+    assert timed >= {(center.TERM, "ours, f = 1"), (center.LOG_PROBS, "ours")}
     if host.find(None, Path(), Path()):  # the wheel of `make install`
         named = ("uncorrected", "its own TIS", "token_tis, eager", "token_tis, compiled")
         assert timed >= {("policy loss", name) for name in named}
