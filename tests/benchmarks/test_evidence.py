@@ -90,7 +90,10 @@ import json, sys
 from pathlib import Path
 words = sys.argv[1:]
 if words[0] == "analyze":
-    Path(words[words.index("--json") + 1]).write_text('{"recommendation": {"name": "cispo"}}')
+    effects = [{"name": "seq_is", "tokens": 8, "kept_tokens": 6, "ess": 0.25}]
+    effects += [{"name": "m2", "tokens": 0, "kept_tokens": 0, "ess": None}]
+    document = {"recommendation": {"name": "cispo"}, "effects": effects}
+    Path(words[words.index("--json") + 1]).write_text(json.dumps(document))
     sys.exit()
 out = Path(words[words.index("--out") + 1])
 with (out.parents[1] / "words.txt").open("a") as file:
@@ -127,6 +130,7 @@ def test_a_run_becomes_its_line(train, tmp_path):
     b = train("B", 1)
     assert b.heldout == [(0, 0.04), (2, 0.5)] and b.end == 0.5 and b.stopped is None
     assert (b.k3, b.ess, b.recommended) == (0.02, 0.8, "cispo")
+    assert b.effects == {"seq_is": (0.75, 0.25)} and train("C", 1).effects is None
     left = {path.name for path in (tmp_path / "out/lm_lag" / f"B-1-{OF.digest('lm_lag', 'B')}").iterdir()}
     assert "dump" not in left and "metrics.jsonl" in left
     assert train("G", 1, [b]).recommended == "cispo" and train("C", 1).recommended is None
@@ -388,6 +392,15 @@ def test_the_tables_hold_every_seed_and_replace_the_former_ones(tmp_path):
     assert f"| C token_tis | 8 | 0 | 0 | 8 | {ends} | 0.000466 |" in said
     assert "| G |  | 0.500 |" in said and "| 2 | token_is | 0.100 | 0.500 | A 0.900 |" in said
     assert "0.123" not in said
+
+
+def test_what_each_correction_would_have_done_is_the_mean_of_the_seeds_that_have_it():
+    first = row("B", 1, effects={"seq_is": (0.5, 0.1), "m2": (1.0, 1.0)})
+    second = row("B", 2, effects={"seq_is": (1.0, 0.3)})
+    (said,) = table.effects([first, second, row("B", 3)])
+    assert said.splitlines()[0].startswith("| would have done, 2 seeds |")
+    assert said.splitlines()[2:] == ["| seq_is | 75% | 0.20 |"]
+    assert list(table.effects([row("B", 3)])) == []
 
 
 def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):
