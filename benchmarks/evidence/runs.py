@@ -28,6 +28,7 @@ UNCORRECTED = "metrics_only"
 # words of slime-ext train; all else is the host's
 TRAIN = "task", "correction", "lag", "rollouts", "seed", "threads"
 PROMPT = "prompt"  # with {a} and {b}
+ASKED = "heldout_prompts"  # how many, by default all of the task's
 ROUNDING = "rounding"  # of the sampler's weights
 STEPS = "num_steps_per_rollout"
 LARGE = "dump", "checkpoint"
@@ -135,7 +136,9 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
 def write_prompts_of(of: Settings, panel: str, folder: Path) -> None:
     """Writes the task's sums as prompts of the panel's form, by default the task's own."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_prompts(folder, *sums.prompts(of.panels[panel].flags.get(PROMPT, sums.PROMPT)))
+    flags = of.panels[panel].flags
+    train, heldout = sums.prompts(flags.get(PROMPT, sums.PROMPT))
+    write_prompts(folder, train, heldout[: flags.get(ASKED)])
 
 
 def command(
@@ -148,7 +151,7 @@ def command(
     """
     flags = of.flags(panel, arm, seed, recommended)
     preset = flags.pop("custom_tis_function_path", UNCORRECTED).rpartition(".")[2]
-    for name in ("use_tis", "rollout_seed", PROMPT):  # slime-ext train says the first two itself
+    for name in ("use_tis", "rollout_seed", PROMPT, ASKED):  # slime-ext train says the first two itself
         flags.pop(name, None)
     flags = {"correction": preset} | flags
     environment = {ROUND: flags.pop(ROUNDING)} if ROUNDING in flags else {}

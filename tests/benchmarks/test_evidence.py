@@ -151,6 +151,9 @@ def test_a_panel_asks_the_tasks_sums_in_its_own_form(train, tmp_path):
     plain = OF.panels["lm_lag"].model_copy(update={"flags": flags})
     runs.write_prompts_of(OF.model_copy(update={"panels": {"plain": plain}}), "plain", tmp_path / "plain")
     assert json.loads((tmp_path / "plain/heldout.jsonl").read_text().splitlines()[0]) == sums.prompts()[1][0]
+    few = plain.model_copy(update={"flags": flags | {runs.ASKED: 3}})
+    runs.write_prompts_of(OF.model_copy(update={"panels": {"few": few}}), "few", tmp_path / "few")
+    assert len((tmp_path / "few/heldout.jsonl").read_text().splitlines()) == 3
     for row in asked:
         a, b = map(int, re.findall(r"\d+", row["input"])[-2:])
         assert row == {"input": form.replace("{a}", str(a)).replace("{b}", str(b)), "label": str(a + b)}
