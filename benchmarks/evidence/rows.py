@@ -24,6 +24,8 @@ class Row(BaseModel):
         k3, ess: medians over the rollouts; None in lines without a host.
         stopped: what the run said where it diverged.
         recommended: what analyze recommended after the first rollouts (arm B), or what was trained (arm G).
+        effects: what each correction would have done to those rollouts, by name (arm B, lines since
+            2026-11-26): share of tokens kept, effective sample size of the weights.
         seconds: wall time on whatever else the machine did; no result.
     """
 
@@ -41,6 +43,7 @@ class Row(BaseModel):
     ess: float | None = None
     stopped: str | None = None
     recommended: str | None = None
+    effects: dict[str, tuple[float, float]] | None = None
     seconds: float
     tried: dict[str, Any] | None = None
 

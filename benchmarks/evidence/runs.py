@@ -28,6 +28,7 @@ UNCORRECTED = "metrics_only"
 # words of slime-ext train; all else is the host's
 TRAIN = "task", "correction", "lag", "rollouts", "seed", "threads"
 PROMPT = "prompt"  # with {a} and {b}
+ASKED = "heldout_prompts"  # how many, by default all of the task's
 ROUNDING = "rounding"  # of the sampler's weights
 STEPS = "num_steps_per_rollout"
 LARGE = "dump", "checkpoint"
@@ -107,8 +108,9 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     began = time.monotonic()
     stopped = train([*words[:1], "--out", str(folder), *words[1:]], environment, folder)
     seconds = round(time.monotonic() - began)
+    effects = None
     if arm == SOURCE:
-        recommended = analyse(folder, of.panels[panel].analysed)
+        recommended, effects = analyse(folder, of.panels[panel].analysed)
     metrics = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     curve = heldout(metrics, of.panels[panel].flags.get(STEPS, 1))
     for name in LARGE:
@@ -126,6 +128,7 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
         ess=_median(metrics, SHOWN["ess"]),
         stopped=stopped,
         recommended=recommended,
+        effects=effects,
         seconds=seconds,
     )
 
@@ -133,7 +136,9 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
 def write_prompts_of(of: Settings, panel: str, folder: Path) -> None:
     """Writes the task's sums as prompts of the panel's form, by default the task's own."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_prompts(folder, *sums.prompts(of.panels[panel].flags.get(PROMPT, sums.PROMPT)))
+    flags = of.panels[panel].flags
+    train, heldout = sums.prompts(flags.get(PROMPT, sums.PROMPT))
+    write_prompts(folder, train, heldout[: flags.get(ASKED)])
 
 
 def command(
@@ -146,7 +151,7 @@ def command(
     """
     flags = of.flags(panel, arm, seed, recommended)
     preset = flags.pop("custom_tis_function_path", UNCORRECTED).rpartition(".")[2]
-    for name in ("use_tis", "rollout_seed", PROMPT):  # slime-ext train says the first two itself
+    for name in ("use_tis", "rollout_seed", PROMPT, ASKED):  # slime-ext train says the first two itself
         flags.pop(name, None)
     flags = {"correction": preset} | flags
     environment = {ROUND: flags.pop(ROUNDING)} if ROUNDING in flags else {}
@@ -208,14 +213,18 @@ def train(words: list[str], environment: Mapping[str, str], folder: Path) -> str
     raise ConfigError(f"{folder}: expected the run to end, got: {said[0]}: see its log, then start again")
 
 
-def analyse(folder: Path, rollouts: int) -> str:
-    """The correction that analyze recommends after the run's first rollouts."""
+def analyse(folder: Path, rollouts: int) -> tuple[str, dict[str, tuple[float, float]]]:
+    """The correction that analyze recommends after the run's first rollouts, and what each would have done to
+    them: (share of tokens kept, effective sample size)."""
     file = folder / "analysis.json"
     words = ["analyze", str(folder / DUMP), "--rollouts", f"0-{rollouts - 1}", "--json", str(file)]
     ended = _slime_ext(words)
     if not file.exists():
         raise ConfigError(f"{folder}: expected analyze to read the dumps, got: {ended.stderr.strip()[-300:]}")
-    return json.loads(file.read_text())["recommendation"]["name"]
+    document = json.loads(file.read_text())
+    known = (effect for effect in document["effects"] if effect["ess"] is not None)
+    effects = {e["name"]: (round(e["kept_tokens"] / e["tokens"], 4), round(e["ess"], 4)) for e in known}
+    return document["recommendation"]["name"], effects
 
 
 def _slime_ext(

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, judge
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
@@ -134,6 +135,7 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     yield from _shared(name, lines)
     yield from repeated(lines, [row for row in read(AGAIN) if row.panel == name])
     yield _closed_loop(lines)
+    yield from effects(lines.get(SOURCE, {}).values())
     yield _exact(of, panel, lines)
     ran = [row for seeds in lines.values() for row in seeds.values()]
     commits = ", ".join(dict.fromkeys(row.commit for row in (ran[0], ran[-1])))
@@ -198,6 +200,19 @@ def _closed_loop(lines: Rows) -> str:
         followed = lines.get(FOLLOWER, {}).get(seed)
         cells.append([seed, row.recommended, _end(row), _end(followed), f"{best} {ends[best]:.3f}"])
     return markdown(LOOP, cells)
+
+
+def effects(rows: Iterable[Row]) -> Iterator[str]:
+    """What analyze says that each correction would have done to B's first rollouts, in the mean of the seeds
+    whose lines have it; nothing where none has."""
+    found = [row.effects for row in rows if row.effects]
+    cells = []
+    for name in found and [name for name in found[0] if all(name in of_seed for of_seed in found)]:
+        kept, ess = (fmean(values) for values in zip(*(of_seed[name] for of_seed in found), strict=True))
+        cells.append([name, f"{kept:.0%}", f"{ess:.2f}"])
+    if cells:
+        head = [f"would have done, {len(found)} seeds", "tokens kept", "effective sample size"]
+        yield markdown(head, cells)
 
 
 def _exact(of: Settings, panel: Panel, lines: Rows) -> str:

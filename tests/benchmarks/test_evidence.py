@@ -90,7 +90,10 @@ import json, sys
 from pathlib import Path
 words = sys.argv[1:]
 if words[0] == "analyze":
-    Path(words[words.index("--json") + 1]).write_text('{"recommendation": {"name": "cispo"}}')
+    effects = [{"name": "seq_is", "tokens": 8, "kept_tokens": 6, "ess": 0.25}]
+    effects += [{"name": "m2", "tokens": 0, "kept_tokens": 0, "ess": None}]
+    document = {"recommendation": {"name": "cispo"}, "effects": effects}
+    Path(words[words.index("--json") + 1]).write_text(json.dumps(document))
     sys.exit()
 out = Path(words[words.index("--out") + 1])
 with (out.parents[1] / "words.txt").open("a") as file:
@@ -127,6 +130,7 @@ def test_a_run_becomes_its_line(train, tmp_path):
     b = train("B", 1)
     assert b.heldout == [(0, 0.04), (2, 0.5)] and b.end == 0.5 and b.stopped is None
     assert (b.k3, b.ess, b.recommended) == (0.02, 0.8, "cispo")
+    assert b.effects == {"seq_is": (0.75, 0.25)} and train("C", 1).effects is None
     left = {path.name for path in (tmp_path / "out/lm_lag" / f"B-1-{OF.digest('lm_lag', 'B')}").iterdir()}
     assert "dump" not in left and "metrics.jsonl" in left
     assert train("G", 1, [b]).recommended == "cispo" and train("C", 1).recommended is None
@@ -147,6 +151,9 @@ def test_a_panel_asks_the_tasks_sums_in_its_own_form(train, tmp_path):
     plain = OF.panels["lm_lag"].model_copy(update={"flags": flags})
     runs.write_prompts_of(OF.model_copy(update={"panels": {"plain": plain}}), "plain", tmp_path / "plain")
     assert json.loads((tmp_path / "plain/heldout.jsonl").read_text().splitlines()[0]) == sums.prompts()[1][0]
+    few = plain.model_copy(update={"flags": flags | {runs.ASKED: 3}})
+    runs.write_prompts_of(OF.model_copy(update={"panels": {"few": few}}), "few", tmp_path / "few")
+    assert len((tmp_path / "few/heldout.jsonl").read_text().splitlines()) == 3
     for row in asked:
         a, b = map(int, re.findall(r"\d+", row["input"])[-2:])
         assert row == {"input": form.replace("{a}", str(a)).replace("{b}", str(b)), "label": str(a + b)}
@@ -388,6 +395,15 @@ def test_the_tables_hold_every_seed_and_replace_the_former_ones(tmp_path):
     assert f"| C token_tis | 8 | 0 | 0 | 8 | {ends} | 0.000466 |" in said
     assert "| G |  | 0.500 |" in said and "| 2 | token_is | 0.100 | 0.500 | A 0.900 |" in said
     assert "0.123" not in said
+
+
+def test_what_each_correction_would_have_done_is_the_mean_of_the_seeds_that_have_it():
+    first = row("B", 1, effects={"seq_is": (0.5, 0.1), "m2": (1.0, 1.0)})
+    second = row("B", 2, effects={"seq_is": (1.0, 0.3)})
+    (said,) = table.effects([first, second, row("B", 3)])
+    assert said.splitlines()[0].startswith("| would have done, 2 seeds |")
+    assert said.splitlines()[2:] == ["| seq_is | 75% | 0.20 |"]
+    assert list(table.effects([row("B", 3)])) == []
 
 
 def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):

@@ -94,11 +94,11 @@ def test_nothing_is_found_in_a_healthy_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 100])
-def test_the_whole_toy_set(seed):
-    said = {name: analysed(replace(world, seed=seed)).findings for name, world in FAULTS.items()}
+def test_the_whole_toy_set():
+    """On other seeds than those of the tests above."""
+    said = {name: analysed(replace(world, seed=100)).findings for name, world in FAULTS.items()}
     names = {name: {finding.name for finding in findings} for name, findings in said.items()}
     assert [name for name in names if not {name} <= names[name] <= {name, *ALSO.get(name, ())}] == []
-    for number in range(seed, seed + 20):
+    for number in range(100, 120):
         findings = analysed(healthy(number)).findings
         assert [finding.name for finding in findings if finding.severity != "note"] == [], number
