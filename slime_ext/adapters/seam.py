@@ -13,11 +13,12 @@ from torch import Tensor
 from slime_ext import presets
 from slime_ext.config.files import read_mapping
 from slime_ext.config.flat import correct
-from slime_ext.config.load import load_config
+from slime_ext.config.load import KEYS, OF_A_HOST, Loaded, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Anchor, HostLoss, PpoClip
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, warn_once
 
+KEY = "slime_ext"
 Rule = tuple[bool, str]  # whether it is broken, and the line that says so
 
 
@@ -26,12 +27,31 @@ def correction_named(name: str | Mapping[str, Any]) -> Correction:
     ``slime_ext:``.
 
     Raises:
-        ConfigError: it does not load.
+        ConfigError: it does not load, or says what nothing would read here.
     """
+    loaded = loaded_named(name)
+    for key, value in loaded.args.items():
+        raise ConfigError(
+            f"{KEY}: expected no {key} in another system's block, got {value:g}: it is an argument of this "
+            "system's own; take it out"
+        )
+    return loaded.correction
+
+
+def loaded_named(name: str | Mapping[str, Any]) -> Loaded:
+    """As ``correction_named``, with the arguments that the block says."""
     if isinstance(name, str) and Path(name).suffix not in (".yaml", ".yml", ".json"):
-        return presets.get(name)
+        return Loaded(presets.get(name))
     found = read_mapping(name) if isinstance(name, str) else name
-    return load_config(found.get("slime_ext", found))
+    block = found.get(KEY, found)
+    loaded = read_config(block)
+    for key in (key for key in OF_A_HOST if key in block):
+        raise ConfigError(f"{KEY}.{key}: expected none outside of slime and miles, got one: nothing reads it")
+    for key in (key for key in KEYS if block is not found and key in found):
+        raise ConfigError(f"{key}: expected it under {KEY}, got it beside: nothing reads it there; indent it")
+    for note in loaded.notes:
+        warn_once(f"{KEY}: {note}")
+    return loaded
 
 
 def with_ppo(correction: Correction, low: float, high: float, anchor: Anchor = "proximal") -> Correction:
@@ -89,5 +109,6 @@ def alone(correction: Correction, where: str, why: str) -> list[Rule]:
         "denominator: kept": lambda: correction.denominator != "host",
         "mask_scope: all": lambda: correction.mask_scope != "policy",
         "max_staleness": lambda: correction.needs_ages,
+        "center": lambda: correction.center is not None,
     }
     return [(is_so(), f"{where}: expected no {name}, got one: {why}") for name, is_so in needs.items()]

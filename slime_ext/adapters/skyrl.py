@@ -85,6 +85,7 @@ def check(correction: Correction, config: Any) -> None:
         ),
     ]
     refuse([*rules, *alone(correction, NAME, "SkyRL's loss sees one micro-batch and returns no masks")])
+    with_ppo(correction, algorithm.eps_clip_low, algorithm.eps_clip_high)  # it may refuse the steps
 
 
 def register(correction: Correction) -> None:

@@ -11,6 +11,7 @@ from slime_ext.core.losses import DualClip, PpoClip
 from slime_ext.core.metrics.guards import Guard
 from slime_ext.core.metrics.names import CERTIFICATE, reach_of
 from slime_ext.core.metrics.options import Options
+from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject
 from slime_ext.core.scoped import CLAMPABLE, LARGEST_LOG, ZeroOutside
 from slime_ext.core.state import Step, WeightRange, expect, weight_ranges
 from slime_ext.core.steps import Clip, Normalize, Reject, SecondMoment, Truncate, Veto
@@ -35,9 +36,12 @@ def forbid_idle_steps(steps: Sequence[Step], names: Sequence[str], where: str) -
         here = f"{where}[{i}].{name}"
         _forbid_second(steps, i, here)
         _forbid_idle_bound(step, ranges[i], ranges[i + 1], here)
-        if isinstance(step, Reject):
+        if isinstance(step, Reject | PrefixReject):
             _forbid_idle_rejection(step, here)
+        if isinstance(step, Reject):
             _forbid_idle_scope(step, here)
+        if isinstance(step, PrefixBudget):
+            _forbid_idle_budget(step, here)
         if isinstance(step, Veto):
             low = step.low or 0.0
             expect(low >= 0, f"{here}.low", "a number > 0", step.low, "no ratio is below 0")
@@ -85,7 +89,7 @@ def _bounds(step: Truncate | Clip) -> tuple[float, float]:
     return getattr(step, "low", 0.0), step.high
 
 
-def _forbid_idle_rejection(step: Reject, here: str) -> None:
+def _forbid_idle_rejection(step: Reject | PrefixReject, here: str) -> None:
     """Refuses bounds that no value of the statistic reaches, and bounds that only one value passes."""
     if (step.low, step.high) == (None, None):  # max_staleness alone
         return
@@ -111,7 +115,7 @@ def _forbid_idle_rejection(step: Reject, here: str) -> None:
     )
 
 
-def reach(step: Reject) -> tuple[float, float]:
+def reach(step: Reject | PrefixReject) -> tuple[float, float]:
     """The smallest and largest possible value of a rejection's statistic.
 
     >>> reach(Reject("sequence", "tv", "mean", high=0.2)), reach(Reject("sequence", "tv", "sum", high=3.0))
@@ -132,6 +136,12 @@ def reach(step: Reject) -> tuple[float, float]:
         "k2": (0.0, clamp**2 / 2),
         "k3": (0.0, most - 1 - clamp),
     }[name]
+
+
+def _forbid_idle_budget(step: PrefixBudget, here: str) -> None:
+    most = LARGEST.get(step.statistic, math.inf)
+    bounds, wanted = [step.high, step.budget], f"high or budget below {most:g}, the largest {step.statistic}"
+    expect(min(bounds) < most, here, wanted, bounds, "nothing would be rejected")
 
 
 def _forbid_idle_scope(step: Reject, here: str) -> None:

@@ -36,7 +36,8 @@ __all__ = ["Loaded", "load_config", "read_config", "to_mapping", "with_preset"]
 
 ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
-KEYS = ("preset", "surrogate", "steps", "terms", "center", *PLAIN, "guards", "metrics", "backend")
+OF_A_HOST = ("guards", "metrics", "backend")
+KEYS = ("preset", "surrogate", "steps", "terms", "center", *PLAIN, *OF_A_HOST)
 BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
 
@@ -55,6 +56,8 @@ def load_config(mapping: Mapping[str, Any]) -> Correction:
         ConfigError: one line with the full key, what was expected, what was found and the nearest known name.
     """
     loaded = read_config(mapping)
+    for key in (key for key in OF_A_HOST if key in mapping):
+        warn_once(f"{ROOT}.{key}: read in a host alone; a Correction does not have it")
     for note in loaded.notes:
         warn_once(f"{ROOT}: {note}")
     return loaded.correction
@@ -87,7 +90,7 @@ def with_preset(mapping: Any, preset: str | None) -> Any:
     """The mapping for a function of ``slime_ext.tis``: ``correct``, or the preset with its name.
 
     Args:
-        mapping: the value of ``slime_ext:``, None for nothing; with a preset it may only add to it.
+        mapping: the value of ``slime_ext:``, None for nothing; its keys replace those of the preset.
         preset: None for ``correct``.
 
     Raises:
@@ -130,7 +133,8 @@ def to_mapping(correction: Correction) -> dict[str, Any]:
     def described(thing: Any) -> dict[str, Any]:
         values = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
         name = names.get(type(thing)) or f"{type(thing).__module__}.{type(thing).__qualname__}"
-        return {name: {key: value for key, value in values.items() if value is not None}}
+        written = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return {name: {key: value for key, value in written.items() if value is not None}}
 
     surrogate, center = described(correction.surrogate), correction.center
     terms = [described(term) for term in correction.terms]
@@ -160,10 +164,16 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
     if "terms" in mapping:
         fields["terms"] = _terms(mapping["terms"])
     if "center" in mapping:
-        where = f"{ROOT}.center"
-        values = checked(where, Center, mapping_of(where, mapping["center"]))
-        fields["center"] = built(ROOT, Center, values)  # whose refusals begin with its name
+        fields["center"] = _center(mapping["center"])
     return built(ROOT, partial(dataclasses.replace, base), fields)
+
+
+def _center(mapping: Any) -> Center | None:
+    """None takes out that of a preset."""
+    where = f"{ROOT}.center"
+    if mapping is None:
+        return None
+    return built(ROOT, Center, checked(where, Center, mapping_of(where, mapping)))  # it names itself
 
 
 def _backend(name: Any) -> str:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -58,6 +58,8 @@ def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[
 
 
 def _value(where: str, value: Any, hint: Any) -> Any:
+    if get_origin(hint) is tuple and isinstance(value, list):  # YAML has no tuples
+        value = tuple(value)
     try:
         found = _adapter(hint).validate_python(_number(value, hint))
     except ValidationError as error:

@@ -8,14 +8,15 @@ sampled token. The factor m_t of turns and sequences multiplies C_t as it multip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import ABSENT, Head, State, Step, StepInputs, expect
+from slime_ext.core.steps import Reject, Reweight
 from slime_ext.errors import DataError
 from slime_ext.ops.centering import centering
 from slime_ext.ops.segments import Segments
@@ -48,7 +49,7 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     of_tokens: list[Step] = []
     of_units: list[Step] = []
     weights = of_tokens
-    for step in steps:
+    for step in (part for whole in steps for part in _parts(whole)):
         own = of_tokens if step.unit == "token" and not step.statistics else of_units
         if step.sets_weights:
             weights = own
@@ -57,17 +58,49 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     return tuple(of_tokens), tuple(of_units)
 
 
+def _parts(step: Step) -> Iterator[Step]:
+    """A rejection of tokens that also drops old sequences, as two; any other step as it is."""
+    if not isinstance(step, Reject) or step.unit != "token" or step.max_staleness is None:
+        yield step
+        return
+    if (step.low, step.high) != (None, None):
+        yield replace(step, max_staleness=None)
+    yield Reject("sequence", max_staleness=step.max_staleness)
+
+
 def check_center(steps: Sequence[Step]) -> None:
-    """Raises ConfigError at a step whose weight depends on earlier tokens: it has no f."""
+    """Raises ConfigError at a step whose weight depends on other tokens, unless it is one of a turn or
+    sequence: it has no f."""
+    of_tokens = split(steps)[0]
     for i, step in enumerate(steps):
-        if any(key.aggregate in BY_POSITION for key in step.statistics):
-            expect(
-                False,
-                f"steps[{i}]",
-                "steps of single tokens, turns or sequences beside center",
-                type(step).__name__,
-                "its weight depends on the tokens before, so the head has none of its own",
-            )
+        of_before = any(key.aggregate in BY_POSITION for key in step.statistics)
+        expect(
+            not of_before,
+            f"steps[{i}]",
+            "steps of single tokens, turns or sequences beside center",
+            type(step).__name__,
+            "its weight depends on the tokens before, so the head has none of its own",
+        )
+        is_users = not type(step).__module__.startswith("slime_ext.")
+        expect(
+            not (is_users and any(step is other for other in of_tokens) and _reads_others(step)),
+            f"steps[{i}]",
+            "unit sequence or turn beside center",
+            f"unit token of {type(step).__name__}, which reads more than the token",
+            "the head has no sequence of its own",
+        )
+
+
+def _reads_others(step: Step) -> bool:
+    """Whether a step of tokens gives other weights where other tokens share the sequence, or reads ages."""
+    p, q = torch.tensor([[-1.0, -2.5, -0.5], [-2.0, -1.0, -1.5]], dtype=torch.float64)
+    there, found = torch.ones(3, dtype=torch.bool), []
+    for lengths in ([3], [1, 1, 1]):
+        inputs = StepInputs(Segments.whole(lengths, there), p - q, there, p, q, advantages=torch.ones_like(p))
+        state = inputs.start if step.sets_weights else Reweight()(inputs.start, inputs)
+        state = step(state, inputs)
+        found.append(torch.where(inputs.kept(state), state.weights, 0))
+    return step.reads_ages or not torch.equal(*found)
 
 
 def centered(

@@ -39,6 +39,7 @@ from slime_ext.core.state import (
 )
 from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.segments import AllSum
+from slime_ext.ops.summaries import LARGEST_WEIGHT
 
 Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]
 When = Literal[
@@ -46,7 +47,6 @@ When = Literal[
 ]
 KEPT = "on-policy data must be kept"
 COUNT = StatisticKey("sum", "sequence", "count")
-LARGEST_WEIGHT = 1e150  # its square is finite in float64
 TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; order of bits is order of values from 0 up
 
 

@@ -133,6 +133,11 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     slime_ext.errors.ConfigError: Truncate, sample 3, token 0: expected 3 of the definition, got 2
     """
     where = where or type(step).__name__
+    try:
+        hash(step)
+    except TypeError as error:
+        got, what = str(error), "a plan is found by them; use tuple for list"
+        raise ConfigError(f"{where}: expected fields that can be hashed, got {got}: {what}") from None
     batch = samples()
     tokens = packed(batch)
     inputs, before = _before(step, where, tokens)

@@ -106,15 +106,13 @@ def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
 
 
 def check_command_line(words: Iterable[str], args: Any) -> None:
-    """Raises ConfigError for a misspelt flag among the command line's words that decides whether ours runs:
-    the hosts ignore flags that they do not know. One that ``args`` has is none of ours misspelt."""
+    """Raises ConfigError for a misspelt or shortened flag among the command line's words that decides whether
+    ours runs: the hosts ignore flags that they do not know, and Megatron's parser takes no abbreviation. One
+    that ``args`` has is none of ours misspelt."""
     for word in words:
         flag = word.partition("=")[0]
         dest = flag.removeprefix("--").replace("-", "_")
         if flag == dest or (flag == flag_of(dest) and hasattr(args, dest)):
             continue
         for right in map(flag_of, difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)):
-            if not right.startswith(flag):  # which argparse takes for it
-                raise ConfigError(
-                    f"{flag}: expected {right}, got a flag that the host ignores: correct the name"
-                )
+            raise ConfigError(f"{flag}: expected {right}, got a flag that the host ignores: correct the name")

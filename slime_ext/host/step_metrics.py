@@ -190,7 +190,10 @@ def step_for(call: HookCall) -> OptimizerStep:
     step, inputs = current.step, loss_inputs.get() or {}
     if step is NOWHERE:
         return NOWHERE
-    objects = [inputs["batch"]] if "batch" in inputs else [*call.loss_masks, call.rollout_log_probs]
+    # The batch's list of masks stands for the batch, whose images would stay on the device with it.
+    objects = (
+        [inputs["batch"]["loss_masks"]] if "batch" in inputs else [*call.loss_masks, call.rollout_log_probs]
+    )
     identities = tuple(map(id, objects))
     if identities in step.seen:
         return NOWHERE

@@ -7,6 +7,7 @@ against the real ones.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -136,7 +137,8 @@ def test_verls_bypass_loss_is_slimes(seed):
 
 def skyrl_config(policy_loss_type="slime_ext", logprobs=1, **own):
     correction = SimpleNamespace(**dict.fromkeys(skyrl.OWN) | own)
-    algorithm = SimpleNamespace(policy_loss_type=policy_loss_type, off_policy_correction=correction)
+    clip = {"eps_clip_low": EPS, "eps_clip_high": EPS}
+    algorithm = SimpleNamespace(policy_loss_type=policy_loss_type, off_policy_correction=correction, **clip)
     sampling = SimpleNamespace(logprobs=logprobs)
     return SimpleNamespace(
         trainer=SimpleNamespace(algorithm=algorithm), generator=SimpleNamespace(sampling_params=sampling)
@@ -150,13 +152,34 @@ def verl_config(loss_mode="vanilla", log_probs=True, **block):
     return SimpleNamespace(algorithm={"rollout_correction": block}, actor_rollout_ref=roles)
 
 
-def cookbook(mapping, count=1):
-    lists = [[-1.0]]
-    fireworks.loss(
-        mapping, advantages=[1.0] * count, prompt_len=0, inf_logprobs=lists, old_policy_logprobs=lists
+def cookbook(mapping, count=1, **more):
+    lists = {"inf_logprobs": [[-1.0]], "old_policy_logprobs": [[-1.0]]}
+    return fireworks.loss(mapping, **{"advantages": [1.0] * count, "prompt_len": 0} | lists | more)
+
+
+@pytest.mark.parametrize(
+    ("block", "given", "range_"),
+    [
+        ({}, {}, (0.8, 1.2)),
+        ({}, {"eps_clip": 0.1}, (0.9, 1.1)),
+        ({}, {"eps_clip": 0.1, "eps_clip_high": 0.3}, (0.9, 1.3)),
+        ({"eps_clip": 0.7}, {}, (0.3, 1.7)),
+        ({"eps_clip": 0.5, "eps_clip_high": 0.9}, {"eps_clip": 0.5}, (0.5, 1.9)),
+    ],
+)
+def test_the_cookbooks_clip_is_the_blocks_or_the_calls(block, given, range_):
+    """Against PPO's clipped loss in floats, on both signs of the advantage."""
+    low, high = range_
+    up, down = (
+        cookbook({"fireworks": {"tis_cap": 5.0, **block}}, advantages=[sign], **given) for sign in (1.0, -1.0)
     )
+    for ratio in (0.1, 0.4, 0.85, 1.15, 1.5, 2.5):
+        target = torch.tensor([math.log(ratio) - 1.0])
+        found = up([], [target])[0].item(), down([], [target])[0].item()
+        assert found == pytest.approx((-min(ratio, high), max(ratio, low)), rel=1e-5), ratio
 
 
+CENTERED = {"preset": "cispo", "center": {"top_k": 3}}
 KEPT = {"steps": SAME["veto"]["steps"], "denominator": "kept", "mask_scope": "all"}
 
 
@@ -185,6 +208,19 @@ REFUSED = {
     "expected numerator target, got proximal": of_verl("slime_ext.token_tis", bypass_mode=True),
     "expected lists of one length, got [1, 2]": lambda: cookbook("token_tis", 2),
     "expected denominator host": lambda: cookbook(KEPT),
+    "slime_ext: expected no center": of_skyrl(CENTERED),
+    "fireworks.loss: expected no center": lambda: cookbook(CENTERED),
+    "numerator: expected proximal": of_skyrl({"numerator": "target", "steps": ["reweight", "truncate"]}),
+    "slime_ext.guards: expected none outside of slime and miles": of_skyrl(
+        {"preset": "token_tis", "guards": {"kept_fraction": {"min": 0.5, "action": "stop"}}}
+    ),
+    "slime_ext.backend: expected none": lambda: cookbook({"preset": "token_tis", "backend": "compiled"}),
+    "slime_ext.metrics: expected none": of_verl(slime_ext={"preset": "token_tis", "metrics": {"file": "a"}}),
+    "steps: expected it under slime_ext": of_skyrl({"slime_ext": {"preset": "token_tis"}, "steps": []}),
+    "slime_ext: expected no eps_clip in another": of_skyrl({"fireworks": {"tis_cap": 5.0, "eps_clip": 0.7}}),
+    "fireworks.loss: eps_clip: expected 0.7, as in the correction's block, got 0.2": lambda: cookbook(
+        {"fireworks": {"tis_cap": 5.0, "eps_clip": 0.7}}, eps_clip=0.2
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds, Reinforce
 from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import Head
-from slime_ext.core.steps import Clip, Reject, Reweight, SignedClip, Truncate, Veto
+from slime_ext.core.steps import Clip, Reject, Reweight, SignedClip, Step, Truncate, Veto
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments
 from tests import oracle
@@ -185,6 +185,56 @@ def test_a_bound_goes_with_its_weights_and_a_band_of_its_own_does_not():
     band, cap = ZeroOutside(low=0.5, high=2.0), Truncate(2.0)
     assert split((Reweight("sequence"), cap, band)) == ((band,), (Reweight("sequence"), cap))
     assert split((Reweight(), cap, band)) == ((Reweight(), cap, band), ())
+
+
+def test_old_sequences_are_dropped_whole_whatever_the_unit_beside_the_age():
+    band, old = Reject(low=0.5, high=2.0), Reject("sequence", max_staleness=4)
+    assert split((replace(band, max_staleness=4),)) == ((band,), (old,))
+    assert split((Reject(max_staleness=4),)) == ((), (old,))
+    batch = oracle.random_batch(3)
+    packed, host_loss = with_heads(batch, 3)
+    ages = torch.tensor([float(9 * (i % 2)) for i in range(len(batch))])
+    packed = replace(packed, ages=ages)
+    young, both = (
+        Correction("target", Reinforce(), (Reweight(), Truncate(1.1), *more), center=Center(K))
+        for more in ((), (Reject(max_staleness=4),))
+    )
+    plain, dropped = (c.loss(c(packed), packed, host_loss, Bounds())[0] for c in (young, both))
+    is_old = packed.segments.expand(ages) > 4
+    assert is_old.any() and not dropped[is_old].any()
+    torch.testing.assert_close(dropped[~is_old], plain[~is_old], rtol=1e-12, atol=0)
+
+
+@dataclass(frozen=True)
+class Relative(Step):
+    """A token's ratio over the mean ratio of its sequence."""
+
+    sets_weights = True
+
+    def __call__(self, state, inputs):
+        mean = inputs.aggregate("sequence", "mean", inputs.log_ratio)
+        return state.reweight("token", (inputs.log_ratio - inputs.segments.expand(mean)).exp())
+
+
+@dataclass(frozen=True)
+class Alone(Step):
+    sets_weights = True
+
+    def __call__(self, state, inputs):
+        return state.reweight("token", (inputs.log_ratio / 2).exp())
+
+
+def test_a_users_step_of_tokens_that_reads_other_tokens_is_refused():
+    said = (
+        r"steps\[0\]: expected unit sequence or turn beside center, got unit token of Relative, which reads"
+    )
+    with pytest.raises(ConfigError, match=said):
+        Correction("target", Reinforce(), (Relative(),), center=Center(K))
+    Correction("target", Reinforce(), (Alone(),), center=Center(K))
+
+
+def test_null_takes_out_the_center():
+    assert read_config({"preset": "cispo", "center": None}).correction.center is None
 
 
 def test_the_mapping_comes_back():

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from slime_ext import correct
 from slime_ext.core.correction import Correction, plan_step
 from slime_ext.core.losses import Bounds, LossInputs, Reinforce
 from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject, PrefixReweight
@@ -45,6 +46,15 @@ STEPS = {
 
 def column(values):
     return torch.tensor([x for s in values for x in s], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("length", [100, 16_384])
+def test_equal_weights_have_a_sample_size_of_1_however_large_and_many(length):
+    """The sequence's ratio is beyond float32 at 16,384 tokens, and then stands as its largest number."""
+    behavior = torch.full((length,), -2.0)
+    steps = {"steps": [{"reweight": {"level": "sequence"}}, "ess_truncate"]}
+    loss, _, metrics = correct(torch.ones(length), behavior, behavior + 0.01, [length], steps)
+    assert loss.tolist() == [1.0] * length and metrics["off_policy/kept_fraction"] == 1
 
 
 @pytest.mark.parametrize("name", STEPS)

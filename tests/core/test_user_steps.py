@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -185,6 +185,27 @@ def test_a_step_is_named_in_yaml_and_comes_back_as_written():
     tokens = packed(samples())
     wanted = Correction(steps=(Tempered(0.25), Truncate(2.0)))(tokens).weights
     assert torch.equal(correction(tokens).weights, wanted)
+
+
+@dataclass(frozen=True)
+class Powers(Tempered):
+    powers: tuple[float, ...] = (0.5,)
+
+
+@dataclass(frozen=True)
+class Listed(Tempered):
+    powers: list[float] = field(default_factory=list)
+
+
+def test_a_list_in_yaml_is_a_field_that_can_be_hashed():
+    mapping = {"steps": [{f"{HERE}.Powers": {"power": 0.5, "powers": [0.25, 1.0]}}]}
+    correction = load_config(mapping)
+    assert (
+        correction.steps == (Powers(0.5, (0.25, 1.0)),)
+        and to_mapping(correction)["steps"] == mapping["steps"]
+    )
+    with pytest.raises(ConfigError, match="Listed: expected fields that can be hashed, got unhashable type"):
+        load_config({"steps": [{f"{HERE}.Listed": {"powers": [0.25]}}]})
 
 
 def test_the_hook_runs_it():

@@ -44,6 +44,8 @@ def test_a_misspelt_flag_of_ours_is_named():
         (["--custom_tis_function_path=slime_ext.tis.correct"], "--custom-tis-function-path"),
         (["--use-tsi"], "--use-tis"),
         (["--get-mismatch-metric-s"], "--get-mismatch-metrics"),
+        (["--use-ti"], "--use-tis"),  # Megatron's parser takes no abbreviation
+        (["--custom-tis-function", "slime_ext.tis.correct"], "--custom-tis-function-path"),
         (["--custom-megatron-init-pth", "slime_ext.host.init"], "--custom-megatron-init-path"),
     ):
         flag = words[0].partition("=")[0]
@@ -52,9 +54,9 @@ def test_a_misspelt_flag_of_ours_is_named():
 
 
 def test_flags_that_are_none_of_ours_misspelt():
-    """The host's own, what argparse takes for ours, values, and flags of nobody."""
+    """The host's own, values, and flags of nobody."""
     args = SimpleNamespace(custom_agent_function_path=None, use_tis=True)
-    words = "--custom-agent-function-path a.b --use-ti --custom-tis-function -x custom_tis_functio --use-gin"
+    words = "--custom-agent-function-path a.b -x custom_tis_functio --use-gin"
     check_command_line(["train.py", *words.split()], args)
 
 

@@ -95,6 +95,24 @@ def test_nothing_outlives_the_step():
     assert step_metrics.current.step is step_metrics.NOWHERE
 
 
+def test_a_micro_batch_does_not_stay_for_its_masks():
+    """Its images, which slime and miles put into the batch, go with it."""
+    step, images = step_metrics.OptimizerStep(), []
+    with step_metrics.under_way(step):
+        for _ in range(3):
+            pixels = torch.zeros(4)
+            images.append(weakref.ref(pixels))
+            batch = {"loss_masks": [torch.ones(3)], "multimodal_train_inputs": {"pixel_values": pixels}}
+            call = contract.HookCall(SimpleNamespace(), torch.zeros(3), [], [], batch["loss_masks"], [5], [3])
+            token = contract.loss_inputs.set({"batch": batch})
+            assert step_metrics.step_for(call) is step
+            assert step_metrics.step_for(call) is step_metrics.NOWHERE  # recomputed
+            contract.loss_inputs.reset(token)
+            del pixels, batch, call
+        gc.collect()
+        assert not any(reference() is not None for reference in images)
+
+
 WEIGHED = {"numerator": "target", "steps": ["reweight", "truncate"]}
 
 

@@ -77,12 +77,17 @@ def test_ess_is_a_fraction():
     assert ops.ess(column([3, 3, math.nan]), mask).item() == 1
     assert ops.ess(column([1, 0, 5]), mask).item() == 0.5
     assert ops.ess(column([0, 0, 0]), mask).item() == 0
+    assert ops.ess(column([math.inf, 1, 0]), mask).item() == 0.5
+    many = torch.full((20_000,), 1e152, dtype=torch.float64)  # the square of whose sum is beyond float64
+    assert ops.ess(many, many > 0).item() == pytest.approx(1, rel=1e-12)
 
 
 def test_perplexity_and_masked_mean():
     mask = torch.tensor([True, False])
     assert ops.perplexity(column([-2.0, math.nan]), mask).item() == pytest.approx(math.exp(2))
     assert ops.masked_mean(column([math.nan]), torch.tensor([False])).item() == 0
+    narrow = torch.full((70_000,), 1.0, dtype=torch.float16)  # whose sum is beyond float16
+    assert ops.masked_mean(narrow, narrow > 0).item() == 1
 
 
 def random_tokens(seed, n=50):

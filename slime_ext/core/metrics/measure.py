@@ -32,8 +32,8 @@ from slime_ext.core.state import Outcome, SequenceStatistics, Tokens
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import Segments, as_numbers, to_device
 
-# What ratios and weights beyond it count as in sums, so that their squares stay finite.
-LARGEST = {torch.float32: 1e17, torch.float64: 1e150}
+# What ratios and weights beyond it count as in sums, so that the squares of 1e8 tokens add up to a number.
+LARGEST = {torch.float32: 1e15, torch.float64: 1e140}
 COUNTERS = 1 << 19  # numbers that one row of tokens is added up in, so that on a GPU few wait for each other
 
 

@@ -42,9 +42,9 @@ class Totals:
         return self[name] / self[over] if self[over] else 0.0
 
     def ess(self, total: str, square: str, over: str) -> float:
-        """(sum x)^2 / (n sum x^2)."""
+        """(sum x)^2 / (n sum x^2); at most 1, which rounded sums may exceed."""
         squares = self[over] * self[square]
-        return self[total] ** 2 / squares if squares else 0.0
+        return min(self[total] ** 2 / squares, 1.0) if squares else 0.0
 
     def quantile(self, q: float) -> float:
         """The log-ratio below which a share ``q`` of the tokens lies, off by at most 3.1% of itself."""

@@ -64,8 +64,7 @@ def unknown_flags(flags: Sequence[WrittenFlag], known: set[str]) -> Iterator[tup
     """(flag, nearest known name or nothing) for every flag that the host passes over or refuses."""
     for flag in dict.fromkeys(flags):
         plain = flag.name.replace("--no-", "--", 1)
-        is_short = any(name.startswith(flag.name) for name in known)  # argparse takes the beginning of a name
-        if not ({flag.name, plain} & known or is_short or flag.name.startswith(ELSEWHERE)):
+        if not ({flag.name, plain} & known or flag.name.startswith(ELSEWHERE)):
             near = difflib.get_close_matches(flag.name, known, n=1, cutoff=NEARLY)
             yield flag, near[0] if near else ""
 

@@ -244,6 +244,17 @@ def test_a_ratio_beyond_all_others_leaves_one_sample():
     assert got["ess_ratio"] == 0.5 and got["ratio_max"] == math.exp(400) and got["k3_kl"] > 1e100
 
 
+def test_of_large_equal_weights_all_are_left():
+    """Whose squares add up to more than float32 holds."""
+    length = 40_000
+    behavior = torch.full((length,), -2.0)
+    packed = Tokens(Segments.whole([length], torch.ones(length)), behavior + 0.001, behavior)
+    found = numbers_of(Correction(steps=(Reweight("sequence"),)), packed)
+    assert (
+        found["off_policy/ess_weight"] == pytest.approx(1, rel=1e-6) and found["off_policy/ess_weight"] <= 1
+    )
+
+
 @pytest.mark.parametrize("level", [-6.0, -8.0, -10.0, -12.0, -20.0])
 def test_of_tiny_ratios_the_sample_size_stays_a_fraction(level):
     draw = torch.Generator().manual_seed(0)

@@ -46,7 +46,10 @@ CASES = [
     ("--no-use-tis", None),
     ("--rm-type '$KIND'", "--rm-type: expected a value that the script says, got '$KIND': export it"),
     ("--ref-load '$BASE/x'", None),  # replaced
-    ("--use-ti", None),  # the beginning of a name is enough for argparse
+    (
+        "--use-ti",
+        "--use-ti: the host has no such flag; did you mean --use-tis?",
+    ),  # Megatron's allow_abbrev is off
     ("--sglang-anything 1", None),
     ("--use-tiss", "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis?"),
     ("--quite-other 1", "run.sh:27: --quite-other: the host has no such flag: nothing reads it"),
