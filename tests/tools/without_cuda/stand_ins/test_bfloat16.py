@@ -24,6 +24,8 @@ given = json.loads(sys.argv[1])
 left, right, large = (torch.tensor(rows, dtype=torch.bfloat16, requires_grad=True) for rows in given)
 out = torch.nn.functional.linear(left, right.t())
 out.sum().backward()
+weights = right.detach().t().repeat(600, 1)[:1100]  # of a layer with 1100 outputs, as right's columns
+wide_layer = torch.nn.functional.linear(left.detach(), weights)
 empty = torch.zeros(2, 0, dtype=torch.bfloat16) @ torch.zeros(0, 3, dtype=torch.bfloat16)
 wide = torch.full((1, 1), 1 / 3, dtype=torch.float64) @ torch.ones(1, 1, dtype=torch.float64)
 try:
@@ -33,7 +35,8 @@ except RuntimeError as error:
     said = str(error)
 print(json.dumps({
     "out": out.tolist(), "type": str(out.dtype), "left": left.grad.tolist(), "right": right.grad.tolist(),
-    "large": (large @ large).tolist(), "empty": empty.tolist(), "wide": wide.item(), "said": said,
+    "large": (large @ large).tolist(), "layer": wide_layer.tolist(),
+    "empty": empty.tolist(), "wide": wide.item(), "said": said,
 }))
 """
 
@@ -63,6 +66,7 @@ def test_products_and_gradients_are_the_sums_rounded_once():
     ones = [[1, 1], [1, 1]]
     assert said["left"] == _product(ones, _turned(RIGHT))
     assert said["right"] == _product(_turned(LEFT), ones)
+    assert said["layer"] == [row * 550 for row in _product(LEFT, RIGHT)]
     exact = _product(LARGE, LARGE)
     assert said["large"] == [[_rounded(value) for value in row] for row in exact] != exact
     assert said["empty"] == [[0.0] * 3] * 2
