@@ -244,7 +244,11 @@ def _step(where: str, entry: Any) -> Step:
         return step
     from slime_ext.core import user_steps
 
-    step = named(where, "step", entry, {name: user_steps.load_step(name, where)})
+    made_from = {name: user_steps.load_step(name, where)}
+    try:
+        step = named(where, "step", entry, made_from)
+    except Exception as error:  # of the user's class: a field without a value, its __post_init__, a type
+        raise user_steps.failed(f"{where}.{name}", error) from error
     user_steps.check_step(step, where=f"{where}.{name}")
     return step
 

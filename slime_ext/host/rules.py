@@ -269,7 +269,7 @@ OF_THE_LAUNCH = (
     Rule(lambda s: s.function and s.a.get_mismatch_metrics and s.a.use_score_centering,
          "--get-mismatch-metrics: expected off beside --use-score-centering, got on: the host refuses it; "
          "slime_ext.host.init measures without", HOST),
-    Rule(lambda s: s.function and s.a.use_tis and s.a.use_rollout_logprobs and s.has_ratio,
+    Rule(lambda s: s.a.use_tis and s.a.use_rollout_logprobs and s.has_ratio,
          "--use-rollout-logprobs: cannot be combined with --use-tis: the host refuses both. Remove one.",
          HOST),
     Rule(lambda s: s.correction.needs_plan and s.skips_proximal,

@@ -9,7 +9,7 @@ couple samples). Score centering reads the sampler's head, its K most likely of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations_with_replacement, product
 
@@ -169,7 +169,9 @@ def _estimates(
     segments = Segments.whole([STEPS] * len(chosen), torch.ones(len(target)))
     rows, head, ids = PREFIXES[chosen].flatten(), None, None
     if correction.center is not None:
-        head, ids = world.head(correction.center.top_k, rows)
+        center = Center(min(correction.center.top_k, VOCABULARY))
+        correction = replace(correction, center=center)
+        head, ids = world.head(center.top_k, rows)
     given = packed(world.proximal), packed(world.behavior), target, advantages
     tokens = Tokens(segments, *given, head=head)
     outcome: Outcome = correction(tokens)

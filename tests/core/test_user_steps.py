@@ -208,6 +208,43 @@ def test_a_list_in_yaml_is_a_field_that_can_be_hashed():
         load_config({"steps": [{f"{HERE}.Listed": {"powers": [0.25]}}]})
 
 
+@dataclass(frozen=True)
+class NoDefault(Tempered):
+    base: float = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Raises(Tempered):
+    def __post_init__(self):
+        raise ValueError("power: a bad one\nand more")
+
+
+@dataclass(frozen=True)
+class OfTensor(Tempered):
+    table: torch.Tensor = None
+
+
+@dataclass(frozen=True)
+class Unresolved(Tempered):
+    table: Nowhere = None  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NoDefault", "base"),
+        ("Raises", "ValueError: power: a bad one"),
+        ("OfTensor", "Tensor"),
+        ("Unresolved", "Nowhere"),
+    ],
+)
+def test_a_class_that_makes_no_step_is_one_line(name, said):
+    with pytest.raises(ConfigError) as caught:
+        load_config({"steps": [{f"{HERE}.{name}": {"table": 1} if name == "OfTensor" else {"power": 0.5}}]})
+    assert f"{HERE}.{name}: expected a step that" in str(caught.value) and said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_hook_runs_it():
     steps = [{f"{HERE}.Tempered": {"power": 0.25}}, {"truncate": {"high": 1.2}}]
     check_hook(tis.correct, lambda s: [min(x**0.25, 1.2) for x in ratios(s)], slime_ext={"steps": steps})

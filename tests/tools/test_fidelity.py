@@ -176,6 +176,13 @@ def test_centered_over_the_vocabulary_a_constant_advantage_moves_nothing(name, m
         assert plain > acts
 
 
+def test_a_head_wider_than_the_vocabulary_is_all_of_it():
+    _, centered = pair("truncated at 2", 3)
+    wide = replace(centered, center=replace(centered.center, top_k=128))
+    world = World.of("mismatch")
+    assert evaluate(wide, world) == evaluate(centered, world)
+
+
 def pair(name, k):
     made = fidelity.centerings([k])
     return made[f"reinforce, {name}"], made[f"centered, {name}, {'all tokens' if k == 3 else f'head {k}'}"]

@@ -16,7 +16,7 @@ from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, NEARLY, check_kinds
 from slime_ext.tools.folders import is_file
-from slime_ext.tools.scripts.launch import Launch, Unread
+from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.read import host_root, is_script, read
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
@@ -25,6 +25,9 @@ ALIKE = (
     *contract.FUNCTIONS,
     "custom_agent_function_path",
 )  # arguments of slime and miles that look like those
+
+
+OWN = "Words behind -- are flags of the script's own."
 
 
 @dataclass
@@ -63,6 +66,16 @@ class Arguments:
         return replace(self.with_flags(found), of_file=tuple(found))
 
 
+def apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of a command, and those behind ``--``, which are another program's.
+
+    >>> apart(["run.sh", "--", "--lr", "1"])
+    (['run.sh'], ['--lr', '1'])
+    """
+    end = list(words).index("--") if "--" in words else len(words)
+    return list(words[:end]), list(words[end + 1 :])
+
+
 def gathered(
     path: str, args_path: str | None = None, given: Sequence[str] = (), launch: Launch | None = None
 ) -> Arguments:
@@ -79,6 +92,10 @@ def gathered(
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
     if args_path and not script:
         raise ConfigError(f"--args: expected a launch script, got {cut(args_path)}: give run.sh there")
+    if args_path and script == path:
+        raise ConfigError(f"--args: expected a YAML before it, got the script {cut(path)}: check it alone")
+    if given and not script:
+        raise ConfigError(f"{path}: expected no flags behind -- beside a YAML, got {cut(given[0])}")
     found = Arguments(unknown=set(ARGUMENTS))
     if script:
         found = _of_launch(launch or read(script, given))
@@ -118,6 +135,8 @@ def _of_launch(launch: Launch) -> Arguments:
         if name is None:
             continue
         text = next(iter(flag.values), after and after.name)
+        if ARGUMENTS[name].kind.parse is None:
+            _forbid_value(launch, flag)
         values[name] = False if flag.name in OFF else _value(launch.script, flag.name, text)
         unread.pop(name, None)
         if values[name] is None:
@@ -129,6 +148,14 @@ def _of_launch(launch: Launch) -> Arguments:
             unknown.add(name)
             unread[gap] = str(gap)
     return Arguments(as_parsed(values, unknown), unknown, launch, tuple(unread.values()))
+
+
+def _forbid_value(launch: Launch, switch: WrittenFlag) -> None:
+    for word in (word for word in switch.values if not isinstance(word, Unread)):
+        raise ConfigError(
+            f"{launch.script}: {switch.name}: expected no value, got {cut(word)}: a switch is on where it "
+            "stands; leave it out to switch it off"
+        )
 
 
 def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:

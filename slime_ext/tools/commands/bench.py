@@ -44,6 +44,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     chosen = {name: presets.get(name) for name in given.preset}
     chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
+    for name, correction in chosen.items():
+        if correction.needs_ages:
+            raise ConfigError(f"{name}: expected no max_staleness, got one: nothing has an age here")
     for table in tables(chosen, given.seed, shown):
         PlainConsole(highlight=False, width=80).print(table)
     return 0

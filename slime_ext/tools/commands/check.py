@@ -19,7 +19,7 @@ from slime_ext.host.configured import BOUNDS, loaded_from
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, FUNCTION
 from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said
-from slime_ext.tools.commands.arguments import Arguments, gathered
+from slime_ext.tools.commands.arguments import OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.convert import system_of
 from slime_ext.tools.commands.output import console, needs, table
 from slime_ext.tools.scripts.launch import Launch
@@ -27,6 +27,7 @@ from slime_ext.tools.scripts.modules import fault_of
 from slime_ext.tools.scripts.read import host_root
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
+INIT_NAME = next(iter(INIT))
 OFFERED = {  # what a launch without anything of ours could begin with
     "first": (INIT, "measures the mismatch only; applies no correction"),
     "then": (
@@ -66,9 +67,10 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh, miles' .py)")
     parser.add_argument("--args", metavar="SCRIPT", help="launch script with the other arguments of a YAML")
-    parser.add_argument("own", nargs="*", metavar="FLAG", help="flags of the script's own, behind --")
-    given = parser.parse_intermixed_args(argv)  # FLAG may stand behind --args
-    found = check(given.file, given.args, given.own)
+    parser.epilog = OWN
+    words, own = apart(argv)
+    given = parser.parse_args(words)
+    found = check(given.file, given.args, own)
     rows = [*{"file": given.file, **found.rows}.items(), *(("note", note) for note in found.notes)]
     rows += [("unknown", line) for line in found.unread]
     last = ["not all known, so not all checked"] if found.unread else ["ok"] if found.uses_ours else []
@@ -150,6 +152,8 @@ def _unused(path: str, arguments: Arguments) -> Checked:
             refused[str(error)] = None
         else:
             more = f"; in place of {replaced}" if replaced and "use_tis" in flags else ""
+            if own := arguments.get(INIT_NAME):
+                more += f"; in place of {cut(own)}: or keep that and call slime_ext.host.init(args) in it"
             rows[when] = f"{_spelled(flags, arguments)}\n# {what}{more}"
     words = "not used by this launch; add these flags" if rows else "nothing for it in this launch"
     return Checked({"slime_ext": words, **rows}, words, notes=tuple(refused), uses_ours=False)

@@ -52,6 +52,7 @@ HOMES = {
 }
 PLAIN = {"verl": "verl.trainer.main_ppo"}  # of a system with Hydra: the program whose files correct nothing
 NOWHERE = Home()
+FLAT = ("trl", "open_instruct", "ms_swift")  # whose correction stands among all other settings
 ABSENT = object()
 LOSSES = {"cispo": "cispo", "dppo": "dppo_tv"}  # SkyRL's losses with weights of their own -> our preset
 
@@ -141,7 +142,7 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
 def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any) -> tuple[Any, list[str]]:
     """The block without keys of the system's loss, and a note for each of them, in it or beside it."""
     keys, parent = _keys(system), where.rpartition(".")[0]
-    beside = [_at(whole, place) for place in (parent, *HOMES.get(system, NOWHERE).loss)]
+    beside = [_at(whole, place) for place in dict.fromkeys((where, parent, *HOMES.get(system, NOWHERE).loss))]
     found = {
         key: value
         for mapping in (*beside, block)
@@ -170,6 +171,9 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
     keys = _keys(system)
     if whole and not any(key in keys or did_you_mean(str(key), keys) for key in whole):
         raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{_other(system, whole)}")
+    if system in FLAT:
+        known = (*keys, *dialects.LOSS_SIDE)
+        whole = {k: value for k, value in whole.items() if k in known or did_you_mean(str(k), keys)}
     return "", whole, ()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.text import Text
 
 from slime_ext.errors import SlimeExtError
 from slime_ext.tools.commands import installed, light
-from slime_ext.tools.commands.arguments import Arguments, gathered
+from slime_ext.tools.commands.arguments import OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.installed import COMPONENTS
 from slime_ext.tools.commands.output import console, table
 
@@ -39,11 +40,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("script", nargs="?", metavar="LAUNCH_SCRIPT", help=what)
     what = "the checkout of slime; default: the one that imports"
     parser.add_argument("--slime-dir", metavar="DIR", help=what)
-    given = parser.parse_args(argv)
-    arguments = _arguments(given.script)
+    parser.epilog = OWN
+    words, own = apart(argv)
+    given = parser.parse_args(words)
+    arguments = _arguments(given.script, own)
     rows = diagnose(arguments, given.slime_dir)
     if given.script:
-        rows += what_runs(given.script, arguments, rows)
+        rows += what_runs(given.script, arguments, rows, own)
     cells = ((name, found, Text(state, STYLES[state]), note) for name, found, state, note in rows)
     console().print(table(cells, ("part", "found", "state", "note")))
     return WRONG if any(row.state in ("wrong", "missing") for row in rows) else 0
@@ -70,15 +73,16 @@ def diagnose(arguments: Arguments, slime_dir: str | None) -> list[Row]:
     return rows
 
 
-def what_runs(path: str, arguments: Arguments, rows: list[Row]) -> list[Row]:
+def what_runs(path: str, arguments: Arguments, rows: list[Row], own: Sequence[str] = ()) -> list[Row]:
     """The correction that the file leads to, and how what it needs gets to it."""
     try:
-        checked = light.call("slime_ext.tools.commands.check:check", path)
+        checked = light.call("slime_ext.tools.commands.check:check", path, None, own)
     except SlimeExtError as error:
         return [Row("correction", "none", "wrong", str(error))]
     if not checked.uses_ours:
         return [Row("correction", "none", "-", f"{checked.line}: slime-ext check {path}")]
-    found = [Row("correction", checked.line, "ok", "; ".join(checked.notes))]
+    state = "-" if checked.unread else "ok"
+    found = [Row("correction", checked.line, state, "; ".join((*checked.notes, *checked.unread)))]
     return [*found, _target(arguments, rows)] if checked.needs_target else found
 
 
@@ -92,9 +96,9 @@ def _target(arguments: Arguments, rows: list[Row]) -> Row:
     return Row("cur_log_probs", "none", "missing", f"add --custom-megatron-init-path {init}")
 
 
-def _arguments(path: str | None) -> Arguments:
+def _arguments(path: str | None, own: Sequence[str]) -> Arguments:
     """As far as they can be read; what is wrong with them is a row of the table."""
     try:
-        return gathered(path) if path else Arguments()
+        return gathered(path, None, own) if path else Arguments()
     except SlimeExtError:
         return Arguments()

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.commands import light
+from slime_ext.tools.commands.arguments import OWN, apart
 from slime_ext.tools.commands.output import console, table
 from slime_ext.tools.folders import new_folder
 from slime_ext.tools.rehearsal import checks, evidence, preflight, prompts, run
@@ -37,9 +38,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
     parser.add_argument("--out", type=Path, help="folder of the run; by default a new one below runs")
     parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
-    parser.epilog = "Words behind -- are flags of the script's own."
-    end = argv.index("--") if "--" in argv else len(argv)
-    return rehearse(parser.parse_args(argv[:end], argparse.Namespace(own=argv[end + 1 :])))
+    parser.epilog = OWN
+    words, own = apart(argv)
+    return rehearse(parser.parse_args(words, argparse.Namespace(own=own)))
 
 
 def rehearse(given: argparse.Namespace) -> int:

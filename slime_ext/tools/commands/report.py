@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="slime-ext report",
         description="Draws runs of slime, miles or `slime-ext train` into one picture, from TensorBoard "
-        "events, off_policy.jsonl and dumps below each folder.",
+        "events and off_policy.jsonl below each folder.",
     )
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="a run; or a folder of runs, which are seeds of one setting"

@@ -18,6 +18,7 @@ import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError, check_known
 from slime_ext.host import contract
 from slime_ext.presets import NAMES
+from slime_ext.tools.commands.arguments import apart
 from slime_ext.tools.folders import free_name, new_folder
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
@@ -41,9 +42,9 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
     """
-    end = list(argv).index("--") if "--" in argv else len(argv)
+    words, flags = apart(argv)
     parser = _parser()
-    given = parser.parse_args(argv[:end], argparse.Namespace(flags=list(argv[end + 1 :])))
+    given = parser.parse_args(words, argparse.Namespace(flags=flags))
     for name in OF_A_NEW_RUN:
         if given.load and (value := getattr(given, name)) != parser.get_default(name):
             raise ConfigError(

@@ -237,6 +237,8 @@ class Surroundings:
     def _complaint(self, said: str, where: str, before: str) -> None:
         if match := re.fullmatch(r"(\w+): unbound variable", said):
             self.needs.setdefault(match[1], where)
+        elif (match := re.match(r"(\w+): ", said)) and re.search(rf"\$\{{{match[1]}:?\?", self.text):
+            self.needs.setdefault(match[1], where)  # of ${X:?why}
         elif match := re.fullmatch(r"(.+?): command not found.*", said):
             self.names.add(match[1])
         elif match := re.fullmatch(r"([^:]+): No such file or directory", said):

@@ -22,7 +22,8 @@ PROGRAMS = ("train.py", "train_async.py")
 # What only names train.py, to look at it or to end it.
 NO_LAUNCH = frozenset(
     "pkill pgrep kill grep egrep rg cat less more head tail sed awk ls find cp mv rm ln chmod tee diff wc "
-    "stat which type command hash file git vim nano scp rsync wget curl".split()
+    "stat which type command hash file git vim nano scp rsync wget curl tar zip gzip zstd md5sum "
+    "sha256sum cksum chown touch du install".split()
 )
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 OF_SSH = re.compile(r"-[bcDEeFIiJLlmOopQRSWw]")  # options with a value

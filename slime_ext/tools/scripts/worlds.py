@@ -98,7 +98,7 @@ class Worlds:
             names.setdefault(question, set()).update(changed)
         for question, some in names.items():
             if some:
-                yield Gap(end, question, self._place(question), frozenset(some))
+                yield Gap(end, self.around.shown(question), self._place(question), frozenset(some))
 
     def _values(self, launch: Started) -> dict[str, tuple[str, ...]]:
         """The values that count, by flag."""

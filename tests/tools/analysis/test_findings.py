@@ -170,6 +170,13 @@ def found(rollouts):
     return {finding.name for finding in examine(diagnosed(rollouts))[0]}
 
 
+def test_of_ratios_that_are_all_near_0_something_is_said():
+    """exp(l) - 1 is exactly -1 from l = -18 down."""
+    rollout = random_rollout(samples=600)
+    far = replace(rollout, proximal=rollout.behavior - 18 - torch.rand(len(rollout.behavior)))
+    assert found([far]) == {"unexplained"}
+
+
 def mistaken(cases):
     """name -> findings, of the runs in which something else was found than expected.
 

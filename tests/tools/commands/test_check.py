@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.config.test_configs import FILES
 from tests.golden import pairs
 from tests.tools.commands.test_commands import run, written
@@ -133,7 +135,8 @@ def test_a_yaml_file_by_another_name_is_none(capsys, tmp_path):
 
 def test_flags_of_the_scripts_own_stand_behind_any_other(capsys, tmp_path):
     path = written(tmp_path / "run.sh", 'python3 train.py "$@"')
-    for first in ((path, "--args", path), ("--args", path, path)):
+    keys = written(tmp_path / "c.yaml", {"use_tis": True})
+    for first in ((path,), (keys, "--args", path), ("--args", path, keys)):
         assert "truncate(high 2)" in run(capsys, "check", *first, "--", *GOOD.split())[1]
 
 
@@ -141,6 +144,18 @@ def test_arguments_come_from_a_script_alone(capsys, tmp_path):
     path = written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_rs"}})
     status, _, err = run(capsys, "check", path, "--args", path)
     assert status == 1 and "--args: expected a launch script, got" in err
+    script = written(tmp_path / "run.sh", f"python3 train.py {GOOD}")
+    status, _, err = run(capsys, "check", script, "--args", script)
+    assert status == 1 and "--args: expected a YAML before it, got the script" in err
+    status, _, err = run(capsys, "check", path, "--", "--lr", "1")
+    assert status == 1 and "expected no flags behind -- beside a YAML, got --lr" in err
+
+
+def test_a_second_file_is_refused(capsys, tmp_path):
+    path = written(tmp_path / "run.sh", f"python3 train.py {GOOD}")
+    with pytest.raises(SystemExit):
+        run(capsys, "check", path, path)
+    assert "unrecognized arguments" in capsys.readouterr().err
 
 
 def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_path, monkeypatch):

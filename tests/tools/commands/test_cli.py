@@ -149,6 +149,13 @@ def test_a_mistake_of_bench_is_one_line(words, said, capsys):
     assert status == 2 and said in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_bench_has_no_ages_for_a_correction_that_reads_them(capsys, tmp_path):
+    file = tmp_path / "old.yaml"
+    file.write_text("slime_ext: {steps: [{reject: {max_staleness: 3}}]}")
+    assert cli.main(["bench", "fidelity", "--config", str(file)]) == 2
+    assert "expected no max_staleness, got one" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_fidelity_prints_a_row_for_each_preset(capsys):
     assert cli.main(["bench", "fidelity", "token_tis", "seq_is"]) == 0
     shown = capsys.readouterr().out

@@ -134,8 +134,8 @@ def truncated_sampling(d: Diagnosis) -> Figures | None:
         d.statistics.means["ratio_minus_one"],
         d.statistics.counts,
     )
-    if mean > -SMALL or above_1.z > -SURE or d.statistics.top_share > EVEN:
-        return None
+    if mean > -SMALL or above_1.z > -SURE or d.statistics.top_share > EVEN or above_1.value <= -1:
+        return None  # a mean ratio of 0: no truncation leaves nothing
     expected = math.log1p(above_1.value)
     if mean < WHOLLY * expected:
         return None
