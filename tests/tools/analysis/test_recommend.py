@@ -106,6 +106,9 @@ def test_policies_that_are_far_apart_are_recommended_a_correction_with_a_caveat(
     few, rounded = far.model_copy(update={"sequences": 5}), finding("quantised", "warning")
     for made in (recommend(effects(), far, [rounded]), recommend(effects(), few, [stale])):
         assert "push weights more often first" not in " ".join(made.reasons)
+    for total, is_far in ((SHORT, False), (far, True), (few, False)):
+        said = " ".join(recommend(effects(), total, [rounded]).reasons)
+        assert ("train without it beside" in said) == is_far
 
 
 def test_where_everything_costs_too_much_it_says_so():

@@ -21,7 +21,9 @@ AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
-FAR = 0.3  # k3 in nats of a lag that token_tis did not reliably undo (lm_lag_again in docs/evidence.md)
+FAR = 0.3  # k3 in nats from which token_tis did not reliably help (lm_lag_again, lm_int4: docs/evidence.md)
+OF_OLD = "push weights more often first: token_tis did not reliably undo such a lag"
+OF_FRESH = "train without it beside: under INT4 weights token_tis ended below the uncorrected runs"
 STALE = "stale_weights"  # the finding that says that the sampler's weights lag
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
@@ -73,11 +75,9 @@ def recommend(
         for f in findings
         if f.or_else
     ]
-    if made.name != UNCORRECTED and STALE in found and (total.k3 or 0) >= FAR:
-        caveats.append(
-            f"push weights more often first: k3 is {_said(total.k3)} nats, and from {FAR} on token_tis did "
-            "not reliably undo a lag (docs/evidence.md)"
-        )
+    if made.name != UNCORRECTED and (total.k3 or 0) >= FAR:
+        why = OF_OLD if STALE in found else OF_FRESH
+        caveats.append(f"{why} (k3 is {_said(total.k3)} nats; docs/evidence.md)")
     return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
 
 
