@@ -28,6 +28,7 @@ from slime_ext.tools.commands.output import console
 from slime_ext.tools.folders import make_folder, refuse_link, write_file
 
 FOUND = 1
+EVERY_S = 2.0
 ANY, ALL = "any", "all"
 FINDINGS = get_args(FindingName)
 STDOUT = "-"
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"with --follow: exit with {FOUND} at the first finding of --fail-on (default: '{ANY}')",
     )
     parser.add_argument(
-        "--every", type=float, default=2.0, metavar="SECONDS", help="with --follow: between two looks"
+        "--every", type=float, default=EVERY_S, metavar="SECONDS", help="with --follow: between two looks"
     )
     parser.add_argument(
         "--idle",
@@ -137,12 +138,7 @@ def _check(given: argparse.Namespace) -> None:
         raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
     if given.suggest is not None and not 0 < given.suggest < 1:
         raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
-    if given.follow and given.against is not None:
-        raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
-    if given.alert_exit and not given.follow:
-        raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
-    if not (given.every >= 0 and given.idle > 0):
-        raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
+    _check_follow(given)
     for name in given.fail_on:
         _known("--fail-on", "the name of a finding", name, (*FINDINGS, ANY))
     given.presets = _presets(given.presets) if given.presets else SHORTLIST
@@ -150,6 +146,18 @@ def _check(given: argparse.Namespace) -> None:
     decoder(given.tokenizer)
     if given.alert_exit and not given.fail_on:
         given.fail_on = [ANY]
+
+
+def _check_follow(given: argparse.Namespace) -> None:
+    """What goes with --follow alone, and what does not go with it."""
+    if given.follow and given.against is not None:
+        raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
+    if given.alert_exit and not given.follow:
+        raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
+    if not given.follow and (given.every, given.idle) != (EVERY_S, math.inf):
+        raise ConfigError("--every, --idle: expected --follow beside them, got none: only there is waited")
+    if not (given.every >= 0 and given.idle > 0):
+        raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
 
 
 def _known(flag: str, what: str, name: str, names: Sequence[str]) -> None:

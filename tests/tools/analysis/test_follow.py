@@ -161,6 +161,8 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     (tmp_path / "x").mkdir()
     for words, said in (
         (["--alert-exit"], "--alert-exit: expected --follow"),
+        (["--idle", "3"], "--every, --idle: expected --follow beside them"),
+        (["--every", "3"], "--every, --idle: expected --follow beside them"),
         (["--follow", "--every", "-1"], "--every, --idle: expected seconds"),
         (["--presets", "geo_sr"], "--presets: expected names of presets or all, got 'geo_sr'"),
     ):

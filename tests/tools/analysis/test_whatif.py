@@ -11,7 +11,7 @@ import torch
 from slime_ext import load_config, presets, tis
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import NonFiniteError
-from slime_ext.tools.analysis.measures.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, STOPS
+from slime_ext.tools.analysis.measures.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, NO_HEADS, STOPS
 from slime_ext.tools.analysis.measures.tally import Tally, spans
 from slime_ext.tools.analysis.measures.whatif import WhatIf, apply
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -192,6 +192,7 @@ def test_what_a_dump_lacks_is_said():
         ({"steps": [{"reject": {"high": 2.0, "max_staleness": 1}}]}, NO_AGES),
         ({"steps": [{"reject": {"high": 2.0}}], "group": "atomic"}, NO_GROUPS),
         ({"steps": ["reweight"], "on_nonfinite": "raise"}, STOPS),
+        ({"preset": "cispo", "center": {"top_k": 8}}, NO_HEADS),
     ]:
         r = with_holes(rollout())
         assert whatif([r], {"x": load_config(keys)})[0].unavailable == why
