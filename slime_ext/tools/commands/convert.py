@@ -86,10 +86,24 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
     if other is None:
         found = _merged(hydra.beneath(path, words, _places(system), PLAIN.get(system, "")), found)
     if _find(system, found) is None:
+        keys = _keys(system)
+        for word in (word for word in words if word.startswith("--") and _last_name(word) in keys):
+            raise ConfigError(
+                f"{path}: expected a YAML for flags of {system}, got {cut(word)}: write them there"
+            )
         is_of = f"{system} corrects nothing without"
         is_of = f"it is a script of {other}; use --from {other}" if other else is_of
         raise ConfigError(f"{path}: expected overrides of {_home(system)}, got none: {is_of}")
     return found
+
+
+def _last_name(flag: str) -> str:
+    """The last part of a flag's dotted name.
+
+    >>> _last_name("--algo.advantage.is_correction_level=token")
+    'is_correction_level'
+    """
+    return flag.removeprefix("--").partition("=")[0].rpartition(".")[2]
 
 
 def _merged(beneath: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
