@@ -122,6 +122,19 @@ def test_what_is_there_decides_it(capsys, tmp_path, machine, parts, status, said
     assert found == status and said in out
 
 
+def test_what_is_known_only_where_the_script_runs_is_not_ok_until_a_flag_behind_says_it(
+    capsys, tmp_path, machine
+):
+    machine()
+    script = tmp_path / "run.sh"
+    script.write_text(SLIME_RUN + 'token_tis --eps-clip $(cat eps.txt) "$@"\n')
+    for own, state in (((), "-"), (("--", "--eps-clip", "0.2"), "ok")):
+        cli.main(["doctor", str(script), *own])
+        rows = capsys.readouterr().out
+        (first,) = [line for line in rows.splitlines() if line.startswith("correction")]
+        assert f"  {state}  " in first and ("eps-clip" in rows) == (state == "-")
+
+
 def test_a_script_that_starts_neither(tmp_path):
     (tmp_path / "run.sh").write_text("echo hello\n")
     assert doctor.needed(gathered(str(tmp_path / "run.sh"))) == {"Python", "PyTorch"}
