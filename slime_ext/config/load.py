@@ -57,7 +57,7 @@ def load_config(mapping: Mapping[str, Any]) -> Correction:
     """
     loaded = read_config(mapping)
     for key in (key for key in OF_A_HOST if key in mapping):
-        warn_once(f"{ROOT}.{key}: read in a host alone; a Correction does not have it")
+        warn_once(f"{ROOT}.{key}: only a host reads it; a Correction has no such part")
     for note in loaded.notes:
         warn_once(f"{ROOT}: {note}")
     return loaded.correction

@@ -69,8 +69,8 @@ def _parts(step: Step) -> Iterator[Step]:
 
 
 def check_center(steps: Sequence[Step]) -> None:
-    """Raises ConfigError at a step whose weight depends on other tokens, unless it is one of a turn or
-    sequence: it has no f."""
+    """Raises ConfigError at a step that has no f: its weight depends on earlier tokens, or it is a user's
+    step of tokens that reads others."""
     of_tokens = split(steps)[0]
     for i, step in enumerate(steps):
         of_before = any(key.aggregate in BY_POSITION for key in step.statistics)
@@ -92,7 +92,7 @@ def check_center(steps: Sequence[Step]) -> None:
 
 
 def _reads_others(step: Step) -> bool:
-    """Whether a step of tokens gives other weights where other tokens share the sequence, or reads ages."""
+    """Whether a token's weight changes with the tokens that share its sequence, or with their age."""
     p, q = torch.tensor([[-1.0, -2.5, -0.5], [-2.0, -1.0, -1.5]], dtype=torch.float64)
     there, found = torch.ones(3, dtype=torch.bool), []
     for lengths in ([3], [1, 1, 1]):

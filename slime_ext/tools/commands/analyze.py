@@ -155,7 +155,9 @@ def _check_follow(given: argparse.Namespace) -> None:
     if given.alert_exit and not given.follow:
         raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
     if not given.follow and (given.every, given.idle) != (EVERY_S, math.inf):
-        raise ConfigError("--every, --idle: expected --follow beside them, got none: only there is waited")
+        raise ConfigError(
+            "--every, --idle: expected --follow beside them, got none: a whole run is read at once"
+        )
     if not (given.every >= 0 and given.idle > 0):
         raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
 

@@ -27,7 +27,6 @@ from slime_ext.tools.scripts.modules import fault_of
 from slime_ext.tools.scripts.read import host_root
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
-INIT_NAME = next(iter(INIT))
 OFFERED = {  # what a launch without anything of ours could begin with
     "first": (INIT, "measures the mismatch only; applies no correction"),
     "then": (
@@ -152,7 +151,7 @@ def _unused(path: str, arguments: Arguments) -> Checked:
             refused[str(error)] = None
         else:
             more = f"; in place of {replaced}" if replaced and "use_tis" in flags else ""
-            if own := arguments.get(INIT_NAME):
+            if own := arguments.get("custom_megatron_init_path"):
                 more += f"; in place of {cut(own)}: or keep that and call slime_ext.host.init(args) in it"
             rows[when] = f"{_spelled(flags, arguments)}\n# {what}{more}"
     words = "not used by this launch; add these flags" if rows else "nothing for it in this launch"

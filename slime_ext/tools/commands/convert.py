@@ -89,7 +89,7 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
         keys = _keys(system)
         for word in (word for word in words if word.startswith("--") and _last_name(word) in keys):
             raise ConfigError(
-                f"{path}: expected a YAML for flags of {system}, got {cut(word)}: write them there"
+                f"{path}: expected a YAML file, got the flag {cut(word)}: write {system}'s settings into one"
             )
         is_of = f"{system} corrects nothing without"
         is_of = f"it is a script of {other}; use --from {other}" if other else is_of
