@@ -44,17 +44,18 @@ def _hashable(key: Any) -> Any:
     return repr(key) if isinstance(key, list | dict | set) else key
 
 
-def read_yaml(path: str, where: str | None = None) -> Any:
+def read_yaml(path: str, where: str | None = None, text: str | None = None) -> Any:
     """What a YAML file holds.
 
     Args:
         where: what errors call the file; its path by default.
+        text: the file's, where it is not on this disk.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or has a key twice.
     """
     where = where or path
-    text = text_of(path, where)
+    text = text_of(path, where) if text is None else text
     kind = "TOML" if path.endswith(".toml") else "YAML"
     try:
         if kind == "TOML":
@@ -68,13 +69,16 @@ def read_yaml(path: str, where: str | None = None) -> Any:
         raise ConfigError(f"{where}: expected {kind}, got {cut(_fault(error))}") from None
 
 
-def read_mapping(path: str) -> dict[str, Any]:
+def read_mapping(path: str, text: str | None = None) -> dict[str, Any]:
     """A YAML or JSON file that holds a mapping.
+
+    Args:
+        text: as for ``read_yaml``.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or holds something else.
     """
-    found = read_yaml(path)
+    found = read_yaml(path, text=text)
     if not isinstance(found, dict):
         raise ConfigError(
             f"{path}: expected a mapping, got {type(found).__name__}: see the files in configs/"

@@ -60,9 +60,10 @@ class Arguments:
         """The same launch with more flags."""
         return replace(self, values=self.values | flags, unknown=self.unknown - set(flags))
 
-    def with_file(self, path: str) -> Arguments:
-        """The same launch with the keys of a file for --custom-config-path."""
-        found = of_yaml(path)
+    def with_file(self, path: str, text: str | None = None) -> Arguments:
+        """The same launch with the keys of a file for --custom-config-path; ``text`` is what it holds where
+        it is not on this disk."""
+        found = of_yaml(path, text)
         return replace(self.with_flags(found), of_file=tuple(found))
 
 
@@ -105,18 +106,19 @@ def gathered(
     if "slime_ext" not in found.values:
         _forbid_unread_path(found.launch)
         if beside := found.get("custom_config_path"):
-            found = found.with_file(_found(beside, found.launch, path))
+            text = found.launch.files.get(beside)
+            found = found.with_file(_found(beside, found.launch, path) if text is None else beside, text)
             check_kinds(found.namespace(), found.unknown)
     return found
 
 
-def of_yaml(path: str) -> dict[str, Any]:
+def of_yaml(path: str, text: str | None = None) -> dict[str, Any]:
     """The keys of a file for --custom-config-path.
 
     Raises:
         ConfigError: it cannot be read, or has a name in it that slime would pass over.
     """
-    found = read_mapping(path)
+    found = read_mapping(path, text)
     for key in found:
         if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
             raise ConfigError(f"{path}: expected the key slime_ext, got {cut(key)}{near}")
@@ -206,6 +208,11 @@ def _forbid_unread_path(launch: Launch) -> None:
         raise ConfigError(
             f"{launch.script}: --custom-config-path: expected a path that the script itself says, got "
             f"'{cut(path)}': slime-ext check FILE --args {launch.script} checks the file with its flags"
+        )
+    if isinstance(launch.files.get(path), Unread):
+        raise ConfigError(
+            f"{launch.script}: {cut(path)}: expected a text that the script itself says, got one that "
+            f"depends on the machine: slime-ext check FILE --args {launch.script} checks a copy of it"
         )
 
 

@@ -62,6 +62,7 @@ def rehearse(given: argparse.Namespace) -> int:
         raise ConfigError("\n  ".join(wrong))
     rows = prompts.all_rows(launch)
     out = new_folder(given.out, Path("runs/rehearsal")).absolute()
+    launch = run.with_written_files(launch, out)
     with driver.ended_by_signals(), machine.room_or_one_line(out):
         ran = driver.HostRun(
             host.name,

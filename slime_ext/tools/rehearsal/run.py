@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,12 +85,26 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
 
     def found(value: str) -> str:
         plain = Path(value)
-        if not value or plain.is_absolute() or ("/" not in value and not plain.suffix):
+        is_written = value in launch.files  # by the script, whatever an earlier run has left
+        if not value or is_written or plain.is_absolute() or ("/" not in value and not plain.suffix):
             return value
         return next((str(root / plain) for root in roots if (root / plain).exists()), value)
 
-    flags = tuple(WrittenFlag(f.name, tuple(map(found, f.values)), f.where) for f in launch.flags)
-    return dataclasses.replace(launch, flags=flags)
+    return _with_values(launch, found)
+
+
+def with_written_files(launch: Launch, out: Path) -> Launch:
+    """The launch with files below a folder in place of those that its script would write."""
+    paths = {name: out / f"written/{i}-{Path(name).name}" for i, name in enumerate(launch.files)}
+    for name, path in paths.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(launch.files[name])
+    return _with_values(launch, lambda value: str(paths.get(value, value)))
+
+
+def _with_values(launch: Launch, changed: Callable[[str], str]) -> Launch:
+    flags = (WrittenFlag(f.name, tuple(map(changed, f.values)), f.where) for f in launch.flags)
+    return dataclasses.replace(launch, flags=tuple(flags))
 
 
 def prepare(

@@ -64,6 +64,7 @@ class Launch:
         gaps: where words are that are not known here.
         folder: the working directory of the program, where the script says it.
         notes: what a reader should know of how the script was read.
+        files: name -> text, of YAML and JSON that its flags name and the script itself writes.
     """
 
     script: str
@@ -73,6 +74,7 @@ class Launch:
     gaps: tuple[Gap, ...] = ()
     folder: str | None = None
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def asynchronous(self) -> bool:

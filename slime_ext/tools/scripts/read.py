@@ -16,12 +16,11 @@ from slime_ext.tools.scripts.launch import Launch
 from slime_ext.tools.scripts.python_script import command_of
 from slime_ext.tools.scripts.sandbox import Sandbox
 from slime_ext.tools.scripts.surroundings import Surroundings
-from slime_ext.tools.scripts.trace import PROGRAMS, Run
+from slime_ext.tools.scripts.trace import MAPPING, PROGRAMS, Run
 from slime_ext.tools.scripts.worlds import Worlds
 
 PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
-MAPPING = (".yaml", ".yml", ".json")
 ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)  # as bash traces one that is set
 
 

@@ -11,14 +11,17 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, cut
-from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings
+from slime_ext.tools.folders import is_file
+from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings, at
 from slime_ext.tools.scripts.trace import (
     BEGIN,
     BETWEEN,
     END,
+    MAPPING,
     TOKEN,
     Answer,
     Call,
@@ -111,7 +114,8 @@ class Sandbox:
         if context.name == "tee":
             return BuiltinResult(stdout=context.stdin or "")
         variables = {name: text for name, text in context.env.items() if name not in OURS}
-        run.calls.append(Call(words, variables, context.cwd))
+        files = self._written(words, world, context) if program_of(words) is not None else {}
+        run.calls.append(Call(words, variables, context.cwd, files))
         if inner := shell_text(words):
             return self._of_shell(run, world, *inner, context)
         if program_of(words) is not None:
@@ -126,6 +130,17 @@ class Sandbox:
             status, output = int(not status), "99"
         said_by_it = self.around.token(f"$({question})") + "\n" if output is None else output
         return BuiltinResult(stdout=said_by_it, exit_code=status)
+
+    def _written(self, words: Sequence[str], world: World, context: BuiltinContext) -> dict[str, str]:
+        """The mappings that a launch names and that its script has written: name -> text."""
+        there, found = self.around.contents(world), {}
+        for name in (word.partition("=")[2] if word.startswith("--") else word for word in words):
+            path = at(context.cwd, name)
+            if name.endswith(MAPPING) and path not in there and context.fs.exists(path):
+                said = context.fs.read_file(path)
+                if not (is_file(path) and Path(path).read_bytes() == said):
+                    found[name] = said.decode(errors="replace")
+        return found
 
     def _of_tool(self, context: BuiltinContext) -> BuiltinResult | None:
         """What a tool makes of a text that is all known; None if it is not."""

@@ -27,6 +27,7 @@ class Started:
         environment: variables that its command sets, among them those of ``--runtime-env-json``.
         folder: where it is run.
         where: ``file:line``.
+        files: name -> text, of files that its words name and the script itself wrote.
     """
 
     program: str
@@ -34,6 +35,7 @@ class Started:
     environment: Mapping[str, str]
     folder: str
     where: str
+    files: Mapping[str, str]
 
 
 def started(run: Run) -> list[Started]:
@@ -42,7 +44,7 @@ def started(run: Run) -> list[Started]:
     lines = [line for line in run.lines if LAUNCH.match(line.text)] if len(calls) > 1 else []
     places = [line.place for line in lines] if len(lines) == len(calls) else [""] * len(calls)
     return [
-        Started(call.words[at], call.words[at + 1 :], _environment(call), call.folder, place)
+        Started(call.words[at], call.words[at + 1 :], _environment(call), call.folder, place, call.files)
         for (call, at), place in zip(calls, places, strict=True)
     ]
 

@@ -148,7 +148,7 @@ class Surroundings:
         if name in ("source", ".") and words[1:]:
             self._source(line, words[1])
         elif name == "cd" and words[1:] and last[0:1] != "-":
-            if not is_folder(path := _at(line.folder, last)):
+            if not is_folder(path := at(line.folder, last)):
                 self.placed.setdefault(f"{path}/.here", "")
         elif name in ("bash", "sh"):
             if script := next((word for word in words[1:] if word[:1] != "-"), None):
@@ -161,7 +161,7 @@ class Surroundings:
     def _read(self, line: Line) -> None:
         """Learns from a file that the trace names."""
         if line.file and line.file != self.path and line.file not in self.files:
-            path = _at(line.folder, line.file)
+            path = at(line.folder, line.file)
             text = self.placed.get(path) or (text_of(path) if is_file(path) else "")
             self.files[line.file] = text
             self._add(path, text)
@@ -195,7 +195,7 @@ class Surroundings:
         return text
 
     def _source(self, line: Line, name: str) -> None:
-        path = _at(line.folder, name)
+        path = at(line.folder, name)
         if path in self.placed or is_file(path) or self._copied(line.folder, name):
             return
         self.placed[path] = ""
@@ -218,7 +218,7 @@ class Surroundings:
 
     def _copied(self, folder: str, name: str) -> bool:
         """Whether a file named from the folder in which the script begins lies in one of the roots."""
-        path = _at(folder, name)
+        path = at(folder, name)
         inside = path.removeprefix(self.folder + "/")
         found = next((f for root in self.roots if is_file(f := root / inside)), None)
         if inside == path or found is None:
@@ -229,7 +229,7 @@ class Surroundings:
     def _test(self, line: Line) -> None:
         """Questions after files that do not lie beside the script."""
         for sign, name in TEST_OF_FILE.findall(line.text):
-            path = _at(line.folder, name.strip("'"))
+            path = at(line.folder, name.strip("'"))
             is_near = any(Path(path).is_relative_to(root) for root in self.roots) and Path(path).exists()
             if not is_near and path not in self.placed and name.strip("'"):
                 self.tests.setdefault(f"[ -{sign} {path} ]")
@@ -245,10 +245,11 @@ class Surroundings:
             last = Run(trace=before).lines[-1:]
             words, folder = (last[0].words, last[0].folder) if last else ([], self.folder)
             if match[1] not in words and not self._copied(folder, match[1]):  # it stands behind <
-                self.placed.setdefault(_at(folder, match[1]), self.token(f"$(< {self.shown(match[1])})"))
+                self.placed.setdefault(at(folder, match[1]), self.token(f"$(< {self.shown(match[1])})"))
 
 
-def _at(folder: str, name: str) -> str:
+def at(folder: str, name: str) -> str:
+    """A path that is named from a folder."""
     return os.path.normpath(Path(folder, name))
 
 

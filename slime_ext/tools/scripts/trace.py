@@ -19,6 +19,7 @@ PS4 = f"+${{BASH_SOURCE}}{BETWEEN}${{LINENO}}{BETWEEN}${{PWD}}{BETWEEN}"
 TRACED = re.compile(rf"^\++([^{BETWEEN}\n]*){BETWEEN}(\d+){BETWEEN}([^{BETWEEN}\n]*){BETWEEN}", re.M)
 COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # of bash
 PROGRAMS = ("train.py", "train_async.py")
+MAPPING = (".yaml", ".yml", ".json")  # of files that a launch can read its settings from
 # What only names train.py, to look at it or to end it.
 NO_LAUNCH = frozenset(
     "pkill pgrep kill grep egrep rg cat less more head tail sed awk ls find cp mv rm ln chmod tee diff wc "
@@ -45,6 +46,7 @@ class Call(NamedTuple):
     words: tuple[str, ...]
     environment: Mapping[str, str]
     folder: str
+    files: Mapping[str, str]  # name -> text, of files that its words name and the script itself wrote
 
 
 class Line(NamedTuple):

@@ -84,7 +84,13 @@ class Worlds:
         environment = {name: around.shown(said) for name, said in base.environment.items()}
         folder = None if TOKEN.search(base.folder) else base.folder
         gaps += self._gaps(base, len(flags))
-        return Launch(path, base.program, tuple(flags), environment, tuple(gaps), folder, notes)
+        files = {name: self._text(name, said) for name, said in base.files.items()}
+        return Launch(path, base.program, tuple(flags), environment, tuple(gaps), folder, notes, files)
+
+    def _text(self, name: str, said: str) -> str:
+        """The text of a file that the script writes, unknown where another answer changes it."""
+        is_sure = not TOKEN.search(said) and all(found.files.get(name) == said for _, found in self.reached)
+        return said if is_sure else Unread(self.around.shown(said))
 
     def _gaps(self, base: Started, end: int) -> Iterator[Gap]:
         """Behind the launch's flags: those that another answer changes, by question."""

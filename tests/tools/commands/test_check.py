@@ -177,6 +177,35 @@ def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_p
     assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
 
 
+WRITES = """cat > c.yaml <<EOF
+slime_ext: {preset: PRESET}
+EOF
+python3 train.py --use-tis --custom-tis-function-path slime_ext.tis.correct --custom-config-path c.yaml
+"""
+
+
+@pytest.mark.parametrize(
+    ("preset", "status", "said"),
+    [
+        ("geo_rs", 0, "veto(low 0.0001)"),
+        ("${PRESET:-geo_rs}", 0, "veto(low 0.0001)"),
+        ("geo_sr", 1, "expected a known preset, got 'geo_sr'; did you mean 'geo_rs'?"),
+        ("$(ours)", 1, "c.yaml: expected a text that the script itself says, got one that depends on the"),
+        ("$(test -e /data || echo geo_rs)", 1, "c.yaml: expected a text that the script itself says"),
+    ],
+)
+def test_a_file_that_the_script_writes_is_the_one_that_counts(
+    capsys, tmp_path, monkeypatch, preset, status, said
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PRESET", raising=False)
+    before = written(tmp_path / "c.yaml", {"slime_ext": {"preset": "token_tis"}})  # of an earlier run
+    script = written(tmp_path / "run.sh", WRITES.replace("PRESET", preset, 1))
+    found = run(capsys, "check", script)
+    assert found[0] == status and said in found[1 + status]
+    assert "token_tis" in Path(before).read_text()
+
+
 def test_a_file_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct"

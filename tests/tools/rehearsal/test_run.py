@@ -7,6 +7,7 @@ import json
 import os
 import re
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +34,18 @@ def test_a_rehearsal_has_a_model_and_rows_that_load(tmp_path):
     assert len(rows) == prompts.ROWS and set(rows[0]) == {"prompt", "label"}
     assert int(flags[flags.index("--sglang-context-length") + 1]) > len("What is 0 + 0?") + 32
     assert "not on this machine" in dict(account)["data"]
+
+
+def test_files_that_a_script_writes_are_written_for_its_rehearsal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("x: 2")  # of an earlier run
+    said = launch("--custom-config-path c.yaml --eval-config b/c.yaml")
+    said = replace(said, files={"c.yaml": "x: 1", "b/c.yaml": "x: 3"})
+    said = run.with_found_files(said, run.RehearsalHost("miles", tmp_path / "miles", is_own=False))
+    said = run.with_written_files(said, tmp_path)
+    paths = [Path(said.value(name)) for name in ("--custom-config-path", "--eval-config")]
+    assert [path.read_text() for path in paths] == ["x: 1", "x: 3"]
+    assert (tmp_path / "c.yaml").read_text() == "x: 2"
 
 
 def test_the_first_short_rows_of_a_file_are_taken(tmp_path):
