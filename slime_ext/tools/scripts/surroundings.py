@@ -58,7 +58,7 @@ class Surroundings:
         self.texts: dict[str, int] = {}  # of tokens, with their numbers
         self.evaluated: dict[str, None] = {}  # unknown texts that were run: they can set any variable
         self.needs: dict[str, str] = {}  # variables without which bash ends the script -> where
-        self.tests: dict[str, None] = {}  # questions after files
+        self.tests: dict[str, str] = {}  # questions after files -> where
         self.notes: list[str] = []
         self._seen: set[Line] = set()
         self.folder = "/" + self.token(PWD)
@@ -139,7 +139,7 @@ class Surroundings:
             if LOOKS.match(line.text) and line not in self._seen:
                 self._seen.add(line)
                 self._look(line, line.words or [""])
-        run.asked |= self.tests
+        run.asked |= dict.fromkeys(self.tests)
         for match in COMPLAINT.finditer(run.trace):
             self._complaint(match[3], f"{Path(match[1]).name}:{match[2]}", run.trace[: match.start()])
 
@@ -232,7 +232,7 @@ class Surroundings:
             path = at(line.folder, name.strip("'"))
             is_near = any(Path(path).is_relative_to(root) for root in self.roots) and Path(path).exists()
             if not is_near and path not in self.placed and name.strip("'"):
-                self.tests.setdefault(f"[ -{sign} {path} ]")
+                self.tests.setdefault(f"[ -{sign} {path} ]", line.place)
 
     def _complaint(self, said: str, where: str, before: str) -> None:
         if match := re.fullmatch(r"(\w+): unbound variable", said):

@@ -15,7 +15,8 @@ DECIDED = r"""
     [[ $(hostname) == node-7 ]] && A=(--seven) ⏎ python3 train.py ${A[@]} --b 1 -> --seven -> hostname
     case $(hostname) in ⏎   a*) A=1;; ⏎   *) A=2;; ⏎ esac ⏎ python3 train.py --a $A --b 1 -> --a -> hostname
     command -v nvidia-smi && A=(--smi) ⏎ python3 train.py ${A[@]} --b 1 -> --smi -> which nvidia-smi
-    [[ -f "/data/x.json" ]] || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> [ -f /data/x.json ]
+    [[ -f "/data/x.json" ]] || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> run.sh:1: [ -f /data/x.json ]
+    N=1 ⏎ test -f x.json || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> run.sh:2: [ -f $(pwd)/x.json ]
     if [ -d /data ]; then python3 train.py --a; else python3 train.py --c; fi -> --a --c -> [ -d /data ]
     if one; then if ! two; then A=(--deep); fi; fi ⏎ python3 train.py ${A[@]} --b 1 -> --deep ->
     read -r X < /data/size ⏎ python3 train.py --x $X --b 1 -> --x -> $(< /data/size)
