@@ -54,6 +54,7 @@ PLAIN = {"verl": "verl.trainer.main_ppo"}  # of a system with Hydra: the program
 NOWHERE = Home()
 FLAT = ("trl", "open_instruct", "ms_swift")  # whose correction stands among all other settings
 ABSENT = object()
+PPO = "regular"  # SkyRL's name of the loss that slime has too
 LOSSES = {"cispo": "cispo", "dppo": "dppo_tv"}  # SkyRL's losses with weights of their own -> our preset
 
 
@@ -165,10 +166,12 @@ def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any)
     }
     if isinstance(block, Mapping):
         block = {key: value for key, value in block.items() if key not in found}
-    return block, [
-        f"{key}: {cut(value)} is of {system}'s loss, not its correction; slime has {dialects.LOSS_SIDE[key]}"
-        for key, value in found.items()
-    ]
+    return block, [_of_loss(system, key, value) for key, value in found.items()]
+
+
+def _of_loss(system: str, key: str, value: Any) -> str:
+    ours = dialects.LOSS_SIDE[key]
+    return f"{key}: {cut(value)} is of {system}'s loss, not its correction; slime has {ours}"
 
 
 def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, ...]]:
@@ -194,11 +197,14 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
 def _with_loss(where: str, block: Any) -> tuple[str, Any, tuple[str, ...]]:
     """SkyRL's block; its policy_loss_type counts where that loss has weights of its own."""
     loss = block.get("policy_loss_type") if isinstance(block, Mapping) else None
-    if loss is None or loss == "rollout_is":
+    if not isinstance(block, Mapping) or loss == "rollout_is":
         return where, block, ()
-    note = f"policy_loss_type {loss} has its own weights, which are not converted: preset {LOSSES.get(loss)}"
     kept = {key: value for key, value in block.items() if key not in skyrl.LOSS}
-    return where, kept, (note,) if loss in LOSSES else ()
+    if loss in LOSSES:
+        said = f"policy_loss_type {loss} has its own weights, which are not converted: preset {LOSSES[loss]}"
+        return where, kept, (said,)
+    of_loss = ((key, block.get(key)) for key in skyrl.LOSS)
+    return where, kept, tuple(_of_loss("skyrl", *pair) for pair in of_loss if pair[1] not in (None, PPO))
 
 
 def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
