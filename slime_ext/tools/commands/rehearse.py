@@ -59,7 +59,9 @@ def rehearse(given: argparse.Namespace) -> int:
     for note in launch.notes:
         screen.print(note, markup=False)
     if wrong := mistakes(launch, host):
-        raise ConfigError("\n  ".join(wrong))
+        for line in wrong[:-1]:
+            print(f"slime-ext rehearse: {line}", file=sys.stderr)
+        raise ConfigError(wrong[-1])
     rows = prompts.all_rows(launch)
     out = new_folder(given.out, Path("runs/rehearsal")).absolute()
     launch = run.with_written_files(launch, out)

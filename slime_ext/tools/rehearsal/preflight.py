@@ -12,6 +12,7 @@ from slime_ext.tools.rehearsal.replace import Sizes, group_of, kept, sizes_of
 from slime_ext.tools.rehearsal.twin import has_chat_template, tokenizer_files
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.modules import fault_of, is_here
+from slime_ext.tools.scripts.trace import MAPPING
 
 NAME = re.compile(r"--[a-z][a-z0-9_-]*")
 NEARLY = 0.8  # likeness from which a name is a misspelling of another
@@ -134,7 +135,7 @@ def _tokenizer(launch: Launch) -> Iterator[str]:
 def _function(flag: WrittenFlag, paths: Sequence[Path]) -> str | None:
     """What is wrong with a flag's module.function, as far as a file shows it."""
     path = flag.values[0]
-    if "." not in path or "/" in path or isinstance(path, Unread):
+    if "." not in path or "/" in path or path.endswith(MAPPING) or isinstance(path, Unread):
         return None
     expected = f"{flag.where}: {flag.name}: expected module.function that Python finds, got '{path}'"
     if not is_here(path, paths):

@@ -97,7 +97,7 @@ def with_written_files(launch: Launch, out: Path) -> Launch:
     """The launch with files below a folder in place of those that its script would write."""
     paths = {name: out / f"written/{i}-{Path(name).name}" for i, name in enumerate(launch.files)}
     for name, path in paths.items():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(launch.files[name])
     return _with_values(launch, lambda value: str(paths.get(value, value)))
 

@@ -116,5 +116,13 @@ def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
         if match := REFUSED.match(line):
             yield at, "", match[1]
         elif match := RAISED.match(line):
-            message = match[2] or next((line.strip() for line in lines[at + 1 :] if line.strip()), "")
+            message = _message(lines, at, match[2])
             yield at, match[1], f"{match[1]}: {message}" if message else match[1]
+
+
+def _message(lines: Sequence[str], at: int, behind: str | None) -> str:
+    """What an exception says: behind its colon, on the next line, or the assertion that did not hold."""
+    if behind is None:
+        shown = (line.strip() for line in reversed(lines[max(0, at - 3) : at]))
+        return next((line for line in shown if line.startswith("assert ")), "")
+    return behind or next((line.strip() for line in lines[at + 1 :] if line.strip()), "")

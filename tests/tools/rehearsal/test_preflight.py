@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.rehearse import of_rules
+from slime_ext.tools.rehearsal import run
 from slime_ext.tools.rehearsal.preflight import known_flags, mistakes
 from slime_ext.tools.scripts.launch import Gap
+from slime_ext.tools.without_cuda import driver
 from tests.tools.rehearsal.launches import WORDS, launch
 
 PARSER = """
 def add(parser):
-    parser.add_argument("--custom-rm-path", type=str)
+    parser.add_argument("--custom-rm-path", "--custom-config-path", "--hf-checkpoint", type=str)
     parser.add_argument("--use-tis", action="store_true")
     parser.add_argument("--over-sampling-batch-size", "--apply-chat-template", "--num-steps-per-rollout")
 """
@@ -57,6 +60,7 @@ CASES = [
     ("--custom-rm-path rewards.score", None),
     ("--custom-rm-path rewards.scor", "rewards.py has no scor; did you mean 'score'?"),
     ("--custom-rm-path reward.score", "no module reward below the launch"),
+    ("--custom-config-path absent.yaml", None),  # check says where it was looked for
     (
         "--hf-checkpoint {here}/plain --apply-chat-template",
         "expected a tokenizer with a chat template, got none",
@@ -83,6 +87,16 @@ def test_each_mistake_is_one_line_and_nothing_else_is_one(known, tmp_path):
 def test_on_another_host_only_misspelt_names_are_mistakes(known):
     found = lambda flags: list(mistakes(launch(flags), known, [], is_own_host=False))  # noqa: E731
     assert not found("--quite-other 1") and len(found("--use-tiss")) == 1
+
+
+def test_two_mistakes_are_two_lines(known, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "wheel_folder", lambda: tmp_path)
+    monkeypatch.setattr(run, "wheel_folder", lambda: tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "run.sh").write_text("python3 train.py --hf-checkpoint x --use-tiss --custom-rm-path no.f")
+    status, lines = cli.main(["rehearse", str(tmp_path / "run.sh")]), capsys.readouterr().err.splitlines()
+    assert (status, len(lines)) == (1, 2) and all(line.startswith("slime-ext rehearse: ") for line in lines)
+    assert "did you mean --use-tis?" in lines[0] and "no module no" in lines[1]
 
 
 def test_a_launch_without_a_model_is_a_mistake(known):

@@ -42,7 +42,7 @@ def test_files_that_a_script_writes_are_written_for_its_rehearsal(tmp_path, monk
     said = launch("--custom-config-path c.yaml --eval-config b/c.yaml")
     said = replace(said, files={"c.yaml": "x: 1", "b/c.yaml": "x: 3"})
     said = run.with_found_files(said, run.RehearsalHost("miles", tmp_path / "miles", is_own=False))
-    said = run.with_written_files(said, tmp_path)
+    said = run.with_written_files(said, tmp_path / "out")
     paths = [Path(said.value(name)) for name in ("--custom-config-path", "--eval-config")]
     assert [path.read_text() for path in paths] == ["x: 1", "x: 3"]
     assert (tmp_path / "c.yaml").read_text() == "x: 2"

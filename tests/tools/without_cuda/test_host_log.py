@@ -32,6 +32,9 @@ LOGS = {
     REMOTE: "HTTPError: 400 Client Error (/slime/backends/sglang_engine.py:418)",
     "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n": "unrecognized arguments: --x",
     '  File "a.py", line 3, in f\nAssertionError\n': "AssertionError (a.py:3)",
+    '  File "a.py", line 3, in f\n    assert x > 0\n           ^^^^^\nAssertionError\nmore': (
+        "AssertionError: assert x > 0 (a.py:3)"
+    ),
     "(Actor pid=3) slime_ext.errors.ConfigError: a: got c\nlater\n": "ConfigError: a: got c",
     "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
     "ValueError: first\nray.exceptions.ActorDiedError: The actor died\n": "ValueError: first",
