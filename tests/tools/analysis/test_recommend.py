@@ -103,12 +103,22 @@ def test_policies_that_are_far_apart_are_recommended_a_correction_with_a_caveat(
         assert made.name == "token_tis" and "older weights (stale_weights)" in made.reasons[0]
         assert any("push weights more often first" in reason for reason in made.reasons) == is_far
     far = SHORT.model_copy(update={"k3": 0.31})
-    few, rounded = far.model_copy(update={"sequences": 5}), finding("quantised", "warning")
-    for made in (recommend(effects(), far, [rounded]), recommend(effects(), few, [stale])):
-        assert "push weights more often first" not in " ".join(made.reasons)
-    for total, is_far in ((SHORT, False), (far, True), (few, False)):
-        said = " ".join(recommend(effects(), total, [rounded]).reasons)
-        assert ("train without it beside" in said) == is_far
+    few = recommend(effects(), far.model_copy(update={"sequences": 5}), [stale])
+    assert "push weights more often first" not in " ".join(few.reasons)
+
+
+def test_policies_that_are_far_apart_without_a_lag_are_recommended_no_correction():
+    far, rounded = SHORT.model_copy(update={"k3": 0.31}), finding("quantised", "warning")
+    for changes, findings, is_none in [
+        ({}, [rounded], True),
+        ({}, [], True),
+        ({"k3": 0.29}, [rounded], False),
+        ({"staleness": 1.0}, [rounded], False),
+        ({}, [rounded, finding("stale_weights", "warning")], False),
+    ]:
+        made = recommend(effects(), far.model_copy(update=changes), findings)
+        assert (made.name == "metrics_only") == is_none, changes
+        assert any("wider number format" in reason for reason in made.reasons) == is_none
 
 
 def test_where_everything_costs_too_much_it_says_so():

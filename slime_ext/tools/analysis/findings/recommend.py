@@ -21,9 +21,13 @@ AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
-FAR = 0.3  # k3 in nats from which token_tis did not reliably help (lm_lag_again, lm_int4: docs/evidence.md)
+FAR = 0.3  # k3 in nats from which none has been shown to help (lm_lag_again, lm_int4: docs/evidence.md)
 OF_OLD = "push weights more often first: token_tis did not reliably undo such a lag"
-OF_FRESH = "train without it beside: under INT4 weights token_tis ended below the uncorrected runs"
+OF_FRESH = (
+    "the policies are so far apart without a lag that a correction can do more harm than the mismatch: under "
+    "INT4 weights each one tried ended below the uncorrected runs (docs/evidence.md)"
+)
+CLOSER = "sample in a wider number format first; then analyse again"
 STALE = "stale_weights"  # the finding that says that the sampler's weights lag
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
@@ -68,16 +72,17 @@ def recommend(
             f"too few sequences ({total.sequences}) to recommend anything; use at least {FEW}: one "
             "of fewer moves the shares that decide by more than 1%",
         )
-    found = {f.name for f in findings}
+    found, is_far = {f.name for f in findings}, (total.k3 or 0) >= FAR
+    if is_far and STALE not in found and (total.staleness or 0) < 1:
+        return _nothing(f"k3 {_said(total.k3)}: {OF_FRESH}", CLOSER, is_made=True)
     made = _judged(effects, total, found, files or {})
     caveats = [
         f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; a fault is mended first"
         for f in findings
         if f.or_else
     ]
-    if made.name != UNCORRECTED and (total.k3 or 0) >= FAR:
-        why = OF_OLD if STALE in found else OF_FRESH
-        caveats.append(f"{why} (k3 is {_said(total.k3)} nats; docs/evidence.md)")
+    if made.name != UNCORRECTED and is_far:
+        caveats.append(f"{OF_OLD} (k3 is {_said(total.k3)} nats; docs/evidence.md)")
     return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
 
 
