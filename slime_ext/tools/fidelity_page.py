@@ -102,8 +102,8 @@ nothing; the formulas of the others: [corrections.md](corrections.md).
 
 What this is not: a language model, or a run. Bounds made for thousands of tokens and a large vocabulary act
 differently on 8 tokens. The long chain forgets its past within a few tokens and its reward is a sum, so
-what token weights leave out, the prefix, costs little there. In the short one it costs what they leave of
-the bias. A method with another aim than the gradient of this reward (`delightful`, every trust region) is
+what token weights leave out, the prefix, costs little there. In the short one, the bias that they leave is
+its price. A method with another aim than the gradient of this reward (`delightful`, every trust region) is
 not worse for missing it. Read the direction of an effect and how it grows with length, not its size.
 """
 
