@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     run.add_argument("--again", action="store_true", help="runs that have a line once more, into again.jsonl")
     run.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs leave their logs")
+    run.add_argument("--keep", action="store_true", help="leave dumps and last checkpoint (2 GB a run)")
     run.add_argument("--commit", action="store_true", help="commit each line as it is written")
     commands.add_parser("table", help="write the tables of docs/evidence.md")
     commands.add_parser("picture", help="draw docs/img/evidence.png and docs/img/evidence_all.png")
@@ -70,7 +71,7 @@ def _run(given: argparse.Namespace) -> int:
             without = set(left)
             left = [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in without]
         for arm, seed in left:
-            row = runs.run(of, given.panel, arm, seed, given.out, done)
+            row = runs.run(of, given.panel, arm, seed, given.out, done, keep=given.keep)
             row = row.model_copy(update={"tried": tried or None})
             done.append(row)
             file = rows.AGAIN if given.again else rows.FILE if seed in panel.seeds else rows.PILOTS

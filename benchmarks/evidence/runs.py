@@ -92,8 +92,13 @@ def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) 
             )
 
 
-def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row]) -> Row:
+def run(
+    of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row], *, keep: bool = False
+) -> Row:
     """Trains; the run's line.
+
+    Args:
+        keep: leave its dumps and its last checkpoint, of 2 GB, where they are.
 
     Raises:
         ConfigError: the run stopped for another reason than that it diverged; nothing is said about its arm.
@@ -113,7 +118,7 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
         recommended, effects = analyse(folder, of.panels[panel].analysed)
     metrics = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     curve = heldout(metrics, of.panels[panel].flags.get(STEPS, 1))
-    for name in LARGE:
+    for name in () if keep else LARGE:
         shutil.rmtree(folder / name, ignore_errors=True)
     return Row(
         panel=panel,

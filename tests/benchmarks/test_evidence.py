@@ -123,7 +123,9 @@ def train(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runs.subprocess, "run", instead)
     monkeypatch.setattr(runs, "versions", lambda: {"torch": "2"})
-    return lambda arm, seed, done=(): runs.run(OF, "lm_lag", arm, seed, tmp_path / "out", list(done))
+    return lambda arm, seed, done=(), **more: runs.run(
+        OF, "lm_lag", arm, seed, tmp_path / "out", list(done), **more
+    )
 
 
 def test_a_run_becomes_its_line(train, tmp_path):
@@ -131,8 +133,11 @@ def test_a_run_becomes_its_line(train, tmp_path):
     assert b.heldout == [(0, 0.04), (2, 0.5)] and b.end == 0.5 and b.stopped is None
     assert (b.k3, b.ess, b.recommended) == (0.02, 0.8, "cispo")
     assert b.effects == {"seq_is": (0.75, 0.25)} and train("C", 1).effects is None
-    left = {path.name for path in (tmp_path / "out/lm_lag" / f"B-1-{OF.digest('lm_lag', 'B')}").iterdir()}
+    folder = tmp_path / "out/lm_lag" / f"B-1-{OF.digest('lm_lag', 'B')}"
+    left = {path.name for path in folder.iterdir()}
     assert "dump" not in left and "metrics.jsonl" in left
+    train("B", 1, keep=True)
+    assert (folder / "dump").is_dir()
     assert train("G", 1, [b]).recommended == "cispo" and train("C", 1).recommended is None
     assert train("C", 13).stopped.startswith("step 7: expected finite") and train("C", 13).end == 0.0
     with pytest.raises(ConfigError, match=r"C-14-\w+: expected the run to end, got: no space left on device"):
