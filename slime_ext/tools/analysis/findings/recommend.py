@@ -25,7 +25,7 @@ FAR = 0.3  # k3 in nats from which none has been shown to help (lm_lag_again, lm
 OF_OLD = "push weights more often first: token_tis did not reliably undo such a lag"
 OF_FRESH = (
     "the policies are so far apart without a lag that a correction can do more harm than the mismatch: under "
-    "INT4 weights each one tried ended below the uncorrected runs (docs/evidence.md)"
+    "INT4 weights token_tis and icepop ended below the uncorrected runs (docs/evidence.md)"
 )
 CLOSER = "sample in a wider number format first; then analyse again"
 STALE = "stale_weights"  # the finding that says that the sampler's weights lag
