@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slime_ext.tools.rehearsal.replace import Sizes, group_of, kept, sizes_of
-from slime_ext.tools.rehearsal.twin import has_chat_template, tokenizer_files
+from slime_ext.tools.rehearsal.twin import has_chat_template, tokenizer_fault, tokenizer_files
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.modules import fault_of, is_here
 from slime_ext.tools.scripts.trace import MAPPING
@@ -205,8 +205,13 @@ def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
 
 
 def _tokenizer(launch: Launch) -> Iterator[str]:
-    flag, folder = launch.flag("--apply-chat-template"), Path(launch.value("--hf-checkpoint"))
-    if flag and tokenizer_files(folder) and not has_chat_template(folder):
+    flag, model = launch.flag("--apply-chat-template"), launch.flag("--hf-checkpoint")
+    if not (model and launch.value(model.name)):
+        return
+    folder = Path(launch.value(model.name))
+    if fault := tokenizer_fault(folder):
+        yield f"{model.where}: {model.name}: expected a tokenizer in {folder}, got {fault}"
+    elif flag and tokenizer_files(folder) and not has_chat_template(folder):
         yield (
             f"{flag.where}: --apply-chat-template: expected a tokenizer with a chat template, got none in "
             f"{folder}: leave the flag out, or give the chat model's folder"

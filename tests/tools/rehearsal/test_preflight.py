@@ -121,6 +121,26 @@ def test_values_that_the_host_refuses_or_drops_are_mistakes(known, tmp_path):
         assert found == ([f"run.sh:27: {flags.split()[0]}: {line}"] if line else []), flags
 
 
+FAULTS = {
+    "tokenizer.json": ("{ nope", "tokenizer.json, which is no JSON"),
+    "tokenizer_config.json": ("{}", "no tokenizer.json"),
+    "vocab.json": ("version https://git-lfs.github.com/spec/v1", "vocab.json, a pointer of Git LFS"),
+    "tokenizer.model": (None, "tokenizer.model, a link to nothing"),
+}
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_line(known, tmp_path):
+    for name, (text, line) in FAULTS.items():
+        folder = tmp_path / f"of_{name}"
+        (folder / "tokenizer").mkdir(parents=True)  # passed over
+        (folder / name).symlink_to("/absent") if text is None else (folder / name).write_text(text)
+        found = list(mistakes(launch(f"--hf-checkpoint {folder}"), known, [], is_own_host=True))
+        start = f"run.sh:27: --hf-checkpoint: expected a tokenizer in {folder}, got {line}"
+        assert len(found) == 1 and found[0].startswith(start), found
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {}}')  # code of its own
+    assert not list(mistakes(launch(f"--hf-checkpoint {folder}"), known, [], is_own_host=True))
+
+
 def test_on_another_host_only_misspelt_names_are_mistakes(known):
     found = lambda flags: list(mistakes(launch(flags), known, [], is_own_host=False))  # noqa: E731
     assert not found("--quite-other 1")
