@@ -5,21 +5,35 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slime_ext.tools.rehearsal.replace import Sizes, group_of, kept, sizes_of
-from slime_ext.tools.rehearsal.twin import has_chat_template, tokenizer_files
+from slime_ext.tools.rehearsal.twin import has_chat_template, tokenizer_fault, tokenizer_files
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.modules import fault_of, is_here
 from slime_ext.tools.scripts.trace import MAPPING
 
 NAME = re.compile(r"--[a-z][a-z0-9_-]*")
+SHORT = re.compile(r"-[A-Za-z]\S*")  # never a value for argparse
 NEARLY = 0.8  # likeness from which a name is a misspelling of another
 SIZES = tuple(
     f"--{name}"
     for name in "rollout-batch-size n-samples-per-prompt global-batch-size num-steps-per-rollout".split()
 )
+SWITCH = "switch"
+WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "word": "a value",
+    "words": "a value",
+    "file": "a file or folder",
+}
+NEEDED = dict.fromkeys([*SIZES, "--micro-batch-size", "--rollout-max-response-len"], "int") | {
+    "--hf-checkpoint": "file",
+    "--prompt-data": "file",
+    "--eval-prompt-data": "words",
+}  # kinds of flags without which nothing is rehearsed; each number is at least 1
 ELSEWHERE = ("--sglang-", "--router-")  # checked by the SGLang of the cluster
 MEGATRON = (
     "training/arguments.py",
@@ -31,8 +45,9 @@ MEGATRON = (
 HOST = ("utils/arguments.py", "backends/**/arguments.py")
 
 
-def known_flags(host: Path, megatron: Path) -> set[str]:
-    """The flags that a host's parser has, read from the sources of the host's package and of Megatron.
+def known_flags(host: Path, megatron: Path) -> dict[str, str]:
+    """The flags that a host's parser has, read from the sources of the host's package and of Megatron, each
+    with its kind: of ``WANTED``, ``SWITCH``, or empty where the sources leave it open.
 
     Args:
         host: folder of the package slime or miles.
@@ -42,7 +57,31 @@ def known_flags(host: Path, megatron: Path) -> set[str]:
     files += [f for pattern in MEGATRON for f in megatron.glob(pattern)]
     patches = host.parent.glob("docker/**/*.patch")  # what slime's image adds to Megatron
     added = {name for file in patches for name in re.findall(r"['\"](--[a-z][a-z0-9-]*)", file.read_text())}
-    return added | {name for file in files for name in _names(ast.parse(file.read_text()))}
+    trees = [ast.parse(file.read_text()) for file in files]
+    kinds: dict[str, set[str]] = {name: set() for name in added}
+    for name, kind in (pair for tree in trees for pair in [*((n, "") for n in _names(tree)), *_kinds(tree)]):
+        kinds.setdefault(name, set()).update({kind} - {""})
+    return {name: found.pop() if len(found) == 1 else "" for name, found in kinds.items()}
+
+
+def _kinds(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(flag, kind) of each call that adds an argument."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("add_argument", "reset_arg")):
+            names = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            said = {str(keyword.arg): ast.unparse(keyword.value) for keyword in node.keywords}
+            yield from ((name, _kind(said)) for name in names if isinstance(name, str))
+
+
+def _kind(said: Mapping[str, str]) -> str:
+    """The kind of an argument that is added with these keywords; "open" where they do not show it."""
+    if said.get("action") in ("'store_true'", "'store_false'"):
+        return SWITCH
+    if said.keys() & {"action", "None"} or said.get("nargs", "'+'") != "'+'":
+        return "open"
+    if "nargs" in said:
+        return "words"
+    return said["type"] if said.get("type") in ("int", "float") else "word"
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
@@ -61,16 +100,20 @@ def _names(tree: ast.AST) -> Iterator[str]:
             )
 
 
-def unknown_flags(flags: Sequence[WrittenFlag], known: set[str]) -> Iterator[tuple[WrittenFlag, str]]:
+def unknown_flags(
+    flags: Sequence[WrittenFlag], known: Mapping[str, str]
+) -> Iterator[tuple[WrittenFlag, str]]:
     """(flag, nearest known name or nothing) for every flag that the host passes over or refuses."""
     for flag in dict.fromkeys(flags):
         plain = flag.name.replace("--no-", "--", 1)
-        if not ({flag.name, plain} & known or flag.name.startswith(ELSEWHERE)):
+        if not ({flag.name, plain} & known.keys() or flag.name.startswith(ELSEWHERE)):
             near = difflib.get_close_matches(flag.name, known, n=1, cutoff=NEARLY)
             yield flag, near[0] if near else ""
 
 
-def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_host: bool) -> Iterator[str]:
+def mistakes(
+    launch: Launch, known: Mapping[str, str], paths: Sequence[Path], *, is_own_host: bool
+) -> Iterator[str]:
     """One line for each mistake.
 
     Args:
@@ -82,19 +125,57 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
         script, count = Path(launch.script).name, len(launch.flags)
         yield f"{script}: --hf-checkpoint: expected in the launch, got none among its {count} flags"
     yield from _unknown(launch, known, is_own_host=is_own_host)
+    yield from _values(launch, dict(known) | NEEDED)
     yield from _arithmetic(launch, sizes_of(launch))
     yield from _tokenizer(launch)
     yield from _of_a_shell(launch)
-    functions = (flag for flag in launch.flags if flag.name.endswith("-path") and flag.values)
+    paths_said = (flag for flag in launch.flags if flag.name.endswith("-path") and flag.values)
+    functions = (flag for flag in paths_said if not flag.name.startswith(ELSEWHERE))
     yield from filter(None, (_function(flag, paths) for flag in functions))
 
 
-def _unknown(launch: Launch, known: set[str], *, is_own_host: bool) -> Iterator[str]:
+def _unknown(launch: Launch, known: Mapping[str, str], *, is_own_host: bool) -> Iterator[str]:
     for flag, near in unknown_flags(launch.flags, known):
         if near:
-            yield f"{flag.where}: {flag.name}: the host has no such flag; did you mean {near}?"
+            hint = "" if is_own_host else " Or give the script's own host with --host"
+            yield f"{flag.where}: {flag.name}: the host has no such flag; did you mean {near}?{hint}"
         elif is_own_host:
             yield f"{flag.where}: {flag.name}: the host has no such flag: nothing reads it"
+
+
+def _values(launch: Launch, kinds: Mapping[str, str]) -> Iterator[str]:
+    """Values that the host's parser refuses, or drops in silence."""
+    open_at = {gap.at for gap in launch.gaps}
+    for i, flag in enumerate(launch.flags, 1):
+        if i in open_at or any(isinstance(word, Unread) for word in flag.values):
+            continue
+        if wrong := _wrong(flag, kinds.get(flag.name, "")):
+            yield f"{flag.where}: {flag.name}: expected {wrong}"
+
+
+def _wrong(flag: WrittenFlag, kind: str) -> str:
+    """What is expected instead of a flag's words, and what they are; empty where they are right."""
+    said, more = " ".join(flag.values), flag.values[1:]
+    if more and (short := next((word for word in flag.values if SHORT.fullmatch(word)), None)):
+        return f"flags with two dashes behind it, got {short}: nothing reads it"
+    if kind == SWITCH:
+        return f"no value, got '{said}': nothing reads it" if said else ""
+    if kind in WANTED and not (said if kind == "file" else flag.values):
+        return f"{WANTED[kind]}, got none"
+    if kind in ("int", "float") and (wrong := _no_number(flag, kind)):
+        return f"{wrong}, got '{flag.values[0]}'"
+    if kind in WANTED and kind != "words" and more:
+        return f"one value, got '{said}': nothing reads '{' '.join(more)}'"
+    return ""
+
+
+def _no_number(flag: WrittenFlag, kind: str) -> str | None:
+    """The number that is expected, where a flag's value is none."""
+    try:
+        number = float(flag.values[0]) if kind == "float" else int(flag.values[0])
+    except ValueError:
+        return WANTED[kind]
+    return "at least 1" if flag.name in NEEDED and number < 1 else None
 
 
 def _of_a_shell(launch: Launch) -> Iterator[str]:
@@ -115,17 +196,22 @@ def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
         return
     where = flag.where if (flag := launch.flag("--global-batch-size")) else Path(launch.script).name
     total = sizes.prompts * sizes.samples
-    if not sizes.batch or total % sizes.batch:
+    if total % max(sizes.batch, 1):
         yield (
             f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x "
             f"--n-samples-per-prompt = {sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: "
-            f"{total % max(sizes.batch, 1)} samples of each rollout would train nothing"
+            f"{total % sizes.batch} samples of each rollout would train nothing"
         )
 
 
 def _tokenizer(launch: Launch) -> Iterator[str]:
-    flag, folder = launch.flag("--apply-chat-template"), Path(launch.value("--hf-checkpoint"))
-    if flag and tokenizer_files(folder) and not has_chat_template(folder):
+    flag, model = launch.flag("--apply-chat-template"), launch.flag("--hf-checkpoint")
+    if not (model and launch.value(model.name)):
+        return
+    folder = Path(launch.value(model.name))
+    if fault := tokenizer_fault(folder):
+        yield f"{model.where}: {model.name}: expected a tokenizer in {folder}, got {fault}"
+    elif flag and tokenizer_files(folder) and not has_chat_template(folder):
         yield (
             f"{flag.where}: --apply-chat-template: expected a tokenizer with a chat template, got none in "
             f"{folder}: leave the flag out, or give the chat model's folder"

@@ -14,7 +14,9 @@ from slime_ext.tools.scripts.launch import Launch, WrittenFlag
 
 Row = dict[str, Any]
 ROWS = 64
-LONGEST = 2000  # characters; longer rows are passed over
+LONGEST, FEW = 2000, 8  # characters; longer rows are passed over, but for a few where all are longer
+HELD_OUT = "--eval-prompt-data"
+READ = (".jsonl", ".parquet")
 
 
 def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
@@ -24,53 +26,79 @@ def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
     Raises:
         ConfigError: a row lacks a key that a flag names, or the file cannot be read.
     """
-    train, held_out = launch.flag("--prompt-data"), launch.flag("--eval-prompt-data")
+    train, held_out = launch.flag("--prompt-data"), launch.flag(HELD_OUT)
     rows = rows_of(launch, train) if train else made_rows(launch)
     return rows, rows_of(launch, held_out) if held_out else []
 
 
 def rows_of(launch: Launch, flag: WrittenFlag) -> list[Row]:
-    """Up to ``ROWS`` rows of a data file, or made ones where there is no such file."""
+    """Up to ``ROWS`` rows of a data file, the shortest few where all are long, or made ones where there is
+    no such file."""
     file = Path(flag.values[-1].partition("@[")[0])
     if not is_file(file):
-        return made_rows(launch)
+        return made_rows(launch, held_out=flag.name == HELD_OUT)
     where = f"{flag.where}: {flag.name}"
+    if file.suffix not in READ and not launch.flag("--data-source-path"):
+        raise ConfigError(
+            f"{where}: expected a file {' or '.join(READ)}, got {file}: the host reads no other"
+        )
     try:
-        read = (json.loads(line) for line in _lines(file) if line.strip())
-        rows = [row for row in islice(read, ROWS * 4) if len(json.dumps(row, default=str)) < LONGEST][:ROWS]
+        numbered = ((i, json.loads(line)) for i, line in enumerate(_lines(file), 1) if line.strip())
+        rows = dict(islice(numbered, ROWS * 4))
     except (ValueError, OSError) as error:
         raise ConfigError(f"{where}: expected rows of JSON, got {error} in {file}") from None
     if not rows:
-        raise ConfigError(f"{where}: expected rows below {LONGEST} characters, got none in {file}")
-    for name in ("--input-key", "--label-key"):
-        key = _keys(launch).get(name)
-        if key is not None and key not in rows[0]:
-            place = named.where if (named := launch.flag(name)) else Path(launch.script).name
-            near = did_you_mean(key, rows[0])
+        raise ConfigError(f"{where}: expected rows, got none in {file}")
+    for number, row in rows.items():
+        place = f"row {number} of {file}"
+        if not isinstance(row, dict):
+            raise ConfigError(f"{where}: expected an object in each row, got {_short(row)} in {place}")
+        _check(launch, row, place, held_out=flag.name == HELD_OUT)
+    sizes = sorted((len(json.dumps(row, default=str)), number) for number, row in rows.items())
+    numbers = sorted(number for size, number in sizes if size < LONGEST) or [n for _, n in sizes[:FEW]]
+    return [rows[number] for number in numbers[:ROWS]]
+
+
+def _check(launch: Launch, row: Row, place: str, *, held_out: bool) -> None:
+    """Raises ConfigError at a row without a prompt or a label."""
+    for role in ("input", "label"):
+        name, key = _key(launch, role, held_out=held_out)
+        where = f"{named.where if (named := launch.flag(name)) else Path(launch.script).name}: {name}"
+        if key and key not in row:
             raise ConfigError(
-                f"{place}: {name}: expected a key of {file}, got '{key}'{near} (keys: {', '.join(rows[0])})"
+                f"{where}: expected a key of {place}, got '{key}'{did_you_mean(key, row)} "
+                f"(keys: {', '.join(row)})"
             )
-    return rows
+        if role == "input" and not isinstance(row[key], str | list):
+            raise ConfigError(
+                f"{where}: expected text or messages under '{key}', got {_short(row[key])} in {place}"
+            )
 
 
-def made_rows(launch: Launch) -> list[Row]:
+def _short(value: Any) -> str:
+    """The beginning of a value, as JSON."""
+    return json.dumps(value, default=str)[:60]
+
+
+def made_rows(launch: Launch, *, held_out: bool = False) -> list[Row]:
     """Sums of two numbers under the launch's keys."""
-    keys = _keys(launch)
-    rows = []
+    prompt, label, metadata = (
+        _key(launch, role, held_out=held_out)[1] for role in ("input", "label", "metadata")
+    )
+    is_chat, rows = launch.value("--loss-type") == "sft_loss", []
     for i in range(ROWS):
         text, answer = f"What is {i} + {i % 7}?", str(i + i % 7)
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
-        is_chat = launch.value("--loss-type") == "sft_loss"
-        row: Row = {keys["--input-key"]: messages if is_chat else text}
-        row |= {key: answer for name, key in keys.items() if name == "--label-key"}
-        row |= {key: {} for name, key in keys.items() if name == "--metadata-key"}
-        rows.append(row)
+        row: Row = {prompt: messages if is_chat else text, label: answer, metadata: {}}
+        rows.append({key: value for key, value in row.items() if key})
     return rows
 
 
-def _keys(launch: Launch) -> dict[str, str]:
-    keys = {name: launch.value(name) for name in ("--input-key", "--label-key", "--metadata-key")}
-    return {"--input-key": "input"} | {name: key for name, key in keys.items() if key}
+def _key(launch: Launch, role: str, *, held_out: bool = False) -> tuple[str, str]:
+    """(flag, key) under which rows hold their input, label or metadata; an empty key where none does."""
+    own = f"--eval-{role}-key"
+    name = own if held_out and launch.value(own) else f"--{role}-key"
+    return name, launch.value(name, "input" if role == "input" else "")
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -81,8 +109,8 @@ def _lines(file: Path) -> Iterator[str]:
         return
     from pyarrow import parquet
 
-    batch = next(parquet.ParquetFile(file).iter_batches(ROWS * 4))
-    yield from (json.dumps(row, default=str) for row in batch.to_pylist())
+    for batch in islice(parquet.ParquetFile(file).iter_batches(ROWS * 4), 1):
+        yield from (json.dumps(row, default=str) for row in batch.to_pylist())
 
 
 def write_rows(rows: list[Row], file: Path) -> None:
@@ -92,9 +120,24 @@ def write_rows(rows: list[Row], file: Path) -> None:
 
 
 def longest_prompt(launch: Launch, rows: list[Row], tokenizer: Any) -> int:
-    """Tokens of the longest prompt."""
-    key, is_chat = _keys(launch)["--input-key"], bool(launch.flag("--apply-chat-template"))
-    return max(_length(row[key], tokenizer, is_chat=is_chat) for row in rows)
+    """Tokens of the longest prompt.
+
+    Raises:
+        ConfigError: the chat template refuses one.
+    """
+    flag = launch.flag("--apply-chat-template")
+    keys = {_key(launch, "input", held_out=held_out)[1] for held_out in (False, True)}
+    longest = 0
+    for prompt in (row[key] for row in rows for key in keys if isinstance(row.get(key), str | list)):
+        try:
+            longest = max(longest, _length(prompt, tokenizer, is_chat=bool(flag)))
+        except Exception as error:  # whatever the template's own code raises
+            where = flag or launch.flag("--prompt-data")
+            raise ConfigError(
+                f"{f'{where.where}: {where.name}' if where else launch.script}: expected prompts that the "
+                f"chat template takes, got {_short(prompt)}: {type(error).__name__}: {error}"
+            ) from None
+    return longest
 
 
 def _length(prompt: Any, tokenizer: Any, *, is_chat: bool) -> int:

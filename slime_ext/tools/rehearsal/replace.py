@@ -123,7 +123,7 @@ def kept(launch: Launch) -> Iterator[WrittenFlag]:
 def sizes_of(launch: Launch) -> Sizes:
     """The script's own; a batch that is not named is the whole rollout."""
     prompts, samples = launch.number("--rollout-batch-size", 32), launch.number("--n-samples-per-prompt", 1)
-    steps = launch.number("--num-steps-per-rollout", 1)
+    steps = max(launch.number("--num-steps-per-rollout", 1), 1)
     return Sizes(prompts, samples, launch.number("--global-batch-size", prompts * samples // steps))
 
 

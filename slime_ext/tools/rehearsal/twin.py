@@ -67,8 +67,7 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
     vocabulary += -vocabulary % MULTIPLE
     is_tied = not launch.flag("--untie-embeddings-and-output-weights")
     groups = QUERY_GROUPS if launch.flag("--group-query-attention") else HEADS
-    eps = float(launch.value("--norm-epsilon", "1e-6"))
-    base = int(float(launch.value("--rotary-base", "10000")))
+    eps, base = _number(launch, "--norm-epsilon", 1e-6), int(_number(launch, "--rotary-base", 10000))
     config = {
         "architectures": [ARCHITECTURES[family]], "model_type": family, "vocab_size": vocabulary,
         "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
@@ -91,9 +90,38 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
     return Twin(family, config, tuple(flags), lost)
 
 
+def _number(launch: Launch, name: str, default: float) -> float:
+    """A flag's number; the default where it has none that is known."""
+    try:
+        return float(launch.value(name))
+    except ValueError:
+        return default
+
+
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in a model's folder; none where the folder is not on this machine."""
-    return [file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)] if folder.is_dir() else []
+    """The tokenizer's files in a model's folder; none where the folder is not on this machine, or where the
+    tokenizer is code of the model's own."""
+    settings = folder / "tokenizer_config.json"
+    if not folder.is_dir() or (settings.is_file() and b'"auto_map"' in settings.read_bytes()):
+        return []
+    return [f for pattern in TOKENIZER_FILES for f in folder.glob(pattern) if not f.is_dir()]
+
+
+def tokenizer_fault(folder: Path) -> str:
+    """What is wrong with the tokenizer's files, as far as they show it; empty where nothing is."""
+    files = tokenizer_files(folder)
+    for file in files:
+        if not file.is_file():
+            return f"{file.name}, a link to nothing"
+        if file.read_bytes().startswith(b"version https://git-lfs"):
+            return f"{file.name}, a pointer of Git LFS: git lfs pull"
+        try:
+            json.loads(file.read_bytes() if file.suffix == ".json" else "0")
+        except ValueError:
+            return f"{file.name}, which is no JSON"
+    if files and not any(f.name.startswith(("tokenizer.", "vocab")) or f.suffix == ".model" for f in files):
+        return "no tokenizer.json"
+    return ""
 
 
 def has_chat_template(folder: Path) -> bool:

@@ -20,11 +20,17 @@ PARSER = """
 def add(parser):
     parser.add_argument("--custom-rm-path", "--custom-config-path", "--hf-checkpoint", type=str)
     parser.add_argument("--use-tis", action="store_true")
-    parser.add_argument("--over-sampling-batch-size", "--apply-chat-template", "--num-steps-per-rollout")
+    parser.add_argument("--apply-chat-template", action="store_true")
+    reset_arg(parser, "--lr", type=float, default=1e-6)
+    parser.add_argument("--num-rollout", "--max-tokens-per-gpu", "--num-steps-per-rollout", type=int)
+    parser.add_argument("--micro-batch-size", type=int)
+    parser.add_argument("--either", type=int)
+    parser.add_argument("--either", type=str)
+    parser.add_argument("--some", nargs="*", type=int)
 """
 CONFIG = "class LoggerConfig:\n    log_interval: int = 1\n    log_params_norm: bool = True\n"
 PATCH = "+    group.add_argument('--patched', action='store_true',\n"
-KNOWN = {word for word in WORDS.split() if word.startswith("--")}
+OTHERS = {word: "" for word in WORDS.split() if word.startswith("--") and word not in PARSER}
 
 
 @pytest.fixture
@@ -36,11 +42,11 @@ def known(tmp_path):
     }.items():
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text(text)
-    return known_flags(tmp_path / "slime", tmp_path / "megatron") | KNOWN
+    return known_flags(tmp_path / "slime", tmp_path / "megatron") | OTHERS
 
 
 def test_flags_are_read_from_the_sources(known):
-    assert {"--custom-rm-path", "--log-interval", "--no-log-params-norm", "--patched"} <= known
+    assert {"--custom-rm-path", "--log-interval", "--no-log-params-norm", "--patched"} <= known.keys()
 
 
 CASES = [
@@ -54,6 +60,7 @@ CASES = [
         "--use-ti: the host has no such flag; did you mean --use-tis?",
     ),  # Megatron's allow_abbrev is off
     ("--sglang-anything 1", None),
+    ("--sglang-tokenizer-path Qwen2.5-7B", None),
     ("--use-tiss", "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis?"),
     ("--quite-other 1", "run.sh:27: --quite-other: the host has no such flag: nothing reads it"),
     ("--global-batch-size 96", "got 96: 64 samples of each rollout would train nothing"),
@@ -84,9 +91,63 @@ def test_each_mistake_is_one_line_and_nothing_else_is_one(known, tmp_path):
         ), flags
 
 
+VALUES = {
+    "--num-rollout 3k": "expected a whole number, got '3k'",
+    "--max-tokens-per-gpu 9,216": "expected a whole number, got '9,216'",
+    "--rollout-max-response-len 8k": "expected a whole number, got '8k'",
+    "--lr 1e--3": "expected a number, got '1e--3'",
+    "--lr": "expected a number, got none",
+    "--use-tis true": "expected no value, got 'true': nothing reads it",
+    "--rm-type math -lr 1": "expected flags with two dashes behind it, got -lr: nothing reads it",
+    "--custom-rm-path rewards.score x": "expected one value, got 'rewards.score x': nothing reads 'x'",
+    "--hf-checkpoint": "expected a file or folder, got none",
+    "--hf-checkpoint ''": "expected a file or folder, got none",
+    "--prompt-data": "expected a file or folder, got none",
+    "--num-steps-per-rollout 0": "expected at least 1, got '0'",
+    "--global-batch-size 0": "expected at least 1, got '0'",
+    "--micro-batch-size 0": "expected at least 1, got '0'",
+    "--micro-batch-size '$X'": None,
+    "--lr 1 --num-rollout 0 --lr -1": None,
+    "--either x": None,
+    "--some": None,
+    "--some -1 2": None,
+}
+
+
+def test_values_that_the_host_refuses_or_drops_are_mistakes(known, tmp_path):
+    (tmp_path / "rewards.py").write_text("async def score(args, sample): ...\n")
+    for flags, line in VALUES.items():
+        found = list(mistakes(launch(flags), known, [tmp_path], is_own_host=True))
+        assert found == ([f"run.sh:27: {flags.split()[0]}: {line}"] if line else []), flags
+
+
+FAULTS = {
+    "tokenizer.json": ("{ nope", "tokenizer.json, which is no JSON"),
+    "tokenizer_config.json": ("{}", "no tokenizer.json"),
+    "vocab.json": ("version https://git-lfs.github.com/spec/v1", "vocab.json, a pointer of Git LFS"),
+    "tokenizer.model": (None, "tokenizer.model, a link to nothing"),
+}
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_line(known, tmp_path):
+    for name, (text, line) in FAULTS.items():
+        folder = tmp_path / f"of_{name}"
+        (folder / "tokenizer").mkdir(parents=True)  # passed over
+        (folder / name).symlink_to("/absent") if text is None else (folder / name).write_text(text)
+        found = list(mistakes(launch(f"--hf-checkpoint {folder}"), known, [], is_own_host=True))
+        start = f"run.sh:27: --hf-checkpoint: expected a tokenizer in {folder}, got {line}"
+        assert len(found) == 1 and found[0].startswith(start), found
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {}}')  # code of its own
+    assert not list(mistakes(launch(f"--hf-checkpoint {folder}"), known, [], is_own_host=True))
+
+
 def test_on_another_host_only_misspelt_names_are_mistakes(known):
     found = lambda flags: list(mistakes(launch(flags), known, [], is_own_host=False))  # noqa: E731
-    assert not found("--quite-other 1") and len(found("--use-tiss")) == 1
+    assert not found("--quite-other 1")
+    assert found("--use-tiss") == [
+        "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis? Or give the script's own "
+        "host with --host"
+    ]
 
 
 def test_two_mistakes_are_two_lines(known, capsys, tmp_path, monkeypatch):
@@ -139,7 +200,7 @@ def test_every_function_that_the_pages_show_is_one(known):
     assert len({function for _, function in shown}) >= 6
     for name, function in shown:
         said = launch(f"{name} {function}")
-        found = list(mistakes(said, known | {name}, [ROOT], is_own_host=True))
+        found = list(mistakes(said, known | {name: ""}, [ROOT], is_own_host=True))
         assert not found, found
 
 

@@ -121,6 +121,11 @@ def test_the_twin_is_of_the_same_kind_in_both_configurations(flags, family, lost
     assert all(small.config[key] == int(words[words.index(flag) + 1]) for key, flag in pairs.items())
 
 
+def test_numbers_of_the_model_that_are_not_known_are_defaults():
+    config = twin.twin_of(launch("--rotary-base '$X' --norm-epsilon abc"), 259).config
+    assert (config["rope_theta"], config["rms_norm_eps"]) == (10000, 1e-6)
+
+
 @pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
 def test_every_script_of_slime_becomes_a_small_launch(monkeypatch):
     """No flag of a large run is left; each script's own host knows all flags."""

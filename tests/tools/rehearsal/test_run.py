@@ -66,6 +66,70 @@ def test_the_first_short_rows_of_a_file_are_taken(tmp_path):
         prompts.all_rows(said)
 
 
+PLACES = {"FILE": "--prompt-data", "KEY": "--input-key"}
+WRONG_ROWS = {
+    '[{"prompt": "x"}]': 'FILE: expected an object in each row, got [{"prompt": "x"}] in row 1',
+    '{"prompt": "x", "label": 1}\n3': "FILE: expected an object in each row, got 3 in row 2",
+    '{"prompt": "x", "label": 1}\n{"label": 1}': "KEY: expected a key of row 2",
+    '{"prompt": null, "label": 1}': "KEY: expected text or messages under 'prompt', got null",
+    '{"prompt": 5, "label": 1}': "KEY: expected text or messages under 'prompt', got 5 in row 1",
+    "": "FILE: expected rows, got none",
+}
+
+
+def test_rows_that_the_host_cannot_read_are_one_line(tmp_path):
+    said = launch(f"--prompt-data {tmp_path}/d.jsonl")
+    where = {name: f"{said.flag(flag).where}: {flag}" for name, flag in PLACES.items()}
+    for text, line in WRONG_ROWS.items():
+        (tmp_path / "d.jsonl").write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            prompts.all_rows(said)
+        assert str(caught.value).startswith(where[line.partition(":")[0]] + line[line.index(":") :]), text
+    (tmp_path / "d.txt").touch()
+    with pytest.raises(ConfigError, match=r"expected a file \.jsonl or \.parquet, got .*d\.txt"):
+        prompts.all_rows(launch(f"--prompt-data {tmp_path}/d.txt"))
+
+
+def test_the_shortest_rows_are_taken_where_all_are_long(tmp_path):
+    prompts.write_rows([{"prompt": "x" * (5000 - i), "label": "1"} for i in range(20)], tmp_path / "d.jsonl")
+    rows, _ = prompts.all_rows(launch(f"--prompt-data {tmp_path}/d.jsonl"))
+    assert [len(row["prompt"]) for row in rows] == [4981 + i for i in range(8)]
+
+
+def test_rows_of_an_evaluation_have_its_keys(tmp_path):
+    prompts.write_rows([{"question": "x", "answer": "1"}], tmp_path / "e.jsonl")
+    keys = "--eval-input-key question --eval-label-key answer --eval-prompt-data e"
+    said = launch(f"{keys} {tmp_path}/e.jsonl")
+    assert prompts.all_rows(said)[1] == [{"question": "x", "answer": "1"}]
+    assert prompts.longest_prompt(said, prompts.all_rows(said)[1], Letters()) == 1
+    assert set(prompts.all_rows(launch(f"{keys} /absent.jsonl"))[1][0]) == {"question", "answer"}
+    with pytest.raises(ConfigError, match=r"run\.sh:28: --eval-label-key: expected a key of row 1 .*answer"):
+        prompts.all_rows(
+            launch(
+                f"--eval-prompt-data e {tmp_path}/e.jsonl --eval-label-key answe --eval-input-key question"
+            )
+        )
+
+
+class Letters:
+    """A tokenizer of letters, whose chat template takes nothing."""
+
+    chat_template = "x"
+
+    def __call__(self, text):
+        return {"input_ids": list(text)}
+
+    def apply_chat_template(self, *args, **kwargs):
+        raise LookupError("no role")
+
+
+def test_a_prompt_that_a_chat_template_refuses_is_one_line():
+    said = launch("--apply-chat-template")
+    line = r"^run\.sh:\d+: --apply-chat-template: expected prompts .*, got \"x\": LookupError: no role$"
+    with pytest.raises(ConfigError, match=line):
+        prompts.longest_prompt(said, [{"prompt": "x"}], Letters())
+
+
 def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "wheel_folder", lambda: tmp_path / "wheel")
     for file in ("slime/utils/arguments.py", "train.py", "scripts/run.sh"):
