@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import slime_ext
+from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, SlimeExtError, check_known
 from slime_ext.host import contract
 from slime_ext.presets import NAMES
+from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import apart
 from slime_ext.tools.folders import free_name, new_folder
 from slime_ext.tools.rehearsal import preflight
@@ -175,13 +177,12 @@ def _correction(name: str) -> str:
     """What --custom-config-path is given: a file's own text, or a preset's three keys.
 
     Raises:
-        ConfigError: neither a file nor a preset.
+        ConfigError: neither a file nor a preset, or a file that ``slime-ext check`` refuses.
     """
     if name.endswith((".yaml", ".yml")):
-        try:
-            return Path(name).read_text()
-        except OSError as error:
-            raise ConfigError(f"--correction: expected a file, got {name}: {error.strerror}") from None
+        text = text_of(name, f"--correction {name}")
+        light.call("slime_ext.tools.commands.check:check", name)
+        return text
     check_known("--correction", "preset", name, NAMES)
     switch = "get_mismatch_metrics" if name == MEASURE else "use_tis"
     keys = {switch: "true", "custom_tis_function_path": f"{contract.TIS}.{name}", **contract.OURS}

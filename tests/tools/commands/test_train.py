@@ -54,7 +54,14 @@ def a_run(folder, checkpoint=False):
 
 MISTAKES = """
     --correction token_tsi -> expected a known preset, got 'token_tsi'; did you mean 'token_tis'?
-    --correction absent.yaml -> --correction: expected a file, got absent.yaml
+    --correction absent.yaml -> --correction absent.yaml: expected a readable file, got No such file
+    --correction use_tiss.yaml -> use_tiss.yaml: expected use_tis, got use_tiss
+    --correction function.yaml -> expected a function of slime_ext.tis, got 'slime_ext.tis.token_tiss'
+    --correction key.yaml -> slime_ext: expected a known key, got 'stepz'; did you mean 'steps'?
+    --correction list.yaml -> list.yaml: expected a mapping, got list
+    --correction empty.yaml -> empty.yaml: expected a mapping, got NoneType
+    --correction broken.yaml -> broken.yaml: expected YAML, got an error at line 1
+    --correction latin.yaml -> --correction latin.yaml: expected text in UTF-8
     --host absent -> --host: expected 'miles' or a folder with train.py
     -- --eps-clip-hihg 0.3 -> -- --eps-clip-hihg: expected a flag of the host
     -- --eps-clip-hihg 0.3 -> did you mean --eps-clip-high?
@@ -67,14 +74,28 @@ MISTAKES = """
 """
 
 
+CORRECTIONS = {
+    "use_tiss": b"use_tiss: true\ncustom_tis_function_path: slime_ext.tis.token_tis",
+    "function": b"use_tis: true\ncustom_tis_function_path: slime_ext.tis.token_tiss",
+    "key": b"slime_ext: {stepz: []}",
+    "list": b"- a",
+    "empty": b"",
+    "broken": b"use_tis: [",
+    "latin": "# \xe4".encode("latin-1"),
+}
+
+
 @pytest.mark.parametrize("line", MISTAKES.strip().splitlines())
 def test_a_mistake_is_one_line_before_anything_starts(elsewhere, line):
     a_run(elsewhere / "run")
+    for name, text in CORRECTIONS.items():
+        (elsewhere / f"{name}.yaml").write_bytes(text)
+    before = set(elsewhere.rglob("*"))
     words, _, said = line.partition(" -> ")
     with pytest.raises(ConfigError) as error:
         train.main(words.split())
     assert said in str(error.value) and "\n" not in str(error.value)
-    assert {path.name for path in elsewhere.iterdir()} == {"run"}
+    assert set(elsewhere.rglob("*")) == before
 
 
 @pytest.mark.parametrize("words", [["--lag", "0"], ["--lag", "x"], ["--rollouts", "0"], ["--task", "other"]])
@@ -134,6 +155,11 @@ def test_a_preset_is_three_keys_and_metrics_only_leaves_the_loss():
     ]
     assert "get_mismatch_metrics: true" in train._correction("metrics_only")
     assert "use_tis" not in train._correction("metrics_only")
+
+
+def test_a_correction_of_a_file_is_its_own_text():
+    for file in (ROOT / "configs/modes").glob("*.yaml"):
+        assert train._correction(str(file)) == file.read_text()
 
 
 def test_the_last_rollout_is_evaluated_whatever_their_number():
