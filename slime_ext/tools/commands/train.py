@@ -130,6 +130,7 @@ def _go_on(given: argparse.Namespace) -> int:
     args = json.loads((out / ARGS).read_text())
     args["num_rollout"] = given.rollouts or args["num_rollout"]
     args["threads"] = given.threads or args.get("threads")
+    _check_flags(given.flags, args["host"])
     run = _host_run(args, out)
     run.check()
     if (log := out / "log").exists():

@@ -66,6 +66,7 @@ MISTAKES = """
     -- --eps-clip-hihg 0.3 -> -- --eps-clip-hihg: expected a flag of the host
     -- --eps-clip-hihg 0.3 -> did you mean --eps-clip-high?
     --load absent -> --load: expected the folder of a run, got absent
+    --load saved -- --eps-clip-hihg 1 -> -- --eps-clip-hihg: expected a flag of the host
     --load run --lag 2 -> --lag: expected none beside --load, got 2
     --load run -> --load: expected a checkpoint in run/checkpoint, got none
     --out . -> --out: expected a new or empty folder, got . with files in it: name another
@@ -88,6 +89,7 @@ CORRECTIONS = {
 @pytest.mark.parametrize("line", MISTAKES.strip().splitlines())
 def test_a_mistake_is_one_line_before_anything_starts(elsewhere, line):
     a_run(elsewhere / "run")
+    a_run(elsewhere / "saved", checkpoint=True)
     for name, text in CORRECTIONS.items():
         (elsewhere / f"{name}.yaml").write_bytes(text)
     before = set(elsewhere.rglob("*"))
