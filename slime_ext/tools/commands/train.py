@@ -35,7 +35,7 @@ MEASURE = "metrics_only"
 GPUS = 4  # numbers to Ray
 NO_END_S = 7 * 24 * 3600.0
 START_S = 90  # until the first rollout
-OF_A_NEW_RUN = ("task", "correction", "lag", "seed", "host", "out")
+DEFAULTS = {"task": "sums", "correction": "token_tis", "lag": 1, "seed": 1, "host": driver.WHEEL}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,10 +45,9 @@ def main(argv: Sequence[str]) -> int:
         SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
     """
     words, flags = apart(argv)
-    parser = _parser()
-    given = parser.parse_args(words, argparse.Namespace(flags=flags))
-    for name in OF_A_NEW_RUN:
-        if given.load and (value := getattr(given, name)) != parser.get_default(name):
+    given = _parser().parse_args(words, argparse.Namespace(flags=flags))
+    for name in (*DEFAULTS, "out"):
+        if given.load and (value := getattr(given, name)) is not None:
             raise ConfigError(
                 f"--{name}: expected none beside --load, got {value}: a run goes on with its own"
             )
@@ -63,24 +62,22 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Words behind -- are flags of the host, and count over ours.",
     )
     add = parser.add_argument
-    add("--task", choices=TASKS, default="sums", help="; ".join(f"{k}: {TASKS[k].what}" for k in TASKS))
+    add("--task", choices=TASKS, help="; ".join(f"{k}: {TASKS[k].what}" for k in TASKS) + "; default: sums")
     add(
         "--correction",
-        default="token_tis",
         metavar="NAME|YAML",
-        help="a preset, or a file of --custom-config-path",
+        help="a preset, or a file of --custom-config-path; default: token_tis",
     )
     add(
         "--lag",
         type=_count,
-        default=1,
         metavar="K",
-        help="rollouts between two pushes of weights; above 1 train_async.py",
+        help="rollouts between two pushes of weights; above 1 train_async.py; default: 1",
     )
     add("--rollouts", type=_count, help="how many; default: the task's")
-    add("--seed", type=int, default=1)
+    add("--seed", type=int, help="default: 1")
     add("--threads", type=_count, help="of trainer and engine each; default: the task's")
-    add("--host", default=driver.WHEEL, help="'miles' for the wheel, or the folder of a checkout")
+    add("--host", help="'miles' for the wheel, the default, or the folder of a checkout")
     add("--out", type=Path, help="folder of the run; default: a new one below runs")
     add("--load", type=Path, metavar="RUN", help="go on with a run at its last checkpoint")
     return parser
@@ -95,6 +92,9 @@ def _count(text: str) -> int:
 
 def _begin(given: argparse.Namespace) -> int:
     """A new run, in a folder of its own."""
+    for name, value in DEFAULTS.items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
     correction = _correction(given.correction)
     _check_flags(given.flags, given.host)
     if given.out and (given.out / ARGS).exists():
@@ -105,7 +105,7 @@ def _begin(given: argparse.Namespace) -> int:
     out = new_folder(given.out, Path("runs", given.task))
     task = TASKS[given.task]
     args = {
-        **{name: getattr(given, name) for name in ("task", "correction", "lag", "seed", "host", "flags")},
+        **{name: getattr(given, name) for name in (*DEFAULTS, "flags")},
         "num_rollout": given.rollouts or task.rollouts,
         "threads": given.threads,
         "slime_ext": slime_ext.__version__,

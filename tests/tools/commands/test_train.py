@@ -68,6 +68,11 @@ MISTAKES = """
     --load absent -> --load: expected the folder of a run, got absent
     --load saved -- --eps-clip-hihg 1 -> -- --eps-clip-hihg: expected a flag of the host
     --load run --lag 2 -> --lag: expected none beside --load, got 2
+    --load saved --task sums -> --task: expected none beside --load, got sums
+    --load saved --correction token_tis -> --correction: expected none beside --load, got token_tis
+    --load saved --lag 1 -> --lag: expected none beside --load, got 1
+    --load saved --seed 1 -> --seed: expected none beside --load, got 1
+    --load saved --host miles -> --host: expected none beside --load, got miles
     --load run -> --load: expected a checkpoint in run/checkpoint, got none
     --out . -> --out: expected a new or empty folder, got . with files in it: name another
     --out run -> --out: expected a new folder, got run
@@ -116,6 +121,7 @@ def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatc
     assert re.search(r"about \d+ min on two idle cores", said) and "runs/letters/log" in said
     args = json.loads(Path("runs/letters", train.ARGS).read_text())
     assert args["flags"] == ["--lr", "1e-4"] and args["lag"] == 20
+    assert (args["correction"], args["seed"], args["host"]) == ("token_tis", 1, "miles")
     train.main(["--task", "letters"])
     assert Path("runs/letters-2", train.ARGS).exists()  # the first run stays
 
