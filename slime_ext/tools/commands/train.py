@@ -95,6 +95,8 @@ def _begin(given: argparse.Namespace) -> int:
     for name, value in DEFAULTS.items():
         if getattr(given, name) is None:
             setattr(given, name, value)
+    if given.host != driver.WHEEL:
+        given.host = str(Path(given.host).absolute())  # --load may be called elsewhere
     correction = _correction(given.correction)
     _check_flags(given.flags, given.host)
     if given.out and (given.out / ARGS).exists():

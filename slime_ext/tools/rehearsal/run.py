@@ -50,7 +50,7 @@ def host_of(launch: Launch, given: str | None) -> RehearsalHost:
     Raises:
         ConfigError: a folder without train.py and slime or miles.
     """
-    folders = [Path(given)] if given not in (None, WHEEL) else []
+    folders = [Path(given).absolute()] if given not in (None, WHEEL) else []
     if given is None:
         folders = [f for f in Path(launch.script).resolve().parents if (f / "train.py").is_file()]
     for folder in folders:

@@ -126,6 +126,14 @@ def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatc
     assert Path("runs/letters-2", train.ARGS).exists()  # the first run stays
 
 
+def test_a_run_can_go_on_from_another_folder_than_that_of_a_relative_host(elsewhere, monkeypatch):
+    monkeypatch.setattr(train, "_run", lambda *given: 0)
+    (elsewhere / "slime").mkdir()
+    (elsewhere / "slime/train.py").touch()
+    train.main("--host slime --out mine".split())
+    assert json.loads(Path("mine", train.ARGS).read_text())["host"] == str(elsewhere / "slime")
+
+
 def test_a_run_goes_on_with_its_own_arguments(elsewhere, monkeypatch):
     seen = []
     monkeypatch.setattr(train, "_run", lambda args, run: seen.append((args, run.out)) or 0)

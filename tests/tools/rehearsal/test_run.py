@@ -76,6 +76,9 @@ def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
     outside = type(said)("/elsewhere/run.sh", "train.py", said.flags, {})
     assert run.host_of(inside, None) == run.RehearsalHost(str(tmp_path), tmp_path / "slime", is_own=True)
     assert run.host_of(outside, str(tmp_path)).package.name == "slime"
+    monkeypatch.chdir(tmp_path / "scripts")
+    assert run.host_of(outside, "..").package.is_absolute()  # the run has another working directory
+    assert Path(run.host_of(outside, "..").name).is_absolute()
     assert run.host_of(outside, None) == run.RehearsalHost("miles", tmp_path / "wheel/miles", is_own=False)
     assert run.host_of(inside, "miles").name == "miles"
     with pytest.raises(ConfigError, match="--host: expected 'miles' or a checkout"):
