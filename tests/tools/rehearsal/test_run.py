@@ -195,6 +195,17 @@ def test_relative_files_are_found_from_where_the_user_stands(tmp_path, monkeypat
     )
 
 
+def test_relative_files_are_found_first_where_the_script_has_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    for file in ("c.yaml", "there/c.yaml", "d.yaml"):
+        (tmp_path / file).touch()
+    said = replace(launch("--custom-config-path c.yaml --eval-config d.yaml"), folder=f"{tmp_path}/there")
+    found = run.with_found_files(said, run.RehearsalHost("miles", tmp_path, is_own=False))
+    assert found.value("--custom-config-path") == f"{tmp_path}/there/c.yaml"
+    assert found.value("--eval-config") == f"{tmp_path}/d.yaml"
+
+
 def test_the_users_folders_alone_come_before_the_hosts_packages(tmp_path, monkeypatch):
     """The wheel's folder, which has an sglang of its own, and this environment's packages stay behind."""
     monkeypatch.chdir(tmp_path)
