@@ -18,7 +18,7 @@ from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import OWN, apart
 from slime_ext.tools.commands.output import console, table
-from slime_ext.tools.folders import new_folder
+from slime_ext.tools.folders import make_folder, new_folder
 from slime_ext.tools.rehearsal import checks, evidence, preflight, prompts, run
 from slime_ext.tools.scripts.launch import Launch
 from slime_ext.tools.scripts.read import launch_of
@@ -64,6 +64,7 @@ def rehearse(given: argparse.Namespace) -> int:
         raise ConfigError(wrong[-1])
     rows = prompts.all_rows(launch)
     out = new_folder(given.out, Path("runs/rehearsal")).absolute()
+    make_folder(out)
     launch = run.with_written_files(launch, out)
     with driver.ended_by_signals(), machine.room_or_one_line(out):
         ran = driver.HostRun(

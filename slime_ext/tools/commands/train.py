@@ -21,7 +21,7 @@ from slime_ext.host import contract
 from slime_ext.presets import NAMES
 from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import apart
-from slime_ext.tools.folders import free_name, new_folder
+from slime_ext.tools.folders import free_name, is_file, new_folder
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext.tools.without_cuda import driver, host_log, machine, progress, tiny
@@ -99,7 +99,7 @@ def _begin(given: argparse.Namespace) -> int:
         given.host = str(Path(given.host).absolute())  # --load may be called elsewhere
     correction = _correction(given.correction)
     _check_flags(given.flags, given.host)
-    if given.out and (given.out / ARGS).exists():
+    if given.out and is_file(given.out / ARGS):
         raise ConfigError(
             f"--out: expected a new folder, got {given.out} with a run in it: name another, or go on with "
             f"slime-ext train --load {given.out}"
@@ -123,7 +123,7 @@ def _begin(given: argparse.Namespace) -> int:
 def _go_on(given: argparse.Namespace) -> int:
     """The rest of a run, in its folder."""
     out = given.load
-    if not (out / ARGS).is_file():
+    if not is_file(out / ARGS):
         raise ConfigError(f"--load: expected the folder of a run, got {out}: it has no {ARGS}")
     if not (out / CHECKPOINT / LATEST).is_file():
         raise ConfigError(

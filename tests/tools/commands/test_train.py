@@ -77,6 +77,12 @@ MISTAKES = """
     --out . -> --out: expected a new or empty folder, got . with files in it: name another
     --out run -> --out: expected a new folder, got run
     --out run -> --load run
+    --out run/args.json -> run/args.json: expected a folder to write to, got a file
+    --out run/args.json/x -> run/args.json/x: expected a folder to write to, got Not a directory
+    --out LONG -> LONG: expected a folder to write to, got File name too long: name another
+    --out /no_such_root/x -> /no_such_root/x: expected a folder below one that exists
+    --out /LONG -> /LONG: expected a folder below one that exists
+    --load LONG -> --load: expected the folder of a run, got LONG
 """
 
 
@@ -98,7 +104,7 @@ def test_a_mistake_is_one_line_before_anything_starts(elsewhere, line):
     for name, text in CORRECTIONS.items():
         (elsewhere / f"{name}.yaml").write_bytes(text)
     before = set(elsewhere.rglob("*"))
-    words, _, said = line.partition(" -> ")
+    words, _, said = line.replace("LONG", "x" * 300).partition(" -> ")
     with pytest.raises(ConfigError) as error:
         train.main(words.split())
     assert said in str(error.value) and "\n" not in str(error.value)
