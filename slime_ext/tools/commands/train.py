@@ -11,12 +11,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import slime_ext
 from slime_ext.config.files import text_of
-from slime_ext.errors import ConfigError, SlimeExtError, check_known
+from slime_ext.errors import ConfigError, SlimeExtError, check_known, cut, shown
 from slime_ext.host import contract
 from slime_ext.presets import NAMES
 from slime_ext.tools.commands import light
@@ -30,6 +31,8 @@ from slime_ext.tools.without_cuda.tasks import Task, letters, sums
 
 TASKS: Mapping[str, Task] = {"sums": sums.TASK, "letters": letters.TASK}
 ARGS, CORRECTION, CHECKPOINT, DUMP = "args.json", "correction.yaml", "checkpoint", "dump"
+STEPS = "--num-steps-per-rollout"
+LARGEST_SEED = 2**31 - 1
 LATEST = "latest_checkpointed_iteration.txt"
 MEASURE = "metrics_only"
 GPUS = 4  # numbers to Ray
@@ -75,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         help="rollouts between two pushes of weights; above 1 train_async.py; default: 1",
     )
     add("--rollouts", type=_count, help="how many; default: the task's")
-    add("--seed", type=int, help="default: 1")
+    add("--seed", type=_seed, help="default: 1")
     add("--threads", type=_count, help="of trainer and engine each; default: the task's")
     add("--host", help="'miles' for the wheel, the default, or the folder of a checkout")
     add("--out", type=Path, help="folder of the run; default: a new one below runs")
@@ -84,9 +87,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if (number := _count(text)) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"expected a seed of at most {LARGEST_SEED}, got {text}")
     return number
 
 
@@ -98,7 +106,7 @@ def _begin(given: argparse.Namespace) -> int:
     if given.host != driver.WHEEL:
         given.host = str(Path(given.host).absolute())  # --load may be called elsewhere
     correction = _correction(given.correction)
-    _check_flags(given.flags, given.host)
+    _check_flags(given.flags, given.host, TASKS[given.task])
     if given.out and is_file(given.out / ARGS):
         raise ConfigError(
             f"--out: expected a new folder, got {given.out} with a run in it: name another, or go on with "
@@ -129,10 +137,10 @@ def _go_on(given: argparse.Namespace) -> int:
         raise ConfigError(
             f"--load: expected a checkpoint in {out / CHECKPOINT}, got none: start the run anew"
         )
-    args = json.loads((out / ARGS).read_text())
+    args = _args_of(out / ARGS)
     args["num_rollout"] = given.rollouts or args["num_rollout"]
     args["threads"] = given.threads or args.get("threads")
-    _check_flags(given.flags, args["host"])
+    _check_flags(given.flags, args["host"], TASKS[args["task"]])
     run = _host_run(args, out)
     run.check()
     if (log := out / "log").exists():
@@ -141,6 +149,26 @@ def _go_on(given: argparse.Namespace) -> int:
     saved = str((out / CHECKPOINT).absolute())
     args["flags"] = [*args["flags"], "--load", saved, "--override-opt-param-scheduler", *given.flags]
     return _run(args, run)
+
+
+def _args_of(path: Path) -> dict[str, Any]:
+    """What a run's file says of it.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    text = text_of(str(path))
+    try:
+        args = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected JSON, got an error: {error}: start the run anew") from None
+    for name, example in {**DEFAULTS, "flags": [], "num_rollout": 1}.items():
+        value = args.get(name) if isinstance(args, dict) else None
+        if not isinstance(value, type(example)):
+            kind = type(example).__name__
+            raise ConfigError(f"{path}: {name}: expected a {kind}, got {shown(value)}: start the run anew")
+    check_known(f"{path}: task", "task", args["task"], TASKS)
+    return dict(args)
 
 
 def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
@@ -163,8 +191,22 @@ def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
     )
 
 
-def _check_flags(words: Sequence[str], host: str) -> None:
+def _steps(task: Task, words: Sequence[str]) -> int:
+    """Optimizer steps of a rollout: the host's last word on them, of the task's flags and those behind --.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    flags = [part for word in (*task.flags, *words) for part in word.split("=", word.startswith(f"{STEPS}="))]
+    text = [after for word, after in pairwise([*flags, ""]) if word == STEPS][-1]
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"-- {STEPS}: expected a whole number of at least 1, got {cut(text) or 'none'}")
+    return int(text)
+
+
+def _check_flags(words: Sequence[str], host: str, task: Task) -> None:
     """Raises ConfigError at a flag behind -- that the host's parser does not have: slime passes over it."""
+    _steps(task, words)
     if not words:
         return
     places = (driver.wheel_folder(), *([] if host == driver.WHEEL else [Path(host)]))
@@ -213,7 +255,7 @@ def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
     folder = out.absolute()
     with _saying_how_to_go_on(out), machine.room_or_one_line(out):
         flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *args["flags"]]
-        steps = int(flags[len(flags) - flags[::-1].index("--num-steps-per-rollout")])
+        steps = _steps(task, args["flags"])
         watched = progress.Progress(folder, args["num_rollout"], steps, _say)
         with progress.shown(watched):
             status = replace(run, flags=flags).run()

@@ -44,8 +44,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def a_run(folder, checkpoint=False):
     folder.mkdir()
-    args = {"task": "letters", "correction": "token_tis", "lag": 1, "seed": 1, "host": "miles", "flags": []}
-    (folder / train.ARGS).write_text(json.dumps(args | {"num_rollout": 60}))
+    (folder / train.ARGS).write_text(json.dumps(ARGS | {"num_rollout": 60}))
     if checkpoint:
         (folder / train.CHECKPOINT).mkdir()
         (folder / train.CHECKPOINT / train.LATEST).write_text("19")
@@ -67,6 +66,14 @@ MISTAKES = """
     -- --eps-clip-hihg 0.3 -> did you mean --eps-clip-high?
     --load absent -> --load: expected the folder of a run, got absent
     --load saved -- --eps-clip-hihg 1 -> -- --eps-clip-hihg: expected a flag of the host
+    -- --num-steps-per-rollout -> -- --num-steps-per-rollout: expected a whole number of at least 1, got none
+    -- --num-steps-per-rollout two -> --num-steps-per-rollout: expected a whole number of at least 1, got two
+    -- --num-steps-per-rollout=0 -> -- --num-steps-per-rollout: expected a whole number of at least 1, got 0
+    --load saved -- --num-steps-per-rollout two -> expected a whole number of at least 1, got two
+    --load no_json -> no_json/args.json: expected JSON, got an error: Expecting value: line 1 column 1
+    --load a_list -> a_list/args.json: task: expected a str, got None: start the run anew
+    --load no_lag -> no_lag/args.json: lag: expected a int, got 'x': start the run anew
+    --load no_task -> no_task/args.json: task: expected a known task, got 'letter'; did you mean 'letters'?
     --load run --lag 2 -> --lag: expected none beside --load, got 2
     --load saved --task sums -> --task: expected none beside --load, got sums
     --load saved --correction token_tis -> --correction: expected none beside --load, got token_tis
@@ -97,10 +104,21 @@ CORRECTIONS = {
 }
 
 
+ARGS = {"task": "letters", "correction": "token_tis", "lag": 1, "seed": 1, "host": "miles", "flags": []}
+DAMAGED = {
+    "no_json": "",
+    "a_list": "[]",
+    "no_lag": json.dumps(ARGS | {"num_rollout": 60, "lag": "x"}),
+    "no_task": json.dumps(ARGS | {"num_rollout": 60, "task": "letter"}),
+}
+
+
 @pytest.mark.parametrize("line", MISTAKES.strip().splitlines())
 def test_a_mistake_is_one_line_before_anything_starts(elsewhere, line):
     a_run(elsewhere / "run")
     a_run(elsewhere / "saved", checkpoint=True)
+    for name, text in DAMAGED.items():
+        (a_run(elsewhere / name, checkpoint=True) / train.ARGS).write_text(text)
     for name, text in CORRECTIONS.items():
         (elsewhere / f"{name}.yaml").write_bytes(text)
     before = set(elsewhere.rglob("*"))
@@ -111,11 +129,28 @@ def test_a_mistake_is_one_line_before_anything_starts(elsewhere, line):
     assert set(elsewhere.rglob("*")) == before
 
 
-@pytest.mark.parametrize("words", [["--lag", "0"], ["--lag", "x"], ["--rollouts", "0"], ["--task", "other"]])
-def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lag", "0"], "--lag: expected a whole number of at least 1, got 0"),
+        (["--rollouts", "0"], "--rollouts: expected a whole number of at least 1, got 0"),
+        (["--task", "other"], "--task: invalid choice: 'other'"),
+        (["--seed", "0"], "--seed: expected a whole number of at least 1, got 0"),
+        (["--seed", "9" * 20], "--seed: expected a seed of at most 2147483647, got 9999"),
+    ],
+)
+def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(elsewhere, words, said, capsys):
     with pytest.raises(SystemExit):
         train.main(words)
-    assert words[0] in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+def test_the_last_number_of_steps_counts_as_the_host_reads_it():
+    def steps(words):
+        return train._steps(train.TASKS["letters"], words.split())
+
+    last = steps("--num-steps-per-rollout 8 --num-steps-per-rollout=2 --lr 1")
+    assert (steps(""), steps("--num-steps-per-rollout 2 --lr=1"), last) == (4, 2, 2)
 
 
 def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatch, capsys):
