@@ -4,6 +4,7 @@ GPU."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -37,10 +38,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("script", help="launch script: .sh, or .py of miles")
     parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
     parser.add_argument("--out", type=Path, help="folder of the run; by default a new one below runs")
-    parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
+    parser.add_argument("--timeout", type=_seconds, default=run.TIMEOUT_S, help="seconds until it is ended")
     parser.epilog = OWN
     words, own = apart(argv)
     return rehearse(parser.parse_args(words, argparse.Namespace(own=own)))
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (number := float(text)) > 0:  # NaN is not
+            return number
+    raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text}")
 
 
 def rehearse(given: argparse.Namespace) -> int:

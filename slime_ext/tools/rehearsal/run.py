@@ -50,16 +50,17 @@ def host_of(launch: Launch, given: str | None) -> RehearsalHost:
     Raises:
         ConfigError: a folder without train.py and slime or miles.
     """
-    folders = [Path(given).absolute()] if given not in (None, WHEEL) else []
+    folders = [Path(given).absolute()] if given not in (None, "", WHEEL) else []
     if given is None:
         folders = [f for f in Path(launch.script).resolve().parents if (f / "train.py").is_file()]
     for folder in folders:
         for kind in ("slime", "miles"):
             if (folder / kind / "utils/arguments.py").is_file():
                 return RehearsalHost(str(folder), folder / kind, is_own=True)
-    if folders and given:
+    if given not in (None, WHEEL):
         raise ConfigError(
-            f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there"
+            f"--host: expected 'miles' or a checkout of slime or miles, got {given or 'none'}: no train.py "
+            "there"
         )
     return RehearsalHost(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
 

@@ -39,3 +39,15 @@ def test_a_folder_that_cannot_be_made_is_one_line(script, out, said):
         rehearse.main([str(script), "--host", "miles", "--out", out])
     assert said in str(error.value)
     assert list(script.parent.iterdir()) == [script] and not Path("/no_such_root").exists()
+
+
+def test_an_empty_host_is_not_the_wheel(script):
+    with pytest.raises(ConfigError, match="'miles' or a checkout of slime or miles, got none"):
+        rehearse.main([str(script), "--host", ""])
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "x"])
+def test_a_timeout_is_a_positive_number(script, timeout, capsys):
+    with pytest.raises(SystemExit):
+        rehearse.main([str(script), "--host", "miles", f"--timeout={timeout}"])
+    assert f"--timeout: expected a positive number of seconds, got {timeout}" in capsys.readouterr().err
