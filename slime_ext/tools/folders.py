@@ -32,7 +32,7 @@ def make_folder(folder: Path) -> None:
         ConfigError: nothing above it exists but the root, or it cannot be made or written to.
     """
     beginning = Path(*folder.absolute().parts[:2])
-    if not beginning.exists():
+    if not is_folder(beginning):
         raise ConfigError(
             f"{folder}: expected a folder below one that exists, got none at {beginning}: a variable that is "
             "not set?"
@@ -41,7 +41,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         found = "" if os.access(folder, os.W_OK | os.X_OK) else "one that this user may not write to"
     except OSError as error:
-        found = "a file" if folder.is_file() else str(error.strerror)
+        found = "a file" if is_file(folder) else str(error.strerror)
     if found:
         raise ConfigError(f"{folder}: expected a folder to write to, got {found}: name another")
 
@@ -54,7 +54,7 @@ def new_folder(given: Path | None, default: Path) -> Path:
     """
     if given is None:
         return free_name(default)
-    if given.is_dir() and any(given.iterdir()):
+    if is_folder(given) and any(given.iterdir()):
         raise ConfigError(
             f"--out: expected a new or empty folder, got {given} with files in it: name another"
         )

@@ -4,6 +4,7 @@ GPU."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -18,7 +19,7 @@ from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import OWN, apart
 from slime_ext.tools.commands.output import console, table
-from slime_ext.tools.folders import new_folder
+from slime_ext.tools.folders import make_folder, new_folder
 from slime_ext.tools.rehearsal import checks, evidence, preflight, prompts, run
 from slime_ext.tools.scripts.launch import Launch
 from slime_ext.tools.scripts.read import launch_of
@@ -37,10 +38,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("script", help="launch script: .sh, or .py of miles")
     parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
     parser.add_argument("--out", type=Path, help="folder of the run; by default a new one below runs")
-    parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
+    parser.add_argument("--timeout", type=_seconds, default=run.TIMEOUT_S, help="seconds until it is ended")
     parser.epilog = OWN
     words, own = apart(argv)
     return rehearse(parser.parse_args(words, argparse.Namespace(own=own)))
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (number := float(text)) > 0:  # NaN is not
+            return number
+    raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text}")
 
 
 def rehearse(given: argparse.Namespace) -> int:
@@ -64,6 +72,7 @@ def rehearse(given: argparse.Namespace) -> int:
         raise ConfigError(wrong[-1])
     rows = prompts.all_rows(launch)
     out = new_folder(given.out, Path("runs/rehearsal")).absolute()
+    make_folder(out)
     launch = run.with_written_files(launch, out)
     with driver.ended_by_signals(), machine.room_or_one_line(out):
         ran = driver.HostRun(

@@ -11,15 +11,18 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import slime_ext
-from slime_ext.errors import ConfigError, SlimeExtError, check_known
+from slime_ext.config.files import text_of
+from slime_ext.errors import ConfigError, SlimeExtError, check_known, cut, shown
 from slime_ext.host import contract
 from slime_ext.presets import NAMES
+from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import apart
-from slime_ext.tools.folders import free_name, new_folder
+from slime_ext.tools.folders import free_name, is_file, new_folder
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext.tools.without_cuda import driver, host_log, machine, progress, tiny
@@ -28,12 +31,14 @@ from slime_ext.tools.without_cuda.tasks import Task, letters, sums
 
 TASKS: Mapping[str, Task] = {"sums": sums.TASK, "letters": letters.TASK}
 ARGS, CORRECTION, CHECKPOINT, DUMP = "args.json", "correction.yaml", "checkpoint", "dump"
+STEPS = "--num-steps-per-rollout"
+LARGEST_SEED = 2**31 - 1
 LATEST = "latest_checkpointed_iteration.txt"
 MEASURE = "metrics_only"
 GPUS = 4  # numbers to Ray
 NO_END_S = 7 * 24 * 3600.0
 START_S = 90  # until the first rollout
-OF_A_NEW_RUN = ("task", "correction", "lag", "seed", "host", "out")
+DEFAULTS = {"task": "sums", "correction": "token_tis", "lag": 1, "seed": 1, "host": driver.WHEEL}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,10 +48,9 @@ def main(argv: Sequence[str]) -> int:
         SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
     """
     words, flags = apart(argv)
-    parser = _parser()
-    given = parser.parse_args(words, argparse.Namespace(flags=flags))
-    for name in OF_A_NEW_RUN:
-        if given.load and (value := getattr(given, name)) != parser.get_default(name):
+    given = _parser().parse_args(words, argparse.Namespace(flags=flags))
+    for name in (*DEFAULTS, "out"):
+        if given.load and (value := getattr(given, name)) is not None:
             raise ConfigError(
                 f"--{name}: expected none beside --load, got {value}: a run goes on with its own"
             )
@@ -61,41 +65,49 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Words behind -- are flags of the host, and count over ours.",
     )
     add = parser.add_argument
-    add("--task", choices=TASKS, default="sums", help="; ".join(f"{k}: {TASKS[k].what}" for k in TASKS))
+    add("--task", choices=TASKS, help="; ".join(f"{k}: {TASKS[k].what}" for k in TASKS) + "; default: sums")
     add(
         "--correction",
-        default="token_tis",
         metavar="NAME|YAML",
-        help="a preset, or a file of --custom-config-path",
+        help="a preset, or a file of --custom-config-path; default: token_tis",
     )
     add(
         "--lag",
         type=_count,
-        default=1,
         metavar="K",
-        help="rollouts between two pushes of weights; above 1 train_async.py",
+        help="rollouts between two pushes of weights; above 1 train_async.py; default: 1",
     )
     add("--rollouts", type=_count, help="how many; default: the task's")
-    add("--seed", type=int, default=1)
+    add("--seed", type=_seed, help="default: 1")
     add("--threads", type=_count, help="of trainer and engine each; default: the task's")
-    add("--host", default=driver.WHEEL, help="'miles' for the wheel, or the folder of a checkout")
+    add("--host", help="'miles' for the wheel, the default, or the folder of a checkout")
     add("--out", type=Path, help="folder of the run; default: a new one below runs")
     add("--load", type=Path, metavar="RUN", help="go on with a run at its last checkpoint")
     return parser
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if (number := _count(text)) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"expected a seed of at most {LARGEST_SEED}, got {text}")
     return number
 
 
 def _begin(given: argparse.Namespace) -> int:
     """A new run, in a folder of its own."""
+    for name, value in DEFAULTS.items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
+    if given.host != driver.WHEEL:
+        given.host = str(Path(given.host).absolute())  # --load may be called elsewhere
     correction = _correction(given.correction)
-    _check_flags(given.flags, given.host)
-    if given.out and (given.out / ARGS).exists():
+    _check_flags(given.flags, given.host, TASKS[given.task])
+    if given.out and is_file(given.out / ARGS):
         raise ConfigError(
             f"--out: expected a new folder, got {given.out} with a run in it: name another, or go on with "
             f"slime-ext train --load {given.out}"
@@ -103,7 +115,7 @@ def _begin(given: argparse.Namespace) -> int:
     out = new_folder(given.out, Path("runs", given.task))
     task = TASKS[given.task]
     args = {
-        **{name: getattr(given, name) for name in ("task", "correction", "lag", "seed", "host", "flags")},
+        **{name: getattr(given, name) for name in (*DEFAULTS, "flags")},
         "num_rollout": given.rollouts or task.rollouts,
         "threads": given.threads,
         "slime_ext": slime_ext.__version__,
@@ -119,15 +131,16 @@ def _begin(given: argparse.Namespace) -> int:
 def _go_on(given: argparse.Namespace) -> int:
     """The rest of a run, in its folder."""
     out = given.load
-    if not (out / ARGS).is_file():
+    if not is_file(out / ARGS):
         raise ConfigError(f"--load: expected the folder of a run, got {out}: it has no {ARGS}")
     if not (out / CHECKPOINT / LATEST).is_file():
         raise ConfigError(
             f"--load: expected a checkpoint in {out / CHECKPOINT}, got none: start the run anew"
         )
-    args = json.loads((out / ARGS).read_text())
+    args = _args_of(out / ARGS)
     args["num_rollout"] = given.rollouts or args["num_rollout"]
     args["threads"] = given.threads or args.get("threads")
+    _check_flags(given.flags, args["host"], TASKS[args["task"]])
     run = _host_run(args, out)
     run.check()
     if (log := out / "log").exists():
@@ -136,6 +149,26 @@ def _go_on(given: argparse.Namespace) -> int:
     saved = str((out / CHECKPOINT).absolute())
     args["flags"] = [*args["flags"], "--load", saved, "--override-opt-param-scheduler", *given.flags]
     return _run(args, run)
+
+
+def _args_of(path: Path) -> dict[str, Any]:
+    """What a run's file says of it.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    text = text_of(str(path))
+    try:
+        args = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected JSON, got an error: {error}: start the run anew") from None
+    for name, example in {**DEFAULTS, "flags": [], "num_rollout": 1}.items():
+        value = args.get(name) if isinstance(args, dict) else None
+        if not isinstance(value, type(example)):
+            kind = type(example).__name__
+            raise ConfigError(f"{path}: {name}: expected a {kind}, got {shown(value)}: start the run anew")
+    check_known(f"{path}: task", "task", args["task"], TASKS)
+    return dict(args)
 
 
 def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
@@ -158,8 +191,22 @@ def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
     )
 
 
-def _check_flags(words: Sequence[str], host: str) -> None:
+def _steps(task: Task, words: Sequence[str]) -> int:
+    """Optimizer steps of a rollout: the host's last word on them, of the task's flags and those behind --.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    flags = [part for word in (*task.flags, *words) for part in word.split("=", word.startswith(f"{STEPS}="))]
+    text = [after for word, after in pairwise([*flags, ""]) if word == STEPS][-1]
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"-- {STEPS}: expected a whole number of at least 1, got {cut(text) or 'none'}")
+    return int(text)
+
+
+def _check_flags(words: Sequence[str], host: str, task: Task) -> None:
     """Raises ConfigError at a flag behind -- that the host's parser does not have: slime passes over it."""
+    _steps(task, words)
     if not words:
         return
     places = (driver.wheel_folder(), *([] if host == driver.WHEEL else [Path(host)]))
@@ -175,13 +222,12 @@ def _correction(name: str) -> str:
     """What --custom-config-path is given: a file's own text, or a preset's three keys.
 
     Raises:
-        ConfigError: neither a file nor a preset.
+        ConfigError: neither a file nor a preset, or a file that ``slime-ext check`` refuses.
     """
     if name.endswith((".yaml", ".yml")):
-        try:
-            return Path(name).read_text()
-        except OSError as error:
-            raise ConfigError(f"--correction: expected a file, got {name}: {error.strerror}") from None
+        text = text_of(name, f"--correction {name}")
+        light.call("slime_ext.tools.commands.check:check", name)
+        return text
     check_known("--correction", "preset", name, NAMES)
     switch = "get_mismatch_metrics" if name == MEASURE else "use_tis"
     keys = {switch: "true", "custom_tis_function_path": f"{contract.TIS}.{name}", **contract.OURS}
@@ -209,7 +255,7 @@ def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
     folder = out.absolute()
     with _saying_how_to_go_on(out), machine.room_or_one_line(out):
         flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *args["flags"]]
-        steps = int(flags[len(flags) - flags[::-1].index("--num-steps-per-rollout")])
+        steps = _steps(task, args["flags"])
         watched = progress.Progress(folder, args["num_rollout"], steps, _say)
         with progress.shown(watched):
             status = replace(run, flags=flags).run()

@@ -50,16 +50,17 @@ def host_of(launch: Launch, given: str | None) -> RehearsalHost:
     Raises:
         ConfigError: a folder without train.py and slime or miles.
     """
-    folders = [Path(given)] if given not in (None, WHEEL) else []
+    folders = [Path(given).absolute()] if given not in (None, "", WHEEL) else []
     if given is None:
         folders = [f for f in Path(launch.script).resolve().parents if (f / "train.py").is_file()]
     for folder in folders:
         for kind in ("slime", "miles"):
             if (folder / kind / "utils/arguments.py").is_file():
                 return RehearsalHost(str(folder), folder / kind, is_own=True)
-    if folders and given:
+    if given not in (None, WHEEL):
         raise ConfigError(
-            f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there"
+            f"--host: expected 'miles' or a checkout of slime or miles, got {given or 'none'}: no train.py "
+            "there"
         )
     return RehearsalHost(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
 
@@ -80,15 +81,18 @@ def module_paths(launch: Launch, host: RehearsalHost) -> list[Path]:
 
 
 def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
-    """The launch with relative paths of files made absolute, as the run has another working directory."""
-    roots = [Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
+    """The launch with relative paths of files made absolute, as the run has another working directory. The
+    folder in which the script's program runs is looked in first."""
+    runs_in = [Path(launch.folder)] if launch.folder else []
+    roots = [*runs_in, Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
 
     def found(value: str) -> str:
         plain = Path(value)
         is_written = value in launch.files  # by the script, whatever an earlier run has left
         if not value or is_written or plain.is_absolute() or ("/" not in value and not plain.suffix):
             return value
-        return next((str(root / plain) for root in roots if (root / plain).exists()), value)
+        paths = (root / plain for root in roots)
+        return next((str(path) for path in paths if is_file(path) or is_folder(path)), value)
 
     return _with_values(launch, found)
 

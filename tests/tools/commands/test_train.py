@@ -44,8 +44,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def a_run(folder, checkpoint=False):
     folder.mkdir()
-    args = {"task": "letters", "correction": "token_tis", "lag": 1, "seed": 1, "host": "miles", "flags": []}
-    (folder / train.ARGS).write_text(json.dumps(args | {"num_rollout": 60}))
+    (folder / train.ARGS).write_text(json.dumps(ARGS | {"num_rollout": 60}))
     if checkpoint:
         (folder / train.CHECKPOINT).mkdir()
         (folder / train.CHECKPOINT / train.LATEST).write_text("19")
@@ -54,34 +53,104 @@ def a_run(folder, checkpoint=False):
 
 MISTAKES = """
     --correction token_tsi -> expected a known preset, got 'token_tsi'; did you mean 'token_tis'?
-    --correction absent.yaml -> --correction: expected a file, got absent.yaml
+    --correction absent.yaml -> --correction absent.yaml: expected a readable file, got No such file
+    --correction use_tiss.yaml -> use_tiss.yaml: expected use_tis, got use_tiss
+    --correction function.yaml -> expected a function of slime_ext.tis, got 'slime_ext.tis.token_tiss'
+    --correction key.yaml -> slime_ext: expected a known key, got 'stepz'; did you mean 'steps'?
+    --correction list.yaml -> list.yaml: expected a mapping, got list
+    --correction empty.yaml -> empty.yaml: expected a mapping, got NoneType
+    --correction broken.yaml -> broken.yaml: expected YAML, got an error at line 1
+    --correction latin.yaml -> --correction latin.yaml: expected text in UTF-8
     --host absent -> --host: expected 'miles' or a folder with train.py
     -- --eps-clip-hihg 0.3 -> -- --eps-clip-hihg: expected a flag of the host
     -- --eps-clip-hihg 0.3 -> did you mean --eps-clip-high?
     --load absent -> --load: expected the folder of a run, got absent
+    --load saved -- --eps-clip-hihg 1 -> -- --eps-clip-hihg: expected a flag of the host
+    -- --num-steps-per-rollout -> -- --num-steps-per-rollout: expected a whole number of at least 1, got none
+    -- --num-steps-per-rollout two -> --num-steps-per-rollout: expected a whole number of at least 1, got two
+    -- --num-steps-per-rollout=0 -> -- --num-steps-per-rollout: expected a whole number of at least 1, got 0
+    --load saved -- --num-steps-per-rollout two -> expected a whole number of at least 1, got two
+    --load no_json -> no_json/args.json: expected JSON, got an error: Expecting value: line 1 column 1
+    --load a_list -> a_list/args.json: task: expected a str, got None: start the run anew
+    --load no_lag -> no_lag/args.json: lag: expected a int, got 'x': start the run anew
+    --load no_task -> no_task/args.json: task: expected a known task, got 'letter'; did you mean 'letters'?
     --load run --lag 2 -> --lag: expected none beside --load, got 2
+    --load saved --task sums -> --task: expected none beside --load, got sums
+    --load saved --correction token_tis -> --correction: expected none beside --load, got token_tis
+    --load saved --lag 1 -> --lag: expected none beside --load, got 1
+    --load saved --seed 1 -> --seed: expected none beside --load, got 1
+    --load saved --host miles -> --host: expected none beside --load, got miles
     --load run -> --load: expected a checkpoint in run/checkpoint, got none
     --out . -> --out: expected a new or empty folder, got . with files in it: name another
     --out run -> --out: expected a new folder, got run
     --out run -> --load run
+    --out run/args.json -> run/args.json: expected a folder to write to, got a file
+    --out run/args.json/x -> run/args.json/x: expected a folder to write to, got Not a directory
+    --out LONG -> LONG: expected a folder to write to, got File name too long: name another
+    --out /no_such_root/x -> /no_such_root/x: expected a folder below one that exists
+    --out /LONG -> /LONG: expected a folder below one that exists
+    --load LONG -> --load: expected the folder of a run, got LONG
 """
+
+
+CORRECTIONS = {
+    "use_tiss": b"use_tiss: true\ncustom_tis_function_path: slime_ext.tis.token_tis",
+    "function": b"use_tis: true\ncustom_tis_function_path: slime_ext.tis.token_tiss",
+    "key": b"slime_ext: {stepz: []}",
+    "list": b"- a",
+    "empty": b"",
+    "broken": b"use_tis: [",
+    "latin": "# \xe4".encode("latin-1"),
+}
+
+
+ARGS = {"task": "letters", "correction": "token_tis", "lag": 1, "seed": 1, "host": "miles", "flags": []}
+DAMAGED = {
+    "no_json": "",
+    "a_list": "[]",
+    "no_lag": json.dumps(ARGS | {"num_rollout": 60, "lag": "x"}),
+    "no_task": json.dumps(ARGS | {"num_rollout": 60, "task": "letter"}),
+}
 
 
 @pytest.mark.parametrize("line", MISTAKES.strip().splitlines())
 def test_a_mistake_is_one_line_before_anything_starts(elsewhere, line):
     a_run(elsewhere / "run")
-    words, _, said = line.partition(" -> ")
+    a_run(elsewhere / "saved", checkpoint=True)
+    for name, text in DAMAGED.items():
+        (a_run(elsewhere / name, checkpoint=True) / train.ARGS).write_text(text)
+    for name, text in CORRECTIONS.items():
+        (elsewhere / f"{name}.yaml").write_bytes(text)
+    before = set(elsewhere.rglob("*"))
+    words, _, said = line.replace("LONG", "x" * 300).partition(" -> ")
     with pytest.raises(ConfigError) as error:
         train.main(words.split())
     assert said in str(error.value) and "\n" not in str(error.value)
-    assert {path.name for path in elsewhere.iterdir()} == {"run"}
+    assert set(elsewhere.rglob("*")) == before
 
 
-@pytest.mark.parametrize("words", [["--lag", "0"], ["--lag", "x"], ["--rollouts", "0"], ["--task", "other"]])
-def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lag", "0"], "--lag: expected a whole number of at least 1, got 0"),
+        (["--rollouts", "0"], "--rollouts: expected a whole number of at least 1, got 0"),
+        (["--task", "other"], "--task: invalid choice: 'other'"),
+        (["--seed", "0"], "--seed: expected a whole number of at least 1, got 0"),
+        (["--seed", "9" * 20], "--seed: expected a seed of at most 2147483647, got 9999"),
+    ],
+)
+def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(elsewhere, words, said, capsys):
     with pytest.raises(SystemExit):
         train.main(words)
-    assert words[0] in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+def test_the_last_number_of_steps_counts_as_the_host_reads_it():
+    def steps(words):
+        return train._steps(train.TASKS["letters"], words.split())
+
+    last = steps("--num-steps-per-rollout 8 --num-steps-per-rollout=2 --lr 1")
+    assert (steps(""), steps("--num-steps-per-rollout 2 --lr=1"), last) == (4, 2, 2)
 
 
 def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatch, capsys):
@@ -93,8 +162,17 @@ def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatc
     assert re.search(r"about \d+ min on two idle cores", said) and "runs/letters/log" in said
     args = json.loads(Path("runs/letters", train.ARGS).read_text())
     assert args["flags"] == ["--lr", "1e-4"] and args["lag"] == 20
+    assert (args["correction"], args["seed"], args["host"]) == ("token_tis", 1, "miles")
     train.main(["--task", "letters"])
     assert Path("runs/letters-2", train.ARGS).exists()  # the first run stays
+
+
+def test_a_run_can_go_on_from_another_folder_than_that_of_a_relative_host(elsewhere, monkeypatch):
+    monkeypatch.setattr(train, "_run", lambda *given: 0)
+    (elsewhere / "slime").mkdir()
+    (elsewhere / "slime/train.py").touch()
+    train.main("--host slime --out mine".split())
+    assert json.loads(Path("mine", train.ARGS).read_text())["host"] == str(elsewhere / "slime")
 
 
 def test_a_run_goes_on_with_its_own_arguments(elsewhere, monkeypatch):
@@ -134,6 +212,11 @@ def test_a_preset_is_three_keys_and_metrics_only_leaves_the_loss():
     ]
     assert "get_mismatch_metrics: true" in train._correction("metrics_only")
     assert "use_tis" not in train._correction("metrics_only")
+
+
+def test_a_correction_of_a_file_is_its_own_text():
+    for file in (ROOT / "configs/modes").glob("*.yaml"):
+        assert train._correction(str(file)) == file.read_text()
 
 
 def test_the_last_rollout_is_evaluated_whatever_their_number():

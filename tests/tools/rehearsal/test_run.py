@@ -140,6 +140,9 @@ def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
     outside = type(said)("/elsewhere/run.sh", "train.py", said.flags, {})
     assert run.host_of(inside, None) == run.RehearsalHost(str(tmp_path), tmp_path / "slime", is_own=True)
     assert run.host_of(outside, str(tmp_path)).package.name == "slime"
+    monkeypatch.chdir(tmp_path / "scripts")
+    assert run.host_of(outside, "..").package.is_absolute()  # the run has another working directory
+    assert Path(run.host_of(outside, "..").name).is_absolute()
     assert run.host_of(outside, None) == run.RehearsalHost("miles", tmp_path / "wheel/miles", is_own=False)
     assert run.host_of(inside, "miles").name == "miles"
     with pytest.raises(ConfigError, match="--host: expected 'miles' or a checkout"):
@@ -254,6 +257,17 @@ def test_relative_files_are_found_from_where_the_user_stands(tmp_path, monkeypat
     assert (
         found.value("--custom-config-path") == str(tmp_path / "c.yaml") and found.value("--rm-type") == "math"
     )
+
+
+def test_relative_files_are_found_first_where_the_script_has_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    for file in ("c.yaml", "there/c.yaml", "d.yaml"):
+        (tmp_path / file).touch()
+    said = replace(launch("--custom-config-path c.yaml --eval-config d.yaml"), folder=f"{tmp_path}/there")
+    found = run.with_found_files(said, run.RehearsalHost("miles", tmp_path, is_own=False))
+    assert found.value("--custom-config-path") == f"{tmp_path}/there/c.yaml"
+    assert found.value("--eval-config") == f"{tmp_path}/d.yaml"
 
 
 def test_the_users_folders_alone_come_before_the_hosts_packages(tmp_path, monkeypatch):
