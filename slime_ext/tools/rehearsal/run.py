@@ -84,7 +84,8 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
     """The launch with relative paths of files made absolute, as the run has another working directory. The
     folder in which the script's program runs is looked in first."""
     runs_in = [Path(launch.folder)] if launch.folder else []
-    roots = [*runs_in, Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
+    own = [host.package.parent] if host.is_own else []
+    roots = [*runs_in, *own, Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
 
     def found(value: str) -> str:
         plain = Path(value)
