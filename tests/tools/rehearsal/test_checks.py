@@ -78,8 +78,10 @@ def test_a_good_run_is_ten_times_ok():
     assert "0.0040, 0.0050 nats" in found["weights pushed"].text
 
 
-SHIFTED = SimpleNamespace(severity="error", title="The log-probs are shifted.", evidence="0.6 against 0.01.")
-NOTED = SimpleNamespace(severity="note", title="Short.", evidence="")
+SHIFTED = SimpleNamespace(
+    name="off_by_one", severity="error", title="The log-probs are shifted.", evidence="0.6 against 0.01."
+)
+NOTED = SimpleNamespace(name="few", severity="note", title="Short.", evidence="")
 STALE = {0: [sample("1")] * 16, 1: [sample("1")] * 16}
 WRONG = {
     "never called": (without("function"), "hook called", "never, though there were steps"),
@@ -118,7 +120,10 @@ def test_each_fault_is_on_its_line_alone():
 
 
 def test_notes_and_staleness_of_an_asynchronous_run_are_no_faults():
-    assert of(replace(GOOD, analysis=analysis(0.004, 0.005, findings=[NOTED])))["sampled"].state == "ok"
+    padded = SimpleNamespace(**vars(SHIFTED) | {"name": "outside_vocabulary"})  # rows that pad the twin's
+    for finding in (NOTED, padded):
+        seen = replace(GOOD, analysis=analysis(0.004, 0.005, findings=[finding]))
+        assert of(seen)["sampled"].state == "ok"
     stale = replace(GOOD, rollouts=STALE, analysis=analysis(0.004, 0.2))
     found = checks.lines(launch("--use-tis", "train_async.py"), stale)
     assert {line.state for line in found} == {"ok"}
