@@ -100,6 +100,13 @@ def check(
     return replace(found, notes=(*arguments.launch.notes, *found.notes), unread=arguments.unread)
 
 
+def check_file(path: str) -> None:
+    """Raises ConfigError for a mistake in a YAML; one that names nothing of ours is the host's own matter."""
+    arguments = gathered(path)
+    if _names_ours(arguments):
+        checked(arguments)
+
+
 def _is_unread(arguments: Arguments) -> bool:
     """Whether the correction stands where nothing of it is seen here."""
     if not arguments.launch.script or arguments.get("slime_ext") is not None:

@@ -22,7 +22,7 @@ from slime_ext.host import contract
 from slime_ext.presets import NAMES
 from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import apart
-from slime_ext.tools.folders import free_name, is_file, new_folder
+from slime_ext.tools.folders import free_name, is_file, is_folder, new_folder
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext.tools.without_cuda import driver, host_log, machine, progress, tiny
@@ -38,6 +38,7 @@ MEASURE = "metrics_only"
 GPUS = 4  # numbers to Ray
 NO_END_S = 7 * 24 * 3600.0
 START_S = 90  # until the first rollout
+KINDS = {str: "a text", int: "a whole number", list: "a list"}  # of a run's arguments
 DEFAULTS = {"task": "sums", "correction": "token_tis", "lag": 1, "seed": 1, "host": driver.WHEEL}
 
 
@@ -65,20 +66,21 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Words behind -- are flags of the host, and count over ours.",
     )
     add = parser.add_argument
-    add("--task", choices=TASKS, help="; ".join(f"{k}: {TASKS[k].what}" for k in TASKS) + "; default: sums")
+    tasks = "; ".join(f"{name}: {task.what}" for name, task in TASKS.items())
+    add("--task", choices=TASKS, help=f"{tasks}; default: {DEFAULTS['task']}")
     add(
         "--correction",
         metavar="NAME|YAML",
-        help="a preset, or a file of --custom-config-path; default: token_tis",
+        help=f"a preset, or a file of --custom-config-path; default: {DEFAULTS['correction']}",
     )
     add(
         "--lag",
         type=_count,
         metavar="K",
-        help="rollouts between two pushes of weights; above 1 train_async.py; default: 1",
+        help=f"rollouts between two pushes of weights; above 1 train_async.py; default: {DEFAULTS['lag']}",
     )
     add("--rollouts", type=_count, help="how many; default: the task's")
-    add("--seed", type=_seed, help="default: 1")
+    add("--seed", type=_seed, help=f"default: {DEFAULTS['seed']}")
     add("--threads", type=_count, help="of trainer and engine each; default: the task's")
     add("--host", help="'miles' for the wheel, the default, or the folder of a checkout")
     add("--out", type=Path, help="folder of the run; default: a new one below runs")
@@ -103,8 +105,9 @@ def _begin(given: argparse.Namespace) -> int:
     for name, value in DEFAULTS.items():
         if getattr(given, name) is None:
             setattr(given, name, value)
-    if given.host != driver.WHEEL:
+    if given.host and given.host != driver.WHEEL:
         given.host = str(Path(given.host).absolute())  # --load may be called elsewhere
+    given.flags = _whole_paths(given.flags)
     correction = _correction(given.correction)
     _check_flags(given.flags, given.host, TASKS[given.task])
     if given.out and is_file(given.out / ARGS):
@@ -140,6 +143,7 @@ def _go_on(given: argparse.Namespace) -> int:
     args = _args_of(out / ARGS)
     args["num_rollout"] = given.rollouts or args["num_rollout"]
     args["threads"] = given.threads or args.get("threads")
+    given.flags = _whole_paths(given.flags)
     _check_flags(given.flags, args["host"], TASKS[args["task"]])
     run = _host_run(args, out)
     run.check()
@@ -165,8 +169,8 @@ def _args_of(path: Path) -> dict[str, Any]:
     for name, example in {**DEFAULTS, "flags": [], "num_rollout": 1}.items():
         value = args.get(name) if isinstance(args, dict) else None
         if not isinstance(value, type(example)):
-            kind = type(example).__name__
-            raise ConfigError(f"{path}: {name}: expected a {kind}, got {shown(value)}: start the run anew")
+            wanted = KINDS[type(example)]
+            raise ConfigError(f"{path}: {name}: expected {wanted}, got {shown(value)}: start the run anew")
     check_known(f"{path}: task", "task", args["task"], TASKS)
     return dict(args)
 
@@ -204,6 +208,22 @@ def _steps(task: Task, words: Sequence[str]) -> int:
     return int(text)
 
 
+def _whole_paths(words: Sequence[str]) -> list[str]:
+    """Words behind -- with relative paths of files and folders made whole: the host runs in another folder.
+
+    Raises:
+        ConfigError: --load names no folder; the host would train the model as it was, and say nothing.
+    """
+    found = [
+        str(path.absolute()) if "/" in word and (is_file(path) or is_folder(path)) else word
+        for word, path in ((word, Path(word)) for word in words)
+    ]
+    for flag, word in pairwise(found):
+        if flag == "--load" and not is_folder(Path(word)):
+            raise ConfigError(f"-- --load: expected a folder with a checkpoint, got none at {cut(word)}")
+    return found
+
+
 def _check_flags(words: Sequence[str], host: str, task: Task) -> None:
     """Raises ConfigError at a flag behind -- that the host's parser does not have: slime passes over it."""
     _steps(task, words)
@@ -222,11 +242,11 @@ def _correction(name: str) -> str:
     """What --custom-config-path is given: a file's own text, or a preset's three keys.
 
     Raises:
-        ConfigError: neither a file nor a preset, or a file that ``slime-ext check`` refuses.
+        ConfigError: neither a file nor a preset, or a file that is wrong.
     """
     if name.endswith((".yaml", ".yml")):
         text = text_of(name, f"--correction {name}")
-        light.call("slime_ext.tools.commands.check:check", name)
+        light.call("slime_ext.tools.commands.check:check_file", name)
         return text
     check_known("--correction", "preset", name, NAMES)
     switch = "get_mismatch_metrics" if name == MEASURE else "use_tis"

@@ -119,6 +119,10 @@ def test_policies_that_are_far_apart_without_a_lag_are_recommended_no_correction
         made = recommend(effects(), far.model_copy(update=changes), findings)
         assert (made.name == "metrics_only") == is_none, changes
         assert any("wider number format" in reason for reason in made.reasons) == is_none
+    either = rounded.model_copy(update={"or_else": ("stale_weights",)})
+    assert any(
+        "the dump cannot tell which" in reason for reason in recommend(effects(), far, [either]).reasons
+    )
 
 
 def test_where_everything_costs_too_much_it_says_so():

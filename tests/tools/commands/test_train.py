@@ -65,14 +65,15 @@ MISTAKES = """
     -- --eps-clip-hihg 0.3 -> -- --eps-clip-hihg: expected a flag of the host
     -- --eps-clip-hihg 0.3 -> did you mean --eps-clip-high?
     --load absent -> --load: expected the folder of a run, got absent
+    -- --load run/checkpoint -> -- --load: expected a folder with a checkpoint, got none at run/checkpoint
     --load saved -- --eps-clip-hihg 1 -> -- --eps-clip-hihg: expected a flag of the host
     -- --num-steps-per-rollout -> -- --num-steps-per-rollout: expected a whole number of at least 1, got none
     -- --num-steps-per-rollout two -> --num-steps-per-rollout: expected a whole number of at least 1, got two
     -- --num-steps-per-rollout=0 -> -- --num-steps-per-rollout: expected a whole number of at least 1, got 0
     --load saved -- --num-steps-per-rollout two -> expected a whole number of at least 1, got two
     --load no_json -> no_json/args.json: expected JSON, got an error: Expecting value: line 1 column 1
-    --load a_list -> a_list/args.json: task: expected a str, got None: start the run anew
-    --load no_lag -> no_lag/args.json: lag: expected a int, got 'x': start the run anew
+    --load a_list -> a_list/args.json: task: expected a text, got None: start the run anew
+    --load no_lag -> no_lag/args.json: lag: expected a whole number, got 'x': start the run anew
     --load no_task -> no_task/args.json: task: expected a known task, got 'letter'; did you mean 'letters'?
     --load run --lag 2 -> --lag: expected none beside --load, got 2
     --load saved --task sums -> --task: expected none beside --load, got sums
@@ -217,6 +218,18 @@ def test_a_preset_is_three_keys_and_metrics_only_leaves_the_loss():
 def test_a_correction_of_a_file_is_its_own_text():
     for file in (ROOT / "configs/modes").glob("*.yaml"):
         assert train._correction(str(file)) == file.read_text()
+
+
+def test_a_file_without_anything_of_ours_is_the_hosts_own_matter(tmp_path):
+    (tmp_path / "own.yaml").write_text("use_tis: true\ncustom_tis_function_path: mine.tis.weights\n")
+    assert "mine.tis" in train._correction(str(tmp_path / "own.yaml"))
+
+
+def test_paths_for_the_host_are_whole_as_it_runs_in_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a/b").mkdir(parents=True)
+    words = ["--load", "a/b", "--rm-type", "a", "--eval-prompt-data", "x/y", "/tmp", "--lr", "1"]
+    assert train._whole_paths(words) == ["--load", str(tmp_path / "a/b"), *words[2:]]
 
 
 def test_the_last_rollout_is_evaluated_whatever_their_number():

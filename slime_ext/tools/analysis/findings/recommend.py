@@ -24,8 +24,8 @@ LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 FAR = 0.3  # k3 in nats from which none has been shown to help (lm_lag_again, lm_int4: docs/evidence.md)
 OF_OLD = "push weights more often first: token_tis did not reliably undo such a lag"
 OF_FRESH = (
-    "the policies are so far apart without a lag that a correction can do more harm than the mismatch: under "
-    "INT4 weights token_tis and icepop ended below the uncorrected runs (docs/evidence.md)"
+    "the policies are so far apart without a known lag that a correction can do more harm than the mismatch: "
+    "under INT4 weights token_tis and icepop ended below the uncorrected runs (docs/evidence.md)"
 )
 CLOSER = "sample in a wider number format first; then analyse again"
 STALE = "stale_weights"  # the finding that says that the sampler's weights lag
@@ -50,6 +50,22 @@ def recommend(
         findings: errors among them are faults that no correction mends.
         files: name -> file of --custom-config-path, of effects that are no presets; tried after all presets.
     """
+    found = {f.name for f in findings}
+    if none := _none(total, findings, found):
+        return none
+    made = _judged(effects, total, found, files or {})
+    caveats = [
+        f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; a fault is mended first"
+        for f in findings
+        if f.or_else
+    ]
+    if made.name != UNCORRECTED and (total.k3 or 0) >= FAR:
+        caveats.append(f"{OF_OLD} (k3 is {_said(total.k3)} nats; docs/evidence.md)")
+    return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
+
+
+def _none(total: Numbers, findings: Sequence[Finding], found: set[str]) -> Recommendation | None:
+    """Why no correction is looked for, or None."""
     faults = [f for f in findings if f.severity == "error"]
     if faults:
         return _nothing(
@@ -59,7 +75,7 @@ def recommend(
             ),
             "then analyse again",
         )
-    if any(f.name == UNKNOWN for f in findings):
+    if UNKNOWN in found:
         return _nothing(
             f"k3 {_said(total.k3)} of unknown cause: a correction might hide a fault, and whether it would "
             "help cannot be told",
@@ -72,18 +88,7 @@ def recommend(
             f"too few sequences ({total.sequences}) to recommend anything; use at least {FEW}: one "
             "of fewer moves the shares that decide by more than 1%",
         )
-    found, is_far = {f.name for f in findings}, (total.k3 or 0) >= FAR
-    if is_far and STALE not in found and (total.staleness or 0) < 1:
-        return _nothing(f"k3 {_said(total.k3)}: {OF_FRESH}", CLOSER, is_made=True)
-    made = _judged(effects, total, found, files or {})
-    caveats = [
-        f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; a fault is mended first"
-        for f in findings
-        if f.or_else
-    ]
-    if made.name != UNCORRECTED and is_far:
-        caveats.append(f"{OF_OLD} (k3 is {_said(total.k3)} nats; docs/evidence.md)")
-    return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
+    return None
 
 
 def _judged(
@@ -95,6 +100,8 @@ def _judged(
             "the policies are so close that no correction would change the gradient noticeably",
             is_made=True,
         )
+    if (total.k3 or 0) >= FAR and STALE not in found and (total.staleness or 0) < 1:
+        return _nothing(f"k3 {_said(total.k3)}: {OF_FRESH}", CLOSER, is_made=True)
     by_name, considered = {effect.name: effect for effect in effects}, []
     for name, why in _candidates(total, found, files).items():
         if name not in by_name:
