@@ -3,7 +3,7 @@
 ``python -m tests.downstream.host_parser slime|miles FILE`` with the host's package on PYTHONPATH: a JSON list
 of lists of flags in, a JSON list of ``[who refuses, its line]`` out, ``["", ""]`` where nobody does. Nothing
 is started. Left out is what needs the model's files or a device: the checks against the Hugging Face
-configuration, Megatron's own and SGLang's; every path exists.
+configuration, but for a third word, Megatron's own and SGLang's; every path exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNNEEDED = ("sglang_validate_args", "megatron_validate_args", "hf_validate_args"
 MEGATRON = ("_hf_validate_args", "validate_args", "_validate_allgather_cp_supported")
 
 
-def main(package: str, path: str) -> int:
+def main(package: str, path: str, with_model: str = "") -> int:
     """Prints the verdicts."""
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
@@ -30,11 +30,14 @@ def main(package: str, path: str) -> int:
         megatron = importlib.import_module(f"{package}.backends.megatron_utils.arguments")
         startup = importlib.import_module("slime_ext.host.startup")
         for module, names in ((parser, UNNEEDED), (megatron, MEGATRON)):
-            for name in (name for name in names if hasattr(module, name)):
+            for name in names:
+                if not hasattr(module, name) or (with_model and "hf_validate" in name):
+                    continue
                 stack.enter_context(mock.patch.object(module, name, lambda *args, **kwargs: None))
         if hasattr(parser, "sglang_parse_args"):
             stack.enter_context(mock.patch.object(parser, "sglang_parse_args", argparse.Namespace))
-        stack.enter_context(mock.patch("transformers.AutoConfig.from_pretrained", mock.MagicMock()))
+        if not with_model:
+            stack.enter_context(mock.patch("transformers.AutoConfig.from_pretrained", mock.MagicMock()))
         stack.enter_context(mock.patch("os.path.exists", lambda path: True))
         stack.enter_context(mock.patch("argparse.ArgumentParser.error", refuse))
         logging.disable(logging.CRITICAL)

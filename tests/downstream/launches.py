@@ -151,13 +151,15 @@ def flags_of(script: Path) -> tuple[str, ...]:
     return ()
 
 
-def told(found: list[Launch], package: str, tree: Path) -> list[tuple[str, str]]:
-    """What the host's parser and ``init`` say to each."""
+def told(
+    found: list[tuple[str, ...]], package: str, tree: Path, with_model: str = ""
+) -> list[tuple[str, str]]:
+    """What the host's parser and ``init`` say to each list of flags."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "launches.json")
-        file.write_text(json.dumps([launch.flags for launch in found]))
+        file.write_text(json.dumps(found))
         answered = subprocess.run(
-            [sys.executable, "-m", "tests.downstream.host_parser", package, str(file)],
+            [sys.executable, "-m", "tests.downstream.host_parser", package, str(file), with_model],
             cwd=ROOT,
             env=os.environ
             | {
@@ -205,7 +207,7 @@ def compared(tree: Path, added: list[str], known: set[str], thorough: str = "") 
             _commands(tree, Path(folder, "commands"))
             tree = Path(folder, "commands")
         found = launches(tree, Path(folder, "copies"), added, known, thorough)
-        verdicts = told(found, package, tree) if found else []
+        verdicts = told([launch.flags for launch in found], package, tree) if found else []
         return [(*row, *verdict) for *row, verdict in zip(found, checked(found), verdicts, strict=True)]
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slime_ext.tools.rehearsal.refused import refusals
 from slime_ext.tools.rehearsal.replace import Sizes, group_of, kept, sizes_of
 from slime_ext.tools.rehearsal.twin import has_chat_template, tokenizer_fault, tokenizer_files
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
@@ -127,6 +128,7 @@ def mistakes(
     yield from _unknown(launch, known, is_own_host=is_own_host)
     yield from _values(launch, dict(known) | NEEDED)
     yield from _arithmetic(launch, sizes_of(launch))
+    yield from refusals(launch)
     yield from _tokenizer(launch)
     yield from _of_a_shell(launch)
     paths_said = (flag for flag in launch.flags if flag.name.endswith("-path") and flag.values)

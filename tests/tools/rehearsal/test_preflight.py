@@ -154,7 +154,9 @@ def test_two_mistakes_are_two_lines(known, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "wheel_folder", lambda: tmp_path)
     monkeypatch.setattr(run, "wheel_folder", lambda: tmp_path)
     (tmp_path / "train.py").touch()
-    (tmp_path / "run.sh").write_text("python3 train.py --hf-checkpoint x --use-tiss --custom-rm-path no.f")
+    (tmp_path / "run.sh").write_text(
+        "python3 train.py --hf-checkpoint x --num-rollout 1 --use-tiss --custom-rm-path no.f"
+    )
     status, lines = cli.main(["rehearse", str(tmp_path / "run.sh")]), capsys.readouterr().err.splitlines()
     assert (status, len(lines)) == (1, 2) and all(line.startswith("slime-ext rehearse: ") for line in lines)
     assert "did you mean --use-tis?" in lines[0] and "no module no" in lines[1]

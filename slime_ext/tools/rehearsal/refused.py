@@ -1,0 +1,121 @@
+"""What the host refuses of flags that a rehearsal replaces: its parser sees others in the run.
+
+The rules are those of slime 624b824, slime/utils/arguments.py:1749-2036 and
+slime/backends/megatron_utils/arguments.py:97-148, which miles 31f1ca9 and miles-rl 0.0.2 have, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_ext.tools.scripts.launch import Launch
+
+NEEDS = (  # a flag, and those of which one must stand beside it
+    ("--save-interval", ("--save",)),
+    ("--release-train", ("--save",)),
+    ("--eval-interval", ("--eval-prompt-data", "--eval-config")),
+    ("--use-dynamic-batch-size", ("--max-tokens-per-gpu",)),
+)
+ORDERED = (  # a flag, the one that it may not exceed, and by how much the first is less
+    ("--rollout-batch-size", "--over-sampling-batch-size", 0),
+    ("--rollout-max-prompt-len", "--rollout-max-context-len", 1),
+)
+OF_THE_MODEL = {  # a flag -> the key of a checkpoint's config.json that says the same
+    "--num-layers": "num_hidden_layers",
+    "--hidden-size": "hidden_size",
+    "--num-attention-heads": "num_attention_heads",
+    "--ffn-hidden-size": "intermediate_size",
+    "--moe-ffn-hidden-size": "moe_intermediate_size",
+    "--norm-epsilon": "rms_norm_eps",
+    "--rotary-base": "rope_theta",
+}
+UNTIED = "--untie-embeddings-and-output-weights"
+EXPERTS = ("moe_intermediate_size", "num_experts", "n_routed_experts", "num_local_experts")
+REFUSED = "the host refuses that"
+
+
+def refusals(launch: Launch) -> Iterator[str]:
+    """One line for each."""
+    yield from _needs(launch)
+    yield from _ordered(launch)
+    yield from _evaluations(launch)
+    yield from _model(launch)
+
+
+def _is_absent(launch: Launch, *names: str) -> bool:
+    """Whether a launch certainly has none of these flags."""
+    return not any(launch.flag(name) or launch.gap(name) for name in names)
+
+
+def _needs(launch: Launch) -> Iterator[str]:
+    if launch.flags and _is_absent(launch, "--num-rollout", "--num-epoch"):
+        yield (
+            f"{Path(launch.script).name}: expected --num-rollout or --num-epoch in the launch, got neither: "
+            f"{REFUSED}"
+        )
+    for name, others in NEEDS:
+        if (flag := launch.flag(name)) and _is_absent(launch, *others):
+            yield f"{flag.where}: {name}: expected {' or '.join(others)} beside it, got none: {REFUSED}"
+
+
+def _ordered(launch: Launch) -> Iterator[str]:
+    for low, high, less in ORDERED:
+        smaller, flag, larger = _known(launch, low), launch.flag(high), _known(launch, high)
+        if flag and smaller is not None and larger is not None and smaller > larger - less:
+            wanted = f"{low} {'less than' if less else 'at most'} it, got {smaller:g}"
+            yield f"{flag.where}: {high} {flag.values[0]}: expected {wanted}: {REFUSED}"
+
+
+def _evaluations(launch: Launch) -> Iterator[str]:
+    """Names and files of evaluations come in pairs; one word alone is a file."""
+    flag = launch.flag("--eval-prompt-data")
+    if flag and _is_absent(launch, "--eval-config") and len(flag.values) > 1 and len(flag.values) % 2:
+        said = " ".join(flag.values)
+        yield f"{flag.where}: {flag.name}: expected pairs of a name and a file, got '{said}'"
+
+
+def _model(launch: Launch) -> Iterator[str]:
+    """A checkpoint that is not the model of the launch's flags, by its config.json, where that is here."""
+    flag = launch.flag("--hf-checkpoint")
+    if not flag or not flag.values or launch.value("--train-backend") == "fsdp":
+        return
+    if found := list(_unlike(launch, _config_of(Path(flag.values[0])))):
+        yield (
+            f"{flag.where}: {flag.name}: expected the model of the launch's flags in {flag.values[0]}, got "
+            f"another: {', '.join(found)}: {REFUSED}"
+        )
+
+
+def _unlike(launch: Launch, config: Mapping[str, Any]) -> Iterator[str]:
+    is_mixture = any(key in config for key in EXPERTS)  # its dense layers can be absent
+    for name, key in OF_THE_MODEL.items():
+        said, theirs = _known(launch, name), config.get(key)
+        is_compared = isinstance(theirs, int | float) and not (is_mixture and name == "--ffn-hidden-size")
+        if is_compared and said is not None and said != theirs:
+            yield f"{name} {launch.value(name)} where its {key} is {theirs}"
+    tied = config.get("tie_word_embeddings")
+    if launch.flag("--num-layers") and launch.is_known(UNTIED) and tied is bool(launch.flag(UNTIED)):
+        yield f"{UNTIED} {'' if tied else 'not '}set where its tie_word_embeddings is {str(tied).lower()}"
+
+
+def _config_of(folder: Path) -> Mapping[str, Any]:
+    """The keys of a checkpoint's config.json for its language model; none where it cannot be read."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        config = config.get("text_config") or config
+        return config | (config.get("rope_parameters") or {})  # of which the hosts read rope_theta first
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _known(launch: Launch, name: str) -> float | None:
+    """A flag's number, where the script says it."""
+    if not launch.flag(name) or not launch.is_known(name):
+        return None
+    try:
+        return float(launch.value(name))
+    except ValueError:
+        return None
