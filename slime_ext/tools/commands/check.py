@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from slime_ext.host.configured import BOUNDS, loaded_from
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, FUNCTION
 from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said
-from slime_ext.tools.commands.arguments import OWN, Arguments, apart, gathered
+from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.convert import system_of
 from slime_ext.tools.commands.output import console, needs, table
 from slime_ext.tools.scripts.launch import Launch
@@ -97,7 +97,16 @@ def check(
         found = Checked({"slime_ext": said}, said, uses_ours=False)
     else:
         found = _unused(path, arguments)
-    return replace(found, notes=(*arguments.launch.notes, *found.notes), unread=arguments.unread)
+    notes = (*arguments.launch.notes, *_overridden(arguments.launch), *found.notes)
+    return replace(found, notes=notes, unread=arguments.unread)
+
+
+def _overridden(launch: Launch) -> Iterator[str]:
+    """A line for each flag that stands in a launch with two values; the last counts."""
+    for name in NAMES:
+        *others, last = [flag for flag in launch.flags if flag.name == name] or [None]
+        if last and (other := next((flag for flag in others if flag and flag.values != last.values), None)):
+            yield f"{last.where}: {last} counts, {other} in {other.where} does not"
 
 
 def check_file(path: str) -> None:

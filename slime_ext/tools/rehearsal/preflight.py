@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slime_ext.errors import ConfigError
 from slime_ext.tools.rehearsal.refused import refusals
 from slime_ext.tools.rehearsal.replace import Sizes, group_of, kept, sizes_of
 from slime_ext.tools.rehearsal.twin import has_chat_template, tokenizer_fault, tokenizer_files
@@ -53,16 +54,26 @@ def known_flags(host: Path, megatron: Path) -> dict[str, str]:
     Args:
         host: folder of the package slime or miles.
         megatron: folder of the package megatron.
+
+    Raises:
+        ConfigError: one of the sources is no Python.
     """
     files = [f for pattern in HOST for f in host.glob(pattern)]
     files += [f for pattern in MEGATRON for f in megatron.glob(pattern)]
     patches = host.parent.glob("docker/**/*.patch")  # what slime's image adds to Megatron
     added = {name for file in patches for name in re.findall(r"['\"](--[a-z][a-z0-9-]*)", file.read_text())}
-    trees = [ast.parse(file.read_text()) for file in files]
+    trees = [_parsed(file) for file in files]
     kinds: dict[str, set[str]] = {name: set() for name in added}
     for name, kind in (pair for tree in trees for pair in [*((n, "") for n in _names(tree)), *_kinds(tree)]):
         kinds.setdefault(name, set()).update({kind} - {""})
     return {name: found.pop() if len(found) == 1 else "" for name, found in kinds.items()}
+
+
+def _parsed(file: Path) -> ast.AST:
+    try:
+        return ast.parse(file.read_bytes(), file.name)
+    except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
+        raise ConfigError(f"{file}: expected Python, got {error}: mend the host's checkout") from None
 
 
 def _kinds(tree: ast.AST) -> Iterator[tuple[str, str]]:

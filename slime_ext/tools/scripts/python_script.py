@@ -55,8 +55,7 @@ def command_of(path: str, given: Sequence[str]) -> str:
         given: flags of the script's own.
 
     Raises:
-        ConfigError: the script lies in no checkout of miles, fails, or submits nothing.
-
+        ConfigError: the script lies in no checkout of miles, fails, or submits nothing in time.
     """
     from slime_ext.tools.without_cuda.driver import SITE
 
@@ -75,9 +74,15 @@ def command_of(path: str, given: Sequence[str]) -> str:
         ]
         paths = [str(SITE), str(Path(__file__).parents[3]), str(root), str(root / "scripts")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SLIME_EXT_WITHOUT_CUDA": "1"}
-        run = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=root
-        )
+        try:
+            run = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=root
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"{path}: expected a job that is submitted within {LIMIT_S:g} s, got none: the script is "
+                "still at work, or waits"
+            ) from None
         text = Path(notes.name).read_text()
     submitted = [line for line in json.loads(text or "[]") if "ray job submit" in line]
     if not submitted:

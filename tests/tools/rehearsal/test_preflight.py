@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.rehearse import of_rules
 from slime_ext.tools.rehearsal import run
@@ -47,6 +48,12 @@ def known(tmp_path):
 
 def test_flags_are_read_from_the_sources(known):
     assert {"--custom-rm-path", "--log-interval", "--no-log-params-norm", "--patched"} <= known.keys()
+
+
+def test_a_host_that_is_no_python_is_one_line(known, tmp_path):
+    (tmp_path / "slime/utils/arguments.py").write_text("def add(:\n")
+    with pytest.raises(ConfigError, match=r"arguments.py: expected Python, got invalid syntax .*line 1"):
+        known_flags(tmp_path / "slime", tmp_path / "megatron")
 
 
 CASES = [
