@@ -1,4 +1,4 @@
-"""docs/img/evidence.png and evidence_all.png: held-out exact match over optimizer steps, a seed a line.
+"""docs/img/evidence.png and evidence_all.png: held-out share right over optimizer steps, a seed a line.
 
 evidence.png, which README.md shows, is one row: four arms of two panels that differ in their seeds alone.
 """
@@ -49,7 +49,7 @@ def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) ->
     for ax in axes.flat:
         ax.set_visible(False)
     for row, (name, arms) in zip(axes, rows, strict=False):
-        row[0].set_ylabel(f"{name}: held-out exact match", fontsize=8)
+        row[0].set_ylabel(f"{name}: held-out share right", fontsize=8)
         for ax, (arm, seeds) in zip(row, arms, strict=False):
             _arm(ax, f"{arm}  {of.arms[arm].what}", list(seeds.values()))
     return figure
