@@ -16,7 +16,7 @@ from slime_ext.errors import ConfigError
 from tests import oracle
 from tests.batches import flat, flat_call, tokens
 
-FEW, BATCHES = 20, 200
+FEW, BATCHES = 20, 100
 
 
 def same(got, expected, rel, abs_):

@@ -309,6 +309,7 @@ def test_a_hook_is_called_as_slime_does():
         check_hook(hook, lambda s: [1.0] * len(s.mask))
 
 
+@pytest.mark.slow
 def test_the_example_is_accepted_by_check_and_bench(capsys, monkeypatch):
     monkeypatch.chdir(EXAMPLE)
     ran = subprocess.run([sys.executable, "corrections.py"], capture_output=True, text=True, check=True)
@@ -319,6 +320,7 @@ def test_the_example_is_accepted_by_check_and_bench(capsys, monkeypatch):
     assert "corrections.Tempered(power 0.5) > truncate(high 2)" in shown and "tempered " in shown
 
 
+@pytest.mark.slow
 def test_check_reads_it_without_torch_first():
     code = (
         "import sys; from slime_ext.tools.commands import cli\n"

@@ -22,7 +22,7 @@ from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, req
 from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.convert import system_of
 from slime_ext.tools.commands.output import console, needs, table
-from slime_ext.tools.scripts.launch import Launch
+from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.modules import fault_of
 from slime_ext.tools.scripts.read import host_root
 
@@ -103,10 +103,11 @@ def check(
 
 def _overridden(launch: Launch) -> Iterator[str]:
     """A line for each flag that stands in a launch with two values; the last counts."""
-    for name in NAMES:
-        *others, last = [flag for flag in launch.flags if flag.name == name] or [None]
-        if last and (other := next((flag for flag in others if flag and flag.values != last.values), None)):
-            yield f"{last.where}: {last} counts, {other} in {other.where} does not"
+    written = [flag for flag in launch.flags if not any(isinstance(word, Unread) for word in flag.values)]
+    for name in filter(launch.is_known, NAMES):
+        given = [flag for flag in written if flag.name == name]
+        if other := next((flag for flag in given if flag.values != given[-1].values), None):
+            yield f"{given[-1].where}: {given[-1]} counts, {other} in {other.where} does not"
 
 
 def check_file(path: str) -> None:

@@ -11,7 +11,7 @@ from slime_ext import load_config
 from tests import oracle
 from tests.batches import tokens
 
-BATCHES = 200
+BATCHES = 100
 KEYS = ("behavior", "proximal", "target")
 
 
