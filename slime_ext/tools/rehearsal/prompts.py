@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ ROWS = 64
 LONGEST, FEW = 2000, 8  # characters; longer rows are passed over, but for a few where all are longer
 HELD_OUT = "--eval-prompt-data"
 READ = (".jsonl", ".parquet")
+SLICED = re.compile(r"(.*)@\[(-?\d*):(-?\d*)\]")
 
 
 def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
@@ -34,21 +36,21 @@ def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
 def rows_of(launch: Launch, flag: WrittenFlag) -> list[Row]:
     """Up to ``ROWS`` rows of a data file, the shortest few where all are long, or made ones where there is
     no such file."""
-    file = Path(flag.values[-1].partition("@[")[0])
+    where, (file, part) = f"{flag.where}: {flag.name}", file_of(flag.values[-1])
     if not is_file(file):
+        if "@[" in file.name:
+            raise ConfigError(f"{where}: expected FILE@[first:last], got {file}: the host reads it as a name")
         return made_rows(launch, held_out=flag.name == HELD_OUT)
-    where = f"{flag.where}: {flag.name}"
     if file.suffix not in READ and not launch.flag("--data-source-path"):
         raise ConfigError(
             f"{where}: expected a file {' or '.join(READ)}, got {file}: the host reads no other"
         )
     try:
-        numbered = ((i, json.loads(line)) for i, line in enumerate(_lines(file), 1) if line.strip())
-        rows = dict(islice(numbered, ROWS * 4))
+        rows = {number: json.loads(line) for number, line in _numbered(file, part)}
     except (ValueError, OSError) as error:
         raise ConfigError(f"{where}: expected rows of JSON, got {error} in {file}") from None
     if not rows:
-        raise ConfigError(f"{where}: expected rows, got none in {file}")
+        raise ConfigError(f"{where}: expected rows, got none in {flag.values[-1]}")
     for number, row in rows.items():
         place = f"row {number} of {file}"
         if not isinstance(row, dict):
@@ -101,15 +103,40 @@ def _key(launch: Launch, role: str, *, held_out: bool = False) -> tuple[str, str
     return name, launch.value(name, "input" if role == "input" else "")
 
 
+def file_of(word: str) -> tuple[Path, slice]:
+    """The file that a flag's word names, and the part of its rows.
+
+    >>> file_of("d.jsonl@[10:-5]")
+    (PosixPath('d.jsonl'), slice(10, -5, None))
+    """
+    if not (found := SLICED.fullmatch(word)):
+        return Path(word), slice(None)
+    return Path(found[1]), slice(*(int(bound) if bound else None for bound in found.groups()[1:]))
+
+
+def _numbered(file: Path, part: slice) -> Iterator[tuple[int, str]]:
+    """(number from 1, JSON) of the first rows of a part of a file; blank lines are numbered, and no rows."""
+
+    def rows() -> Iterator[tuple[int, str]]:
+        return ((number, line) for number, line in enumerate(_lines(file), 1) if line.strip())
+
+    if min(part.start or 0, part.stop or 0) < 0:
+        start, stop, _ = part.indices(sum(1 for _ in rows()))
+    else:
+        start, stop = part.start or 0, part.stop
+    last = start + ROWS * 4
+    return islice(rows(), start, last if stop is None else max(min(stop, last), start))
+
+
 def _lines(file: Path) -> Iterator[str]:
-    """Rows as JSON; of a Parquet file as many as are looked at."""
+    """Rows as JSON."""
     if file.suffix != ".parquet":
         with file.open() as lines:
             yield from lines
         return
     from pyarrow import parquet
 
-    for batch in islice(parquet.ParquetFile(file).iter_batches(ROWS * 4), 1):
+    for batch in parquet.ParquetFile(file).iter_batches(ROWS * 4):
         yield from (json.dumps(row, default=str) for row in batch.to_pylist())
 
 

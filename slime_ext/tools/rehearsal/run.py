@@ -88,12 +88,14 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
     roots = [*runs_in, *own, Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
 
     def found(value: str) -> str:
-        plain = Path(value)
+        name, *part = value.partition("@[")  # of a data file's rows
+        plain = Path(name)
         is_written = value in launch.files  # by the script, whatever an earlier run has left
-        if not value or is_written or plain.is_absolute() or ("/" not in value and not plain.suffix):
+        if not value or is_written or plain.is_absolute() or ("/" not in name and not plain.suffix):
             return value
         paths = (root / plain for root in roots)
-        return next((str(path) for path in paths if is_file(path) or is_folder(path)), value)
+        whole = next((str(path) for path in paths if is_file(path) or is_folder(path)), name)
+        return "".join([whole, *part])
 
     return _with_values(launch, found)
 
@@ -133,7 +135,7 @@ def prepare(
     prompts.write_rows(train, out / replace.TRAIN)
     prompts.write_rows(held_out, out / replace.HELD_OUT)
     longest = prompts.longest_prompt(launch, [*train, *held_out], tokenizer)
-    is_here = flag and is_file(flag.values[-1].partition("@[")[0])
+    is_here = flag and is_file(prompts.file_of(flag.values[-1])[0])
     data = "first {} rows" if is_here else "not on this machine: {} made rows with the same keys"
     words = "its own tokenizer" if is_real else "its tokenizer is not on this machine: one of bytes"
     account = replace.account(launch, f"{small}; {words}", data.format(len(train)))

@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.tools.rehearsal import evidence, observe, prompts, rewards, run
@@ -54,7 +56,7 @@ def test_the_first_short_rows_of_a_file_are_taken(tmp_path):
     said = launch(f"--prompt-data {tmp_path}/d.jsonl@[0:100]")
     found, none = prompts.all_rows(said)
     assert none == []
-    assert [row["label"] for row in found] == [str(i) for i in range(0, 128, 2)]
+    assert [row["label"] for row in found] == [str(i) for i in range(0, 100, 2)]
     for flags, line in {
         "--label-key lable": "run.sh:28: --label-key: expected a key of .*did you mean 'label'",
         "--input-key text": "run.sh:28: --input-key: .*got 'text'",
@@ -64,6 +66,48 @@ def test_the_first_short_rows_of_a_file_are_taken(tmp_path):
     (tmp_path / "d.jsonl").write_text("no json\n")
     with pytest.raises(ConfigError, match=r"run\.sh:27: --prompt-data: expected rows of JSON"):
         prompts.all_rows(said)
+
+
+PARTS = {  # of 600 rows, every third line blank -> the first and the last that are looked at
+    "": (0, 63),
+    "@[:5]": (0, 4),
+    "@[7:9]": (7, 8),
+    "@[590:900]": (590, 599),
+    "@[-3:]": (597, 599),
+    "@[-9:-7]": (591, 592),
+    "@[500:]": (500, 563),
+    "@[600:]": None,
+    "@[9:7]": None,
+    "@[0:9": "expected FILE@[first:last], got ",
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_the_part_of_a_file_that_a_flag_names_is_taken(tmp_path, suffix):
+    rows, file = [{"prompt": "x", "label": i} for i in range(600)], tmp_path / f"d{suffix}"
+    if suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" * (1 + row["label"] % 3 // 2) for row in rows))
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    for part, wanted in PARTS.items():
+        said = launch(f"--prompt-data {file}{part}")
+        if isinstance(wanted, tuple):
+            labels = [row["label"] for row in prompts.all_rows(said)[0]]
+            assert labels == list(range(wanted[0], wanted[1] + 1)), part
+        else:
+            with pytest.raises(
+                ConfigError, match=re.escape(wanted or f"expected rows, got none in {file}{part}")
+            ):
+                prompts.all_rows(said)
+
+
+def test_a_relative_file_with_a_part_of_its_rows_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.jsonl").touch()
+    said = launch("--prompt-data d.jsonl@[:5] --eval-prompt-data held absent.jsonl@[:5]")
+    said = run.with_found_files(said, run.RehearsalHost("miles", tmp_path / "miles", is_own=False))
+    assert said.value("--prompt-data") == f"{tmp_path}/d.jsonl@[:5]"
+    assert said.flag("--eval-prompt-data").values[-1] == "absent.jsonl@[:5]"
 
 
 PLACES = {"FILE": "--prompt-data", "KEY": "--input-key"}
