@@ -124,8 +124,12 @@ def prepare(
     """
     from transformers import AutoTokenizer
 
-    flag, folder = launch.flag("--prompt-data"), out / replace.TWIN
-    is_real = twin.write_tokenizer(folder, Path(launch.value("--hf-checkpoint")))
+    flag, folder, model = (
+        launch.flag("--prompt-data"),
+        out / replace.TWIN,
+        Path(launch.value("--hf-checkpoint")),
+    )
+    is_real = twin.write_tokenizer(folder, model)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
     config = small.config | {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
@@ -137,7 +141,8 @@ def prepare(
     longest = prompts.longest_prompt(launch, [*train, *held_out], tokenizer)
     is_here = flag and is_file(prompts.file_of(flag.values[-1])[0])
     data = "first {} rows" if is_here else "not on this machine: {} made rows with the same keys"
-    words = "its own tokenizer" if is_real else "its tokenizer is not on this machine: one of bytes"
+    why = "code of its own" if twin.is_code(model) else "not on this machine"
+    words = "its own tokenizer" if is_real else f"its tokenizer is {why}: one of bytes"
     account = replace.account(launch, f"{small}; {words}", data.format(len(train)))
     return replace.replaced_flags(launch, small.flags, longest, out), account
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts.launch import Launch
 
 LAYERS, HIDDEN, FFN, HEADS, QUERY_GROUPS, HEAD_DIM = 2, 64, 128, 4, 2, 16
@@ -101,10 +102,15 @@ def _number(launch: Launch, name: str, default: float) -> float:
 def tokenizer_files(folder: Path) -> list[Path]:
     """The tokenizer's files in a model's folder; none where the folder is not on this machine, or where the
     tokenizer is code of the model's own."""
-    settings = folder / "tokenizer_config.json"
-    if not folder.is_dir() or (settings.is_file() and b'"auto_map"' in settings.read_bytes()):
+    if not is_folder(folder) or is_code(folder):
         return []
     return [f for pattern in TOKENIZER_FILES for f in folder.glob(pattern) if not f.is_dir()]
+
+
+def is_code(folder: Path) -> bool:
+    """Whether the tokenizer in a model's folder is code of the model's own, which is not run."""
+    settings = folder / "tokenizer_config.json"
+    return is_file(settings) and b'"auto_map"' in settings.read_bytes()
 
 
 def tokenizer_fault(folder: Path) -> str:

@@ -38,6 +38,14 @@ def test_a_rehearsal_has_a_model_and_rows_that_load(tmp_path):
     assert "not on this machine" in dict(account)["data"]
 
 
+def test_a_tokenizer_that_is_code_is_called_so(tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/tokenizer_config.json").write_text('{"auto_map": {}}')
+    said = launch(f"--hf-checkpoint {tmp_path}/m")
+    _, account = run.prepare(said, prompts.all_rows(said), tmp_path / "out")
+    assert "its tokenizer is code of its own: one of bytes" in account["model"]
+
+
 def test_files_that_a_script_writes_are_written_for_its_rehearsal(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("x: 2")  # of an earlier run
