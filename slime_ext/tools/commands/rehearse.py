@@ -8,8 +8,10 @@ import contextlib
 import dataclasses
 import json
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -64,9 +66,10 @@ def rehearse(given: argparse.Namespace) -> int:
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
-    for note in launch.notes:
+    known = preflight.known_flags(host.package, driver.wheel_folder() / "megatron")
+    for note in (*launch.notes, *engine_notes(launch, known)):
         screen.print(note, markup=False)
-    if wrong := mistakes(launch, host):
+    if wrong := mistakes(launch, host, known):
         for line in wrong[:-1]:
             print(f"slime-ext rehearse: {line}", file=sys.stderr)
         raise ConfigError(wrong[-1])
@@ -119,9 +122,19 @@ def page(lines: Sequence[checks.PageLine], unseen: Sequence[str], seen: evidence
     return Group(Text(head), rows, Text("\n  ".join(["not seen without a GPU", *unseen])))
 
 
-def mistakes(launch: Launch, host: run.RehearsalHost) -> list[str]:
-    """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration."""
-    known = preflight.known_flags(host.package, driver.wheel_folder() / "megatron")
+def engine_notes(launch: Launch, known: Mapping[str, str]) -> Iterator[str]:
+    """Flags that the SGLang of this environment has not."""
+    engine = Path(sysconfig.get_path("purelib"), "sglang/srt")
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        yield from preflight.unknown_to_engine(launch, known, engine, metadata.version("sglang"))
+
+
+def mistakes(launch: Launch, host: run.RehearsalHost, known: Mapping[str, str]) -> list[str]:
+    """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration.
+
+    Args:
+        known: of ``preflight.known_flags``.
+    """
     paths = run.module_paths(launch, host)
     found = list(preflight.mistakes(launch, known, paths, is_own_host=host.is_own))
     return found or list(of_rules(launch))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.tools.rehearsal.refused import refusals
 from slime_ext.tools.rehearsal.replace import Sizes, group_of, kept, sizes_of
 from slime_ext.tools.rehearsal.twin import has_chat_template, tokenizer_fault, tokenizer_files
@@ -36,7 +36,8 @@ NEEDED = dict.fromkeys([*SIZES, "--micro-batch-size", "--rollout-max-response-le
     "--prompt-data": "file",
     "--eval-prompt-data": "words",
 }  # kinds of flags without which nothing is rehearsed; each number is at least 1
-ELSEWHERE = ("--sglang-", "--router-")  # checked by the SGLang of the cluster
+ENGINE = "--sglang-"
+ELSEWHERE = (ENGINE, "--router-")  # of the cluster's SGLang, which may be another than the one here
 MEGATRON = (
     "training/arguments.py",
     "training/*config*.py",
@@ -45,6 +46,7 @@ MEGATRON = (
     "core/*/*config*.py",
 )
 HOST = ("utils/arguments.py", "backends/**/arguments.py")
+SGLANG = ("server_args.py", "arg_groups/fields/*.py")
 
 
 def known_flags(host: Path, megatron: Path) -> dict[str, str]:
@@ -121,6 +123,25 @@ def unknown_flags(
         if not ({flag.name, plain} & known.keys() or flag.name.startswith(ELSEWHERE)):
             near = difflib.get_close_matches(flag.name, known, n=1, cutoff=NEARLY)
             yield flag, near[0] if near else ""
+
+
+def unknown_to_engine(launch: Launch, known: Mapping[str, str], engine: Path, version: str) -> Iterator[str]:
+    """A note for each flag that SGLang here has not; the cluster's may have it.
+
+    Args:
+        known: of ``known_flags``, for the host's own flags with SGLang's prefix.
+        engine: folder sglang/srt.
+    """
+    trees = [_parsed(file) for pattern in SGLANG for file in engine.glob(pattern)]
+    names = {name.replace("--", ENGINE, 1) for tree in trees for name in _names(tree)} | known.keys()
+    for flag in dict.fromkeys(launch.flags):
+        meant = [name for name in names if name.startswith(flag.name)]  # argparse takes a beginning
+        if flag.name.startswith(ENGINE) and flag.name not in names and len(meant) != 1:
+            near = did_you_mean(flag.name, sorted(names)) or "."
+            yield (
+                f"{flag.where}: {flag.name}: not known to SGLang {version}, which is here{near} If yours "
+                "does not know it either, slime drops it and miles refuses it"
+            )
 
 
 def mistakes(

@@ -12,7 +12,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.rehearse import of_rules
 from slime_ext.tools.rehearsal import run
-from slime_ext.tools.rehearsal.preflight import known_flags, mistakes
+from slime_ext.tools.rehearsal.preflight import known_flags, mistakes, unknown_to_engine
 from slime_ext.tools.scripts.launch import Gap
 from slime_ext.tools.without_cuda import driver
 from tests.tools.rehearsal.launches import WORDS, launch
@@ -54,6 +54,31 @@ def test_a_host_that_is_no_python_is_one_line(known, tmp_path):
     (tmp_path / "slime/utils/arguments.py").write_text("def add(:\n")
     with pytest.raises(ConfigError, match=r"arguments.py: expected Python, got invalid syntax .*line 1"):
         known_flags(tmp_path / "slime", tmp_path / "megatron")
+
+
+ENGINE_FLAGS = {
+    "--sglang-mem-fraction-static 0.8": None,
+    "--sglang-mem-frac 0.8": None,  # the beginning of one
+    "--sglang-cuda-graph-bs-decode 8": None,
+    "--sglang-of-the-host 1": None,
+    "--sglang-mem-fraction-statik 0.8": "; did you mean '--sglang-mem-fraction-static'? If",
+    "--sglang-cuda-graph-bs 8": "; did you mean '--sglang-cuda-graph-bs-decode'? If",  # of two
+    "--sglang-xyzzy 8": ". If",
+    "--global-batch-size 8": None,  # none of the engine's
+}
+
+
+def test_a_flag_that_the_engine_here_has_not_is_a_note(tmp_path):
+    (tmp_path / "arg_groups/fields").mkdir(parents=True)
+    (tmp_path / "server_args.py").write_text("add('--cuda-graph-bs-decode', '--cuda-graph-bs-prefill')")
+    (tmp_path / "arg_groups/fields/memory.py").write_text(
+        "class Memory:\n    mem_fraction_static: float = 0.9"
+    )
+    for flags, near in ENGINE_FLAGS.items():
+        found = list(unknown_to_engine(launch(flags), {"--sglang-of-the-host": ""}, tmp_path, "0.5.23"))
+        start = f"run.sh:27: {flags.split()[0]}: not known to SGLang 0.5.23, which is here{near}"
+        assert (len(found) == 1 and found[0].startswith(start)) if near else not found, (flags, found)
+    assert not list(unknown_to_engine(launch(), {}, tmp_path, "0.5.23"))  # its own are there
 
 
 CASES = [
