@@ -134,9 +134,9 @@ def unknown_to_engine(launch: Launch, known: Mapping[str, str], engine: Path, ve
     """
     trees = [_parsed(file) for pattern in SGLANG for file in engine.glob(pattern)]
     names = {name.replace("--", ENGINE, 1) for tree in trees for name in _names(tree)} | known.keys()
-    for flag in dict.fromkeys(launch.flags):
+    for flag in (flag for flag in dict.fromkeys(launch.flags) if flag.name.startswith(ENGINE)):
         meant = [name for name in names if name.startswith(flag.name)]  # argparse takes a beginning
-        if flag.name.startswith(ENGINE) and flag.name not in names and len(meant) != 1:
+        if flag.name not in names and len(meant) != 1:
             near = did_you_mean(flag.name, sorted(names)) or "."
             yield (
                 f"{flag.where}: {flag.name}: not known to SGLang {version}, which is here{near} If yours "

@@ -124,11 +124,8 @@ def prepare(
     """
     from transformers import AutoTokenizer
 
-    flag, folder, model = (
-        launch.flag("--prompt-data"),
-        out / replace.TWIN,
-        Path(launch.value("--hf-checkpoint")),
-    )
+    flag, model = launch.flag("--prompt-data"), Path(launch.value("--hf-checkpoint"))
+    folder = out / replace.TWIN
     is_real = twin.write_tokenizer(folder, model)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
