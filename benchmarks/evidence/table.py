@@ -19,7 +19,7 @@ DOCUMENT, README = ROOT / "docs/evidence.md", ROOT / "README.md"
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "end - B", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
-SUMMARISED = "A", "B", "C", "G"  # arms with a column in README.md
+SUMMARISED = "A", "B", "C", "G", "S"  # arms with a column in README.md
 SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch
 SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other corrections share one
 

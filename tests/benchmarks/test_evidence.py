@@ -432,7 +432,7 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
 def test_panels_of_other_seeds_are_drawn_as_one():
     one, nine = row("B", 1), row("B", 9)
     panels = {"B": {1: one}, "E": {1: row("E", 1)}}, {"A": {9: row("A", 9)}, "B": {9: nine}}
-    assert picture.together(panels) == {"B": {1: one, 9: nine}}  # of the arms that each of them has
+    assert picture.together(panels) == {"B": {1: one, 9: nine}}  # of the arms that more than one has
 
 
 def test_the_readmes_picture_is_one_row_of_at_most_400_pixels(tmp_path):

@@ -141,9 +141,11 @@ FAULTS = {
         ends="slime_ext: off_policy/certified",
         rollouts=2,
     ),
-    "nan, a version old": Fault(
+    "nan, a version old, guarded": Fault(
         "nan",
-        flags=PLANT,
+        with_ours(guards={"staleness_max": {"max": 0.0, "action": "stop", "steps": ROLLOUTS - 1}}),
+        PLANT,
+        ends="slime_ext: off_policy/staleness_max",
         held={"staleness_max": (0, 1), "nonfinite_fraction": (0.05, 0.3)},
         asynchronous=True,
     ),
