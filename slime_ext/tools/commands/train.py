@@ -105,9 +105,7 @@ def _begin(given: argparse.Namespace) -> int:
     for name, value in DEFAULTS.items():
         if getattr(given, name) is None:
             setattr(given, name, value)
-    if not given.host:
-        raise ConfigError(f"--host: expected '{driver.WHEEL}' or the folder of a checkout, got none")
-    if given.host != driver.WHEEL:
+    if given.host and given.host != driver.WHEEL:
         given.host = str(Path(given.host).absolute())  # --load may be called elsewhere
     given.flags = _whole_paths(given.flags)
     correction = _correction(given.correction)

@@ -51,7 +51,7 @@ SGLANG = ("server_args.py", "arg_groups/fields/*.py")
 
 def known_flags(host: Path, megatron: Path) -> dict[str, str]:
     """The flags that a host's parser has, read from the sources of the host's package and of Megatron, each
-    with its kind: of ``WANTED``, ``SWITCH``, or empty where the sources leave it open.
+    with its kind: of ``WANTED``, ``SWITCH``, "open", or empty where the sources say none, or several.
 
     Args:
         host: folder of the package slime or miles.
@@ -154,7 +154,7 @@ def mistakes(
         paths: where Python looks for modules in the run.
         is_own_host: whether the host is the script's own, so that a flag that it lacks is a mistake.
     """
-    if not launch.flag("--hf-checkpoint") and launch.is_known("--hf-checkpoint"):
+    if launch.lacks("--hf-checkpoint"):
         script, count = Path(launch.script).name, len(launch.flags)
         yield f"{script}: --hf-checkpoint: expected in the launch, got none among its {count} flags"
     yield from _unknown(launch, known, is_own_host=is_own_host)

@@ -45,25 +45,20 @@ def refusals(launch: Launch) -> Iterator[str]:
     yield from _model(launch)
 
 
-def _is_absent(launch: Launch, *names: str) -> bool:
-    """Whether a launch certainly has none of these flags."""
-    return not any(launch.flag(name) or launch.gap(name) for name in names)
-
-
 def _needs(launch: Launch) -> Iterator[str]:
-    if launch.flags and _is_absent(launch, "--num-rollout", "--num-epoch"):
+    if launch.flags and launch.lacks("--num-rollout", "--num-epoch"):
         yield (
             f"{Path(launch.script).name}: expected --num-rollout or --num-epoch in the launch, got neither: "
             f"{REFUSED}"
         )
     for name, others in NEEDS:
-        if (flag := launch.flag(name)) and _is_absent(launch, *others):
+        if (flag := launch.flag(name)) and launch.lacks(*others):
             yield f"{flag.where}: {name}: expected {' or '.join(others)} beside it, got none: {REFUSED}"
 
 
 def _ordered(launch: Launch) -> Iterator[str]:
     for low, high, less in ORDERED:
-        smaller, flag, larger = _known(launch, low), launch.flag(high), _known(launch, high)
+        smaller, flag, larger = launch.known_number(low), launch.flag(high), launch.known_number(high)
         if flag and smaller is not None and larger is not None and smaller > larger - less:
             wanted = f"{low} {'less than' if less else 'at most'} it, got {smaller:g}"
             yield f"{flag.where}: {high} {flag.values[0]}: expected {wanted}: {REFUSED}"
@@ -72,9 +67,9 @@ def _ordered(launch: Launch) -> Iterator[str]:
 def _evaluations(launch: Launch) -> Iterator[str]:
     """Names and files of evaluations come in pairs; one word alone is a file."""
     flag = launch.flag("--eval-prompt-data")
-    if flag and _is_absent(launch, "--eval-config") and len(flag.values) > 1 and len(flag.values) % 2:
+    if flag and launch.lacks("--eval-config") and len(flag.values) > 1 and len(flag.values) % 2:
         said = " ".join(flag.values)
-        yield f"{flag.where}: {flag.name}: expected pairs of a name and a file, got '{said}'"
+        yield f"{flag.where}: {flag.name}: expected pairs of a name and a file, got '{said}': {REFUSED}"
 
 
 def _model(launch: Launch) -> Iterator[str]:
@@ -85,14 +80,14 @@ def _model(launch: Launch) -> Iterator[str]:
     if found := list(_unlike(launch, _config_of(Path(flag.values[0])))):
         yield (
             f"{flag.where}: {flag.name}: expected the model of the launch's flags in {flag.values[0]}, got "
-            f"another: {', '.join(found)}: {REFUSED}"
+            f"another: {', '.join(found)}: give the flags of that model"
         )
 
 
 def _unlike(launch: Launch, config: Mapping[str, Any]) -> Iterator[str]:
     is_mixture = any(key in config for key in EXPERTS)  # its dense layers can be absent
     for name, key in OF_THE_MODEL.items():
-        said, theirs = _known(launch, name), config.get(key)
+        said, theirs = launch.known_number(name), config.get(key)
         is_compared = isinstance(theirs, int | float) and not (is_mixture and name == "--ffn-hidden-size")
         if is_compared and said is not None and said != theirs:
             yield f"{name} {launch.value(name)} where its {key} is {theirs}"
@@ -109,13 +104,3 @@ def _config_of(folder: Path) -> Mapping[str, Any]:
         return config | (config.get("rope_parameters") or {})  # of which the hosts read rope_theta first
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _known(launch: Launch, name: str) -> float | None:
-    """A flag's number, where the script says it."""
-    if not launch.flag(name) or not launch.is_known(name):
-        return None
-    try:
-        return float(launch.value(name))
-    except ValueError:
-        return None

@@ -68,7 +68,8 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
     vocabulary += -vocabulary % MULTIPLE
     is_tied = not launch.flag("--untie-embeddings-and-output-weights")
     groups = QUERY_GROUPS if launch.flag("--group-query-attention") else HEADS
-    eps, base = _number(launch, "--norm-epsilon", 1e-6), int(_number(launch, "--rotary-base", 10000))
+    eps = launch.known_number("--norm-epsilon") or 1e-6
+    base = int(launch.known_number("--rotary-base") or 10000)
     config = {
         "architectures": [ARCHITECTURES[family]], "model_type": family, "vocab_size": vocabulary,
         "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
@@ -89,14 +90,6 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
     flags += [] if is_tied else ["--untie-embeddings-and-output-weights"]
     lost = tuple(text for flag, text in NOT_DENSE.items() if launch.flag(flag))
     return Twin(family, config, tuple(flags), lost)
-
-
-def _number(launch: Launch, name: str, default: float) -> float:
-    """A flag's number; the default where it has none that is known."""
-    try:
-        return float(launch.value(name))
-    except ValueError:
-        return default
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -101,6 +101,17 @@ class Launch:
         text = self.value(name)
         return int(text) if text.isdigit() and not isinstance(text, Unread) else default
 
+    def lacks(self, *names: str) -> bool:
+        """Whether it certainly has none of these flags."""
+        return not any(self.flag(name) or self.gap(name) for name in names)
+
+    def known_number(self, name: str) -> float | None:
+        """A flag's number; None where it is absent, no number, or not known here."""
+        try:
+            return float(self.value(name)) if self.is_known(name) else None
+        except ValueError:
+            return None
+
     def is_known(self, name: str) -> bool:
         """Whether a flag, or its absence, is known here."""
         flag = self.flag(name)

@@ -119,9 +119,10 @@ class HostRun:
 
             check_known(ROUND, "format", rounding, ROUNDINGS)
         script = "train_async.py" if self.asynchronous else "train.py"
-        if self.checkout and not (self.checkout / script).is_file():
+        if self.checkout and not (self.host and (self.checkout / script).is_file()):
+            got = self.checkout if self.host else "none"
             raise ConfigError(
-                f"--host: expected 'miles' or a folder with {script}, got {self.checkout}: check the path"
+                f"--host: expected 'miles' or a folder with {script}, got {got}: check the path"
             )
         out = Path(self.out).absolute()
         make_folder(out)

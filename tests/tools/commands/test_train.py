@@ -62,7 +62,7 @@ MISTAKES = """
     --correction broken.yaml -> broken.yaml: expected YAML, got an error at line 1
     --correction latin.yaml -> --correction latin.yaml: expected text in UTF-8
     --host absent -> --host: expected 'miles' or a folder with train.py
-    --host= -> --host: expected 'miles' or the folder of a checkout, got none
+    --host= -> --host: expected 'miles' or a folder with train.py, got none
     -- --eps-clip-hihg 0.3 -> -- --eps-clip-hihg: expected a flag of the host
     -- --eps-clip-hihg 0.3 -> did you mean --eps-clip-high?
     --load absent -> --load: expected the folder of a run, got absent

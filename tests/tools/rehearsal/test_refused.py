@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_model_is_one_line(case, tmp_path):
         f"run.sh:27: --hf-checkpoint: expected the model of the launch's flags in {tmp_path}, got another: "
     )
     found = list(refusals(launch(f"--hf-checkpoint {tmp_path} {flags}")))
-    assert found == ([f"{said}{line}: the host refuses that"] if line else [])
+    assert found == ([f"{said}{line}: give the flags of that model"] if line else [])
 
 
 def test_a_checkpoint_that_is_not_here_is_not_compared():
