@@ -123,6 +123,7 @@ def test_a_mistake_is_one_line_before_anything_starts(elsewhere, line):
         (a_run(elsewhere / name, checkpoint=True) / train.ARGS).write_text(text)
     for name, text in CORRECTIONS.items():
         (elsewhere / f"{name}.yaml").write_bytes(text)
+    (elsewhere / "train.py").touch()  # an empty --host is not the folder that one stands in
     before = set(elsewhere.rglob("*"))
     words, _, said = line.replace("LONG", "x" * 300).partition(" -> ")
     with pytest.raises(ConfigError) as error:

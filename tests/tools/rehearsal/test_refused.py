@@ -44,6 +44,12 @@ def test_what_the_host_would_refuse_is_one_line(flags):
     assert found == ([f"run.sh:27: {line}"] if line else [])
 
 
+def test_a_number_that_a_gap_can_set_again_is_not_compared():
+    over = "--over-sampling-batch-size"
+    gap = Gap(99, "$MORE", "run.sh:1", frozenset({over}))
+    assert not list(refusals(replace(launch(f"{over} 16"), gaps=(gap,))))
+
+
 def test_a_launch_without_an_end_is_one_line():
     without = replace(launch(), flags=tuple(f for f in launch().flags if f.name != "--num-rollout"))
     assert list(refusals(without)) == [
