@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.evidence.rows import Row
-from benchmarks.evidence.settings import Judged
+from benchmarks.evidence.settings import Judged, Primary
 
 EXACT, UNCORRECTED = "A", "B"
 Rows = Mapping[str, Mapping[int, Row]]  # arm -> seed -> row
@@ -53,6 +53,32 @@ def judge(rows: Rows, judged: Judged, by_ends: bool = False) -> dict[str, Verdic
         raw = [_p(found[arm], found[UNCORRECTED]) for arm in compared]
     corrected = dict(zip(compared, holm(raw), strict=True))
     return {arm: Verdict(**{**vars(v), "p": corrected.get(arm)}) for arm, v in found.items()}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came out of a panel's primary comparison.
+
+    Attributes:
+        difference: mean over seeds of end of the one arm - end of the other, and its 95% interval.
+        p: of the randomisation test of pairs.
+        equal: whether the 90% interval of the difference lies within the margin.
+    """
+
+    seeds: int
+    difference: tuple[float, float, float]
+    p: float
+    equal: bool
+
+
+def compare(rows: Rows, primary: Primary, judged: Judged) -> Compared | None:
+    """The primary comparison on the seeds that both arms have run; None where there are none."""
+    gaps = list(_gaps(rows.get(primary.arm, {}), rows.get(primary.against, {})).values())
+    if not gaps:
+        return None
+    _, low, high = bootstrap(gaps, judged.resamples, share=0.9)
+    equal = -primary.margin < low and high < primary.margin
+    return Compared(len(gaps), bootstrap(gaps, judged.resamples), randomised(gaps), equal)
 
 
 def _verdict(
@@ -155,11 +181,15 @@ def holm(ps: Sequence[float]) -> list[float]:
     return found
 
 
-def bootstrap(values: Sequence[float], resamples: int, seed: int = 0) -> tuple[float, float, float]:
-    """(mean, 2.5% and 97.5% quantile of the means of `resamples` samples with replacement).
+def bootstrap(
+    values: Sequence[float], resamples: int, seed: int = 0, share: float = 0.95
+) -> tuple[float, float, float]:
+    """(mean, lower and upper end of the interval that holds `share` of the means of `resamples` samples with
+    replacement; by default the 2.5% and 97.5% quantile).
 
     Source: Efron 1979, Annals of Statistics 7, p. 1 (percentile interval).
     """
     draw, n = random.Random(seed), len(values)
     means = sorted(sum(draw.choices(values, k=n)) / n for _ in range(resamples))
-    return sum(values) / n, means[int(0.025 * resamples)], means[int(0.975 * resamples)]
+    low, high = (means[int(quantile * resamples)] for quantile in ((1 - share) / 2, (1 + share) / 2))
+    return sum(values) / n, low, high

@@ -26,6 +26,8 @@ class Row(BaseModel):
         recommended: what analyze recommended after the first rollouts (arm B), or what was trained (arm G).
         effects: what each correction would have done to those rollouts, by name (arm B, lines since
             2026-11-26): share of tokens kept, effective sample size of the weights.
+        rollouts: what each rollout logged, in their order (lines since 2026-11-26 18:00 UTC); ``runs.LOGGED``
+            has the names. ``heldout`` is there where an evaluation followed.
         seconds: wall time on whatever else the machine did; no result.
     """
 
@@ -44,6 +46,7 @@ class Row(BaseModel):
     stopped: str | None = None
     recommended: str | None = None
     effects: dict[str, tuple[float, float]] | None = None
+    rollouts: list[dict[str, float]] | None = None
     seconds: float
     tried: dict[str, Any] | None = None
 

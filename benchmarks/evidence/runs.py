@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import statistics
@@ -32,6 +33,22 @@ ASKED = "heldout_prompts"  # how many, by default all of the task's
 ROUNDING = "rounding"  # of the sampler's weights
 STEPS = "num_steps_per_rollout"
 LARGE = "dump", "checkpoint"
+LOGGED = {  # name in a line's ``rollouts`` -> the run's metric
+    "k3": SHOWN["k3"],
+    "ess": SHOWN["ess"],
+    "ess_ratio": "train/off_policy/ess_ratio",  # of the raw ratios: the same quantity in every arm
+    "ratio_p99": "train/off_policy/ratio_p99",
+    "ratio_max": "train/off_policy/ratio_max",
+    "weight_mean": "train/off_policy/weight_mean",
+    "clipped": "train/off_policy/clipped_fraction",
+    "reward": SHOWN["reward"],
+    "advantage_mean": "rollout/advantages",
+    "grad_norm": "train/grad_norm",
+    "heldout": HELDOUT,
+}
+# Without an entropy bonus the host logs no entropy. The sampler's mean surprise at its own tokens estimates
+# its entropy without bias, in nats per token; the trainer's at the same tokens is a cross-entropy.
+PERPLEXITY = {"entropy": "perplexity_behavior", "cross_entropy": "perplexity_numerator"}
 COMPUTE = "torch", "transformers", "sglang", "ray", "miles-rl"
 VERSIONS = """
 import json, platform, sys
@@ -84,7 +101,8 @@ def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) 
             f"{place}: frozen: expected a date before test seeds run, got none: tune with other seeds, then "
             "fix the settings in a commit"
         )
-    for row in done:
+    tried = of.panels[panel].frozen is None  # a pilot: its settings are meant to be others
+    for row in () if tried else done:
         if row.panel == panel and row.seed in test and row.settings != of.digest(panel, row.arm):
             raise ConfigError(
                 f"{place}: expected the settings {row.settings} of {row.arm} seed {row.seed}'s line, got "
@@ -134,6 +152,7 @@ def run(
         stopped=stopped,
         recommended=recommended,
         effects=effects,
+        rollouts=logged(metrics),
         seconds=seconds,
     )
 
@@ -178,6 +197,18 @@ def _words(flags: Mapping[str, Any]) -> Iterator[str]:
 def heldout(metrics: Iterable[Mapping[str, Any]], steps: int) -> list[tuple[int, float]]:
     """(optimizer steps so far, held-out share) of each evaluation; rollout -1 is before the first."""
     return [(steps * (row["rollout"] + 1), round(row[HELDOUT], 4)) for row in metrics if HELDOUT in row]
+
+
+def logged(metrics: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Returns the metrics ``LOGGED`` and the entropies of each rollout, to four significant digits."""
+    found = []
+    for row in metrics:
+        values = {name: row[metric] for name, metric in LOGGED.items() if row.get(metric) is not None}
+        for name, metric in PERPLEXITY.items():
+            if row.get(f"train/off_policy/{metric}"):
+                values[name] = math.log(row[f"train/off_policy/{metric}"])
+        found.append({"rollout": row["rollout"]} | {name: float(f"{v:.4g}") for name, v in values.items()})
+    return found
 
 
 def _median(metrics: Iterable[Mapping[str, Any]], name: str) -> float | None:

@@ -32,6 +32,19 @@ class Arm(Frozen):
     recommended: bool = Field(False, description="trains with what analyze recommends for B of this seed")
 
 
+class Primary(Frozen):
+    """The one comparison that a panel was made for: ends of ``arm`` less ends of ``against``, same seeds.
+
+    Its test is Fisher's randomisation test of pairs, two-sided, and it alone needs no correction for several
+    comparisons. The arms count as equal where the 90% interval of the mean difference lies within
+    ``margin`` of 0 (two one-sided tests at 5%: Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15).
+    """
+
+    arm: str
+    against: str
+    margin: float
+
+
 class Warm(Frozen):
     """Examples until the mean probability of a right answer was `until`: where a seed's arms started."""
 
@@ -58,6 +71,7 @@ class Panel(Frozen):
     world: str = Field("stale", description="the mismatch of `slime-ext bench fidelity` that it is")
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
+    primary: Primary | None = None
 
 
 class Judged(Frozen):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, judge
+from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, judge
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
 from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
-from benchmarks.evidence.settings import ROOT, Arm, Panel, Settings
+from benchmarks.evidence.settings import ROOT, Arm, Panel, Primary, Settings
 from slime_ext import presets
 from slime_ext.tools.fidelity import World, evaluate
 
@@ -34,7 +34,10 @@ def write(of: Settings, rows: Sequence[Row], document: Path = DOCUMENT, readme: 
 def summary(of: Settings, rows: Sequence[Row]) -> str:
     """A row a panel: the failed seeds and the mean end of each arm, and p of the test where there is one."""
     head = ["panel", *(f"{arm} {of.arms[arm].what}" for arm in SUMMARISED)]
-    judged = {name: verdicts(of, name, lines) for name in of.panels if (lines := by_arm(of, name, rows))}
+    lines = {name: by_arm(of, name, rows) for name in of.panels}
+    judged = {
+        name: verdicts(of, name, of_arm) for name, of_arm in lines.items() if _is_shown(of, name, of_arm)
+    }
     cells = (
         [
             f"{name}: {of.panels[name].what}",
@@ -43,6 +46,13 @@ def summary(of: Settings, rows: Sequence[Row]) -> str:
         for name, found in judged.items()
     )
     return markdown(head, cells)
+
+
+def _is_shown(of: Settings, panel: str, lines: Rows) -> bool:
+    """Whether README may show a panel: not before its primary comparison, where it has one, is complete."""
+    settings = of.panels[panel]
+    asked = settings.primary
+    return bool(lines) and (asked is None or _complete(settings, asked, lines) == len(settings.seeds))
 
 
 def verdicts(of: Settings, panel: str, lines: Rows) -> dict[str, Verdict]:
@@ -131,6 +141,8 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
         yield "No test seed has run yet."
         return
     yield markdown(HEAD, [_cells(arm, of.arms[arm], v) for arm, v in verdicts(of, name, lines).items()])
+    if panel.primary is not None:
+        yield primary(of, panel, panel.primary, lines)
     yield _every_seed(of, lines)
     yield from _shared(name, lines)
     yield from repeated(lines, [row for row in read(AGAIN) if row.panel == name])
@@ -140,6 +152,22 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     ran = [row for seeds in lines.values() for row in seeds.values()]
     commits = ", ".join(dict.fromkeys(row.commit for row in (ran[0], ran[-1])))
     yield "Versions: " + "; ".join(sorted({_versions(row) for row in ran})) + f". Commits: {commits}."
+
+
+def primary(of: Settings, panel: Panel, asked: Primary, lines: Rows) -> str:
+    """Says what came out of the panel's primary comparison; nothing before all of its seeds have run."""
+    name = f"{asked.arm} - {asked.against}"
+    left = len(panel.seeds) - _complete(panel, asked, lines)
+    if left:
+        return f"Primary comparison, ends of {name}: {left} of {len(panel.seeds)} seeds have not run."
+    found = compare(lines, asked, of.judged)
+    equal = f"{'equal' if found.equal else 'not shown to be equal'} within {asked.margin:g} (90% interval)"
+    return f"Primary comparison, ends of {name}: {_interval(found.difference)}, p {found.p:.2g}; {equal}."
+
+
+def _complete(panel: Panel, asked: Primary, lines: Rows) -> int:
+    """The number of test seeds that both arms of the primary comparison have run."""
+    return sum(all(seed in lines.get(arm, {}) for arm in (asked.arm, asked.against)) for seed in panel.seeds)
 
 
 def markdown(head: Sequence[str], cells: Iterable[Sequence[object]]) -> str:

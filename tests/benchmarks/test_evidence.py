@@ -100,7 +100,8 @@ with (out.parents[1] / "words.txt").open("a") as file:
     file.write(" ".join(words) + chr(10))
 K3, ESS = "train/off_policy/k3_kl", "train/off_policy/ess_weight"
 (out / "dump").mkdir(parents=True)
-rows = [{"rollout": -1, "eval/heldout": 0.04}, {"rollout": 0, K3: 0.01, ESS: 0.9}]
+LOGGED = {"train/grad_norm": 2.00004, "rollout/advantages": -0.5, "train/off_policy/perplexity_behavior": 4.0}
+rows = [{"rollout": -1, "eval/heldout": 0.04}, {"rollout": 0, K3: 0.01, ESS: 0.9, **LOGGED}]
 rows += [{"rollout": 1, K3: 0.03, ESS: 0.7, "eval/heldout": 0.5}, {"rollout": 2, K3: 0.02, ESS: 0.8}]
 (out / "metrics.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in rows))
 if "13" in words:
@@ -133,6 +134,8 @@ def test_a_run_becomes_its_line(train, tmp_path):
     assert b.heldout == [(0, 0.04), (2, 0.5)] and b.end == 0.5 and b.stopped is None
     assert (b.k3, b.ess, b.recommended) == (0.02, 0.8, "cispo")
     assert b.effects == {"seq_is": (0.75, 0.25)} and train("C", 1).effects is None
+    first = {"rollout": 0, "k3": 0.01, "ess": 0.9, "grad_norm": 2.0, "advantage_mean": -0.5, "entropy": 1.386}
+    assert b.rollouts[:2] == [{"rollout": -1, "heldout": 0.04}, first] and len(b.rollouts) == 4
     folder = tmp_path / "out/lm_lag" / f"B-1-{OF.digest('lm_lag', 'B')}"
     left = {path.name for path in folder.iterdir()}
     assert "dump" not in left and "metrics.jsonl" in left
@@ -255,6 +258,9 @@ def test_test_seeds_wait_for_frozen_settings_and_these_stay():
     runs.refuse(dated(None), "lm_lag", [101], [])
     frozen = dated(yaml.safe_load("2026-01-01"))
     runs.refuse(frozen, "lm_lag", [1], [ran()])
+    runs.refuse(
+        OF.with_tried("lm_lag", {"lag": 2}), "lm_lag", [101], [ran()]
+    )  # a pilot beside a panel's lines
     with pytest.raises(ConfigError, match="expected the settings 000000000000 of B seed 1's line"):
         runs.refuse(frozen, "lm_lag", [1], [ran(settings="000000000000")])
 
@@ -365,6 +371,43 @@ def test_ends_of_the_same_seeds_are_compared_by_counting_signs():
     assert OF.panels["lm_lag"].test == "failed seeds"
     shown = table.summary(OF, lines)  # p stands behind what it tests
     assert "| 0 of 4 failed, end 0.75 (p 0.25) | 1 of 4 failed, end 0.60 |" in shown
+
+
+def test_the_primary_comparison_is_of_two_arms_and_waits_for_all_seeds():
+    panel = OF.panels["lm_cap"]
+    assert (panel.primary.arm, panel.primary.against) == ("S", "U")
+
+    def lines(gaps):
+        pairs = zip(panel.seeds, gaps, strict=False)
+        return [row(a, n, 0.5 + g, panel="lm_cap") for n, gap in pairs for a, g in (("S", gap), ("U", 0.0))]
+
+    def said(gaps):
+        return table.primary(OF, panel, panel.primary, table.by_arm(OF, "lm_cap", lines(gaps)))
+
+    assert said([0.1] * 15) == "Primary comparison, ends of S - U: 1 of 16 seeds have not run."
+    assert said([0.1] * 16).endswith(
+        "S - U: 0.100 [0.100, 0.100], p 3.1e-05; not shown to be equal within 0.05 (90% interval)."
+    )
+    assert "p 0.8;" in said([0.02, -0.018] * 8) and "; equal within 0.05" in said([0.02, -0.018] * 8)
+    assert "not shown" in said([0.09, -0.01] * 8)  # a mean of 0.04: the interval reaches beyond the margin
+    assert "lm_cap" not in table.summary(OF, lines([0.1] * 15)) and "lm_cap" in table.summary(
+        OF, lines([0.1] * 16)
+    )
+
+
+def test_arms_u_and_x_differ_from_score_centering_in_cap_and_centering_alone():
+    found = {}
+    for arm in "SUX":
+        file = words_of("lm_cap", arm)[0]
+        found[arm] = read_mapping(file[file.index("--correction") + 1])
+    steps = found["S"]["slime_ext"].pop("steps")
+    center = found["S"]["slime_ext"].pop("center")
+    assert found["U"]["slime_ext"].pop("steps") == steps[:1] and steps[1:] == [{"truncate": {"high": 2.0}}]
+    assert found["X"]["slime_ext"].pop("center") == center
+    assert found["X"] == found["S"] and {**found["S"]} == found["U"] | {
+        "custom_generate_function_path": "slime_ext.host.generate"
+    }
+    assert words_of("lm_cap", "B") == words_of("lm_lag", "B")
 
 
 def test_holm_multiplies_by_the_comparisons_that_are_left():
