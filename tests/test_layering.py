@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "slime_ext"
 # A room imports those that stand before it, and its own files; "room/" lists the inside of a room.
 FLOORS = {
     "": (
-        "errors",
+        "errors replacing",
         "ops",
         "core",
         "presets",

@@ -8,12 +8,8 @@ go: into that dictionary. ``off_policy.jsonl`` gets one line of strict JSON per 
 from __future__ import annotations
 
 import inspect
-import json
 import logging
-import math
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ from slime_ext.host import certify, heads, hosts, staleness, step_metrics
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import ONLY_MEASURES
 from slime_ext.host.rollout_data import numbers, read_ahead
+from slime_ext.host.step_file import StepFile, Values
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
 
@@ -47,56 +44,8 @@ TWICE = (  # from flags alone the number of steps is not known where batches var
     "slime_ext.numerator: expected one optimizer step per rollout beside target and the host's surrogate, "
     "got step {}: its loss counts target / proximal already; use surrogate: reinforce"
 )
-Values = Mapping[str, float]
+UNWRITTEN = "{}: expected a file that can be written, got {}: training goes on without its lines"
 log = logging.getLogger("slime_ext")
-
-
-@dataclass
-class StepFile:
-    """Appends a line per step; a run that goes on first loses the lines of the steps that it trains again."""
-
-    path: Path
-    last: tuple[int, ...] = ()  # the step of the last line
-
-    def add(self, where: Mapping[str, int], values: Mapping[str, float]) -> None:
-        """Writes one line; a number that is not finite is null. A file that cannot be written is one warning.
-
-        Args:
-            where: what distinguishes the steps, in the order in which they count up.
-        """
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        line = json.dumps({**where, "time": round(time.time(), 3), **finite}, allow_nan=False)
-        place = tuple(where.values())
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not self.last or place <= self.last:  # a host may train a step again that failed
-                self._cut(where)
-            with self.path.open("a") as file:
-                file.write(line + "\n")
-            self.last = place
-        except OSError as error:  # one rank alone stopping would leave the others waiting
-            self.last = ()  # what got half into the file is taken out first
-            warn_once(
-                f"{self.path}: expected a file that can be written, got {error.strerror}: training goes on "
-                "without its lines"
-            )
-
-    def _cut(self, where: Mapping[str, int]) -> None:
-        """Takes out the steps from ``where`` on, and a last line that a killed run left unfinished."""
-        if self.path.is_file():
-            lines = self.path.read_bytes().split(b"\n")[:-1]
-            temporary = self.path.with_name(self.path.name + ".tmp")  # a kill in between leaves the first
-            temporary.write_bytes(b"".join(line + b"\n" for line in lines if not _is_redone(line, where)))
-            temporary.replace(self.path.resolve())  # a link stays one
-
-
-def _is_redone(line: bytes, where: Mapping[str, int]) -> bool:
-    """Whether a line is of this step or a later one; one that is not ours is not."""
-    try:
-        row = json.loads(line)
-        return bool([row[key] for key in where] >= list(where.values()))
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 class Reporter:
@@ -159,7 +108,10 @@ class Reporter:
 
     def _write(self, where: Mapping[str, int], place: str, scalars: Values, curves: Values) -> None:
         if self.file:
-            self.file.add(where, {**scalars, **curves})
+            try:
+                self.file.add(where, {**scalars, **curves})
+            except OSError as error:  # one rank alone stopping would leave the others waiting
+                warn_once(UNWRITTEN.format(self.file.path, error.strerror))
         if (fraction := scalars.get(NONFINITE)) and not self.warned:
             self.warned = True
             log.warning(BROKEN.format(fraction, place))

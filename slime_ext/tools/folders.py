@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
+from slime_ext.replacing import replacing
 
 
 def working_folder() -> Path:
@@ -83,8 +82,7 @@ def refuse_link(path: Path) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a file whole: beside it first, under a name that nobody knows, then renamed. What is there stays
-    as it was until then. A pipe or a device is written into.
+    """Writes a file whole, as ``replacing`` does; a pipe or a device is written into.
 
     Raises:
         ConfigError: it is a link.
@@ -92,22 +90,11 @@ def write_file(path: Path, content: str | bytes) -> None:
     """
     refuse_link(path)
     data = content.encode() if isinstance(content, str) else content
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        mode = None
-    if mode is not None and not stat.S_ISREG(mode):
+    if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
-    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with beside.open("xb") as file:  # never one that is there, or a link
-            file.write(data)
-            if mode is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(data)
 
 
 def is_file(path: str | Path) -> bool:

@@ -17,7 +17,6 @@ from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import contract, hosts, step_metrics, train_step
 from slime_ext.host.step_metrics import NonFiniteTracker
-from slime_ext.host.train_step import StepFile
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated, one_long
@@ -175,23 +174,6 @@ def steps_in(file):
     return [(row["rollout_id"], row["step_id"]) for row in rows if "rollout_id" in row]
 
 
-def test_a_run_that_goes_on_has_each_step_once(tmp_path):
-    file, values = tmp_path / "a" / train_step.FILE, {"off_policy/tokens": 1.0}
-    for rollouts in (range(4), range(2, 5)):
-        run = StepFile(file)
-        for rollout in rollouts:
-            for step in (0, 1):
-                run.add({"rollout_id": rollout, "step_id": step}, values)
-    assert steps_in(file) == [(rollout, step) for rollout in range(5) for step in (0, 1)]
-
-
-def test_a_step_that_a_host_trains_again_has_one_line(tmp_path):
-    file = StepFile(tmp_path / train_step.FILE)
-    for place in ((0, 0), (0, 1), (0, 1), (1, 0)):
-        file.add(dict(zip(("rollout_id", "step_id"), place, strict=True)), {"off_policy/tokens": 1.0})
-    assert steps_in(file.path) == [(0, 0), (0, 1), (1, 0)]
-
-
 def test_one_of_miles_replicas_writes_the_file(tmp_path, monkeypatch):
     """The release that PyPI has, miles-rl 0.0.2, knows no replicas."""
     parallel = ModuleType("miles.anywhere")
@@ -204,22 +186,6 @@ def test_one_of_miles_replicas_writes_the_file(tmp_path, monkeypatch):
         folder.mkdir()
         trained(host([oracle.random_batch(1)]), args_of({"preset": "geo_rs"}, save=str(folder)))
         assert (folder / train_step.FILE).exists() is writes, name
-
-
-def test_what_a_killed_run_left_unfinished_goes_and_foreign_lines_stay(tmp_path):
-    file = tmp_path / train_step.FILE
-    file.write_text('{"kind": "mine"}\nnote\n[1]\n{"rollout_id": 0, "step_id": 0}\n{"rollout_id": 1, "st')
-    StepFile(file).add({"rollout_id": 1, "step_id": 0}, {})
-    lines = file.read_text().splitlines()
-    assert lines[:4] == ['{"kind": "mine"}', "note", "[1]", '{"rollout_id": 0, "step_id": 0}']
-    assert len(lines) == 5 and set(json.loads(lines[4])) == {"rollout_id", "step_id", "time"}
-
-
-def test_lines_that_are_not_ours_may_hold_any_bytes(tmp_path):
-    file = tmp_path / train_step.FILE
-    file.write_bytes(b'\xff\xfe\n{"rollout_id": 1, "st')
-    StepFile(file).add({"rollout_id": 1, "step_id": 0}, {})
-    assert file.read_bytes().startswith(b'\xff\xfe\n{"rollout_id": 1, "step_id": 0, "time"')
 
 
 def test_another_runs_arguments_at_the_same_address_get_a_file_of_their_own(tmp_path):
@@ -254,29 +220,6 @@ def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, caplog):
     blocked.unlink()
     trained(module, args, step_id=2)
     assert steps_in(blocked / "b" / train_step.FILE) == [(3, 2)]
-
-
-def test_what_a_full_disk_left_of_a_line_goes(tmp_path, monkeypatch):
-    def fills_up(path, mode):
-        with open(path, "ab") as half:  # noqa: PTH123
-            half.write(b'{"rollout')
-        raise OSError(28, "No space left on device")
-
-    file = StepFile(tmp_path / train_step.FILE)
-    file.add({"rollout_id": 0, "step_id": 0}, {})
-    with monkeypatch.context() as disk:
-        disk.setattr(type(file.path), "open", fills_up)
-        file.add({"rollout_id": 0, "step_id": 1}, {})
-    file.add({"rollout_id": 0, "step_id": 2}, {})
-    assert steps_in(file.path) == [(0, 0), (0, 2)]
-
-
-def test_a_file_that_is_a_link_stays_one(tmp_path):
-    link = tmp_path / train_step.FILE
-    link.symlink_to(tmp_path / "there")
-    for _ in range(2):  # the second run trains the step again
-        StepFile(link).add({"rollout_id": 0, "step_id": 0}, {})
-    assert link.is_symlink() and steps_in(tmp_path / "there") == [(0, 0)]
 
 
 def test_curves_go_to_the_log_when_asked():

@@ -3,14 +3,12 @@ slime or miles leave below its folder."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import ConfigError, DataError
+from slime_ext.host.step_file import rows
 
 EVENTS, STEPS = "events.out.tfevents*", "off_policy.jsonl"
 REWARD, K3 = "rollout/raw_reward", "train/off_policy/k3_kl"
@@ -47,10 +45,11 @@ def read_run(folder: Path) -> Series:
         DataError: nothing of a run is in the folder.
         ConfigError: TensorBoard events, but no package that reads them.
     """
-    events, rows = read_events(folder), list(_rows(folder))
-    steps, factor = _steps_per_rollout(events, rows)
+    events = read_events(folder)
+    lines = [row for path in sorted(folder.rglob(STEPS)) for row in rows(path, "rollout_id")]
+    steps, factor = _steps_per_rollout(events, lines)
     series: Series = {}
-    for row in rows:
+    for row in lines:
         step = row["rollout_id"] * steps + row.get("step_id", 0)
         for name, value in row.items():
             if name.startswith("off_policy/") and value is not None:
@@ -90,25 +89,15 @@ def read_events(folder: Path) -> Series:
     return out
 
 
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of off_policy.jsonl; one that a killed run left unfinished is left out."""
-    for path in sorted(folder.rglob(STEPS)):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and isinstance(row.get("rollout_id"), int):
-                    yield row
-
-
-def _steps_per_rollout(found: Series, rows: list[dict[str, Any]]) -> tuple[int, int]:
+def _steps_per_rollout(found: Series, lines: list[dict[str, Any]]) -> tuple[int, int]:
     """Optimizer steps of a rollout, and optimizer steps of one step on the axis of ``rollout/``: slime counts
     rollouts there, unless --wandb-always-use-train-step has it count optimizer steps."""
-    steps = 1 + max((row.get("step_id", 0) for row in rows), default=0)
+    steps = 1 + max((row.get("step_id", 0) for row in lines), default=0)
     train, rollout = _last(found, "train/"), _last(found, "rollout/")
     if train is None or rollout is None:
         return steps, steps
     ratio = (train + 1) / (rollout + 1)
-    steps = steps if rows else max(round(ratio), 1)
+    steps = steps if lines else max(round(ratio), 1)
     return steps, steps if ratio > math.sqrt(steps) else 1
 
 
