@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +17,7 @@ from slime_ext.tools.without_cuda import progress
 def logged(axis, step, **metrics):
     """A line of tracked.jsonl; a double underscore stands for a slash."""
     named = {name.replace("__", "/"): value for name, value in metrics.items()}
-    return json.dumps({"axis": axis, "metrics": {axis: step, **named}}) + "\n"
+    return json.dumps({"axis": axis, "time": time.time(), "metrics": {axis: step, **named}}) + "\n"
 
 
 def sampled(step, reward=0.5):
@@ -33,11 +36,23 @@ def held_out(step, reward):
     return logged("eval/step", step, eval__heldout=reward)
 
 
-def rows_of(tmp_path, *lines, steps=1, rollouts=4):
+def host_logs(tmp_path, *lines):
+    with (tmp_path / progress.TRACKED).open("a") as file:
+        file.write("".join(lines))
+
+
+def command(tmp_path, *lines, steps=1, rollouts=4, ends=True, show=lambda line: None):
+    """A command that starts or resumes a run of which the host logs these lines."""
+    watched = progress.Progress(tmp_path, rollouts, steps, show)
+    host_logs(tmp_path, *lines)
+    watched.read()
+    if ends:  # or is killed
+        watched.finish()
+
+
+def rows_of(tmp_path, *lines, **more):
     shown = []
-    watched = progress.Progress(tmp_path, rollouts, steps, shown.append)
-    (tmp_path / progress.TRACKED).write_text("".join(lines))
-    watched.finish()
+    command(tmp_path, *lines, show=shown.append, **more)
     return progress.read(tmp_path), shown
 
 
@@ -69,19 +84,122 @@ def test_a_line_on_the_screen_has_rollout_numbers_and_time_left(tmp_path):
 def test_a_line_that_is_still_being_written_waits(tmp_path):
     watched = progress.Progress(tmp_path, 4, 1, print)
     whole = sampled(0) + trained(0)
-    for end in (10, len(whole) - 3, len(whole)):
-        (tmp_path / progress.TRACKED).write_text(whole[:end])
+    for begin, end in pairwise((0, 10, len(whole) - 3, len(whole))):
+        host_logs(tmp_path, whole[begin:end])
         watched.read()
-    assert watched.rows[0]["train/off_policy/k3_kl"] == [0.001]
+    assert watched.rows.by_rollout[0].metrics["train/off_policy/k3_kl"] == [0.001]
 
 
-def test_what_a_former_run_logged_is_not_read_again(tmp_path):
-    (tmp_path / progress.TRACKED).write_text(sampled(0) + trained(0))
-    watched = progress.Progress(tmp_path, 4, 1, print)
-    with (tmp_path / progress.TRACKED).open("a") as file:
-        file.write(sampled(1) + trained(1))
+def rollout(number, reward=0.5, k3=0.001):
+    return sampled(number, reward) + trained(number, k3) + timed(number)
+
+
+def rewards(tmp_path):
+    return [(row["rollout"], row["rollout/raw_reward"]) for row in progress.read(tmp_path)]
+
+
+def test_a_kill_loses_no_row(tmp_path):
+    """metrics.jsonl lacked the last one, and the next command did not read what was logged before it."""
+    command(tmp_path, *map(rollout, range(3)), ends=False)
+    assert [number for number, _ in rewards(tmp_path)] == [0, 1]
+    command(tmp_path, rollout(3), ends=False)
+    assert [number for number, _ in rewards(tmp_path)] == [0, 1, 2]
+    command(tmp_path)
+    assert [number for number, _ in rewards(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_a_rollout_that_is_trained_again_has_one_row(tmp_path):
+    """The trainer was killed in rollout 3, and the last checkpoint is of rollout 1."""
+    command(tmp_path, held_out(0, 0.1), *map(rollout, range(3)), sampled(3, 0.0))
+    command(tmp_path, rollout(2, 0.6), rollout(3, 0.7), ends=False)
+    command(tmp_path, rollout(3, 0.8), rollout(4, 0.9))
+    rows = progress.read(tmp_path)
+    assert [row["rollout"] for row in rows] == [-1, 0, 1, 2, 3, 4]
+    assert [row["rollout/raw_reward"] for row in rows[3:]] == [0.6, 0.8, 0.9]
+    assert rows[0]["eval/heldout"] == 0.1
+
+
+def test_a_kill_before_the_first_row_of_a_resumed_run_loses_none(tmp_path):
+    command(tmp_path, *map(rollout, range(3)))
+    for _ in range(2):
+        command(tmp_path, ends=False)
+    assert [number for number, _ in rewards(tmp_path)] == [0, 1, 2]
+
+
+def test_rows_of_another_release_stay(tmp_path):
+    """Its tracked.jsonl does not say when a command began."""
+    (tmp_path / progress.METRICS).write_text('{"rollout": 0, "a": NaN}\n{"rollout": 1, "a": 2.0}\n')
+    (tmp_path / progress.TRACKED).write_text(
+        '{"axis": "train/step", "metrics": {"train/step": 0, "a": 9.0}}\n'
+    )
+    command(tmp_path, rollout(1))
+    assert [(row["rollout"], row.get("a")) for row in progress.read(tmp_path)][1:] == [(1, None)]
+
+
+def test_seconds_are_of_the_rows_own_command(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    for began, number in ((100.0, 0), (200.0, 1)):
+        now[0] = began
+        watched = progress.Progress(tmp_path, 4, 1, print)  # writes the row of the command before
+        now[0] += 5 + number
+        host_logs(tmp_path, rollout(number))
     watched.finish()
-    assert [row["rollout"] for row in progress.read(tmp_path)] == [1]
+    found = [(row["rollout"], row["time"], row["seconds"]) for row in progress.read(tmp_path)]
+    assert found == [(0, 105.0, 5.0), (1, 206.0, 6.0)]
+
+
+def test_a_line_that_a_full_disk_cut_is_passed_over(tmp_path):
+    """Both files could never be read again."""
+    command(tmp_path, rollout(0), sampled(1)[:-20])
+    with (tmp_path / progress.METRICS).open("a") as file:
+        file.write('{"rollout": 1, "rollout/raw_r')
+    assert [number for number, _ in rewards(tmp_path)] == [0]
+    command(tmp_path, rollout(1), rollout(2)[:-30])
+    assert [number for number, _ in rewards(tmp_path)] == [0, 1, 2]
+    assert all(json.loads(line) for line in (tmp_path / progress.METRICS).read_text().splitlines())
+
+
+def test_a_row_that_finds_no_room_is_written_when_there_is_some(tmp_path):
+    watched = progress.Progress(tmp_path, 4, 1, print)
+    host_logs(tmp_path, *map(rollout, range(3)))
+    (tmp_path / progress.METRICS).mkdir()
+    for attempt in (watched.read, watched.finish):
+        with pytest.raises(OSError, match="Is a directory"):
+            attempt()
+    (tmp_path / progress.METRICS).rmdir()
+    watched.finish()
+    assert [number for number, _ in rewards(tmp_path)] == [0, 1, 2]
+
+
+def test_a_line_that_comes_late_belongs_to_its_row(tmp_path):
+    lines = [rollout(0), rollout(1), logged("rollout/step", 0, perf__late=1.0), rollout(2)]
+    rows, _ = rows_of(tmp_path, *lines)
+    assert [(row["rollout"], row.get("perf/late")) for row in rows] == [(0, 1.0), (1, None), (2, None)]
+
+
+def test_a_screen_without_a_reader_takes_no_row(tmp_path):
+    def closed(line):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    command(tmp_path, *map(rollout, range(3)), held_out(2, 0.5), show=closed)
+    assert [number for number, _ in rewards(tmp_path)] == [0, 1, 2]
+    assert progress.read(tmp_path)[2]["eval/heldout"] == 0.5
+
+
+def test_a_number_that_is_not_finite_is_null_in_both_files(tmp_path, monkeypatch):
+    monkeypatch.setenv(progress.FILE, str(tmp_path / progress.TRACKED))
+    module = SimpleNamespace(log=lambda args, metrics, step_key: None)
+    progress._also_write(module)
+    watched = progress.Progress(tmp_path, 4, 2, print)
+    module.log(None, {"train/step": 0, "a": math.nan, "b": 1.0, "c": torch.tensor(math.inf)}, "train/step")
+    module.log(None, {"train/step": 1, "a": 2.0, "b": 3.0, "c": 4.0}, "train/step")
+    watched.finish()
+    for name in (progress.TRACKED, progress.METRICS):
+        for line in (tmp_path / name).read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+    (row,) = progress.read(tmp_path)
+    assert (row["a"], row["b"], row["c"]) == (None, 2.0, None)
 
 
 def test_the_thread_ends_with_what_it_follows(tmp_path):
@@ -89,7 +207,7 @@ def test_the_thread_ends_with_what_it_follows(tmp_path):
         pytest.raises(KeyboardInterrupt),
         progress.shown(progress.Progress(tmp_path, 1, 1, print)),
     ):
-        (tmp_path / progress.TRACKED).write_text(sampled(0))
+        host_logs(tmp_path, sampled(0))
         raise KeyboardInterrupt
     assert len(progress.read(tmp_path)) == 1
 
@@ -103,6 +221,7 @@ def test_numbers_are_written_and_the_host_logs_all(tmp_path, monkeypatch):
     module.log(None, metrics, "train/step")
     assert calls == [(metrics, "train/step")]
     written = json.loads((tmp_path / "tracked.jsonl").read_text())
+    assert time.time() - 60 < written.pop("time") <= time.time() + 1
     assert written == {"axis": "train/step", "metrics": {"train/step": 3.0, "train/loss": 0.5}}
 
 
