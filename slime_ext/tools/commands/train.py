@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -276,12 +277,13 @@ def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
     with _saying_how_to_go_on(out), machine.room_or_one_line(out):
         flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *args["flags"]]
         steps = _steps(task, args["flags"])
+        began = time.monotonic()
         watched = progress.Progress(folder, args["num_rollout"], steps, _say)
         with progress.shown(watched):
             status = replace(run, flags=flags).run()
         if status:
             raise SlimeExtError(f"{host_log.ending(status, folder / 'log')}: log in {out / 'log'}")
-    _say_end(out)
+    _say_end(out, (time.monotonic() - began) / 60)
     return 0
 
 
@@ -342,15 +344,36 @@ def _say(line: str) -> None:
     print(f"slime-ext: {line}", flush=True)
 
 
-def _say_end(out: Path) -> None:
-    """Reward from -> to, the picture, the next command."""
+def _say_end(out: Path, minutes: float) -> None:
+    """Says the reward from -> to, the picture, and the next command."""
     from slime_ext.tools.report.run_picture import draw
 
-    rows = progress.read(out)
-    name = progress.HELDOUT if any(progress.HELDOUT in row for row in rows) else progress.REWARD
-    rewards = [row[name] for row in rows if name in row]
     picture = out / "report.png"
     draw([str(out)], picture)
-    minutes = rows[-1]["seconds"] / 60
-    _say(f"{name} {rewards[0]:.3f} -> {rewards[-1]:.3f} in {minutes:.1f} min; picture: {picture}")
+    _say(f"{_learned(progress.read(out))}; {minutes:.1f} min; picture: {picture}")
     _say(f"next: slime-ext analyze {out / DUMP}")
+
+
+def _learned(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The first and the last held-out reward, or reward of a rollout, and when each was measured.
+
+    >>> _learned([{"rollout": -1, "eval/heldout": 0.0}, {"rollout": 15, "eval/heldout": 0.703}])
+    'eval/heldout 0.000 before training -> 0.703 after rollout 16'
+    >>> _learned([{"rollout": 0}, {"rollout": 7, "eval/heldout": 0.205}])  # train_async.py
+    'eval/heldout 0.205 after rollout 8 (none before training)'
+    """
+    heldout = [row for row in rows if row.get(progress.HELDOUT) is not None]
+    name = progress.HELDOUT if heldout else progress.REWARD
+    measured = heldout or [row for row in rows if row.get(name) is not None]
+    if not measured:
+        return f"no {name} in {progress.METRICS}"
+    shown = [f"{row[name]:.3f} {_when(row['rollout'], name)}" for row in measured]
+    from_to = " -> ".join([shown[0], *shown[1:][-1:]])
+    lacks_first = name == progress.HELDOUT and measured[0]["rollout"] != progress.BEFORE
+    return f"{name} {from_to}{' (none before training)' if lacks_first else ''}"
+
+
+def _when(rollout: int, name: str) -> str:
+    if rollout == progress.BEFORE:
+        return "before training"
+    return f"{'after' if name == progress.HELDOUT else 'in'} rollout {rollout + 1}"

@@ -239,6 +239,35 @@ def test_the_last_rollout_is_evaluated_whatever_their_number():
         assert rollouts % train._eval_every(rollouts, 6) == 0
 
 
+HELD_OUT = {-1: 0.0, 7: 0.105, 15: 0.205}
+ENDS = [  # held-out rewards by rollout, rewards, what the command says
+    (HELD_OUT, {}, "eval/heldout 0.000 before training -> 0.205 after rollout 16"),
+    ({15: 0.205}, {0: 0.1, 15: 0.2}, "eval/heldout 0.205 after rollout 16 (none before training)"),
+    (
+        {7: 0.105, 15: 0.205},
+        {},
+        "eval/heldout 0.105 after rollout 8 -> 0.205 after rollout 16 (none before training)",
+    ),
+    ({}, {0: 0.1, 3: 0.2, 4: None}, "rollout/raw_reward 0.100 in rollout 1 -> 0.200 in rollout 4"),
+    ({}, {}, "no rollout/raw_reward in metrics.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("heldout", "rewards", "said"), ENDS)
+def test_the_last_line_says_when_each_reward_was_measured(
+    tmp_path, monkeypatch, capsys, heldout, rewards, said
+):
+    """train_async.py does not evaluate before training; its first evaluation passed for one before it."""
+    monkeypatch.setattr("slime_ext.tools.report.run_picture.draw", lambda folders, out: None)
+    rows = [{"rollout": n, progress.HELDOUT: reward} for n, reward in heldout.items()]
+    rows += [{"rollout": n, progress.REWARD: reward} for n, reward in rewards.items()]
+    (tmp_path / progress.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train._say_end(tmp_path, 9.25)
+    assert capsys.readouterr().out.splitlines()[0] == (
+        f"slime-ext: {said}; 9.2 min; picture: {tmp_path / 'report.png'}"
+    )
+
+
 def test_seed_lag_and_folders_reach_the_host():
     flags = flags_of(lag=8)
     assert flags["--seed"] == flags["--rollout-seed"] == ["3"]
