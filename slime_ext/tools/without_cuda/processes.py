@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,15 @@ def guarded(mark: str, folder: Path) -> Iterator[None]:
         yield
     finally:
         guard.communicate()
+
+
+def mark_semaphores() -> None:
+    """Puts the mark of the run into the names of semaphores that this process and its children make.
+
+    multiprocessing's resource tracker removes them, but Ray may kill the tracker of a worker with the worker.
+    """
+    if mark := os.environ.get(MARK):
+        multiprocessing.current_process()._config["semprefix"] = f"/mp_{mark}"  # children copy the mapping
 
 
 def marked_processes(mark: str) -> dict[int, str]:

@@ -195,12 +195,15 @@ def test_stdin_may_be_closed(host):
 
 
 LEAVES = """
-import os, pathlib, subprocess, tempfile, time
+import multiprocessing, os, pathlib, subprocess, tempfile, time
+from multiprocessing import resource_tracker
 tempfile.mkdtemp(prefix="pymp-")
 mark = os.environ["%s"]
+lock = multiprocessing.get_context("spawn").Lock()
+os.kill(resource_tracker._resource_tracker._pid, 9)  # as Ray does
 pathlib.Path(f"/dev/shm/sglang_loads_x_{mark}.shm").touch()
 subprocess.Popen(["sleep", "600"], start_new_session=True)
-print(mark, os.environ["RAY_TMPDIR"], tempfile.gettempdir(), flush=True)
+print(mark, os.environ["RAY_TMPDIR"], tempfile.gettempdir(), lock._semlock.name, flush=True)
 time.sleep(600)
 """
 
@@ -214,13 +217,16 @@ def test_a_signal_leaves_nothing_behind(number, host):
     log, deadline = host / "out/log", time.monotonic() + 30
     while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    mark, folder, temporary = log.read_text().split()
+    mark, folder, temporary, lock = log.read_text().split()
+    semaphore = Path(f"/dev/shm/sem.{lock[1:]}")
+    assert semaphore.exists()
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     ended = -number if number == signal.SIGINT else 128 + number  # the first is Python's own
     assert process.returncode == ended and (number == signal.SIGINT or said == "")
     assert Path(temporary).parent == Path(folder) and not Path(folder).exists()
     assert not marked_processes(mark) and not list(Path("/dev/shm").glob(f"*{mark}*"))
+    assert not semaphore.exists()
 
 
 def test_an_environment_without_the_wheel_is_one_line(tmp_path, monkeypatch):

@@ -13,12 +13,14 @@ import pytest
 
 import slime_ext
 from slime_ext.tools.without_cuda import fork_server
+from slime_ext.tools.without_cuda.processes import MARK
 
 ROOT = Path(slime_ext.__file__).parents[1]
 SITE = ROOT / "slime_ext/tools/without_cuda/site"
 SERVER = """
 import os, sys
 from slime_ext.tools.without_cuda import fork_server
+from slime_ext.tools.without_cuda.processes import MARK
 fork_server.start("preloaded_here")
 print(os.environ[fork_server.VARIABLE], flush=True)
 sys.stdin.read()
@@ -79,6 +81,27 @@ def test_a_fork_that_raises_ends_with_its_traceback_and_status_1(address, tmp_pa
     process = start(address, tmp_path, "1 / 0")
     _, errors = process.communicate(timeout=60)
     assert "ZeroDivisionError" in errors and process.returncode == 1
+
+
+SEMAPHORES = """
+import multiprocessing
+def name(kind):
+    print(multiprocessing.get_context(kind).Lock()._semlock.name, flush=True)
+if __name__ == "__main__":
+    for kind in ("spawn", "forkserver"):
+        name(kind)
+        child = multiprocessing.get_context(kind).Process(target=name, args=(kind,))
+        child.start()
+        child.join()
+"""
+
+
+def test_semaphores_of_a_fork_and_of_its_children_have_the_mark_of_the_run(address, tmp_path, monkeypatch):
+    """The guard of the run removes files in /dev/shm with the mark."""
+    monkeypatch.setenv(MARK, "of-this-test")
+    out, errors = start(address, tmp_path, SEMAPHORES).communicate(timeout=60)
+    names = out.split()
+    assert len(names) == 4 and all(name.startswith("/mp_of-this-test-") for name in names), errors
 
 
 SLEEPS = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"

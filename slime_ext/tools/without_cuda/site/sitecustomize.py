@@ -9,8 +9,9 @@ import os
 if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
     from importlib import import_module
 
-    from slime_ext.tools.without_cuda import fork_server, stand_ins
+    from slime_ext.tools.without_cuda import fork_server, processes, stand_ins
 
+    processes.mark_semaphores()
     stand_ins.find_torchvision()
     fork_server.hand_over()
     stand_ins.install()
