@@ -148,8 +148,18 @@ def test_after_its_time_a_run_ends_with_all_its_processes(host):
         "import subprocess as s, time\ns.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)",
     )
     run = driver.HostRun(host, host / "out", timeout=4, environment={MARK: "of-this-test"})
-    assert run.run() == driver.TIMED_OUT
+    assert run.run() == 124  # of coreutils' timeout
     assert not marked_processes("of-this-test")
+
+
+def test_nobody_else_reads_the_folder_of_a_run_in_tmp(host):
+    train(host, "import os\nprint(oct(os.stat(os.environ['RAY_TMPDIR']).st_mode & 0o777))\n")
+    mask = os.umask(0)
+    try:
+        assert driver.HostRun(host, host / "out").run() == 0
+    finally:
+        os.umask(mask)
+    assert (host / "out/log").read_text() == "0o700\n"
 
 
 FETCH = """
