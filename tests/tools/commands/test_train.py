@@ -19,6 +19,7 @@ from slime_ext.tools.commands import train
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext.tools.without_cuda import driver, progress
+from slime_ext.tools.without_cuda.processes import MARK
 
 ROOT = Path(__file__).parents[3]
 
@@ -305,6 +306,16 @@ def listening(folder):
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
 
 
+def marks(folder):
+    """The marks of runs in a folder, which the guard looks for."""
+    found = set()
+    for process in of_run(folder):
+        with contextlib.suppress(OSError):
+            words = (process / "environ").read_text(errors="replace").split("\0")
+            found |= {word.partition("=")[2] for word in words if word.startswith(f"{MARK}=")}
+    return found
+
+
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 DURESS = {
     "http_proxy": "http://10.255.255.1:3128",
@@ -327,23 +338,24 @@ def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_pa
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as first:
-        deadline, seen = time.monotonic() + 400, set()
+        deadline, seen, marked = time.monotonic() + 400, set(), set()
         while not (out / train.CHECKPOINT / train.LATEST).exists() and time.monotonic() < deadline:
             assert first.poll() is None, first.stdout.read()
-            seen |= listening(out)
+            seen, marked = seen | listening(out), marked | marks(out)
             time.sleep(0.5)
+        shared = [path for mark in marked for path in Path("/dev/shm").glob(f"*{mark}*")]
         first.send_signal(signal.SIGTERM)
         said = first.communicate(timeout=60)[0]
     assert said.splitlines()[-1].endswith(f"go on with slime-ext train --load {out}"), said
     assert "0100007F" in seen <= LOOPBACK and not of_run(out)
+    assert any(path.name.startswith("sem.") for path in shared) and not any(path.exists() for path in shared)
     done = subprocess.run(
         [*command, "--load", str(out)], capture_output=True, text=True, env=environment, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"next: slime-ext analyze {out / train.DUMP}" in done.stdout
     rows = progress.read(out)
-    last = [row for row in rows if row["rollout"] == 2][-1]
-    assert {row["rollout"] for row in rows} >= {0, 1, 2}
-    assert 0 < last["train/off_policy/k3_kl"] < 1e-3  # the pushes arrived
+    assert [row["rollout"] for row in rows] == [-1, 0, 1, 2]
+    assert 0 < rows[-1]["train/off_policy/k3_kl"] < 1e-3  # the pushes arrived
     assert {"report.png", "tensorboard", "dump", "off_policy.jsonl"} <= {path.name for path in out.rglob("*")}
     assert not of_run(out)
