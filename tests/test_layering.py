@@ -48,7 +48,6 @@ FLOORS = {
         "sandbox",
         "worlds",
         "read",
-        "hydra",
     ),
     "tools/analysis/": (
         "document tables texts",

@@ -15,6 +15,20 @@ SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponentia
 SHRINK = "below 1 it would shrink on-policy tokens"
 
 
+def is_interpolated(value: Any) -> bool:
+    """Whether OmegaConf would put another value here, as for ``${trainer.level}`` or ``${oc.env:NAME}``."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(item, str) and "${" in item for item in items)
+
+
+def forbid_interpolation(where: str, value: Any) -> None:
+    """Raises ConfigError for an interpolation; only the system that wrote it can resolve it."""
+    if is_interpolated(value):
+        raise ConfigError(
+            f"{where}: expected a value, got an interpolation: write the value that it has there"
+        )
+
+
 @dataclass(frozen=True)
 class Reading:
     """A block in our words.
@@ -39,9 +53,10 @@ class Block:
 
     @classmethod
     def closed(cls, where: str, values: Mapping[str, Any], keys: Sequence[str]) -> Block:
-        """Raises ConfigError for a key that is not among ``keys``."""
-        for key in values:
+        """Raises ConfigError for a key that is not among ``keys``, or a value that is an interpolation."""
+        for key, value in values.items():
             check_known(where, "key", key, keys)
+            forbid_interpolation(f"{where}.{key}", value)
         return cls(where, values)
 
     def has(self, key: str) -> bool:

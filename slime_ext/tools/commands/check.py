@@ -20,7 +20,6 @@ from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, FUNCTION
 from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said
 from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
-from slime_ext.tools.commands.convert import system_of
 from slime_ext.tools.commands.output import console, needs, table
 from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.modules import fault_of
@@ -180,8 +179,6 @@ def _forbid_no_launch(launch: Launch) -> None:
     if launch.program or not launch.script:
         return
     got = f"none: {'; '.join(launch.notes) or 'check the script that starts train.py'}"
-    if system := system_of(launch.script):
-        got = f"one of {system}: slime-ext convert --from {system} {launch.script}"
     raise ConfigError(f"{launch.script}: expected a launch of slime or miles, got {got}")
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import difflib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_ext.config import dialects
 from slime_ext.config import load as config
 from slime_ext.config.dialects import skyrl
+from slime_ext.config.dialects.block import forbid_interpolation, is_interpolated
+from slime_ext.config.files import read_mapping, text_of
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import NEARLY
 from slime_ext.tools.commands.output import plain, yaml_of
-from slime_ext.tools.scripts import hydra
-from slime_ext.tools.scripts.read import is_script
 from slime_ext.tools.wording import file_of
 
 
@@ -50,11 +51,26 @@ HOMES = {
     "nemo_rl": Home(among=("loss_fn", "grpo")),
     "openrlhf": Home(among=("algo.advantage",), loss=("actor",)),
 }
-PLAIN = {"verl": "verl.trainer.main_ppo"}  # of a system with Hydra: the program whose files correct nothing
 NOWHERE = Home()
 FLAT = ("trl", "open_instruct", "ms_swift")  # whose correction stands among all other settings
 ABSENT = object()
 PPO = "regular"  # SkyRL's name of the loss that slime has too
+SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".py")
+ALONE = ["_self_"]  # Hydra's list of a file that no other file completes
+COMPOSED = {  # system -> how its user gets the file to convert
+    "verl": "run python -m verl.trainer.main_ppo OVERRIDES --cfg job --resolve and convert what it prints",
+    "skyrl": "SkyRL logs its whole configuration when a run starts; save that part as YAML and convert it",
+    "fireworks": "write the fields of ISConfig or TISConfig into a YAML file and convert that",
+    "slime_mis": "convert the file of --custom-config-path",
+    "trl": "write the script's flags as keys into a YAML file and convert that",
+    "areal": "AReaL saves config.yaml in the log folder of a run; convert that",
+    "nemo_rl": "run tools/config_cli.py expand FILE in NeMo-RL's checkout and convert what it prints",
+    "prime_rl": "run uv run rl @ rl.toml --dry-run and convert configs/trainer.json in its output folder",
+    "roll": "ROLL prints its whole configuration when a run starts; save that as YAML and convert it",
+    "openrlhf": "write the script's flags as keys into a YAML file, algo: {advantage: ...}, and convert that",
+    "open_instruct": "write the script's flags as keys into a YAML file and convert that",
+    "ms_swift": "swift saves args.json in the output folder of a run; convert that",
+}
 LOSSES = {"cispo": "cispo", "dppo": "dppo_tv"}  # SkyRL's losses with weights of their own -> our preset
 
 
@@ -65,8 +81,7 @@ def main(argv: list[str]) -> int:
     )
     known = ", ".join(dialects.CONVERTED)
     parser.add_argument("--from", dest="system", required=True, metavar="SYSTEM", help=known)
-    what = "the block alone, or the configuration that holds it, as YAML or TOML; or a launch script"
-    parser.add_argument("file", help=f"{what} with Hydra's overrides")
+    parser.add_argument("file", help="the block, or the composed configuration with it: YAML, JSON or TOML")
     args = parser.parse_args(argv)
     check_known("--from", "system", args.system, dialects.CONVERTED)
     print(plain(convert(args.system, read_settings(args.system, args.file))))
@@ -74,65 +89,22 @@ def main(argv: list[str]) -> int:
 
 
 def read_settings(system: str, path: str) -> dict[str, Any]:
-    """The settings of a file that concern a system's correction.
+    """Reads a system's block, or its composed configuration, from a YAML, JSON or TOML file.
+
+    Nothing is composed here: what a script's overrides or other files add is the system's own business, and a
+    part of it could be another algorithm.
 
     Raises:
-        ConfigError: it cannot be read, or is a script that sets nothing of it.
+        ConfigError: the file cannot be read, is a script, or names other files that complete it.
     """
-    if not is_script(path):
-        return hydra.of_file(path, _places(system))
-    words = hydra.words_of(path)
-    found = _overridden(system, path, words)
-    other = None if _find(system, found) else next(_systems(path, words), None)
-    if other is None:
-        found = _merged(hydra.beneath(path, words, _places(system), PLAIN.get(system, "")), found)
-    if _find(system, found) is None:
-        keys = _keys(system)
-        for word in (word for word in words if word.startswith("--") and _last_name(word) in keys):
-            raise ConfigError(
-                f"{path}: expected a YAML file, got the flag {cut(word)}: write {system}'s settings into one"
-            )
-        is_of = f"{system} corrects nothing without"
-        is_of = f"it is a script of {other}; use --from {other}" if other else is_of
-        raise ConfigError(f"{path}: expected overrides of {_home(system)}, got none: {is_of}")
-    return found
-
-
-def _last_name(flag: str) -> str:
-    """The last part of a flag's dotted name.
-
-    >>> _last_name("--algo.advantage.is_correction_level=token")
-    'is_correction_level'
-    """
-    return flag.removeprefix("--").partition("=")[0].rpartition(".")[2]
-
-
-def _merged(beneath: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    both = {
-        key: _merged(beneath[key], over[key])
-        for key in over
-        if isinstance(over[key], dict) and beneath.get(key)
-    }
-    return {**beneath, **over, **both}
-
-
-def system_of(path: str) -> str | None:
-    """The system whose correction a launch script sets by Hydra's overrides."""
-    return next(_systems(path, hydra.words_of(path)), None)
-
-
-def _systems(path: str, words: list[str]) -> Iterator[str]:
-    return (name for name in HOMES if _find(name, _overridden(name, path, words)))
-
-
-def _overridden(system: str, path: str, words: list[str]) -> dict[str, Any]:
-    below = tuple(f"{place}." for place in _places(system))
-    return hydra.overrides(path, words, below, _keys(system))
-
-
-def _places(system: str) -> tuple[str, ...]:
-    home = HOMES.get(system, NOWHERE)
-    return home.blocks + home.among + home.loss
+    text = text_of(path)
+    if Path(path).suffix in SCRIPTS or text.startswith("#!"):
+        raise ConfigError(f"{path}: expected a YAML, JSON or TOML file, got a script: {COMPOSED[system]}")
+    settings = read_mapping(path, text)
+    if settings.pop("defaults", ALONE) != ALONE:
+        expected = "expected a composed configuration, got defaults, which add other files"
+        raise ConfigError(f"{path}: {expected}: {COMPOSED[system]}")
+    return settings
 
 
 def convert(system: str, whole: Mapping[str, Any]) -> str:
@@ -171,7 +143,8 @@ def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any)
 
 def _of_loss(system: str, key: str, value: Any) -> str:
     ours = dialects.LOSS_SIDE[key]
-    return f"{key}: {cut(value)} is of {system}'s loss, not its correction; slime has {ours}"
+    said = key if is_interpolated(value) else f"{key}: {cut(value)}"
+    return f"{said} is of {system}'s loss, not its correction; slime has {ours}"
 
 
 def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, ...]]:
@@ -180,6 +153,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
     Raises:
         ConfigError: there is none, or a key beside it that would not be read.
     """
+    _forbid_interpolated_places(system, whole)
     for place in (*HOMES.get(system, NOWHERE).among, ""):
         if isinstance(found := _at(whole, place), Mapping):
             _check_beside(system, place, found)
@@ -259,3 +233,11 @@ def _at(whole: Any, place: str) -> Any:
             return ABSENT
         whole = whole[key]
     return whole
+
+
+def _forbid_interpolated_places(system: str, whole: Mapping[str, Any]) -> None:
+    """Refuses an interpolation in place of a mapping that may hold the system's correction."""
+    home = HOMES.get(system, NOWHERE)
+    for names in (place.split(".") for place in (*home.blocks, *home.among, *home.loss)):
+        for place in (".".join(names[: i + 1]) for i in range(len(names))):
+            forbid_interpolation(f"convert.{place}", _at(whole, place))

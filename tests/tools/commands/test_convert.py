@@ -1,4 +1,4 @@
-"""What ``convert`` says of another system's block, whole configuration or script: golden/convert.txt."""
+"""What ``convert`` says of another system's block or whole configuration: golden/convert.txt."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def test_what_a_configuration_converts_to_is_written_down(capsys, tmp_path):
 
     def answer(line):
         system, _, whole = line.partition(" ")
-        path = written(tmp_path / ("c.yaml" if whole.startswith("{") else "run.sh"), whole)
-        status, out, err = run(capsys, "convert", "--from", system, path)
+        status, out, err = run(capsys, "convert", "--from", system, written(tmp_path / "c.yaml", whole))
         assert (status, bool(err)) in ((0, False), (2, True)) and (not err or out == "")
         if err:
             return err.replace(f"{tmp_path}/", "").splitlines()
