@@ -184,7 +184,7 @@ LITERATURE = {
     ),
     "turn_tis": _preset(
         "w = min(product of rho over the turn, 2) (cap ours)",
-        "ST-PPO, https://arxiv.org/abs/2511.20718; ROLL, segment level",
+        "ST-PPO, https://arxiv.org/abs/2511.20718",
         Reweight("turn"),
         CAP,
     ),

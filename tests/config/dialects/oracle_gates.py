@@ -1,5 +1,5 @@
-"""Weights of OpenRLHF, open-instruct, ms-swift and prime-rl on one sequence, in plain Python floats; 0 for
-what they drop."""
+"""Weights of OpenRLHF, open-instruct, ms-swift, prime-rl and ROLL on one sequence, in plain Python floats; 0
+for what they drop."""
 
 from __future__ import annotations
 
@@ -81,3 +81,41 @@ def prime_rl(s, eps=None, cap=math.inf, low=0.0, high=math.inf):
         for a, b, w in zip(q, p, ratios(logs), strict=True)
     ]
     return [0.0 if drop else min(w, cap) for drop, w in zip(far, ratios(logs), strict=True)]
+
+
+def runs(mask):
+    """The runs of 1 in a mask, each a list of positions."""
+    found, open_run = [], False
+    for i, m in enumerate(mask):
+        if m and not open_run:
+            found.append([])
+        if m:
+            found[-1].append(i)
+        open_run = bool(m)
+    return found
+
+
+def at_level(level, values, mask):
+    """Per token: its own value, the sequence's sum or mean, or the mean of its run of response tokens."""
+    if level == "token":
+        return values
+    if level in ("sequence", "geometric"):
+        total = sum(v * m for v, m in zip(values, mask, strict=True))
+        return [total / (1 if level == "sequence" else max(sum(mask), 1))] * len(mask)
+    means = [0.0] * len(mask)
+    for run in runs(mask):
+        for i in run:
+            means[i] = sum(values[j] for j in run) / len(run)
+    return means
+
+
+def roll(s, weight=None, bound=math.inf, filters=()):
+    """``filters``: (level, "ratio" or "diff", low, high)."""
+    logs, q, p = read(s, "proximal")
+    found = [min(w, bound) for w in ratios(at_level(weight, logs, s["mask"]))] if weight else [1.0] * len(q)
+    for level, kind, low, high in filters:
+        values = logs if kind == "ratio" else [b - a for a, b in zip(q, p, strict=True)]
+        values = at_level(level, values, s["mask"])
+        values = ratios(values) if kind == "ratio" else values
+        found = [w * (low <= x <= high) for w, x in zip(found, values, strict=True)]
+    return found

@@ -1,4 +1,4 @@
-"""OpenRLHF, open-instruct, ms-swift, prime-rl: weights as a plain transcription of their code has them."""
+"""Weights of systems beyond the seeds are those of a plain transcription of their code."""
 
 from __future__ import annotations
 
@@ -51,6 +51,17 @@ SAME = [
     ("prime_rl", {"type": "ipo", "ipo_threshold": 0.1}, of(eps=0.1)),
     ("prime_rl", {"type": "ipo", "eps": 0.3, "max_importance_ratio": 3.0}, of(eps=0.3, cap=3.0)),
     ("prime_rl", {"type": "icepop"}, of(low=0.2, high=5.0)),
+    *(("roll", {"is_weight": {"enabled": True, "weight_type": level, "upper_bound": 1.3}},
+       of(weight=level, bound=1.3)) for level in ("token", "geometric", "sequence")),
+    *(("roll", {"is_weight": {"enabled": True},
+                "filters": [{"enabled": True, "agg_type": level, "ratio_low": 0.9}]},
+       of(weight="token", bound=1.2, filters=[(level, "ratio", 0.9, 1.2)]))
+      for level in ("token", "segment", "geometric", "sequence")),
+    ("roll", {"filters": [
+        {"enabled": True, "agg_type": "segment", "ratio_low": 0.7, "ratio_high": 1.5},
+        {"enabled": False, "agg_type": "token"},
+        {"enabled": True, "ratio_enabled": False, "diff_enabled": True, "diff_low": -0.1, "diff_high": 0.1}]},
+     of(filters=[("segment", "ratio", 0.7, 1.5), ("token", "diff", -0.1, 0.1)])),
 ]  # fmt: skip
 
 
