@@ -10,21 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_ext.config.dialects import fireworks, gates, others, skyrl, slime_mis, verl
+from slime_ext.config.dialects import areal, fireworks, gates, others, skyrl, slime_mis, verl
 from slime_ext.config.dialects.block import Block, Reading
 from slime_ext.errors import ConfigError, check_known, shown
 
-LOSS_SIDE = {  # keys of these systems' losses -> the flag of slime that does their work
-    **dict.fromkeys(("eps_clip", "eps_clip_low", "epsilon", "clip_ratio", "clip_ratio_low"), "--eps-clip"),
-    **dict.fromkeys(("eps_clip_high", "epsilon_high", "clip_ratio_high"), "--eps-clip-high"),
-    **dict.fromkeys(("ratio_clip_min", "clip_lower"), "--eps-clip"),
-    **dict.fromkeys(("ratio_clip_max", "clip_higher"), "--eps-clip-high"),
-    "eps_clip_low_high": "--eps-clip and --eps-clip-high",
-    **dict.fromkeys(("dual_clip", "clip_ratio_c", "ratio_clip_c", "c_clip", "delta"), "--eps-clip-c"),
-    **dict.fromkeys(("loss_agg_mode", "loss_reduction", "token_level_loss"), "--calculate-per-token-loss"),
-    "loss_denominator": "--calculate-per-token-loss",
-    **dict.fromkeys(("policy_loss_type", "importance_sampling_level"), "--advantage-estimator"),
-}
 Dialect = tuple[tuple[str, ...], Callable[[Block], Reading]]  # the keys it may have, and its reader
 DIALECTS: dict[str, Dialect] = {  # as a key under slime_ext:, too
     "verl": (verl.KEYS, verl.read),
@@ -35,7 +24,7 @@ DIALECTS: dict[str, Dialect] = {  # as a key under slime_ext:, too
 CONVERTED: dict[str, Dialect] = {  # for slime-ext convert
     **DIALECTS,
     "trl": (others.TRL, others.read_trl),
-    "areal": (others.AREAL, others.read_areal),
+    "areal": (areal.KEYS, areal.read),
     "nemo_rl": (others.NEMO_RL, others.read_nemo_rl),
     "prime_rl": (others.PRIME_RL, others.read_prime_rl),
     "roll": (others.ROLL, others.read_roll),

@@ -1,9 +1,8 @@
-"""TRL, AReaL, NeMo-RL, prime-rl and ROLL: their settings of today in native keys, for ``slime-ext convert``.
+"""TRL, NeMo-RL, prime-rl and ROLL: their settings of today in native keys, for ``slime-ext convert``.
 
 Features without a step here are refused or noted, never dropped. Sources: trl/trainer/grpo_config.py;
-areal/api/cli_args.py (RejectionSamplingConfig, PPOActorConfig); nemo_rl/algorithms/loss_functions.py
-(ClippedPGLossConfig); prime_rl/configs/trainer.py (LossConfig); roll/configs/base_config.py
-(TrainInferCorrectionConfig), each of Summer 2026.
+nemo_rl/algorithms/loss_functions.py (ClippedPGLossConfig); prime_rl/configs/trainer.py (LossConfig);
+roll/configs/base_config.py (TrainInferCorrectionConfig), each of Summer 2026.
 """
 
 from __future__ import annotations
@@ -47,42 +46,6 @@ def read_trl(block: Block) -> Reading:
     cap = block.number("vllm_importance_sampling_cap", least=1)
     high = block.number("vllm_importance_sampling_clip_max", 3.0 if cap is None else cap, least=1)
     return _bounded(level, how, block.number("vllm_importance_sampling_clip_min"), high, "TRL")
-
-
-AREAL = ("level", "action", "metric", "agg", "upper", "lower", "rejection_sampling", "m2_threshold")
-AREAL_METRICS = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "binary_kl": "binary_kl_max"}
-
-
-def read_areal(block: Block) -> Reading:
-    """RejectionSamplingConfig: raw weights of the proximal policy, tokens or sequences masked or clamped.
-
-    Raises:
-        ConfigError: kl_k3, which AReaL computes of the sampler over the trainer; no step here does.
-    """
-    moment = block.positive("m2_threshold")
-    extra = [] if moment is None else [{"second_moment": {"threshold": moment}}]
-    if isinstance(nested := block.values.get("rejection_sampling"), Mapping):
-        block = Block.closed(f"{block.where}.rejection_sampling", nested, AREAL[:6])
-    elif "rejection_sampling" in block.values or not set(block.values) - {"m2_threshold"}:
-        return native([TOKEN, *extra], (UNBOUNDED.format(system="AReaL"),))
-    level = block.choice("level", ("token", "sequence"), "token")
-    metric = block.choice("metric", (*AREAL_METRICS, "kl_k3"), "ratio")
-    agg = block.choice("agg", ("sum", "mean", "max"), "mean")
-    high, low = block.given("upper", 5.0), block.number("lower")
-    geometric = level == "sequence" and metric == "ratio"
-    weights = {"reweight": {"level": "geometric" if geometric else "token"}}
-    if block.choice("action", ("mask", "clamp"), "mask") == "clamp":
-        bounded = _bounded(weights["reweight"]["level"], "truncate", low, high, "AReaL")
-        return native([*bounded.mapping["steps"], *extra])
-    if metric == "kl_k3":
-        block.refuse(
-            "metric", "ratio, kl_k1, kl_k2 or binary_kl", "its k3 is of the sampler over the trainer"
-        )
-    if metric == "kl_k1" and level == "sequence" and agg == "max":
-        block.refuse("agg", "sum or mean beside kl_k1", "its largest log-ratio is the smallest k1 here")
-    bounds = (None if low is None else -low, -high)[::-1] if metric == "kl_k1" else (low, high)
-    masked = reject(level, agg, *bounds, statistic=AREAL_METRICS[metric])
-    return native([weights, masked, *extra], (UNBOUNDED.format(system="AReaL"),))
 
 
 NEMO_RL = (

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from slime_ext.config import dialects
 from slime_ext.config import load as config
 from slime_ext.config.dialects import skyrl
-from slime_ext.config.dialects.block import forbid_interpolation, is_interpolated
+from slime_ext.config.dialects.block import forbid_interpolation
+from slime_ext.config.dialects.loss_side import LOSS_SIDE, of_loss
 from slime_ext.config.files import read_mapping, text_of
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.host.contract import flag_of
@@ -114,14 +115,17 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
         ConfigError: as ``dialects.read``.
     """
     where, block, notes = _block(system, whole)
-    block, of_loss = _without_loss(system, whole, where, block)
+    block, loss_notes = _without_loss(system, whole, where, block)
     reading = dialects.read(system, block, "convert")
-    correction = config.read_config(reading.mapping).correction  # what is printed must load
+    try:  # what is printed must load
+        correction = config.read_config(reading.mapping).correction
+    except ConfigError as error:
+        raise ConfigError(f"convert.{system}: expected settings that this project has, got {error}") from None
     commented = [
         textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
-        for note in (*notes, *of_loss, *reading.notes)
+        for note in (*notes, *loss_notes, *reading.notes)
     ]
-    flags = [f"# needs: {flag_of(key)} {value!r}" for key, value in reading.args.items()]
+    flags = [f"# needs: {flag_of(key)} {value}" for key, value in reading.args.items()]
     origin = f"# converted from {system}{where and f': {where}'}"
     return "\n".join([origin, *commented, *flags, yaml_of(file_of(reading.mapping, correction))])
 
@@ -134,17 +138,11 @@ def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any)
         key: value
         for mapping in (*beside, block)
         for key, value in (mapping.items() if isinstance(mapping, Mapping) else ())
-        if key in dialects.LOSS_SIDE and key not in keys and value is not None
+        if key in LOSS_SIDE and key not in keys and value is not None
     }
     if isinstance(block, Mapping):
         block = {key: value for key, value in block.items() if key not in found}
-    return block, [_of_loss(system, key, value) for key, value in found.items()]
-
-
-def _of_loss(system: str, key: str, value: Any) -> str:
-    ours = dialects.LOSS_SIDE[key]
-    said = key if is_interpolated(value) else f"{key}: {cut(value)}"
-    return f"{said} is of {system}'s loss, not its correction; slime has {ours}"
+    return block, [of_loss(system, key, value) for key, value in found.items()]
 
 
 def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, ...]]:
@@ -163,7 +161,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
     if whole and not any(key in keys or did_you_mean(str(key), keys) for key in whole):
         raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{_other(system, whole)}")
     if system in FLAT:
-        known = (*keys, *dialects.LOSS_SIDE)
+        known = (*keys, *LOSS_SIDE)
         whole = {k: value for k, value in whole.items() if k in known or did_you_mean(str(k), keys)}
     return "", whole, ()
 
@@ -177,8 +175,8 @@ def _with_loss(where: str, block: Any) -> tuple[str, Any, tuple[str, ...]]:
     if loss in LOSSES:
         said = f"policy_loss_type {loss} has its own weights, which are not converted: preset {LOSSES[loss]}"
         return where, kept, (said,)
-    of_loss = ((key, block.get(key)) for key in skyrl.LOSS)
-    return where, kept, tuple(_of_loss("skyrl", *pair) for pair in of_loss if pair[1] not in (None, PPO))
+    settings = ((key, block.get(key)) for key in skyrl.LOSS)
+    return where, kept, tuple(of_loss("skyrl", *pair) for pair in settings if pair[1] not in (None, PPO))
 
 
 def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from slime_ext import load_config
-from slime_ext.config.dialects import LOSS_SIDE, read
+from slime_ext.config.dialects import read
+from slime_ext.config.dialects.loss_side import LOSS_SIDE
 from tests.batches import tokens
 from tests.config.dialects import oracle_gates
 from tests.config.dialects.common import batch_of

@@ -1,0 +1,32 @@
+"""Keys of these systems' losses, which no correction holds, and the flag of slime that does their work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_ext.config.dialects.block import is_interpolated
+from slime_ext.errors import cut
+
+LOSS_SIDE = {
+    **dict.fromkeys(("eps_clip", "eps_clip_low", "epsilon", "clip_ratio", "clip_ratio_low"), "--eps-clip"),
+    **dict.fromkeys(
+        ("eps_clip_high", "eps_clip_higher", "epsilon_high", "clip_ratio_high"), "--eps-clip-high"
+    ),
+    **dict.fromkeys(("ratio_clip_min", "clip_lower"), "--eps-clip"),
+    **dict.fromkeys(("ratio_clip_max", "clip_higher"), "--eps-clip-high"),
+    "eps_clip_low_high": "--eps-clip and --eps-clip-high",
+    **dict.fromkeys(("dual_clip", "clip_ratio_c", "ratio_clip_c", "c_clip", "delta"), "--eps-clip-c"),
+    **dict.fromkeys(("loss_agg_mode", "loss_reduction", "token_level_loss"), "--calculate-per-token-loss"),
+    "loss_denominator": "--calculate-per-token-loss",
+    **dict.fromkeys(("policy_loss_type", "importance_sampling_level"), "--advantage-estimator"),
+}
+
+
+def of_loss(system: str, key: str, value: Any) -> str:
+    """The note on a key of a system's loss.
+
+    >>> of_loss("trl", "delta", 4.0)
+    "delta: 4.0 is of trl's loss, not its correction; slime has --eps-clip-c"
+    """
+    said = key if is_interpolated(value) else f"{key}: {cut(value)}"
+    return f"{said} is of {system}'s loss, not its correction; slime has {LOSS_SIDE[key]}"
