@@ -12,6 +12,7 @@ from slime_ext.errors import ConfigError, check_known, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
+LARGEST = 3e38  # stands for no upper bound where a step needs one: float32 ends at 3.4e38
 SHRINK = "below 1 it would shrink on-policy tokens"
 
 
@@ -146,6 +147,23 @@ def native(
 def capped(level: str, high: float, **more: Any) -> list[dict[str, Any]]:
     """The native steps that weight by min(ratio at a level, high)."""
     return [{"reweight": {"level": level, **more}}, {"truncate": {"high": high}}]
+
+
+def bounded(level: str, how: str, low: float | None, high: float | None) -> list[dict[str, Any]]:
+    """The native steps that weight by the ratio at a level, inside [low, high].
+
+    Args:
+        how: ``truncate`` clips a weight to the bounds, ``mask`` makes it 0 beyond them.
+        low: None or at most 0 for none.
+        high: None for none.
+    """
+    weigh = {"reweight": {"level": level}}
+    if low is None or low <= 0:
+        if high is None:
+            return [weigh]
+        return capped(level, high) if how == "truncate" else inside(level, 0.0, high)
+    high = LARGEST if high is None else high
+    return inside(level, low, high) if how == "mask" else [weigh, {"clip": {"low": low, "high": high}}]
 
 
 def inside(level: str, low: float, high: float, **more: Any) -> list[dict[str, Any]]:

@@ -8,9 +8,11 @@ Autumn 2026); ms-swift, swift/trainers/rlhf_trainer/grpo_trainer.py (_apply_roll
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
-from slime_ext.config.dialects.block import SAFE, Block, Reading, capped, inside, native, reject
+from slime_ext.config.dialects.block import SAFE, Block, Reading, bounded, capped, inside, native, reject
 from slime_ext.config.numbers import as_number
 
 TOKEN = {"reweight": {"level": "token"}}
@@ -54,72 +56,107 @@ def _pair(block: Block, key: str) -> tuple[float, float]:
     return float(low or 0.0), float(high or 0.0)
 
 
-OPEN_INSTRUCT = (
-    *("loss_fn", "clip_lower", "clip_higher", "policy_ratio_denominator", "rollout_importance_correction"),
-    *(f"rho_clamp_{end}_bound" for end in ("lower", "upper")),
+MASK = tuple(
+    f"rho_mask_{what}" for what in ("metric", "source", "level", "direction", "lower_bound", "upper_bound")
+)
+CLAMP = ("rho_clamp_lower_bound", "rho_clamp_upper_bound")
+FORMER = (  # of releases until Summer 2026
+    *("use_rho_correction", "use_vllm_logprobs", "rho_mask_sequence_level", "rho_mask_tv_divergence"),
+    *("truncated_importance_sampling_ratio_cap", "tis_mask_lower", "tis_mask_upper"),
     *(
-        f"rho_mask_{what}"
-        for what in ("metric", "source", "level", "direction", "lower_bound", "upper_bound")
+        "dppo_divergence_type",
+        "dppo_divergence_threshold",
+        "tvpo_divergence_threshold",
+        "tvpo_truncation_cap",
     ),
 )
+OPEN_INSTRUCT = (
+    *("loss_fn", "clip_lower", "clip_higher", "policy_ratio_denominator", "rollout_importance_correction"),
+    *(*CLAMP, *MASK, *FORMER),
+)
 STATISTICS = {"ratio": "ratio", "tv": "tv", "kl": "binary_kl"}
+RAISES = "open-instruct raises ValueError"
+EDGES = "rho_mask_metric kl: probabilities are clamped to [1e-6, 1 - 1e-6] here, to [2e-16, 1 - 2e-16] there"
 
 
 def read_open_instruct(block: Block) -> Reading:
     """GRPOExperimentConfig: pi_old / mu clamped beside its loss, or its loss over mu itself; ``rho_mask_*``.
 
     Raises:
-        ConfigError: two policies over mu at once, DPPO over the old policy, or a sequence's gate by the
-            direction of each token.
+        ConfigError: a key of an earlier release, what open-instruct itself refuses, DPPO over the old policy,
+            two policies over mu at once, or a sequence's gate by the direction of each token.
     """
+    for key in (key for key in FORMER if block.has(key)):
+        why = "this reads policy_ratio_denominator, rollout_importance_correction and rho_mask_metric instead"
+        block.refuse(key, "no key of a release before Autumn 2026", why)
     loss = block.choice("loss_fn", ("dapo", "cispo", "dppo"), "dapo")
     over = block.choice("policy_ratio_denominator", ("old_policy", "rollout_policy"), "old_policy")
     corrects = block.choice("rollout_importance_correction", ("clipped", "none"), "clipped") == "clipped"
-    gate, source = _gate(block)
+    gate, source, notes = _gate(block)
     if over == "rollout_policy":
-        if corrects:
-            why = "the loss has the target's ratio to the sampler already"
-            block.refuse("rollout_importance_correction", "none beside rollout_policy", why)
-        high = 1 + block.given("clip_higher", 0.272, least=0)
-        if loss == "dapo":
-            clip = {"eps_low": block.given("clip_lower", 0.2, least=0), "eps_high": high - 1}
-            surrogate = {"ppo_clip": {"anchor": "behavior", **clip}}
-            return native(gate, (), "target", surrogate)  # type: ignore[arg-type]
-        weights = capped("token", high) if loss == "cispo" else [TOKEN]
-        notes = () if loss == "cispo" else (UNBOUNDED.format(system="open-instruct"),)
-        return native([*weights, *gate], notes, "target", "reinforce")
+        return _over_rollouts(block, loss, corrects, source, native(gate, notes))
     if loss == "dppo":
-        why = "no surrogate here is target / proximal without a clip; the nearest is rollout_policy"
-        block.refuse("loss_fn", "dapo or cispo beside old_policy", why)
+        block.refuse("loss_fn", "dapo or cispo beside old_policy", RAISES)
     if corrects and gate and source == "current_policy":
         block.refuse("rho_mask_source", "old_policy beside clipped weights", "a correction has one numerator")
-    notes = ("loss_fn cispo is --advantage-estimator cispo in slime",) if loss == "cispo" else ()
+    weights, args = _clamped(block) if corrects else [], {}
+    if loss == "cispo":
+        high = block.given("clip_higher", 0.272, least=0)
+        args = {"advantage_estimator": "cispo", "eps_clip": 1.0, "eps_clip_high": high}
+    if corrects and not block.number(CLAMP[1], 2.0):
+        notes = (*notes, UNBOUNDED.format(system="open-instruct"))
     numerator = "target" if gate and source == "current_policy" else "proximal"
-    return native([*(_clamped(block) if corrects else []), *gate], notes, numerator)
+    return replace(native([*weights, *gate], notes, numerator), args=args)
+
+
+def _over_rollouts(block: Block, loss: str, corrects: bool, source: str, gated: Reading) -> Reading:
+    """The target's own ratio to the sampler, in one of three losses, behind a gate."""
+    if corrects:
+        block.refuse("rollout_importance_correction", "none beside rollout_policy", RAISES)
+    if source == "old_policy" and block.values.get("rho_mask_metric") != "none":
+        block.refuse("rho_mask_source", "current_policy beside rollout_policy", RAISES)
+    gate, notes = gated.mapping["steps"], gated.notes
+    high = block.given("clip_higher", 0.272, least=0)
+    if loss == "dapo":
+        clip = {"eps_low": block.given("clip_lower", 0.2, least=0), "eps_high": high}
+        surrogate = {"ppo_clip": {"anchor": "behavior", **clip}}
+        return native(gate, notes, "target", surrogate)  # type: ignore[arg-type]
+    if loss == "cispo":
+        return native([*capped("token", 1 + high), *gate], notes, "target", "reinforce")
+    if not gate:
+        block.refuse("rho_mask_upper_bound", "a number > 0 beside dppo", RAISES)
+    return native([TOKEN, *gate], (*notes, UNBOUNDED.format(system="open-instruct")), "target", "reinforce")
 
 
 def _clamped(block: Block) -> list[dict[str, Any]]:
-    low, high = block.given("rho_clamp_lower_bound", 0.0), block.given("rho_clamp_upper_bound", 2.0)
-    if not high:
-        return [TOKEN]
-    return [TOKEN, {"clip": {"low": low, "high": high}}] if low else capped("token", high)
+    """Weights at the token level; a bound of 0 means none."""
+    low, high = (block.given(key, at, least=0) for key, at in zip(CLAMP, (0.0, 2.0), strict=True))
+    block.interval(CLAMP[0] if low else CLAMP[1], low, high or math.inf)
+    return bounded("token", "truncate", low, high or None)
 
 
-def _gate(block: Block) -> tuple[list[dict[str, Any]], str]:
-    """The steps of ``rho_mask_*``, and the policy whose ratio to the sampler they read; a bound of 0 means
-    none."""
+def _gate(block: Block) -> tuple[list[dict[str, Any]], str, tuple[str, ...]]:
+    """The steps of ``rho_mask_*``, the policy whose ratio to the sampler they read, and notes; a bound of 0
+    means none."""
     metric = block.choice("rho_mask_metric", ("none", *STATISTICS), "ratio")
     source = block.choice("rho_mask_source", ("old_policy", "current_policy"), "old_policy")
-    low, high = (block.given(f"rho_mask_{end}_bound", 0.0) or None for end in ("lower", "upper"))
-    if metric == "none" or (low, high) == (None, None):
-        return [], source
+    low, high = (block.given(f"rho_mask_{end}_bound", 0.0, least=0) or None for end in ("lower", "upper"))
+    if metric in ("none", "tv", "kl") and low is not None:
+        block.refuse("rho_mask_lower_bound", f"0 beside rho_mask_metric {metric}", RAISES)
+    if metric == "none" and high is not None:
+        block.refuse("rho_mask_upper_bound", "0 beside rho_mask_metric none", RAISES)
+    if (low, high) == (None, None):
+        return [], source, ()
+    if metric == "ratio":
+        end = "upper" if low is None else "lower"
+        block.interval(f"rho_mask_{end}_bound", low or 0.0, math.inf if high is None else high)
     level = block.choice("rho_mask_level", ("token", "sequence"), "token")
     outward = block.choice("rho_mask_direction", ("symmetric", "increase_only"), "symmetric") != "symmetric"
     if outward and level == "sequence":
         why = "it drops single tokens of such a sequence; outward here is of its mean"
         block.refuse("rho_mask_direction", "symmetric at rho_mask_level sequence", why)
     more = {"statistic": STATISTICS[metric], **({"when": "outward"} if outward else {})}
-    return [reject(level, "mean", low, high, **more)], source
+    return [reject(level, "mean", low, high, **more)], source, (EDGES,) if metric == "kl" else ()
 
 
 MS_SWIFT = (

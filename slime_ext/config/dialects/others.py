@@ -7,10 +7,11 @@ roll/configs/base_config.py (TrainInferCorrectionConfig), each of Summer 2026.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from slime_ext.config.dialects.block import Block, Reading, band, capped, inside, native, reject
+from slime_ext.config.dialects.block import Block, Reading, band, bounded, native, reject
 
 TOKEN = {"reweight": {"level": "token"}}
 UNBOUNDED = "nothing bounds the weights, as in {system}; truncate: {{high: 2.0}} after reweight would"
@@ -41,11 +42,18 @@ def read_trl(block: Block) -> Reading:
         return native([reject("sequence", "mean", None, threshold, **more)], numerator="target")
     if not block.flag("vllm_importance_sampling_correction", True):
         return Reading({"preset": "metrics_only"})
-    mode = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask")
-    level, _, how = mode.partition("_")
-    cap = block.number("vllm_importance_sampling_cap", least=1)
-    high = block.number("vllm_importance_sampling_clip_max", 3.0 if cap is None else cap, least=1)
-    return _bounded(level, how, block.number("vllm_importance_sampling_clip_min"), high, "TRL")
+    level, _, how = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask").partition("_")
+    cap = block.number("vllm_importance_sampling_cap", least=1)  # it wins over clip_max
+    high = block.number("vllm_importance_sampling_clip_max", 3.0, least=1) if cap is None else cap
+    low = block.number("vllm_importance_sampling_clip_min")
+    if low is not None:
+        block.interval("vllm_importance_sampling_clip_min", low, math.inf if high is None else high)
+    elif high is None and how == "truncate":
+        why = "TRL raises ValueError"
+        block.refuse(
+            "vllm_importance_sampling_clip_max", "a number here or in vllm_importance_sampling_clip_min", why
+        )
+    return native(bounded(level, how, low, high), () if high else (UNBOUNDED.format(system="TRL"),))
 
 
 NEMO_RL = (
@@ -72,8 +80,8 @@ def read_nemo_rl(block: Block) -> Reading:
         block.required("truncated_importance_sampling_ratio", "it bounds the geometric mean")
         masked = reject("sequence", "mean", low, high)
         return native([TOKEN, masked], (*notes, UNBOUNDED.format(system="NeMo-RL")))
-    found = _bounded(level, "mask" if kind == "icepop" else "truncate", low, high, "NeMo-RL")
-    return Reading(found.mapping, (*notes, *found.notes))
+    steps = bounded(level, "mask" if kind == "icepop" else "truncate", low, high)
+    return native(steps, notes if high else (*notes, UNBOUNDED.format(system="NeMo-RL")))
 
 
 PRIME_RL = (
@@ -159,8 +167,9 @@ def read_roll(block: Block) -> Reading:
         if level == "segment":
             why = "ROLL weights by the geometric mean of a segment, and no weight here does"
             weight.refuse("weight_type", "token, geometric or sequence", why)
-        found = _bounded(level, "truncate", None, weight.number("upper_bound", 1.2, least=1), "ROLL")
-        steps, notes = [*found.mapping["steps"]], found.notes
+        high = weight.number("upper_bound", 1.2, least=1)
+        steps = bounded(level, "truncate", None, high)
+        notes = () if high else (UNBOUNDED.format(system="ROLL"),)
     for i, entry in enumerate(filters):
         steps += _filtered(Block.closed(f"{block.where}.filters[{i}]", entry, FILTER))
     notes += (RECOMPUTED,) if any("reject" in step for step in steps) else ()
@@ -181,13 +190,3 @@ def _filtered(block: Block) -> list[dict[str, Any]]:
             block.refuse("diff_low", f"-diff_high ({-high:g}) at agg_type token", "no step here has another")
         found.append(reject("token", "sum", None, high, statistic="tv"))
     return found
-
-
-def _bounded(level: str, how: str, low: float | None, high: float | None, system: str) -> Reading:
-    """Weights at a level: capped (and clipped from below), or 0 outside the bounds."""
-    weights: dict[str, Any] = {"reweight": {"level": level}}
-    if high is None:
-        return native([weights], (UNBOUNDED.format(system=system),))
-    if how == "mask":
-        return native(inside(level, low or 0.0, high))
-    return native([weights, {"clip": {"low": low, "high": high}}] if low else capped(level, high))

@@ -1,5 +1,5 @@
-"""Weights of OpenRLHF, open-instruct, ms-swift, prime-rl and ROLL on one sequence, in plain Python floats; 0
-for what they drop."""
+"""Weights of OpenRLHF, open-instruct, ms-swift, prime-rl, ROLL and TRL on one sequence, in plain Python
+floats; 0 for what they drop."""
 
 from __future__ import annotations
 
@@ -119,3 +119,12 @@ def roll(s, weight=None, bound=math.inf, filters=()):
         values = ratios(values) if kind == "ratio" else values
         found = [w * (low <= x <= high) for w, x in zip(found, values, strict=True)]
     return found
+
+
+def trl(s, mode, low=None, high=3.0):
+    level, how = mode.split("_")
+    found = ratios(at_level(level, read(s, "proximal")[0], s["mask"]))
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    if how == "truncate":
+        return [max(low, min(w, high)) for w in found]
+    return [w if low <= w <= high else 0.0 for w in found]
