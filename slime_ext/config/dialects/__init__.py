@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_ext.config.dialects import areal, fireworks, gates, others, skyrl, slime_mis, verl
+from slime_ext.config.dialects import areal, fireworks, gates, others, prime_rl, skyrl, slime_mis, verl
 from slime_ext.config.dialects.block import Block, Reading
 from slime_ext.errors import ConfigError, check_known, shown
 
@@ -26,7 +26,7 @@ CONVERTED: dict[str, Dialect] = {  # for slime-ext convert
     "trl": (others.TRL, others.read_trl),
     "areal": (areal.KEYS, areal.read),
     "nemo_rl": (others.NEMO_RL, others.read_nemo_rl),
-    "prime_rl": (others.PRIME_RL, others.read_prime_rl),
+    "prime_rl": (prime_rl.KEYS, prime_rl.read),
     "roll": (others.ROLL, others.read_roll),
     "openrlhf": (gates.OPENRLHF, gates.read_openrlhf),
     "open_instruct": (gates.OPEN_INSTRUCT, gates.read_open_instruct),

@@ -20,25 +20,43 @@ UNBOUNDED = (
     "nothing bounds the weights that stay, as in {system}; truncate: {{high: 2.0}} after reweight would"
 )
 
-OPENRLHF = tuple(f"is_correction_{what}" for what in ("level", "mode", "gating", "threshold"))
+IS_CORRECTION = tuple(f"is_correction_{what}" for what in ("level", "mode", "gating", "threshold"))
+OPENRLHF = (*IS_CORRECTION, "policy_loss_type")
 
 
 def read_openrlhf(block: Block) -> Reading:
     """``is_correction_*``: token ratios clamped, or dropped by their size, a divergence, a sequence's mean.
 
     Raises:
-        ConfigError: what PolicyLoss itself refuses, or a threshold that is neither number nor pair.
+        ConfigError: what PolicyLoss itself refuses, a threshold that is neither number nor pair, or a level
+            beside gspo, which only changes the policy that the sequence's ratio is over.
     """
-    level, mode, gating, threshold = OPENRLHF
-    if (unit := block.choice(level, ("off", "token", "seq"), "off")) == "off":
-        return Reading({"preset": "metrics_only"})
+    level = IS_CORRECTION[0]
+    if block.values.get(level) is False:  # off without quotes, in YAML 1.1
+        block = Block(block.where, {**block.values, level: "off"})
+    if block.choice("policy_loss_type", ("ppo", "gspo"), "ppo") == "gspo":
+        if block.choice(level, ("off", "token", "seq"), "off") != "off":
+            why = "OpenRLHF applies no weight there but takes the sequence's ratio to the sampler"
+            block.refuse(level, "off beside policy_loss_type gspo", why)
+        return Reading({"preset": "metrics_only"}, args={"advantage_estimator": "gspo"})
+    unit = block.choice(level, ("off", "token", "seq"), "off")
+    return Reading({"preset": "metrics_only"}) if unit == "off" else _gated(block, unit)
+
+
+def _gated(block: Block, unit: str) -> Reading:
+    """A token's ratio as its weight; ``gating`` chooses the statistic that clips it or drops its unit."""
+    _, mode, gating, threshold = IS_CORRECTION
     statistic = block.choice(gating, ("ratio", "binary_kl", "tv"), "ratio")
     low, high = _pair(block, threshold)
     if statistic != "ratio" and low > 0:
         block.refuse(threshold, f"one upper bound beside {gating} {statistic}", "OpenRLHF raises ValueError")
     if block.choice(mode, ("mask", "clip"), "mask") == "clip":
         if (unit, statistic) != ("token", "ratio"):
-            block.refuse(mode, f"mask beside {level} {unit} and {gating} {statistic}", "it raises ValueError")
+            block.refuse(
+                mode,
+                f"mask beside {IS_CORRECTION[0]} {unit} and {gating} {statistic}",
+                "it raises ValueError",
+            )
         return native([TOKEN, {"clip": {"low": low, "high": high}}] if low else capped("token", high))
     if (unit, statistic) == ("token", "ratio"):
         return native(inside("token", low, high))

@@ -1,8 +1,8 @@
-"""TRL, NeMo-RL, prime-rl and ROLL: their settings of today in native keys, for ``slime-ext convert``.
+"""TRL, NeMo-RL and ROLL: their settings of today in native keys, for ``slime-ext convert``.
 
 Features without a step here are refused or noted, never dropped. Sources: trl/trainer/grpo_config.py;
-nemo_rl/algorithms/loss_functions.py (ClippedPGLossConfig); prime_rl/configs/trainer.py (LossConfig);
-roll/configs/base_config.py (TrainInferCorrectionConfig), each of Summer 2026.
+nemo_rl/algorithms/loss_functions.py (ClippedPGLossConfig); roll/configs/base_config.py
+(TrainInferCorrectionConfig), each of Summer 2026.
 """
 
 from __future__ import annotations
@@ -82,53 +82,6 @@ def read_nemo_rl(block: Block) -> Reading:
         return native([TOKEN, masked], (*notes, UNBOUNDED.format(system="NeMo-RL")))
     steps = bounded(level, "mask" if kind == "icepop" else "truncate", low, high)
     return native(steps, notes if high else (*notes, UNBOUNDED.format(system="NeMo-RL")))
-
-
-PRIME_RL = (
-    *("type", "dppo_mask_low", "dppo_mask_high", "eps", "ipo_threshold", "max_importance_ratio"),
-    *("ratio_low", "ratio_high", "adv_tau", "teacher_tau", "kl_tau", "score_centering"),
-)
-KL_TAU = {"default": 1e-3, "ipo": 0.0, "icepop": 0.0}  # type -> default of kl_tau: tau l^2 in its loss
-
-
-def read_prime_rl(block: Block) -> Reading:
-    """The losses of prime-rl: DPPO with binary total variation, IPO (the same for either sign), IcePop.
-
-    Raises:
-        ConfigError: IPO without a threshold, whose default moved from 0.1 to 0.3.
-    """
-    kind = block.choice("type", tuple(KL_TAU), "default")
-    steps: list[dict[str, Any]] = [TOKEN]
-    if kind == "icepop":
-        bounds = block.given("ratio_low", 0.2), block.given("ratio_high", 5.0)
-        steps.append(band("token", *block.interval("ratio_low", *bounds)))
-    elif kind == "ipo":
-        key = "ipo_threshold" if block.has("ipo_threshold") else "eps"
-        block.required(key, "its default was 0.1 and is 0.3 now")
-        cap = block.number("max_importance_ratio", least=1)
-        steps += [] if cap is None else [{"truncate": {"high": cap}}]
-        steps.append(reject("token", "sum", None, block.positive(key), statistic="tv"))
-    else:
-        low, high = (block.positive(f"dppo_mask_{end}", 0.2) or 0.2 for end in ("low", "high"))
-        by_sign = {"outward": high} if low == high else {"outward_positive": high, "outward_negative": low}
-        for when, bound in by_sign.items():
-            steps.append(reject("token", "sum", None, bound, statistic="tv", when=when))
-    is_former = kind == "ipo" and not (block.has("max_importance_ratio") or block.has("score_centering"))
-    tau = block.number("kl_tau", 1e-3 if is_former else KL_TAU[kind], least=0)  # later releases dropped it
-    terms = {"terms": [{"squared_log_ratio": {"coefficient": tau}}]} if tau else {}
-    return native(steps, _unread(block, steps), numerator="target", surrogate="reinforce", **terms)
-
-
-def _unread(block: Block, steps: list[dict[str, Any]]) -> list[str]:
-    """A note for each part of the loss that is not converted."""
-    notes = [
-        f"{key} {block.number(key):g} is a factor of its loss that no step here has"
-        for key, neutral in {"adv_tau": 1.0, "teacher_tau": 0.0}.items()
-        if block.number(key) not in (None, neutral)
-    ]
-    if block.flag("score_centering"):
-        notes.append("score_centering is a term of its loss, which is not converted")
-    return notes + [UNBOUNDED.format(system="prime-rl")] * (not any("truncate" in step for step in steps))
 
 
 ROLL = ("is_weight", "filters")

@@ -29,7 +29,7 @@ class Home(NamedTuple):
         blocks: mappings of these keys alone.
         among: mappings with these keys among others.
         name: the block's key in the latter.
-        loss: a mapping with keys of its loss.
+        loss: mappings with keys of its loss, some of which decide what the correction is.
     """
 
     blocks: tuple[str, ...] = ()
@@ -156,7 +156,11 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
         if isinstance(found := _at(whole, place), Mapping):
             _check_beside(system, place, found)
     if (home := _find(system, whole)) is not None:
-        return _with_loss(*home) if system == "skyrl" else (*home, ())
+        where, block = home
+        if isinstance(block, Mapping):
+            for mapping in (_at(whole, place) for place in HOMES.get(system, NOWHERE).loss):
+                block = {**_known(system, mapping), **block}
+        return _with_loss(where, block) if system == "skyrl" else (where, block, ())
     keys = _keys(system)
     if whole and not any(key in keys or did_you_mean(str(key), keys) for key in whole):
         raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{_other(system, whole)}")
@@ -187,9 +191,14 @@ def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     own = {}
     for place in home.among:
         found = _at(whole, place)
-        own |= {k: v for k, v in found.items() if k in _keys(system)} if isinstance(found, Mapping) else {}
+        own |= _known(system, found)
     loss_alone = system == "skyrl" and not own.keys() - set(skyrl.LOSS) and own.get(skyrl.LOSS[0]) is None
     return (home.among[0], own) if own and not loss_alone else None
+
+
+def _known(system: str, mapping: Any) -> dict[str, Any]:
+    """The keys of a mapping that a system's block may have."""
+    return {k: v for k, v in mapping.items() if k in _keys(system)} if isinstance(mapping, Mapping) else {}
 
 
 def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:

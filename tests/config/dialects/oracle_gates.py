@@ -74,8 +74,10 @@ def ms_swift(s, mode, threshold):
     return [min(w, threshold) if how == "truncate" else w * (w <= threshold) for w in ratios(logs)]
 
 
-def prime_rl(s, eps=None, cap=math.inf, low=0.0, high=math.inf):
+def prime_rl(s, eps=None, cap=math.inf, low=0.0, high=math.inf, clip=None):
     logs, q, p = read(s, "target")
+    if clip is not None:
+        return [min(max(w, clip[0]), clip[1]) for w in ratios(logs)]
     far = [
         abs(a - b) > eps if eps is not None else not low <= w <= high
         for a, b, w in zip(q, p, ratios(logs), strict=True)

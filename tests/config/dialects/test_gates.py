@@ -52,7 +52,11 @@ SAME = [
       for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")),
     ("prime_rl", {"type": "ipo", "ipo_threshold": 0.1}, of(eps=0.1)),
     ("prime_rl", {"type": "ipo", "eps": 0.3, "max_importance_ratio": 3.0}, of(eps=0.3, cap=3.0)),
+    ("prime_rl", {"type": "ipo", "max_importance_ratio": 3.0}, of(eps=0.3, cap=3.0)),
+    ("prime_rl", {"type": "ipo", "eps": 0.2, "kl_tau": 0.01}, of(eps=0.2)),
     ("prime_rl", {"type": "icepop"}, of(low=0.2, high=5.0)),
+    ("prime_rl", {"type": "cispo", "ratio_high": 1.5}, of(clip=(0.0, 1.5))),
+    ("prime_rl", {"type": "cispo", "ratio_low": 0.5}, of(clip=(0.5, 5.0))),
     ("open_instruct", {"rho_clamp_lower_bound": 0.5, "rho_clamp_upper_bound": 0}, of(clamp=(0.5, 1e300))),
     *(("trl", {f"{TRL}_mode": mode, f"{TRL}_clip_min": low, f"{TRL}_clip_max": high},
        of(mode=mode, low=low, high=high))

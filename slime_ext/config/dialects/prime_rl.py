@@ -1,0 +1,107 @@
+"""prime-rl's ``trainer.loss``, with and without ``kl_tau``.
+
+Releases until Autumn 2026 (559b447) add a squared log-ratio to the loss, kl_tau of 1e-3 by default, and bound
+no weight: types default (DPPO) and ipo. Today's have no such term and cap the weight of ipo: types ipo,
+icepop and cispo. Defaults differ, so a block has to show its release.
+
+Source: https://github.com/PrimeIntellect-ai/prime-rl, prime_rl/configs/trainer.py (LossConfig);
+src/prime_rl/trainer/rl/loss.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_ext.config.dialects.block import Block, Reading, band, native, reject
+
+FORMER, TODAY = "a release with kl_tau", "today's release"
+OWN = {  # release -> the keys, and the types, that it alone has
+    FORMER: (("kl_tau", "dppo_mask_low", "dppo_mask_high", "ipo_threshold", "teacher_tau"), ("default",)),
+    TODAY: (
+        ("max_importance_ratio", "ratio_low", "ratio_high", "score_centering"),
+        ("icepop", "cispo", "ppo"),
+    ),
+}
+KEYS = ("type", *OWN[FORMER][0], *OWN[TODAY][0], "eps", "adv_tau")
+TYPES = ("default", "ipo", "icepop", "cispo", "ppo")
+FIELDS = {  # type -> the keys that it has beside those of every type
+    "default": ("dppo_mask_low", "dppo_mask_high", "kl_tau"),
+    "ipo": ("eps", "ipo_threshold", "kl_tau", "max_importance_ratio", "score_centering"),
+    "icepop": ("ratio_low", "ratio_high"),
+    "cispo": ("ratio_low", "ratio_high"),
+}
+TOKEN = {"reweight": {"level": "token"}}
+UNBOUNDED = "nothing bounds the weights, as in prime-rl; truncate: {high: 2.0} after reweight would"
+
+
+def read(block: Block) -> Reading:
+    """REINFORCE with the target's ratio to the sampler; tokens that moved too far are dropped.
+
+    Raises:
+        ConfigError: keys of two releases or of none, a key that the block's type does not have, or a part of
+            the loss that no correction here has.
+    """
+    found = {release: _evidence(block, *own) for release, own in OWN.items()}
+    if all(found.values()):
+        key, other = found[TODAY][0], found[FORMER][0]
+        block.refuse(key, f"keys of one release of prime-rl, {FORMER} or {TODAY}", f"{other} is of {FORMER}")
+    if not any(found.values()):
+        why = "with kl_tau its loss has a squared log-ratio; with max_importance_ratio it has none but a cap"
+        block.refuse("kl_tau", "it or max_importance_ratio, which tell the releases apart", why)
+    is_dppo = block.has("dppo_mask_low") or block.has("dppo_mask_high")
+    kind = block.choice("type", TYPES, "default" if is_dppo else "")
+    if not kind:
+        block.refuse("type", "a value", "its default was default and is ipo now")
+    if kind == "ppo":
+        why = "it caps the ratio on the side that PPO does not clip, and no surrogate here does"
+        block.refuse("type", "ipo, icepop or cispo", why)
+    for key in (key for key in block.values if key in KEYS[1:-1] and block.has(key)):
+        if key not in (*FIELDS[kind], "teacher_tau"):
+            block.refuse(key, f"a key of type {kind}", "prime-rl refuses it there")
+    _forbid_factors(block)
+    return _with_term(block, kind) if found[FORMER] else _of_today(block, kind)
+
+
+def _evidence(block: Block, keys: tuple[str, ...], types: tuple[str, ...]) -> list[str]:
+    """The keys of a block that only this release has, or whose value it alone has."""
+    return [key for key in keys if block.has(key)] + ["type"] * (block.values.get("type") in types)
+
+
+def _forbid_factors(block: Block) -> None:
+    """Refuses parts of the loss that no correction has."""
+    if block.number("adv_tau", 1.0) not in (1, None):
+        block.refuse("adv_tau", "1", "it scales the advantages, which no correction here does")
+    if block.number("teacher_tau", 0.0) not in (0, None):
+        block.refuse("teacher_tau", "0", "no correction here has a teacher's term")
+    if block.flag("score_centering"):
+        why = "it centers over the sampling mask, center: {top_k: K} here over the sampler's likeliest tokens"
+        block.refuse("score_centering", "false", why)
+
+
+def _with_term(block: Block, kind: str) -> Reading:
+    if kind == "ipo":
+        if block.has("eps") and block.has("ipo_threshold"):
+            block.refuse("eps", "eps or ipo_threshold", "they are one setting in two releases")
+        far = block.positive("ipo_threshold" if block.has("ipo_threshold") else "eps", 0.1)
+        mask = [reject("token", "sum", None, far, statistic="tv")]
+    else:
+        low, high = (block.positive(f"dppo_mask_{end}", 0.2) or 0.2 for end in ("low", "high"))
+        by_sign = {"outward": high} if low == high else {"outward_positive": high, "outward_negative": low}
+        mask = [reject("token", "sum", None, at, statistic="tv", when=when) for when, at in by_sign.items()]
+    tau = block.number("kl_tau", 1e-3, least=0)
+    terms = {"terms": [{"squared_log_ratio": {"coefficient": tau}}]} if tau else {}
+    return native([TOKEN, *mask], (UNBOUNDED,), numerator="target", surrogate="reinforce", **terms)
+
+
+def _of_today(block: Block, kind: str) -> Reading:
+    steps: list[dict[str, Any]] = [TOKEN]
+    if kind == "ipo":
+        steps.append({"truncate": {"high": block.given("max_importance_ratio", 1e4, least=1)}})
+        steps.append(reject("token", "sum", None, block.positive("eps", 0.3), statistic="tv"))
+        return native(steps, numerator="target", surrogate="reinforce")
+    low = block.given("ratio_low", 0.0 if kind == "cispo" else 0.2, least=0)
+    low, high = block.interval("ratio_low", low, block.given("ratio_high", 5.0))
+    if kind == "icepop":
+        return native([TOKEN, band("token", low, high)], (UNBOUNDED,), "target", "reinforce")
+    steps.append({"clip": {"low": low, "high": high}} if low > 0 else {"truncate": {"high": high}})
+    return native(steps, numerator="target", surrogate="reinforce")
