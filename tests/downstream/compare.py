@@ -54,17 +54,6 @@ PR3984 = (
     },
     {"rollout_is": "token", "rollout_rs": "token", "rollout_rs_threshold": 2.0},
 )
-FLAT = tuple(
-    {
-        "rollout_is": True,
-        "rollout_is_threshold": 2.0,
-        "rollout_is_level": level,
-        "rollout_is_mode": mode,
-        "rollout_is_veto_threshold": 1e-4,
-    }
-    for level in ("token", "sequence", "geometric")
-    for mode in ("truncate", "mask")
-)
 OUTLIERS = {"outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100.0}
 TOKENS = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
 SKYRL = (
@@ -114,13 +103,6 @@ def verl_block(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
     call = module.compute_rollout_correction_and_rejection_mask
     weights, mask, _ = call(*rows, **{"rollout_is": None, **block})
     return None if weights is None else weights.batch["rollout_is_weights"], mask
-
-
-def verl_flat(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
-    """Before PR 3984; the trainer multiplies by the weights when rollout_is is true."""
-    fields = {key: value for key, value in block.items() if key != "rollout_is"}
-    weights, mask, _ = module.compute_rollout_importance_weights(*rows, **fields)
-    return weights.batch["rollout_is_weights"], mask
 
 
 def skyrl(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
@@ -217,9 +199,8 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, str, Any, ModuleType,
             importlib.import_module("verl.trainer.ppo.rollout_corr_helper"),
             HEAD,
         )
-    for flag, adapter, blocks in (("verl_3984", verl_block, PR3984), ("verl_flat", verl_flat, FLAT)):
-        if path := getattr(args, flag):
-            yield flag.replace("_", " "), "verl", adapter, load(flag, path), blocks
+    if args.verl_3984:
+        yield "verl 3984", "verl", verl_block, load("verl_3984", args.verl_3984), PR3984
     if args.skyrl:
         yield "SkyRL", "skyrl", skyrl, load_skyrl(args.skyrl), SKYRL
     if args.slime:
@@ -235,7 +216,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verl", action="store_true", help="the installed package")
     parser.add_argument("--verl-3984", metavar="FILE", help="rollout_corr_helper.py of commit 418f964")
-    parser.add_argument("--verl-flat", metavar="FILE", help="mismatch_helper.py of the commit before")
     parser.add_argument("--skyrl", metavar="DIR", help="the package's directory")
     parser.add_argument("--slime", metavar="DIR", help="a checkout")
     parser.add_argument(
@@ -243,7 +223,7 @@ def main() -> int:
     )
     parser.add_argument("--batches", type=int, default=1000)
     args = parser.parse_args()
-    if not any((args.verl, args.verl_3984, args.verl_flat, args.skyrl, args.slime, args.fireworks)):
+    if not any((args.verl, args.verl_3984, args.skyrl, args.slime, args.fireworks)):
         parser.error("expected a system to compare with, got none")
     logging.getLogger("slime_ext").setLevel(logging.ERROR)
     print("| system | block | batches | largest difference of a weight | masks that differ |")

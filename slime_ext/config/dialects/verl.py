@@ -1,58 +1,79 @@
-"""verl's rollout correction in three generations, distinguished by their fields.
+"""verl's ``algorithm.rollout_correction`` as its releases read it, recognised by its fields.
 
-``flat``: algorithm.rollout_is* before PR 3984. ``pr3984``: the block algorithm.rollout_correction of PR 3984.
-``head``: the same block since PR 4544, with IcePop since PR 5722.
+PR 3984 (418f964), 0.6.1 and 0.7.0 reject by a level and a veto (verl_levels); 0.7.1 and later by options with
+thresholds as text (verl_options). 0.6.0 and before had another correction, which is refused.
 
-Source: https://github.com/volcengine/verl/pull/3984; https://github.com/verl-project/verl,
-verl/trainer/ppo/rollout_corr_helper.py.
+Source: https://github.com/volcengine/verl/pull/3984; https://github.com/verl-project/verl, the wheels 0.6.1,
+0.7.0, 0.7.1, 0.8.0 and 0.9.1: verl/trainer/ppo/rollout_corr_helper.py, core_algos.py and ray_trainer.py.
 """
 
 from __future__ import annotations
 
-from slime_ext.config.dialects import verl_head, verl_past
-from slime_ext.config.dialects.block import Block, Reading
+from collections.abc import Iterator
+from typing import Any
 
+from slime_ext.config.dialects import verl_levels, verl_options
+from slime_ext.config.dialects.block import Block, Reading
+from slime_ext.config.dialects.verl_levels import PR3984, V061, V070
+
+LATER = "0.7.1 and later"
+RELEASES = (PR3984, V061, V070, LATER)
 SHARED = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
-FLAT = ("rollout_is_threshold_lower", "rollout_is_level", "rollout_is_mode", "rollout_is_veto_threshold")
-PR3984 = (
-    "rollout_rs_threshold_lower",
-    "rollout_token_veto_threshold",
-    "bypass_old_logprob_for_rollout",
-    "use_pure_rollout_correction",
-)
-HEAD = ("rollout_is_batch_normalize", "bypass_mode", "loss_type")
-KEYS = (*SHARED, *FLAT, *PR3984, *HEAD)
-GENERATIONS = {  # as messages call it -> the keys that it alone has, and its reader
-    "before PR 3984": (FLAT, verl_past.read_flat),
-    "of PR 3984": (PR3984, verl_past.read_pr3984),
-    "of today": (HEAD, verl_head.read),
+OF = {  # key -> the releases that have it
+    "rollout_rs_threshold_lower": (PR3984, V061, V070),
+    "rollout_token_veto_threshold": (PR3984, V061, V070),
+    "bypass_old_logprob_for_rollout": (PR3984,),
+    "use_pure_rollout_correction": (PR3984,),
+    "bypass_mode": (V061, V070, LATER),
+    "use_policy_gradient": (V061,),
+    "loss_type": (V070, LATER),
+    "rollout_is_batch_normalize": (V061, V070, LATER),
 }
+BEFORE = (  # of 0.6.0 and before
+    *("rollout_is_threshold_lower", "rollout_is_level", "rollout_is_mode", "rollout_is_veto_threshold"),
+)
+KEYS = (*SHARED, *OF, *BEFORE)
 
 
 def read(block: Block) -> Reading:
-    """Native keys for the generation whose fields the block uses.
+    """Native keys for the release whose fields the block has.
 
     Raises:
-        ConfigError: fields of two generations, or what that generation's reader refuses.
+        ConfigError: fields of two releases or of 0.6.0, or what that release's reader refuses.
     """
-    found = {name: keys for name, keys in _evidence(block).items() if keys}
-    if len(found) > 1:
-        (one, keys), (other, others) = list(found.items())[:2]
-        expected = f"the fields of one generation of verl, those {one} or those {other}"
-        block.refuse(others[0], expected, f"{keys[0]} is {one}")
-    _, reader = GENERATIONS[next(iter(found), "of today")]
-    return reader(block)
+    _forbid_before(block)
+    releases: tuple[str, ...] = RELEASES
+    first = ""
+    for key, of_key in _evidence(block.values):
+        if not (common := tuple(name for name in releases if name in of_key)):
+            why = f"it is of {_listed(of_key)}, {first} of {_listed(releases)}"
+            block.refuse(key, "the keys of one release of verl", why)
+        first = key if common != releases else first
+        releases = common
+    if LATER in releases:  # the others read what is left the same way
+        return verl_options.read(block)
+    return verl_levels.read(block, releases)
 
 
-def _evidence(block: Block) -> dict[str, list[str]]:
-    """Generation -> the given keys or values that only this generation has."""
-    values = block.values
-    found = {name: [key for key in values if key in own] for name, (own, _) in GENERATIONS.items()}
-    if isinstance(values.get("rollout_is"), bool):
-        found["before PR 3984"].append("rollout_is")
-    if values.get("rollout_rs") in verl_past.RS_LEVELS:
-        found["of PR 3984"].append("rollout_rs")
-    for key in ("rollout_rs", "rollout_is_threshold"):
+def _evidence(values: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """A block's keys with the releases that have that key, or that value of it."""
+    for key in values:
+        yield key, OF.get(key, RELEASES)
+    if values.get("rollout_rs") in verl_levels.RS_LEVELS:
+        yield "rollout_rs", (PR3984, V061, V070)
+    for key in ("rollout_rs", "rollout_rs_threshold", "rollout_is_threshold"):
         if isinstance(values.get(key), str) and "_" in values[key]:
-            found["of today"].append(key)
-    return found
+            yield key, (LATER,)
+
+
+def _forbid_before(block: Block) -> None:
+    """Refuses the correction of verl 0.6.0, which PR 3984 replaced."""
+    of_before = sorted((key for key in BEFORE if key in block.values), key=lambda key: not block.has(key))
+    of_before += ["rollout_is"] * isinstance(block.values.get("rollout_is"), bool)
+    for key in of_before:
+        why = "it is of verl 0.6.0 and before, which had another correction"
+        block.refuse(key, "the rollout_correction of verl 0.6.1 or later", why)
+
+
+def _listed(releases: tuple[str, ...]) -> str:
+    return ", ".join(releases)

@@ -1,4 +1,4 @@
-"""verl's rollout correction, transcribed in three generations."""
+"""verl's rollout correction, transcribed: PR 3984 to 0.7.0, and 0.7.1 and later."""
 
 import math
 
@@ -23,29 +23,12 @@ def split(done):
     return [w for w, _ in done], [m for _, m in done]
 
 
-# ---- before PR 3984 ----
+# ---- PR 3984 to 0.7.0 ----
 
 
-def flat(
-    rows, *, rollout_is, rollout_is_threshold, rollout_is_level="token", rollout_is_mode="truncate", **c
+def by_level(
+    rows, *, rollout_is=None, rollout_is_threshold=2.0, rollout_rs=None, rollout_is_batch_normalize=False, **c
 ):
-    high = rollout_is_threshold
-    low = c.get("rollout_is_threshold_lower") or 1 / high
-    done = []
-    for row, mask in rows:
-        raw = [safe_exp(x) for x in log_ratio(rollout_is_level, row, mask)]
-        kept = band(raw, mask, low, high) if rollout_is_mode == "mask" else mask
-        weights = [min(w, high) for w in raw] if rollout_is_mode == "truncate" else raw
-        if (threshold := c.get("rollout_is_veto_threshold")) is not None and any(mask):
-            kept = kept if any(veto(row, mask, threshold)) else [0] * len(mask)
-        done.append((weights if rollout_is else [1.0] * len(row), kept))
-    return split(done)
-
-
-# ---- PR 3984 ----
-
-
-def pr3984(rows, *, rollout_is=None, rollout_is_threshold=2.0, rollout_rs=None, **c):
     done = []
     for row, mask in rows:
         kept = mask
@@ -57,10 +40,13 @@ def pr3984(rows, *, rollout_is=None, rollout_is_threshold=2.0, rollout_rs=None, 
         if (threshold := c.get("rollout_token_veto_threshold")) is not None and any(mask):
             kept = kept if any(veto(row, mask, threshold)) else [0] * len(mask)
         done.append((weights_of(row, mask, rollout_is, rollout_is_threshold), kept))
-    return split(done)
+    weights, kept = split(done)
+    if rollout_is_batch_normalize:  # over all sequences with response tokens, as 0.7.0
+        weights = normalized(weights, [mask for _, mask in rows], rollout_is)
+    return weights, kept
 
 
-# ---- today ----
+# ---- 0.7.1 and later ----
 
 
 def head(rows, *, rollout_is=None, rollout_is_threshold=2.0, rollout_is_batch_normalize=False, **c):

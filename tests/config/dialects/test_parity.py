@@ -41,11 +41,12 @@ PR3984 = [
     {"rollout_rs": "geometric", "rollout_rs_threshold": 1.1, "rollout_token_veto_threshold": "1e-4",
      "use_pure_rollout_correction": False},
 ]
-FLAT = [
-    {"rollout_is": applies, "rollout_is_threshold": 2.0, "rollout_is_level": level, "rollout_is_mode": mode,
-     "rollout_is_veto_threshold": veto}
-    for applies in (True, False) for level in ("token", "sequence", "geometric")
-    for mode in ("truncate", "mask") for veto in (None, 1e-4)
+RELEASES = [  # of PyPI, each with all its keys
+    {"rollout_is": level, "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": level is not None,
+     "rollout_rs": rs, "rollout_rs_threshold": rs and 1.3, "rollout_rs_threshold_lower": None,
+     "rollout_token_veto_threshold": veto, "bypass_mode": False, key: off}
+    for key, off in (("use_policy_gradient", False), ("loss_type", "ppo_clip"))
+    for level in (None, "token", "sequence") for rs in (None, "token", "geometric") for veto in (None, 1e-4)
 ]
 OUTLIERS = {"outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100}
 TOKENS = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
@@ -99,11 +100,16 @@ def test_verl_of_today_and_skyrl_in_full():
 
 
 @pytest.mark.slow
-def test_verl_pr_3984_and_before():
+def test_verl_pr_3984():
     for config in PR3984:
-        compare({"verl": config}, lambda rows, c=config: oracle_verl.pr3984(rows, **numbers(c)))
-    for config in FLAT:
-        compare({"verl": config}, lambda rows, c=config: oracle_verl.flat(rows, **c))
+        compare({"verl": config}, lambda rows, c=config: oracle_verl.by_level(rows, **numbers(c)))
+
+
+def test_verl_0_6_1_and_0_7_0():
+    for config in RELEASES:
+        compare(
+            {"verl": config}, lambda rows, c=config: oracle_verl.by_level(rows, **numbers(c)), seeds=range(20)
+        )
 
 
 def test_verl_without_a_proximal_policy_weighs_by_the_target():
@@ -111,8 +117,17 @@ def test_verl_without_a_proximal_policy_weighs_by_the_target():
         {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "sequence"},
         {"bypass_mode": True, "loss_type": "reinforce", **HEAD[6]},
         {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True, **PR3984[-4]},
+        {"bypass_mode": True, "use_policy_gradient": True, **PR3984[-4]},
+        {"bypass_mode": True, "loss_type": "reinforce", **PR3984[-4]},
+        {"bypass_mode": True, "loss_type": "reinforce", "rollout_token_veto_threshold": 1e-4},
     ):
-        transcription = oracle_verl.head if "bypass_mode" in config else oracle_verl.pr3984
+        by_option = "bypass_mode" in config and config.get("rollout_rs") not in (
+            "token",
+            "sequence",
+            "geometric",
+        )
+        by_option = by_option and "rollout_token_veto_threshold" not in config
+        transcription = oracle_verl.head if by_option else oracle_verl.by_level
         compare({"verl": config}, lambda rows, t=transcription, c=config: t(rows, **c), numerator="target")
 
 

@@ -1,15 +1,17 @@
-"""verl of today: divergence options with thresholds as text, IcePop, batch normalisation, bypass mode."""
+"""verl 0.7.1 and later: divergence options with thresholds as text, IcePop (0.8.0), normalisation, bypass."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from slime_ext.config.dialects.block import SAFE, Block, Reading, reject
-from slime_ext.config.dialects.verl_past import (
+from slime_ext.config.dialects.verl_levels import (
     BYPASS,
     DECOUPLED,
     PURE,
+    STEP_WIDE,
     check_threshold,
+    normalize,
     pair,
     reading,
     weights_of,
@@ -25,9 +27,6 @@ OPTIONS = (
 INVERTED = (
     "rollout_rs {option}: verl applies {low:g} .. {high:g} to rollout / train, so train / rollout is kept in "
     "{ours_low:g} .. {ours_high:g}; read as train / rollout (verl PR 3984) it would be {low:g} .. {high:g}"
-)
-STEP_WIDE = (
-    "rollout_is_batch_normalize: the mean is over the whole optimizer step; verl takes the whole batch"
 )
 
 
@@ -45,20 +44,9 @@ def read(block: Block) -> Reading:
             "loss_type", "ppo_clip without bypass_mode: true", "verl looks at it in bypass mode only"
         )
     weights, (masks, notes) = weights_of(block), _rejection(block)
-    normalize = _normalize(block, bypass)
+    normalized = normalize(block, bypass)
     where = (BYPASS if loss == "ppo_clip" else PURE) if bypass else DECOUPLED
-    return reading(where, weights + normalize, masks, (*notes, *((STEP_WIDE,) if normalize else ())))
-
-
-def _normalize(block: Block, bypass: bool) -> list[dict[str, Any]]:
-    if not block.flag("rollout_is_batch_normalize"):
-        return []
-    if not block.has("rollout_is"):
-        block.refuse("rollout_is_batch_normalize", "rollout_is beside it", "there is no weight to normalise")
-    if bypass:
-        why = "the target's weights are not known before the optimizer step, so their mean is not either"
-        block.refuse("rollout_is_batch_normalize", "false in bypass mode", why)
-    return [{"normalize": {"level": block.values["rollout_is"]}}]
+    return reading(where, weights + normalized, masks, (*notes, *((STEP_WIDE,) if normalized else ())))
 
 
 def _rejection(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:

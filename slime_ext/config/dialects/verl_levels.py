@@ -1,0 +1,175 @@
+"""verl at PR 3984, 0.6.1 and 0.7.0: rejection by a level and by a veto; and what all releases share.
+
+They differ in bypass mode. PR 3984 and 0.6.1 reject there only with the policy gradient, and look at the veto
+only beside rollout_rs; 0.7.0 rejects with either loss.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from slime_ext.config.dialects.block import SAFE, Block, Reading, capped, inside, reject, veto
+from slime_ext.config.numbers import as_number
+
+PR3984, V061, V070 = "PR 3984", "0.6.1", "0.7.0"
+RS_LEVELS = ("token", "sequence", "geometric")
+IS_LEVELS = ("token", "sequence")
+VETO = "rollout_token_veto_threshold"
+BYPASS = {"numerator": "target", "surrogate": {"ppo_clip": {"anchor": "behavior"}}}
+PURE = {"numerator": "target", "surrogate": "reinforce"}
+DECOUPLED = {"numerator": "proximal", "surrogate": "host"}
+UNWEIGHTED = (
+    "rollout_is sets no weight in bypass mode: PPO clips target / behavior there, and a weight would count "
+    "that ratio twice (in verl PR 3984 it is 1)"
+)
+FLOOR = (
+    "verl's PPO loss has the floor of dual clip, too (clip_ratio_c of its actor, 3 by default), which is no "
+    "key of this block: surrogate: {dual_clip: {anchor: behavior}} has it"
+)
+LATE = (
+    "verl sets this loss on its driver after the actors have started (verl issue 4272): those whose "
+    "policy_loss.loss_mode is vanilla keep PPO around the sampler, without weights and rejection"
+)
+DETACHED = "weights are detached; at PR 3984 their gradient leaked into the loss (fixed by verl PR 4105)"
+KEPT = (
+    "rejected tokens leave the denominator, as in verl (denominator: kept); slime then needs "
+    "get_mismatch_metrics: true where a rollout is one optimizer step"
+)
+HOST = (
+    "rejected tokens leave the denominator in verl; here it stays the host's, for with numerator: target "
+    "what is rejected is not known before the optimizer step"
+)
+STEP_WIDE = (
+    "rollout_is_batch_normalize: the mean is over the whole optimizer step; verl takes the whole batch"
+)
+EMPTY = "verl 0.6.1 counts sequences without response tokens in that mean, as weight 0"
+
+
+def read(block: Block, releases: tuple[str, ...]) -> Reading:
+    """Decoupled, bypass (PPO clips around the behavior policy) or pure (REINFORCE with weights).
+
+    Args:
+        releases: those that have all the block's fields.
+
+    Raises:
+        ConfigError: pure without bypass, rejection where the release never acts on it, rollout_rs without a
+            threshold, or rejection in bypass mode where the releases differ.
+    """
+    bypass, pure = _mode(block)
+    release = releases[-1]
+    masks = _rejection(block) + veto(block, VETO)
+    if bypass and masks and V061 in releases and V070 in releases:
+        expected = "use_policy_gradient (verl 0.6.1) or loss_type (0.7.0) beside it"
+        block.refuse("bypass_mode", expected, "0.6.1 rejects nothing with PPO there")
+    if bypass and release != V070:
+        _forbid_unread_rejection(block, pure)
+    weights = weights_of(block)
+    normalized = normalize(block, bypass)
+    where = (PURE if pure else BYPASS) if bypass else DECOUPLED
+    notes: tuple[str, ...] = (DETACHED,) if pure and release == PR3984 else ()
+    notes += (STEP_WIDE,) if normalized else ()
+    notes += (EMPTY,) if normalized and V061 in releases and block.values["rollout_is"] == "sequence" else ()
+    return reading(where, weights + normalized, masks, notes)
+
+
+def _mode(block: Block) -> tuple[bool, bool]:
+    """Whether verl uses the sampler's log-probs as the proximal ones, and then REINFORCE."""
+    bypass = block.flag("bypass_mode") or block.flag("bypass_old_logprob_for_rollout")
+    key = "use_policy_gradient" if "use_policy_gradient" in block.values else "use_pure_rollout_correction"
+    pure = block.flag(key)
+    if block.choice("loss_type", ("ppo_clip", "reinforce"), "ppo_clip") == "reinforce":
+        key, pure = "loss_type", True
+    if pure and not bypass:
+        needed = "bypass_mode" if key != "use_pure_rollout_correction" else "bypass_old_logprob_for_rollout"
+        block.refuse(key, f"{needed}: true beside it", "verl looks at it in bypass mode only")
+    return bypass, pure
+
+
+def _forbid_unread_rejection(block: Block, pure: bool) -> None:
+    """Refuses what PR 3984 and 0.6.1 have in the block but never act on in bypass mode."""
+    if not pure:
+        for key in (key for key in ("rollout_rs", VETO) if block.has(key)):
+            why = "with PPO verl rejects nothing there"
+            block.refuse(key, "null in bypass mode without the policy gradient", why)
+    elif block.has(VETO) and not block.has("rollout_rs"):
+        why = "verl ignores the veto without"
+        block.refuse(VETO, "rollout_rs beside it with the policy gradient", why)
+
+
+def _rejection(block: Block) -> list[dict[str, Any]]:
+    level = block.choice("rollout_rs", RS_LEVELS)
+    check_threshold(block, level is not None)
+    if level is None:
+        return []
+    block.positive("rollout_rs_threshold")
+    high, low = block.given("rollout_rs_threshold", 1.0), block.number("rollout_rs_threshold_lower")
+    key = "rollout_rs_threshold" if low is None else "rollout_rs_threshold_lower"
+    low, high = block.interval(key, 1 / high if low is None else low, high)
+    # verl clamps the ratio to e^-20 .. e^20, so a bound beyond never acts.
+    acts_low, acts_high = low > math.exp(-SAFE), high < math.exp(SAFE)
+    if not (acts_low or acts_high):
+        block.refuse("rollout_rs_threshold", "a bound within e^-20 .. e^20", "verl clamps the ratio to that")
+    unit, aggregate = ("sequence", "mean") if level == "geometric" else (level, "sum")
+    return [reject(unit, aggregate, low if acts_low else 0.0, high if acts_high else None)]
+
+
+def check_threshold(block: Block, rejects: bool) -> None:
+    """Raises ConfigError for a threshold without rollout_rs, or the reverse."""
+    if rejects:
+        block.required("rollout_rs_threshold", "silent before verl PR 3984, a ValueError since")
+        return
+    for key in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
+        if block.has(key):
+            block.refuse(key, "rollout_rs beside it", "verl rejects nothing without")
+
+
+def weights_of(block: Block) -> list[dict[str, Any]]:
+    """Weights by rollout_is: capped, or by IcePop where the threshold is "lower_upper" (since PR 5722)."""
+    level, text = block.choice("rollout_is", IS_LEVELS), block.values.get("rollout_is_threshold")
+    if isinstance(text, str) and "_" in text:
+        low, high = block.interval("rollout_is_threshold", *pair(block, "rollout_is_threshold", text))
+        return inside(level, low, high) if level else []
+    cap = block.number("rollout_is_threshold", 2.0, least=1)
+    if level is None:
+        return []
+    if cap is None:
+        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
+    return capped(level, cap)
+
+
+def normalize(block: Block, bypass: bool) -> list[dict[str, Any]]:
+    """The native step of rollout_is_batch_normalize; none without."""
+    if not block.flag("rollout_is_batch_normalize"):
+        return []
+    if not block.has("rollout_is"):
+        block.refuse("rollout_is_batch_normalize", "rollout_is beside it", "there is no weight to normalise")
+    if bypass:
+        why = "the target's weights are not known before the optimizer step, so their mean is not either"
+        block.refuse("rollout_is_batch_normalize", "false in bypass mode", why)
+    return [{"normalize": {"level": block.values["rollout_is"]}}]
+
+
+def pair(block: Block, key: str, text: str) -> tuple[float, float]:
+    """Both ends of "lower_upper"."""
+    low, high = (as_number(part) for part in text.split("_", 1))
+    if low is None or high is None or low <= 0:
+        block.refuse(key, 'two numbers > 0, as in "0.5_2.0"')
+    return low, high
+
+
+def reading(
+    where: dict[str, Any], weights: list[dict[str, Any]], masks: list[dict[str, Any]], notes: tuple[str, ...]
+) -> Reading:
+    """Weights and masks as a correction. If it rejects, it also reduces the masks and uses verl's denominator
+    if that can be known. PPO around the behavior policy gets no weights."""
+    if where is PURE or (where is BYPASS and masks):
+        notes = (LATE, *notes)
+    if where is BYPASS:
+        notes, weights = (FLOOR, *((UNWEIGHTED,) if weights else ()), *notes), []
+    scope: dict[str, str] = {"mask_scope": "all"} if masks else {}
+    if masks and where["numerator"] == "target":
+        notes = (*notes, HOST)
+    elif masks:
+        scope, notes = scope | {"denominator": "kept"}, (*notes, KEPT)
+    return Reading({**where, **scope, "steps": weights + masks}, notes)
