@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_ext.config.dialects import areal, fireworks, gates, others, prime_rl, skyrl, slime_mis, verl
+from slime_ext.config.dialects import (
+    areal,
+    fireworks,
+    gates,
+    nemo_rl,
+    prime_rl,
+    roll,
+    skyrl,
+    slime_mis,
+    trl,
+    verl,
+)
 from slime_ext.config.dialects.block import Block, Reading
 from slime_ext.errors import ConfigError, check_known, shown
 
@@ -23,11 +34,11 @@ DIALECTS: dict[str, Dialect] = {  # as a key under slime_ext:, too
 }
 CONVERTED: dict[str, Dialect] = {  # for slime-ext convert
     **DIALECTS,
-    "trl": (others.TRL, others.read_trl),
+    "trl": (trl.KEYS, trl.read),
     "areal": (areal.KEYS, areal.read),
-    "nemo_rl": (others.NEMO_RL, others.read_nemo_rl),
+    "nemo_rl": (nemo_rl.KEYS, nemo_rl.read),
     "prime_rl": (prime_rl.KEYS, prime_rl.read),
-    "roll": (others.ROLL, others.read_roll),
+    "roll": (roll.KEYS, roll.read),
     "openrlhf": (gates.OPENRLHF, gates.read_openrlhf),
     "open_instruct": (gates.OPEN_INSTRUCT, gates.read_open_instruct),
     "ms_swift": (gates.MS_SWIFT, gates.read_ms_swift),

@@ -19,7 +19,7 @@ from slime_ext.config.dialects.block import (
     native,
     reject,
 )
-from slime_ext.config.dialects.loss_side import of_loss
+from slime_ext.config.dialects.loss_side import cispo, of_loss
 
 FILTER = ("level", "action", "metric", "agg", "upper", "lower")
 LOSS = ("eps_clip", "eps_clip_higher", "c_clip", "importance_sampling_level")
@@ -137,8 +137,7 @@ def _of_host(block: Block, reading: Reading) -> Reading:
     """A reading beside the host's own loss, with the flags and notes for that."""
     if block.flag("use_cispo_loss"):
         low, high = _clip(block)
-        args = {"advantage_estimator": "cispo", "eps_clip": low, "eps_clip_high": high}
-        return replace(reading, args=args)
+        return replace(reading, args=cispo(low, high))
     said = ((key, block.values.get(key)) for key in LOSS)
     notes = (of_loss("areal", key, value) for key, value in said if value not in (None, "token"))
     return replace(reading, notes=(*reading.notes, *notes))

@@ -3,7 +3,7 @@ off.
 
 There as here, what a gate drops gets weight 0 and stays in the denominator. Sources: OpenRLHF 0.11.2,
 openrlhf/models/loss.py (PolicyLoss); open-instruct, open_instruct/grpo_utils.py (compute_rho_correction,
-Autumn 2026); ms-swift, swift/trainers/rlhf_trainer/grpo_trainer.py (_apply_rollout_importance_sampling).
+Autumn 2026); ms-swift, 4.6.0, swift/rlhf_trainers/grpo_trainer.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from slime_ext.config.dialects.block import SAFE, Block, Reading, bounded, capped, inside, native, reject
+from slime_ext.config.dialects.loss_side import cispo
+from slime_ext.config.dialects.trl import LOSS, loss_of
 from slime_ext.config.numbers import as_number
 
 TOKEN = {"reweight": {"level": "token"}}
@@ -117,10 +119,11 @@ def read_open_instruct(block: Block) -> Reading:
         block.refuse("loss_fn", "dapo or cispo beside old_policy", RAISES)
     if corrects and gate and source == "current_policy":
         block.refuse("rho_mask_source", "old_policy beside clipped weights", "a correction has one numerator")
-    weights, args = _clamped(block) if corrects else [], {}
+    weights = _clamped(block) if corrects else []
+    args: dict[str, Any] = {}
     if loss == "cispo":
         high = block.given("clip_higher", 0.272, least=0)
-        args = {"advantage_estimator": "cispo", "eps_clip": 1.0, "eps_clip_high": high}
+        args = cispo(1.0, high)
     if corrects and not block.number(CLAMP[1], 2.0):
         notes = (*notes, UNBOUNDED.format(system="open-instruct"))
     numerator = "target" if gate and source == "current_policy" else "proximal"
@@ -177,11 +180,13 @@ def _gate(block: Block) -> tuple[list[dict[str, Any]], str, tuple[str, ...]]:
     return [reject(level, "mean", low, high, **more)], source, (EDGES,) if metric == "kl" else ()
 
 
-MS_SWIFT = (
+SWIFT = (
     "rollout_importance_sampling_mode",
     "rollout_importance_sampling_threshold",
     "off_policy_sequence_mask_delta",
 )
+MS_SWIFT = (*SWIFT, *LOSS, "tau_pos", "tau_neg")
+SWIFT_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
 MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in ("truncate", "mask"))
 
 
@@ -191,7 +196,8 @@ def read_ms_swift(block: Block) -> Reading:
     Raises:
         ConfigError: weights and the mask of negative advantages at once, which need two numerators.
     """
-    mode_key, threshold_key, delta_key = MS_SWIFT
+    loss = loss_of(block, "ms_swift", SWIFT_LOSSES, ("tau_pos", "tau_neg"))
+    mode_key, threshold_key, delta_key = SWIFT
     mode, delta = block.choice(mode_key, MODES), block.number(delta_key)
     high = block.given(threshold_key, 2.0, least=1)
     if delta is not None:
@@ -199,12 +205,13 @@ def read_ms_swift(block: Block) -> Reading:
             why = "the mask compares the target with the sampler, the weights the policy before the step"
             block.refuse(delta_key, f"null beside {mode_key}", why)
         gate = reject("sequence", "mean", None, delta, statistic="k1", when="negative_advantage")
-        return native([gate], numerator="target")
+        return loss.under(native([gate], numerator="target"))
     if mode is None:
-        return Reading({"preset": "metrics_only"})
+        return loss.under(Reading({"preset": "metrics_only"}))
     if mode == "sequence_truncate":
-        return native(capped("geometric", high, clamp=SAFE))
+        return loss.under(native(capped("geometric", high, clamp=SAFE)))
     if mode == "sequence_mask":
         gate = reject("sequence", "mean", None, high, clamp=SAFE)
-        return native([TOKEN, gate], (UNBOUNDED.format(system="ms-swift"),))
-    return native(capped("token", high) if mode == "token_truncate" else inside("token", 0.0, high))
+        return loss.under(native([TOKEN, gate], (UNBOUNDED.format(system="ms-swift"),)))
+    weights = capped("token", high) if mode == "token_truncate" else inside("token", 0.0, high)
+    return loss.under(native(weights))

@@ -17,9 +17,25 @@ LOSS_SIDE = {
     "eps_clip_low_high": "--eps-clip and --eps-clip-high",
     **dict.fromkeys(("dual_clip", "clip_ratio_c", "ratio_clip_c", "c_clip", "delta"), "--eps-clip-c"),
     **dict.fromkeys(("loss_agg_mode", "loss_reduction", "token_level_loss"), "--calculate-per-token-loss"),
+    **{
+        "pg_clip": "--eps-clip and --eps-clip-high",
+        "pg_clip_low": "--eps-clip",
+        "pg_clip_high": "--eps-clip-high",
+    },
+    "dual_clip_loss": "--eps-clip-c, which is 1 + 2 pg_clip there",
     "loss_denominator": "--calculate-per-token-loss",
+    "loss_type": "--calculate-per-token-loss",
     **dict.fromkeys(("policy_loss_type", "importance_sampling_level"), "--advantage-estimator"),
 }
+
+
+def cispo(low: float, high: float) -> dict[str, Any]:
+    """slime's arguments for CISPO: the target's ratio, clipped to [1 - low, 1 + high] and detached.
+
+    >>> cispo(1.0, 4.0)["advantage_estimator"]
+    'cispo'
+    """
+    return {"advantage_estimator": "cispo", "eps_clip": low, "eps_clip_high": high}
 
 
 def of_loss(system: str, key: str, value: Any) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from slime_ext.config.dialects.block import SAFE, Block, Reading, band, capped, inside, native, reject
+from slime_ext.config.dialects.loss_side import cispo, of_loss
 
 OWN = (
     "tis_ratio_type",
@@ -29,8 +31,16 @@ OWN = (
 DEPRECATED = ("use_tis", "tis_imp_ratio_cap")
 NESTED = "off_policy_correction"
 OUTLIER = "outlier_token_is_threshold"
-LOSS = ("policy_loss_type", "eps_clip_low", "eps_clip_high")
+LOSS = ("policy_loss_type", "eps_clip_low", "eps_clip_high", "clip_ratio_c", "cispo", "sapo", "dppo")
 KEYS = (*OWN, *DEPRECATED, NESTED, *LOSS)
+LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo", "rollout_is", "dppo")
+TWO_RATIOS = (
+    "SkyRL masks on old/rollout but weights by current/rollout, and a correction has one ratio; the nearest "
+    "leaves policy_loss_type out: both of old/rollout"
+)
+DPPO_EDGE = (
+    "SkyRL's binary_kl adds 1e-8 to its logarithms; here probabilities are clamped to [1e-6, 1 - 1e-6]"
+)
 DEPRECATED_PAIR = (
     "use_tis and tis_imp_ratio_cap are deprecated in SkyRL; the new spelling is tis_ratio_type: token, "
     "token_tis_ratio_clip_high: {cap:g}"
@@ -45,31 +55,66 @@ def read(block: Block) -> Reading:
 
     Raises:
         ConfigError: one bound of the token mask alone (SkyRL then masks nothing), bounds without 1, a cap
-            below 1, an outlier bound that SkyRL's clamp of +-20 keeps from ever acting.
+            below 1, an outlier bound that SkyRL's clamp of +-20 keeps from ever acting, a loss that neither
+            slime nor a surrogate here has.
     """
     block = _flat(block)
-    if block.has("policy_loss_type"):
-        return _rollout_is(block)
+    loss = block.choice("policy_loss_type", LOSSES)
+    if loss in ("rollout_is", "dppo"):
+        return _with_own_weights(block, loss)
     notes, pair = _deprecated(block)
     tokens = _token_mask(block)
     scope = {"over": "kept"} if tokens else {}
     steps = [*_outliers(block), *tokens, *_weights(block, scope, pair), *_sequence_mask(block, scope)]
-    return native(steps, (*notes, *_ignored(block, pair)))
+    return _beside_loss(block, loss, native(steps, (*notes, *_ignored(block, pair))))
 
 
-def _rollout_is(block: Block) -> Reading:
-    """SkyRL's loss with its own weights, 0 outside (1 - eps_clip_low, 1 + eps_clip_high)."""
-    block.choice("policy_loss_type", ("rollout_is",))
-    for key in ("tis_ratio_type", "sequence_mask_metric"):
-        if block.has(key):
-            why = (
-                "SkyRL masks on old/rollout but weights by current/rollout, and a correction has one ratio; "
-                "the nearest leaves policy_loss_type out: both of old/rollout"
-            )
-            block.refuse(key, "null beside policy_loss_type: rollout_is", why)
-    low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:])
-    steps = inside("token", max(0.0, 1 - low), 1 + high, clamp=SAFE)
-    return native(steps, numerator="target", surrogate="reinforce")
+def _beside_loss(block: Block, loss: str | None, reading: Reading) -> Reading:
+    """A reading with the loss that its weights multiply: one of ours, or slime's by its flags."""
+    if loss == "sapo":
+        tau = _part(block, "sapo", {"tau_pos": 1.0, "tau_neg": 1.05})
+        surrogate = {"sapo": {"anchor": "proximal", **tau}}
+        return replace(reading, mapping={**reading.mapping, "surrogate": surrogate})
+    if loss == "cispo":
+        ends = ("cispo_eps_clip_low", "cispo_eps_clip_high")
+        block.required("cispo", f"{' and '.join(ends)}, whose defaults differ between releases, are in it")
+        low, high = _part(block, "cispo", dict.fromkeys(ends)).values()
+        return replace(reading, args=cispo(low, high))
+    args: dict[str, Any] = {"advantage_estimator": "gspo"} if loss == "gspo" else {}
+    args |= {"eps_clip_c": block.given("clip_ratio_c", 3.0)} if loss == "dual_clip" else {}
+    said = [(key, block.values[key]) for key in ("eps_clip_low", "eps_clip_high") if block.has(key)]
+    return replace(reading, args=args, notes=(*(of_loss("skyrl", *each) for each in said), *reading.notes))
+
+
+def _part(block: Block, key: str, defaults: Mapping[str, float | None]) -> dict[str, float]:
+    """Numbers of a nested mapping; one without a default has to be there."""
+    nested = block.values.get(key) or {}
+    if not isinstance(nested, Mapping):
+        block.refuse(key, "a mapping")
+    part = Block(f"{block.where}.{key}", nested)
+    for name in (name for name, default in defaults.items() if default is None):
+        part.required(name, "its default differs between releases")
+    return {name: part.given(name, default or 0.0, least=0) for name, default in defaults.items()}
+
+
+def _with_own_weights(block: Block, loss: str) -> Reading:
+    """Losses of the target's ratio to the sampler: 0 outside a range, or dropped by a divergence."""
+    for key in ("tis_ratio_type", "sequence_mask_metric", "use_tis"):
+        if block.has(key) and block.values[key] is not False:
+            block.refuse(key, f"null beside policy_loss_type: {loss}", TWO_RATIOS)
+    if loss == "rollout_is":
+        low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:3])
+        steps = inside("token", max(0.0, 1 - low), 1 + high, clamp=SAFE)
+        return native(steps, numerator="target", surrogate="reinforce")
+    far = _part(block, "dppo", {"delta_low": 0.2, "delta_high": 0.2})
+    own = Block(f"{block.where}.dppo", block.values.get("dppo") or {})
+    kind = own.choice("dppo_type", ("binary_tv", "binary_kl"), "binary_tv")
+    statistic = {"binary_tv": "tv", "binary_kl": "binary_kl"}[kind]
+    ends = {"outward_positive": far["delta_high"], "outward_negative": far["delta_low"]}
+    drops = [reject("token", "sum", None, at, statistic=statistic, when=when) for when, at in ends.items()]
+    weigh = {"reweight": {"level": "token", "clamp": SAFE}}
+    notes = (DPPO_EDGE,) if kind == "binary_kl" else ()
+    return native([weigh, *drops], notes, numerator="target", surrogate="reinforce")
 
 
 def _flat(block: Block) -> Block:

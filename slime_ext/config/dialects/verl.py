@@ -9,7 +9,8 @@ Source: https://github.com/volcengine/verl/pull/3984; https://github.com/verl-pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from slime_ext.config.dialects import verl_levels, verl_options
@@ -32,7 +33,12 @@ OF = {  # key -> the releases that have it
 BEFORE = (  # of 0.6.0 and before
     *("rollout_is_threshold_lower", "rollout_is_level", "rollout_is_mode", "rollout_is_veto_threshold"),
 )
-KEYS = (*SHARED, *OF, *BEFORE)
+KEYS = (*SHARED, *OF, *BEFORE, "policy_loss")
+BYPASSED = (
+    "vanilla",
+    "bypass_mode",
+    "rollout_correction",
+)  # loss_mode of an actor whose driver sets the loss
 
 
 def read(block: Block) -> Reading:
@@ -50,9 +56,28 @@ def read(block: Block) -> Reading:
             block.refuse(key, "the keys of one release of verl", why)
         first = key if common != releases else first
         releases = common
-    if LATER in releases:  # the others read what is left the same way
-        return verl_options.read(block)
-    return verl_levels.read(block, releases)
+    # The others read what is left the same way.
+    reading = verl_options.read(block) if LATER in releases else verl_levels.read(block, releases)
+    return replace(reading, args=_flags_of_loss(block, reading.mapping["surrogate"] == "host"))
+
+
+def _flags_of_loss(block: Block, decoupled: bool) -> dict[str, Any]:
+    """slime's arguments for the loss of ``actor.policy_loss``, which weights multiply in decoupled mode."""
+    actor = block.values.get("policy_loss")
+    if actor is None:
+        return {}
+    if not isinstance(actor, Mapping):
+        block.refuse("policy_loss", "a mapping")
+    loss = Block(f"{block.where}.policy_loss", actor)
+    mode = loss.values.get("loss_mode") or "vanilla"
+    if decoupled and mode in ("gspo", "cispo"):
+        return {"advantage_estimator": mode}
+    if mode not in (("vanilla",) if decoupled else BYPASSED):
+        expected = (
+            "vanilla, gspo or cispo" if decoupled else "vanilla or bypass_mode beside bypass_mode: true"
+        )
+        loss.refuse("loss_mode", expected, "slime has no such loss")
+    return {}
 
 
 def _evidence(values: Any) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -55,7 +55,6 @@ HOMES = {
 NOWHERE = Home()
 FLAT = ("trl", "open_instruct", "ms_swift")  # whose correction stands among all other settings
 ABSENT = object()
-PPO = "regular"  # SkyRL's name of the loss that slime has too
 SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".py")
 ALONE = ["_self_"]  # Hydra's list of a file that no other file completes
 COMPOSED = {  # system -> how its user gets the file to convert
@@ -72,7 +71,6 @@ COMPOSED = {  # system -> how its user gets the file to convert
     "open_instruct": "write the script's flags as keys into a YAML file and convert that",
     "ms_swift": "swift saves args.json in the output folder of a run; convert that",
 }
-LOSSES = {"cispo": "cispo", "dppo": "dppo_tv"}  # SkyRL's losses with weights of their own -> our preset
 
 
 def main(argv: list[str]) -> int:
@@ -114,7 +112,7 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: as ``dialects.read``.
     """
-    where, block, notes = _block(system, whole)
+    where, block = _block(system, whole)
     block, loss_notes = _without_loss(system, whole, where, block)
     reading = dialects.read(system, block, "convert")
     try:  # what is printed must load
@@ -123,7 +121,7 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
         raise ConfigError(f"convert.{system}: expected settings that this project has, got {error}") from None
     commented = [
         textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
-        for note in (*notes, *loss_notes, *reading.notes)
+        for note in (*loss_notes, *reading.notes)
     ]
     flags = [f"# needs: {flag_of(key)} {value}" for key, value in reading.args.items()]
     origin = f"# converted from {system}{where and f': {where}'}"
@@ -138,15 +136,15 @@ def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any)
         key: value
         for mapping in (*beside, block)
         for key, value in (mapping.items() if isinstance(mapping, Mapping) else ())
-        if key in LOSS_SIDE and key not in keys and value is not None
+        if key in LOSS_SIDE and key not in keys and value not in (None, False)  # off, as slime's own
     }
     if isinstance(block, Mapping):
         block = {key: value for key, value in block.items() if key not in found}
     return block, [of_loss(system, key, value) for key, value in found.items()]
 
 
-def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, ...]]:
-    """The key that leads to a system's block, the block, and notes; no key where the file is the block.
+def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
+    """The key that leads to a system's block, and the block; no key where the file is the block.
 
     Raises:
         ConfigError: there is none, or a key beside it that would not be read.
@@ -160,27 +158,16 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
         if isinstance(block, Mapping):
             for mapping in (_at(whole, place) for place in HOMES.get(system, NOWHERE).loss):
                 block = {**_known(system, mapping), **block}
-        return _with_loss(where, block) if system == "skyrl" else (where, block, ())
+        return where, block
     keys = _keys(system)
-    if whole and not any(key in keys or did_you_mean(str(key), keys) for key in whole):
-        raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{_other(system, whole)}")
+    unknown = [key for key in whole if key not in keys]
+    other = _other(system, whole) if unknown else ""
+    if other or (unknown and not any(key in keys or did_you_mean(str(key), keys) for key in whole)):
+        raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{other}")
     if system in FLAT:
         known = (*keys, *LOSS_SIDE)
-        whole = {k: value for k, value in whole.items() if k in known or did_you_mean(str(k), keys)}
-    return "", whole, ()
-
-
-def _with_loss(where: str, block: Any) -> tuple[str, Any, tuple[str, ...]]:
-    """SkyRL's block; its policy_loss_type counts where that loss has weights of its own."""
-    loss = block.get("policy_loss_type") if isinstance(block, Mapping) else None
-    if not isinstance(block, Mapping) or loss == "rollout_is":
-        return where, block, ()
-    kept = {key: value for key, value in block.items() if key not in skyrl.LOSS}
-    if loss in LOSSES:
-        said = f"policy_loss_type {loss} has its own weights, which are not converted: preset {LOSSES[loss]}"
-        return where, kept, (said,)
-    settings = ((key, block.get(key)) for key in skyrl.LOSS)
-    return where, kept, tuple(of_loss("skyrl", *pair) for pair in settings if pair[1] not in (None, PPO))
+        whole = {k: value for k, value in whole.items() if k in known or _nearly(str(k), keys)}
+    return "", whole
 
 
 def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
@@ -211,8 +198,13 @@ def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:
         )
     known = [*keys, *filter(None, [named])]
     for key in (str(key) for key in found if key not in known and place):
-        if near := difflib.get_close_matches(key, known, n=1, cutoff=NEARLY):
+        if near := _nearly(key, known):
             raise ConfigError(f"{where}: expected {near[0]}, got {cut(key)}: {system} does not know it")
+
+
+def _nearly(key: str, known: Sequence[str]) -> list[str]:
+    """The known key that a key is a misspelling of, if there is one."""
+    return difflib.get_close_matches(key, known, n=1, cutoff=NEARLY)
 
 
 def _keys(system: str) -> Sequence[str]:
@@ -229,9 +221,18 @@ def _home(system: str) -> str:
 
 def _other(system: str, whole: Mapping[str, Any]) -> str:
     """Which other system's file it is."""
-    others = (name for name in dialects.CONVERTED if name != system)
-    found = (name for name in others if _find(name, whole) or any(key in _keys(name) for key in whole))
+    found = (name for name in dialects.CONVERTED if name != system and _is_of(name, whole))
     return next((f": it is a block of {name}; use --from {name}" for name in found), "")
+
+
+def _is_of(system: str, whole: Mapping[str, Any]) -> bool:
+    """Whether a file holds a system's block at its place, is that block, or has keys that it alone has."""
+    if (home := _find(system, whole)) is not None:
+        return not home[1] or any(key not in LOSS_SIDE for key in home[1])
+    if system in FLAT:
+        others = [key for name in dialects.CONVERTED if name != system for key in _keys(name)]
+        return any(key in _keys(system) and key not in others for key in whole)
+    return all(key in _keys(system) for key in whole) and any(key not in LOSS_SIDE for key in whole)
 
 
 def _at(whole: Any, place: str) -> Any:

@@ -120,7 +120,7 @@ CASES = [
         {f"{IS}_threshold": [0.8, 1.2]}, {f"{IS}_gating": "binary_kl", f"{IS}_threshold": [0.1]})),
     *((trl, {f"{VLLM}_mode": f"{level}_{how}", f"{VLLM}_clip_min": low, f"{VLLM}_clip_max": 2.0})
       for level in ("token", "sequence") for how in ("truncate", "mask") for low in (None, 0.5)),
-    (trl, {}),
+    (trl, {"use_vllm": True}),
     *((verl, block) for block in (
         {"rollout_is": "token", "rollout_is_threshold": 2.0},
         {"rollout_is": "sequence", "rollout_is_threshold": 3.0},

@@ -1,0 +1,84 @@
+"""NeMo-RL's ClippedPGLossConfig (7ea279a, August 2026).
+
+Source: https://github.com/NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py (ClippedPGLossFn);
+nemo_rl/algorithms/grpo.py (seq_logprob_error_threshold).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from slime_ext.config.dialects.block import Block, Reading, bounded, native, reject
+from slime_ext.config.dialects.loss_side import cispo
+
+TYPE = "truncated_importance_sampling_type"
+HIGH, LOW = "truncated_importance_sampling_ratio", "truncated_importance_sampling_ratio_min"
+SEQUENCE = "sequence_level_importance_ratios"
+RATIOS = ("use_cispo", "force_on_policy_ratio", "disable_ppo_ratio")
+KEYS = (
+    *("use_importance_sampling_correction", TYPE, HIGH, LOW, SEQUENCE, "seq_logprob_error_threshold"),
+    *(*RATIOS, "positive_example_nll_weight", "ratio_clip_min", "ratio_clip_max"),
+)
+TOKEN = {"reweight": {"level": "token"}}
+RAISES = "NeMo-RL raises AssertionError"
+UNBOUNDED = "nothing bounds the weights, as in NeMo-RL; truncate: {high: 2.0} after reweight would"
+
+
+def read(block: Block) -> Reading:
+    """tis, icepop, or sequences masked by the geometric mean under raw weights; beside one of its losses.
+
+    Raises:
+        ConfigError: what NeMo-RL itself refuses, or a part of its loss that no correction here has.
+    """
+    if block.has("seq_logprob_error_threshold"):
+        why = "no step here drops sequences by the mean of exp|l|"
+        block.refuse("seq_logprob_error_threshold", "null", why)
+    if block.number("positive_example_nll_weight", 0.0) not in (0, None):
+        block.refuse("positive_example_nll_weight", "0", "no term here is a likelihood of good samples")
+    corrects = block.flag("use_importance_sampling_correction")
+    steps, notes = _weights(block) if corrects else ([], ())
+    return _beside_loss(block, steps, notes)
+
+
+def _weights(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    kind = block.choice(TYPE, ("tis", "icepop", "seq-mask-tis"))
+    level = "sequence" if block.flag(SEQUENCE) else "token"
+    if kind is None:
+        if block.has(HIGH):
+            block.refuse(TYPE, f"tis, icepop or seq-mask-tis beside {HIGH}", "NeMo-RL raises ValueError")
+        return [{"reweight": {"level": level}}], (UNBOUNDED,)
+    block.required(HIGH, RAISES)
+    high, low = block.given(HIGH, 1.0, least=1), block.number(LOW)
+    if kind == "tis":
+        return bounded(level, "truncate", low, high), ()
+    block.required(LOW, RAISES)
+    if kind == "icepop":
+        return bounded(level, "mask", low, high), ()
+    if level == "sequence":
+        block.refuse(SEQUENCE, "false beside seq-mask-tis", RAISES)
+    low, high = block.interval(LOW, low or 0.0, high)
+    return [TOKEN, reject("sequence", "mean", low, high)], (UNBOUNDED,)
+
+
+def _beside_loss(block: Block, steps: list[dict[str, Any]], notes: tuple[str, ...]) -> Reading:
+    """Weights beside PPO, GSPO, CISPO, or a loss without a ratio of two trainer policies."""
+    chosen = [key for key in RATIOS if block.flag(key)]
+    if len(chosen) > 1:
+        block.refuse(chosen[1], f"false beside {chosen[0]}: true", RAISES)
+    if "use_cispo" in chosen and block.flag(SEQUENCE):
+        block.refuse(SEQUENCE, "false beside use_cispo: true", RAISES)
+    if "force_on_policy_ratio" in chosen:  # the policy before the step is the target there
+        return native(steps, notes, "target", "reinforce")
+    if "disable_ppo_ratio" in chosen:
+        return native(steps, notes, surrogate="reinforce")
+    low, high = (block.number(f"ratio_clip_{end}", least=0) for end in ("min", "max"))
+    args: dict[str, Any] = {}
+    if "use_cispo" in chosen:
+        args = cispo(0.2 if low is None else low, 0.2 if high is None else high)
+    else:
+        args = {"advantage_estimator": "gspo"} if block.flag(SEQUENCE) else {}
+        args |= {"eps_clip": low} if low is not None else {}
+        args |= {"eps_clip_high": high} if high is not None else {}
+    reading = native(steps, notes) if steps else Reading({"preset": "metrics_only"}, notes)
+    return replace(reading, args=args)

@@ -1,0 +1,72 @@
+"""ROLL's TrainInferCorrectionConfig (8eb27cc, August 2026).
+
+Source: https://github.com/alibaba/ROLL, roll/configs/base_config.py; roll/utils/train_infer_corrections.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime_ext.config.dialects.block import Block, Reading, band, bounded, native, reject
+
+UNBOUNDED = "nothing bounds the weights, as in ROLL; truncate: {high: 2.0} after reweight would"
+KEYS = ("is_weight", "filters")
+WEIGHT = ("enabled", "weight_type", "upper_bound", "detach")
+FILTER = (
+    "enabled",
+    "agg_type",
+    *(f"{kind}_{end}" for kind in ("ratio", "diff") for end in ("enabled", "low", "high")),
+)
+LEVELS = ("token", "segment", "geometric", "sequence")
+RECOMPUTED = (
+    "where ROLL recomputes log-probs (enable_old_logprobs_recompute, which it sets itself when a rollout is "
+    "several optimizer steps), it divides by the tokens that its filters keep: denominator: kept does that"
+)
+
+
+def read(block: Block) -> Reading:
+    """TrainInferCorrectionConfig: a capped weight, and filters by ratio or difference of probabilities.
+
+    ROLL's ``segment`` is a run of response tokens, as ``turn`` here, with the geometric mean of its ratios.
+
+    Raises:
+        ConfigError: a weight per segment, a filter by another difference than |p - q| of a token.
+    """
+    steps: list[dict[str, Any]] = []
+    nested = block.values.get("is_weight") or {}
+    filters = block.values.get("filters") or []
+    if not isinstance(nested, Mapping):
+        block.refuse("is_weight", "a mapping")
+    if not isinstance(filters, list) or not all(isinstance(entry, Mapping) for entry in filters):
+        block.refuse("filters", "a list of mappings")
+    weight = Block.closed(f"{block.where}.is_weight", nested, WEIGHT)
+    notes: tuple[str, ...] = ()
+    if weight.flag("enabled"):
+        level = weight.choice("weight_type", LEVELS, "token")
+        if level == "segment":
+            why = "ROLL weights by the geometric mean of a segment, and no weight here does"
+            weight.refuse("weight_type", "token, geometric or sequence", why)
+        high = weight.number("upper_bound", 1.2, least=1)
+        steps = bounded(level, "truncate", None, high)
+        notes = () if high else (UNBOUNDED,)
+    for i, entry in enumerate(filters):
+        steps += _filtered(Block.closed(f"{block.where}.filters[{i}]", entry, FILTER))
+    notes += (RECOMPUTED,) if any("reject" in step for step in steps) else ()
+    return native(steps, notes) if steps else Reading({"preset": "metrics_only"})
+
+
+def _filtered(block: Block) -> list[dict[str, Any]]:
+    """The steps of one of ROLL's filters."""
+    if not block.flag("enabled"):
+        return []
+    kind, found = block.choice("agg_type", LEVELS, "token"), []
+    if block.flag("ratio_enabled", True):
+        bounds = block.interval("ratio_low", block.given("ratio_low", 0.8), block.given("ratio_high", 1.2))
+        found.append(reject("turn", "mean", *bounds) if kind == "segment" else band(kind, *bounds))
+    if block.flag("diff_enabled"):
+        low, high = block.given("diff_low", -0.2), block.given("diff_high", 0.2)
+        if kind != "token" or low != -high:
+            block.refuse("diff_low", f"-diff_high ({-high:g}) at agg_type token", "no step here has another")
+        found.append(reject("token", "sum", None, high, statistic="tv"))
+    return found

@@ -1,0 +1,121 @@
+"""TRL's GRPOConfig, and the losses that TRL and ms-swift share.
+
+Source: TRL 1.16.0, trl/trainer/grpo_config.py and grpo_trainer.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slime_ext.config.dialects.block import Block, Reading, bounded, native, reject
+from slime_ext.config.dialects.loss_side import cispo, of_loss
+
+CORRECTION = (
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_cap",
+    "off_policy_mask_threshold",
+)
+LOSS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta")
+TEMPERATURES = ("sapo_temperature_pos", "sapo_temperature_neg")
+KEYS = (*CORRECTION, "use_vllm", *LOSS, *TEMPERATURES)
+MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in ("truncate", "mask"))
+SUMS = ("dapo", "bnpo")  # losses that divide by the tokens, as --calculate-per-token-loss
+DIVISOR = "loss_type {loss} divides by a number of its own, for which slime has no flag"
+UNBOUNDED = "nothing bounds the weights, as in TRL; truncate: {high: 2.0} after reweight would"
+UNUSED = "TRL corrects nothing with use_vllm: false"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss that weights multiply: one of ours, or the host's with flags and notes."""
+
+    surrogate: Any = "host"
+    args: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def under(self, reading: Reading) -> Reading:
+        """A reading of the host's loss with this one instead."""
+        mapping, is_host = reading.mapping, self.surrogate == "host"
+        if "preset" in mapping and not is_host:  # metrics_only
+            mapping = native([]).mapping
+        mapping = mapping if is_host else {**mapping, "surrogate": self.surrogate}
+        return replace(reading, mapping=mapping, args=self.args, notes=(*self.notes, *reading.notes))
+
+
+def read(block: Block) -> Reading:
+    """Weights at a level, capped or 0 outside a band; or the mask of negative advantages.
+
+    Raises:
+        ConfigError: both at once, which need two numerators; a file that does not say whether vLLM samples.
+    """
+    own = [key for key in CORRECTION if key in block.values]
+    if not own and not block.has("use_vllm"):
+        block.refuse(
+            "use_vllm", "true or false", "with true TRL corrects by default, with false it never does"
+        )
+    loss = loss_of(block, "trl", ("grpo", *SUMS, "dr_grpo", "luspo", "cispo", "sapo", "vespo"), TEMPERATURES)
+    threshold = block.number("off_policy_mask_threshold")
+    if not block.flag("use_vllm", True):
+        if threshold is not None:
+            why = "else the mask compares the target with the policy before the step"
+            block.refuse("off_policy_mask_threshold", "use_vllm: true beside it", why)
+        return loss.under(Reading({"preset": "metrics_only"}, (UNUSED,)))
+    corrects = block.flag("vllm_importance_sampling_correction", True)
+    if threshold is not None:
+        if corrects:
+            why = "the mask compares the target with the sampler, the weights the policy before the step"
+            block.refuse("off_policy_mask_threshold", "vllm_importance_sampling_correction: false", why)
+        more = {"statistic": "k1", "when": "negative_advantage"}
+        return loss.under(native([reject("sequence", "mean", None, threshold, **more)], numerator="target"))
+    return loss.under(_weights(block) if corrects else Reading({"preset": "metrics_only"}))
+
+
+def _weights(block: Block) -> Reading:
+    level, _, how = block.choice("vllm_importance_sampling_mode", MODES, "sequence_mask").partition("_")
+    cap = block.number("vllm_importance_sampling_cap", least=1)  # it wins over clip_max
+    high = block.number("vllm_importance_sampling_clip_max", 3.0, least=1) if cap is None else cap
+    low = block.number("vllm_importance_sampling_clip_min")
+    if low is not None:
+        block.interval("vllm_importance_sampling_clip_min", low, math.inf if high is None else high)
+    elif high is None and how == "truncate":
+        expected = "a number here or in vllm_importance_sampling_clip_min"
+        block.refuse("vllm_importance_sampling_clip_max", expected, "TRL raises ValueError")
+    return native(bounded(level, how, low, high), () if high else (UNBOUNDED,))
+
+
+def loss_of(block: Block, system: str, losses: Sequence[str], temperatures: tuple[str, str]) -> Loss:
+    """The loss of ``loss_type``, the first of ``losses`` by default.
+
+    Args:
+        temperatures: its keys for SAPO.
+
+    Raises:
+        ConfigError: a loss that no host and no surrogate here has.
+    """
+    loss = block.choice("loss_type", losses, "dapo" if system == "trl" else "grpo")
+    if loss not in ("grpo", "dr_grpo", "luspo", "cispo", "sapo", *SUMS):
+        block.refuse(
+            "loss_type", "a loss that slime or this project has", f"{loss} weights tokens on its own"
+        )
+    per_token = block.values.get("importance_sampling_level") in (None, "token")
+    if loss in ("cispo", "sapo") and not per_token:
+        why = f"no {loss} here has a sequence's ratio"
+        block.refuse("importance_sampling_level", f"token beside loss_type {loss}", why)
+    if loss == "cispo":
+        block.required("epsilon_high", "it is the largest weight, and 0.2 by default")
+        high = block.number("epsilon_high", least=1) or 1.0
+        return Loss(args=cispo(1.0, high - 1))
+    if loss == "sapo":
+        pos, neg = (block.given(key, at) for key, at in zip(temperatures, (1.0, 1.05), strict=True))
+        return Loss({"sapo": {"anchor": "proximal", "tau_pos": pos, "tau_neg": neg}})
+    said = [key for key in LOSS[1:] if block.has(key) and block.values[key] != "token"]
+    said += ["loss_type"] * (loss in SUMS and block.has("loss_type"))
+    notes = [of_loss(system, key, block.values[key]) for key in said]
+    notes += [DIVISOR.format(loss=loss)] * (loss in ("dr_grpo", "luspo"))
+    return Loss(notes=tuple(notes))
