@@ -34,6 +34,9 @@ def read(block: Block) -> Reading:
     Raises:
         ConfigError: a key that mis.py needs is missing, or rejection is configured where it is never reached.
     """
+    if "use_tis" not in block.values:
+        why = "mis.py reads it from args, where --use-tis sets it too; without it mis.py corrects nothing"
+        block.refuse("use_tis", "true or false, as in the launch", why)
     if not block.flag("use_tis"):
         return _metrics_only(block)
     rejects = block.flag("use_rs")

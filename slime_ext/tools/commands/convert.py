@@ -53,7 +53,7 @@ HOMES = {
     "openrlhf": Home(among=("algo.advantage",), loss=("actor",)),
 }
 NOWHERE = Home()
-FLAT = ("trl", "open_instruct", "ms_swift")  # whose correction stands among all other settings
+FLAT = ("slime_mis", "trl", "open_instruct", "ms_swift")  # whose correction is among all other settings
 ABSENT = object()
 SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".py")
 ALONE = ["_self_"]  # Hydra's list of a file that no other file completes
@@ -113,7 +113,10 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
         ConfigError: as ``dialects.read``.
     """
     where, block = _block(system, whole)
-    block, loss_notes = _without_loss(system, whole, where, block)
+    block, beside = _without_loss(system, whole, where, block)
+    if system == "slime_mis" and not where:
+        kept = ", ".join(str(key) for key in whole if key not in block)
+        beside += [f"{kept}: not of mis.py, so keep them in the new file"] if kept else []
     reading = dialects.read(system, block, "convert")
     try:  # what is printed must load
         correction = config.read_config(reading.mapping).correction
@@ -121,7 +124,7 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
         raise ConfigError(f"convert.{system}: expected settings that this project has, got {error}") from None
     commented = [
         textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
-        for note in (*loss_notes, *reading.notes)
+        for note in (*beside, *reading.notes)
     ]
     flags = [f"# needs: {flag_of(key)} {value}" for key, value in reading.args.items()]
     origin = f"# converted from {system}{where and f': {where}'}"
@@ -165,7 +168,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     if other or (unknown and not any(key in keys or did_you_mean(str(key), keys) for key in whole)):
         raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{other}")
     if system in FLAT:
-        known = (*keys, *LOSS_SIDE)
+        known = keys if system == "slime_mis" else (*keys, *LOSS_SIDE)
         whole = {k: value for k, value in whole.items() if k in known or _nearly(str(k), keys)}
     return "", whole
 
