@@ -31,7 +31,7 @@ FLOORS = {
         "correction",
         "compiled user_steps",
     ),
-    "config/": ("files numbers words", "dialects", "typed loaded", "idle", "load", "places flat"),
+    "config/": ("files numbers words", "typed loaded", "idle", "load", "places flat", "dialects"),
     "tools/": (
         "folders wording",
         "analysis fidelity",

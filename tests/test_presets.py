@@ -9,6 +9,7 @@ import torch
 
 import slime_ext
 from slime_ext import load_config, presets, tis
+from slime_ext.config.dialects import read
 from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import DualClip, PpoClip, Reinforce, Sapo
@@ -145,7 +146,7 @@ def in_short(correction):
 
 def test_a_preset_of_verl_is_what_its_block_says_but_for_clamp_masks_and_denominator():
     for name in OF_VERL:
-        assert in_short(presets.get(name)) == in_short(load_config({"verl": OF_VERL[name]}))
+        assert in_short(presets.get(name)) == in_short(load_config(read("verl", OF_VERL[name]).mapping))
 
 
 def test_an_unknown_name_gets_the_nearest():

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.adapters.seam import loaded_named, refuse, with_ppo
+from slime_ext.adapters.seam import correction_named, refuse, with_ppo
 from slime_ext.config.flat import correct
-from slime_ext.errors import ConfigError
 
 Loss = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
 
@@ -33,7 +32,7 @@ def loss(
     prompt_len: int | Sequence[int],
     inf_logprobs: Sequence[Sequence[float]],
     old_policy_logprobs: Sequence[Sequence[float]],
-    eps_clip: float | None = None,
+    eps_clip: float = 0.2,
     eps_clip_high: float | None = None,
 ) -> Loss:
     """sum over response tokens of the corrected loss: the closure that ``forward_backward_custom`` calls.
@@ -44,15 +43,13 @@ def loss(
         prompt_len: tokens of the prompts.
         inf_logprobs: per sample, the sampler's log-probs at the target tokens (sequence length - 1).
         old_policy_logprobs: the trainer's before the optimizer step, likewise.
-        eps_clip: of PPO's clipped loss; None: what the correction's block says, else 0.2.
-        eps_clip_high: likewise; else ``eps_clip``.
+        eps_clip: of PPO's clipped loss.
+        eps_clip_high: likewise; None: ``eps_clip``.
 
     Raises:
-        ConfigError: the correction does not load or needs what the cookbook lacks; lists of several lengths;
-            a clip range that the correction's block says otherwise.
+        ConfigError: the correction does not load or needs what the cookbook lacks; lists of several lengths.
     """
-    loaded = loaded_named(correction)
-    found = loaded.correction
+    found = correction_named(correction)
     starts = [prompt_len] * len(advantages) if isinstance(prompt_len, int) else list(prompt_len)
     where = "fireworks.loss"
     lengths = {len(advantages), len(starts), len(inf_logprobs), len(old_policy_logprobs)}
@@ -66,7 +63,7 @@ def loss(
             (found.center is not None, f"{where}: expected no center, got one: samples carry no head"),
         ]
     )
-    acting = with_ppo(found, *_clip(loaded.args, {"eps_clip": eps_clip, "eps_clip_high": eps_clip_high}))
+    acting = with_ppo(found, eps_clip, eps_clip if eps_clip_high is None else eps_clip_high)
 
     def loss_fn(data: Sequence[Any], logprobs_list: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
         begins = [max(0, start - 1) for start in starts]
@@ -95,23 +92,6 @@ def loss(
         return corrected.sum(), metrics
 
     return loss_fn
-
-
-def _clip(said: Mapping[str, float], given: Mapping[str, float | None]) -> tuple[float, float]:
-    """The range of PPO's clip below and above 1, from the correction's block or the call.
-
-    Raises:
-        ConfigError: they say different numbers.
-    """
-    for name, value in said.items():
-        if given[name] not in (None, value):
-            raise ConfigError(
-                f"fireworks.loss: {name}: expected {value:g}, as in the correction's block, got "
-                f"{given[name]:g}: say it once"
-            )
-    low, high = (said.get(name, value) for name, value in given.items())
-    low = 0.2 if low is None else low
-    return low, low if high is None else high
 
 
 def _mask(data: Sequence[Any], sample: int, length: int) -> Sequence[float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_ext import presets
 from slime_ext.config.files import read_mapping
 from slime_ext.config.flat import correct
-from slime_ext.config.load import KEYS, OF_A_HOST, Loaded, read_config
+from slime_ext.config.load import KEYS, OF_A_HOST, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Anchor, HostLoss, PpoClip
 from slime_ext.errors import ConfigError, warn_once
@@ -29,19 +29,8 @@ def correction_named(name: str | Mapping[str, Any]) -> Correction:
     Raises:
         ConfigError: it does not load, or says what nothing would read here.
     """
-    loaded = loaded_named(name)
-    for key, value in loaded.args.items():
-        raise ConfigError(
-            f"{KEY}: expected no {key} in another system's block, got {value:g}: it is an argument of this "
-            "system's own; take it out"
-        )
-    return loaded.correction
-
-
-def loaded_named(name: str | Mapping[str, Any]) -> Loaded:
-    """As ``correction_named``, with the arguments that the block says."""
     if isinstance(name, str) and Path(name).suffix not in (".yaml", ".yml", ".json"):
-        return Loaded(presets.get(name))
+        return presets.get(name)
     found = read_mapping(name) if isinstance(name, str) else name
     block = found.get(KEY, found)
     loaded = read_config(block)
@@ -51,7 +40,7 @@ def loaded_named(name: str | Mapping[str, Any]) -> Loaded:
         raise ConfigError(f"{key}: expected it under {KEY}, got it beside: nothing reads it there; indent it")
     for note in loaded.notes:
         warn_once(f"{KEY}: {note}")
-    return loaded
+    return loaded.correction
 
 
 def with_ppo(correction: Correction, low: float, high: float, anchor: Anchor = "proximal") -> Correction:

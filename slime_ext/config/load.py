@@ -2,8 +2,7 @@
 
 The mapping is the value of the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just its
 name; a name with dots is a class in a user's module. Surrogates are written the same way. ``preset`` fills in
-missing keys. Instead of native keys it may hold one dialect key, whose value is that system's own block (see
-``slime_ext.config.dialects``).
+missing keys. Other systems' blocks are for ``slime-ext convert``, which prints them in these keys.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from slime_ext import presets
-from slime_ext.config import dialects
 from slime_ext.config.idle import forbid_idle_guards, forbid_idle_steps, notes_of
 from slime_ext.config.loaded import Loaded
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
@@ -39,6 +37,10 @@ PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 OF_A_HOST = ("guards", "metrics", "backend")
 KEYS = ("preset", "surrogate", "steps", "terms", "center", *PLAIN, *OF_A_HOST)
 BACKENDS = ("eager", "compiled")
+SYSTEMS = (  # whose blocks slime-ext convert reads
+    *("verl", "skyrl", "fireworks", "slime_mis", "trl", "areal", "nemo_rl", "prime_rl", "roll", "openrlhf"),
+    *("open_instruct", "ms_swift"),
+)
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
 
 
@@ -49,8 +51,7 @@ def load_config(mapping: Mapping[str, Any]) -> Correction:
     (Reweight(level='token'), Truncate(high=3.0))
 
     Args:
-        mapping: native keys, or one of ``verl``, ``skyrl``, ``fireworks``, ``slime_mis`` with that system's
-            block.
+        mapping: native keys.
 
     Raises:
         ConfigError: one line with the full key, what was expected, what was found and the nearest known name.
@@ -67,23 +68,18 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
     """As ``load_config``, but returns the notes. Raises ConfigError as it does."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{ROOT}: expected a mapping, got {shown(mapping)}: see the files in configs/")
-    systems = [key for key in mapping if key in dialects.DIALECTS]
-    if not systems:
-        correction = _native(mapping)
-        options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
-        watched = _guards(mapping.get("guards"), correction, options)
-        backend = _backend(mapping.get("backend", "eager"))
-        _forbid_unmeasured(mapping, correction, options)
-        notes = tuple(notes_of(mapping, correction))
-        return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
-    if len(mapping) > 1:
-        others = ", ".join(str(key) for key in mapping if key != systems[0])
+    for system in (key for key in mapping if key in SYSTEMS):
         raise ConfigError(
-            f"{ROOT}.{systems[0]}: expected no key beside it, got {others}: another system's block is read "
-            "whole; slime-ext convert turns it into native keys that can be changed"
+            f"{ROOT}.{system}: expected native keys, got another system's block: slime-ext convert --from "
+            f"{system} FILE prints it in native keys"
         )
-    reading = dialects.read(systems[0], mapping[systems[0]], ROOT)
-    return Loaded(_native(reading.mapping), reading.notes, reading.args)
+    correction = _native(mapping)
+    options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
+    watched = _guards(mapping.get("guards"), correction, options)
+    backend = _backend(mapping.get("backend", "eager"))
+    _forbid_unmeasured(mapping, correction, options)
+    notes = tuple(notes_of(mapping, correction))
+    return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
 
 
 def with_preset(mapping: Any, preset: str | None) -> Any:
@@ -104,11 +100,6 @@ def with_preset(mapping: Any, preset: str | None) -> Any:
     given = {} if mapping is None else mapping
     if preset is None or not isinstance(given, Mapping):
         return given
-    for system in (key for key in given if key in dialects.DIALECTS):
-        raise ConfigError(
-            f"--custom-tis-function-path: expected slime_ext.tis.correct beside {ROOT}.{system}, got "
-            f"slime_ext.tis.{preset}: another system's block is read whole"
-        )
     if not _is_same_preset(given.get("preset", preset), preset):
         raise ConfigError(
             f"{ROOT}.preset: expected {preset} (which --custom-tis-function-path names), got "
@@ -154,7 +145,7 @@ def to_mapping(correction: Correction) -> dict[str, Any]:
 
 def _native(mapping: Mapping[str, Any]) -> Correction:
     for key in mapping:
-        check_known(ROOT, "key", key, sorted((*KEYS, *dialects.DIALECTS)))
+        check_known(ROOT, "key", key, sorted(KEYS))
     base = _preset(mapping["preset"]) if "preset" in mapping else Correction()
     fields = checked(ROOT, Correction, {key: mapping[key] for key in PLAIN if key in mapping}, PLAIN)
     if "surrogate" in mapping:

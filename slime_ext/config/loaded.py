@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from slime_ext.core.correction import Correction
 from slime_ext.core.metrics import guards
@@ -18,7 +17,6 @@ class Loaded:
 
     correction: Correction
     notes: tuple[str, ...] = ()
-    args: Mapping[str, Any] = field(default_factory=dict)  # what the host's arguments must say
     guards: Mapping[str, Guard] = field(default_factory=lambda: guards.DEFAULT)
     metrics: Options = field(default_factory=Options)
     backend: str = "eager"

@@ -1,4 +1,5 @@
-"""Where each of our keys belongs, to help when one lost its indentation under ``slime_ext:``."""
+"""Where each of our keys belongs, to help when one lost its indentation under ``slime_ext:``, and which keys
+are another system's."""
 
 from __future__ import annotations
 
@@ -6,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from slime_ext.config import dialects
-from slime_ext.config.load import KEYS, KNOWN_STEPS
+from slime_ext.config.load import KEYS, KNOWN_STEPS, SYSTEMS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.metrics.guards import Guard
 from slime_ext.core.metrics.names import METRICS, STALENESS
@@ -16,7 +16,7 @@ from slime_ext.core.terms import TERMS
 
 
 def _keys() -> Iterator[tuple[str, Iterable[str]]]:
-    yield "under slime_ext", (*KEYS, *dialects.DIALECTS)
+    yield "under slime_ext", KEYS
     yield "in a step's place under slime_ext.steps", KNOWN_STEPS
     yield "as a field of a step under slime_ext.steps", _fields(*KNOWN_STEPS.values())
     yield "in a term's place under slime_ext.terms", TERMS
@@ -25,8 +25,6 @@ def _keys() -> Iterator[tuple[str, Iterable[str]]]:
     yield "as a field of a metric under slime_ext.guards", _fields(Guard)
     yield "under slime_ext.metrics", _fields(Options)
     yield "under slime_ext.guards", (*METRICS, *STALENESS)
-    for system, (keys, _) in dialects.DIALECTS.items():
-        yield f"under slime_ext.{system}", keys
 
 
 def _fields(*classes: Any) -> list[str]:
@@ -35,3 +33,9 @@ def _fields(*classes: Any) -> list[str]:
 
 # Of a key that several places have, the first of them.
 PLACES = {key: place for place, keys in reversed([*_keys()]) for key in keys}
+MIS = (  # what slime's examples/train_infer_mismatch_helper/mis.py reads at the top of a file, beside use_tis
+    *("use_rs", "tis_level", "rs_level", "tis_mode", "tis_lower_bound", "tis_upper_bound"),
+    *("rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "tis_batch_normalize"),
+)
+# Keys of another system alone -> that system.
+FOREIGN = {system: system for system in SYSTEMS} | dict.fromkeys(MIS, "slime_mis")

@@ -1,8 +1,8 @@
 """Steps as other systems define them: statistics over the tokens kept so far, clamped log-ratios, and bands
 that zero a weight but leave its token in the masks.
 
-The native steps read the host's response mask and clamp nothing, so rejections commute. Only dialects, and
-mappings printed by ``slime-ext convert``, need these steps.
+The native steps read the host's response mask and clamp nothing, so rejections commute. Only what
+``slime-ext convert`` prints of other systems needs these steps.
 
 A sum over kept tokens depends on earlier steps, so it cannot share the correction's one all-reduce. If a
 sequence lies on several ranks, ``over: kept`` or ``clamp`` with a sequence statistic costs one more.

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from slime_ext.config.loaded import Loaded
-from slime_ext.config.places import PLACES
+from slime_ext.config.places import FOREIGN, PLACES
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import DualClip, HostLoss
 from slime_ext.core.steps import Reject, Veto
@@ -182,25 +182,23 @@ class Rule:
     severity: Severity = REFUSE
 
 
-def _unequal_argument(s: Setup) -> str:
-    """Where another system's block names a number that the host's flag contradicts."""
-    for key, value in s.loaded.args.items():
-        host = getattr(s.a, key)
-        host = s.a.eps_clip if host is None else host
-        if host is not None and abs(host - value) > 1e-12:
-            return (
-                f"slime_ext.fireworks.{key}: expected {host!r}, the {flag_of(key)} of this run, got "
-                f"{value!r}: the host clips by its flag; make them agree"
-            )
-    return ""
-
-
 def _misplaced_key(s: Setup) -> str:
-    """A key of ours beside ``slime_ext:``, as lost indentation leaves it."""
+    """A key of ours or of another system beside ``slime_ext:``, where a lost indentation or a former hook
+    leaves it. Beside another's hook, which may read it there as slime's mis.py does, only what acts without a
+    correction of ours is judged."""
     if not s.function and s.a.slime_ext is None:
         return ""
-    keys = (key for key in s.file if key not in ARGUMENTS)
-    return next((f"the key {key} {place}" for key in keys if (place := PLACES.get(key))), "")
+    is_anothers = not s.function and s.a.custom_tis_function_path is not None
+    keys = (key for key in s.file if key not in ARGUMENTS and (key in MEASURING or not is_anothers))
+    for key in keys:
+        if system := FOREIGN.get(key):
+            return (
+                f"no key of {system} beside slime_ext, got {key}: leave it out, or translate the file: "
+                f"slime-ext convert --from {system} FILE"
+            )
+        if place := PLACES.get(key):
+            return f"the key {key} {place}, got it beside slime_ext, where nothing reads it: indent it"
+    return ""
 
 
 def _unread_clip(s: Setup) -> str:
@@ -244,8 +242,7 @@ def _where(asks: Callable[[Setup], bool], when: Callable[[Any], Any]) -> Callabl
 
 OF_THE_FILE = (  # before what stands in it is read
     Rule(_misplaced_key,
-         "--custom-config-path: expected {found}, got it beside slime_ext, where nothing reads it: indent "
-         "it; an argument of your own needs another name"),
+         "--custom-config-path: expected {found}; an argument of your own needs another name"),
     Rule(lambda s: s.function in ("", *contract.SEEDS) and s.a.slime_ext is not None
          and (not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING)
          and (s.a.custom_tis_function_path or "none"),
@@ -303,7 +300,6 @@ OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers d
          and not isinstance(s.correction.surrogate, DualClip),
          "--eps-clip-c: expected none beside this surrogate of slime_ext, got {a.eps_clip_c}: its floor "
          "would be discarded; use surrogate: dual_clip"),
-    Rule(_unequal_argument, "{found}"),
     Rule(lambda s: s.function == "off_policy_is_function" and s.counts_target_twice
          and s.is_second_step_trained,
          "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got "

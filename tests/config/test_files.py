@@ -96,7 +96,6 @@ def test_a_refusal_shows_a_line_of_a_value_and_control_characters_as_such(capsys
         {"slime_ext": {"steps": [{long: {}}]}},
         {"slime_ext": {long: 1}},
         {"slime_ext": {"guards": {long: {"min": 0}}}},
-        {"slime_ext": {"verl": {"rollout_is": long}}},
         {"slime_ext": {"verl": {long: 1}}},
         {"slime_ext": {"preset": long}},
         {"slime_ext": {"metrics": many}},

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from slime_ext import load_config
+from slime_ext.config.dialects import read
 from slime_ext.core.steps import Normalize
 from tests.batches import tokens
 from tests.config.dialects.common import batch_of
@@ -146,9 +147,11 @@ def batch(seed: int) -> tuple[Rows, Any]:
     return (rows[0], rows[1], rows[2]), tokens(sequences)[0]
 
 
-def compare(mapping: dict[str, Any], theirs: Callable[[Rows], Found], batches: int) -> tuple[int, float, int]:
+def compare(
+    system: str, block: dict[str, Any], theirs: Callable[[Rows], Found], batches: int
+) -> tuple[int, float, int]:
     """Batches compared, largest difference of a kept token's weight, tokens whose mask differs."""
-    correction = load_config(mapping)
+    correction = load_config(read(system, block).mapping)
     normalizes = any(isinstance(step, Normalize) for step in correction.steps)
     count, largest, masks = 0, 0.0, 0
     for seed in range(batches):
@@ -232,7 +235,7 @@ def main() -> int:
     for name, dialect, adapter, module, blocks in cases(args):
         for block in blocks:
             theirs = functools.partial(adapter, module, block)
-            count, largest, masks = compare({dialect: block}, theirs, args.batches)
+            count, largest, masks = compare(dialect, block, theirs, args.batches)
             bad |= masks > 0 or largest > TOLERANCE
             shown = ", ".join(f"{k}: {v}" for k, v in block.items() if v is not None)
             print(f"| {name} | {shown} | {count} | {largest:.1e} | {masks} |", flush=True)

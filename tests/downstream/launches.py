@@ -57,7 +57,7 @@ ADDED = {
     "the file goes around a flag": (TIS, "{dump_details: /tmp/x, use_opsm: 'false'}"),
     "the file's text": (TIS, "kl_coef: 1e-3"),
     "the file's estimator": (TIS, "advantage_estimator: ppo"),
-    "another bound": (CORRECT, "slime_ext: {fireworks: {eps_clip: 0.3}}"),
+    "another system": (CORRECT, "slime_ext: {fireworks: {eps_clip: 0.3}}"),
     "a misspelt flag": (TIS.replace("--custom-tis-function", "--custom-tis-funtion"), ""),
     "a wrong name": (TIS.replace("token_tis", "token_tsi"), ""),
 }

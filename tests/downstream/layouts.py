@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lines import complete, read
+from slime_ext.config.dialects import read as read_block
 from slime_ext.host import hosts
 from tests.downstream.checkouts import Checkout, apply_patch, checkouts, copied, patch_of
 from tests.downstream.host_loss import Case, Layout, measure
@@ -247,7 +248,8 @@ def every_job(checkout: Checkout) -> dict[str, Job]:
     jobs |= in_each("variants", VARIANT_LAYOUTS, list(variants_of(checkout).values()))
     if "step_global_batch_size" in source_of(checkout) and checkout.module(ITS_EXAMPLE):
         theirs = {**MIS, "custom_tis_function_path": f"{ITS_EXAMPLE}.compute_mis_weights_with_cp"}
-        both = [Case(None, theirs, init=None), Case({"slime_mis": {"use_tis": True, **MIS}}, PLANNED)]
+        ours = read_block("slime_mis", {"use_tis": True, **MIS}).mapping
+        both = [Case(None, theirs, init=None), Case(ours, PLANNED)]
         jobs |= in_each("mis.py", {"1": Layout(), "2": Layout(micro_batches=2)}, both)
     jobs["coupled alone"] = (Layout(), [Case({"steps": s}) for s in (STEPS[:2], STEPS[:2] + STEPS[3:])])
     return jobs

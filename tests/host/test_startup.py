@@ -86,10 +86,8 @@ BROKEN = [
     (correct({"surrogate": "ppo_clip"}, advantage_estimator="cispo"), "its clipped weight would be discarde"),
     (correct(OWN, pg_loss_type="cispo"), "its clipped weight would be discarded"),
     (correct({"surrogate": "ppo_clip"}, eps_clip_c=3.0), "--eps-clip-c: expected none beside this surrogate"),
-    (correct({"fireworks": {"eps_clip": 0.3}}, eps_clip=0.2), "fireworks.eps_clip: expected 0.2, the --eps-"),
-    (correct({"fireworks": {"eps_clip": 0.2}}, eps_clip=0.2, eps_clip_high=0.28),
-     "fireworks.eps_clip_high: expected 0.28, the --eps-clip-high of this run, got 0.2"),
-    (correct({"fireworks": {"eps_clip": 0.1234567}}, eps_clip=0.1234568), "got 0.1234567: the host clips by"),
+    (correct({"fireworks": {"cap": 5.0}}), "slime-ext convert --from fireworks FILE"),
+    ({"slime_ext": {"verl": {"rollout_is": "token"}}}, "slime-ext convert --from verl FILE"),
     # the sampler's head
     (CENTERED, "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none"),
     (CENTERED | HEADS | {"allgather_cp": True}, "--allgather-cp: expected off beside center, got on"),
@@ -135,7 +133,6 @@ LET_THROUGH = [
     correct(TARGET, use_dynamic_global_batch_size=True, rollout_batch_size=8, n_samples_per_prompt=8,
             global_batch_size=32),
     correct({"surrogate": "dual_clip"}, eps_clip_c=3.0),
-    correct({"fireworks": {"eps_clip": 0.2}}, eps_clip=0.2, eps_clip_high=None),
     {"custom_tis_function_path": "slime_ext.tis.cispo", **FOUR},
     CENTERED | HEADS | {"rollout_top_p": 1.0, "rollout_top_k": -1},
     # the host's surrogate has no ratio
@@ -314,7 +311,8 @@ LOST = {
     "steps: [reweight]": "the key steps under slime_ext,",
     "guards: {kept_fraction: {min: 0.1}}": "the key guards under slime_ext,",
     "preset: token_tis": "the key preset under slime_ext,",
-    "verl: {rollout_is: token}": "the key verl under slime_ext,",
+    "verl: {rollout_is: token}": "no key of verl beside slime_ext, got verl: leave it out, or translate",
+    "use_rs: true": "slime-ext convert --from slime_mis FILE; an argument of your own needs another name",
     "truncate: {high: 2.0}": "the key truncate in a step's place under slime_ext.steps,",
     "high: 3.0": "the key high as a field of a step under slime_ext.steps,",
     "ppo_clip: {anchor: behavior}": "the key ppo_clip under slime_ext.surrogate,",
@@ -322,7 +320,6 @@ LOST = {
     "action: stop": "the key action as a field of a metric under slime_ext.guards,",
     "ess_weight: {min: 0.1}": "the key ess_weight under slime_ext.guards,",
     "curves: none": "the key curves under slime_ext.metrics,",
-    "bypass_mode: true": "the key bypass_mode under slime_ext.verl,",
 }
 
 

@@ -1,8 +1,7 @@
 """Other systems' configurations, read as they are: one mapping per system, from its block to our native keys.
 
-Loading and ``slime-ext convert`` both call ``read``, so what is printed is what runs. If a system's code and
-documentation differ, we follow the code; settings that it silently ignores are refused. docs/configuration.md
-lists these readings.
+If a system's code and documentation differ, we follow the code. Settings that it silently ignores are
+refused. docs/configuration.md lists these readings.
 """
 
 from __future__ import annotations
@@ -26,14 +25,11 @@ from slime_ext.config.dialects.block import Block, Reading
 from slime_ext.errors import ConfigError, check_known, shown
 
 Dialect = tuple[tuple[str, ...], Callable[[Block], Reading]]  # the keys it may have, and its reader
-DIALECTS: dict[str, Dialect] = {  # as a key under slime_ext:, too
+CONVERTED: dict[str, Dialect] = {
     "verl": (verl.KEYS, verl.read),
     "skyrl": (skyrl.KEYS, skyrl.read),
     "fireworks": (fireworks.KEYS, fireworks.read),
     "slime_mis": (slime_mis.KEYS, slime_mis.read),
-}
-CONVERTED: dict[str, Dialect] = {  # for slime-ext convert
-    **DIALECTS,
     "trl": (trl.KEYS, trl.read),
     "areal": (areal.KEYS, areal.read),
     "nemo_rl": (nemo_rl.KEYS, nemo_rl.read),
@@ -45,7 +41,7 @@ CONVERTED: dict[str, Dialect] = {  # for slime-ext convert
 }
 
 
-def read(system: str, block: Any, root: str = "slime_ext") -> Reading:
+def read(system: str, block: Any) -> Reading:
     """A system's own block -> native keys, with notes on surprising meanings.
 
     >>> read("fireworks", {"cap": 5.0, "level": "sequence"}).mapping["steps"][0]
@@ -53,14 +49,13 @@ def read(system: str, block: Any, root: str = "slime_ext") -> Reading:
 
     Args:
         block: the mapping, in the system's field names; numbers may be given as text.
-        root: what stands before the system's name in messages.
 
     Raises:
         ConfigError: unknown system or key, wrong value, or a combination that the system silently ignores.
     """
-    check_known(root, "system", system, CONVERTED)
+    check_known("convert", "system", system, CONVERTED)
     keys, reader = CONVERTED[system]
-    where = f"{root}.{system}"
+    where = f"convert.{system}"
     if not isinstance(block, Mapping):
         raise ConfigError(f"{where}: expected that system's own mapping, got {shown(block)}")
     return reader(Block.closed(where, block, keys))

@@ -9,18 +9,9 @@ import math
 from typing import Any
 
 from slime_ext.config.dialects.block import SAFE, Block, Reading, band, capped, native, veto
+from slime_ext.config.places import MIS
 
-BOUNDS = ("tis_lower_bound", "tis_upper_bound", "rs_lower_bound", "rs_upper_bound")
-KEYS = (
-    "use_tis",
-    "use_rs",
-    "tis_level",
-    "rs_level",
-    "tis_mode",
-    *BOUNDS,
-    "rs_veto_threshold",
-    "tis_batch_normalize",
-)
+KEYS = ("use_tis", *MIS)
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
 READ = "mis.py reads it and stops without it"

@@ -189,14 +189,15 @@ def _spelled(flags: Mapping[str, Any], arguments: Arguments) -> str:
 
 
 def _forbid_bare_block(path: str, arguments: Arguments) -> None:
-    """Another system's keys at the top of the file, where nothing of ours looks."""
+    """Raises ConfigError for another system's keys at the top of the file, where nothing of ours looks."""
     foreign = set(arguments.values) - ARGUMENTS.keys()
-    shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in dialects.DIALECTS.items()}
+    shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in dialects.CONVERTED.items()}
     system = max(shared, key=lambda name: len(shared[name]))
-    if shared[system]:
+    if keys := shared[system]:
         raise ConfigError(
-            f"{path}: {shared[system][0]}: expected it under slime_ext: {{{system}: ...}}, got it at the "
-            f"top, where slime_ext never looks; or slime-ext convert --from {system} {path}"
+            f"{path}: expected the key slime_ext, got keys of {system} ({', '.join(map(cut, keys[:3]))}), "
+            "which slime_ext does not read where they are; leave them there for a hook that does, or "
+            f"translate them: slime-ext convert --from {system} {path}"
         )
 
 

@@ -114,21 +114,30 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     """
     where, block = _block(system, whole)
     block, beside = _without_loss(system, whole, where, block)
-    if system == "slime_mis" and not where:
-        kept = ", ".join(str(key) for key in whole if key not in block)
-        beside += [f"{kept}: not of mis.py, so keep them in the new file"] if kept else []
-    reading = dialects.read(system, block, "convert")
+    reading = dialects.read(system, block)
     try:  # what is printed must load
         correction = config.read_config(reading.mapping).correction
     except ConfigError as error:
         raise ConfigError(f"convert.{system}: expected settings that this project has, got {error}") from None
+    file = file_of(reading.mapping, correction)
+    kept = [key for key, value in _kept(system, whole, where, block).items() if file.get(key) != value]
+    beside += [f"{', '.join(map(cut, kept))}: not of {system}, so keep them in the new file"] if kept else []
     commented = [
         textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
         for note in (*beside, *reading.notes)
     ]
     flags = [f"# needs: {flag_of(key)} {value}" for key, value in reading.args.items()]
     origin = f"# converted from {system}{where and f': {where}'}"
-    return "\n".join([origin, *commented, *flags, yaml_of(file_of(reading.mapping, correction))])
+    return "\n".join([origin, *commented, *flags, yaml_of(file)])
+
+
+def _kept(system: str, whole: Mapping[str, Any], where: str, block: Any) -> dict[str, Any]:
+    """What a file of slime's own has beside the system's block."""
+    if where == f"slime_ext.{system}":
+        beside = {**whole, **whole["slime_ext"]}
+        return {key: value for key, value in beside.items() if key not in ("slime_ext", system)}
+    is_whole = system == "slime_mis" and not where
+    return {key: value for key, value in whole.items() if key not in block} if is_whole else {}
 
 
 def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any) -> tuple[Any, list[str]]:

@@ -8,6 +8,7 @@ import math
 import torch
 
 from slime_ext import load_config
+from slime_ext.config.dialects import read
 from tests import oracle
 from tests.batches import tokens
 
@@ -46,9 +47,9 @@ def flat(values):
     return [x for row in values for x in row]
 
 
-def compare(mapping, transcription, *, numerator="proximal", seeds=range(BATCHES)):
+def compare(system, block, transcription, *, numerator="proximal", seeds=range(BATCHES)):
     """Weights at kept tokens and the kept tokens themselves, against (weights, mask) per sequence."""
-    correction = load_config(mapping)
+    correction = load_config(read(system, block).mapping)
     assert correction.numerator == numerator
     for seed in seeds:
         given, packed = prepared(seed, numerator)

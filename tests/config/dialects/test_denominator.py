@@ -16,7 +16,7 @@ WEIGHS = {"rollout_is": "token", "rollout_is_threshold": 1.5}
 
 def host_sums(batch, per_token):
     """Per sequence: our loss as slime's reducer sums it, and what slime divides that sequence by."""
-    args = arguments(slime_ext={"verl": REJECTS | WEIGHS}, calculate_per_token_loss=per_token)
+    args = arguments(slime_ext=read("verl", REJECTS | WEIGHS).mapping, calculate_per_token_loss=per_token)
     loss, masks, _ = tis.correct(args, **as_slime_calls(batch))
     lengths = [len(s["mask"]) for s in batch]
     sums = [float((x * m).sum()) for x, m in zip(loss.detach().split(lengths), masks, strict=True)]

@@ -77,11 +77,11 @@ def numbers(config):
 
 
 def of_verl(config):
-    compare({"verl": config}, lambda rows: oracle_verl.head(rows, **config))
+    compare("verl", config, lambda rows: oracle_verl.head(rows, **config))
 
 
 def of_skyrl(config):
-    compare({"skyrl": config}, lambda rows: oracle_skyrl.correct(rows, **config))
+    compare("skyrl", config, lambda rows: oracle_skyrl.correct(rows, **config))
 
 
 def test_verl_of_today_and_skyrl():
@@ -102,14 +102,13 @@ def test_verl_of_today_and_skyrl_in_full():
 @pytest.mark.slow
 def test_verl_pr_3984():
     for config in PR3984:
-        compare({"verl": config}, lambda rows, c=config: oracle_verl.by_level(rows, **numbers(c)))
+        compare("verl", config, lambda rows, c=config: oracle_verl.by_level(rows, **numbers(c)))
 
 
 def test_verl_0_6_1_and_0_7_0():
     for config in RELEASES:
-        compare(
-            {"verl": config}, lambda rows, c=config: oracle_verl.by_level(rows, **numbers(c)), seeds=range(20)
-        )
+        given = numbers(config)
+        compare("verl", config, lambda rows, c=given: oracle_verl.by_level(rows, **c), seeds=range(20))
 
 
 def test_verl_without_a_proximal_policy_weighs_by_the_target():
@@ -128,19 +127,21 @@ def test_verl_without_a_proximal_policy_weighs_by_the_target():
         )
         by_option = by_option and "rollout_token_veto_threshold" not in config
         transcription = oracle_verl.head if by_option else oracle_verl.by_level
-        compare({"verl": config}, lambda rows, t=transcription, c=config: t(rows, **c), numerator="target")
+        compare("verl", config, lambda rows, t=transcription, c=config: t(rows, **c), numerator="target")
 
 
 @pytest.mark.slow
 def test_slime_mis():
     for config in MIS:
-        compare({"slime_mis": config}, lambda rows, c=config: oracle_slime_mis.correct(rows, **numbers(c)))
+        compare("slime_mis", config, lambda rows, c=config: oracle_slime_mis.correct(rows, **numbers(c)))
+
+
+def of_fireworks(config, *given):
+    compare("fireworks", config, lambda rows: oracle_fireworks.weights(rows, *given))
 
 
 def test_fireworks_pr_169_and_of_today():
     for level, cap in itertools.product(("token", "sequence"), (1.5, 5.0)):
-        block = {"fireworks": {"tis_cap": cap, "tis_level": level}}
-        compare(block, lambda rows, cap=cap, at=level: oracle_fireworks.weights(rows, cap, at))
-    for level, icepop in (("token", None), ("token", 2.0), ("sequence", None)):
-        block = {"fireworks": {"cap": 5.0, "level": level, "icepop_threshold": icepop}}
-        compare(block, lambda rows, at=level, band=icepop: oracle_fireworks.weights(rows, 5.0, at, band))
+        of_fireworks({"tis_cap": cap, "tis_level": level}, cap, level)
+    for level, band in (("token", None), ("token", 2.0), ("sequence", None)):
+        of_fireworks({"cap": 5.0, "level": level, "icepop_threshold": band}, 5.0, level, band)

@@ -78,7 +78,7 @@ def test_a_metric_that_is_not_there_is_not_judged_and_ends_no_row():
     ("mapping", "expected"),
     [
         (GEO, {"kept_fraction": Guard(min=0.1, steps=3, action="warn")}),
-        ({"fireworks": {"level": "token"}}, guards.DEFAULT),
+        ({"preset": "token_tis"}, guards.DEFAULT),
         (
             {
                 "preset": "geo_rs",

@@ -67,18 +67,18 @@ def test_a_file_that_is_none_is_one_line(capsys, tmp_path):
 
 
 def test_variables_of_a_script_are_followed(capsys, tmp_path, monkeypatch):
-    written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"fireworks": {"eps_clip": 0.3}}})
-    monkeypatch.setenv("CLIP", "0.2")
+    written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"surrogate": "ppo_clip"}})
+    monkeypatch.setenv("FLOOR", "3.0")
     text = """
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
 NAME=${NAME:-c}
 ARGS=(
-      --custom-config-path ${HERE}/$NAME.yaml --eps-clip ${CLIP} --tis-clip ${UNKNOWN}
+      --custom-config-path ${HERE}/$NAME.yaml --eps-clip-c ${FLOOR} --tis-clip ${UNKNOWN}
       --custom-tis-function-path slime_ext.tis.correct)
 python3 train.py ${ARGS[@]}
 """
     status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
-    assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
+    assert status == 1 and "--eps-clip-c: expected none beside this surrogate of slime_ext, got 3" in err
 
 
 def test_a_preset_has_its_other_name_too(capsys, tmp_path, monkeypatch):

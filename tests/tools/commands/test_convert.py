@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slime_ext import load_config
-from slime_ext.config.dialects import DIALECTS
+from slime_ext.config.dialects import read
 from tests.golden import pairs
 from tests.tools.commands.test_commands import run, written
 
@@ -38,7 +38,7 @@ BLOCKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("system", DIALECTS)
+@pytest.mark.parametrize("system", BLOCKS)
 def test_what_convert_prints_is_what_the_block_means(capsys, tmp_path, system):
     status, out, _ = run(capsys, "convert", "--from", system, written(tmp_path / "c.yaml", BLOCKS[system]))
     native = yaml.safe_load(out)
@@ -46,7 +46,7 @@ def test_what_convert_prints_is_what_the_block_means(capsys, tmp_path, system):
     block = block.get("algorithm", block).get("rollout_correction", block)
     block = block["trainer"]["algorithm"]["off_policy_correction"] if system == "skyrl" else block
     assert status == 0 and native["custom_tis_function_path"] == "slime_ext.tis.correct"
-    assert load_config(native["slime_ext"]) == load_config({system: block})
+    assert load_config(native["slime_ext"]) == load_config(read(system, block).mapping)
 
 
 def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):

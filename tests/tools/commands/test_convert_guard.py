@@ -139,3 +139,11 @@ def test_an_interpolation_elsewhere_does_not_matter_and_a_note_does_not_print_it
     status, out, _ = run(capsys, "convert", "--from", "verl", written(tmp_path / "c.yaml", text))
     assert status == 0 and "# note: clip_ratio_c is of verl's loss" in out
     assert "9.5" not in out and "oc.env" not in out
+
+
+def test_a_refusal_shows_a_line_of_a_value(capsys, tmp_path):
+    long = "a" * 5000
+    for block in ({"rollout_is": long}, {"rollout_is": "token", long: 1}, {"rollout_is": {long: long}}):
+        path = written(tmp_path / "c.yaml", {"rollout_correction": block})
+        status, out, err = run(capsys, "convert", "--from", "verl", path)
+        assert (status, out) == (2, "") and err.count("\n") == 1 and "a" * 101 not in err

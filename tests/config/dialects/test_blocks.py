@@ -1,0 +1,37 @@
+"""Other systems' blocks: a golden text (tests/golden.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from slime_ext.config.dialects import CONVERTED, read
+from slime_ext.config.load import SYSTEMS, load_config
+from slime_ext.errors import ConfigError
+from tests.golden import pairs
+
+
+def block_answer(line):
+    """Native keys, what the host's flags must say, and notes; or the refusal, which is the loader's where the
+    system's own keys are right."""
+    system, _, block = line.partition(" ")
+    try:
+        reading = read(system, yaml.safe_load(block))
+        load_config(reading.mapping)
+    except ConfigError as error:
+        assert str(error).startswith((f"convert.{system}", "slime_ext."))
+        return [str(error)]
+    found = [reading.mapping, *([{"needs": reading.args}] if reading.args else [])]
+    keys = [yaml.safe_dump(x, sort_keys=False, default_flow_style=True, width=10**6).strip() for x in found]
+    return [*keys, *(f"note: {note}" for note in reading.notes)]
+
+
+def test_other_systems_blocks_are_read_as_written_down():
+    """A system and its block, and what both are here."""
+    answers = pairs(Path(__file__).parent / "golden/blocks.txt", block_answer)
+    assert len(answers) > 230
+
+
+def test_the_loader_knows_the_names_of_all_systems():
+    assert set(SYSTEMS) == set(CONVERTED)
