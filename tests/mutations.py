@@ -103,7 +103,7 @@ MUTATIONS = {
         "tests/host/test_metrics_layouts.py",
     ),
     "no word of the floor": Mutation(
-        "config/dialects/verl_levels.py", "(FLOOR, *", "(*", "tests/config/dialects/test_denominator.py"
+        "tools/convert/verl_levels.py", "(FLOOR, *", "(*", "tests/tools/convert/test_denominator.py"
     ),
     "flip the ratio": Mutation(
         "ops/divergences.py",

@@ -15,12 +15,12 @@ import yaml
 
 import slime_ext
 from slime_ext import load_config, presets, steps, testing
-from slime_ext.config.dialects import CONVERTED
 from slime_ext.config.load import KEYS, KNOWN_STEPS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.steps import Step
 from slime_ext.tools.analysis.findings import FAULTS
 from slime_ext.tools.commands import cli
+from slime_ext.tools.convert import CONVERTED
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]

@@ -31,7 +31,7 @@ FLOORS = {
         "correction",
         "compiled user_steps",
     ),
-    "config/": ("files numbers words", "typed loaded", "idle", "load", "places flat", "dialects"),
+    "config/": ("files numbers words", "typed loaded", "idle", "load", "places flat"),
     "tools/": (
         "folders wording",
         "analysis fidelity",
@@ -40,6 +40,7 @@ FLOORS = {
         "without_cuda",
         "scripts",
         "rehearsal",
+        "convert",
         "commands",
     ),
     "tools/scripts/": (

@@ -9,11 +9,11 @@ import torch
 
 import slime_ext
 from slime_ext import load_config, presets, tis
-from slime_ext.config.dialects import read
 from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import DualClip, PpoClip, Reinforce, Sapo
 from slime_ext.errors import ConfigError
+from slime_ext.tools.convert import read
 from tests import oracle
 from tests.batches import flat, flat_call, tokens
 

@@ -10,4 +10,4 @@ BASE="$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib
 echo "$BASE" >"$("$SCRATCH/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 "$SCRATCH/bin/python" -m pip --disable-pip-version-check install -qq --no-deps -r tests/adapters/requirements.txt
 "$SCRATCH/bin/python" -m pip --disable-pip-version-check install -qq --no-deps -e .
-CUDA_VISIBLE_DEVICES="" "$SCRATCH/bin/python" -m pytest tests/adapters tests/config/dialects/test_real_systems.py -q "$@"
+CUDA_VISIBLE_DEVICES="" "$SCRATCH/bin/python" -m pytest tests/adapters tests/tools/convert/test_real_systems.py -q "$@"

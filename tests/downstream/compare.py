@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from slime_ext import load_config
-from slime_ext.config.dialects import read
 from slime_ext.core.steps import Normalize
+from slime_ext.tools.convert import read
 from tests.batches import tokens
-from tests.config.dialects.common import batch_of
+from tests.tools.convert.common import batch_of
 
 TOLERANCE = 1e-5  # SkyRL computes its ratios in float32
 UNNORMALISED = 1e-8  # verl and mis.py do not divide by a mean weight below this: such batches are left out

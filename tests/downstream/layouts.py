@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lines import complete, read
-from slime_ext.config.dialects import read as read_block
 from slime_ext.host import hosts
+from slime_ext.tools.convert import read as read_block
 from tests.downstream.checkouts import Checkout, apply_patch, checkouts, copied, patch_of
 from tests.downstream.host_loss import Case, Layout, measure
 from tests.downstream.host_step import two_steps

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext import presets
-from slime_ext.config import dialects
 from slime_ext.config import load as config
 from slime_ext.config.words import brief, one_line
 from slime_ext.errors import ConfigError, cut, did_you_mean
@@ -21,6 +20,7 @@ from slime_ext.host.flags import ARGUMENTS, FUNCTION
 from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said
 from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.output import console, needs, table
+from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.modules import fault_of
 from slime_ext.tools.scripts.read import host_root
@@ -191,7 +191,7 @@ def _spelled(flags: Mapping[str, Any], arguments: Arguments) -> str:
 def _forbid_bare_block(path: str, arguments: Arguments) -> None:
     """Raises ConfigError for another system's keys at the top of the file, where nothing of ours looks."""
     foreign = set(arguments.values) - ARGUMENTS.keys()
-    shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in dialects.CONVERTED.items()}
+    shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in CONVERTED.items()}
     system = max(shared, key=lambda name: len(shared[name]))
     if keys := shared[system]:
         raise ConfigError(

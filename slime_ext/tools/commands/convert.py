@@ -9,16 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slime_ext.config import dialects
 from slime_ext.config import load as config
-from slime_ext.config.dialects import skyrl
-from slime_ext.config.dialects.block import forbid_interpolation
-from slime_ext.config.dialects.loss_side import LOSS_SIDE, of_loss
 from slime_ext.config.files import read_mapping, text_of
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import NEARLY
 from slime_ext.tools.commands.output import plain, yaml_of
+from slime_ext.tools.convert import CONVERTED, read, skyrl
+from slime_ext.tools.convert.block import forbid_interpolation
+from slime_ext.tools.convert.loss_side import LOSS_SIDE, of_loss
 from slime_ext.tools.wording import file_of
 
 
@@ -78,11 +77,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="slime-ext convert", description="Prints another system's correction in native keys."
     )
-    known = ", ".join(dialects.CONVERTED)
+    known = ", ".join(CONVERTED)
     parser.add_argument("--from", dest="system", required=True, metavar="SYSTEM", help=known)
     parser.add_argument("file", help="the block, or the composed configuration with it: YAML, JSON or TOML")
     args = parser.parse_args(argv)
-    check_known("--from", "system", args.system, dialects.CONVERTED)
+    check_known("--from", "system", args.system, CONVERTED)
     print(plain(convert(args.system, read_settings(args.system, args.file))))
     return 0
 
@@ -110,11 +109,11 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     """A block, or a configuration that holds it, as the text of a native file.
 
     Raises:
-        ConfigError: as ``dialects.read``.
+        ConfigError: as ``slime_ext.tools.convert.read``.
     """
     where, block = _block(system, whole)
     block, beside = _without_loss(system, whole, where, block)
-    reading = dialects.read(system, block)
+    reading = read(system, block)
     try:  # what is printed must load
         correction = config.read_config(reading.mapping).correction
     except ConfigError as error:
@@ -220,7 +219,7 @@ def _nearly(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _keys(system: str) -> Sequence[str]:
-    return dialects.CONVERTED[system][0]
+    return CONVERTED[system][0]
 
 
 def _home(system: str) -> str:
@@ -233,7 +232,7 @@ def _home(system: str) -> str:
 
 def _other(system: str, whole: Mapping[str, Any]) -> str:
     """Which other system's file it is."""
-    found = (name for name in dialects.CONVERTED if name != system and _is_of(name, whole))
+    found = (name for name in CONVERTED if name != system and _is_of(name, whole))
     return next((f": it is a block of {name}; use --from {name}" for name in found), "")
 
 
@@ -242,7 +241,7 @@ def _is_of(system: str, whole: Mapping[str, Any]) -> bool:
     if (home := _find(system, whole)) is not None:
         return not home[1] or any(key not in LOSS_SIDE for key in home[1])
     if system in FLAT:
-        others = [key for name in dialects.CONVERTED if name != system for key in _keys(name)]
+        others = [key for name in CONVERTED if name != system for key in _keys(name)]
         return any(key in _keys(system) and key not in others for key in whole)
     return all(key in _keys(system) for key in whole) and any(key not in LOSS_SIDE for key in whole)
 

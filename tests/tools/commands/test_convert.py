@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slime_ext import load_config
-from slime_ext.config.dialects import read
+from slime_ext.tools.convert import read
 from tests.golden import pairs
 from tests.tools.commands.test_commands import run, written
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.config.dialects import CONVERTED
 from slime_ext.tools.commands.convert import COMPOSED
+from slime_ext.tools.convert import CONVERTED
 from tests.tools.commands.test_commands import run, written
 
 GUARD = """#!/usr/bin/env bash

@@ -2,7 +2,7 @@
 
 import math
 
-from tests.config.dialects.oracle_common import (
+from tests.tools.convert.oracle_common import (
     band,
     clamped,
     log_ratio,

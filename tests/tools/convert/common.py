@@ -8,7 +8,7 @@ import math
 import torch
 
 from slime_ext import load_config
-from slime_ext.config.dialects import read
+from slime_ext.tools.convert import read
 from tests import oracle
 from tests.batches import tokens
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from slime_ext import load_config
-from slime_ext.config.dialects import read
-from slime_ext.config.dialects.loss_side import LOSS_SIDE
+from slime_ext.tools.convert import read
+from slime_ext.tools.convert.loss_side import LOSS_SIDE
 from tests.batches import tokens
-from tests.config.dialects import oracle_gates
-from tests.config.dialects.common import batch_of
+from tests.tools.convert import oracle_gates
+from tests.tools.convert.common import batch_of
 
 
 def rlhf(level, **more):

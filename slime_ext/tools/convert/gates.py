@@ -12,10 +12,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from slime_ext.config.dialects.block import SAFE, Block, Reading, bounded, capped, inside, native, reject
-from slime_ext.config.dialects.loss_side import cispo
-from slime_ext.config.dialects.trl import LOSS, loss_of
 from slime_ext.config.numbers import as_number
+from slime_ext.tools.convert.block import SAFE, Block, Reading, bounded, capped, inside, native, reject
+from slime_ext.tools.convert.loss_side import cispo
+from slime_ext.tools.convert.trl import LOSS, loss_of
 
 TOKEN = {"reweight": {"level": "token"}}
 UNBOUNDED = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_ext.config.dialects.block import SAFE, Block, Reading, capped, inside, reject, veto
 from slime_ext.config.numbers import as_number
+from slime_ext.tools.convert.block import SAFE, Block, Reading, capped, inside, reject, veto
 
 PR3984, V061, V070 = "PR 3984", "0.6.1", "0.7.0"
 RS_LEVELS = ("token", "sequence", "geometric")

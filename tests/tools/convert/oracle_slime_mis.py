@@ -1,6 +1,6 @@
 """slime's mis.py, transcribed: compute_mis_weights with the optimizer step as its batch."""
 
-from tests.config.dialects.oracle_common import band, log_ratio, masked_mean, masked_sum, safe_exp, veto
+from tests.tools.convert.oracle_common import band, log_ratio, masked_mean, masked_sum, safe_exp, veto
 
 
 def correct(rows, *, tis_level, tis_mode, tis_upper_bound, use_rs=False, tis_batch_normalize=False, **c):

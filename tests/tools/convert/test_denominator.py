@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from slime_ext import tis
-from slime_ext.config.dialects import read
-from tests.config.dialects import oracle_verl
-from tests.config.dialects.common import BATCHES, batch_of, rows
+from slime_ext.tools.convert import read
 from tests.test_tis import arguments, as_slime_calls
+from tests.tools.convert import oracle_verl
+from tests.tools.convert.common import BATCHES, batch_of, rows
 
 REJECTS = {"rollout_rs": "token_k1,seq_mean_k1", "rollout_rs_threshold": "0.9_1.1,0.8_1.25"}
 WEIGHS = {"rollout_is": "token", "rollout_is_threshold": 1.5}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from slime_ext.config.dialects import CONVERTED, read
 from slime_ext.config.load import SYSTEMS, load_config
 from slime_ext.errors import ConfigError
+from slime_ext.tools.convert import CONVERTED, read
 from tests.golden import pairs
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from slime_ext.config.dialects.block import (
+from slime_ext.tools.convert.block import (
     SHRINK,
     Block,
     Reading,
@@ -19,7 +19,7 @@ from slime_ext.config.dialects.block import (
     native,
     reject,
 )
-from slime_ext.config.dialects.loss_side import cispo, of_loss
+from slime_ext.tools.convert.loss_side import cispo, of_loss
 
 FILTER = ("level", "action", "metric", "agg", "upper", "lower")
 LOSS = ("eps_clip", "eps_clip_higher", "c_clip", "importance_sampling_level")

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from slime_ext.config.dialects import verl_levels, verl_options
-from slime_ext.config.dialects.block import Block, Reading
-from slime_ext.config.dialects.verl_levels import PR3984, V061, V070
+from slime_ext.tools.convert import verl_levels, verl_options
+from slime_ext.tools.convert.block import Block, Reading
+from slime_ext.tools.convert.verl_levels import PR3984, V061, V070
 
 LATER = "0.7.1 and later"
 RELEASES = (PR3984, V061, V070, LATER)

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import yaml
 
-from tests.config.dialects import oracle_fireworks, oracle_skyrl, oracle_slime_mis, oracle_verl
-from tests.config.dialects.common import compare
+from tests.tools.convert import oracle_fireworks, oracle_skyrl, oracle_slime_mis, oracle_verl
+from tests.tools.convert.common import compare
 
 HEAD = """
     {rollout_is: token, rollout_is_threshold: 2.0}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_ext.config.dialects.block import SAFE, Block, Reading, capped, inside, native
+from slime_ext.tools.convert.block import SAFE, Block, Reading, capped, inside, native
 
 IS_CONFIG = ("eps_clip", "eps_clip_high", "tis_cap", "tis_level")
 TIS_CONFIG = ("cap", "level", "icepop_threshold")

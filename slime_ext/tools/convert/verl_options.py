@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.config.dialects.block import SAFE, Block, Reading, reject
-from slime_ext.config.dialects.verl_levels import (
+from slime_ext.config.numbers import as_number
+from slime_ext.tools.convert.block import SAFE, Block, Reading, reject
+from slime_ext.tools.convert.verl_levels import (
     BYPASS,
     DECOUPLED,
     PURE,
@@ -16,7 +17,6 @@ from slime_ext.config.dialects.verl_levels import (
     reading,
     weights_of,
 )
-from slime_ext.config.numbers import as_number
 
 OPTIONS = (
     *(f"token_k{i}" for i in (1, 2, 3)),

@@ -1,6 +1,6 @@
 """SkyRL's compute_off_policy_correction, transcribed: each stage sees the mask that the one before left."""
 
-from tests.config.dialects.oracle_common import band, log_ratio, safe_exp
+from tests.tools.convert.oracle_common import band, log_ratio, safe_exp
 
 DEFAULTS = {
     "token_tis_ratio_clip_high": 2.0,

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from slime_ext.config.dialects.block import SAFE, Block, Reading, band, capped, inside, native, reject
-from slime_ext.config.dialects.loss_side import cispo, of_loss
+from slime_ext.tools.convert.block import SAFE, Block, Reading, band, capped, inside, native, reject
+from slime_ext.tools.convert.loss_side import cispo, of_loss
 
 OWN = (
     "tis_ratio_type",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slime_ext.config.dialects.block import Block, Reading, bounded, native, reject
-from slime_ext.config.dialects.loss_side import cispo
+from slime_ext.tools.convert.block import Block, Reading, bounded, native, reject
+from slime_ext.tools.convert.loss_side import cispo
 
 TYPE = "truncated_importance_sampling_type"
 HIGH, LOW = "truncated_importance_sampling_ratio", "truncated_importance_sampling_ratio_min"

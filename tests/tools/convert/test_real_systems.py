@@ -19,14 +19,14 @@ import pytest
 import torch
 
 from benchmarks.speed.others import bare, need, slime_centering, trl_ratio
-from slime_ext.config.dialects import read
 from slime_ext.core.centering import centered
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
 from slime_ext.core.state import Head
+from slime_ext.tools.convert import read
 from slime_ext.tools.fidelity import WEIGHTS
 from tests.adapters.padded import EPS, of, through_slime
-from tests.config.dialects.common import batch_of
+from tests.tools.convert.common import batch_of
 
 SEEDS = range(20)
 CLOSE = {"skyrl": 1e-5}  # of loss and gradient; SkyRL takes exp in float32, whatever it is given

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from slime_ext import load_config
-from slime_ext.config.dialects import read
+from slime_ext.tools.convert import read
 from tests.batches import tokens
-from tests.config.dialects import oracle_areal
-from tests.config.dialects.common import batch_of, flat, rows
+from tests.tools.convert import oracle_areal
+from tests.tools.convert.common import batch_of, flat, rows
 
 SEEDS = range(30)
 BOUNDS = {"ratio": ((2.0, None), (2.0, 0.5)), "kl_k1": ((0.3, -0.2),), "kl_k2": ((0.3, None),)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.config.dialects.block import Block, Reading, band, native, reject
+from slime_ext.tools.convert.block import Block, Reading, band, native, reject
 
 FORMER, TODAY = "a release with kl_tau", "today's release"
 OWN = {  # release -> the keys, and the types, that it alone has

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_ext.config.dialects import (
+from slime_ext.errors import ConfigError, check_known, shown
+from slime_ext.tools.convert import (
     areal,
     fireworks,
     gates,
@@ -21,8 +22,7 @@ from slime_ext.config.dialects import (
     trl,
     verl,
 )
-from slime_ext.config.dialects.block import Block, Reading
-from slime_ext.errors import ConfigError, check_known, shown
+from slime_ext.tools.convert.block import Block, Reading
 
 Dialect = tuple[tuple[str, ...], Callable[[Block], Reading]]  # the keys it may have, and its reader
 CONVERTED: dict[str, Dialect] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.config.dialects.block import is_interpolated
 from slime_ext.errors import cut
+from slime_ext.tools.convert.block import is_interpolated
 
 LOSS_SIDE = {
     **dict.fromkeys(("eps_clip", "eps_clip_low", "epsilon", "clip_ratio", "clip_ratio_low"), "--eps-clip"),

@@ -15,7 +15,7 @@ from slime_ext.core.user_steps import on_ranks, split
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
 from tests.batches import tokens
-from tests.config.dialects.common import batch_of
+from tests.tools.convert.common import batch_of
 
 TOKEN_MASK = {"reject": {"low": 0.5, "high": 2.0}}
 CAP = {"truncate": {"high": 100.0}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime_ext.config.dialects.block import Block, Reading, band, bounded, native, reject
+from slime_ext.tools.convert.block import Block, Reading, band, bounded, native, reject
 
 UNBOUNDED = "nothing bounds the weights, as in ROLL; truncate: {high: 2.0} after reweight would"
 KEYS = ("is_weight", "filters")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slime_ext.config.dialects.block import Block, Reading, bounded, native, reject
-from slime_ext.config.dialects.loss_side import cispo, of_loss
+from slime_ext.tools.convert.block import Block, Reading, bounded, native, reject
+from slime_ext.tools.convert.loss_side import cispo, of_loss
 
 CORRECTION = (
     "vllm_importance_sampling_correction",

@@ -1,6 +1,6 @@
 """fw-ai cookbook, transcribed: active tokens only, clamp of +-20 per token, geometric "sequence"."""
 
-from tests.config.dialects.oracle_common import clamped, masked_mean, safe_exp
+from tests.tools.convert.oracle_common import clamped, masked_mean, safe_exp
 
 
 def weights(rows, cap=5.0, level="token", icepop=None):
