@@ -37,6 +37,7 @@ setup(
     package_data={
         "slime_ext": ["py.typed"],
         "slime_ext.tools.without_cuda": ["requirements.txt", "site/*.py"],
+        "slime_ext.tools.analysis": ["evidence.yaml"],
         "slime_ext.tools.analysis.findings": ["faults.yaml"],
         "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],
     },

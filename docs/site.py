@@ -29,7 +29,7 @@ def page(text: str) -> str:
         lambda found: "\n" + re.sub("^", "    ", found[0].rstrip("\n"), flags=re.M) + "\n\n", text
     )
     text = CODE.sub(_fenced, text)
-    return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:examples|configs)/[^)]*\)", r"`\1`", text)
+    return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:examples|configs|benchmarks)/[^)]*\)", r"`\1`", text)
 
 
 def _fenced(found: re.Match[str]) -> str:

@@ -52,7 +52,7 @@ FLOORS = {
     ),
     "tools/analysis/": (
         "document tables texts",
-        "records",
+        "evidence evidence.yaml records",
         "readers",
         "measures",
         "findings",

@@ -3,7 +3,8 @@
     python -m benchmarks.evidence run lm_lag [--arms B C] [--seeds 1 2] [--out runs/evidence] [--commit]
     python -m benchmarks.evidence run lm_lag --seeds 101 --try lag=4 lr=1e-4   # a pilot of other settings
     python -m benchmarks.evidence run lm_lag --arms C --seeds 5 --again          # does it come out as it did?
-    python -m benchmarks.evidence table
+    python -m benchmarks.evidence table        # evidence.yaml of the package, and the pages' tables
+    python -m benchmarks.evidence pooled       # each pair of arms, over panels that differ in seeds alone
     python -m benchmarks.evidence picture
 
 `run` takes one run after the other, seed by seed. It can be stopped at any time and started again, on another
@@ -39,14 +40,18 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs leave their logs")
     run.add_argument("--keep", action="store_true", help="leave dumps and last checkpoint (2 GB a run)")
     run.add_argument("--commit", action="store_true", help="commit each line as it is written")
-    commands.add_parser("table", help="write the tables of docs/evidence.md")
+    commands.add_parser("table", help="write evidence.yaml of the package, and the tables of the pages")
+    commands.add_parser("pooled", help="print each pair of arms over panels that differ in seeds alone")
     commands.add_parser("picture", help="draw docs/img/evidence.png and docs/img/evidence_all.png")
     given = parser.parse_args(argv)
     if given.command == "run":
         return _run(given)
-    from benchmarks.evidence import picture, table
+    from benchmarks.evidence import pages, picture, pooled
 
-    (table if given.command == "table" else picture).write(settings.read(), rows.read())
+    if given.command == "pooled":
+        print(pooled.report(settings.read(), rows.read()))
+        return 0
+    (pages if given.command == "table" else picture).write(settings.read(), rows.read())
     return 0
 
 

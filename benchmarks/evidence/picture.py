@@ -1,6 +1,5 @@
-"""docs/img/evidence.png and evidence_all.png: held-out share right over optimizer steps, a seed a line.
-
-evidence.png, which README.md shows, is one row: four arms of panels that differ in seeds and arms alone.
+"""docs/img/evidence.png, which README.md shows: where each run of the language model ended, every arm a row
+and every seed a dot. evidence_all.png: the held-out share right over optimizer steps, every seed a line.
 """
 
 from __future__ import annotations
@@ -13,34 +12,68 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.evidence.judge import Rows
+from benchmarks.evidence.pooled import lines_of, remedy_of, without_follower
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
-from benchmarks.evidence.table import by_arm
+from benchmarks.evidence.table import by_arm, own
 
 FOLDER = ROOT / "docs/img"
-FIRST = "lm_lag", "lm_lag_again", "lm_lag_center"  # the panels of README.md
 COLOUR = "#2a5d9f"
 COLUMNS = 4
 DPI = 130
 
 
 def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
-    """Draws the panels that have lines, four arms in a row; an arm that has those of another is left out."""
-    panels = {name: lines for name in of.panels if (lines := _own(by_arm(of, name, rows)))}
+    """Draws both pictures; an arm whose cells are all of another arm's runs is left out."""
     folder.mkdir(parents=True, exist_ok=True)
+    ends(of, rows).savefig(folder / "evidence.png", dpi=DPI)
+    panels = {name: lines for name in of.panels if (lines := own(by_arm(of, name, rows)))}
     draw(of, panels).savefig(folder / "evidence_all.png", dpi=DPI)
-    draw(of, {FIRST[0]: together([panels[name] for name in FIRST])}).savefig(folder / "evidence.png", dpi=DPI)
 
 
-def together(panels: Sequence[Rows]) -> Rows:
-    """The arms that more than one panel has, their seeds together: arm -> seed -> row. A seed of an arm that
-    several have is one run."""
-    arms = [arm for arm in panels[0] if sum(arm in lines for lines in panels) > 1]
-    return {arm: dict(item for lines in panels for item in lines.get(arm, {}).items()) for arm in arms}
+def ends(of: Settings, rows: Sequence[Row]) -> Figure:
+    """Returns the figure of README.md: a row of axes per condition of the language model."""
+    lines = {
+        name: without_follower(lines_of(of, name, rows))
+        for name, condition in of.conditions.items()
+        if of.panels[condition.panels[0]].host
+    }
+    heights = [len(arms) for arms in lines.values()]
+    figure = Figure(figsize=(8, 0.2 * sum(heights) + 0.55 * len(lines)), layout="constrained")
+    axes = figure.subplots(len(lines), 1, sharex=True, height_ratios=heights, squeeze=False)
+    for (ax,), (name, arms) in zip(axes, lines.items(), strict=True):
+        _ends(ax, of, name, arms)
+    axes[-1][0].set_xlabel(
+        "held-out score at the end; a dot is a seed (hollow: of a later panel), a bar the mean", fontsize=8
+    )
+    return figure
+
+
+def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
+    """The arms of a condition, best mean above."""
+    condition = of.conditions[name]
+    means = {arm: sum(row.end for row in seeds.values()) / len(seeds) for arm, seeds in arms.items()}
+    order = sorted(arms, key=lambda arm: -means[arm])
+    for place, arm in enumerate(order):
+        for i, (seed, row) in enumerate(sorted(arms[arm].items())):
+            is_first = seed in of.panels[condition.panels[0]].seeds
+            height = place + 0.36 * ((i * 0.618) % 1 - 0.5)  # apart, and the same in every drawing
+            ax.plot(row.end, height, "o", ms=4, mec=COLOUR, mfc=COLOUR if is_first else "none", alpha=0.7)
+        ax.plot([means[arm]] * 2, [place - 0.34, place + 0.34], "k", lw=2)
+        ax.text(0.83, place, f"{means[arm]:.2f}  n={len(arms[arm])}", va="center", fontsize=8)
+    ax.set_yticks(range(len(order)), [remedy_of(of, name, arm) for arm in order], fontsize=8)
+    ax.invert_yaxis()
+    ax.set_xlim(-0.02, 0.95)
+    scored = f"; scored with {condition.scored.split(',')[0]}" if condition.scored else ""
+    ax.set_title(f"{condition.what}{scored}", fontsize=8.5, loc="left")
+    ax.grid(axis="x", alpha=0.3)
+    ax.tick_params(axis="x", labelsize=8)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
 
 
 def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) -> Figure:
-    """The figure."""
+    """Returns the figure of every panel."""
     rows = [
         (name, list(lines.items())[i : i + COLUMNS]) for name, lines in panels.items() for i in _starts(lines)
     ]
@@ -54,10 +87,6 @@ def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) ->
         for ax, (arm, seeds) in zip(row, arms, strict=False):
             _arm(ax, f"{arm}  {of.arms[arm].what}", list(seeds.values()))
     return figure
-
-
-def _own(lines: Rows) -> Rows:
-    return {arm: seeds for arm, seeds in lines.items() if any(row.arm == arm for row in seeds.values())}
 
 
 def _starts(lines: Mapping[str, object]) -> range:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("settings.yaml")
@@ -26,6 +26,7 @@ class Arm(Frozen):
     """One way to train. `flags` name its correction as a host's do; `lr` multiplies the panel's."""
 
     what: str
+    remedy: str = Field("", description="what it does about the mismatch; by default `what`")
     mismatch: bool = True
     lr: float = 1.0
     flags: dict[str, Any] = {}
@@ -74,6 +75,18 @@ class Panel(Frozen):
     primary: Primary | None = None
 
 
+class Condition(Frozen):
+    """Panels whose runs differ in arms and seeds alone: the same task, flags and mismatch."""
+
+    mismatch: Literal["lag", "formats"] = Field(description="older weights, or other number formats")
+    what: str
+    exact: str = Field(description="what arm A does in place of the mismatch")
+    scored: str = Field(
+        "", description="the weights that answer the held-out questions, if not the trainer's"
+    )
+    panels: tuple[str, ...]
+
+
 class Judged(Frozen):
     """What counts as what; shares of 1 are of held-out exact match."""
 
@@ -94,6 +107,16 @@ class Settings(Frozen):
     judged: Judged
     arms: dict[str, Arm]
     panels: dict[str, Panel]
+    conditions: dict[str, Condition] = {}
+
+    @model_validator(mode="after")
+    def _differ_in_arms_and_seeds_alone(self) -> Settings:
+        for name, condition in self.conditions.items():
+            first, *others = (self.panels[panel] for panel in condition.panels)
+            same = [(p.host, p.flags, p.mismatch, p.chain, p.warm) for p in (first, *others)]
+            if any(one != same[0] for one in same):
+                raise ValueError(f"conditions: {name}: expected panels that differ in arms and seeds alone")
+        return self
 
     def flags(self, panel: str, arm: str, seed: int, recommended: str | None = None) -> dict[str, Any]:
         """The flags of one run, by attribute."""

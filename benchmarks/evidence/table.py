@@ -1,4 +1,4 @@
-"""The tables of docs/evidence.md and README.md, written between their marks from the committed lines."""
+"""The tables of RESULTS.md: every panel, arm and seed of the committed lines, and the pilots."""
 
 from __future__ import annotations
 
@@ -11,45 +11,18 @@ from statistics import fmean
 from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, judge
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
 from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
-from benchmarks.evidence.settings import ROOT, Arm, Panel, Primary, Settings
+from benchmarks.evidence.settings import Arm, Panel, Primary, Settings
 from slime_ext import presets
 from slime_ext.tools.fidelity import World, evaluate
 
-DOCUMENT, README = ROOT / "docs/evidence.md", ROOT / "README.md"
-BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "end - B", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
-SUMMARISED = "A", "B", "C", "G", "S"  # arms with a column in README.md
 SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch
 SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other corrections share one
 
 
-def write(of: Settings, rows: Sequence[Row], document: Path = DOCUMENT, readme: Path = README) -> None:
-    """Replaces what stands between the marks of both files."""
-    for path, made in ((document, text(of, rows)), (readme, f"\n{summary(of, rows)}\n\n")):
-        before, _, rest = path.read_text().partition(BEGIN)
-        path.write_text(before + BEGIN + made + END + rest.partition(END)[2])
-
-
-def summary(of: Settings, rows: Sequence[Row]) -> str:
-    """A row a panel: the failed seeds and the mean end of each arm, and p of the test where there is one."""
-    head = ["panel", *(f"{arm} {of.arms[arm].what}" for arm in SUMMARISED)]
-    lines = {name: by_arm(of, name, rows) for name in of.panels}
-    judged = {
-        name: verdicts(of, name, of_arm) for name, of_arm in lines.items() if _is_shown(of, name, of_arm)
-    }
-    cells = (
-        [
-            f"{name}: {of.panels[name].what}",
-            *(_briefly(found.get(arm), _by_ends(of, name)) for arm in SUMMARISED),
-        ]
-        for name, found in judged.items()
-    )
-    return markdown(head, cells)
-
-
-def _is_shown(of: Settings, panel: str, lines: Rows) -> bool:
-    """Whether README may show a panel: not before its primary comparison, where it has one, is complete."""
+def is_shown(of: Settings, panel: str, lines: Rows) -> bool:
+    """Whether anything may be concluded from a panel: not before its primary comparison is complete."""
     settings = of.panels[panel]
     asked = settings.primary
     return bool(lines) and (asked is None or _complete(settings, asked, lines) == len(settings.seeds))
@@ -64,23 +37,14 @@ def _by_ends(of: Settings, panel: str) -> bool:
     return of.panels[panel].test == "ends of a seed"
 
 
-def _briefly(v: Verdict | None, by_ends: bool) -> str:
-    """What came out of an arm; p stands behind what it tests."""
-    if v is None:
-        return "not run"
-    p = "" if v.p is None else f" (p {v.p:.2g})"
-    failed, end = f"{len(v.failed)} of {v.seeds} failed", f"end {v.end[0]:.2f}"
-    return f"{failed}, {end}{p}" if by_ends else f"{failed}{p}, {end}"
-
-
 def text(of: Settings, rows: Sequence[Row]) -> str:
-    """All tables in Markdown: the host's panels and pilots, then those of the training loop that is gone."""
+    """Returns all tables in Markdown: the host's panels and pilots, then those of the former loop."""
     parts = [*_panels(of, rows, on_a_host=True)]
     parts += ["### Pilots on a host", pilots(row for row in read(PILOTS) if of.panels[row.panel].host)]
-    parts += ["## On the training loop that is gone", *_panels(of, rows, on_a_host=False)]
+    parts += ["## On the former training loop", *_panels(of, rows, on_a_host=False)]
     tried = [json.loads(line) for line in SCOUTED.read_text().splitlines()]
     parts += ["### Settings looked at in plain torch", scouted(tried)]
-    return "\n" + "\n\n".join(parts) + "\n\n"
+    return "\n\n".join(parts)
 
 
 def _panels(of: Settings, rows: Sequence[Row], on_a_host: bool) -> Iterator[str]:
@@ -134,16 +98,22 @@ def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
     return {arm: seeds for arm, seeds in found.items() if seeds}
 
 
+def own(lines: Rows) -> Rows:
+    """Returns the arms that have runs; not those, such as G, whose cells are all of another arm's runs."""
+    return {arm: seeds for arm, seeds in lines.items() if any(row.arm == arm for row in seeds.values())}
+
+
 def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterable[str]:
     lines = by_arm(of, name, rows)
     yield f"### {name}: {panel.what}"
     if not lines:
         yield "No test seed has run yet."
         return
-    yield markdown(HEAD, [_cells(arm, of.arms[arm], v) for arm, v in verdicts(of, name, lines).items()])
+    found = verdicts(of, name, lines)  # G counts as a comparison, as it was planned, and is no row of its own
+    yield markdown(HEAD, [_cells(arm, of.arms[arm], found[arm]) for arm in own(lines)])
     if panel.primary is not None:
         yield primary(of, panel, panel.primary, lines)
-    yield _every_seed(of, lines)
+    yield _every_seed(own(lines))
     yield from _shared(name, lines)
     yield from repeated(lines, [row for row in read(AGAIN) if row.panel == name])
     yield _closed_loop(lines)
@@ -162,7 +132,7 @@ def primary(of: Settings, panel: Panel, asked: Primary, lines: Rows) -> str:
         return f"Primary comparison, ends of {name}: {left} of {len(panel.seeds)} seeds have not run."
     found = compare(lines, asked, of.judged)
     equal = f"{'equal' if found.equal else 'not shown to be equal'} within {asked.margin:g} (90% interval)"
-    return f"Primary comparison, ends of {name}: {_interval(found.difference)}, p {found.p:.2g}; {equal}."
+    return f"Primary comparison, ends of {name}: {interval(found.difference)}, p {found.p:.2g}; {equal}."
 
 
 def _complete(panel: Panel, asked: Primary, lines: Rows) -> int:
@@ -179,14 +149,14 @@ def markdown(head: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
 def _cells(name: str, arm: Arm, v: Verdict) -> list[object]:
     p = "" if v.p is None else f"{v.p:.3g}"
     counts = [len(seeds) for seeds in (v.collapsed, v.failed, v.rescued)]
-    return [f"{name} {arm.what}", v.seeds, *counts, *map(_interval, (v.end, v.gap, v.gain)), p]
+    return [f"{name} {arm.what}", v.seeds, *counts, *map(interval, (v.end, v.gap, v.gain)), p]
 
 
-def _interval(value: tuple[float, float, float] | None) -> str:
+def interval(value: tuple[float, float, float] | None) -> str:
     return "" if value is None else "{:.3f} [{:.3f}, {:.3f}]".format(*value)
 
 
-def _every_seed(of: Settings, lines: Rows) -> str:
+def _every_seed(lines: Rows) -> str:
     seeds = sorted({seed for of_arm in lines.values() for seed in of_arm})
     cells = [[arm, *(_end(of_arm.get(seed)) for seed in seeds)] for arm, of_arm in lines.items()]
     return markdown(["end by seed", *seeds], cells)
@@ -201,7 +171,7 @@ def _shared(panel: str, lines: Rows) -> Iterator[str]:
                 found[arm, row.arm if row.panel == panel else f"{row.arm} of {row.panel}"].append(str(seed))
     if found:
         same = (f"{arm} is {other} (seeds {' '.join(seeds)})" for (arm, other), seeds in found.items())
-        yield f"Run once, as the words of both are the same: {'; '.join(same)}."
+        yield f"The same runs, so no further evidence: {'; '.join(same)}."
 
 
 def repeated(lines: Rows, repeats: Sequence[Row]) -> Iterator[str]:
@@ -246,8 +216,8 @@ def effects(rows: Iterable[Row]) -> Iterator[str]:
 def _exact(of: Settings, panel: Panel, lines: Rows) -> str:
     """The exact bias of each correction (`slime-ext bench fidelity`) beside the mean end of its runs."""
     world, cells = World.of(panel.world), []
-    for arm, of_arm in lines.items():
-        if (preset := _preset(of.arms[arm], arm)) is None:
+    for arm, of_arm in own(lines).items():
+        if (preset := preset_of(of.arms[arm], arm)) is None:
             continue
         exact = evaluate(presets.get(preset), world)
         mean = sum(row.end for row in of_arm.values()) / len(of_arm)
@@ -257,7 +227,7 @@ def _exact(of: Settings, panel: Panel, lines: Rows) -> str:
     return markdown(head, cells)
 
 
-def _preset(arm: Arm, name: str) -> str | None:
+def preset_of(arm: Arm, name: str) -> str | None:
     if name == UNCORRECTED:
         return "metrics_only"
     path = arm.flags.get("custom_tis_function_path")

@@ -19,7 +19,7 @@ import yaml
 from matplotlib.image import imread
 
 from benchmarks.evidence import __main__ as evidence
-from benchmarks.evidence import judge, picture, reward, rows, runs, settings, table
+from benchmarks.evidence import judge, pages, picture, pooled, reward, rows, runs, settings, table
 from benchmarks.evidence.rows import Row
 from slime_ext.config.files import read_mapping
 from slime_ext.config.load import read_config
@@ -218,7 +218,8 @@ def test_a_run_with_the_words_of_another_is_not_run_but_has_its_line():
     cells = table.by_arm(OF, "lm_lag", [b, c, a])
     assert cells["G"] == cells["C"] == {1: c} and "D" not in cells
     said = list(table._shared("lm_lag", cells))
-    assert said == ["Run once, as the words of both are the same: G is C (seeds 1)."]
+    assert said == ["The same runs, so no further evidence: G is C (seeds 1)."]
+    assert list(table.own(cells)) == ["A", "B", "C"]
     unsure = row("B", 1, panel="lm_lag", recommended="metrics_only")
     assert table.by_arm(OF, "lm_lag", [unsure, c])["G"] == {1: unsure}
     own = row("G", 1, panel="lm_lag")
@@ -369,8 +370,6 @@ def test_ends_of_the_same_seeds_are_compared_by_counting_signs():
     found = table.verdicts(OF, "lm_lag_again", table.by_arm(OF, "lm_lag_again", lines))
     assert (found["A"].p, found["B"].p, found["C"].p) == (2 * 2 / 16, None, 1.0)  # Holm: two comparisons
     assert OF.panels["lm_lag"].test == "failed seeds"
-    shown = table.summary(OF, lines)  # p stands behind what it tests
-    assert "| 0 of 4 failed, end 0.75 (p 0.25) | 1 of 4 failed, end 0.60 |" in shown
 
 
 def test_the_primary_comparison_is_of_two_arms_and_waits_for_all_seeds():
@@ -390,9 +389,9 @@ def test_the_primary_comparison_is_of_two_arms_and_waits_for_all_seeds():
     )
     assert "p 0.8;" in said([0.02, -0.018] * 8) and "; equal within 0.05" in said([0.02, -0.018] * 8)
     assert "not shown" in said([0.09, -0.01] * 8)  # a mean of 0.04: the interval reaches beyond the margin
-    assert "lm_cap" not in table.summary(OF, lines([0.1] * 15)) and "lm_cap" in table.summary(
-        OF, lines([0.1] * 16)
-    )
+    for seeds in (15, 16):  # nothing is concluded from a panel whose primary comparison is not complete
+        of_panel = table.by_arm(OF, "lm_cap", lines([0.1] * seeds))
+        assert table.is_shown(OF, "lm_cap", of_panel) == (seeds == 16)
 
 
 def test_arms_u_and_x_differ_from_score_centering_in_cap_and_centering_alone():
@@ -423,20 +422,10 @@ def test_the_interval_of_the_mean_has_its_place_and_width():
     assert mean - low == pytest.approx(0.0098, rel=0.2) and high - mean == pytest.approx(0.0098, rel=0.2)
 
 
-def test_the_tables_hold_every_seed_and_replace_the_former_ones(tmp_path):
+def test_the_tables_hold_every_seed_and_every_arm():
     lines = [*cell("A", [0.9] * 8), *cell("B", [0.1] * 8), *cell("C", [0.88] * 8), row("G", 2, 0.5)]
     lines.append(row("C", 101, 0.123))  # a pilot
-    document, readme = tmp_path / "evidence.md", tmp_path / "README.md"
-    for file in (document, readme):
-        file.write_text(f"before\n{table.BEGIN}former{table.END}\nafter\n")
-    table.write(OF, lines, document, readme)
-    for said in (readme.read_text(), document.read_text()):
-        assert said.startswith("before\n") and said.endswith("\nafter\n") and "former" not in said
-    cells = [
-        f"{name} of 8 failed{p}, end {end}"
-        for name, p, end in ((0, " (p 0.00047)", "0.90"), (8, "", "0.10"), (0, " (p 0.00047)", "0.88"))
-    ]
-    assert f"| {' | '.join(cells)} | 1 of 1 failed (p 1), end 0.50 |" in readme.read_text()
+    said = table.text(OF, lines)
     ends = "0.100 [0.100, 0.100] | -0.800 [-0.800, -0.800] | 0.000 [0.000, 0.000]"
     assert f"| B mismatch, uncorrected | 8 | 8 | 8 | 0 | {ends} |  |" in said
     ends = "0.880 [0.880, 0.880] | -0.020 [-0.020, -0.020] | 0.780 [0.780, 0.780]"
@@ -454,14 +443,74 @@ def test_what_each_correction_would_have_done_is_the_mean_of_the_seeds_that_have
     assert list(table.effects([row("B", 3)])) == []
 
 
+PAGES = (pages.README, pages.CORRECTIONS, pages.EVIDENCE, pages.RESULTS)
+
+
 def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):
-    copies = [tmp_path / path.name for path in (table.DOCUMENT, table.README)]
-    for copy, path in zip(copies, (table.DOCUMENT, table.README), strict=True):
-        copy.write_text(path.read_text())
-    table.write(OF, rows.read(), *copies)
-    assert [copy.read_text() for copy in copies] == [
-        path.read_text() for path in (table.DOCUMENT, table.README)
+    for name in (pages.PACKAGE, *PAGES):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in PAGES:
+        text = (settings.ROOT / name).read_text()
+        former = text[text.index(pages.BEGIN) :].partition(pages.END)[0]
+        (tmp_path / name).write_text(text.replace(former, f"{pages.BEGIN}former"))
+    pages.write(OF, rows.read(), tmp_path)
+    for name in (pages.PACKAGE, *PAGES):
+        assert (tmp_path / name).read_text() == (settings.ROOT / name).read_text(), name
+
+
+def ends_of(panels, arm):
+    """Seed -> end in rows.jsonl, read without the code that makes the table."""
+    lines = map(json.loads, rows.FILE.read_text().splitlines())
+    return {line["seed"]: line["end"] for line in lines if line["panel"] in panels and line["arm"] == arm}
+
+
+def test_the_packages_table_is_what_plain_arithmetic_makes_of_the_lines():
+    made = yaml.safe_load((settings.ROOT / pages.PACKAGE).read_text())
+    shared = {"int4": {"A": ["lm_lag"]}}  # A has no mismatch: one run for both panels
+    for condition in made["conditions"]:
+        base = ends_of(condition["panels"], "B")
+        assert condition["uncorrected"]["seeds"] == len(base)
+        assert condition["uncorrected"]["end"] == pytest.approx(sum(base.values()) / len(base), abs=6e-5)
+        arms = {line.arm for line in rows.read() if line.panel in condition["panels"]} - {"B", "G"}
+        arms |= set(shared.get(condition["name"], ()))
+        assert {remedy["arm"] for remedy in condition["remedies"]} == arms  # every arm that ran
+        for remedy in condition["remedies"]:
+            panels = shared.get(condition["name"], {}).get(remedy["arm"], condition["panels"])
+            ends = ends_of(panels, remedy["arm"])
+            gained = [ends[seed] - base[seed] for seed in ends if seed in base]
+            assert remedy["seeds"] == len(gained) == len(ends)
+            assert remedy["effect"] == pytest.approx(sum(gained) / len(gained), abs=6e-5)
+            assert remedy["low"] <= remedy["effect"] <= remedy["high"]
+        k3 = [line.k3 for line in rows.read() if line.panel in condition["panels"] and line.arm == "B"]
+        assert condition["k3"] == ([min(k3), max(k3)] if k3[0] is not None else [])
+
+
+def test_conditions_pool_panels_that_differ_in_arms_and_seeds_alone():
+    found = yaml.safe_load(settings.FILE.read_text())
+    found["conditions"]["lag"]["panels"].append("lm_int4")
+    with pytest.raises(ValueError, match="lag: expected panels that differ in arms and seeds alone"):
+        settings.Settings.model_validate(found)
+
+
+def test_pairs_are_of_the_seeds_that_both_arms_have_run():
+    """Two panels read as one: B and S on four seeds, C on two of them."""
+    ends = {"B": [0.1, 0.2, 0.3, 0.4], "S": [0.5, 0.5, 0.5, 0.5], "C": [0.2, 0.2]}
+    second = {"B": "lm_lag_again", "S": "lm_lag_center"}
+    lines = [
+        row(arm, seed, end, panel="lm_lag" if seed < 3 else second[arm])
+        for arm, of_arm in ends.items()
+        for seed, end in zip((1, 2, 9, 10), of_arm, strict=False)
     ]
+    said = pooled.report(OF, lines)
+    assert "| S - B | 4 | 0.250 [" in said and "| C - B | 2 | 0.050 [0.000, 0.100] | 1 |" in said
+    assert "| C - S | 2 | -0.300 [-0.300, -0.300] | 0.5 |" in said
+
+
+def test_slow_runs_are_those_that_are_low_halfway():
+    curves = {1: [(4, 0.9), (8, 0.2), (16, 0.5)], 2: [(8, 0.1), (16, 0.2)], 3: [(8, 0.4), (16, 0.1)]}
+    lines = {"B": {n: row("B", n, curve=c) for n, c in curves.items()}}
+    lines["C"] = {3: row("C", 3, curve=curves[3])}
+    assert pooled.slow(lines) == {"B": (2, pytest.approx(0.2))}
 
 
 def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
@@ -472,15 +521,19 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
     assert list(drawn[1].lines[-1].get_ydata()) == pytest.approx([0.0, 0.1, 0.2])
 
 
-def test_panels_of_other_seeds_are_drawn_as_one():
-    one, nine = row("B", 1), row("B", 9)
-    panels = {"B": {1: one}, "E": {1: row("E", 1)}}, {"A": {9: row("A", 9)}, "B": {9: nine}}
-    assert picture.together(panels) == {"B": {1: one, 9: nine}}  # of the arms that more than one has
+def test_the_readmes_picture_has_every_arm_and_seed():
+    figure = picture.ends(OF, rows.read())
+    made = yaml.safe_load((settings.ROOT / pages.PACKAGE).read_text())["conditions"]
+    for ax, condition in zip(figure.axes, made, strict=False):
+        names = {remedy["remedy"] for remedy in condition["remedies"]} | {"uncorrected"}
+        assert {label.get_text() for label in ax.get_yticklabels()} == names
+        dots = [line for line in ax.lines if line.get_marker() == "o"]
+        seeds = sum(remedy["seeds"] for remedy in condition["remedies"])
+        assert len(dots) == seeds + condition["uncorrected"]["seeds"]
 
 
-def test_the_readmes_picture_is_one_row_of_at_most_400_pixels(tmp_path):
-    lines = [line for line in rows.read() if line.panel in ("lag", *picture.FIRST)]
+def test_the_pictures_are_drawn(tmp_path):
+    lines = [line for line in rows.read() if line.panel in ("lag", "lm_lag", "lm_int4", "lm_long")]
     picture.write(OF, lines, tmp_path)
     height, width = imread(tmp_path / "evidence.png").shape[:2]
-    assert height <= 400 and width >= 1000
-    assert imread(tmp_path / "evidence_all.png").shape[0] > 2 * height
+    assert height <= 700 and width >= 1000 and imread(tmp_path / "evidence_all.png").shape[1] > 1000

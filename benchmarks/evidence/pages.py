@@ -1,0 +1,36 @@
+"""Writes what the committed lines say into the package's table, and between marks into the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.evidence import pooled, table
+from benchmarks.evidence.rows import Row
+from benchmarks.evidence.settings import ROOT, Settings
+
+BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
+PACKAGE = "slime_ext/tools/analysis/evidence.yaml"
+README, CORRECTIONS, EVIDENCE, RESULTS = (
+    "README.md",
+    "docs/corrections.md",
+    "docs/evidence.md",
+    "benchmarks/evidence/RESULTS.md",
+)
+
+
+def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
+    """Writes the package's table, and replaces what stands between the marks of each page."""
+    found = pooled.evidence(of, rows)
+    (root / PACKAGE).write_text(pooled.text(found))
+    on_a_host = [name for name, c in of.conditions.items() if of.panels[c.panels[0]].host]
+    made = {
+        README: pooled.advice(found, names=on_a_host),
+        CORRECTIONS: pooled.advice(found),
+        EVIDENCE: pooled.advice(found, names=on_a_host, planned=True),
+        RESULTS: f"{pooled.report(of, rows)}\n\n{table.text(of, rows)}",
+    }
+    for name, text in made.items():
+        path = root / name
+        before, _, rest = path.read_text().partition(BEGIN)
+        path.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")

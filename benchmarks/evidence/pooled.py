@@ -1,0 +1,188 @@
+"""Panels whose runs differ in arms and seeds alone, read as one: each pair of arms, and the package's table.
+
+Most of these comparisons were chosen when the runs were known: their intervals and p-values describe the runs
+and confirm nothing. What was written down beforehand has its own p, panel by panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import yaml
+
+from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, bootstrap, gaps, judge, randomised
+from benchmarks.evidence.rows import Row
+from benchmarks.evidence.runs import FOLLOWER, STEPS
+from benchmarks.evidence.settings import Settings
+from benchmarks.evidence.table import by_arm, interval, is_shown, markdown, preset_of, verdicts
+
+HEAD = """# What runs of ours measured, and under which condition: held-out scores at the end, less those of
+# uncorrected runs of the same seeds. Made by `python -m benchmarks.evidence table` from
+# benchmarks/evidence/rows.jsonl. A test compares the two, so do not edit it.
+#
+# k3: smallest and largest of the uncorrected runs, each its median over rollouts; empty: not recorded.
+# effect, low, high: mean difference and its 95% bootstrap interval over seeds.
+# p: Fisher's randomisation test of pairs, after Holm over the condition's arms.
+# planned: panel -> p of the test that was written down before it ran.
+# post_hoc: nobody planned to read these panels together, or to compare their ends.
+"""
+SLOW = 0.3
+
+
+def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
+    """Returns arm -> seed -> line over the panels of a condition.
+
+    A panel whose primary comparison is not complete is left out.
+    """
+    found: dict[str, dict[int, Row]] = {}
+    for panel in of.conditions[name].panels:
+        lines = by_arm(of, panel, rows)
+        for arm, seeds in lines.items() if is_shown(of, panel, lines) else ():
+            found.setdefault(arm, {}).update(seeds)
+    return {arm: found[arm] for arm in of.arms if arm in found}
+
+
+def without_follower(lines: Rows) -> Rows:
+    """Returns the lines without arm G, which trains with another arm's correction."""
+    return {arm: seeds for arm, seeds in lines.items() if arm != FOLLOWER}
+
+
+def remedy_of(of: Settings, condition: str, arm: str) -> str:
+    """Returns what an arm does about the mismatch of a condition."""
+    if arm == UNCORRECTED:
+        return "uncorrected"
+    return of.conditions[condition].exact if arm == EXACT else of.arms[arm].remedy or of.arms[arm].what
+
+
+def report(of: Settings, rows: Sequence[Row]) -> str:
+    """Returns a table per condition in Markdown: each pair of arms, on the seeds that both have."""
+    parts = []
+    for name, condition in of.conditions.items():
+        lines = without_follower(lines_of(of, name, rows))
+        ends = {arm: bootstrap([row.end for row in seeds.values()], 1)[0] for arm, seeds in lines.items()}
+        mean = ", ".join(f"{arm} {end:.3f} ({len(lines[arm])})" for arm, end in ends.items())
+        low = ", ".join(f"{arm} {n} ({gain:+.2f})" for arm, (n, gain) in slow(lines).items()) or "none"
+        pairs = markdown(["pair", "seeds", "difference", "p"], _pairs(of, lines))
+        parts.append(
+            f"### {name}, pooled: {condition.what}\n\n"
+            f"Mean end (seeds): {mean}. "
+            f"Runs below {SLOW} halfway, and what they gained by the end: {low}.\n\n"
+            f"{pairs}"
+        )
+    return "\n\n".join(parts)
+
+
+def slow(lines: Rows) -> dict[str, tuple[int, float]]:
+    """Returns arm -> (runs whose held-out score is below ``SLOW`` halfway, their mean gain from there)."""
+    found = {}
+    for arm, seeds in lines.items():
+        halves = [(dict(row.heldout).get(row.heldout[-1][0] // 2), row.end) for row in seeds.values()]
+        gained = [end - half for half, end in halves if half is not None and half < SLOW]
+        if gained:
+            found[arm] = len(gained), sum(gained) / len(gained)
+    return found
+
+
+def _pairs(of: Settings, lines: Rows) -> Iterator[list[object]]:
+    for first, second in combinations(lines, 2):
+        one, other = (second, first) if first == UNCORRECTED else (first, second)
+        found = list(gaps(lines[one], lines[other]).values())
+        if found:
+            difference = interval(bootstrap(found, of.judged.resamples))
+            yield [f"{one} - {other}", len(found), difference, f"{randomised(found):.2g}"]
+
+
+def evidence(of: Settings, rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns what the package's table holds."""
+    conditions = {name: lines_of(of, name, rows) for name in of.conditions}
+    return {
+        "significance": of.judged.significance,
+        "conditions": [_condition(of, name, lines, rows) for name, lines in conditions.items() if lines],
+    }
+
+
+def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dict[str, Any]:
+    condition, base = of.conditions[name], lines[UNCORRECTED]
+    found = judge(lines, of.judged, by_ends=True)
+    panels = [of.panels[panel] for panel in condition.panels]
+    planned = {
+        panel: verdicts(of, panel, of_panel)
+        for panel in condition.panels
+        if (of_panel := by_arm(of, panel, rows))
+    }
+    k3 = [row.k3 for row in base.values() if row.k3 is not None]
+    remedies = []
+    for arm, seeds in without_follower(lines).items():
+        if arm == UNCORRECTED:
+            continue
+        if (gain := found[arm].gain) is None:
+            continue
+        effect, low, high = gain
+        remedies.append(
+            {
+                "arm": arm,
+                "remedy": remedy_of(of, name, arm),
+                "preset": preset_of(of.arms[arm], arm),
+                "seeds": len(gaps(seeds, base)),
+                "end": round(found[arm].end[0], 4),
+                **{key: round(value, 4) for key, value in (("effect", effect), ("low", low), ("high", high))},
+                "p": float(f"{found[arm].p:.2g}"),
+                "planned": {
+                    panel: float(f"{of_panel[arm].p:.2g}")
+                    for panel, of_panel in planned.items()
+                    if arm in of_panel
+                },
+            }
+        )
+    return {
+        "name": name,
+        "mismatch": condition.mismatch,
+        "what": condition.what,
+        "scored": condition.scored,
+        "panels": list(planned),
+        "steps_per_rollout": panels[0].flags.get(STEPS, 1),
+        "k3": [min(k3), max(k3)] if k3 else [],
+        "post_hoc": len(planned) > 1 or panels[0].test != "ends of a seed",
+        "uncorrected": {"seeds": len(base), "end": round(found[UNCORRECTED].end[0], 4)},
+        "remedies": sorted(remedies, key=lambda remedy: -remedy["effect"]),
+    }
+
+
+def advice(found: Mapping[str, Any], *, planned: bool = False, names: Collection[str] = ()) -> str:
+    """Returns the package's table in Markdown: per condition the uncorrected runs, then every remedy.
+
+    Args:
+        found: of `evidence`.
+        planned: adds the p of each test that was written down before its panel.
+        names: conditions to show, all by default.
+    """
+    head = ["runs", "remedy", "seeds", "end", "less uncorrected, same seeds"] + ["planned tests, p"] * planned
+    cells = []
+    for condition in found["conditions"]:
+        if names and condition["name"] not in names:
+            continue
+        low_high = " to ".join(f"{bound:.2g}" for bound in condition["k3"]) or "not recorded"
+        steps = condition["steps_per_rollout"]
+        more = f"; scored with {condition['scored']}" if condition["scored"] else ""
+        what = f"{condition['what']}; k3 {low_high}; {steps} step{'s' * (steps > 1)} per rollout{more}"
+        base = condition["uncorrected"]
+        cells.append([what, "none", base["seeds"], f"{base['end']:.2f}", ""] + [""] * planned)
+        for remedy in condition["remedies"]:
+            effect, low, high = (round(remedy[key], 2) + 0.0 for key in ("effect", "low", "high"))  # no -0.00
+            row = [
+                "",
+                remedy["remedy"],
+                remedy["seeds"],
+                f"{remedy['end']:.2f}",
+                f"{effect:+.2f} ({low:.2f} to {high:.2f})",
+            ]
+            tests = ", ".join(f"{panel} {p:.2g}" for panel, p in remedy["planned"].items())
+            cells.append(row + [tests] * planned)
+    return markdown(head, cells)
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """Returns the package's file of what `evidence` found."""
+    return HEAD + yaml.safe_dump(found, sort_keys=False, width=116, default_flow_style=None)
