@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
     diagnosis.calls = diagnosis.calls or next(filter(None, map(first_calls, folders)), ())
     diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
-    total, effects = diagnosis.numbers(), whatif.effects()
+    total, effects, moments = diagnosis.numbers(), whatif.effects(), diagnosis.moments()
+    distances = [moment.numbers.k3 for moment in moments if moment.numbers.k3 is not None]
     files = {name: own.file for name, own in request.configs.items()}
     return Document(
         name=_name(request.paths),
@@ -91,10 +93,17 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
         detectors=detectors,
         distribution=diagnosis.sums.distribution(),
         curves=diagnosis.all_curves(),
-        timeline=diagnosis.moments(),
+        timeline=moments,
         worst=diagnosis.worsts.found(),
         effects=effects,
-        recommendation=recommend(effects, total, findings, files),
+        recommendation=recommend(
+            effects,
+            total,
+            findings,
+            files,
+            k3=statistics.median(distances) if distances else None,
+            steps=diagnosis.steps or None,
+        ),
         suggestions=ranking.suggestions(),
     )
 

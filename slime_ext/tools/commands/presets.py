@@ -13,6 +13,7 @@ from slime_ext.config.files import of_package, read_mapping
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import brief
 from slime_ext.errors import ConfigError
+from slime_ext.tools.analysis.evidence import evidence
 from slime_ext.tools.commands.output import console, needs, plain, yaml_of
 from slime_ext.tools.wording import file_of, flags_of
 
@@ -46,6 +47,7 @@ def text_of(name: str) -> str:
         f"{name} is another name of {canonical}": name != canonical,
         f"{canonical}: {preset.formula}": True,
         **{f"{key.capitalize()}: {text}": True for key, text in known.items()},
+        **{f"Measured: {text}": True for text in measured(canonical)},
         f"Needs: {needs(preset.correction)}": True,
         f"Source: {preset.source}": True,
     }
@@ -57,6 +59,14 @@ def text_of(name: str) -> str:
     keys = file_of(to_mapping(preset.correction), preset.correction)
     flags = f"# Flags: {flags_of(canonical, preset.correction)}"
     return "\n".join([*wrapped, flags, "", yaml_of(keys)])
+
+
+def measured(name: str) -> list[str]:
+    """Returns what runs of ours say of a preset, a sentence per condition."""
+    return [
+        f"{remedy.gain} against uncorrected runs of the same seeds; {condition.what}{condition.whose}"
+        for condition, remedy in evidence().of(name)
+    ]
 
 
 def _table() -> None:

@@ -158,6 +158,20 @@ def test_merged_diagnoses_are_one_diagnosis():
     assert {w.log_ratio for w in first.worsts.found()} == {w.log_ratio for w in together.worsts.found()}
 
 
+def test_optimizer_steps_are_the_most_that_a_rollout_had():
+    def of(*steps_of_rollouts):
+        found = Diagnosis()
+        for number, steps in enumerate(steps_of_rollouts):
+            made = rollout(seed=number, rollout_id=number, samples=4)
+            found.add(replace(made, steps=steps))
+        return found
+
+    assert [of(None).steps, of((0, 0, 0, 0)).steps, of((0, 1, 2, 3), None).steps] == [0, 1, 4]
+    one, other = of((0, 0, 1, 1)), of((0, 0, 0, 1), (0, 1, 2, 2))
+    one.merge(other)
+    assert one.steps == 3  # no sum
+
+
 def test_curves_are_means_at_each_place():
     found = ragged()
     curves = Curves()

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+
+import pytest
+import yaml
 
 from slime_ext import tis
 from slime_ext.host import contract
+from slime_ext.tools.analysis import evidence
 from slime_ext.tools.analysis.document import Effect, Finding, Numbers
+from slime_ext.tools.analysis.findings import recommend as recommend_module
 from slime_ext.tools.analysis.findings.recommend import flags, recommend
+
+FOLDER = Path(evidence.__file__).parent
 
 SHORT = Numbers(
     tokens=1000,
@@ -45,21 +53,98 @@ def finding(name="temperature", severity="error"):
     return Finding(name=name, severity=severity, title="T", evidence="E", fix="F")
 
 
-def test_the_situation_decides():
-    for changes, findings, name in [
-        ({}, (), "token_tis"),
-        ({"response_length": 4000.0}, (), "decoupled_geo_rs_token_tis"),
-        ({"staleness": 9.0}, (), "token_tis"),
-        ({}, (finding("routing_flips", "warning"),), "icepop"),
-        ({"ess_sequence": 0.995}, (), "metrics_only"),
-        ({"ess_sequence": 1.0, "chi2_sequence": 1.2**2 - 1}, (), "token_tis"),  # all ratios are 1.2
-        ({"ess_sequence": 1.0, "chi2_sequence": 0.8**2 - 1}, (), "token_tis"),
-        ({"ess_sequence": 1.0, "chi2_sequence": math.inf}, (), "token_tis"),
-        ({"ess_sequence": 1.0, "chi2_sequence": 1.05**2 - 1}, (), "metrics_only"),
-        ({}, (finding(),), "metrics_only"),
-        ({}, (finding("unexplained", "warning"),), "metrics_only"),
+def said(**changes):
+    """What is said of a run; findings and what recommend takes by keyword are not of its numbers."""
+    given = {key: changes.pop(key) for key in ("findings", "k3", "steps") if key in changes}
+    return recommend(effects(), SHORT.model_copy(update=changes), given.pop("findings", ()), **given)
+
+
+STALE = finding("stale_weights", "warning")
+
+
+def test_where_no_run_of_ours_was_it_says_so_and_what_to_run():
+    for changes, kind, first, trial in [
+        ({}, "without a known lag", "wider number format", "token_tis"),
+        ({"findings": (STALE,)}, "from older weights", "lower the learning rate", "token_tis"),
+        ({"staleness": 9.0}, "from older weights", "push weights more often", "token_tis"),
+        ({"response_length": 4000.0}, "without a known lag", "wider number format", "skyrl_geo_mask"),
+        ({"findings": (finding("routing_flips", "warning"),)}, "without", "wider", "icepop"),
     ]:
-        assert recommend(effects(), SHORT.model_copy(update=changes), findings).name == name
+        made = said(**changes)
+        assert (made.name, made.is_made) == ("metrics_only", True)
+        assert "no run of ours was there" in made.reasons[0] and kind in made.reasons[0]
+        assert first in made.reasons[1]
+        assert f"with and without {trial} (" in made.reasons[2]
+
+
+def test_where_runs_of_ours_were_it_says_what_they_measured():
+    """The table's own ranges and numbers, read without the code that reads it."""
+    table = yaml.safe_load((FOLDER / "evidence.yaml").read_text())["conditions"]
+    for condition in (c for c in table if c["k3"]):
+        findings = (STALE,) if condition["mismatch"] == "lag" else ()
+        for k3 in condition["k3"]:
+            made = said(findings=findings, k3=k3, steps=condition["steps_per_rollout"])
+            text = " ".join(made.reasons)
+            assert made.name == "metrics_only" and condition["panels"][0] in text
+            for r in condition["remedies"]:
+                effect, *bounds = (
+                    f"{r[key]:.2f}".replace("-0.00", "0.00") for key in ("effect", "low", "high")
+                )
+                sign = "" if effect.startswith("-") else "+"
+                assert f"{r['remedy']} {sign}{effect} ({bounds[0]} to {bounds[1]}, " in text
+            assert ("if you serve such weights, train uncorrected" in text) == bool(condition["scored"])
+            assert ("to find out" in text) != bool(condition["scored"])
+        low, high = condition["k3"]
+        for k3, steps in ((low * 0.99, 1), (high * 1.01, 1), (low, condition["steps_per_rollout"] + 3)):
+            assert "no run of ours was there" in said(findings=findings, k3=k3, steps=steps).reasons[0]
+        other = () if findings else (STALE,)
+        assert condition["what"] not in " ".join(said(findings=other, k3=high, steps=1).reasons)
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """The table with other numbers for one arm of `lag`."""
+
+    def change(arm, **numbers):
+        table = evidence.evidence()
+        lag, *others = table.conditions
+        remedies = tuple(r.model_copy(update=numbers) if r.arm == arm else r for r in lag.remedies)
+        new = table.model_copy(
+            update={"conditions": (lag.model_copy(update={"remedies": remedies}), *others)}
+        )
+        for module in (evidence, recommend_module):
+            monkeypatch.setattr(module, "evidence", lambda: new)
+
+    return change
+
+
+def test_a_preset_that_helped_in_runs_like_this_one_is_recommended(changed):
+    changed("E", p=0.01, effect=0.2)
+    made = said(findings=(STALE,), k3=0.2)
+    assert (made.name, made.candidates[0].chosen) == ("icepop", True) and made.flags == flags("icepop")
+    assert "it helped in our runs" in made.reasons[-1]
+    assert said(findings=(STALE,), k3=0.02).name == "metrics_only"
+    costly = recommend(effects(icepop={"ess": 0.1}), SHORT, (STALE,), k3=0.2)
+    assert costly.name == "metrics_only" and costly.candidates[0].reason == "effective sample size 0.1"
+
+
+def test_a_preset_that_did_harm_in_runs_like_this_one_is_not_tried(changed):
+    changed("C", p=0.01, effect=-0.2)
+    made = said(findings=(STALE,), k3=0.2)
+    assert made.candidates[0].name == "token_tis" and "did harm in our runs" in made.candidates[0].reason
+    assert "with and without fireworks_token (" in made.reasons[-1]
+
+
+def test_policies_that_are_equal_need_nothing():
+    for changes, is_equal in [
+        ({"ess_sequence": 0.995}, True),
+        ({"ess_sequence": 1.0, "chi2_sequence": 1.05**2 - 1}, True),
+        ({"ess_sequence": 1.0, "chi2_sequence": 1.2**2 - 1}, False),  # all ratios are 1.2
+        ({"ess_sequence": 1.0, "chi2_sequence": 0.8**2 - 1}, False),
+        ({"ess_sequence": 1.0, "chi2_sequence": math.inf}, False),
+    ]:
+        made = said(**changes)
+        assert made.name == "metrics_only" and ("so close" in made.reasons[0]) == is_equal
 
 
 def test_what_nothing_explains_is_no_reason_to_train_on():
@@ -78,57 +163,29 @@ def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason():
     ]:
         found = recommend(effects(token_tis=cost), SHORT)
         assert [c.name for c in found.candidates] == ["token_tis", "fireworks_token"]
-        assert word in found.candidates[0].reason and found.name == "fireworks_token"
+        assert word in found.candidates[0].reason and "without fireworks_token (" in found.reasons[-1]
 
 
-def test_the_reasons_are_those_of_what_is_recommended():
+def test_the_reasons_are_those_of_what_is_to_be_tried():
     total = SHORT.model_copy(update={"staleness": 9.0, "response_length": 4000.0})
-    lag, gain = recommend(effects(), total).reasons
-    assert "lag 9 versions" in lag and "would have kept" in gain
-    assert recommend(effects(token_tis={"ess": 0.1}), total).name == "cispo"
-    costly = {name: {"ess": 0.1} for name in ("token_tis", "cispo")}
-    long, _ = recommend(effects(**costly), total).reasons
+    assert "lag 9 versions" in recommend(effects(), total).reasons[-1]
+    costly = {"token_tis": {"ess": 0.1}}
+    long = recommend(effects(**costly), total).reasons[-1]
     assert "responses of 4,000 tokens" in long and "lag" not in long
-    costly |= {name: {"ess": 0.1} for name in ("decoupled_geo_rs_token_tis", "skyrl_geo_mask")}
-    found = recommend(effects(**costly), total)
-    assert found.name == "fireworks_token" and found.reasons[0].startswith(
-        "what fits the situation costs too"
-    )
+    costly["skyrl_geo_mask"] = {"ess": 0.1}
+    last = recommend(effects(**costly), total).reasons[-1]
+    assert "fireworks_token (what fits the situation costs too much" in last
 
 
-def test_policies_that_are_far_apart_are_recommended_a_correction_with_a_caveat():
-    stale = finding("stale_weights", "warning")
-    for k3, is_far in ((0.29, False), (0.31, True)):
-        made = recommend(effects(), SHORT.model_copy(update={"k3": k3}), [stale])
-        assert made.name == "token_tis" and "older weights (stale_weights)" in made.reasons[0]
-        assert any("push weights more often first" in reason for reason in made.reasons) == is_far
-    far = SHORT.model_copy(update={"k3": 0.31})
-    few = recommend(effects(), far.model_copy(update={"sequences": 5}), [stale])
-    assert "push weights more often first" not in " ".join(few.reasons)
-
-
-def test_policies_that_are_far_apart_without_a_lag_are_recommended_no_correction():
-    far, rounded = SHORT.model_copy(update={"k3": 0.31}), finding("quantised", "warning")
-    for changes, findings, is_none in [
-        ({}, [rounded], True),
-        ({}, [], True),
-        ({"k3": 0.29}, [rounded], False),
-        ({"staleness": 1.0}, [rounded], False),
-        ({}, [rounded, finding("stale_weights", "warning")], False),
-    ]:
-        made = recommend(effects(), far.model_copy(update=changes), findings)
-        assert (made.name == "metrics_only") == is_none, changes
-        assert any("wider number format" in reason for reason in made.reasons) == is_none
-    either = rounded.model_copy(update={"or_else": ("stale_weights",)})
-    assert any(
-        "the dump cannot tell which" in reason for reason in recommend(effects(), far, [either]).reasons
-    )
+def test_what_a_dump_cannot_tell_is_said():
+    either = finding("quantised", "warning").model_copy(update={"or_else": ("stale_weights",)})
+    assert any("the dump cannot tell which" in reason for reason in said(findings=[either]).reasons)
 
 
 def test_where_everything_costs_too_much_it_says_so():
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend(effects(**bad), SHORT)
-    assert found.name == "metrics_only" and "too far apart" in found.reasons[0]
+    assert found.name == "metrics_only" and "every candidate costs too much" in found.reasons[-1]
 
 
 def test_of_few_sequences_nothing_is_recommended():
@@ -141,7 +198,8 @@ def test_of_few_sequences_nothing_is_recommended():
 
 def test_a_fault_comes_before_a_recommendation():
     found = recommend(effects(), SHORT, (finding(),))
-    assert not found.is_made and found.reasons[0].endswith("would only hide it: temperature. F.")
+    assert not found.is_made
+    assert found.reasons[0] == "fix temperature first; a correction would only hide it. F."
 
 
 def test_where_nothing_can_be_compared_nothing_is_concluded():
@@ -153,14 +211,12 @@ def test_where_nothing_can_be_compared_nothing_is_concluded():
 WHOLE = {"use_tis": True, "custom_tis_function_path": "a.b", "custom_megatron_init_path": "a.c"}
 
 
-def test_the_users_own_file_is_recommended_where_every_preset_costs_too_much(tmp_path):
-    (file := tmp_path / "mine.yaml").write_text(json.dumps({**WHOLE, "slime_ext": {"preset": "token_tis"}}))
-    own = {"files": {"mine.yaml": str(file)}}
-    assert recommend([effect("mine.yaml"), *effects()], SHORT, **own).name == "token_tis"
+def test_the_users_own_file_is_to_be_tried_where_every_preset_costs_too_much():
+    own = {"files": {"mine.yaml": "mine.yaml"}}
+    assert "without token_tis (" in recommend([effect("mine.yaml"), *effects()], SHORT, **own).reasons[-1]
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend([effect("mine.yaml"), *effects(**bad)], SHORT, **own)
-    assert (found.name, found.flags) == ("mine.yaml", f"--custom-config-path {file}")
-    assert found.reasons[0] == "no preset that fits costs little, your own file does"
+    assert "mine.yaml (no preset that fits costs little, your own file does" in found.reasons[-1]
 
 
 def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):

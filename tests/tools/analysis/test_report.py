@@ -95,7 +95,9 @@ def test_two_runs_stand_side_by_side(found):
     assert "stroke: var(--s1)" in page and "healthy" in page and "stale" in page
 
 
-def test_the_recommended_correction_is_the_first_row(page):
+def test_the_recommended_correction_is_the_first_row(found):
+    named = found.recommendation.model_copy(update={"name": "token_tis"})
+    page = render(found.model_copy(update={"recommendation": named}))
     rows = re.findall(r"<tr( class=\"chosen\")?>\s*<td><b>(\w+)</b>", page)
     assert rows[0] == (' class="chosen"', "token_tis") and sum(bool(c) for c, _ in rows) == 1
 

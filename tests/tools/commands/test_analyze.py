@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import statistics
 
 import pytest
 from rich.console import Console
 
 from slime_ext import presets
+from slime_ext.tools.analysis import run as run_module
 from slime_ext.tools.analysis.document import Numbers
 from slime_ext.tools.analysis.findings import recommend
 from slime_ext.tools.analysis.request import SHORTLIST
@@ -234,4 +236,16 @@ def test_presets_are_those_that_were_asked_for(capsys, runs):
 def test_the_shortlist_has_every_preset_that_may_be_recommended():
     total = Numbers(tokens=1, sequences=1, nonfinite=0, staleness=99.0, response_length=1e5)
     tried = set(recommend._candidates(total, set(recommend.SPIKES), ()))
-    assert len(tried) > 5 and tried <= set(SHORTLIST)
+    assert len(tried) >= 5 and tried <= set(SHORTLIST)
+
+
+def test_a_recommendation_is_asked_for_at_the_median_of_the_rollouts(runs, monkeypatch):
+    asked = {}
+
+    def instead(effects, total, findings, files, **situation):
+        asked.update(situation)
+        return recommend.recommend(effects, total, findings, files, **situation)
+
+    monkeypatch.setattr(run_module, "recommend", instead)
+    document = analyse(request := Request((str(runs / "healthy"),)), request.files())
+    assert asked["k3"] == statistics.median(moment.numbers.k3 for moment in document.timeline)

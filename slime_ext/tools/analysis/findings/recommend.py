@@ -1,16 +1,19 @@
-"""Which correction to train with: the decision tree of docs/corrections.md, each candidate checked against
-what it would have done to this run."""
+"""Which correction to train with: what runs of ours measured under the condition of this run (evidence.yaml),
+each candidate checked against what it would have done to it."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from slime_ext import presets
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config
 from slime_ext.tools.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
+from slime_ext.tools.analysis.evidence import Condition, Mismatch, evidence
+from slime_ext.tools.analysis.texts import counted
 from slime_ext.tools.wording import flags_of
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
@@ -21,22 +24,17 @@ AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
-FAR = 0.3  # k3 in nats from which no preset has been shown to help (lm_lag_again, lm_int4: docs/evidence.md)
-OF_OLD = (
-    "push weights more often first: token_tis did not reliably undo such a lag; score centering (center) did "
-    "on 16 seeds"
-)
-OF_FRESH = (
-    "the policies are so far apart without a known lag that a correction can do more harm than the mismatch: "
-    "under INT4 weights token_tis and icepop ended below the uncorrected runs (docs/evidence.md)"
-)
-CLOSER = "sample in a wider number format first; then analyse again"
 STALE = "stale_weights"  # the finding that says that the sampler's weights lag
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
 OWN = "no preset that fits costs little, your own file does"
 UNCORRECTED = "metrics_only"
-LAST_RESORT = ("token_tis", "fireworks_token", "icepop", "cispo")
+KINDS: Mapping[Mismatch, str] = {"lag": "from older weights", "formats": "without a known lag"}
+FIRST: Mapping[Mismatch, str] = {
+    "lag": "push weights more often or lower the learning rate first",
+    "formats": "sample in a wider number format first",
+}
+LAST_RESORT = ("token_tis", "fireworks_token", "icepop")
 
 
 def recommend(
@@ -44,27 +42,50 @@ def recommend(
     total: Numbers,
     findings: Sequence[Finding] = (),
     files: Mapping[str, str] | None = None,
+    *,
+    k3: float | None = None,
+    steps: int | None = None,
 ) -> Recommendation:
-    """Recommends the first candidate that does not cost too much.
+    """Recommends a preset that did better than no correction in runs like this one, if it costs little here.
 
     Args:
         effects: of all presets, and of what ``--config`` names.
         total: the run's numbers.
-        findings: errors among them are faults that no correction mends.
+        findings: errors among them are faults that no correction fixes.
         files: name -> file of --custom-config-path, of effects that are no presets; tried after all presets.
+        k3: the run's median over rollouts, as in evidence.yaml; by default the mean over its tokens.
+        steps: optimizer steps per rollout, None for unknown.
     """
     found = {f.name for f in findings}
     if none := _none(total, findings, found):
         return none
-    made = _judged(effects, total, found, files or {})
+    mismatch: Mismatch = "lag" if STALE in found or (total.staleness or 0) >= 1 else "formats"
+    at = Situation(mismatch, total.k3 if k3 is None else k3, steps)
+    made = _judged(effects, total, found, files or {}, at)
     caveats = [
-        f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; a fault is mended first"
+        f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; fix a fault first"
         for f in findings
         if f.or_else
     ]
-    if made.name != UNCORRECTED and (total.k3 or 0) >= FAR:
-        caveats.append(f"{OF_OLD} (k3 is {_said(total.k3)} nats; docs/evidence.md)")
     return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What decides which runs of ours speak of a run."""
+
+    mismatch: Mismatch
+    k3: float | None
+    steps: int | None
+
+    @property
+    def condition(self) -> Condition | None:
+        """The condition of evidence.yaml that it is in; None if nothing was measured there."""
+        return evidence().at(self.mismatch, self.k3, self.steps)
+
+    def __str__(self) -> str:
+        steps = f", {counted(self.steps, 'optimizer step')} per rollout" if self.steps else ""
+        return f"k3 {_said(self.k3)} {KINDS[self.mismatch]}{steps}"
 
 
 def _none(total: Numbers, findings: Sequence[Finding], found: set[str]) -> Recommendation | None:
@@ -72,10 +93,7 @@ def _none(total: Numbers, findings: Sequence[Finding], found: set[str]) -> Recom
     faults = [f for f in findings if f.severity == "error"]
     if faults:
         return _nothing(
-            *(
-                f"to mend first, since a correction would only hide it: {f.name}. {_sentence(f.fix)}"
-                for f in faults
-            ),
+            *(f"fix {f.name} first; a correction would only hide it. {_sentence(f.fix)}" for f in faults),
             "then analyse again",
         )
     if UNKNOWN in found:
@@ -95,7 +113,7 @@ def _none(total: Numbers, findings: Sequence[Finding], found: set[str]) -> Recom
 
 
 def _judged(
-    effects: Sequence[Effect], total: Numbers, found: set[str], files: Mapping[str, str]
+    effects: Sequence[Effect], total: Numbers, found: set[str], files: Mapping[str, str], at: Situation
 ) -> Recommendation:
     if _is_harmless(total):
         return _nothing(
@@ -103,29 +121,68 @@ def _judged(
             "the policies are so close that no correction would change the gradient noticeably",
             is_made=True,
         )
-    if (total.k3 or 0) >= FAR and STALE not in found and (total.staleness or 0) < 1:
-        return _nothing(f"k3 {_said(total.k3)}: {OF_FRESH}", CLOSER, is_made=True)
-    by_name, considered = {effect.name: effect for effect in effects}, []
-    for name, why in _candidates(total, found, files).items():
+    condition, by_name = at.condition, {effect.name: effect for effect in effects}
+    considered: list[Candidate] = []
+    chosen, why = None, ""
+    for name, reason in _candidates(total, found, files, condition).items():
         if name not in by_name:
             continue
-        complaint = cost(by_name[name])
-        considered.append(Candidate(name=name, chosen=not complaint, reason=complaint or "costs little"))
+        complaint = cost(by_name[name]) or _harm(name, condition)
+        considered.append(Candidate(name=name, chosen=False, reason=complaint or "costs little"))
         if not complaint:
-            return Recommendation(
-                name=name,
-                reasons=(why, _gain(by_name[name])),
-                flags=flags(name, files.get(name)),
-                candidates=tuple(considered),
-            )
-    return _nothing(
-        f"every candidate costs too much: with k3 {_said(total.k3)} and an effective sample size of tokens "
-        f"{_said(total.ess_token)} the policies are too far apart for a correction",
-        "bring them closer: push weights more often, sample in a wider dtype, fewer optimizer steps per "
-        "rollout; then analyse again",
-        is_made=True,
-        candidates=considered,
+            chosen, why = name, f"{reason}: {_gain(by_name[name])}"
+            break
+    reasons = _measured(at, condition) if condition else _unmeasured(at)
+    remedy = condition.of(chosen) if condition and chosen else None
+    if chosen and remedy and remedy.helped:
+        considered[-1] = considered[-1].model_copy(update={"chosen": True})
+        return Recommendation(
+            name=chosen, reasons=(*reasons, why), flags=flags(chosen), candidates=tuple(considered)
+        )
+    return _nothing(*reasons, *_next(at, chosen, why), is_made=True, candidates=considered)
+
+
+def _next(at: Situation, chosen: str | None, why: str) -> tuple[str, ...]:
+    """What to do where no preset was shown to help."""
+    if at.condition and at.condition.scored:
+        return ()  # whether to correct at all depends on what is served
+    if chosen is None:
+        return FIRST[at.mismatch], "every candidate costs too much here; analyse again when k3 is smaller"
+    return FIRST[at.mismatch], f"to find out, train the same seeds with and without {chosen} ({why})"
+
+
+def _measured(at: Situation, condition: Condition) -> tuple[str, ...]:
+    """What our runs say of a run that is like them."""
+    remedies = ", ".join(map(str, condition.remedies))
+    said = [
+        f"{at}: our runs had {condition.range} ({', '.join(condition.panels)}: {condition.what}; "
+        f"{counted(condition.steps_per_rollout, 'optimizer step')} per rollout)",
+        f"held-out score at the end, less that of uncorrected runs: {remedies}",
+    ]
+    if condition.scored:
+        said.append(
+            f"they were scored with {condition.scored}: if you serve such weights, train uncorrected; if you "
+            "serve the trainer's own, this does not tell you: evaluate both, or sample in a wider format"
+        )
+    return tuple(said)
+
+
+def _unmeasured(at: Situation) -> tuple[str, ...]:
+    """What to say of a run unlike ours."""
+    ours = " and ".join(
+        f"{c.range} with {counted(c.steps_per_rollout, 'optimizer step')} per rollout"
+        for c in evidence().measured(at.mismatch)
     )
+    return (
+        f"{at}: no run of ours was there, so whether a correction helps is not known "
+        f"(we measured k3 {ours}; docs/evidence.md)",
+    )
+
+
+def _harm(name: str, condition: Condition | None) -> str:
+    """What a preset did to runs of ours like this one, if it did harm."""
+    remedy = condition.of(name) if condition else None
+    return f"did harm in our runs: {remedy}" if remedy and remedy.did_harm else ""
 
 
 def _sentence(text: str) -> str:
@@ -169,21 +226,22 @@ def _is_harmless(total: Numbers) -> bool:
     return abs(mean - 1) <= AROUND_1
 
 
-def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[str, str]:
-    tried: dict[str, str] = {}
+def _candidates(
+    total: Numbers, found: set[str], files: Iterable[str], condition: Condition | None = None
+) -> dict[str, str]:
+    """Name -> why, in the order in which they are tried: what helped in runs of ours, then what fits."""
+    remedies = condition.remedies if condition else ()
+    tried = {r.preset: "it helped in our runs" for r in remedies if r.preset and r.helped}
     if spikes := found & SPIKES:
         why = f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one"
-        tried |= dict.fromkeys(("icepop", "kpop"), why)
+        tried |= {name: why for name in ("icepop", "kpop") if name not in tried}
     if (total.staleness or 0) >= LAG:
-        why = (
-            f"the weights lag {_said(total.staleness)} versions: a capped weight per token beside the "
-            "host's clip (cispo, without that clip, lost what it had learned in our runs)"
-        )
-        tried |= dict.fromkeys(("token_tis", "cispo"), why)
+        lag = f"the weights lag {_said(total.staleness)} versions"
+        why = f"{lag}: one capped weight per token, beside the host's clip"
+        tried.setdefault("token_tis", why)
     if (total.response_length or 0) >= LONG:
-        why = f"responses of {total.response_length:,.0f} tokens: sequences that drifted go"
-        tried["decoupled_geo_rs_token_tis"] = f"{why}, the rest is weighted token by token"
-        tried["skyrl_geo_mask"] = why
+        length = f"responses of {total.response_length:,.0f} tokens"
+        tried["skyrl_geo_mask"] = f"{length}: sequences that drifted are dropped"
     last = "neither long responses nor a long lag: one capped weight per token is enough"
     if STALE in found:
         last = f"older weights ({STALE}): one capped weight per token beside the host's clip"

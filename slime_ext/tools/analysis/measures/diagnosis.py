@@ -29,6 +29,7 @@ class Diagnosis(Additive):
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
     unread: int = 0  # files, or parts of them, that could not be read
+    steps: int = 0  # optimizer steps of a rollout, the most that one of them had; 0 for unknown
     calls: tuple[LossCall, ...] = ()  # of the first of the run's folders that holds one
     layers: tuple[LayerDistance, ...] = ()  # of the first of the run's folders that holds layer outputs
 
@@ -43,11 +44,14 @@ class Diagnosis(Additive):
                 by_version[version] += sums
         self.statistics.close(rollout, own, by_version, self.curves.certainty() - before)
         self.sums.merge(own)
+        self.steps = max(self.steps, 1 + max(rollout.steps) if rollout.steps else 0)
         self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
 
     def merge(self, other: Diagnosis) -> None:
         """Adds what another diagnosis measured of other rollouts."""
+        steps = max(self.steps, other.steps)
         super().merge(other)
+        self.steps = steps
         self.timeline.sort(key=lambda moment: moment.rollout_id)
 
     def _ages(self) -> dict[VersionSums, int]:
