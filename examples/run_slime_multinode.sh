@@ -3,7 +3,8 @@
 # (tensor 4 x pipeline 2 x context 2), two sample with four SGLang engines of four GPUs each, one rollout ahead.
 #
 # slime_ext is one flag of it, CORRECTION_ARGS below; without that line the script is slime's alone. The file that the
-# flag names also names slime_ext.host.init, which checks this configuration before a model is built.
+# flag names measures and changes no loss. It also names slime_ext.host.init, which checks this configuration before a
+# model is built. When slime-ext analyze has said what the run needs, name another file of configs/modes.
 #
 # Before: BASE_FOLDER (on a file system that all nodes share) holds the checkpoints and prompts below; SLIME_DIR is a
 # checkout of slime, MEGATRON_DIR one of Megatron-LM, on every node; `pip install -e` of slime_ext on every node, or the
@@ -24,7 +25,7 @@ export PYTHONUNBUFFERED=1
 source "${SLIME_DIR}/scripts/models/qwen3-32B.sh"
 
 CORRECTION_ARGS=(
-   --custom-config-path "${EXAMPLES_DIR}/../configs/modes/decoupled_long.yaml"
+   --custom-config-path "${EXAMPLES_DIR}/../configs/modes/metrics_only.yaml"
 )
 
 CKPT_ARGS=(

@@ -1,0 +1,138 @@
+"""Nothing that is shipped recommends what lost in our runs: configurations and launches against the table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slime_ext import load_config, presets
+from slime_ext.config.files import read_mapping
+from slime_ext.core.correction import Correction
+from slime_ext.core.steps import Reject, Veto
+from slime_ext.tools.analysis.evidence import evidence
+from slime_ext.tools.commands.presets import measured, text_of
+
+ROOT = Path(__file__).parents[1]
+MODES = sorted((ROOT / "configs/modes").glob("*.yaml"))
+LAUNCHES = sorted((ROOT / "examples").glob("*.sh"))
+CENTERED = read_mapping(str(ROOT / "benchmarks/evidence/score_centering.yaml"))["slime_ext"]
+RAN = {  # a correction that ran in a panel -> its remedy in the table
+    **{name: presets.get(name) for name in ("token_tis", "icepop", "decoupled_geo_rs_token_tis")},
+    "score centering": load_config(CENTERED),
+}
+NARROW = 1.009  # README: do not start with bands as narrow as 0.999 to 1.001
+GAIN = re.compile(r"[+-]\d\.\d\d \(-?\d\.\d\d to -?\d\.\d\d, \d+ seeds\)")
+
+
+def header(path: Path) -> str:
+    """The comment above the keys, as one line."""
+    lines = [line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#")]
+    return " ".join(lines)
+
+
+def said_of(path: Path, word: str) -> str:
+    return re.search(rf"{word}: (.*?) (?:Use|Risk|Measured|Policies|Source): ", header(path))[1]
+
+
+def plain(correction: Correction) -> Correction:
+    """Without vetoes, which drop broken tokens alone."""
+    import dataclasses
+
+    steps = tuple(step for step in correction.steps if not isinstance(step, Veto))
+    return dataclasses.replace(correction, steps=steps)
+
+
+def results(name: str) -> list:
+    """What the table has on a correction, condition by condition."""
+    found = [(c, r) for c in evidence().conditions for r in c.remedies if name in (r.preset, r.remedy)]
+    assert found, name
+    return found
+
+
+def names(path: Path) -> list[str]:
+    correction = load_config(read_mapping(str(path))["slime_ext"])
+    return [name for name, ran in RAN.items() if plain(correction) == plain(ran)]
+
+
+@pytest.mark.parametrize("path", MODES, ids=lambda path: path.name)
+def test_a_mode_says_what_was_measured_of_it_in_the_tables_numbers(path):
+    numbers = set(GAIN.findall(said_of(path, "Measured")))
+    table = {remedy.gain for condition in evidence().conditions for remedy in condition.remedies}
+    assert numbers <= table  # no number that the table does not have
+    for name in names(path):
+        of_the_language_model = [r for c, r in results(name) if "SmolLM2" in c.what and c.k3[1] > 0.01]
+        assert {remedy.gain for remedy in of_the_language_model} <= numbers, name
+        assert name in said_of(path, "Measured")
+
+
+@pytest.mark.parametrize("path", MODES, ids=lambda path: path.name)
+def test_no_mode_is_a_correction_that_only_lost(path):
+    for name in names(path):
+        assert not all(remedy.effect < 0 for _, remedy in results(name)), name
+
+
+@pytest.mark.parametrize("path", [*MODES, *LAUNCHES], ids=lambda path: path.name)
+def test_nothing_shipped_has_a_band_that_readme_forbids(path):
+    for step in correction_of(path).steps:
+        is_band = isinstance(step, Reject) and (step.statistic, step.aggregate) == ("ratio", "mean")
+        assert not (is_band and step.high < NARROW), path.name
+
+
+def correction_of(path: Path) -> Correction:
+    """Of a mode, or of a launch: the file or the function that its flags name."""
+    if path.suffix == ".yaml":
+        return load_config(read_mapping(str(path))["slime_ext"])
+    text = path.read_text()
+    if file := re.search(r"--custom-config-path \"?\S*?/(configs/\S+?\.yaml)", text):
+        return correction_of(ROOT / file[1])
+    function = re.search(r"slime_ext\.tis\.(\w+)", text)
+    return presets.get(function[1]) if function else presets.get("metrics_only")
+
+
+@pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.name)
+def test_a_launch_measures_first_or_takes_what_did_not_lose(path):
+    correction = plain(correction_of(path))
+    if correction.steps:
+        (name,) = (name for name, ran in RAN.items() if plain(ran) == correction)
+        lag = [remedy for condition, remedy in results(name) if condition.mismatch == "lag"]
+        assert lag and not any(remedy.did_harm for remedy in lag)
+
+
+def test_the_mode_for_older_weights_is_what_ran_in_the_panels():
+    assert names(ROOT / "configs/modes/stale.yaml") == ["score centering"]
+
+
+def test_a_preset_prints_what_was_measured_of_it():
+    for condition in evidence().conditions:
+        for remedy in condition.remedies:
+            if remedy.preset:
+                (line,) = [text for text in measured(remedy.preset) if condition.what in text]
+                assert line.startswith(remedy.gain) and line.endswith(condition.whose)
+                assert " ".join(line.split()) in " ".join(text_of(remedy.preset).replace("\n#  ", "").split())
+    assert measured("geo_rs") == []
+
+
+def test_readme_and_corrections_say_what_the_table_says():
+    """The numbers of their sentences, which are written by hand."""
+    lag, int4, long = (next(c for c in evidence().conditions if c.name == n) for n in ("lag", "int4", "long"))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+
+    def end(condition, arm):
+        return f"{next(r.end for r in condition.remedies if r.arm == arm):.2f}"
+
+    for text in (
+        f"(k3 {lag.range}; 0.002 without lag)",
+        f"{lag.uncorrected.end:.2f} of the held-out sums instead of {end(lag, 'A')}, on 20 of 20 seeds",
+        f"A quarter of the learning rate: {end(lag, 'F')} without any correction",
+        f"Score centering: {end(lag, 'S')}. `token_tis`: {end(lag, 'C')},",
+        f"INT4 weights (k3 {int4.range}), scored with INT4: uncorrected {int4.uncorrected.end:.2f}",
+        f"`token_tis` {end(int4, 'C')}. If you serve unrounded weights",
+        f"k3 between {round(long.k3[1], 3)} and {lag.k3[0]:.2g}, several optimizer steps",
+        f"(p {next(r.planned['lm_lag_center'] for r in lag.remedies if r.arm == 'S')}, eight seeds)",
+    ):
+        assert text in readme, text
+    gained = next(r for r in lag.remedies if r.arm == "C").effect
+    for page in (readme, " ".join((ROOT / "docs/corrections.md").read_text().split())):
+        assert f"gained about {gained:.2f}, which may be nothing" in page
