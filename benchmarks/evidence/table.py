@@ -14,6 +14,7 @@ from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
 from benchmarks.evidence.settings import Arm, Panel, Primary, Settings
 from slime_ext import presets
 from slime_ext.tools.fidelity import World, evaluate
+from slime_ext.tools.fidelity_page import SEEDS
 
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "end - B", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
@@ -214,16 +215,19 @@ def effects(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _exact(of: Settings, panel: Panel, lines: Rows) -> str:
-    """The exact bias of each correction (`slime-ext bench fidelity`) beside the mean end of its runs."""
-    world, cells = World.of(panel.world), []
+    """Returns the exact bias of each correction over random worlds, beside the mean end of its runs."""
+    worlds, cells = [World.of(panel.world, seed) for seed in SEEDS], []
     for arm, of_arm in own(lines).items():
         if (preset := preset_of(of.arms[arm], arm)) is None:
             continue
-        exact = evaluate(presets.get(preset), world)
-        mean = sum(row.end for row in of_arm.values()) / len(of_arm)
-        cells.append([arm, preset, f"{exact.bias / exact.true:.3f}", f"{exact.cosine:.4f}", f"{mean:.3f}"])
-    cells.sort(key=lambda row: float(row[2]))
-    head = ["arm", "correction", f"exact bias / gradient ({panel.world})", "cosine", "mean end"]
+        exact = [evaluate(presets.get(preset), world) for world in worlds]
+        biases = [one.bias / one.true for one in exact]
+        bias = f"{fmean(biases):.2f} ({min(biases):.2f} to {max(biases):.2f})"
+        end = fmean(row.end for row in of_arm.values())
+        cells.append([arm, preset, bias, f"{fmean(one.cosine for one in exact):.2f}", f"{end:.3f}"])
+    cells.sort(key=lambda row: float(row[2].split()[0]))
+    title = f"exact bias / gradient ({panel.world}, {len(worlds)} worlds)"
+    head = ["arm", "correction", title, "cosine", "mean end"]
     return markdown(head, cells)
 
 

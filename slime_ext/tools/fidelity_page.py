@@ -3,8 +3,13 @@ sentences that follow from them by rule."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+
+import torch
 
 from slime_ext import presets
 from slime_ext.core.correction import Correction
@@ -14,14 +19,17 @@ from slime_ext.tools import fidelity, long_fidelity
 from slime_ext.tools.fidelity import Fidelity, World, centerings
 from slime_ext.tools.long_fidelity import Chain, Sampled
 
-NONE = "metrics_only"
+NONE, TOKEN = "metrics_only", "token_tis"
 NAMES = (
-    *(NONE, "token_tis", "icepop", "sao_math", "sao_code", "kpop", "dppo_tv", "ipo", "topr", "min_prefix"),
+    *(NONE, TOKEN, "icepop", "sao_math", "sao_code", "kpop", "dppo_tv", "ipo", "topr", "min_prefix"),
     *("fireworks_geometric", "seq_is", "geo_rs", "decoupled_k3_rs", "trm", "seq_mask_tis", "flash_reinforce"),
     *("opsm", "cppo", "ctpo", "m2", "p3o", "delightful"),
 )
 PRODUCT = "product of ratios"
-CLEAR = 0.1  # relative: a smaller change is called none
+SEEDS = range(60)  # random worlds of the short laboratory
+SURE = 0.05  # p of the sign test below which two methods are told apart
+SAME = 1e-9  # relative: methods that differ less are one estimator
+LEAST_KEPT, MOST_KEPT = 0.05, 0.9  # below the one hardly anything is kept, above the other nearly all
 FEW = 50  # responses that carry a mean; of fewer neither it nor its standard error can be trusted
 
 
@@ -30,8 +38,12 @@ class Row:
     """What is known of one method."""
 
     correction: Correction
-    exact: Mapping[str, Fidelity]  # by mismatch of ``fidelity``
+    exact: Mapping[str, Sequence[Fidelity]]  # mismatch of ``fidelity`` -> one for each seed
     sampled: Mapping[tuple[str, int], Sampled]  # by mismatch and length of ``long_fidelity``
+
+    def biases(self, world: str) -> list[float]:
+        """Bias over the norm of the true gradient, seed by seed."""
+        return [f.bias / f.true for f in self.exact[world]]
 
 
 def methods(vocabulary: int) -> dict[str, Correction]:
@@ -42,39 +54,45 @@ def methods(vocabulary: int) -> dict[str, Correction]:
 
 
 def page(
-    lengths: Mapping[int, int] | None = None, seed: int = 0, under_way: Callable[[list], Iterable] = iter
+    lengths: Mapping[int, int] | None = None,
+    seed: int = 0,
+    under_way: Callable[[list], Iterable] = iter,
+    seeds: Sequence[int] = SEEDS,
 ) -> str:
     """The whole page as Markdown.
 
     Args:
         lengths: tokens of a response -> responses; those of ``long_fidelity`` by default.
-        seed: of both laboratories' policies and responses.
+        seed: of the long laboratory's policies and responses.
         under_way: shows how far it is.
+        seeds: of the short laboratory's worlds.
     """
     lengths = lengths or long_fidelity.LENGTHS
     short, long = methods(fidelity.VOCABULARY), methods(long_fidelity.VOCABULARY)
-    worlds = {name: World.of(name, seed) for name in fidelity.MISMATCHES if name != "on-policy"}
+    names = [name for name in fidelity.MISMATCHES if name != "on-policy"]
+    worlds = {name: [World.of(name, one) for one in seeds] for name in names}
     chains = {
         (mismatch, length): Chain.of(spread, length, responses, seed)
-        for mismatch, spread in long_fidelity.MISMATCHES.items()
-        for length, responses in lengths.items()
+        for (mismatch, spread), (length, responses) in product(
+            long_fidelity.MISMATCHES.items(), lengths.items()
+        )
     }
     rows = {
         name: Row(
             short[name],
-            {world: _exact(short[name], worlds[world]) for world in worlds},
+            {world: _exact(short[name], of_world) for world, of_world in worlds.items()},
             {key: long_fidelity.evaluate(of_chain, chain) for key, chain in chains.items()},
         )
         for name, of_chain in under_way(list(zip(short, long.values(), strict=True)))
     }
-    longest = max(lengths)
     parts = [
-        INTRODUCTION.format(lengths=_listed(lengths), longest=longest, seed=seed),
+        INTRODUCTION.format(lengths=_listed(lengths), seeds=len(seeds), seed=seed),
+        _distances(worlds, chains),
         _exact_table(rows),
-        _centering_table(seed),
+        _compared(rows, worlds),
+        _centering_table(seeds),
         *(_sampled_table(rows, mismatch, lengths) for mismatch in long_fidelity.MISMATCHES),
         _products(chains),
-        _sentences(rows, longest, lengths[longest]),
         IN_RUNS,
     ]
     return "\n".join(parts)
@@ -83,17 +101,17 @@ def page(
 INTRODUCTION = """# What each method does, exactly
 
 Bias, variance and direction of the gradient that a method makes of off-policy samples, on policies small
-enough to know the true one. This page is the output of one command (seed {seed}); the last section holds the
-output of another:
+enough to know the true one. This page is the output of one command; the last section holds the output of
+another:
 
     slime-ext bench fidelity --page > docs/what_each_method_does.md
 
 There are two laboratories. The *short* one has 3 tokens, 4 steps, and advantages that are any number for
-each of the 81 responses: they are all added up, so there is no error. The *long* one is a Markov policy
-over 8 tokens with responses of {lengths} tokens, whose reward is a sum over tokens. Its true gradient
-is exact; a method's mean is sampled with control variates and printed with its standard error. The
-sampler's logits are off by 0.05 (mismatch); stale is 0.4 in the short laboratory and 0.15 in the long one;
-with drift the target has moved by 0.2 too.
+each of the 81 responses. All are added up, so a world's numbers have no error. But one world is one draw:
+each is drawn {seeds} times, and a cell shows the mean over them, with the smallest and the largest. The
+*long* one is a Markov policy over 8 tokens with responses of {lengths} tokens, whose reward is a sum over
+tokens. It is one draw (seed {seed}), its true gradient is exact, and a method's mean is sampled with control
+variates and printed with its standard error.
 
 Bias is relative to the norm of the true gradient: 0 is unbiased, 1 as far off as no gradient at all. Cosine
 is with the true gradient. Variance is of one response's estimate, in the long laboratory relative to the
@@ -104,17 +122,15 @@ What this is not: a language model, or a run. Bounds made for thousands of token
 differently on 8 tokens. The long chain forgets its past within a few tokens and its reward is a sum, so
 what token weights leave out, the prefix, costs little there. In the short one, the bias that they leave is
 its price. A method with another aim than the gradient of this reward (`delightful`, every trust region) is
-not worse for missing it. Read the direction of an effect and how it grows with length, not its size.
+not worse for missing it.
 """
 
-# The table is what the command in it prints, seeds 0 to 7; it takes 15 seconds of one core.
 IN_RUNS = """
 ## In runs
 
-Do the long laboratory's sentences decide a run? Each was said before its eight seeds were run (settings: commit
-ea9842a), in plain torch without this package: 60 steps of SGD on 64 responses, from a sampler that is stale
-throughout. Eight other seeds had been looked at before (`--pilot`), with the same answers. The gain is of the exact
-expected reward.
+Does a bias show in a run? Each sentence was written down before its eight seeds were run (settings: commit ea9842a),
+in plain torch without this package: 60 steps of SGD on 64 responses, from a sampler that is stale throughout. Eight
+other seeds had been looked at before (`--pilot`), with the same answers. The gain is of the exact expected reward.
 
     python -m benchmarks.evidence.sentences
 
@@ -123,17 +139,19 @@ expected reward.
 | Token weights capped at 2 learn more than none, at 1,024 tokens | token 23.699, none 24.222 | -0.524 ± 0.368 | 3 of 8 | does not hold |
 | Sequence weights capped at 2 learn less than none, at 1,024 tokens | none 24.222, sequence 0.572 | +23.651 ± 7.787 | 8 of 8 | holds |
 | With a baseline that is off by 1, centering learns more than none | centered 5.724, none 4.933 | +0.791 ± 1.180 | 3 of 8 | does not hold |
-| Beside token weights capped at 2 it adds nothing | token, centered 5.683, token 5.683 | +0.000 ± 0.000 | - | holds |
+| Beside token weights capped at 2 centering adds nothing | token, centered 5.683, token 5.683 | +0.000 ± 0.000 | - | says nothing: no ratio reached 2 (largest 1.56), so both are one estimator |
 
-A bias of 0.24 whose direction is right (cosine 0.98) costs such a run nothing that eight seeds show, so taking it
-away buys nothing either. Losing the gradient costs everything: sequence weights are nearly all below 1 at 1,024
-tokens, and with SGD the steps shrink with them. The tables say what a method does to the gradient; whether a run
-notices is another question.
+A bias of 0.24 whose direction is right (cosine 0.98) cost these runs nothing that eight seeds show. Losing the
+gradient cost everything: sequence weights are nearly all below 1 at 1,024 tokens, and with SGD the steps shrink with
+them. The tables say what a method does to the gradient; whether a run notices is another question.
 """  # noqa: E501
 
 
-def _exact(correction: Correction, world: World) -> Fidelity:
-    return fidelity.evaluate(correction, world, batch=2 if correction.is_coupled else 1)
+def _exact(correction: Correction, worlds: Sequence[World]) -> list[Fidelity]:
+    """One for each world; a method that couples samples takes seconds a world and gets the first alone."""
+    if correction.is_coupled:
+        return [fidelity.evaluate(correction, worlds[0], batch=2)]
+    return [fidelity.evaluate(correction, world) for world in worlds]
 
 
 def _is_centering(name: str) -> bool:
@@ -144,20 +162,9 @@ def _code(name: str) -> str:
     return f"`{name}`" if name in presets.PRESETS else name
 
 
-def _cost(correction: Correction) -> str:
-    """What a method needs beside one pass over the tokens."""
-    units = {step.unit for step in correction.steps} - {"token"}
-    found = {
-        "the sampler's head": correction.center is not None,
-        "the whole step first": correction.needs_plan,
-        "one sum over ranks": bool(units or correction.statistics),
-        "target log-probs": correction.needs_target,
-    }
-    return ", ".join(name for name, is_there in found.items() if is_there) or "nothing"
-
-
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = [f"\n## {title}\n", f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], column: str = "---:") -> str:
+    rule = f"|---{f'|{column}' * (len(columns) - 1)}|"
+    head = [f"\n## {title}\n", f"| {' | '.join(columns)} |", rule]
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
@@ -169,60 +176,182 @@ def _slashed(words: Iterable[str]) -> str:
     return " / ".join(words)
 
 
+def _ranged(values: Sequence[float]) -> str:
+    """The mean, with the smallest and the largest where there are several."""
+    span = f" ({_number(min(values))} to {_number(max(values))})" if len(values) > 1 else ""
+    return f"{_number(fmean(values))}{span}"
+
+
+def _distances(worlds: Mapping[str, Sequence[World]], chains: Mapping[tuple[str, int], Chain]) -> str:
+    """k3 and the largest ratio of each world of both laboratories."""
+    cells = []
+    for name, drawn in worlds.items():
+        off, drift = fidelity.MISMATCHES[name]
+        k3 = [world.k3 for world in drawn]
+        cells.append(
+            [
+                f"short, {name}",
+                f"{off:g}" + (f", target {drift:g}" if drift else ""),
+                f"{fmean(k3):.2g} ({min(k3):.2g} to {max(k3):.2g})",
+                f"{max(float(world.ratios.max()) for world in drawn):.3g}",
+            ]
+        )
+    longest = max(length for _, length in chains)
+    for (name, length), chain in chains.items():
+        if length == longest:
+            off = f"{long_fidelity.MISMATCHES[name]:g}"
+            cells.append([f"long, {name}", off, f"{chain.k3:.2g}", f"{float(chain.ratios.max()):.3g}"])
+    text = """
+Off is how far the sampler's logits are off, in standard deviations. k3 is nats per token, the mean over the
+worlds with the smallest and the largest. Where the largest ratio is below 2, no cap of 2 ever acts: every
+method that differs from `token_tis` in its bounds alone is `token_tis` there.
+"""
+    return _table("How far apart the policies are", ["world", "off", "k3", "largest ratio"], cells) + text
+
+
 def _exact_table(rows: Mapping[str, Row]) -> str:
-    names = [name for name in rows if not _is_centering(name)]
     worlds = list(rows[NONE].exact)
-    columns = ["bias / cosine / variance / kept", *worlds]
     cells = [
         [
             _code(name),
             *(
-                _slashed(_number(x) for x in (f.bias / f.true, f.cosine, f.variance, f.kept))
-                for f in rows[name].exact.values()
+                _slashed(
+                    [
+                        _ranged(row.biases(world)),
+                        _number(fmean(f.cosine for f in row.exact[world])),
+                        _number(fmean(f.variance for f in row.exact[world])),
+                        _number(fmean(f.kept for f in row.exact[world])),
+                    ]
+                )
+                for world in worlds
             ),
         ]
-        for name in names
+        for name, row in rows.items()
+        if not _is_centering(name)
     ]
-    return _table("Four steps, nothing sampled", columns, cells)
+    title = "Four steps, nothing sampled"
+    text = "\n`m2` and `p3o` couple samples: one world each, as pairs of responses.\n"
+    return _table(title, ["bias / cosine / variance / kept", *worlds], cells) + text
 
 
-def _centering_table(seed: int) -> str:
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided p of as uneven a split of wins and losses, or a more uneven one, if both are as likely.
+
+    >>> sign_test(8, 0), round(sign_test(23, 37), 3), sign_test(0, 0)
+    (0.0078125, 0.092, 1.0)
+    """
+    n, most = wins + losses, max(wins, losses)
+    tail = sum(math.comb(n, k) for k in range(most, n + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def against(name: str, row: Row, base: Row, world: str) -> str:
+    """What the worlds say of a method's bias beside that of another, ``name``."""
+    pairs = list(zip(row.biases(world), base.biases(world), strict=False))
+    if _is_same(row.exact[world], base.exact[world]):
+        return f"the same estimator as {_code(name)}"
+    ties = SAME * max(max(pair) for pair in pairs)
+    wins, losses = (sum(sign * (other - mine) > ties for mine, other in pairs) for sign in (1, -1))
+    if len(pairs) == 1:
+        return f"{'smaller' if wins else 'larger'} than {_code(name)} in one world"
+    side, count = ("smaller", wins) if wins >= losses else ("larger", losses)
+    if sign_test(wins, losses) >= SURE:
+        return f"not told apart from {_code(name)} (smaller on {wins} of {len(pairs)})"
+    return f"{side} than {_code(name)} on {count} of {len(pairs)}"
+
+
+def _said(row: Row, others: Mapping[str, Row], world: str) -> str:
+    """What is said of a method in a world: its bias beside that of others, and what it keeps."""
+    kept = fmean(f.kept for f in row.exact[world])
+    if kept < LEAST_KEPT:
+        return f"keeps {kept:.1%} of the tokens: hardly a gradient"
+    said = [against(name, row, other, world) for name, other in others.items()]
+    return "; ".join([*said, *([f"keeps {kept:.0%}"] if kept < MOST_KEPT else [])])
+
+
+def _is_same(ones: Sequence[Fidelity], others: Sequence[Fidelity]) -> bool:
+    """Whether two methods have the same mean gradient in every world; of one that keeps nothing, never."""
+    pairs = list(zip(ones, others, strict=False))
+    return all(
+        torch.allclose(one.mean, other.mean, rtol=0, atol=SAME * one.true) and one.kept > 0
+        for one, other in pairs
+    )
+
+
+def _compared(rows: Mapping[str, Row], worlds: Mapping[str, Sequence[World]]) -> str:
+    """Each method's bias beside that of no correction and of token weights, by a sign test over worlds."""
+    shown = [name for name in ("stale", "far") if name in worlds]
+    cells = [
+        [
+            _code(name),
+            *(
+                _said(row, {other: rows[other] for other in (NONE, TOKEN) if other != name}, world)
+                for world in shown
+            ),
+        ]
+        for name, row in rows.items()
+        if name != NONE and not _is_centering(name)
+    ]
+    text = f"""
+By the sign test over the worlds, two-sided, p below {SURE}. A smaller bias is no better run: variance, what
+is kept, and the step size count as well (last section).
+"""
+    return _table("What follows: the bias", ["method", *shown], cells, column="---") + text
+
+
+def _centering_table(seeds: Sequence[int]) -> str:
     """Bias of score centering, exact, with advantages as they are and with a baseline that is off by 1."""
     worlds = {
-        f"{name}{', baseline off by 1' if offset else ''}": World.of(name, seed, offset)
-        for name in ("mismatch", "stale", "stale + drift")
+        f"{name}{', baseline off by 1' if offset else ''}": [World.of(name, one, offset) for one in seeds]
+        for name in ("stale", "stale + drift", "far")
         for offset in (0.0, 1.0)
     }
     cells = []
     for name, correction in centerings((1, 2, fidelity.VOCABULARY)).items():
-        found = [_exact(correction, world) for world in worlds.values()]
-        cells.append([name, *(f"{_number(f.bias / f.true, 3)} / {_number(f.variance)}" for f in found)])
+        found = [_exact(correction, drawn) for drawn in worlds.values()]
+        cells.append(
+            [
+                name,
+                *(
+                    f"{_ranged([f.bias / f.true for f in each])} / {_number(fmean(f.variance for f in each))}"
+                    for each in found
+                ),
+            ]
+        )
     text = """
-The paper's statement holds exactly: over all tokens a constant advantage moves nothing in the mean, so what
-centering takes away is what a baseline that is off puts in. A token weight rho that no bound cuts does the
-same without a head: the sampler's mean of rho times the score is the trainer's mean of the score, which is
-0. There centering adds nothing; it acts where f is 1, or where a bound acts.
+Over all tokens a constant advantage moves nothing in the mean, so what centering takes away is what a
+baseline that is off puts in. A token weight rho that no bound cuts does the same without a head: the
+sampler's mean of rho times the score is the trainer's mean of the score, which is 0. There centering adds
+nothing; it acts where f is 1, or where a bound acts.
 """
     title = "Score centering, four steps, nothing sampled"
     return _table(title, ["bias / variance", *worlds], cells) + text
 
 
 def _sampled_table(rows: Mapping[str, Row], mismatch: str, lengths: Mapping[int, int]) -> str:
-    columns = ["bias ± error / cosine / variance / kept", *(f"{length:,}" for length in lengths)]
-    cells = []
+    """A row for each estimator: methods whose numbers are the same at every length share one."""
+    groups: dict[tuple, list[str]] = {}
     for name, row in rows.items():
         found = [row.sampled[mismatch, length] for length in lengths]
-        cells.append(
-            [
-                _code(name),
-                *(
-                    f"{_number(s.bias)} ± {_number(s.error)} / "
-                    + _slashed((_number(s.cosine), _number(s.variance, 1), _number(s.kept)))
-                    for s in found
-                ),
-            ]
-        )
-    return _table(f"Markov policy, {mismatch}, by response length", columns, cells)
+        key = tuple(float(f"{x:.9g}") for s in found for x in (s.bias, s.cosine, s.variance, s.kept))
+        groups.setdefault(key, []).append(name)
+    cells = []
+    for names in groups.values():
+        said = []
+        for length, responses in lengths.items():
+            s = rows[names[0]].sampled[mismatch, length]
+            few = f", carried by {s.ess * responses:.0f}" if s.ess * responses < FEW else ""
+            said.append(
+                f"{_number(s.bias)} ± {_number(s.error)}{few} / "
+                + _slashed((_number(s.cosine), _number(s.variance, 1), _number(s.kept)))
+            )
+        cells.append([", ".join(map(_code, names)), *said])
+    columns = ["bias ± error / cosine / variance / kept", *(f"{length:,}" for length in lengths)]
+    text = """
+Methods in one row are one estimator in this world: nothing here tells them apart. "Carried by": the effective
+number of responses, where it is small; neither the mean nor its error can be trusted there.
+"""
+    return _table(f"Markov policy, {mismatch}, by response length", columns, cells) + text
 
 
 def _products(chains: Mapping[tuple[str, int], Chain]) -> str:
@@ -237,39 +366,3 @@ def _products(chains: Mapping[tuple[str, int], Chain]) -> str:
 def _listed(lengths: Iterable[int]) -> str:
     words = [f"{n:,}" for n in lengths]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _sentences(rows: Mapping[str, Row], longest: int, responses: int) -> str:
-    base = rows[NONE]
-    cells = [
-        [_code(name), _cost(row.correction), sentence(row, base, longest, responses)]
-        for name, row in rows.items()
-        if name != NONE
-    ]
-    head = [
-        "\n## What follows, stale\n",
-        f"| method | needs | against no correction, on 4 tokens and on {longest:,} |",
-        "|---|---|---|",
-    ]
-    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in cells), ""])
-
-
-def sentence(row: Row, base: Row, length: int, responses: int) -> str:
-    """Against no correction, stale: bias, variance and what is kept, in both laboratories."""
-    f, f0 = row.exact["stale"], base.exact["stale"]
-    short = _compared(f.bias / f.true, f0.bias / f0.true, 0.0, f.variance / f0.variance, f.kept)
-    s, s0 = row.sampled["stale", length], base.sampled["stale", length]
-    if s.ess * responses < FEW:
-        return f"{short}; {length:,}: {s.ess * responses:.0f} of {responses:,} responses carry the mean"
-    return f"{short}; {length:,}: {_compared(s.bias, s0.bias, s.error, s.variance / s0.variance, s.kept)}"
-
-
-def _compared(bias: float, base: float, error: float, variance: float, kept: float) -> str:
-    if kept < 0.005:
-        return "keeps nothing"
-    if abs(bias - base) <= max(2 * error, CLEAR * base):
-        of_bias = f"bias {_number(bias)}, as without"
-    else:
-        of_bias = f"bias {_number(base)} → {_number(bias)}"
-    of_variance = "the same variance" if abs(variance - 1) < CLEAR else f"{variance:.2g} times the variance"
-    return f"{of_bias}, {of_variance}" + (f", {kept:.0%} kept" if kept < 1 - CLEAR else "")

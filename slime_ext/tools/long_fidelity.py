@@ -25,8 +25,8 @@ from slime_ext.ops.segments import Segments
 from slime_ext.tools.fidelity import ppo
 
 VOCABULARY = 8
-LENGTHS = {64: 4096, 256: 2048, 1024: 1024}  # tokens of a response -> responses
-MISMATCHES = {"mismatch": 0.05, "stale": 0.15}  # of the sampler's logits, in standard deviations
+LENGTHS = {64: 4096, 1024: 1024}  # tokens of a response -> responses
+MISMATCHES = {"mismatch": 0.05, "stale": 0.15, "far": 0.83}  # of the sampler's logits, standard deviations
 STEP = 64  # responses of an optimizer step, over which a coupled step computes its number
 
 
@@ -67,6 +67,22 @@ class Chain:
     def expected_reward(self, logits: Tensor) -> Tensor:
         """[] of a response under a policy: the sum of its tokens' rewards over the root of its length."""
         return self.sums_over_paths(logits.softmax(-1))[1]
+
+    @cached_property
+    def ratios(self) -> Tensor:
+        """[8, 8] target / behavior of every pair of last token and token."""
+        return (self.target.log_softmax(-1) - self.behavior.log_softmax(-1)).exp()
+
+    @cached_property
+    def k3(self) -> float:
+        """E_behavior[rho - 1 - log rho], nats per token, exact."""
+        table = self.behavior.softmax(-1)
+        mass = visited = torch.eye(VOCABULARY, dtype=torch.float64)[0]
+        for _ in range(self.responses.shape[1] - 1):
+            mass = mass @ table
+            visited = visited + mass
+        each = (table * (self.ratios - 1 - self.ratios.log())).sum(1)
+        return float(visited @ each / self.responses.shape[1])
 
     @cached_property
     def true_gradient(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -14,9 +15,9 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
 from slime_ext.core.steps import Reweight, Truncate
 from slime_ext.tools import fidelity_page, long_fidelity
-from slime_ext.tools.fidelity import Fidelity
-from slime_ext.tools.fidelity_page import Row, sentence
-from slime_ext.tools.long_fidelity import Chain, Sampled, evaluate
+from slime_ext.tools.fidelity import Fidelity, World
+from slime_ext.tools.fidelity_page import Row, against
+from slime_ext.tools.long_fidelity import Chain, evaluate
 
 LENGTH = 3
 ALL = torch.cartesian_prod(*[torch.arange(8)] * LENGTH)
@@ -89,33 +90,70 @@ def test_steps_that_couple_samples_are_steps_of_their_own():
 
 
 def test_the_page_has_every_method_and_reads_nothing_but_numbers_of_this_run():
-    text = fidelity_page.page({4: 128}, under_way=lambda pairs: [pairs[i] for i in (0, 1, 4, 12, -1)])
+    chosen = (0, 1, 4, 12, 14, -1)
+    text = fidelity_page.page({4: 128}, under_way=lambda pairs: [pairs[i] for i in chosen], seeds=(0, 1))
     for title in (
+        "How far apart",
         "Four steps",
         "Score centering",
-        "Markov policy, mismatch",
-        "Markov policy, stale",
+        *(f"Markov policy, {name}" for name in ("mismatch", "stale", "far")),
         "What follows",
     ):
         assert f"\n## {title}" in text
-    assert "`token_tis`" in text and "centered, IcePop 0.5 to 2, all tokens" in text
+    assert "`token_tis`, `sao_code`" in text  # one estimator where no ratio reaches a bound
+    assert "centered, IcePop 0.5 to 2, all tokens" in text and "each is drawn 2 times" in text
     assert set(fidelity_page.NAMES) <= set(presets.PRESETS)
+    for world in ("stale", "far"):
+        k3 = [by_hand(World.of(world, seed)) for seed in (0, 1)]
+        assert f"| {sum(k3) / 2:.2g} ({min(k3):.2g} to {max(k3):.2g}) |" in text
 
 
-def row(correction, exact, sampled):
-    return Row(correction, {"stale": exact}, {("stale", 64): sampled})
+def by_hand(world):
+    """k3 of a world, response by response and token by token."""
+    total = 0.0
+    behavior, proximal = (world.log_probs(p).tolist() for p in (world.behavior, world.proximal))
+    for q, p in zip(behavior, proximal, strict=True):
+        each = [math.exp(b - a) - 1 - (b - a) for a, b in zip(q, p, strict=True)]
+        total += math.exp(math.fsum(q)) * math.fsum(each) / len(each)
+    return total
 
 
-def test_a_sentence_says_what_changed_and_by_how_much():
-    none = torch.zeros(1)
-    base = row(
-        presets.get("metrics_only"), Fidelity(none, 0.4, 1, 1, 2.0, 1, 1), Sampled(0.2, 0, 1, 50, 1, 1)
-    )
-    better = row(
-        presets.get("token_tis"), Fidelity(none, 0.1, 1, 1, 2.0, 1, 1), Sampled(0.19, 0.02, 1, 100, 1, 0.5)
-    )
-    assert sentence(better, base, 64, 4096) == (
-        "bias 0.40 → 0.10, the same variance; 64: bias 0.19, as without, 2 times the variance, 50% kept"
-    )
-    gone = row(presets.get("geo_rs"), Fidelity(none, 1, 1, 0, 0, 0, 0), Sampled(1, 0, 0, 0, 0.001, 0.1))
-    assert sentence(gone, base, 64, 4096) == "keeps nothing; 64: 4 of 4,096 responses carry the mean"
+def test_the_worlds_called_far_are_as_far_as_the_runs_of_the_evidence():
+    assert sum(World.of("far", seed).k3 for seed in range(60)) / 60 == pytest.approx(0.3, abs=0.02)
+    for length in (64, 256):
+        chain = Chain.of(long_fidelity.MISMATCHES["far"], length, 1)
+        assert chain.k3 == pytest.approx(0.3, abs=0.05)
+    chance = probability(WHOLE.behavior)
+    ratio = WHOLE.ratios[LAST, ALL]
+    assert WHOLE.k3 == pytest.approx(float(chance @ (ratio - 1 - ratio.log()).mean(1)), rel=1e-12)
+
+
+def exact(bias, *, kept=1.0, mean=None):
+    found = torch.tensor([bias]) if mean is None else mean
+    return Fidelity(found, bias, 1.0, 1.0, 2.0, 1.0, kept)
+
+
+def row(*biases, **more):
+    return Row(presets.get("metrics_only"), {"stale": [exact(b, **more) for b in biases]}, {})
+
+
+def test_two_methods_are_told_apart_by_a_sign_test_over_worlds():
+    base = row(*[0.4] * 8)
+    assert against("metrics_only", row(*[0.3] * 8), base, "stale") == "smaller than `metrics_only` on 8 of 8"
+    assert against("token_tis", row(*[0.5] * 8), base, "stale") == "larger than `token_tis` on 8 of 8"
+    mixed = row(*[0.3] * 6, *[0.5] * 2)
+    said = "not told apart from `token_tis` (smaller on 6 of 8)"
+    assert against("token_tis", mixed, base, "stale") == said
+    assert against("token_tis", base, base, "stale") == "the same estimator as `token_tis`"
+    assert against("token_tis", row(0.3), base, "stale") == "smaller than `token_tis` in one world"
+    nothing = row(*[1.0] * 8, kept=0.0)
+    assert against("geo_rs", nothing, nothing, "stale").startswith("not told apart")
+
+
+def test_the_sign_test_counts_coins():
+    for n in range(1, 9):
+        for wins in range(n + 1):
+            as_uneven = [
+                abs(2 * sum(coins) - n) >= abs(2 * wins - n) for coins in itertools.product((0, 1), repeat=n)
+            ]
+            assert fidelity_page.sign_test(wins, n - wins) == pytest.approx(sum(as_uneven) / 2**n)
