@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.evidence import rows, runs, settings
-from slime_ext.errors import SlimeExtError
+from slime_ext.errors import SlimeExtError, check_known
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="the runs of a panel that have no line yet")
     run.add_argument("panel", choices=settings.read().panels)
-    run.add_argument("--arms", nargs="+", choices=settings.read().arms, help="default: all of the panel")
+    run.add_argument("--arms", nargs="+", help="or cells, arm@variant; default: all of the panel")
     run.add_argument("--seeds", nargs="+", type=int, help="default: the panel's test seeds")
     run.add_argument(
         "--try", nargs="+", default=[], metavar="NAME=VALUE", dest="tried", help="other settings, of a pilot"
@@ -62,12 +62,24 @@ def _value(text: str) -> object:
         return text
 
 
+def _cells(of: settings.Settings, panel: str, asked: list[str] | None) -> list[str]:
+    """The cells that --arms names, by default all of the panel.
+
+    Raises:
+        ConfigError: an unknown arm or cell.
+    """
+    for name in asked or ():
+        check_known("--arms", "arm", name, [*of.arms, *of.panels[panel].cells])
+    return of.panels[panel].asked(asked or of.panels[panel].cells)
+
+
 def _run(given: argparse.Namespace) -> int:
     tried = {name: _value(value) for name, _, value in (one.partition("=") for one in given.tried)}
     of = settings.read().with_tried(given.panel, tried)
     panel = of.panels[given.panel]
-    arms, seeds = given.arms or panel.arms, given.seeds or list(panel.seeds)
+    seeds = given.seeds or list(panel.seeds)
     try:
+        arms = _cells(of, given.panel, given.arms)
         runs.refuse(of, given.panel, seeds, rows.read())
         done = rows.read() + rows.read(rows.PILOTS)
         # asked anew after each run, whose line may be that of another cell too

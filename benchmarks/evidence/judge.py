@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.evidence.rows import Row
-from benchmarks.evidence.settings import Judged, Primary
+from benchmarks.evidence.settings import Judged, Primary, Scored, base, beside
 
 EXACT, UNCORRECTED = "A", "B"
-Rows = Mapping[str, Mapping[int, Row]]  # arm -> seed -> row
+Rows = Mapping[str, Mapping[int, Row]]  # arm, or arm@variant -> seed -> row
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,20 @@ def judge(rows: Rows, judged: Judged, by_ends: bool = False) -> dict[str, Verdic
     Args:
         by_ends: whether arms are tested by the ends of the same seeds, not by their failed seeds.
     """
-    exact, uncorrected = rows.get(EXACT, {}), rows.get(UNCORRECTED, {})
-    found = {arm: _verdict(of, exact, uncorrected, judged) for arm, of in rows.items()}
-    compared = [arm for arm in found if arm != UNCORRECTED and UNCORRECTED in found]
+
+    def of(cell: str, arm: str) -> Mapping[int, Row]:
+        return rows.get(beside(cell, arm), {})
+
+    found = {
+        cell: _verdict(seeds, of(cell, EXACT), of(cell, UNCORRECTED), judged) for cell, seeds in rows.items()
+    }
+    compared = [cell for cell in found if base(cell) != UNCORRECTED and of(cell, UNCORRECTED)]
     if by_ends:
-        raw = [randomised(gaps(rows[arm], uncorrected).values()) for arm in compared]
+        raw = [randomised(gaps(rows[cell], of(cell, UNCORRECTED)).values()) for cell in compared]
     else:
-        raw = [_p(found[arm], found[UNCORRECTED]) for arm in compared]
+        raw = [_p(found[cell], found[beside(cell, UNCORRECTED)]) for cell in compared]
     corrected = dict(zip(compared, holm(raw), strict=True))
-    return {arm: Verdict(**{**vars(v), "p": corrected.get(arm)}) for arm, v in found.items()}
+    return {cell: Verdict(**{**vars(v), "p": corrected.get(cell)}) for cell, v in found.items()}
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,91 @@ class Compared:
 
 
 def compare(rows: Rows, primary: Primary, judged: Judged) -> Compared | None:
-    """The primary comparison on the seeds that both arms have run; None where there are none."""
-    found = list(gaps(rows.get(primary.arm, {}), rows.get(primary.against, {})).values())
+    """The primary comparison on the seeds that all of its cells have run; None where there are none."""
+    ones, others = (best_of(rows, cells, primary.scored) for cells in primary.cells(rows))
+    found = [one - others[seed] for seed, one in ones.items() if seed in others]
     if not found:
         return None
     _, low, high = bootstrap(found, judged.resamples, share=0.9)
     equal = -primary.margin < low and high < primary.margin
     return Compared(len(found), bootstrap(found, judged.resamples), randomised(found), equal)
+
+
+def best_of(rows: Rows, cells: Sequence[str], whose: Scored = "served") -> dict[int, float]:
+    """Returns seed -> score at the end of the best cell, which is chosen by all other seeds.
+
+    Of several cells a seed's is the one with the highest mean over the other seeds that all have run, the
+    first of equals. So a seed's luck does not choose its own cell.
+
+    Source: leave-one-out choice, Stone 1974, J. Royal Statistical Society B 36, p. 111.
+    """
+    scores = {
+        cell: {seed: score for seed, row in rows[cell].items() if (score := row.scored(whose)) is not None}
+        for cell in cells
+    }
+    seeds = [seed for seed in scores[cells[0]] if all(seed in of for of in scores.values())] if cells else []
+    found = {}
+    for seed in seeds:
+        others = [other for other in seeds if other != seed]
+        # rounded, because sums of the same shares in another order may differ in the last bit
+        totals = {cell: round(sum(of[other] for other in others), 9) for cell, of in scores.items()}
+        found[seed] = scores[max(totals, key=lambda cell: totals[cell])][seed]
+    return found
+
+
+@dataclass(frozen=True)
+class Sloped:
+    """How an arm's gain grows with k3 over a panel's variants.
+
+    Attributes:
+        slope: of (end - end of the other arm) on log k3 of the other arm, within seeds, and its 95% interval
+            over seeds: held-out share per e-fold of k3.
+        p: of the randomisation test of the seeds' parts of the slope.
+    """
+
+    seeds: int
+    runs: int
+    slope: tuple[float, float, float]
+    p: float
+
+
+def sloped(rows: Rows, arm: str, against: str, judged: Judged) -> Sloped | None:
+    """The slope over the variants that both arms have run; None where no seed has two variants.
+
+    With x = log k3 and y = gain of variant v of seed s: sum_sv (x - mean_s x) y / sum_sv (x - mean_s x)^2.
+    Seeds are blocks: what a seed does in every variant drops out. The test turns the signs of the seeds'
+    numerators.
+    """
+    points: dict[int, list[tuple[float, float]]] = {}
+    for cell, seeds in rows.items():
+        if base(cell) != arm:
+            continue
+        others = rows.get(beside(cell, against), {})
+        for seed, gain in gaps(seeds, others).items():
+            points.setdefault(seed, []).append((math.log(others[seed].k3 or math.nan), gain))
+    parts = [_parts(of_seed) for of_seed in points.values() if len(of_seed) > 1]
+    if not parts:
+        return None
+    runs = sum(len(of_seed) for of_seed in points.values() if len(of_seed) > 1)
+    return Sloped(len(parts), runs, _ratio(parts, judged.resamples), randomised(part[0] for part in parts))
+
+
+def _parts(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Numerator and denominator of a seed."""
+    middle = sum(x for x, _ in points) / len(points)
+    return sum((x - middle) * y for x, y in points), sum((x - middle) ** 2 for x, _ in points)
+
+
+def _ratio(parts: Sequence[tuple[float, float]], resamples: int) -> tuple[float, float, float]:
+    """The ratio of the sums, and its 95% percentile interval over resampled seeds."""
+    draw, found = random.Random(0), []
+    for _ in range(resamples):
+        above, below = zip(*draw.choices(parts, k=len(parts)), strict=True)
+        found.append(sum(above) / sum(below))
+    found.sort()
+    low, high = (found[int(quantile * resamples)] for quantile in (0.025, 0.975))
+    above, below = zip(*parts, strict=True)
+    return sum(above) / sum(below), low, high
 
 
 def _verdict(

@@ -85,7 +85,7 @@ def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) ->
     for row, (name, arms) in zip(axes, rows, strict=False):
         row[0].set_ylabel(f"{name}: held-out share right", fontsize=8)
         for ax, (arm, seeds) in zip(row, arms, strict=False):
-            _arm(ax, f"{arm}  {of.arms[arm].what}", list(seeds.values()))
+            _arm(ax, f"{arm}  {of.arm(arm).what}", list(seeds.values()))
     return figure
 
 

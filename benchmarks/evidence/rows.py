@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from benchmarks.evidence.settings import Scored
+
 FILE = Path(__file__).with_name("rows.jsonl")
 PILOTS = FILE.with_name("pilots.jsonl")
 AGAIN = FILE.with_name("again.jsonl")
@@ -19,8 +21,9 @@ class Row(BaseModel):
         settings: digest of the run's settings; a line of other settings is not compared.
         tried: the settings that a pilot had in place of its panel's.
         commit: of the code that ran, with a plus where files were changed.
-        heldout: (optimizer step, held-out exact match of the trained weights).
-        end: the last of them; 0 for a run that diverged.
+        heldout: (optimizer step, held-out exact match); on a host of the engine's weights, after a push.
+        heldout_trained: the same of the trainer's weights, where both were scored.
+        end: the last of ``heldout``; 0 for a run that diverged.
         k3, ess: medians over the rollouts; None in lines without a host.
         stopped: what the run said where it diverged.
         recommended: what analyze recommended after the first rollouts (arm B), or what was trained (arm G).
@@ -40,6 +43,7 @@ class Row(BaseModel):
     commit: str
     versions: dict[str, str]
     heldout: list[tuple[int, float]]
+    heldout_trained: list[tuple[int, float]] | None = None
     end: float
     k3: float | None = None
     ess: float | None = None
@@ -49,6 +53,18 @@ class Row(BaseModel):
     rollouts: list[dict[str, float]] | None = None
     seconds: float
     tried: dict[str, Any] | None = None
+
+    def scored(self, whose: Scored) -> float | None:
+        """The last held-out score of the engine's weights, of the trainer's, or how far these are above.
+
+        None where the trainer's were not scored.
+        """
+        if whose == "served":
+            return self.end
+        if not self.heldout_trained:
+            return None
+        trained = 0.0 if self.stopped else self.heldout_trained[-1][1]
+        return trained if whose == "trained" else trained - self.end
 
     @property
     def key(self) -> tuple[str, str, int, str]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence.rows import Row
-from benchmarks.evidence.settings import ROOT, Settings
+from benchmarks.evidence.settings import ROOT, Settings, base
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands.train import DUMP
-from slime_ext.tools.without_cuda.progress import HELDOUT, METRICS, SHOWN
-from slime_ext.tools.without_cuda.stand_ins.hosts import ROUND
+from slime_ext.tools.without_cuda.progress import HELDOUT, HELDOUT_TRAINED, METRICS, SHOWN
+from slime_ext.tools.without_cuda.stand_ins.hosts import ROUND, SCORE
 from slime_ext.tools.without_cuda.tasks import sums, write_prompts
 
 DIVERGED = "NaN", "nan", "finite"
@@ -31,6 +31,7 @@ TRAIN = "task", "correction", "lag", "rollouts", "seed", "threads"
 PROMPT = "prompt"  # with {a} and {b}
 ASKED = "heldout_prompts"  # how many, by default all of the task's
 ROUNDING = "rounding"  # of the sampler's weights
+SCORED = "score"  # both: with the pushed weights, and with the trainer's
 STEPS = "num_steps_per_rollout"
 LARGE = "dump", "checkpoint"
 LOGGED = {  # name in a line's ``rollouts`` -> the run's metric
@@ -45,6 +46,7 @@ LOGGED = {  # name in a line's ``rollouts`` -> the run's metric
     "advantage_mean": "rollout/advantages",
     "grad_norm": "train/grad_norm",
     "heldout": HELDOUT,
+    "heldout_trained": HELDOUT_TRAINED,
 }
 # Without an entropy bonus the host logs no entropy. The sampler's mean surprise at its own tokens estimates
 # its entropy without bias, in nats per token; the trainer's at the same tokens is a cross-entropy.
@@ -132,10 +134,11 @@ def run(
     stopped = train([*words[:1], "--out", str(folder), *words[1:]], environment, folder)
     seconds = round(time.monotonic() - began)
     effects = None
-    if arm == SOURCE:
+    if base(arm) == SOURCE:
         recommended, effects = analyse(folder, of.panels[panel].analysed)
     metrics = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    curve = heldout(metrics, of.panels[panel].flags.get(STEPS, 1))
+    steps = of.panels[panel].flags.get(STEPS, 1)
+    curve = heldout(metrics, steps)
     for name in () if keep else LARGE:
         shutil.rmtree(folder / name, ignore_errors=True)
     return Row(
@@ -146,6 +149,7 @@ def run(
         commit=commit(),
         versions=versions(),
         heldout=curve,
+        heldout_trained=heldout(metrics, steps, HELDOUT_TRAINED) or None,
         end=0.0 if stopped else curve[-1][1],
         k3=_median(metrics, SHOWN["k3"]),
         ess=_median(metrics, SHOWN["ess"]),
@@ -178,7 +182,8 @@ def command(
     for name in ("use_tis", "rollout_seed", PROMPT, ASKED):  # slime-ext train says the first two itself
         flags.pop(name, None)
     flags = {"correction": preset} | flags
-    environment = {ROUND: flags.pop(ROUNDING)} if ROUNDING in flags else {}
+    variables = {ROUND: ROUNDING, SCORE: SCORED}
+    environment = {variable: flags.pop(name) for variable, name in variables.items() if name in flags}
     ours = {name: flags.pop(name) for name in TRAIN if name in flags}
     flags["prompt_data"] = prompts / "train.jsonl"
     flags["eval_prompt_data"] = ["heldout", prompts / "heldout.jsonl"]
@@ -194,9 +199,9 @@ def _words(flags: Mapping[str, Any]) -> Iterator[str]:
             yield from map(str, value if isinstance(value, list) else [value])
 
 
-def heldout(metrics: Iterable[Mapping[str, Any]], steps: int) -> list[tuple[int, float]]:
+def heldout(metrics: Iterable[Mapping[str, Any]], steps: int, name: str = HELDOUT) -> list[tuple[int, float]]:
     """(optimizer steps so far, held-out share) of each evaluation; rollout -1 is before the first."""
-    return [(steps * (row["rollout"] + 1), round(row[HELDOUT], 4)) for row in metrics if HELDOUT in row]
+    return [(steps * (row["rollout"] + 1), round(row[name], 4)) for row in metrics if name in row]
 
 
 def logged(metrics: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("settings.yaml")
+AT = "@"  # between the arm of a cell and its variant
 
 
 class Frozen(BaseModel):
@@ -33,17 +34,68 @@ class Arm(Frozen):
     recommended: bool = Field(False, description="trains with what analyze recommends for B of this seed")
 
 
+Scored = Literal["served", "trained", "trained less served"]
+
+
 class Primary(Frozen):
     """The one comparison that a panel was made for: ends of ``arm`` less ends of ``against``, same seeds.
 
     Its test is Fisher's randomisation test of pairs, two-sided, and it alone needs no correction for several
     comparisons. The arms count as equal where the 90% interval of the mean difference lies within
     ``margin`` of 0 (two one-sided tests at 5%: Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15).
+
+    Where several arms are named, or an arm has variants, a seed's end is that of the cell with the highest
+    mean end over all other seeds: no seed chooses its own cell.
     """
 
-    arm: str
-    against: str
+    arm: str | tuple[str, ...]
+    against: str | tuple[str, ...]
     margin: float
+    scored: Scored = Field("served", description="whose answers: of the engine's weights, or the trainer's")
+
+    def cells(self, cells: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Returns those of a panel's cells that are compared, and those that they are compared with."""
+        found = list(cells)
+        ones, others = (
+            [cell for cell in found if base(cell) in ((names,) if isinstance(names, str) else names)]
+            for names in (self.arm, self.against)
+        )
+        return ones, others
+
+
+class Slope(Frozen):
+    """How the gain of each arm grows with the distance of the policies, over a panel's variants.
+
+    Slope of (end - end of ``against``) on log k3 of ``against``, run by run, with seeds as blocks.
+    """
+
+    arms: tuple[str, ...]
+    against: str
+
+
+class Variant(Frozen):
+    """A level of a panel's factor, such as a learning rate or a lag: flags over the panel's."""
+
+    flags: dict[str, Any] = {}
+    arms: tuple[str, ...] = Field((), description="of the panel's, by default all")
+
+
+def base(cell: str) -> str:
+    """The arm of a cell.
+
+    >>> base("B@lag2"), base("B")
+    ('B', 'B')
+    """
+    return cell.partition(AT)[0]
+
+
+def beside(cell: str, arm: str) -> str:
+    """The cell of another arm with the same variant.
+
+    >>> beside("C@lag2", "B"), beside("C", "B")
+    ('B@lag2', 'B')
+    """
+    return arm + cell[len(base(cell)) :]
 
 
 class Warm(Frozen):
@@ -71,8 +123,29 @@ class Panel(Frozen):
     test: Literal["failed seeds", "ends of a seed"] = "failed seeds"
     world: str = Field("stale", description="the mismatch of `slime-ext bench fidelity` that it is")
     arms: tuple[str, ...]
+    variants: dict[str, Variant] = Field({}, description="levels of a factor; a cell is arm@variant")
     seeds: tuple[int, ...]
     primary: Primary | None = None
+    slope: Slope | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What a seed runs: the arms, or each arm with each of its variants."""
+        if not self.variants:
+            return self.arms
+        return tuple(
+            f"{arm}{AT}{name}"
+            for name, variant in self.variants.items()
+            for arm in self.arms
+            if arm in (variant.arms or self.arms)
+        )
+
+    def asked(self, names: Iterable[str]) -> list[str]:
+        """Returns the cells that arms or cells name; an arm that the panel lacks is a cell of its own."""
+        return [cell for name in names for cell in self._named(name)]
+
+    def _named(self, name: str) -> list[str]:
+        return [cell for cell in self.cells if name in (cell, base(cell))] or [name]
 
 
 class Condition(Frozen):
@@ -118,10 +191,16 @@ class Settings(Frozen):
                 raise ValueError(f"conditions: {name}: expected panels that differ in arms and seeds alone")
         return self
 
+    def arm(self, cell: str) -> Arm:
+        """The arm of a cell, named with its variant."""
+        of, variant = self.arms[base(cell)], cell.partition(AT)[2]
+        return of.model_copy(update={"what": f"{of.what}, {variant}"}) if variant else of
+
     def flags(self, panel: str, arm: str, seed: int, recommended: str | None = None) -> dict[str, Any]:
-        """The flags of one run, by attribute."""
-        of, chosen = self.panels[panel], self.arms[arm]
-        found = of.flags | (of.mismatch if chosen.mismatch else {}) | chosen.flags
+        """The flags of one run, by attribute; ``arm`` may be a cell."""
+        of, chosen = self.panels[panel], self.arms[base(arm)]
+        varied = of.variants[arm.partition(AT)[2]].flags if AT in arm else {}
+        found = of.flags | (of.mismatch if chosen.mismatch else {}) | varied | chosen.flags
         found |= {"lr": found["lr"] * chosen.lr, "seed": seed, "rollout_seed": seed}
         if recommended not in (None, "metrics_only"):
             found |= {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{recommended}"}
@@ -134,7 +213,14 @@ class Settings(Frozen):
         of = self.panels[panel]
         mismatch = of.mismatch | {name: value for name, value in tried.items() if name in of.mismatch}
         flags = of.flags | {name: value for name, value in tried.items() if name not in of.mismatch}
-        other = of.model_copy(update={"flags": flags, "mismatch": mismatch, "frozen": None})
+        variants = {
+            name: variant.model_copy(
+                update={"flags": variant.flags | {n: v for n, v in tried.items() if n in variant.flags}}
+            )
+            for name, variant in of.variants.items()
+        }
+        changed = {"flags": flags, "mismatch": mismatch, "variants": variants, "frozen": None}
+        other = of.model_copy(update=changed)
         return self.model_copy(update={"panels": self.panels | {panel: other}})
 
     def digest(self, panel: str, arm: str, recommended: str | None = None) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, judge
+from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, holm, judge, sloped
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
 from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
-from benchmarks.evidence.settings import Arm, Panel, Primary, Settings
+from benchmarks.evidence.settings import Arm, Panel, Primary, Settings, Slope, base
 from slime_ext import presets
 from slime_ext.tools.fidelity import World, evaluate
 from slime_ext.tools.fidelity_page import SEEDS
@@ -92,10 +92,10 @@ def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
     rows, found = list(rows), {}
     if not any(row.panel == panel for row in rows):
         return {}
-    for arm in of.arms:
-        if arm in of.panels[panel].arms:
-            lines = {seed: line_of(of, panel, arm, seed, rows) for seed in of.panels[panel].seeds}
-            found[arm] = {seed: line for seed, line in lines.items() if line is not None}
+    order = list(of.arms)
+    for cell in sorted(of.panels[panel].cells, key=lambda cell: order.index(base(cell))):
+        lines = {seed: line_of(of, panel, cell, seed, rows) for seed in of.panels[panel].seeds}
+        found[cell] = {seed: line for seed, line in lines.items() if line is not None}
     return {arm: seeds for arm, seeds in found.items() if seeds}
 
 
@@ -111,13 +111,16 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
         yield "No test seed has run yet."
         return
     found = verdicts(of, name, lines)  # G counts as a comparison, as it was planned, and is no row of its own
-    yield markdown(HEAD, [_cells(arm, of.arms[arm], found[arm]) for arm in own(lines)])
+    yield markdown(HEAD, [_cells(cell, of.arm(cell), found[cell]) for cell in own(lines)])
     if panel.primary is not None:
         yield primary(of, panel, panel.primary, lines)
+    if panel.slope is not None:
+        yield from slopes(of, panel, panel.slope, lines)
     yield _every_seed(own(lines))
     yield from _shared(name, lines)
     yield from repeated(lines, [row for row in read(AGAIN) if row.panel == name])
-    yield _closed_loop(lines)
+    if SOURCE in lines:
+        yield _closed_loop(lines)
     yield from effects(lines.get(SOURCE, {}).values())
     yield _exact(of, panel, lines)
     ran = [row for seeds in lines.values() for row in seeds.values()]
@@ -127,18 +130,43 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
 
 def primary(of: Settings, panel: Panel, asked: Primary, lines: Rows) -> str:
     """Says what came out of the panel's primary comparison; nothing before all of its seeds have run."""
-    name = f"{asked.arm} - {asked.against}"
+    ones, others = asked.cells(panel.cells)
+    name = f"{_best(ones)} - {_best(others)}"
+    if asked.scored != "served":
+        name += f", scored with the weights {asked.scored}"
     left = len(panel.seeds) - _complete(panel, asked, lines)
     if left:
         return f"Primary comparison, ends of {name}: {left} of {len(panel.seeds)} seeds have not run."
-    found = compare(lines, asked, of.judged)
+    if (found := compare(lines, asked, of.judged)) is None:
+        return f"Primary comparison, ends of {name}: the trainer's weights were not scored."
     equal = f"{'equal' if found.equal else 'not shown to be equal'} within {asked.margin:g} (90% interval)"
     return f"Primary comparison, ends of {name}: {interval(found.difference)}, p {found.p:.2g}; {equal}."
 
 
+def _best(cells: Sequence[str]) -> str:
+    """How a side of a comparison is called."""
+    return cells[0] if len(cells) == 1 else f"best of {' '.join(cells)} (chosen by the other seeds)"
+
+
 def _complete(panel: Panel, asked: Primary, lines: Rows) -> int:
-    """The number of test seeds that both arms of the primary comparison have run."""
-    return sum(all(seed in lines.get(arm, {}) for arm in (asked.arm, asked.against)) for seed in panel.seeds)
+    """The number of test seeds that all cells of the primary comparison have run."""
+    cells = [cell for side in asked.cells(panel.cells) for cell in side]
+    return sum(all(seed in lines.get(cell, {}) for cell in cells) for seed in panel.seeds)
+
+
+def slopes(of: Settings, panel: Panel, asked: Slope, lines: Rows) -> Iterator[str]:
+    """Says how each arm's gain grows with k3; nothing before all of the panel's runs are there."""
+    left = sum(seed not in lines.get(cell, {}) for cell in panel.cells for seed in panel.seeds)
+    if left:
+        yield f"Slopes on log k3: {left} of {len(panel.cells) * len(panel.seeds)} runs are missing."
+        return
+    found = {arm: sloped(lines, arm, asked.against, of.judged) for arm in asked.arms}
+    known = {arm: one for arm, one in found.items() if one is not None}
+    for (arm, one), p in zip(known.items(), holm([one.p for one in known.values()]), strict=True):
+        yield (
+            f"Slope of {arm} - {asked.against} on log k3 of {asked.against}, seeds as blocks: "
+            f"{interval(one.slope)}, p {p:.2g} after Holm ({one.runs} pairs of runs, {one.seeds} seeds)."
+        )
 
 
 def markdown(head: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
@@ -218,7 +246,7 @@ def _exact(of: Settings, panel: Panel, lines: Rows) -> str:
     """Returns the exact bias of each correction over random worlds, beside the mean end of its runs."""
     worlds, cells = [World.of(panel.world, seed) for seed in SEEDS], []
     for arm, of_arm in own(lines).items():
-        if (preset := preset_of(of.arms[arm], arm)) is None:
+        if (preset := preset_of(of.arm(arm), base(arm))) is None:
             continue
         exact = [evaluate(presets.get(preset), world) for world in worlds]
         biases = [one.bias / one.true for one in exact]

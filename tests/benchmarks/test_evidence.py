@@ -7,6 +7,7 @@ import asyncio
 import functools
 import itertools
 import json
+import math
 import random
 import re
 import subprocess
@@ -86,7 +87,7 @@ def test_arms_of_a_host_differ_from_the_uncorrected_one_in_what_they_say():
 
 
 STAND_IN = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 words = sys.argv[1:]
 if words[0] == "analyze":
@@ -103,6 +104,8 @@ K3, ESS = "train/off_policy/k3_kl", "train/off_policy/ess_weight"
 LOGGED = {"train/grad_norm": 2.00004, "rollout/advantages": -0.5, "train/off_policy/perplexity_behavior": 4.0}
 rows = [{"rollout": -1, "eval/heldout": 0.04}, {"rollout": 0, K3: 0.01, ESS: 0.9, **LOGGED}]
 rows += [{"rollout": 1, K3: 0.03, ESS: 0.7, "eval/heldout": 0.5}, {"rollout": 2, K3: 0.02, ESS: 0.8}]
+if os.environ.get("SLIME_EXT_SCORE") == "both":
+    rows[0]["trained_eval/heldout"], rows[2]["trained_eval/heldout"] = 0.06, 0.75
 (out / "metrics.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in rows))
 if "13" in words:
     sys.exit("step 7: expected finite gradients, got NaN")
@@ -124,8 +127,8 @@ def train(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runs.subprocess, "run", instead)
     monkeypatch.setattr(runs, "versions", lambda: {"torch": "2"})
-    return lambda arm, seed, done=(), **more: runs.run(
-        OF, "lm_lag", arm, seed, tmp_path / "out", list(done), **more
+    return lambda arm, seed, done=(), panel="lm_lag", **more: runs.run(
+        OF, panel, arm, seed, tmp_path / "out", list(done), **more
     )
 
 
@@ -145,6 +148,55 @@ def test_a_run_becomes_its_line(train, tmp_path):
     assert train("C", 13).stopped.startswith("step 7: expected finite") and train("C", 13).end == 0.0
     with pytest.raises(ConfigError, match=r"C-14-\w+: expected the run to end, got: no space left on device"):
         train("C", 14)
+
+
+def test_a_run_that_is_scored_twice_has_both_curves(train):
+    both, one = train("B", 1, panel="lm_int4_both"), train("B", 1)
+    assert both.heldout == one.heldout == [(0, 0.04), (2, 0.5)] and one.heldout_trained is None
+    assert both.heldout_trained == [(0, 0.06), (2, 0.75)] and both.rollouts[2]["heldout_trained"] == 0.75
+    found = [both.scored(whose) for whose in ("served", "trained", "trained less served")]
+    assert found == [0.5, 0.75, 0.25] and one.scored("trained") is None
+
+
+def test_a_cell_is_an_arm_with_one_variant_of_its_panel(train):
+    panel = OF.panels["lm_dose"]
+    assert len(panel.cells) == 13 and "S@fp8" not in panel.cells and "S@lag8" in panel.cells
+    assert words_of("lm_dose", "B@lag1") == words_of("lm_lag", "A")  # nothing lags, nothing is rounded
+    lagging = words_of("lm_dose", "C@lag8")[0]
+    assert lagging[lagging.index("--lag") + 1] == "8" and words_of("lm_dose", "C@int8")[2] == {
+        "SLIME_EXT_ROUND": "int8"
+    }
+    assert rate_of(words_of("lm_rate", "U@3e-5")[1]) == 3e-5
+    assert "4" in words_of("lm_steps", "P")[1] and "ppo_is_bypass" in words_of("lm_steps", "P")[0]
+    digests = {OF.digest("lm_rate", cell) for cell in OF.panels["lm_rate"].cells}
+    assert len(digests) == 15
+    assert OF.digest("lm_rate", "S@6e-5") == OF.digest("lm_lag", "S")
+    assert OF.digest("lm_rate", "B@1.5e-5") == OF.digest("lm_lag", "F")
+    assert panel.asked(["C"]) == [f"C@{name}" for name in panel.variants] and panel.asked(["B@fp8"]) == [
+        "B@fp8"
+    ]
+    assert OF.panels["lm_int4"].asked(["F"]) == ["F"]  # a pilot of an arm that the panel lacks
+    assert OF.with_tried("lm_rate", {"lr": 1e-4}).flags("lm_rate", "C@3e-5", 1)["lr"] == 1e-4
+    made = train("B@lag8", 41, panel="lm_dose")
+    assert (made.arm, made.settings, made.recommended) == ("B@lag8", OF.digest("lm_dose", "B@lag8"), "cispo")
+
+
+def test_runs_that_a_panel_shares_with_another_are_not_run_again():
+    lines = rows.read()
+    cells = OF.panels["lm_rate"].cells
+    left = list(runs.missing(OF, "lm_rate", list(cells), list(OF.panels["lm_rate"].seeds), lines))
+    there = {"A@6e-5", "B@6e-5", "C@6e-5", "S@6e-5", "B@1.5e-5"}
+    assert {cell for cell, _ in left} == {*cells} - there and len(left) == 80
+    of_rate = table.by_arm(OF, "lm_rate", [*lines, row("U@6e-5", 1, panel="lm_rate")])
+    assert of_rate["B@1.5e-5"][3].arm == "F" and next(iter(of_rate)) == "A@6e-5"
+
+
+@pytest.mark.parametrize("panel", ["lm_rate", "lm_int4_both", "lm_dose", "lm_steps"])
+def test_a_panel_without_a_date_runs_no_test_seed(panel, capsys):
+    assert evidence.main(["run", panel]) == 2
+    assert f"{panel}: frozen: expected a date before test seeds run" in capsys.readouterr().err
+    assert evidence.main(["run", panel, "--arms", "BB"]) == 2
+    assert "--arms: expected a known arm, got 'BB'" in capsys.readouterr().err
 
 
 def test_a_panel_asks_the_tasks_sums_in_its_own_form(train, tmp_path):
@@ -392,6 +444,98 @@ def test_the_primary_comparison_is_of_two_arms_and_waits_for_all_seeds():
     for seeds in (15, 16):  # nothing is concluded from a panel whose primary comparison is not complete
         of_panel = table.by_arm(OF, "lm_cap", lines([0.1] * seeds))
         assert table.is_shown(OF, "lm_cap", of_panel) == (seeds == 16)
+
+
+def test_the_best_of_several_cells_is_chosen_by_the_other_seeds():
+    """Against plain loops on random ends; the seed's own end never counts."""
+    draw = random.Random(3)
+    own_end_would_count = 0
+    for n, cells in ((2, 2), (5, 3), (8, 9)) * 20:
+        ends = [[draw.choice([0.1, 0.2, 0.3, 0.4]) for _ in range(n)] for _ in range(cells)]
+        lines = {f"S@{c}": {s: row("S", s, ends[c][s]) for s in range(n)} for c in range(cells)}
+        found = judge.best_of(lines, list(lines))
+        for seed in range(n):
+            best, highest = None, None
+            for c in range(cells):
+                total = 0.0
+                for other in range(n):
+                    if other != seed:
+                        total += ends[c][other]
+                if highest is None or total > highest + 1e-12:
+                    best, highest = c, total
+            assert found[seed] == ends[best][seed]
+            own_end_would_count += found[seed] != max(ends, key=sum)[seed]
+    assert own_end_would_count > 20
+    lines["S@0"].pop(3)
+    assert 3 not in judge.best_of(lines, list(lines)) and judge.best_of(lines, []) == {}
+
+
+def test_learning_rates_are_compared_each_at_its_best():
+    panel, ends = (
+        OF.panels["lm_rate"],
+        {"C@6e-5": 0.4, "C@3e-5": 0.5, "U@3e-5": 0.6, "B@3e-5": 0.4, "B@6e-5": 0.3},
+    )
+    lines = [
+        row(cell, seed, ends.get(cell, 0.2), panel="lm_rate") for cell in panel.cells for seed in panel.seeds
+    ]
+    found = judge.compare(table.by_arm(OF, "lm_rate", lines), panel.primary, OF.judged)
+    assert found.difference == pytest.approx((0.2, 0.2, 0.2)) and (found.seeds, found.p) == (8, 2 / 256)
+    said = table.primary(OF, panel, panel.primary, table.by_arm(OF, "lm_rate", lines))
+    assert "best of C@6e-5 S@6e-5 U@6e-5" in said and "- best of B@6e-5 B@3e-5 B@1.5e-5 (chosen by" in said
+    short = table.by_arm(OF, "lm_rate", lines[:-1])  # without A, which is not compared
+    assert "have not run" not in table.primary(OF, panel, panel.primary, short)
+    verdict = judge.judge(table.by_arm(OF, "lm_rate", lines), OF.judged, by_ends=True)["U@3e-5"]
+    assert verdict.gain[0] == pytest.approx(0.2) and verdict.gap[0] == pytest.approx(0.4)  # of the same rate
+
+
+def test_a_served_policy_and_the_trainers_are_compared_by_their_difference():
+    panel = OF.panels["lm_int4_both"]
+
+    def scored(arm, seed, served, trained):
+        return row(arm, seed, served, panel="lm_int4_both", heldout_trained=[(16, trained)])
+
+    lines = [scored("B", s, 0.5, 0.5) for s in panel.seeds] + [scored("C", s, 0.4, 0.6) for s in panel.seeds]
+    found = judge.compare(table.by_arm(OF, "lm_int4_both", lines), panel.primary, OF.judged)
+    assert found.difference[0] == pytest.approx(0.2)  # (C - B) trained is 0.1, served -0.1
+    said = table.primary(OF, panel, panel.primary, table.by_arm(OF, "lm_int4_both", lines))
+    assert said.startswith(
+        "Primary comparison, ends of C - B, scored with the weights trained less served: 0.200"
+    )
+    without = [line.model_copy(update={"heldout_trained": None}) for line in lines]
+    said = table.primary(OF, panel, panel.primary, table.by_arm(OF, "lm_int4_both", without))
+    assert said.endswith("the trainer's weights were not scored.")
+
+
+def test_the_slope_on_log_k3_is_that_of_plain_loops_within_seeds():
+    draw, panel = random.Random(4), OF.panels["lm_dose"]
+    lines, above, below = [], [], []
+    for seed in panel.seeds:
+        own, points = draw.uniform(0.1, 0.4), []
+        for name in panel.variants:
+            k3, noise = 10 ** draw.uniform(-3, 0), draw.uniform(-0.02, 0.02)
+            gain = 0.05 * math.log(k3) + noise + own  # what the seed adds everywhere drops out
+            lines.append(row(f"B@{name}", seed, 0.3, panel="lm_dose", k3=k3))
+            lines.append(row(f"C@{name}", seed, 0.3 + gain, panel="lm_dose"))
+            points.append((math.log(k3), gain))
+        middle = sum(x for x, _ in points) / len(points)
+        above.append(sum((x - middle) * y for x, y in points))
+        below.append(sum((x - middle) ** 2 for x, _ in points))
+    found = judge.sloped(table.by_arm(OF, "lm_dose", lines), "C", "B", OF.judged)
+    assert (found.seeds, found.runs) == (8, 40)
+    assert found.slope[0] == pytest.approx(sum(above) / sum(below)) == pytest.approx(0.05, abs=0.01)
+    assert found.slope[1] < found.slope[0] < found.slope[2] and found.slope[2] - found.slope[1] < 0.03
+    turned = [
+        abs(sum(s * a for s, a in zip(signs, above, strict=True)))
+        for signs in itertools.product((1, -1), repeat=8)
+    ]
+    assert found.p == sum(one >= abs(sum(above)) - 1e-12 for one in turned) / 2**8
+    assert judge.sloped(table.by_arm(OF, "lm_dose", lines), "S", "B", OF.judged) is None
+    said = list(table.slopes(OF, panel, panel.slope, table.by_arm(OF, "lm_dose", lines)))
+    assert said == ["Slopes on log k3: 24 of 104 runs are missing."]
+    centered = [row(f"S@lag{n}", seed, 0.5, panel="lm_dose") for n in (1, 2, 8) for seed in panel.seeds]
+    said = list(table.slopes(OF, panel, panel.slope, table.by_arm(OF, "lm_dose", [*lines, *centered])))
+    assert said[0].startswith("Slope of C - B on log k3 of B, seeds as blocks: 0.05") and len(said) == 2
+    assert "(40 pairs of runs, 8 seeds)" in said[0] and "(24 pairs of runs, 8 seeds)" in said[1]
 
 
 def test_arms_u_and_x_differ_from_score_centering_in_cap_and_centering_alone():

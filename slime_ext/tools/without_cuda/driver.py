@@ -21,7 +21,14 @@ from slime_ext.tools.folders import make_folder, working_folder
 from slime_ext.tools.without_cuda import host_log, machine
 from slime_ext.tools.without_cuda.install import how_to_install
 from slime_ext.tools.without_cuda.processes import MARK, guarded
-from slime_ext.tools.without_cuda.stand_ins.hosts import FIRST_PORT, LOWEST_PORT, ROUND
+from slime_ext.tools.without_cuda.stand_ins.hosts import (
+    FIRST_PORT,
+    LOWEST_PORT,
+    ROUND,
+    SCORE,
+    SCORES,
+    UNROUNDED,
+)
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
@@ -109,8 +116,8 @@ class HostRun:
         """Makes the folder of the run; nothing else is started or written.
 
         Raises:
-            ConfigError: no host environment, no train.py in the folder, an unknown SLIME_EXT_ROUND, a machine
-                without room, or another run that writes to the folder.
+            ConfigError: no host environment, no train.py in the folder, an unknown SLIME_EXT_ROUND or
+                SLIME_EXT_SCORE, a machine without room, or another run that writes to the folder.
         """
         working_folder()
         wheel_folder()
@@ -118,6 +125,7 @@ class HostRun:
             from slime_ext.tools.without_cuda.rounding import ROUNDINGS
 
             check_known(ROUND, "format", rounding, ROUNDINGS)
+        self._check_score()
         script = "train_async.py" if self.asynchronous else "train.py"
         if self.checkout and not (self.host and (self.checkout / script).is_file()):
             got = self.checkout if self.host else "none"
@@ -128,6 +136,20 @@ class HostRun:
         make_folder(out)
         machine.check_room(out, self.room)
         host_log.check_unused(out / "log")
+
+    def _check_score(self) -> None:
+        if not (score := (os.environ | self.environment).get(SCORE)):
+            return
+        check_known(SCORE, "score", score, SCORES)
+        if score == "both" and self.checkout:
+            raise ConfigError(
+                f"{SCORE}: expected served with a checkout, got both: its loop scores once: use the wheel"
+            )
+        if score == "both" and self.asynchronous:
+            raise ConfigError(
+                f"{SCORE}: expected served with --lag above 1, got both: its pushes would reach answers "
+                "under way: leave it out"
+            )
 
     @property
     def checkout(self) -> Path | None:
@@ -175,6 +197,7 @@ class HostRun:
             FIRST_PORT: str(LOWEST_PORT + 100 * (os.getpid() % 120)),  # another one for a run beside this one
             "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
             "TMPDIR": str(folder / "tmp"),
+            UNROUNDED: str(folder / "unrounded"),
             # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
             "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
         }

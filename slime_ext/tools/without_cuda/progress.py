@@ -24,12 +24,14 @@ from typing import Any
 from slime_ext.host import step_file
 from slime_ext.host.step_file import StepFile, append, finite
 from slime_ext.tools.without_cuda.import_hooks import ImportHooks, around
-from slime_ext.tools.without_cuda.stand_ins import HOSTS
+from slime_ext.tools.without_cuda.stand_ins import HOSTS, hosts
 
 TRACKED, METRICS = "tracked.jsonl", "metrics.jsonl"  # what the host logged as it came; a line per rollout
 ROLLOUT = "rollout"  # identifies a line of metrics.jsonl
 BEGIN, TRAIN = "begin", "train/step"  # axes
 REWARD, HELDOUT = "rollout/raw_reward", "eval/heldout"
+TRAINED = "trained_"  # before the name of what was evaluated with the trainer's own, unrounded weights
+HELDOUT_TRAINED = TRAINED + HELDOUT
 SHOWN = {"reward": REWARD, "k3": "train/off_policy/k3_kl", "ess": "train/off_policy/ess_weight"}
 LAST_OF_ROLLOUT = "perf/step_time"
 POLL_S = 0.5
@@ -69,7 +71,8 @@ class Rows:
     def take(self, axis: str, when: float, metrics: dict[str, float]) -> int:
         """Adds what the host logged to the row of its rollout, and returns the rollout."""
         rollout = int(metrics.pop(axis, 0)) // (self.steps if axis == TRAIN else 1)
-        if HELDOUT in metrics and rollout == 0 and REWARD not in self.by_rollout.get(0, Row()).metrics:
+        is_score = HELDOUT in metrics or HELDOUT_TRAINED in metrics
+        if is_score and rollout == 0 and REWARD not in self.by_rollout.get(0, Row()).metrics:
             rollout = BEFORE
         row = self.by_rollout.setdefault(rollout, Row())
         row.time = when
@@ -135,8 +138,9 @@ class Progress:
 
     def _take(self, axis: str, when: float, metrics: dict[str, float]) -> None:
         rollout = self.rows.take(axis, when, metrics)
-        if HELDOUT in metrics:
-            self._print(f"held-out reward {metrics[HELDOUT]:.3f}")
+        for name, weights in ((HELDOUT, ""), (HELDOUT_TRAINED, " with the trainer's weights")):
+            if name in metrics:
+                self._print(f"held-out reward {metrics[name]:.3f}{weights}")
         if LAST_OF_ROLLOUT in metrics:
             self._show(rollout, self.rows.by_rollout[rollout].metrics)
         if axis == TRAIN:
@@ -230,8 +234,12 @@ def _also_write(module: ModuleType) -> None:
 
     @around(module, "log")
     def logged(log: Any, args: Any, metrics: dict[str, Any], step_key: str) -> None:
-        log(args, metrics, step_key)
-        line = {"axis": step_key, "time": round(time.time(), 3), "metrics": finite(_numbers(metrics))}
+        numbers = _numbers(metrics)
+        if hosts.is_unrounded():  # of `hosts.score`: its evaluation has the names of the one before it
+            numbers = {name if name == step_key else TRAINED + name: n for name, n in numbers.items()}
+        else:
+            log(args, metrics, step_key)
+        line = {"axis": step_key, "time": round(time.time(), 3), "metrics": finite(numbers)}
         append(Path(os.environ[FILE]), line)
 
 

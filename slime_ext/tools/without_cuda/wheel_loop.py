@@ -16,6 +16,8 @@ from miles.utils.logging_utils import configure_logger
 from miles.utils.misc import should_run_periodic_action
 from miles.utils.tracking_utils import finish_tracking, init_tracking
 
+from slime_ext.tools.without_cuda.stand_ins import hosts
+
 
 @dataclass
 class _Run:
@@ -29,7 +31,10 @@ class _Run:
 
     async def evaluate(self, rollout: int) -> None:
         if should_run_periodic_action(rollout, self.args.eval_interval, self.per_epoch):
-            await self.manager.eval.remote(rollout)
+            await self.score(rollout)
+
+    async def score(self, rollout: int) -> None:
+        await hosts.score(lambda: self.manager.eval.remote(rollout), self.actor.update_weights)
 
     def trained(self, rollout: int) -> list[object]:
         """The models that a rollout trains; a critic may begin before the actor."""
@@ -66,7 +71,7 @@ async def train(args: Namespace) -> None:
     run = await _start(args)
     is_asked = args.num_rollout == 0 or (args.start_rollout_id == 0 and not args.skip_eval_before_train)
     if args.eval_interval is not None and is_asked:
-        await run.manager.eval.remote(rollout_id=0)
+        await run.score(0)
     for rollout in range(args.start_rollout_id, args.num_rollout):
         data = await run.manager.generate.remote(rollout)
         await run.train_and_save(rollout, data)

@@ -82,6 +82,14 @@ def unknown_rounding(host, monkeypatch):
     monkeypatch.setenv("SLIME_EXT_ROUND", "int3")
 
 
+def scored_twice_on_a_checkout(host, monkeypatch):
+    monkeypatch.setenv("SLIME_EXT_SCORE", "both")
+
+
+def unknown_score(host, monkeypatch):
+    monkeypatch.setenv("SLIME_EXT_SCORE", "botj")
+
+
 FAULTS = {
     removed_folder: "working directory: expected one that exists, got a removed one: cd to another",
     out_is_below_a_file: r"{host}/file/out: expected a folder to write to, got Not a directory: .*",
@@ -90,6 +98,8 @@ FAULTS = {
     full("/tmp"): r"/tmp: expected \d+ MiB free for Ray and temporary files, got 0: make room there",
     full("/dev/shm"): r"/dev/shm: expected 8 MiB free for shared memory, got 0: make room there, or .*",
     another_run: r"{host}/out: expected a folder of no other run, got one that a run writes to: name .*",
+    scored_twice_on_a_checkout: "SLIME_EXT_SCORE: expected served with a checkout, got both: .*",
+    unknown_score: r"SLIME_EXT_SCORE: expected a known score, got 'botj'; did you mean 'both'\? .*",
     unknown_rounding: r"SLIME_EXT_ROUND: expected a known format, got 'int3'; did you mean 'int8'\? .*",
 }
 
@@ -100,6 +110,14 @@ def test_a_fault_is_one_line_before_the_start(fault, host, monkeypatch):
     with pytest.raises(ConfigError) as error:
         driver.HostRun(host, out).run()
     assert re.fullmatch(FAULTS[fault].format(host=re.escape(str(host))), str(error.value))
+
+
+def test_answers_under_way_are_not_reached_by_a_push_for_a_score(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIME_EXT_SCORE", "both")
+    monkeypatch.setattr(driver, "wheel_folder", lambda: tmp_path)
+    with pytest.raises(ConfigError, match="expected served with --lag above 1, got both"):
+        driver.HostRun(driver.WHEEL, tmp_path / "out", asynchronous=True).check()
+    driver.HostRun(driver.WHEEL, tmp_path / "out").check()
 
 
 KILLED = "import os\nos.kill(os.getpid(), 9)\n"

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from slime_ext.tools.without_cuda import progress
+from slime_ext.tools.without_cuda.stand_ins import hosts
 
 
 def logged(axis, step, **metrics):
@@ -59,6 +60,22 @@ def rows_of(tmp_path, *lines, **more):
 def test_an_evaluation_before_the_first_rollout_has_a_row_of_its_own(tmp_path):
     rows, _ = rows_of(tmp_path, held_out(0, 0.1), sampled(0), trained(0), timed(0), held_out(0, 0.3))
     assert [(row["rollout"], row["eval/heldout"]) for row in rows] == [(-1, 0.1), (0, 0.3)]
+
+
+def test_both_scores_of_a_rollout_are_in_its_row(tmp_path):
+    both = [
+        logged("eval/step", 0, trained_eval__heldout=0.2),
+        sampled(0),
+        trained(0),
+        timed(0),
+        held_out(0, 0.3),
+    ]
+    rows, shown = rows_of(
+        tmp_path, held_out(0, 0.1), *both, logged("eval/step", 0, trained_eval__heldout=0.4)
+    )
+    found = [(row["rollout"], row["eval/heldout"], row[progress.HELDOUT_TRAINED]) for row in rows]
+    assert found == [(-1, 0.1, 0.2), (0, 0.3, 0.4)]
+    assert shown[-1] == "held-out reward 0.400 with the trainer's weights"
 
 
 def test_optimizer_steps_of_a_rollout_are_averaged(tmp_path):
@@ -223,6 +240,21 @@ def test_numbers_are_written_and_the_host_logs_all(tmp_path, monkeypatch):
     written = json.loads((tmp_path / "tracked.jsonl").read_text())
     assert time.time() - 60 < written.pop("time") <= time.time() + 1
     assert written == {"axis": "train/step", "metrics": {"train/step": 3.0, "train/loss": 0.5}}
+
+
+def test_a_score_of_unrounded_weights_has_a_name_of_its_own(tmp_path, monkeypatch):
+    calls = []
+    module = SimpleNamespace(log=lambda args, metrics, step_key: calls.append(metrics))
+    monkeypatch.setenv(progress.FILE, str(tmp_path / "tracked.jsonl"))
+    monkeypatch.setenv(hosts.UNROUNDED, str(tmp_path / "unrounded"))
+    progress._also_write(module)
+    metrics = {"eval/heldout": 0.5, "eval/step": 3}
+    module.log(None, metrics, "eval/step")
+    with hosts.unrounded():
+        module.log(None, metrics, "eval/step")
+    lines = [json.loads(line)["metrics"] for line in (tmp_path / "tracked.jsonl").read_text().splitlines()]
+    assert lines == [metrics, {progress.HELDOUT_TRAINED: 0.5, "eval/step": 3.0}]
+    assert calls == [metrics]  # the host's own log has one score per name
 
 
 def test_a_release_that_logs_elsewhere_is_left_alone():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import itertools
 import math
@@ -103,6 +104,38 @@ def pushed(monkeypatch, rounding):
     module = Namespace(convert_to_hf=convert_to_hf)
     hosts.round_pushed(module)
     return weights, module.convert_to_hf(None, "qwen3", "name", None, quantization_config=None)
+
+
+def test_both_scores_are_of_one_trainer_and_end_with_rounded_weights(monkeypatch, tmp_path):
+    """What the engine has at each evaluation, with a trainer whose weights are `trained`."""
+    monkeypatch.setenv(hosts.UNROUNDED, str(tmp_path / "unrounded"))
+    trained, found = pushed(monkeypatch, "int4")
+    rounded = found[1][1]
+    module = Namespace(convert_to_hf=lambda *args, **options: trained)
+    hosts.round_pushed(module)
+    engine, seen = {"weights": rounded}, []
+
+    async def push():
+        engine["weights"] = module.convert_to_hf()[1][1]
+
+    async def evaluate():
+        seen.append((engine["weights"], hosts.is_unrounded()))
+
+    for score, wanted in ((None, [rounded]), ("both", [rounded, trained[1][1]])):
+        seen.clear()
+        monkeypatch.setenv(hosts.SCORE, score) if score else monkeypatch.delenv(hosts.SCORE, raising=False)
+        asyncio.run(hosts.score(evaluate, push))
+        assert [torch.equal(a, b) for (a, _), b in zip(seen, wanted, strict=True)] == [True] * len(wanted)
+        assert [flag for _, flag in seen] == [False, True][: len(wanted)]
+        assert torch.equal(engine["weights"], rounded) and not hosts.is_unrounded()
+
+    async def fails():
+        if hosts.is_unrounded():
+            raise RuntimeError("the engine is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        asyncio.run(hosts.score(fails, push))
+    assert not hosts.is_unrounded()
 
 
 def test_a_push_is_rounded_only_where_the_variable_says_so(monkeypatch):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +16,9 @@ from slime_ext.tools.without_cuda.stand_ins import torch_cuda
 FIRST_PORT = "SLIME_EXT_FIRST_PORT"
 LOWEST_PORT = 20000  # 12,000 ports below those that Linux gives to clients (32768 on)
 ROUND = "SLIME_EXT_ROUND"
+SCORE = "SLIME_EXT_SCORE"  # "both": an evaluation with the pushed weights, then one with the trainer's
+SCORES = ("served", "both")
+UNROUNDED = "SLIME_EXT_UNROUNDED"  # a file; while it exists, pushes are not rounded
 COLLECTIVES = (
     "all_gather_single",
     "all_gather_single_coalesced",
@@ -147,13 +153,45 @@ def translate_requests(sglang_engine: ModuleType) -> None:
 
 
 def round_pushed(megatron_to_hf: ModuleType) -> None:
-    """A quantised sampler: SLIME_EXT_ROUND=int4 (fp8, int8) rounds the weights at each push.
+    """Rounds the weights at each push: a quantised sampler, SLIME_EXT_ROUND=int4 (fp8, int8).
 
-    The trainer keeps its own; an evaluation is sampled with the rounded ones, as the rollouts are.
+    The trainer keeps its own. An evaluation is sampled with the rounded ones, as the rollouts are;
+    SLIME_EXT_SCORE=both adds one with the trainer's.
     """
     if rounding := os.environ.get(ROUND):
         from slime_ext.tools.without_cuda.rounding import round_weights
 
         @around(megatron_to_hf, "convert_to_hf")
         def convert(plain: Any, *args: Any, **options: Any) -> Any:
-            return round_weights(plain(*args, **options), rounding)
+            named = plain(*args, **options)
+            return named if is_unrounded() else round_weights(named, rounding)
+
+
+def is_unrounded() -> bool:
+    """Whether pushes are not rounded now; every process of a run sees the same file."""
+    return Path(os.environ.get(UNROUNDED, "")).is_file()
+
+
+@contextlib.contextmanager
+def unrounded() -> Iterator[None]:
+    """Inside, every process of this run pushes weights as they are."""
+    file = Path(os.environ[UNROUNDED])
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+async def score(evaluate: Callable[[], Awaitable[object]], push: Callable[[], Awaitable[object]]) -> None:
+    """Evaluates with the weights that the engine has, and if SLIME_EXT_SCORE=both also with the trainer's.
+
+    For these the trainer's weights are pushed unrounded, and afterwards the rounded ones again. No sample of
+    an evaluation is trained on.
+    """
+    await evaluate()
+    if os.environ.get(SCORE) == "both":
+        with unrounded():
+            await push()
+            await evaluate()
+        await push()
