@@ -3,7 +3,7 @@
     python -m benchmarks.evidence run lm_lag [--arms B C] [--seeds 1 2] [--out runs/evidence] [--commit]
     python -m benchmarks.evidence run lm_lag --seeds 101 --try lag=4 lr=1e-4   # a pilot of other settings
     python -m benchmarks.evidence run lm_lag --arms C --seeds 5 --again          # does it come out as it did?
-    python -m benchmarks.evidence run lm_rate --arms C@3e-5 --seeds 101          # one variant of a panel's factor
+    python -m benchmarks.evidence run lm_rate --arms C@3e-5 --seeds 101          # a variant
     python -m benchmarks.evidence table        # evidence.yaml of the package, and the pages' tables
     python -m benchmarks.evidence pooled       # each pair of arms, over panels that differ in seeds alone
     python -m benchmarks.evidence picture

@@ -212,7 +212,7 @@ class Candidate(FrozenModel):
     """A correction that was considered, and why it was chosen or passed over."""
 
     name: str
-    chosen: bool
+    chosen: bool = Field(description="to train with, or to try beside a run without")
     reason: str
 
 

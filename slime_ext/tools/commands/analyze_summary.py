@@ -12,6 +12,7 @@ from rich.table import Table
 
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.texts import counted, legible
+from slime_ext.tools.wording import UNCORRECTED
 
 if TYPE_CHECKING:  # it imports torch
     from slime_ext.tools.analysis.follow import News
@@ -106,7 +107,9 @@ def _recommendation(screen: Console, document: Document) -> None:
     found = document.recommendation
     if found is None:
         return
-    kind = "recommended" if found.is_made else "no recommendation yet, keep measuring"
+    kind = "no recommendation yet, keep measuring"
+    if found.is_made:
+        kind = "no correction recommended" if found.name == UNCORRECTED else "recommended"
     screen.print(f"\n[bold]{kind}: {escape(found.name)}[/bold]")
     for reason in found.reasons:
         _say(screen, f"  {reason}")

@@ -14,7 +14,7 @@ from slime_ext.config.load import read_config
 from slime_ext.tools.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
 from slime_ext.tools.analysis.evidence import Condition, Mismatch, evidence
 from slime_ext.tools.analysis.texts import counted
-from slime_ext.tools.wording import flags_of
+from slime_ext.tools.wording import UNCORRECTED, flags_of
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
 LAG = 4.0  # weight versions from which the lag is the reason for a correction
@@ -28,7 +28,6 @@ STALE = "stale_weights"  # the finding that says that the sampler's weights lag
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
 OWN = "no preset that fits costs little, your own file does"
-UNCORRECTED = "metrics_only"
 KINDS: Mapping[Mismatch, str] = {"lag": "from older weights", "formats": "without a known lag"}
 FIRST: Mapping[Mismatch, str] = {
     "lag": "push weights more often or lower the learning rate first",
@@ -123,32 +122,33 @@ def _judged(
         )
     condition, by_name = at.condition, {effect.name: effect for effect in effects}
     considered: list[Candidate] = []
-    chosen, why = None, ""
+    chosen, why = None, ("", "")
     for name, reason in _candidates(total, found, files, condition).items():
         if name not in by_name:
             continue
         complaint = cost(by_name[name]) or _harm(name, condition)
-        considered.append(Candidate(name=name, chosen=False, reason=complaint or "costs little"))
+        considered.append(Candidate(name=name, chosen=not complaint, reason=complaint or "costs little"))
         if not complaint:
-            chosen, why = name, f"{reason}: {_gain(by_name[name])}"
+            chosen, why = name, (reason, _gain(by_name[name]))
             break
     reasons = _measured(at, condition) if condition else _unmeasured(at)
     remedy = condition.of(chosen) if condition and chosen else None
     if chosen and remedy and remedy.helped:
-        considered[-1] = considered[-1].model_copy(update={"chosen": True})
         return Recommendation(
-            name=chosen, reasons=(*reasons, why), flags=flags(chosen), candidates=tuple(considered)
+            name=chosen, reasons=(*reasons, *why), flags=flags(chosen), candidates=tuple(considered)
         )
     return _nothing(*reasons, *_next(at, chosen, why), is_made=True, candidates=considered)
 
 
-def _next(at: Situation, chosen: str | None, why: str) -> tuple[str, ...]:
+def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str, ...]:
     """What to do where no preset was shown to help."""
     if at.condition and at.condition.scored:
         return ()  # whether to correct at all depends on what is served
     if chosen is None:
         return FIRST[at.mismatch], "every candidate costs too much here; analyse again when k3 is smaller"
-    return FIRST[at.mismatch], f"to find out, train the same seeds with and without {chosen} ({why})"
+    reason, gain = why
+    trial = f"to find out, train the same seeds with and without {chosen}: {reason}"
+    return FIRST[at.mismatch], trial, gain
 
 
 def _measured(at: Situation, condition: Condition) -> tuple[str, ...]:
@@ -169,10 +169,9 @@ def _measured(at: Situation, condition: Condition) -> tuple[str, ...]:
 
 def _unmeasured(at: Situation) -> tuple[str, ...]:
     """What to say of a run unlike ours."""
-    ours = " and ".join(
-        f"{c.range} with {counted(c.steps_per_rollout, 'optimizer step')} per rollout"
-        for c in evidence().measured(at.mismatch)
-    )
+    measured = list(evidence().measured(at.mismatch))
+    steps = " or ".join(counted(n, "optimizer step") for n in sorted({c.steps_per_rollout for c in measured}))
+    ours = f"{' and '.join(c.range for c in measured)}, {steps} per rollout"
     return (
         f"{at}: no run of ours was there, so whether a correction helps is not known "
         f"(we measured k3 {ours}; docs/evidence.md)",
@@ -242,11 +241,11 @@ def _candidates(
     if (total.response_length or 0) >= LONG:
         length = f"responses of {total.response_length:,.0f} tokens"
         tried["skyrl_geo_mask"] = f"{length}: sequences that drifted are dropped"
-    last = "neither long responses nor a long lag: one capped weight per token is enough"
+    last = "without long responses or a long lag one capped weight per token is enough"
     if STALE in found:
-        last = f"older weights ({STALE}): one capped weight per token beside the host's clip"
+        last = "for older weights one capped weight per token, beside the host's clip"
     if tried:
-        last = "what fits the situation costs too much: the next that costs little"
+        last = "what fits the situation costs too much; this is the next that costs little"
     presets_left = {name: last for name in LAST_RESORT if name not in tried}
     return tried | presets_left | dict.fromkeys(files, OWN)
 
