@@ -681,3 +681,27 @@ def test_the_pictures_are_drawn(tmp_path):
     picture.write(OF, lines, tmp_path)
     height, width = imread(tmp_path / "evidence.png").shape[:2]
     assert height <= 700 and width >= 1000 and imread(tmp_path / "evidence_all.png").shape[1] > 1000
+
+
+def test_the_answers_of_the_page_are_those_of_the_lines():
+    """The numbers of docs/evidence.md that stand in sentences, which are written by hand."""
+    page = " ".join((settings.ROOT / pages.EVIDENCE).read_text().split())
+    lines = pooled.lines_of(OF, "lag", rows.read())
+
+    def pair(one, other):
+        return list(judge.gaps(lines[one], lines[other]).values())
+
+    def said(one, other):
+        mean, low, high = judge.bootstrap(pair(one, other), OF.judged.resamples)
+        return f"{mean:+.2f} ({low:.2f} to {high:.2f}", f"p {judge.randomised(pair(one, other)):.2g})"
+
+    for one, start in (("S", "score centering less that arm is "), ("C", "`token_tis` ")):
+        assert start + ", ".join(said(one, "F")) in page
+    assert f"{said('S', 'C')[0][1:5]} above `token_tis` ({said('S', 'C')[0][7:]}, pooled)" in page
+    assert f"gains about {said('C', 'B')[0][1:5]} under the lag" in page and said("C", "B")[0][6:] in page
+    assert all(gap > 0 for gap in pair("A", "B")) and f"On {len(pair('A', 'B'))} of 20 seeds" in page
+    ends = [line.end for line in lines["F"].values()]
+    assert f"ends at {min(ends):.2f} to {max(ends):.2f} on every seed" in page
+    slow = pooled.slow(lines)
+    assert f"Of 20 runs {slow['C'][0]} are below 0.3 halfway" in page
+    assert f"{slow['C'][1]:+.2f} by the end, against {slow['B'][1]:+.2f} uncorrected" in page
