@@ -8,8 +8,6 @@ from typing import Any
 from slime_ext.core.correction import Correction
 from slime_ext.host.contract import INIT_FLAG, OURS, TIS
 
-UNCORRECTED = "metrics_only"  # the preset that only measures
-
 
 def flags_of(name: str, correction: Correction) -> str:
     """The flags, all slime's own, that make a launch use the preset ``name``."""

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 VERSION = 1
+UNCORRECTED = "metrics_only"  # the preset that only measures, recommended where no correction is
 Severity = Literal["error", "warning", "note"]
 FindingName = Literal[
     "no_response_tokens",

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slime_ext.tools.analysis.document import Document
+from slime_ext.tools.analysis.document import UNCORRECTED, Document
 from slime_ext.tools.analysis.texts import counted, legible
-from slime_ext.tools.wording import UNCORRECTED
 
 if TYPE_CHECKING:  # it imports torch
     from slime_ext.tools.analysis.follow import News

@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from slime_ext import presets
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config
-from slime_ext.tools.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
+from slime_ext.tools.analysis.document import (
+    UNCORRECTED,
+    Candidate,
+    Effect,
+    Finding,
+    Numbers,
+    Recommendation,
+)
 from slime_ext.tools.analysis.evidence import Condition, Mismatch, evidence
 from slime_ext.tools.analysis.texts import counted
-from slime_ext.tools.wording import UNCORRECTED, flags_of
+from slime_ext.tools.wording import flags_of
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
 LAG = 4.0  # weight versions from which the lag is the reason for a correction
