@@ -303,6 +303,24 @@ MUTATIONS = {
     "a cap from rejected tokens, too": Mutation(
         "core/steps.py", "inputs.usable.double().sum()])", "inputs.finite.double().sum() + 1])", SUITE
     ),
+    "a rank without tokens hands out an expanded tensor": Mutation(
+        "ops/segments.py",
+        "table.new_zeros(len(rows), count) + table.sum()",
+        "table.sum().expand(len(rows), count)",
+        "tests/core/test_user_steps.py",
+    ),
+    "an all-reduce takes any tensor": Mutation(
+        "host/packing.py",
+        "        require_contiguous(values)\n",
+        "",
+        CONTEXT_PARALLEL,
+    ),
+    "every rank holds a token": Mutation(
+        "core/user_steps.py",
+        "split(whole, rank, prompt) for",
+        "split(whole, rank) for",
+        "tests/core/test_user_steps.py",
+    ),
     "the sign of zero": Mutation(
         "core/steps.py", "return advantage >= 0", "return advantage > 0", "tests/core/test_steps.py"
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.core.correction import Correction, plan_step
+from slime_ext.core.correction import Correction
 from slime_ext.core.importing import load_named
 from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Tokens, expect, tabulate
 from slime_ext.core.steps import Reweight
-from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.ops.segments import AllSum, Segments
+from slime_ext.errors import ConfigError, DataError, SlimeExtError
+from slime_ext.ops.segments import AllSum, Segments, require_contiguous
 
 EXACT = 1e-9  # relative; both sides are float64, sums of a dozen numbers differ by less than 1e-14
 NEAR = 0.02  # of the other responses' log-ratios, those of the one that is nearly on-policy
@@ -32,6 +32,11 @@ WAITS = (
 )
 READS = {"advantages": "reads_advantages", "ages": "reads_ages"}  # field of StepInputs -> what declares it
 RANKS = 2  # that a response is split over, each of which holds two shards of it
+# Tokens of the prompt for each token of the response -> how that splits the responses over the ranks.
+PROMPTS = {
+    0: "where context parallelism splits a response",
+    9: "where a rank holds no response token, as behind a long prompt",
+}
 
 
 @dataclass(frozen=True)
@@ -152,8 +157,9 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
         what = "take sums per unit, or set is_coupled and number_for_step"
         _check_same(inputs, weights, found, where, "whatever shares the micro-batch", what)
     what = "take sums with inputs.total, inputs.aggregate or inputs.prefix"
-    found = _run_split(step, where, tokens)
-    _check_same(inputs, weights, found, where, "where context parallelism splits a response", what)
+    for prompt, when in PROMPTS.items():
+        found = _run_split(step, where, tokens, prompt)
+        _check_same(inputs, weights, found, where, when, what)
     if definition is not None:
         for batch in map(samples, range(3)):
             compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
@@ -172,17 +178,19 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
         correction = Correction(steps=(*first, step))
         inputs = correction.read(tokens)
         inputs = replace(inputs, table=tabulate(correction.statistics, inputs))
+        before = correction.run(inputs, first)
         if step.is_coupled:
-            numbers = plan_step(correction, [tokens], tokens.segments.all_sum).numbers
-            inputs = replace(inputs, plan=numbers)
-        return inputs, correction.run(inputs, first)
+            versions = _versions(inputs, before)
+            number = step.number_for_step([(before, inputs)], tokens.segments.all_sum)
+            _check_unwritten(where, versions, _versions(inputs, before))
+            inputs = replace(inputs, plan={step: number})
+        return inputs, before
     except Exception as error:
         raise failed(where, error) from error
 
 
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
-    given = [*_tensors(inputs), *inputs.table.values(), before.weights, *before.keep.values()]
-    versions = [values._version for values in given]
+    versions = _versions(inputs, before)
     undeclared = {flag: f"inputs.{name}" for name, flag in READS.items() if not getattr(step, flag)}
     hidden: Any = {name: None for name, flag in READS.items() if flag in undeclared}
     try:
@@ -193,15 +201,21 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
             got = f"False: the step reads {fields}"
             raise ConfigError(f"{where}: {flags}: expected True, got {got}") from error
         raise failed(where, error) from error
-    kept = versions == [values._version for values in given]
-    why = "use functions without a _ at the end, such as clamp for clamp_"
-    expect(kept, where, "inputs that stay as they are", "one written to", why)
+    _check_unwritten(where, versions, _versions(inputs, before))
     return state
 
 
-def _tensors(thing: Any) -> Iterator[Tensor]:
-    values = (getattr(thing, field.name) for field in dataclasses.fields(thing))
-    return (value for value in values if isinstance(value, Tensor))
+def _versions(inputs: StepInputs, state: State) -> list[int]:
+    """How often each tensor that a step may read has been written to."""
+    fields = (getattr(inputs, field.name) for field in dataclasses.fields(inputs))
+    tensors = [value for value in fields if isinstance(value, Tensor)]
+    tensors += [*inputs.table.values(), state.weights, *state.keep.values()]
+    return [values._version for values in tensors]
+
+
+def _check_unwritten(where: str, before: Sequence[int], after: Sequence[int]) -> None:
+    why = "use functions without a _ at the end, such as clamp for clamp_; give all_sum a clone, it writes"
+    expect(before == after, where, "inputs that stay as they are", "one written to", why)
 
 
 def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
@@ -212,6 +226,8 @@ def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
         return ConfigError(
             f"{where}: expected {tuple(key)} in its statistics, got none: statistics = statistics_of({names})"
         )
+    if isinstance(error, DataError) and kind == "step":  # of all_sum, which does not know the step
+        return DataError(f"{where}: {error}")
     if isinstance(error, SlimeExtError):
         return error
     reason = str(error).splitlines()[0] if str(error) else ""
@@ -299,9 +315,9 @@ def waits(where: str, error: Exception) -> ConfigError:
     return ConfigError(f"{where}: expected operations that read no value, got {reason}{at}: {WAITS}")
 
 
-def _run_split(step: Step, where: str, whole: Tokens) -> Tensor:
-    """[T] the weights that the step gives where ranks share each response."""
-    ranks = [split(whole, rank) for rank in range(RANKS)]
+def _run_split(step: Step, where: str, whole: Tokens, prompt: int) -> Tensor:
+    """[T] the weights that the step gives where ranks share each response; ``prompt`` as in ``split``."""
+    ranks = [split(whole, rank, prompt) for rank in range(RANKS)]
 
     def on(rank: int, all_sum: AllSum) -> Tensor:
         return _run(
@@ -313,13 +329,22 @@ def _run_split(step: Step, where: str, whole: Tokens) -> Tensor:
     return torch.empty_like(parts).index_copy(0, places, parts)
 
 
-def split(tokens: Tokens, rank: int) -> Tokens:
-    """What one of ``RANKS`` ranks holds of whole responses: of four shards the first and last, or the two in
-    the middle."""
+def split(tokens: Tokens, rank: int, prompt: int = 0) -> Tokens:
+    """Cuts out what one of ``RANKS`` ranks holds of whole sequences: of four shards the first and last, or
+    the two in the middle.
+
+    Args:
+        prompt: tokens of the prompt for each token of its response. From 9 on the last shard, which is the
+            first rank's, holds the whole response.
+    """
     whole, last = tokens.segments, 2 * RANKS - 1
-    chunks = [-(-length // (last + 1)) for length in whole.lengths]
+    chunks = [-(-length * (1 + prompt) // (last + 1)) for length in whole.lengths]
+
+    def begin(number: int, length: int, chunk: int) -> int:
+        return min(max(number * chunk - prompt * length, 0), length)
+
     shards = tuple(
-        (i, min(number * chunk, length), min((number + 1) * chunk, length), number)
+        (i, begin(number, length, chunk), begin(number + 1, length, chunk), number)
         for i, (length, chunk) in enumerate(zip(whole.lengths, chunks, strict=True))
         for number in (rank, last - rank)
     )
@@ -346,9 +371,10 @@ def on_ranks(function: Callable[[int, AllSum], Any], where: str) -> list[Any]:
         known = iter(sums)
 
         def all_sum(values: Tensor) -> Tensor:
+            require_contiguous(values)
             if (summed := next(known, None)) is None:
                 raise _Asked(values)
-            return summed.clone()
+            return values.copy_(summed)  # in place, as an all-reduce
 
         try:
             return function(rank, all_sum)

@@ -14,7 +14,7 @@ from torch import Tensor
 from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall
-from slime_ext.ops.segments import AllSum, Segments, Shard, identity
+from slime_ext.ops.segments import AllSum, Segments, Shard, identity, require_contiguous
 
 HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
 
@@ -55,9 +55,10 @@ def context_parallel() -> Parallel:
 
 
 def sum_over(group: Any) -> AllSum:
-    """The all-reduce of a process group."""
+    """The all-reduce of a process group, in place. Raises DataError as ``require_contiguous``."""
 
     def all_sum(values: Tensor) -> Tensor:
+        require_contiguous(values)
         torch.distributed.all_reduce(values, group=group)
         return values
 

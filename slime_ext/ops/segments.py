@@ -16,14 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-AllSum = Callable[[Tensor], Tensor]
+from slime_ext.errors import DataError
+
+AllSum = Callable[[Tensor], Tensor]  # SUM over ranks, which may work in place: see ``require_contiguous``
 # sequence, start, stop, number: response tokens start..stop-1, the shard with that number of the sequence
 Shard = tuple[int, int, int, int]
 BLOCK = 32  # tokens that are added in their own dtype before float64 takes over
 
 
+def require_contiguous(values: Tensor) -> None:
+    """Raises DataError unless a tensor may go into a collective, because that writes to it in place.
+
+    In an expanded or overlapping tensor several numbers share memory: gloo then writes beyond its end. A
+    transposed one is read in the order of its memory, which may differ between ranks.
+    """
+    if not values.is_contiguous():
+        raise DataError(
+            f"all_sum: expected a contiguous tensor, got one of shape {list(values.shape)} with strides "
+            f"{list(values.stride())}: an all-reduce writes in place; pass values.contiguous()"
+        )
+
+
 def identity(values: Tensor) -> Tensor:
-    """The ``all_sum`` of a process that holds every token."""
+    """The ``all_sum`` of a process that holds every token. It refuses what an all-reduce refuses, so that a
+    test on one process finds it."""
+    require_contiguous(values)
     return values
 
 
@@ -173,7 +190,7 @@ class Segments:
         table = torch.cat(parts).double()
         width, count = table.shape[0] // len(rows), (bounds.shape[0] - 1) // 3
         if not width:  # zeros with a gradient: all ranks take part in the backward pass of a sum over them
-            return table.sum().expand(len(rows), count)
+            return table.new_zeros(len(rows), count) + table.sum()
         starts = torch.arange(len(rows) + 1, device=table.device) * width
         offsets = (starts[:, None] + bounds).view(-1)[: len(rows) * (3 * count + 1) + 1]
         # One segment_reduce over all rows: of one dimension it is a scan on CUDA, of two a loop over each

@@ -16,7 +16,7 @@ from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.state import statistics_of
 from slime_ext.core.steps import STEPS, Reject, Step, Truncate, Veto
-from slime_ext.core.user_steps import packed
+from slime_ext.core.user_steps import packed, split
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.testing import check_hook, check_step, samples
 from slime_ext.tools.commands import cli
@@ -123,6 +123,46 @@ def test_every_step_of_ours_keeps_the_contract():
     for cls in STEPS.values():
         if cls is not STEPS["normalize"]:  # wants a bound before it
             check_step(made.get(cls) or cls())
+
+
+def coupled(number):
+    """A step whose number for the step is the function's."""
+    return step(
+        lambda self, s, i: s.reweight("token", self.ratio(i) * i.plan[self]),
+        is_coupled=True,
+        number_for_step=number,
+    )
+
+
+SHARED = {  # what the line names -> a number for the step that hands all_sum something else than its own sum
+    "all_sum: expected a contiguous tensor, got one of shape [3] with strides [0]": lambda self, b, all_sum: (
+        all_sum(b[0][1].log_ratio.sum().expand(3))[0].exp()
+    ),
+    "expected inputs that stay as they are, got one written to": lambda self, b, all_sum: all_sum(
+        b[0][1].ages
+    ).sum(),
+}
+
+
+def test_what_an_all_reduce_in_place_would_corrupt_is_refused():
+    for text, number in SHARED.items():
+        with pytest.raises(SlimeExtError) as caught:
+            check_step(coupled(number))
+        assert str(caught.value).startswith(f"Own: {text}"), caught.value
+
+
+def test_a_rank_that_holds_no_response_token_is_tried():
+    def unless_empty(self, s, i):
+        return s.reweight("token", self.ratio(i) + (0 * total(self, i) if len(i.log_ratio) else 0))
+
+    with pytest.raises(ConfigError, match="expected the same sums on every rank, got others"):
+        check_step(step(unless_empty))
+
+
+def test_behind_a_long_prompt_the_first_rank_holds_every_response():
+    tokens = packed(samples())
+    held = [split(tokens, rank, 9).segments.size for rank in range(2)]
+    assert held == [tokens.segments.size, 0]
 
 
 UNDECLARED = {  # the line -> what the call does without saying so

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -13,10 +13,13 @@ import torch.distributed as dist
 from slime_ext import presets, tis
 from slime_ext.core.correction import Correction, Tokens, plan_step
 from slime_ext.core.losses import Bounds
+from slime_ext.core.state import Step
 from slime_ext.core.steps import Clip, EssTruncate, Normalize, Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
+from slime_ext.errors import DataError
 from slime_ext.host.contract import METRICS
-from slime_ext.ops.segments import Segments
+from slime_ext.host.packing import sum_over
+from slime_ext.ops.segments import Segments, identity
 from tests import oracle
 from tests.batches import tokens
 from tests.ranks import run_ranks
@@ -39,8 +42,24 @@ EXTRA = {
 }
 CORRECTIONS = {name: preset.correction for name, preset in presets.PRESETS.items()} | EXTRA
 SEEDS = range(4)
+PROMPTS, ANSWERS = (90, 108), (10, 12)  # of two ranks the first holds both answers whole
 LISTED = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
 LOCAL = ("proximal", "behavior", "target", "advantages")
+
+
+@dataclass(frozen=True)
+class Aggregated(Step):
+    """A user's step: the ratio of values that it sums by itself."""
+
+    of: str = "sequence"
+    how: str = "mean"
+
+    sets_weights = True
+
+    def __call__(self, state, inputs):
+        if self.how.startswith("prefix"):
+            return state.reweight("token", inputs.prefix(self.of, self.how[7:], inputs.log_ratio).exp())
+        return state.reweight(self.of, inputs.aggregate(self.of, self.how, inputs.log_ratio).exp())
 
 
 def random_pieces(seed, lengths, size):
@@ -140,6 +159,28 @@ def slices(call, values, rank, size):
     return [slice_response(v, total, response, rank, size) for v, total, response in shapes]
 
 
+def with_a_rank_that_holds_nothing():
+    """Presets and steps that sum by themselves, where the answers are short and the prompts long."""
+    from megatron.core import parallel_state
+
+    steps = {
+        (unit, how): {"steps": [{f"{__name__}.Aggregated": {"of": unit, "how": how}}]}
+        for unit in ("sequence", "turn")
+        for how in ("sum", "mean", "max", "prefix sum", "prefix mean")
+    }
+    mappings = steps | {name: {"preset": name} for name in presets.PRESETS if name != "metrics_only"}
+    rng = random.Random(0)
+    batch = [oracle.random_sequence(rng, length, 0.1, wild=False) for length in ANSWERS]
+    totals = [prompt + answer for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
+    call = as_slime_calls(batch, total_lengths=totals)
+    args = {name: arguments(slime_ext=mapping) for name, mapping in mappings.items()}
+    alone = {name: tis.correct(args[name], **call) for name in mappings}
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parallel_state.initialize_model_parallel(context_parallel_size=size)
+    held = sum(map(len, local(call, rank, size)["train_log_probs"]))
+    return held, {name: agrees(args[name], call, alone[name], rank, size) for name in mappings}
+
+
 def data_parallel_plan():
     """A step plan over data-parallel ranks is that of one process with all micro-batches."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -171,6 +212,23 @@ def test_any_split_equals_one_process_with_one_all_reduce(size, seeds):
 def test_the_hook_under_megatrons_groups_equals_one_process():
     for found in run_ranks(through_megatron, 2):
         assert {case for case, (close, _) in found.items() if not close} == set()
+
+
+@pytest.mark.slow
+def test_a_rank_that_holds_no_response_token_takes_part():
+    held, found = zip(*run_ranks(with_a_rank_that_holds_nothing, 2), strict=True)
+    assert held == (sum(ANSWERS), 0)
+    for rank in found:
+        assert {name for name, agree in rank.items() if not agree} == set()
+
+
+@pytest.mark.parametrize("all_sum", [identity, sum_over(None)], ids=["one process", "an all-reduce"])
+def test_nothing_that_shares_memory_with_itself_is_summed(all_sum):
+    """An all-reduce writes in place; c10d reads a tensor in the order of its memory."""
+    row = torch.ones(4, dtype=torch.float64)
+    for values in (row.sum().expand(1, 2), row.unfold(0, 2, 1), row[:1].expand(3, 1), row.view(2, 2).t()):
+        with pytest.raises(DataError, match=r"all_sum: expected a contiguous tensor, got one of shape"):
+            all_sum(values)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ that waits for the device."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -20,8 +20,7 @@ from slime_ext.core.metrics.layout import (
     MetricsLayout,
 )
 from slime_ext.core.metrics.measure import StepSums
-
-AllSum = Callable[[Tensor], Tensor]
+from slime_ext.ops.segments import AllSum, identity
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Totals:
 def reduce(
     layout: MetricsLayout,
     measured: StepSums | None,
-    all_sum: AllSum = lambda values: values,
+    all_sum: AllSum = identity,
     rank: int = 0,
     size: int = 1,
     *,
