@@ -188,8 +188,8 @@ MUTATIONS = {
     ),
     "products without a limit": Mutation(
         "core/correction.py",
-        "largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)",
-        "torch.full_like(loss, 1e38)",
+        "largest_product(largest.dtype) / largest.clamp_min(1)",
+        "torch.full_like(largest, 1e38)",
         "tests/core/test_correction.py",
     ),
     "a ratio without a limit": Mutation(
@@ -244,15 +244,15 @@ MUTATIONS = {
         "tests/host/test_heads.py",
     ),
     "centering at a rejected sequence": Mutation(
-        "core/centering.py",
-        "weight if steps else None, factor > 0)",
-        "weight if steps else None, factor > -1)",
+        "core/correction.py",
+        "counts = head_factor > 0",
+        "counts = head_factor > -1",
         "tests/core/test_centering.py",
     ),
     "sequence factors leave the center alone": Mutation(
-        "core/centering.py",
-        "return advantages * factor * term",
-        "return advantages * term",
+        "core/correction.py",
+        "advantages * head_factor * term",
+        "advantages * term",
         "tests/core/test_centering.py",
     ),
     "every step gives f": Mutation(

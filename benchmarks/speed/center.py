@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.speed.cost import count, medians
 from benchmarks.speed.others import slime_centering, slime_log_probs
 from benchmarks.speed.workloads import lengths_of
-from slime_ext.core.centering import centered
+from slime_ext.core.centering import mean_score
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
 from slime_ext.core.state import Head
@@ -35,12 +35,12 @@ def terms(slime: str | None, tokens: int) -> Bodies:
     torch.manual_seed(0)
     sampler = torch.randn(tokens, TOP_K).sub_(6).clamp_(max=-5)
     trainer = (sampler + torch.randn(tokens, TOP_K) * 2e-3).requires_grad_()
-    advantages, factor = torch.randn(tokens), torch.ones(tokens)
+    advantages, counts = torch.randn(tokens), torch.ones(tokens, dtype=torch.bool)
     theirs = slime_centering(slime) if slime else None
 
     def ours(name: str) -> object:
         run = Correction("target", Reinforce(), WEIGHTS[name]).run
-        term = centered(WEIGHTS[name], Head(sampler, trainer), advantages, factor, run, TOP_K)
+        term = advantages * mean_score(WEIGHTS[name], Head(sampler, trainer), advantages, counts, run, TOP_K)
         return torch.autograd.grad(term.sum(), trainer)
 
     def own(name: str) -> object:

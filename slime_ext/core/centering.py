@@ -103,15 +103,15 @@ def _reads_others(step: Step) -> bool:
     return step.reads_ages or not torch.equal(*found)
 
 
-def centered(
-    steps: Sequence[Step], head: Head, advantages: Tensor, factor: Tensor, run: Run, top_k: int
+def mean_score(
+    steps: Sequence[Step], head: Head, advantages: Tensor, counts: Tensor, run: Run, top_k: int
 ) -> Tensor:
-    """[T] A_t m_t C_t, with a gradient through the trainer's log-probs at the head alone.
+    """[T] C_t, with a gradient through the trainer's log-probs at the head alone.
 
     Args:
         steps: those of single tokens.
         advantages: [T], 0 where no token counts.
-        factor: [T] m_t, 0 where no token counts: there a head may hold anything.
+        counts: [T] bool; where False a head may hold anything, and C_t is 0.
 
     Raises:
         DataError: a head of another width than ``top_k``.
@@ -137,5 +137,4 @@ def centered(
         state = run(inputs, steps)
         return torch.where(inputs.kept(state), state.weights, 0).view_as(log_p)
 
-    term = centering(head.sampler, head.trainer, weight if steps else None, factor > 0)
-    return advantages * factor * term
+    return centering(head.sampler, head.trainer, weight if steps else None, counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from slime_ext.core.centering import Center, centered, check_center, split
+from slime_ext.core.centering import Center, check_center, mean_score, split
 from slime_ext.core.losses import Bounds, HostLoss, LossInputs, PpoClip, Reinforce, Surrogate
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import LARGEST, StepSums, count_bins, position_bins, summarize
@@ -219,13 +220,11 @@ class Correction:
             # log-ratio and advantage read 0, so that it is not clipped either.
             loss, clipped = self.surrogate(LossInputs(vars(tokens), outcome.keep), bounds)
         loss = torch.where(outcome.keep, loss, 0)
-        factor = outcome.factor.to(loss.dtype)
-        if not self.bounds_products:  # cut where the product would overflow: infinity times 0 is NaN
-            most = largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)
-            factor = torch.minimum(factor, most)
-        loss = loss * factor
-        if self.center is not None:
-            loss = loss + self._centering(self.center, outcome, tokens)
+        if self.center is None:
+            factor = outcome.factor.to(loss.dtype)
+            loss = loss * (factor if self.bounds_products else _limited(factor, loss))
+        else:
+            loss = self._centered_loss(self.center, outcome, tokens, loss)
         for value in self.added(outcome, tokens) if self.terms else ():
             loss = loss + value
         return loss, clipped
@@ -235,16 +234,25 @@ class Correction:
         for term in self.terms:
             yield term(LossInputs(vars(tokens), outcome.finite), outcome.numbers)
 
-    def _centering(self, center: Center, outcome: Outcome, tokens: Tokens) -> Tensor:
-        """[T] A_t m_t C_t."""
+    def _centered_loss(self, center: Center, outcome: Outcome, tokens: Tokens, loss: Tensor) -> Tensor:
+        """[T] m_t (f_t loss_t + A_t C_t). A limit of m_t holds for both: with two limits the sum would not be
+        centered.
+
+        Args:
+            loss: [T] before its weight, with grad.
+        """
         if tokens.head is None:
             raise ConfigError(
                 "center: expected the sampler's head beside the tokens, got none: Tokens(..., head=Head(...))"
             )
-        factor = outcome.head_factor
-        assert factor is not None
-        advantages = LossInputs(vars(tokens), factor > 0).advantages
-        return centered(self._split[0], tokens.head, advantages, factor, self.run, center.top_k)
+        factor, head_factor = outcome.factor.to(loss.dtype), outcome.head_factor
+        assert head_factor is not None
+        counts = head_factor > 0
+        advantages = LossInputs(vars(tokens), counts).advantages
+        term = mean_score(self._split[0], tokens.head, advantages, counts, self.run, center.top_k)
+        if not (self.bounds_products and self._bounds_head_factor):
+            factor, head_factor = (_limited(x, loss, advantages * term) for x in (factor, head_factor))
+        return loss * factor + advantages * head_factor * term
 
     @cached_property
     def sets_weights(self) -> bool:
@@ -255,6 +263,11 @@ class Correction:
     def bounds_weights(self) -> bool:
         """Whether every weight is small enough that its product with a modest loss cannot overflow."""
         return weight_ranges(self.steps)[-1].high <= MODEST
+
+    @cached_property
+    def _bounds_head_factor(self) -> bool:
+        """As ``bounds_weights``, for what multiplies C_t."""
+        return weight_ranges(self._split[1])[-1].high <= MODEST
 
     @cached_property
     def bounds_products(self) -> bool:
@@ -333,6 +346,14 @@ def largest_product(dtype: torch.dtype) -> float:
     exponents is left for sums over tokens."""
     largest: float = torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
     return largest
+
+
+def _limited(factor: Tensor, *losses: Tensor) -> Tensor:
+    """[T] factors cut to where each product with the losses is below ``largest_product``: an infinite one
+    times 0 is NaN."""
+    largest = functools.reduce(torch.maximum, (loss.detach().abs() for loss in losses))
+    most = largest_product(largest.dtype) / largest.clamp_min(1)
+    return torch.minimum(factor, most)
 
 
 def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum = identity) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -144,6 +145,55 @@ def test_the_gradient_is_the_loss_own_and_that_of_the_head():
     assert torch.equal(own, torch.autograd.grad(base.sum(), packed.target)[0]) and none is None
     # The term is linear in log p at the head, where its coefficients are held.
     torch.testing.assert_close((head * packed.head.trainer).sum(1), loss - base, rtol=1e-9, atol=1e-12)
+
+
+FAR = {  # name -> level of the weights, dtype, and by how many nats each of 1,000 tokens is more likely
+    "a sequence beyond float32": ("sequence", torch.float32, 0.1),
+    "turns beyond float32": ("turn", torch.float32, 0.5),
+    "a sequence beyond float64": ("sequence", torch.float64, 1.0),
+    "a sequence below the limit": ("sequence", torch.float64, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_loss_and_center_keep_one_factor_where_no_number_holds_it(name):
+    """m_t multiplies both, so what limits it limits it for both; otherwise the loss is not centered."""
+    level, dtype, more = FAR[name]
+    n, turn = 1000, 500
+    rng = random.Random(0)
+    behavior = [-rng.expovariate(1.0) - 1 for _ in range(n)]
+    batch = [{
+        "mask": [int(t % turn != turn - 1) for t in range(n)],
+        "behavior": behavior,
+        "target": [b + more for b in behavior],
+        "proximal": behavior,
+        "advantage": [rng.choice((0.0, 1.0, -3.0)) for _ in range(n)],
+        "host_loss": [0.0] * n,
+    }]  # fmt: skip
+    packed, host_loss = with_heads(batch, 0)
+    head = Head(packed.head.sampler.to(dtype), packed.head.trainer.detach().to(dtype).requires_grad_())
+    names = ("proximal", "behavior", "target", "advantages")
+    fields = {key: getattr(packed, key).detach().to(dtype) for key in names}
+    packed = replace(packed, head=head, **fields | {"target": fields["target"].requires_grad_()})
+
+    def loss_of(*steps):
+        centered = Correction("target", Reinforce(), steps, center=Center(K))
+        plain = replace(centered, center=None)
+        outcome = centered(packed)
+        loss, own = (c.loss(outcome, packed, host_loss.to(dtype), Bounds())[0] for c in (centered, plain))
+        slopes = torch.autograd.grad(loss.sum(), [packed.target, head.trainer])
+        return loss.detach(), own.detach(), slopes
+
+    loss, _, slopes = loss_of(Reweight(level))
+    base, own, slopes_of_1 = loss_of()  # with m_t = 1
+    nats = more * sum(batch[0]["mask"]) / (2 if level == "turn" else 1)
+    largest = (3.39e38 if dtype is torch.float32 else sys.float_info.max) ** 0.75  # as bfloat16 has it
+    for t, size in enumerate(torch.maximum(own.abs(), (base - own).abs()).tolist()):
+        factor = min(oracle.exp(nats), largest / max(size, 1.0))
+        wanted = [base[t], slopes_of_1[0][t], *slopes_of_1[1][t]]
+        for one, got in zip(wanted, [loss[t], slopes[0][t], *slopes[1][t]], strict=True):
+            assert got.item() == pytest.approx(one.item() * factor, rel=1e-3, abs=1e-5 * factor), t
+    assert not loss[packed.advantages == 0].any() and loss.isfinite().all() and loss.any()
 
 
 def test_a_head_at_a_token_that_does_not_count_may_hold_anything():

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from benchmarks.speed.others import bare, need, slime_centering, trl_ratio
-from slime_ext.core.centering import centered
+from slime_ext.core.centering import mean_score
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
 from slime_ext.core.state import Head
@@ -176,8 +176,8 @@ def test_centering_is_slimes_own(name, double, close, monkeypatch):
         sampler, trainer = sampler.to(dtype), trainer.to(dtype).requires_grad_()
         advantages = torch.randn(32, generator=draw, dtype=torch.float64).to(dtype)
         own = advantages * theirs(trainer, sampler, **MODES[name])[0]
-        found = Head(sampler, trainer), advantages, torch.ones(32, dtype=dtype), correction.run, 32
-        ours = centered(WEIGHTS[name], *found)
+        found = Head(sampler, trainer), advantages, torch.ones(32, dtype=torch.bool), correction.run, 32
+        ours = advantages * mean_score(WEIGHTS[name], *found)
         slopes = [torch.autograd.grad(x.sum(), trainer)[0] for x in (own, ours)]
         apart = [(own - ours).detach().abs().max(), (slopes[0] - slopes[1]).abs().max()]
         most = torch.maximum(most, torch.stack(apart).double())
