@@ -125,8 +125,8 @@ MUTATIONS = {
     ),
     "clamp at 20": Mutation(
         "core/steps.py",
-        'inputs.total(self.unit, self._aggregate, "ratio").exp()',
-        'inputs.total(self.unit, self._aggregate, "ratio").clamp(-20, 20).exp()',
+        'inputs.total(self.unit, self._aggregate, "ratio")',
+        'inputs.total(self.unit, self._aggregate, "ratio").clamp(-20, 20)',
         SUITE,
     ),
     "turns run on through sequences": Mutation(
@@ -320,6 +320,30 @@ MUTATIONS = {
         "split(whole, rank, prompt) for",
         "split(whole, rank) for",
         "tests/core/test_user_steps.py",
+    ),
+    "a weight that underflows has no log": Mutation(
+        "core/state.py",
+        "torch.where(is_number, weights.log(), self.log_ratio.double())",
+        "weights.clamp(max=dtype.max).log()",
+        "tests/core/test_correction.py",
+    ),
+    "a weight outside the band keeps its log": Mutation(
+        "core/scoped.py",
+        "log_ratio = torch.where(inside, log_ratio, -torch.inf)",
+        "pass",
+        "tests/core/test_correction.py",
+    ),
+    "the largest weight of this rank alone": Mutation(
+        "core/steps.py",
+        "return all_sum((distance <= cuts).double()) == 0",
+        "return (distance <= cuts).double() == 0",
+        "tests/core/test_steps.py",
+    ),
+    "the center has a limit of its own": Mutation(
+        "core/correction.py",
+        "(_limited(x, loss, advantages * term)",
+        "(_limited(x, loss)",
+        "tests/core/test_centering.py",
     ),
     "the sign of zero": Mutation(
         "core/steps.py", "return advantage >= 0", "return advantage > 0", "tests/core/test_steps.py"

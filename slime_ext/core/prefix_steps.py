@@ -62,7 +62,7 @@ class PrefixReweight(_OfPrefix):
         value = self._sums(inputs, "ratio")
         if self.aggregate == "mean":
             value = value / response_order(inputs.segments).clamp_min(1)
-        return state.reweight("token", value.exp().to(inputs.log_ratio.dtype))
+        return state.reweight("token", value.exp().to(inputs.log_ratio.dtype), value)
 
 
 @dataclass(frozen=True)

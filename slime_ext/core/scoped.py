@@ -161,9 +161,14 @@ class ZeroOutside(Step):
         inside = inputs.kept(self._band(replace(state, keep={}), inputs))
         expand = inputs.segments.expand_to_tokens
         weights = expand(state.unit, state.weights)
-        clipped = None if state.clipped is None else expand(state.unit, state.clipped)
+        clipped, log_ratio = (
+            None if values is None else expand(state.unit, values)
+            for values in (state.clipped, state.log_ratio)
+        )
+        if log_ratio is not None:  # or a weight too small for a number would not be 0
+            log_ratio = torch.where(inside, log_ratio, -torch.inf)
         of_tokens = replace(state, weights=weights, clipped=clipped, unit="token")
-        return of_tokens.bound(torch.where(inside, weights, 0))
+        return of_tokens.bound(torch.where(inside, weights, 0), log_ratio)
 
     @cached_property
     def _band(self) -> Reject:

@@ -114,17 +114,42 @@ class State:
     clipped: Tensor | None = None  # bool, shaped like the weights: where a bound changed them; None: nowhere
     step_effects: tuple[StepEffect, ...] = ()
     step: int = BEFORE  # the place of the step at work
+    log_ratio: Tensor | None = (
+        None  # shaped like the weights: the log of those too small or large for a number
+    )
 
-    def reweight(self, unit: Unit, ratio: Tensor) -> State:
-        """Replaces the weights by one ratio per unit."""
-        return replace(self, weights=ratio, unit=unit, clipped=None)
+    @property
+    def log_weights(self) -> Tensor:
+        """One float64 per unit, the log of its weight; -inf for a weight of 0.
 
-    def bound(self, weights: Tensor) -> State:
-        """Replaces the weights by bounded ones and records where they changed."""
+        A weight that its dtype cannot hold reads as 0 or infinity: in float32 e^-119 and e^89. Its log is
+        the log-ratio that it was made from.
+        """
+        weights, dtype = self.weights.double(), torch.finfo(self.weights.dtype)
+        if self.log_ratio is None:
+            return weights.clamp(max=dtype.max).log()
+        is_number = (weights >= dtype.tiny) & (weights <= dtype.max)
+        return torch.where(is_number, weights.log(), self.log_ratio.double())
+
+    def reweight(self, unit: Unit, ratio: Tensor, log_ratio: Tensor | None = None) -> State:
+        """Replaces the weights by one ratio per unit.
+
+        Args:
+            log_ratio: the log of the ratios, for coupled steps. None: the log of ``ratio``, which they
+                cannot tell from others if it is 0 or infinite.
+        """
+        return replace(self, weights=ratio, unit=unit, clipped=None, log_ratio=log_ratio)
+
+    def bound(self, weights: Tensor, log_ratio: Tensor | None = None) -> State:
+        """Replaces the weights by bounded ones and records where they changed.
+
+        Args:
+            log_ratio: as in ``reweight``; ``self.log_ratio`` where the step sets no weight to 0.
+        """
         changed = weights != self.weights
         clipped = changed if self.clipped is None else self.clipped | changed
-        effect = StepEffect(self.step, "clipped", self.unit, changed)
-        return replace(self, weights=weights, clipped=clipped, step_effects=(*self.step_effects, effect))
+        effects = (*self.step_effects, StepEffect(self.step, "clipped", self.unit, changed))
+        return replace(self, weights=weights, clipped=clipped, step_effects=effects, log_ratio=log_ratio)
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside`` and records the others."""

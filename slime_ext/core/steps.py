@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -47,6 +47,7 @@ When = Literal[
 ]
 KEPT = "on-policy data must be kept"
 COUNT = StatisticKey("sum", "sequence", "count")
+FAR = 2.0**40  # nats, above the log of every weight
 TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; order of bits is order of values from 0 up
 
 
@@ -72,9 +73,10 @@ class _AtLevel(Step):
     def weight_range(self, before: WeightRange) -> WeightRange:
         return WeightRange(0.0, math.inf, ratio_at(self.unit, self._aggregate))
 
-    def _ratio(self, inputs: StepInputs) -> Tensor:
-        """exp(log-ratio), one per unit."""
-        return inputs.total(self.unit, self._aggregate, "ratio").exp().to(inputs.log_ratio.dtype)
+    def _ratio(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """The ratio and its log, one per unit."""
+        log_ratio = inputs.total(self.unit, self._aggregate, "ratio")
+        return log_ratio.exp().to(inputs.log_ratio.dtype), log_ratio
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Reweight(_AtLevel):
     level: Level = "token"
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        return state.reweight(self.unit, self._ratio(inputs))
+        return state.reweight(self.unit, *self._ratio(inputs))
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ class MinPrefixReweight(Step):
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         lowest = prefix_min(inputs.segments, inputs.log_ratio, inputs.table[self.statistics[0]])
-        before = lowest.nan_to_num(math.nan, posinf=0, neginf=0)
-        return state.reweight("token", (inputs.log_ratio + before).exp())
+        log_ratio = inputs.log_ratio + lowest.nan_to_num(math.nan, posinf=0, neginf=0)
+        return state.reweight("token", log_ratio.exp(), log_ratio)
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,12 @@ class SignedClip(_AtLevel):
             expect(0 <= low <= 1 <= high, f"signed_clip.{sign}", "0 <= low <= 1 <= high", [low, high], KEPT)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        ratio = inputs.segments.expand_to_tokens(self.unit, self._ratio(inputs))
+        of_unit = self._ratio(inputs)
+        ratio, log_ratio = (inputs.segments.expand_to_tokens(self.unit, values) for values in of_unit)
         positive = ratio.clamp(self.positive_low, self.positive_high)
         negative = ratio.clamp(self.negative_low, self.negative_high)
-        return state.reweight("token", ratio).bound(torch.where(inputs.advantages < 0, negative, positive))
+        weights = torch.where(inputs.advantages < 0, negative, positive)
+        return state.reweight("token", ratio).bound(weights, log_ratio)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         low, high = (self.positive_low, self.negative_low), (self.positive_high, self.negative_high)
@@ -168,7 +172,7 @@ class Truncate(Step):
         expect(self.high >= 1, "truncate.high", "a number >= 1", self.high, why)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        return state.bound(state.weights.clamp(max=self.high))
+        return state.bound(state.weights.clamp(max=self.high), state.log_ratio)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         return before.clamped(0.0, self.high)
@@ -192,7 +196,7 @@ class Clip(Step):
         expect(self.high >= 1, "clip.high", "a number >= 1", self.high, "it would shrink on-policy tokens")
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        return state.bound(state.weights.clamp(self.low, self.high))
+        return state.bound(state.weights.clamp(self.low, self.high), state.log_ratio)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         return before.clamped(self.low, self.high)
@@ -334,7 +338,8 @@ class Normalize(Step):
 
     ``level`` says what has equal weight in the mean: tokens, or sequences (a token counts 1 / response tokens
     of its sequence). Rejected tokens count, tokens with a non-finite behavior log-prob do not. Biased, with
-    low variance.
+    low variance. The mean is taken of weights over the largest one: those of long sequences may all be too
+    small for a number, as e^-119 is in float32, and still differ.
 
     Source: Owen 2013, Monte Carlo theory, section 9.2; verl PR 3980 (rollout_is_batch_normalize).
     """
@@ -348,26 +353,27 @@ class Normalize(Step):
         return () if self.level == "token" else (COUNT,)
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
-        """[] float64: the mean weight of the step; 1 if no token counts."""
-        total, count = all_sum(_total(self._share(state, inputs) for state, inputs in batches)).unbind()
-        return torch.where(total > 0, total / count, 1)
+        """[] float64: the log of the mean weight of the step; 0 if no weight is above 0."""
+        logs = [_log_weights(state, inputs) for state, inputs in batches]
+        largest = _largest(logs, all_sum)
+        shares = (self._share(x - largest, inputs) for x, (_, inputs) in zip(logs, batches, strict=True))
+        total, count = all_sum(_total(shares)).unbind()
+        return torch.where(total > 0, largest + (total / count).log(), 0)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        # In float64: the mean may be smaller than any float32 while the largest weight over it is not.
-        weights = state.weights.double() / inputs.plan[self]
-        return replace(state, weights=weights.to(state.weights.dtype))
+        log_weights = state.log_weights - inputs.plan[self]
+        return replace(state, weights=log_weights.exp().to(state.weights.dtype), log_ratio=log_weights)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         return WeightRange(0.0, MODEST)  # at most the number of tokens of the step
 
-    def _share(self, state: State, inputs: StepInputs) -> Tensor:
+    def _share(self, log_weights: Tensor, inputs: StepInputs) -> Tensor:
+        """[2] the sum of e^log_weights and the number of tokens, or of sequences."""
         per_token = inputs.usable.double()
         if self.level == "sequence":
             count = inputs.table[COUNT].clamp_min(1)
             per_token = per_token / inputs.segments.expand_to_tokens("sequence", count)
-        weights = inputs.segments.expand_to_tokens(state.unit, state.weights)
-        weighted = torch.where(inputs.usable, weights, 0).double() * per_token
-        return torch.stack([weighted.sum(), per_token.sum()])
+        return torch.stack([(log_weights.exp() * per_token).sum(), per_token.sum()])
 
 
 @dataclass(frozen=True)
@@ -392,7 +398,9 @@ class EssTruncate(Step):
         return torch.where(square > 0, total.square() / (count * square), 1)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        return state.bound(torch.minimum(state.weights, inputs.plan[self].to(state.weights.dtype)))
+        return state.bound(
+            torch.minimum(state.weights, inputs.plan[self].to(state.weights.dtype)), state.log_ratio
+        )
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         return before.clamped(0.0, 1.0)
@@ -483,6 +491,28 @@ def applies(when: When, unit: Unit, inputs: StepInputs) -> Tensor:
 def ratio_at(unit: Unit, aggregate: str) -> tuple[Unit, str]:
     """The identity of a ratio: unit and aggregate; a token's own is not aggregated."""
     return unit, "" if unit == "token" else aggregate
+
+
+def _log_weights(state: State, inputs: StepInputs) -> Tensor:
+    """[T] float64, the log of each token's weight; -inf where it does not count."""
+    log_weights = inputs.segments.expand_to_tokens(state.unit, state.log_weights)
+    return torch.where(inputs.usable, log_weights, -torch.inf)
+
+
+def _largest(micro_batches: Sequence[Tensor], all_sum: AllSum) -> Tensor:
+    """[] float64: the largest number of all micro-batches and ranks, to within 1e-3; 0 if all are -inf.
+
+    Only a SUM goes over ranks. So the distance from ``FAR`` of the rank that has it is searched byte by byte,
+    as the cut of ``SecondMoment``.
+    """
+    highest = torch.stack([torch.nn.functional.pad(x, (0, 1), value=-math.inf).amax() for x in micro_batches])
+    distance = (FAR - highest.amax().double()).clamp_min(0)
+
+    def none(cuts: Tensor) -> Tensor:
+        return all_sum((distance <= cuts).double()) == 0
+
+    found = FAR - (_last(none, distance.device) + 1).view(torch.float64)
+    return torch.where(found > -torch.inf, found, 0)
 
 
 def _total(parts: Iterable[Tensor]) -> Tensor:

@@ -362,8 +362,8 @@ class _Asked(BaseException):
         self.values = values
 
 
-def on_ranks(function: Callable[[int, AllSum], Any], where: str) -> list[Any]:
-    """The results of a function of rank and ``all_sum`` on each of ``RANKS`` ranks. They run in turn, and
+def on_ranks(function: Callable[[int, AllSum], Any], where: str, ranks: int = RANKS) -> list[Any]:
+    """The results of a function of rank and ``all_sum`` on each of several ranks. They run in turn, and
     start again for each sum that all of them ask for."""
     sums: list[Tensor] = []
 
@@ -382,11 +382,11 @@ def on_ranks(function: Callable[[int, AllSum], Any], where: str) -> list[Any]:
             return asked
 
     while True:
-        ended = [until_asked(rank) for rank in range(RANKS)]
+        ended = [until_asked(rank) for rank in range(ranks)]
         asked = [each.values for each in ended if isinstance(each, _Asked)]
         if not asked:
             return ended
-        agree = len(asked) == RANKS and len({values.shape for values in asked}) == 1
+        agree = len(asked) == ranks and len({values.shape for values in asked}) == 1
         why = "which sums a step takes must not depend on what a rank holds"
         expect(agree, where, "the same sums on every rank", "others", why)
         sums.append(torch.stack(asked).sum(0))

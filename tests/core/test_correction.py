@@ -12,8 +12,11 @@ import torch
 import slime_ext
 from slime_ext.core.correction import Correction, Plan, Tokens, largest_product, plan_step
 from slime_ext.core.losses import SURROGATES, Bounds, DualClip, HostLoss, LossInputs, PpoClip, Reinforce, Sapo
+from slime_ext.core.prefix_steps import PrefixReweight
+from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import StatisticKey, tabulate
 from slime_ext.core.steps import (
+    Clip,
     MinPrefixReweight,
     Normalize,
     Reject,
@@ -224,6 +227,67 @@ def test_a_mean_weight_below_any_float32_divides():
     expected = torch.tensor([10.0] * length + [0.0] * length * (count - 1))
     # e^-103.6 is a float32 of one bit or two.
     torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-4)
+
+
+def with_log_ratios(units, length, dtype):
+    """Sequences of ``length`` tokens whose log-ratios add up to these numbers."""
+    log_ratios = torch.tensor(units, dtype=torch.float64).repeat_interleave(length) / length
+    behavior = torch.where(log_ratios > 0, -log_ratios, 0) - 1.0
+    segments = Segments.whole([length] * len(units), torch.ones(len(log_ratios)))
+    advantages = torch.full_like(log_ratios, -1.0)
+    columns = (values.to(dtype) for values in (behavior + log_ratios, behavior))
+    return Tokens(segments, *columns, advantages=advantages.to(dtype))
+
+
+FAR_BELOW = {  # logs of the weights of five sequences, in nats
+    "beyond float32": [-119.4, -120.4, -118.4, -121.4, -120.0],
+    "beyond float64": [-1119.4, -1120.4, -1118.4, -1121.4, -1120.0],
+    "one of them": [-130.0, 0.5, -0.2, 0.1, -800.0],
+    "beyond float32 above, and capped": [100.0, 0.5, -0.2, 90.0, -800.0],
+}
+INTO_WEIGHTS = {  # steps that make these logs into weights of at most 2
+    "sequence": (1, (Reweight("sequence"), Truncate(2.0))),
+    "turn": (8, (Reweight("turn"), Clip(0.0, 2.0))),
+    "prefix": (1, (PrefixReweight(), Truncate(2.0))),
+    "smallest prefix": (1, (MinPrefixReweight(), Truncate(2.0))),
+    "by sign": (8, (SignedClip("sequence", negative_high=2.0),)),
+    "zero outside": (1, (Reweight("sequence"), Truncate(2.0), ZeroOutside("sequence", low=0.0, high=1e30))),
+    "two bounds": (8, (Reweight("sequence"), Truncate(3.0), Truncate(2.0))),
+}
+
+
+@pytest.mark.parametrize("steps", INTO_WEIGHTS)
+@pytest.mark.parametrize("logs", FAR_BELOW)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_no_number_holds_have_a_mean(logs, steps, dtype):
+    length, steps = INTO_WEIGHTS[steps]
+    logs = FAR_BELOW[logs]
+    is_out = [isinstance(steps[-1], ZeroOutside) and x > math.log(1e30) for x in logs]
+    capped = [-INF if out else min(x, math.log(2)) for x, out in zip(logs, is_out, strict=True)]
+    relative = [oracle.exp(x - max(capped)) for x in capped]
+    expected = [x / math.fsum(relative) * len(relative) for x in relative]
+    packed = with_log_ratios(logs, length, dtype)
+    found = Correction(steps=(*steps, Normalize("sequence")))(packed).weights
+    # The log-ratios of float32 log-probs are rounded: of 1,120 nats by 6e-5.
+    assert found[::length].tolist() == pytest.approx(expected, rel=2e-4 if dtype is torch.float32 else 1e-12)
+
+
+def test_weights_of_0_have_no_mean():
+    """Zeroed by a step, unlike those that are too small for their dtype."""
+    packed = with_log_ratios([-119.0, -120.0], 1, torch.float32)
+    zero = ZeroOutside("sequence", low=0.5, high=2.0)
+    assert Correction(steps=(Reweight("sequence"), zero, Normalize()))(packed).weights.tolist() == [0.0, 0.0]
+    packed = with_log_ratios([-119.0, 0.0], 1, torch.float32)
+    assert Correction(steps=(Reweight("sequence"), zero, Normalize()))(packed).weights.tolist() == [0.0, 2.0]
+
+
+def test_the_metrics_of_normalized_weights_that_underflowed():
+    packed = with_log_ratios(FAR_BELOW["beyond float32"], 4, torch.float32)
+    steps = {"steps": [{"reweight": {"level": "sequence"}}, "truncate", "normalize"]}
+    loss, _, metrics = slime_ext.correct(torch.ones(20), packed.behavior, packed.proximal, [4] * 5, steps)
+    assert loss.sum().item() == pytest.approx(20, rel=1e-5)
+    weights = [math.exp(x + 118.4) for x in FAR_BELOW["beyond float32"]]
+    assert metrics["off_policy/ess_weight"] == pytest.approx(oracle.ess(weights), rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

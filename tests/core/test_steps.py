@@ -13,6 +13,7 @@ from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.state import statistics_of
 from slime_ext.core.steps import Clip, Normalize, Reject, Reweight, SecondMoment, SignedClip, Truncate, Veto
+from slime_ext.core.user_steps import on_ranks
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
 
@@ -138,7 +139,21 @@ def test_where_not_even_0_holds_there_is_none():
     assert module._last(lambda cuts: cuts < 0, torch.device("cpu")).item() == -1
 
 
+@pytest.mark.parametrize("number", [0.0, 1e-30, 0.3, 88.0, -0.3, -1e4, 1e9, -1e9])
+def test_the_largest_number_of_all_ranks_is_found_by_sums_alone(number):
+    """Each of three ranks has its own; the second one also an empty micro-batch."""
+    ranks = [[torch.tensor([-math.inf, number - rank])] for rank in range(3)]
+    ranks[1].append(torch.zeros(0))
+    found = on_ranks(lambda rank, all_sum: module._largest(ranks[rank], all_sum), "", 3)
+    assert [x.item() for x in found] == [pytest.approx(number, abs=1e-3)] * 3
+
+
+def test_without_a_number_the_largest_is_0():
+    none = [torch.tensor([-math.inf]), torch.zeros(0)]
+    assert module._largest(none, lambda values: values).item() == 0
+
+
 def test_without_any_weight_nothing_is_divided():
     steps = (Reweight(), Truncate(2.0), Normalize())
-    assert weights([-2000.0, -2000.0], *steps, logs=True) == [0.0, 0.0]
+    assert weights([-2000.0, -2000.0], *steps, logs=True) == [1.0, 1.0]  # equal, if below any number
     assert weights([2.0, 2.0], *steps, mask=[0, 0]) == [0.0, 0.0]

@@ -22,6 +22,7 @@ from slime_ext.host.packing import sum_over
 from slime_ext.ops.segments import Segments, identity
 from tests import oracle
 from tests.batches import tokens
+from tests.core.test_correction import with_log_ratios
 from tests.ranks import run_ranks
 from tests.slices import slice_response
 from tests.test_tis import arguments, as_slime_calls
@@ -190,11 +191,14 @@ def data_parallel_plan():
         dist.all_reduce(values)
         return values
 
+    far = [with_log_ratios([-900.0 * i, -900.3 * i], 4, torch.float32) for i in range(1, 2 * size + 1)]
     found = {}
     for name in ("m2", "normalized", "normalized tokens"):
-        whole = plan_step(CORRECTIONS[name], batches).numbers
-        local = plan_step(CORRECTIONS[name], batches[rank::size], all_sum).numbers
-        found[name, 0] = (all(torch.allclose(whole[s], local[s], rtol=1e-13, atol=0) for s in whole), 0)
+        for i, given in enumerate((batches, far)):
+            whole = plan_step(CORRECTIONS[name], given).numbers
+            local = plan_step(CORRECTIONS[name], given[rank::size], all_sum).numbers
+            close = [torch.allclose(whole[s], local[s], rtol=1e-13, atol=1e-13) for s in whole]
+            found[name, i] = all(close), 0
     return found
 
 
