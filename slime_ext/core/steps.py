@@ -39,7 +39,6 @@ from slime_ext.core.state import (
 )
 from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.segments import AllSum
-from slime_ext.ops.summaries import LARGEST_WEIGHT
 
 Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]
 When = Literal[
@@ -381,7 +380,8 @@ class EssTruncate(Step):
     """Caps the weights at the effective sample size of the optimizer step: w = min(w, ESS).
 
     ESS = (sum w)^2 / (n sum w^2) over the step's tokens with a behavior log-prob, in (0, 1]. It is 1 if all
-    weights are equal, as on-policy, and small if few tokens carry the sum.
+    weights are equal, as on-policy, and small if few tokens carry the sum. The sums are of weights over the
+    largest one, because a weight may be too large for a number, as e^89 is in float32.
 
     Source: P3O, Fakoor et al. 2026, https://arxiv.org/abs/2605.12380, equation 7 and algorithm 2; Relax PR
     234, which computes it over the optimizer step, as here.
@@ -392,26 +392,24 @@ class EssTruncate(Step):
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
         """[] float64: the effective sample size as a fraction; 1 if no token counts."""
-        total, square, count = all_sum(
-            _total(self._share(state, inputs) for state, inputs in batches)
-        ).unbind()
+        logs = [_log_weights(state, inputs) for state, inputs in batches]
+        largest = _largest(logs, all_sum)
+        shares = (self._share(x - largest, inputs) for x, (_, inputs) in zip(logs, batches, strict=True))
+        total, square, count = all_sum(_total(shares)).unbind()
         return torch.where(square > 0, total.square() / (count * square), 1)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        return state.bound(
-            torch.minimum(state.weights, inputs.plan[self].to(state.weights.dtype)), state.log_ratio
-        )
+        cap = inputs.plan[self].to(state.weights.dtype)
+        return state.bound(torch.minimum(state.weights, cap), state.log_ratio)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         return before.clamped(0.0, 1.0)
 
     @staticmethod
-    def _share(state: State, inputs: StepInputs) -> Tensor:
-        weights = (
-            inputs.segments.expand_to_tokens(state.unit, state.weights).double().clamp(max=LARGEST_WEIGHT)
-        )
-        counted = torch.where(inputs.usable, weights, 0)
-        return torch.stack([counted.sum(), counted.square().sum(), inputs.usable.double().sum()])
+    def _share(log_weights: Tensor, inputs: StepInputs) -> Tensor:
+        """[3] the sums of w and of w^2, and the number of tokens."""
+        weights = log_weights.exp()
+        return torch.stack([weights.sum(), weights.square().sum(), inputs.usable.double().sum()])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import slime_ext
+from slime_ext import presets
 from slime_ext.core.correction import Correction, Plan, Tokens, largest_product, plan_step
 from slime_ext.core.losses import SURROGATES, Bounds, DualClip, HostLoss, LossInputs, PpoClip, Reinforce, Sapo
 from slime_ext.core.prefix_steps import PrefixReweight
@@ -288,6 +289,28 @@ def test_the_metrics_of_normalized_weights_that_underflowed():
     assert loss.sum().item() == pytest.approx(20, rel=1e-5)
     weights = [math.exp(x + 118.4) for x in FAR_BELOW["beyond float32"]]
     assert metrics["off_policy/ess_weight"] == pytest.approx(oracle.ess(weights), rel=1e-4)
+
+
+P3O = [  # log-ratios of single tokens; e^89 is beyond float32
+    [90.0, 95.0, 0.0, -0.1],
+    [100.0, 100.0, 0.0, 0.0],
+    [700.0, 690.0, 300.0, 0.0],
+    [-0.2, 0.1, 0.0, 0.3],
+    [-110.0, -111.0, -109.5, -120.0],
+    [3000.0, 3001.0, 0.0, 1.0],
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("log_ratios", P3O, ids=str)
+def test_p3o_tells_ratios_apart_that_no_number_holds(log_ratios, dtype):
+    top = max(log_ratios)
+    cap = oracle.ess([oracle.exp(x - top) for x in log_ratios])
+    packed = with_log_ratios(log_ratios, 1, dtype)
+    (number,) = plan_step(presets.get("p3o"), [packed]).numbers.values()
+    assert number.item() == pytest.approx(cap, rel=2e-4 if dtype is torch.float32 else 1e-12)
+    weights = presets.get("p3o")(packed).weights.tolist()
+    assert weights == pytest.approx([min(oracle.exp(x), cap) for x in log_ratios], rel=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

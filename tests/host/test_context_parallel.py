@@ -193,7 +193,7 @@ def data_parallel_plan():
 
     far = [with_log_ratios([-900.0 * i, -900.3 * i], 4, torch.float32) for i in range(1, 2 * size + 1)]
     found = {}
-    for name in ("m2", "normalized", "normalized tokens"):
+    for name in ("m2", "normalized", "normalized tokens", "p3o"):
         for i, given in enumerate((batches, far)):
             whole = plan_step(CORRECTIONS[name], given).numbers
             local = plan_step(CORRECTIONS[name], given[rank::size], all_sum).numbers
