@@ -74,6 +74,40 @@ def test_it_is_the_hook_exactly():
             assert effect.gradient_scale == float(scale)
 
 
+WITH_TERMS = {
+    "alone": {"terms": [{"squared_log_ratio": {"coefficient": 0.3}}]},
+    "beside weights": {"preset": "token_tis", "terms": [{"reverse_k3": {"coefficient": 0.5}}]},
+    "both, and rejected tokens": {
+        "preset": "icepop",
+        "terms": [{"squared_log_ratio": {"coefficient": 0.3}}, {"reverse_k3": {"coefficient": 0.5}}],
+    },
+    "on our own loss": {"preset": "ipo"},
+}
+
+
+@pytest.mark.parametrize("name", WITH_TERMS)
+def test_a_term_counts_by_its_slope(name):
+    r, mapping = with_holes(rollout()), WITH_TERMS[name]
+    args = SimpleNamespace(**vars(ARGS), slime_ext=mapping)
+    slope, _ = run_hook("correct", r, args)
+    torch.testing.assert_close(apply(load_config(mapping), r).slope, slope)
+    (effect,) = whatif([r], {name: load_config(mapping)})
+    scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
+    assert effect.gradient_scale == pytest.approx(float(scale))
+
+
+def test_the_slope_of_a_squared_log_ratio_is_twice_the_log_ratio():
+    r, c = rollout(), 0.3
+    (effect,) = whatif([r], {"x": load_config({"terms": [{"squared_log_ratio": {"coefficient": c}}]})})
+    rows = [
+        (float(a), float(p) - float(b))
+        for a, p, b, m in zip(r.advantages, r.proximal, r.behavior, r.mask, strict=True)
+        if m
+    ]
+    slopes = sum(abs(-a + 2 * c * log_ratio) for a, log_ratio in rows)
+    assert effect.gradient_scale == pytest.approx(slopes / sum(abs(a) for a, _ in rows), rel=1e-5)
+
+
 def test_a_correction_under_a_presets_name_is_not_shown_as_the_preset():
     effect = whatif([rollout()], {"token_tis": load_config({"steps": ["reweight"]})})[0]
     assert effect.formula.startswith("proximal / behavior, loss host, reweight") and not effect.source

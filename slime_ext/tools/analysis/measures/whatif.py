@@ -60,9 +60,10 @@ def _slope(
 ) -> tuple[Tensor, Tensor | None]:
     """[T] d loss / d log target where target = proximal; and where the surrogate clipped."""
     host = -tokens.segments.zeroed(tokens.advantages)  # the host's loss at ratio 1, and its slope
-    if isinstance(correction.surrogate, HostLoss):  # the weights multiply the one as the other
-        return correction.loss(outcome, tokens, host, bounds)
+    if isinstance(correction.surrogate, HostLoss) and not correction.terms:
+        return correction.loss(outcome, tokens, host, bounds)  # the weights multiply the one as the other
     target = tokens.proximal.detach().clone().requires_grad_()
+    host = tokens.segments.zeroed(host * (1 + target - tokens.proximal))
     loss, clipped = correction.loss(outcome, replace(tokens, target=target), host, bounds)
     (slope,) = torch.autograd.grad(loss.sum(), target)
     return slope, clipped
