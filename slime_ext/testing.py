@@ -14,7 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.core.user_steps import Definition, Sample, check_step, compare, failed, samples, waits
+from slime_ext.core.user_steps import (
+    Definition,
+    Sample,
+    check_step,
+    compare,
+    failed,
+    samples,
+    waits,
+    without_printing,
+)
 from slime_ext.errors import ConfigError, DataError
 
 __all__ = ["Sample", "check_hook", "check_step", "samples"]
@@ -45,7 +54,8 @@ def check_hook(hook: Callable[..., Any], definition: Definition | None = None, *
     given, loss = _checked(hook, where, args, batch)
     _check_gradient(where, given, loss)
     try:
-        hook(args, **_call_of(batch, "meta"))
+        with without_printing():
+            hook(args, **_call_of(batch, "meta"))
     except Exception as error:
         raise waits(where, error) from error
     if definition is not None:

@@ -345,6 +345,30 @@ MUTATIONS = {
         "(_limited(x, loss)",
         "tests/core/test_centering.py",
     ),
+    "a rejection may be thrown away": Mutation(
+        "core/user_steps.py",
+        "if new is not returned and id(new) not in read",
+        "if False",
+        "tests/core/test_user_steps.py",
+    ),
+    "a weight may be negative": Mutation(
+        "core/user_steps.py",
+        "weights.isnan(), weights < 0",
+        "weights.isnan(), weights < -1e300",
+        "tests/core/test_user_steps.py",
+    ),
+    "a bound may bound nothing": Mutation(
+        "core/user_steps.py",
+        "over = weights > highest",
+        "over = weights > torch.inf",
+        "tests/core/test_user_steps.py",
+    ),
+    "a tensor may be printed": Mutation(
+        "core/user_steps.py",
+        "if func in (Tensor.__repr__, Tensor.__format__)",
+        "if False",
+        "tests/core/test_user_steps.py",
+    ),
     "the sign of zero": Mutation(
         "core/steps.py", "return advantage >= 0", "return advantage > 0", "tests/core/test_steps.py"
     ),

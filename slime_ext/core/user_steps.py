@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,26 @@ from torch import Tensor
 
 from slime_ext.core.correction import Correction
 from slime_ext.core.importing import load_named
-from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Tokens, expect, tabulate
+from slime_ext.core.state import (
+    State,
+    StatisticKey,
+    Step,
+    StepInputs,
+    Tokens,
+    expect,
+    tabulate,
+    weight_ranges,
+)
 from slime_ext.core.steps import Reweight
 from slime_ext.errors import ConfigError, DataError, SlimeExtError
 from slime_ext.ops.segments import AllSum, Segments, require_contiguous
 
 EXACT = 1e-9  # relative; both sides are float64, sums of a dozen numbers differ by less than 1e-14
+FAR = 200.0  # nats; e^200 is beyond float32, and a product of a dozen of them beyond float64
 NEAR = 0.02  # of the other responses' log-ratios, those of the one that is nearly on-policy
 WAITS = (
-    "it waits for the device in every micro-batch: use torch.where, no .item(), .tolist(), .cpu(), `if` on a "
-    "tensor or boolean index"
+    "it waits for the device in every micro-batch: use torch.where, no .item(), .tolist(), .cpu(), print, "
+    "`if` on a tensor or boolean index"
 )
 READS = {"advantages": "reads_advantages", "ages": "reads_ages"}  # field of StepInputs -> what declares it
 RANKS = 2  # that a response is split over, each of which holds two shards of it
@@ -137,6 +148,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     Traceback (most recent call last):
     slime_ext.errors.ConfigError: Truncate, sample 3, token 0: expected 3 of the definition, got 2
     """
+    _check_is_step(step)
     where = where or type(step).__name__
     try:
         hash(step)
@@ -149,6 +161,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     state = _called(step, where, inputs, before)
     _check_state(step, where, state, inputs)
     _check_declared(step, where, before, state)
+    _check_range(step, where, batch)
     _check_waits(step, where, batch)
     weights = _weights(inputs, state)
     if not step.is_coupled:
@@ -165,6 +178,14 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
             compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
 
 
+def _check_is_step(given: object) -> None:
+    """Raises ConfigError for a function, a class or anything else that is no step."""
+    wanted = "an instance of a class made from slime_ext.steps.Step"
+    if isinstance(given, type):
+        expect(False, "check_step", wanted, _kind(given), f"write {given.__name__}(...)")
+    expect(isinstance(given, Step), "check_step", wanted, _kind(given), "check_hook tries a function")
+
+
 def _run(step: Step, where: str, tokens: Tokens) -> Tensor:
     """[T] the weight that the step gives each token, 0 where it is rejected or masked."""
     inputs, before = _before(step, where, tokens)
@@ -172,8 +193,8 @@ def _run(step: Step, where: str, tokens: Tokens) -> Tensor:
 
 
 def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
-    """The step's inputs, and the state before it: after ``reweight`` if it only bounds weights."""
-    first = (Reweight(),) if step.is_bound and not step.sets_weights else ()
+    """The step's inputs, and the state before it."""
+    first = _first(step)
     try:
         correction = Correction(steps=(*first, step))
         inputs = correction.read(tokens)
@@ -189,12 +210,18 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
         raise failed(where, error) from error
 
 
+def _first(step: Step) -> tuple[Step, ...]:
+    """What comes before a step that is tried: ``reweight`` if it only bounds weights."""
+    return (Reweight(),) if step.is_bound and not step.sets_weights else ()
+
+
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     versions = _versions(inputs, before)
     undeclared = {flag: f"inputs.{name}" for name, flag in READS.items() if not getattr(step, flag)}
     hidden: Any = {name: None for name, flag in READS.items() if flag in undeclared}
+    watched, thrown_away = _watched(before)
     try:
-        state = step(replace(before, step=0), replace(inputs, **hidden))
+        state = step(watched, replace(inputs, **hidden))
     except Exception as error:
         if undeclared and "NoneType" in str(error):
             flags, fields = (" or ".join(names) for names in zip(*undeclared.items(), strict=True))
@@ -202,7 +229,44 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
             raise ConfigError(f"{where}: {flags}: expected True, got {got}") from error
         raise failed(where, error) from error
     _check_unwritten(where, versions, _versions(inputs, before))
+    for name in thrown_away(state):
+        got = f"one of state.{name} thrown away"
+        why = f"a state never changes; write state = state.{name}(...)"
+        expect(False, where, "every new state in what the step returns", got, why)
     return state
+
+
+def _watched(state: State) -> tuple[State, Callable[[object], list[str]]]:
+    """A state for a step's call; and a function that names the calls of its methods whose result is neither
+    what the step returned nor read by anything, which is how a discarded result looks."""
+    names = frozenset(field.name for field in dataclasses.fields(State))
+    made: list[tuple[str, State]] = []
+    read: set[int] = set()
+
+    class Watched(State):
+        def __getattribute__(self, name: str) -> Any:
+            if name in names:
+                read.add(id(self))
+            return super().__getattribute__(name)
+
+        def reweight(self, *args: Any, **kwargs: Any) -> State:
+            return note("reweight", super().reweight(*args, **kwargs))
+
+        def bound(self, *args: Any, **kwargs: Any) -> State:
+            return note("bound", super().bound(*args, **kwargs))
+
+        def reject(self, *args: Any, **kwargs: Any) -> State:
+            return note("reject", super().reject(*args, **kwargs))
+
+    def note(name: str, new: State) -> State:
+        made.append((name, new))  # held, so that no other state gets its identity
+        return new
+
+    def thrown_away(returned: object) -> list[str]:
+        return [name for name, new in made if new is not returned and id(new) not in read]
+
+    fields = {name: getattr(state, name) for name in names}
+    return Watched(**fields | {"step": 0}), thrown_away
 
 
 def _versions(inputs: StepInputs, state: State) -> list[int]:
@@ -242,12 +306,35 @@ def _check_state(step: Step, where: str, state: Any, inputs: StepInputs) -> None
     _check_tensor(f"{where}: weights", state.unit, state.weights, sizes, is_bool=False)
     for unit, flags in state.keep.items():
         _check_tensor(f"{where}: keep['{unit}']", unit, flags, sizes, is_bool=True)
-    found = _weights(inputs, state)
-    where, nan, infinite = f"{where}: weights", found.isnan(), found.isinf() & step.is_bound
+    _check_weights(where, inputs, _weights(inputs, state))
+
+
+def _check_weights(where: str, inputs: StepInputs, weights: Tensor, when: str = "") -> None:
+    """Raises ConfigError at the first weight that is NaN or below 0."""
+    where, nan, negative = f"{where}: weights", weights.isnan(), weights < 0
     why = "log-ratios may be <= 0 and masked tokens NaN: select with torch.where, never multiply by a mask"
-    expect(not nan.any(), where, "numbers", f"NaN at {_place(inputs, nan)}", why)
-    got, why = f"inf at {_place(inputs, infinite)}", "the class says is_bound"
-    expect(not infinite.any(), where, "finite ones", got, why)
+    why = "infinity over infinity is NaN: compute with logs, or clamp first" if when else why
+    expect(not nan.any(), where, "numbers", f"NaN at {_place(inputs, nan)}{when}", why)
+    got, why = _got(inputs, weights, negative), "a weight says how much a token counts; .clamp(min=0)"
+    expect(not negative.any(), where, "numbers >= 0", f"{got}{when}", why)
+
+
+def _check_range(step: Step, where: str, batch: Sequence[Sample]) -> None:
+    """Tries ratios that no float32 holds: the weights stay numbers, and below what the class says."""
+    for name, when in (("behavior", f"above e^{FAR:g}"), ("proximal", f"below e^-{FAR:g}")):
+        lower = [replace(s, **{name: tuple(x - FAR for x in getattr(s, name))}) for s in batch]
+        inputs, before = _before(step, where, packed(lower))
+        weights, when = _weights(inputs, _called(step, where, inputs, before)), f", where ratios are {when}"
+        _check_weights(where, inputs, weights, when)
+        try:
+            highest = weight_ranges((*_first(step), step))[-1].high
+        except Exception as error:
+            raise failed(where, error) from error
+        over = weights > highest * (1 + EXACT)
+        wanted, got = f"at most {highest:g}", f"{_got(inputs, weights, over)}{when}"
+        flag = "is_bound" if step.is_bound else "neither is_bound nor sets_weights"
+        why = f"the class says {flag}; cap them, or define weight_range"
+        expect(not over.any(), f"{where}: weights", wanted, got, why)
 
 
 def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int], *, is_bool: bool) -> None:
@@ -280,6 +367,11 @@ def _weights(inputs: StepInputs, state: State) -> Tensor:
     return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
 
 
+def _got(inputs: StepInputs, weights: Tensor, flags: Tensor) -> str:
+    """The first weight that is flagged, and its place."""
+    return f"{float(weights[int(flags.int().argmax())]):g} at {_place(inputs, flags)}"
+
+
 def _place(inputs: StepInputs, flags: Tensor) -> str:
     """Where the first flag is, or the first token."""
     token = int(flags.int().argmax())
@@ -301,9 +393,25 @@ def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
         inputs = correction.read(tokens)
         number = torch.ones((), dtype=torch.float64, device="meta")
         inputs = replace(inputs, table=tabulate(correction.statistics, inputs), plan={step: number})
-        correction.run(inputs, correction.steps)
+        with without_printing():
+            correction.run(inputs, correction.steps)
     except Exception as error:
         raise waits(where, error) from error
+
+
+@contextmanager
+def without_printing() -> Iterator[None]:
+    """Raises RuntimeError where a tensor is printed: that waits for a GPU, and on the meta device it raises
+    nothing by itself."""
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (Tensor.__repr__, Tensor.__format__):
+                raise RuntimeError("a tensor is printed, or made into text")
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        yield
 
 
 def waits(where: str, error: Exception) -> ConfigError:

@@ -108,7 +108,99 @@ BREAKS = {  # what the line names -> what the call does
         "token", i.prefix("sequence", "max", self.ratio(i))
     ),
     "got ZeroDivisionError": lambda self, s, i: 1 / 0,
+    "got one of state.reject thrown away: a state never changes; write state = ": lambda self, s, i: (
+        discard(s.reject("token", self.ratio(i) < 2)) or s.reweight("token", self.ratio(i))
+    ),
+    "got one of state.reweight thrown away": lambda self, s, i: (
+        discard(s.reweight("token", self.ratio(i))) or s
+    ),
+    "got one of state.bound thrown away": lambda self, s, i: (
+        s.reweight("token", self.ratio(i))
+        if discard(s.reweight("token", self.ratio(i)).bound(s.weights))
+        else s
+    ),
+    "weights: expected numbers >= 0, got -0.222295 at sample 0, token 0": lambda self, s, i: s.reweight(
+        "token", self.ratio(i) - 1
+    ),
+    "weights: expected numbers, got NaN at sample 0, token 0, where ratios are above e^": lambda self, s, i: (
+        s.reweight("sequence", quotient(i.segments.sum(i.log_ratio).exp()))
+    ),
+    "at `print(values)` (test_user_steps.py:": lambda self, s, i: s.reweight("token", printed(self.ratio(i))),
+    'at `return values * len(f"{values}")` (test_user_steps.py:': lambda self, s, i: s.reweight(
+        "token", formatted(self.ratio(i))
+    ),
 }
+
+
+def discard(state):
+    """Nothing, as of a line whose result is not assigned."""
+
+
+def quotient(values):
+    return values / (1 + values)
+
+
+def printed(values):
+    print(values)
+    return values
+
+
+def formatted(values):
+    return values * len(f"{values}")
+
+
+def bounded(call, **more):
+    """A step that says that it bounds the weights."""
+    return step(call, **{"sets_weights": False, "is_bound": True} | more)
+
+
+UNBOUNDED = {  # what the line says -> a step that says is_bound
+    "weights: expected at most 4.29497e+09, got ": lambda self, s, i: s.bound(s.weights * 0.5),
+    "where ratios are above e^200: the class says is_bound": lambda self, s, i: s.bound(s.weights.sqrt()),
+    "where ratios are below e^-200": lambda self, s, i: s.bound(1 / s.weights.clamp(max=1)),
+}
+
+
+def test_a_bound_that_bounds_nothing_is_refused():
+    for text, call in UNBOUNDED.items():
+        with pytest.raises(ConfigError) as caught:
+            check_step(bounded(call))
+        assert text in str(caught.value), caught.value
+    half = bounded(lambda self, s, i: s.bound(torch.where(i.log_ratio < 1, s.weights, 0)))
+    check_step(half)  # weights up to e
+
+
+def test_a_step_that_only_zeroes_weights_says_their_range():
+    def call(self, s, i):
+        return s.bound(torch.where(i.advantages < 0, 0, s.weights))
+
+    more = {"reads_advantages": True}
+    with pytest.raises(ConfigError, match="the class says is_bound; cap them, or define weight_range"):
+        check_step(bounded(call, **more))
+    check_step(bounded(call, **more, weight_range=lambda self, before: before))
+
+
+def test_a_state_that_a_step_reads_is_not_thrown_away():
+    """As a step that zeroes weights where another step would reject."""
+
+    def call(self, s, i):
+        kept = i.kept(Reject(low=0.5, high=2.0)(s, i))
+        return s.bound(torch.where(kept, s.weights, 0).clamp(max=2.0))
+
+    check_step(bounded(call))
+
+
+def test_what_is_no_step_is_refused_in_one_line():
+    for given, said in {
+        ratios: "got a function: check_hook tries a function",
+        Tempered: "got the class Tempered: write Tempered(...)",
+        3: "got a int",
+    }.items():
+        with pytest.raises(
+            ConfigError, match=r"check_step: expected an instance of a class made from"
+        ) as caught:
+            check_step(given)
+        assert said in str(caught.value), caught.value
 
 
 def test_a_step_that_breaks_the_contract_is_refused_in_one_line():
@@ -320,6 +412,11 @@ def attached(args, *, pg_loss, cur_log_probs, loss_masks, **kwargs):
     return pg_loss * torch.where(mask, torch.cat(cur_log_probs), 0).exp(), loss_masks, {}
 
 
+def printing(args, *, pg_loss, train_log_probs, **kwargs):
+    print(train_log_probs[0])
+    return hook(args, pg_loss=pg_loss, train_log_probs=train_log_probs, **kwargs)
+
+
 def reading(args, *, pg_loss, train_log_probs, **kwargs):
     out = hook(args, pg_loss=pg_loss, train_log_probs=train_log_probs, **kwargs)
     return (out[0] * float(train_log_probs[0][0]), *out[1:])
@@ -336,6 +433,7 @@ def test_a_hook_is_called_as_slime_does():
     wrong = {
         attached: "one through a weight",
         reading: "read no value",
+        printing: "at `print(train_log_probs[0])`",
         multiplying: "expected a finite loss",
         lambda args, *, pg_loss: pg_loss: "unexpected keyword",
         lambda args, *, pg_loss, **kw: pg_loss: "expected it to return (pg_loss, loss_masks, metrics)",
