@@ -369,6 +369,63 @@ MUTATIONS = {
         "if False",
         "tests/core/test_user_steps.py",
     ),
+    "k3 by the exponential": Mutation(
+        "ops/divergences.py",
+        "torch.expm1(log_ratio) if ratio",
+        "torch.exp(log_ratio) - 1 if ratio",
+        "tests/ops/test_equations.py",
+    ),
+    "rounding explains a third of a nat": Mutation(
+        "host/packing.py", "HIGHEST = 0.01", "HIGHEST = 0.3", "tests/host/test_packing.py"
+    ),
+    "swapped numbers of shards": Mutation(
+        "host/packing.py",
+        "numbers = (here.rank, 2 * here.size - 1 - here.rank)",
+        "numbers = (2 * here.size - 1 - here.rank, here.rank)",
+        "tests/host/test_packing.py",
+    ),
+    "another default of open-instruct": Mutation(
+        "config/dialects/gates.py", "0.272", "0.2", "tests/config/dialects/test_gates.py"
+    ),
+    "a masked token is kept": Mutation(
+        "config/flat.py",
+        "segments.mask & (result.rejected == 0)",
+        "result.rejected == 0",
+        "tests/test_correct.py",
+    ),
+    "a tail of a thousandth at least": Mutation(
+        "ops/centering.py", "FLOOR = 1e-6", "FLOOR = 1e-3", "tests/ops/test_centering.py"
+    ),
+    "a rank's part of the vocabulary has a token": Mutation(
+        "ops/vocabulary.py",
+        ".clamp_min(torch.finfo(some.dtype).min)",
+        "",
+        "tests/ops/test_centering.py",
+    ),
+    "an id of the next rank is this one's": Mutation(
+        "ops/vocabulary.py",
+        "(at < logits.shape[1])",
+        "(at <= logits.shape[1])",
+        "tests/ops/test_centering.py",
+    ),
+    "a token is in a head once": Mutation(
+        "ops/vocabulary.py", "some.scatter_add_(1", "some.scatter_(1", "tests/ops/test_centering.py"
+    ),
+    "a step that reads its sequence gives f": Mutation(
+        "core/centering.py", " and not step.statistics", "", "tests/core/test_centering.py"
+    ),
+    "a token may spend the budget at once": Mutation(
+        "core/prefix_steps.py",
+        "(own <= self.high) &",
+        "(own <= self.high + self.budget) &",
+        "tests/core/test_prefix_steps.py",
+    ),
+    "the budget of the token itself": Mutation(
+        "core/prefix_steps.py",
+        "granted = before - fall",
+        "granted = before + 1 - fall",
+        "tests/core/test_prefix_steps.py",
+    ),
     "the sign of zero": Mutation(
         "core/steps.py", "return advantage >= 0", "return advantage > 0", "tests/core/test_steps.py"
     ),

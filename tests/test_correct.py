@@ -32,6 +32,17 @@ def test_without_a_mask_every_token_was_sampled():
     assert slime_ext.correct(**call, correction="token_tis")[1].tolist() == [True, True]
 
 
+@pytest.mark.parametrize("name", ["token_tis", "geo_rs", "metrics_only", "ipo"])
+def test_a_masked_token_is_not_kept(name):
+    call = flat_call(
+        [
+            {k: [-1.0, -2.0, -1.0] for k in ("proximal", "behavior", "target", "advantage", "host_loss")}
+            | {"mask": [1, 0, 1]}
+        ]
+    )
+    assert slime_ext.correct(**call, correction=name)[1].tolist() == [True, False, True]
+
+
 NAN = torch.tensor([math.nan, -1.0])
 RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
 

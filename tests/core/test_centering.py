@@ -16,7 +16,7 @@ from slime_ext.core.centering import Center, split
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds, Reinforce
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import Head
+from slime_ext.core.state import Head, statistics_of
 from slime_ext.core.steps import Clip, Reject, Reweight, SignedClip, Step, Truncate, Veto
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments
@@ -235,6 +235,21 @@ def test_a_bound_goes_with_its_weights_and_a_band_of_its_own_does_not():
     band, cap = ZeroOutside(low=0.5, high=2.0), Truncate(2.0)
     assert split((Reweight("sequence"), cap, band)) == ((band,), (Reweight("sequence"), cap))
     assert split((Reweight(), cap, band)) == ((Reweight(), cap, band), ())
+
+
+@dataclass(frozen=True)
+class OfSequence(Step):
+    """A user's step that says unit token, its default, and reads the sum of its sequence."""
+
+    sets_weights = True
+    statistics = statistics_of("sequence", "sum", "ratio")
+
+    def __call__(self, state, inputs):
+        return state.reweight("sequence", inputs.total("sequence", "sum", "ratio").exp())
+
+
+def test_a_step_that_declares_sums_of_its_sequence_multiplies():
+    assert split((OfSequence(), Truncate(2.0))) == ((), (OfSequence(), Truncate(2.0)))
 
 
 def test_old_sequences_are_dropped_whole_whatever_the_unit_beside_the_age():

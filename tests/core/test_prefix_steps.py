@@ -73,6 +73,26 @@ def test_matches_the_oracle(name):
     assert acted > 20
 
 
+APART = {  # total variation of each token -> high, budget, last: where only one of two bounds decides
+    "far itself, the budget far from spent": ([0.0] * 15 + [0.21 / 0.8], 0.2, 0.02, 0.8),
+    "the same, and a token after it": ([0.0] * 20 + [0.1 / 0.5, 0.1], 0.1, 0.004, 0.5),
+    "the budget is nearly spent at the end": ([0.06] * 30, 0.2, 0.05, 0.1),
+    "nearly spent, with a smaller bound": ([0.0541] * 40, 0.1, 0.05, 0.1),
+    "spent in the middle": ([0.052] * 60, 0.06, 0.05, 0.2),
+    "a response of one token": ([0.21], 0.2, 0.02, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_each_bound_of_the_budget_acts_alone(name):
+    far, *bounds = APART[name]
+    s = {"behavior": [math.log(0.5)] * len(far), "proximal": [math.log(0.5 - x) for x in far]}
+    s |= {key: [0.0] * len(far) for key in ("target", "advantage", "host_loss")} | {"mask": [1] * len(far)}
+    (expected,) = oracle.correct(oracle.spec(("prefix_budget", "tv", *bounds, "always")), [s])
+    step = PrefixBudget("tv", *bounds, "always")
+    assert Correction(steps=(step,))(tokens([s])[0]).keep.tolist() == expected["keep"]
+
+
 def test_what_is_not_finite_stays_in_its_sequence():
     segments = Segments.whole([3, 0, 4, 1], torch.tensor([1, 1, 1, 1, 0, 1, 1, 1]))
     values = torch.tensor([math.inf, 1.0, -1e300, 1.0, math.nan, 2.0, 1e-20, 5.0], dtype=torch.float64)

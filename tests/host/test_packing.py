@@ -95,6 +95,24 @@ def test_local_masks_and_positions_are_the_slices():
         assert torch.equal(segments.mask, torch.cat(masks)[segments.positions] != 0)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_shards_have_their_numbers_in_the_order_of_their_tokens(size):
+    """Sums over what comes before a token go by these numbers."""
+    totals, responses = map(list, zip(*SHAPES, strict=True))
+    masks = [torch.ones(response) for response in responses]
+    ranks = [pack_segments(masks, totals, responses, here=Parallel(rank, size)) for rank in range(size)]
+    for sequence, response in enumerate(responses):
+        shards = sorted(
+            (number, start, stop)
+            for rank in ranks
+            for i, start, stop, number in rank.local_shards
+            if i == sequence
+        )
+        assert [number for number, _, _ in shards] == list(range(2 * size))
+        tokens = [token for _, start, stop in shards for token in range(start, stop)]
+        assert tokens == list(range(response))
+
+
 @pytest.mark.parametrize(("initialized", "size"), [(False, None), (True, 1)])
 def test_a_process_that_shares_no_sequence_is_alone(initialized, size, monkeypatch):
     state = SimpleNamespace(
@@ -182,7 +200,8 @@ def test_a_non_finite_log_prob_is_named_unless_it_is_masked():
             segments = Segments.whole([2, 3], torch.tensor([1, 1, 1, not masked, 1]))
             values = torch.tensor([-1.0, 3e38, -1.0, value, -1.0])  # a sum beyond float32 is no finding
             if masked or value == 3e38:
-                return require_finite("train_log_probs", values, segments, "stop")
+                require_finite("train_log_probs", values, segments, "stop")
+                continue
             with pytest.raises(
                 NonFiniteError, match=r"train_log_probs, sequence 1 of 2, response token 1: .*: stop"
             ):
@@ -198,3 +217,11 @@ def test_a_behavior_log_prob_above_zero_is_none():
         read = Correction().read(packed)
         assert read.finite.tolist() == [True, True, False, other == -1, True]
         assert torch.equal(packed.proximal.nan_to_num(), torch.cat(given).nan_to_num())
+
+
+@pytest.mark.parametrize(("value", "is_one"), [(0.0, True), (0.0099, True), (0.0101, False), (0.2, False)])
+def test_what_rounding_leaves_above_zero_ends_at_a_hundredth(value, is_one):
+    given = [torch.tensor([-1.0, value]), torch.tensor([-2.0])]
+    masks = [torch.ones(2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)]
+    packed = pack(HookCall(None, torch.zeros(3), given, given, masks, [4, 3], [2, 1]))
+    assert Correction().read(packed).finite.tolist() == [True, is_one, True]

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slime_ext.core.user_steps import on_ranks
 from slime_ext.ops import centering as ops
 from slime_ext.ops import vocabulary
 from slime_ext.ops.vocabulary import log_probs_at
@@ -146,6 +147,40 @@ def test_probabilities_at_the_ends_are_finite():
     for f in WEIGHTS.values():
         got = centering(sampler, trainer, lambda p, q, rows, f=f: (p - q).exp().double().apply_(f).float())
         assert got.isfinite().all()
+
+
+@pytest.mark.parametrize(("q_tail", "p_tail"), [(1e-4, 3e-4), (1e-9, 2e-4), (5e-5, 1e-8), (1e-8, 1e-9)])
+def test_a_tail_counts_down_to_a_millionth(q_tail, p_tail):
+    sampler = [[math.log(x * (1 - q_tail)) for x in (0.7, 0.3)]]
+    trainer = [[math.log(x * (1 - p_tail)) for x in (0.5, 0.5)]]
+    for f in WEIGHTS.values():
+        expected = oracle.centering(sampler[0], trainer[0], f)
+        assert centering(wide(sampler), wide(trainer), as_tensor(f)).item() == pytest.approx(
+            expected, abs=1e-9
+        )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_head_may_lie_on_any_rank_and_say_a_token_twice(parts):
+    """Ids at the edges of a rank's part, and a vocabulary padded with -inf: of four ranks the last has
+    nothing else."""
+    logits = wide(random_heads(8, tokens=3, vocabulary=8)[0])
+    logits[:, 6:] = -math.inf
+    ids = torch.tensor([[0, 2, 4, 5, 5], [1, 2, 3, 4, 0], [2, 4, 5, 1, 1]])
+    slope, per = wide(random_heads(9, tokens=3, k=5)[2]), 8 // parts
+
+    def on(rank, all_sum):
+        part = logits[:, rank * per : (rank + 1) * per].clone().requires_grad_()
+        found = log_probs_at(part, ids, offset=rank * per, part=rank, parts=parts, all_sum=all_sum)
+        return found.detach(), torch.autograd.grad((found * slope).sum(), part)[0]
+
+    found, gradients = zip(*on_ranks(on, "", parts), strict=True)
+    whole = logits.clone().requires_grad_()
+    expected = whole.log_softmax(1).gather(1, ids)
+    for each in found:
+        torch.testing.assert_close(each, expected.detach(), rtol=1e-13, atol=1e-13)
+    (gradient,) = torch.autograd.grad((expected * slope).sum(), whole)
+    torch.testing.assert_close(torch.cat(gradients, 1), gradient, rtol=1e-12, atol=1e-13)
 
 
 def vocabulary_shards():

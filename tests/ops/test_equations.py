@@ -49,6 +49,14 @@ def test_small_log_ratios_lose_no_digits(name):
     assert getattr(ops, name)(column([tiny])).item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("log_ratio", [1e-3, -1e-3, 1e-4, -1e-4])
+@pytest.mark.parametrize("name", ["k3", "chi2"])
+def test_small_log_ratios_lose_no_digits_in_float32(name, log_ratio):
+    """e^l - 1 rounds to a multiple of 6e-8, which is more than k3 of 1e-4."""
+    exact = {"k3": math.expm1(log_ratio) - log_ratio, "chi2": math.expm1(2 * log_ratio)}[name]
+    assert getattr(ops, name)(torch.tensor([log_ratio])).item() == pytest.approx(exact, rel=3e-3)
+
+
 def test_estimators_of_the_same_divergence_agree_in_expectation():
     p, q = column([0.2, 0.5, 0.3]), column([0.4, 0.4, 0.2])
     kl = (q * (q / p).log()).sum()

@@ -48,6 +48,8 @@ SAME = [
      of(numerator="target", cap=1e300, metric="tv", high=0.1, increase_only=True)),
     ("open_instruct", {**DIRECT, "loss_fn": "cispo", "clip_higher": 0.5, "rho_mask_metric": "none"},
      of(numerator="target", cap=1.5)),
+    ("open_instruct", {**DIRECT, "loss_fn": "cispo", "rho_mask_metric": "none"},
+     of(numerator="target", cap=1.272)),
     *(("ms_swift", {f"{SWIFT}_mode": mode, f"{SWIFT}_threshold": 1.5}, of(mode=mode, threshold=1.5))
       for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")),
     ("prime_rl", {"type": "ipo", "ipo_threshold": 0.1}, of(eps=0.1)),
@@ -90,6 +92,15 @@ def test_weights_are_those_of_the_systems_code(system, block, how):
         ]
         want = torch.tensor(expected, dtype=torch.float64)
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-8, msg=lambda m, s=seed: f"seed {s}: {m}")
+
+
+def test_without_a_range_the_loss_over_the_sampler_is_clipped_at_open_instructs_defaults():
+    surrogate = load_config(read("open_instruct", DIRECT).mapping).surrogate
+    assert (surrogate.anchor, surrogate.eps_low, surrogate.eps_high) == (
+        "behavior",
+        0.2,
+        pytest.approx(0.272),
+    )
 
 
 def test_keys_of_a_loss_name_flags_of_slime():
