@@ -385,7 +385,7 @@ MUTATIONS = {
         "tests/host/test_packing.py",
     ),
     "another default of open-instruct": Mutation(
-        "config/dialects/gates.py", "0.272", "0.2", "tests/config/dialects/test_gates.py"
+        "tools/convert/gates.py", "0.272", "0.2", "tests/tools/convert/test_gates.py"
     ),
     "a masked token is kept": Mutation(
         "config/flat.py",
