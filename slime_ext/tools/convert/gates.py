@@ -96,6 +96,7 @@ OPEN_INSTRUCT = (
 )
 STATISTICS = {"ratio": "ratio", "tv": "tv", "kl": "binary_kl"}
 RAISES = "open-instruct raises ValueError"
+CLIP_HIGHER = 0.272  # open-instruct's default
 EDGES = "rho_mask_metric kl: probabilities are clamped to [1e-6, 1 - 1e-6] here, to [2e-16, 1 - 2e-16] there"
 
 
@@ -122,7 +123,7 @@ def read_open_instruct(block: Block) -> Reading:
     weights = _clamped(block) if corrects else []
     args: dict[str, Any] = {}
     if loss == "cispo":
-        high = block.given("clip_higher", 0.272, least=0)
+        high = block.given("clip_higher", CLIP_HIGHER, least=0)
         args = cispo(1.0, high)
     if corrects and not block.number(CLAMP[1], 2.0):
         notes = (*notes, UNBOUNDED.format(system="open-instruct"))
@@ -137,7 +138,7 @@ def _over_rollouts(block: Block, loss: str, corrects: bool, source: str, gated: 
     if source == "old_policy" and block.values.get("rho_mask_metric") != "none":
         block.refuse("rho_mask_source", "current_policy beside rollout_policy", RAISES)
     gate, notes = gated.mapping["steps"], gated.notes
-    high = block.given("clip_higher", 0.272, least=0)
+    high = block.given("clip_higher", CLIP_HIGHER, least=0)
     if loss == "dapo":
         clip = {"eps_low": block.given("clip_lower", 0.2, least=0), "eps_high": high}
         surrogate = {"ppo_clip": {"anchor": "behavior", **clip}}
