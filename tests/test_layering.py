@@ -33,7 +33,7 @@ FLOORS = {
     ),
     "config/": ("files numbers words", "typed loaded", "idle", "load", "places flat"),
     "tools/": (
-        "folders wording",
+        "folders wording checkout",
         "analysis fidelity",
         "long_fidelity",
         "fidelity_page report",

@@ -59,10 +59,8 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
         loss_type = says(args) if says else None
     except ValueError as error:  # flags that the host's own parser refuses, set by a file
         raise ConfigError(f"--pg-loss-type: {error}") from None
-    may_skip = bool(host and host.may_skip_proximal)
-    setup = loaded_from(
-        Setup(args, function, file=_keys_of_file(args), pg_loss_type=loss_type, may_skip_proximal=may_skip)
-    )
+    file = _keys_of_file(args)
+    setup = loaded_from(Setup(args, function, file=file, pg_loss_type=loss_type, host=host, trains=True))
     enforce(setup, RULES if is_late else OF_THE_CORRECTION)
     for note in setup.loaded.notes:
         warn_once(f"slime_ext: {note}")

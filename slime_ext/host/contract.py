@@ -51,6 +51,7 @@ FUNCTIONS = (  # arguments that name a function of training or of the rollout's 
     "custom_rollout_log_function_path",
     "custom_eval_rollout_log_function_path",
 )
+HOOK = "--custom-tis-function-path"
 TIS = "slime_ext.tis"  # the module whose functions --custom-tis-function-path names
 SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # with a formula of their own
 BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags with the bounds of theirs
@@ -61,6 +62,8 @@ OURS = {  # argument -> the function of ours that it may name
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
     "custom_generate_function_path": "slime_ext.host.generate",
 }
+INIT, LOG = "custom_megatron_init_path", "custom_rollout_log_function_path"
+LOG_FLAG = f"--custom-rollout-log-function-path {OURS[LOG]}"
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
 MOST_DIGITS = 18  # of a weight version: what an int64 holds
 # What the policy loss that is running has at hand and does not pass to the hook; ``startup`` fills it in.
@@ -150,14 +153,17 @@ def load_function(path: str, flag: str) -> Callable[..., Any]:
 
 def check_hook(path: str, keywords: Sequence[str]) -> None:
     """Imports the hook at ``path`` and binds the host's call to its signature; calls nothing."""
-    flag = "--custom-tis-function-path"
-    signature = inspect.signature(load_function(path, flag))
+    require_keywords(path, inspect.signature(load_function(path, HOOK)), keywords)
+
+
+def require_keywords(path: str, signature: inspect.Signature, keywords: Sequence[str]) -> None:
+    """Raises ConfigError unless the hook at ``path`` takes the keywords that the host calls it with."""
     try:
         signature.bind(**dict.fromkeys(keywords))
     except TypeError as error:
         hint = ": add **kwargs to it" if "unexpected keyword" in str(error) else ""
         raise ConfigError(
-            f"{flag} {path}: expected a function of the keywords {', '.join(keywords)}, got {signature}: "
+            f"{HOOK} {path}: expected a function of the keywords {', '.join(keywords)}, got {signature}: "
             f"{error}{hint}"
         ) from error
 

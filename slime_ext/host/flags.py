@@ -92,7 +92,7 @@ ARGUMENTS |= dict.fromkeys(("custom_tis_function_path", GENERATE, *contract.FUNC
 ARGUMENTS |= dict.fromkeys(
     "use_tis get_mismatch_metrics use_rollout_logprobs keep_old_actor use_opsm normalize_advantages use_opd "
     "use_dynamic_global_batch_size use_rollout_routing_replay use_routing_replay use_score_centering "
-    "release_train allgather_cp".split(),
+    "release_train allgather_cp dynamic_context_parallel".split(),
     Argument(SWITCH, False),
 )
 

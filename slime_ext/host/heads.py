@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.state import Head
-from slime_ext.errors import ConfigError, DataError
+from slime_ext.errors import DataError
 from slime_ext.host import contract, hosts, staleness, step_metrics
 from slime_ext.host.packing import context_parallel, pack_segments, sum_over
 from slime_ext.host.rollout_data import Samples
@@ -25,7 +25,6 @@ from slime_ext.ops.segments import to_device
 from slime_ext.ops.vocabulary import log_probs_at
 
 Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -inf where there is none
-ENGINE, RESPONSES = "sglang_router_ip", "get_responses"
 TRAINER = "topk_log_probs"  # in train dumps: the trainer's of the tokens of rollout_topk_token_ids
 FLAG = f"{contract.flag_of('custom_generate_function_path')} slime_ext.host.generate"
 held: dict[int, dict[Any, Any]] = {}  # of this process: rollout -> sample index -> rows, or Ray's reference
@@ -117,7 +116,7 @@ def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
     numbers as it cuts logits, in whatever layout."""
     host = hosts.current()
     assert host is not None
-    cut = hosts.function_of(host.name, RESPONSES)
+    cut = hosts.function_of(host.name, hosts.RESPONSES)
     assert cut is not None
     numbers = torch.arange(logits.shape[:-1].numel(), dtype=torch.float32, device=logits.device)
     args = copy.copy(named["args"])
@@ -136,23 +135,3 @@ def _share(width: int) -> dict[str, Any]:
     part = state.get_tensor_model_parallel_rank()
     all_sum = sum_over(state.get_tensor_model_parallel_group())
     return {"offset": part * width, "part": part, "parts": parts, "all_sum": all_sum}
-
-
-def require_host(args: Any, host: hosts.Host) -> None:
-    """Fails at start-up where the sampler's head cannot reach the loss.
-
-    Raises:
-        ConfigError: naming what this host lacks.
-    """
-    lacks = {
-        f"{hosts.STEP} (Megatron's trainer)": host.step is None,
-        f"{RESPONSES} among its loaded modules": hosts.function_of(host.name, RESPONSES) is None,
-        f"{contract.flag_of(staleness.LOG)} (slime since v0.2.2)": not hasattr(args, staleness.LOG),
-        "SGLang as its engine": not hasattr(args, ENGINE),
-    }
-    for what, is_lacking in lacks.items():
-        if is_lacking:
-            raise ConfigError(
-                f"slime_ext.center: expected a host with {what}, got {host.name} without: the sampler's "
-                "head does not reach the loss there"
-            )

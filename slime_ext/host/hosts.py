@@ -16,11 +16,12 @@ import inspect
 import logging
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,13 +31,17 @@ from slime_ext.ops.segments import AllSum, identity
 
 log = logging.getLogger("slime_ext")
 LOSS, TARGET, STEP = "policy_loss_function", "get_log_probs_and_entropy", "train_one_step"
+RESPONSES = "get_responses"  # which cuts a micro-batch's logits into its samples
 LEADING = {
     LOSS: ("args", "batch", "logits", "sum_of_sample_mean"),
     TARGET: ("logits",),
     STEP: ("args", "rollout_id", "step_id", "data_iterator", "model"),
 }
 DOCS = "docs/slime.md lists the releases that are supported"
-PASSED = re.compile(r"[\"'](?:cur_log_probs|current_log_probs)[\"']\s*:")
+PASSED = {  # keyword of the hook -> how a dictionary with it looks in the policy loss's text
+    "cur_log_probs": re.compile(r"[\"'](?:cur_log_probs|current_log_probs)[\"']\s*:"),
+    "advantages": re.compile(r"[\"']advantages[\"']\s*:"),
+}
 MARK = "_wrapped_by_slime_ext"
 
 
@@ -61,8 +66,89 @@ def function_of(package: str, name: str) -> Callable[..., Any] | None:
     return next((getattr(module, name) for module in definers(name, package)), None)
 
 
+class Door(NamedTuple):
+    """A function of the host that we wrap: its module and its parameters."""
+
+    module: str
+    parameters: tuple[str, ...]
+
+
+class HostCode(ABC):
+    """What a host's own code says of it: that of a host that runs (``Host``), or of a checkout of one
+    (``slime_ext.tools.checkout``). The questions are the same, and so are the answers."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The package: slime, miles."""
+
+    @abstractmethod
+    def door(self, name: str) -> Door | None:
+        """The function ``LOSS``, ``TARGET`` or ``STEP``; None where there is none."""
+
+    @abstractmethod
+    def defines(self, name: str) -> bool:
+        """Whether a module defines the function ``name``."""
+
+    @abstractmethod
+    def accepts(self, dest: str, args: Any) -> bool:
+        """Whether its command line has the flag of an argument."""
+
+    @abstractmethod
+    def loss_text(self) -> str:
+        """The text of the policy loss's module."""
+
+    @abstractmethod
+    def near_texts(self) -> Iterator[str]:
+        """The texts of the modules in the policy loss's room."""
+
+    @abstractmethod
+    def texts(self) -> Iterator[str]:
+        """The texts of the whole package."""
+
+    @property
+    def has_step(self) -> bool:
+        """Whether it trains by ``train_one_step``; FSDP has none."""
+        return self.door(STEP) is not None
+
+    def passes(self, keyword: str) -> bool:
+        """Whether its own hook call passes a keyword (cur_log_probs: slime PR 2084, or our patch)."""
+        return bool(PASSED[keyword].search(self.loss_text()))
+
+    @property
+    def carries_versions(self) -> bool:
+        """Whether samples reach the trainer with their weight versions (miles, a patched slime)."""
+        return any('train_data["weight_versions"]' in text for text in self.texts())
+
+    @property
+    def may_skip_proximal(self) -> bool:
+        """Whether a rollout of one optimizer step may go without proximal log-probs (slime since v0.3.0)."""
+        return any("can_reuse_log_probs_in_loss" in text for text in self.near_texts())
+
+    @property
+    def fault(self) -> str:
+        """A function that we wrap and that has other first parameters, as a refusal; empty where all fit."""
+        for name, wanted in LEADING.items():
+            found = self.door(name)
+            if found is None and name == STEP:
+                continue
+            module, parameters = found or (self.loss_module, None)
+            if (parameters or ())[: len(wanted)] != wanted:
+                got = "none" if parameters is None else f"({', '.join(parameters[: len(wanted)])})"
+                return (
+                    f"{module}: expected {name}({', '.join(wanted)}, ...), got {got}: this release is not "
+                    f"known; {DOCS}"
+                )
+        return ""
+
+    @property
+    @abstractmethod
+    def loss_module(self) -> str:
+        """The dotted name of the policy loss's module."""
+
+
 @dataclass(frozen=True)
-class Host:
+class Host(HostCode):
     """A framework with slime's hooks, as far as this process has loaded it.
 
     Args:
@@ -78,28 +164,37 @@ class Host:
         return self.loss.__name__.partition(".")[0]
 
     @property
+    def loss_module(self) -> str:
+        return self.loss.__name__
+
+    @property
     def is_wrapped(self) -> bool:
         """Whether ``init`` has wrapped its policy loss in this process."""
         return hasattr(getattr(self.loss, LOSS), MARK)
 
-    @property
-    def passes_target(self) -> bool:
-        """Whether its own hook call passes cur_log_probs (slime PR 2084, or our patch)."""
-        return bool(PASSED.search(source(self.loss)))
+    def door(self, name: str) -> Door | None:
+        module = self.step if name == STEP else self.loss
+        function = getattr(module, name, None)
+        if module is None or not callable(function):
+            return None
+        return Door(module.__name__, tuple(inspect.signature(function).parameters))
 
-    @property
-    def carries_versions(self) -> bool:
-        """Whether samples reach the trainer with their weight versions (miles, a patched slime)."""
-        folders = sys.modules[self.name].__path__
-        texts = (path.read_text("utf-8", "ignore") for f in folders for path in Path(f).rglob("*.py"))
-        return any('train_data["weight_versions"]' in text for text in texts)
+    def defines(self, name: str) -> bool:
+        return function_of(self.name, name) is not None
 
-    @property
-    def may_skip_proximal(self) -> bool:
-        """Whether a rollout of one optimizer step may go without proximal log-probs (slime since v0.3.0)."""
+    def accepts(self, dest: str, args: Any) -> bool:
+        return hasattr(args, dest)
+
+    def loss_text(self) -> str:
+        return source(self.loss)
+
+    def near_texts(self) -> Iterator[str]:
         room = self.loss.__name__.rpartition(".")[0]
-        near = [module for name, module in list(sys.modules.items()) if name.startswith(room)]
-        return any("can_reuse_log_probs_in_loss" in source(module) for module in near)
+        return (source(module) for name, module in list(sys.modules.items()) if name.startswith(room))
+
+    def texts(self) -> Iterator[str]:
+        folders = sys.modules[self.name].__path__
+        return (path.read_text("utf-8", "ignore") for f in folders for path in Path(f).rglob("*.py"))
 
 
 def source(module: ModuleType) -> str:
@@ -133,16 +228,8 @@ def require() -> Host | None:
             f"slime_ext.host.init: expected a host with {LOSS}({', '.join(LEADING[LOSS])}), got none among "
             f"the {len(sys.modules)} modules loaded here: this host is not known; {DOCS}"
         )
-    doors = [(host.loss, LOSS), (host.loss, TARGET), (host.step, STEP)] if host is not None else []
-    for module, name in doors:
-        function, wanted = getattr(module, name, None), LEADING[name]
-        found = tuple(inspect.signature(function).parameters) if callable(function) else ()
-        if module is not None and found[: len(wanted)] != wanted:
-            got = f"({', '.join(found[: len(wanted)])})" if found else "none"
-            raise ConfigError(
-                f"{module.__name__}: expected {name}({', '.join(wanted)}, ...), got {got}: this release is "
-                f"not known; {DOCS}"
-            )
+    if host is not None and host.fault:
+        raise ConfigError(host.fault)
     return host
 
 

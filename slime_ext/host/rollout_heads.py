@@ -127,7 +127,7 @@ def _rows_of(sample: Any, tokens: int, top_k: int) -> Rows:
 
 def _publish_with_log(args: Any) -> None:
     """Has the heads published when the host logs a rollout, before its samples go to the trainer."""
-    name = staleness.LOG
+    name = contract.LOG
     path = getattr(args, name, None) or contract.OURS[name]
     setattr(args, name, path)
     module, _, function = path.rpartition(".")

@@ -2,7 +2,8 @@
 
 ``init`` and the first hook call raise at REFUSE and log WARN. ``slime-ext check`` and ``rehearse`` raise at
 REFUSE and HOST, and print WARN and HINT. A rule that reads an argument of unknown value is skipped: where a
-rule speaks depends on its severity and on what is known.
+rule speaks depends on its severity and on what is known. A rule that asks the host's code, where none is at
+hand, is skipped too, and ``unasked`` has the words for what was not checked.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from slime_ext.core.losses import DualClip, HostLoss
 from slime_ext.core.steps import Reject, Veto
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import contract
-from slime_ext.host.contract import INIT_FLAG, OURS, flag_of
-from slime_ext.host.flags import ARGUMENTS
+from slime_ext.host.contract import INIT, INIT_FLAG, LOG, LOG_FLAG, OURS, flag_of
+from slime_ext.host.flags import ARGUMENTS, DECISIVE
+from slime_ext.host.hosts import RESPONSES, STEP, HostCode
 
 WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
 WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that subtract a group's mean, and nothing later
 READS_BAND = ("vanilla_tis_function", "icepop_function")
 MEASURING = {"guards", "metrics"}  # keys that act without a correction of ours
+ENGINE = "sglang_router_ip"  # an argument that a host has whose engine is SGLang
 # What slime asserts on, or derives other arguments from, before it reads --custom-config-path.
 CHECKED_BEFORE = {
     *(ARGUMENTS.keys() - OURS - {"custom_tis_function_path", "use_tis", "get_mismatch_metrics"}),
@@ -43,6 +46,10 @@ Facts = dict[str, Callable[[Any], Any]]  # words -> whether arguments are so
 
 class UnknownError(Exception):
     """A rule reads an argument whose value is not known."""
+
+
+class HostUnknownError(UnknownError):
+    """A rule asks the host's code, or an init of the user's own, and neither is known."""
 
 
 class _Arguments:
@@ -70,8 +77,8 @@ class Setup:
         unknown: names of arguments whose values are not known.
         file: keys at the top of the file of --custom-config-path.
         pg_loss_type: what the host's ``get_pg_loss_type`` says; None where it has none.
-        may_skip_proximal: whether the host does without proximal log-probs where flags allow it (slime since
-            v0.3.0).
+        host: the code of the host; None where none is at hand.
+        trains: whether this process is the one that trains, where a hook call itself shows what it is passed.
     """
 
     args: Any
@@ -80,7 +87,8 @@ class Setup:
     unknown: Collection[str] = ()
     file: Collection[str] = ()
     pg_loss_type: str | None = None
-    may_skip_proximal: bool = True
+    host: HostCode | None = None
+    trains: bool = False
 
     @functools.cached_property
     def a(self) -> Any:
@@ -91,6 +99,36 @@ class Setup:
     def correction(self) -> Correction:
         """The identity where no correction of ours runs."""
         return self.loaded.correction
+
+    @property
+    def known_host(self) -> HostCode:
+        """The host's code. Raises HostUnknownError where none is at hand."""
+        if self.host is None:
+            raise HostUnknownError
+        return self.host
+
+    @property
+    def runs_init(self) -> bool:
+        """Whether the host calls ``slime_ext.host.init``. Raises HostUnknownError for an init of the user's
+        own, which may call it."""
+        if not self.may_run_init:
+            return False
+        if not self.trains and self.a.custom_megatron_init_path != OURS[INIT]:
+            raise HostUnknownError
+        return True
+
+    @property
+    def may_run_init(self) -> bool:
+        """As ``runs_init``, where an init of the user's own is trusted to call it."""
+        if self.trains or self.a.custom_megatron_init_path is None:
+            return self.trains
+        return bool(self.a.train_backend != "fsdp")  # which never calls that flag
+
+    @property
+    def may_skip_proximal(self) -> bool:
+        """Whether the host does without proximal log-probs where flags allow it (slime since v0.3.0): a host
+        that is not at hand is taken for a new one."""
+        return not self.trains if self.host is None else self.host.may_skip_proximal
 
     @property
     def hook_correction(self) -> Correction | None:
@@ -175,11 +213,13 @@ class Rule:
     Args:
         when: whether it does; text that it returns is ``{found}``.
         message: with ``{a.<name>}`` for the value of an argument, ``{s.<name>}`` for what ``Setup`` has.
+        asks: what was not checked where ``when`` raises HostUnknownError.
     """
 
     when: Callable[[Setup], Any]
     message: str
     severity: Severity = REFUSE
+    asks: str = ""
 
 
 def _misplaced_key(s: Setup) -> str:
@@ -236,6 +276,64 @@ DISCARDED: Facts = {  # work of the host's loss that a surrogate of ours replace
 }  # fmt: skip
 
 
+def _init_is_missed(s: Setup) -> str:
+    """Where a hook call lacks what only ``init`` brings to it, and stops, or corrects other than it says."""
+    passed = {name for name in contract.OPTIONAL if s.host and s.host.passes(name)}
+    reads = {"cur_log_probs": s.correction.needs_target, "advantages": s.correction.needs_advantages}
+    unpassed = " and ".join(name for name, is_read in reads.items() if is_read and name not in passed)
+    who = f"{s.host.name} does not pass" if s.host else "no release of slime or miles passes"
+    patched = "" if s.host else " (name a patched checkout with --host DIR)"
+    whys = {
+        f"it reads {unpassed}, which {who} to a hook{patched}": unpassed,
+        "it reads the samples' ages, which only init counts": s.correction.needs_ages,
+        "which samples share a prompt is known only to init": s.correction.group != "ignore",
+        "each micro-batch would be an optimizer step of its own": s.correction.needs_plan,
+        "on_nonfinite: raise acts when init reads a step's statistics": s.correction.on_nonfinite == "raise",
+    }
+    why = next((why for why, is_so in whys.items() if is_so), "")
+    if not why or not s.function or s.runs_init:
+        return ""
+    flag, wanted, got = flag_of(INIT), OURS[INIT], "none"
+    if s.a.train_backend == "fsdp":
+        flag, wanted, got = "--train-backend", "megatron", f"fsdp, which never calls {flag}"
+    return f"{flag}: expected {wanted} beside {contract.TIS}.{s.function}, got {got}: {why}"
+
+
+def _lacking_versions(s: Setup) -> str:
+    """What reads the samples' ages where their weight versions do not reach the trainer."""
+    guards = [f"slime_ext.guards.{name}" for name in s.loaded.guards if name.startswith("staleness_")]
+    readers = ["max_staleness"] if s.correction.needs_ages else guards
+    if not readers or getattr(s.a, LOG) == OURS[LOG] or not s.may_run_init:
+        return ""
+    if s.known_host.carries_versions:
+        return ""
+    keeps = f"{readers[0]}: expected the samples' weight versions, got a {s.known_host.name} that keeps them"
+    if not s.known_host.accepts(LOG, s.args):  # slime before v0.2.2
+        return f"{keeps} and has no {flag_of(LOG)}: use a newer release, or the diff of docs/patches.md"
+    return f"{keeps} in its rollout manager: add {LOG_FLAG}"
+
+
+def _lacking_head(s: Setup) -> str:
+    """What the host lacks to bring the sampler's head to the loss."""
+    if s.correction.center is None:
+        return ""
+    host = s.known_host
+    lacks = {
+        f"{STEP} (Megatron's trainer)": not host.has_step or s.a.train_backend == "fsdp",
+        f"{RESPONSES} among its modules": not host.defines(RESPONSES),
+        f"{flag_of(LOG)} (slime since v0.2.2)": not host.accepts(LOG, s.args),
+        "SGLang as its engine": not host.accepts(ENGINE, s.args),
+    }
+    return next((what for what, is_lacking in lacks.items() if is_lacking), "")
+
+
+def _unknown_flag(s: Setup) -> str:
+    """A flag that decides whether ours runs, and that this host ignores because it is older."""
+    host = s.known_host
+    given = (name for name in DECISIVE if name not in s.file and getattr(s.a, name))
+    return next((flag_of(name) for name in given if not host.accepts(name, s.args)), "")
+
+
 def _where(asks: Callable[[Setup], bool], when: Callable[[Any], Any]) -> Callable[[Setup], Any]:
     return lambda s: asks(s) and when(s.a)
 
@@ -274,6 +372,30 @@ OF_THE_LAUNCH = (
          "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"),
 )  # fmt: skip
 WHOLE = ": the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
+DYNAMIC = (
+    "--dynamic-context-parallel: expected off beside slime_ext, got on: a sample is then cut over another "
+    "group for each micro-batch, which slime_ext does not follow"
+)
+NO_HOST = "no checkout of the host is here; --host DIR names one"
+OF_THE_HOST = (  # what its code decides
+    Rule(lambda s: s.a.dynamic_context_parallel, DYNAMIC),
+    Rule(lambda s: s.known_host.fault, "{found}"),
+    Rule(_unknown_flag, "{found}: expected a host that has this flag, got {s.host.name} without it: that "
+         "release ignores it"),
+    Rule(_init_is_missed, "{found}",
+         asks="whether {a.custom_megatron_init_path} calls slime_ext.host.init(args), without which "
+         f"{contract.TIS}.{{s.function}} stops the run"),
+    Rule(lambda s: s.correction.needs_plan and s.known_host and not s.known_host.has_step,
+         f"{{s.host.name}}: expected a trainer with {STEP} beside a correction that couples the samples of "
+         "an optimizer step, got one without (FSDP)"),
+    Rule(_lacking_versions, "{found}",
+         asks="whether this host's trainer gets the samples' weight versions, which slime's does only with "
+         f"{LOG_FLAG}: {NO_HOST}"),
+    Rule(_lacking_head,
+         "slime_ext.center: expected a host with {found}, got {s.host.name} without: the sampler's head does "
+         "not reach the loss there",
+         asks=f"whether the sampler's head reaches this host's loss: {NO_HOST}"),
+)  # fmt: skip
 OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers depend on
     Rule(lambda s: s.correction.center is not None and not s.a.custom_generate_function_path,
          "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: it asks "
@@ -352,14 +474,13 @@ TO_BE_KNOWN = (
          WARN),
     Rule(lambda s: s.function == "correct" and not s.a.custom_tis_function_path,
          f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct", HINT),
-    Rule(lambda s: not s.a.custom_megatron_init_path and (
-             "needs cur_log_probs" if s.correction.needs_target else s.function and "no metrics"),
-         f"{{found}}: in slime add {INIT_FLAG}", HINT),
-    Rule(lambda s: s.a.custom_megatron_init_path not in (None, OURS["custom_megatron_init_path"]),
+    Rule(lambda s: not s.a.custom_megatron_init_path and s.function and not _init_is_missed(s),
+         f"no metrics: in slime add {INIT_FLAG}", HINT),
+    Rule(lambda s: s.a.custom_megatron_init_path not in (None, OURS[INIT]),
          "no metrics and no check at start-up unless {a.custom_megatron_init_path} calls "
          "slime_ext.host.init(args)", HINT),
 )  # fmt: skip
-RULES = (*OF_THE_FILE, *OF_THE_LAUNCH, *OF_THE_CORRECTION, *TO_BE_KNOWN)
+RULES = (*OF_THE_FILE, *OF_THE_LAUNCH, *OF_THE_CORRECTION, *OF_THE_HOST, *TO_BE_KNOWN)
 
 
 def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule] = RULES) -> Iterator[str]:
@@ -368,6 +489,17 @@ def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule]
         with contextlib.suppress(UnknownError):
             if found := rule.when(setup):
                 yield rule.message.format(a=setup.a, s=setup, found=found)
+
+
+def unasked(setup: Setup, rules: Collection[Rule] = RULES) -> Iterator[str]:
+    """What was not checked because the host's code, or what an init of the user's own calls, is not known."""
+    for rule in (rule for rule in rules if rule.asks):
+        try:
+            rule.when(setup)
+        except HostUnknownError:
+            yield rule.asks.format(a=setup.a, s=setup)
+        except UnknownError:  # an argument, which has a line of its own
+            continue
 
 
 def require(

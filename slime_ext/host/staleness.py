@@ -25,12 +25,10 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import certify, contract, hosts
-from slime_ext.host.contract import number_of, versions_of
+from slime_ext.host.contract import INIT_FLAG, LOG_FLAG, number_of, versions_of
 from slime_ext.host.rollout_data import Batch, Samples
 from slime_ext.ops.segments import to_device
 
-LOG = "custom_rollout_log_function_path"
-LOG_FLAG = f"{contract.flag_of(LOG)} {contract.OURS[LOG]}"
 NAMESPACE = b"slime_ext"
 VERSIONS, HEADS = "weight_versions", "heads"
 WAITING = {VERSIONS: 16, HEADS: 4}  # rollouts that may wait for the trainer
@@ -69,22 +67,13 @@ def with_ages(
         if correction.needs_ages:
             raise ConfigError(
                 "max_staleness: expected weight versions of trainer and samples, got none of the "
-                f"{'trainer' if now is None else 'samples'}: add {contract.INIT_FLAG} and {LOG_FLAG}; a "
+                f"{'trainer' if now is None else 'samples'}: add {INIT_FLAG} and {LOG_FLAG}; a "
                 "custom generate function has to keep Sample.index and Sample.weight_versions"
             )
         return tokens
     ages = [float("nan") if v is None or v > now else float(now - v) for v in versions]
     made = torch.tensor(ages, dtype=torch.float64)
     return replace(tokens, ages=to_device(made, tokens.segments.mask.device))
-
-
-def require_host(args: Any, host: hosts.Host, who: str) -> None:
-    """Fails at start-up if ``who`` needs sample ages and nothing brings weight versions to the trainer."""
-    if getattr(args, LOG, None) != contract.OURS[LOG] and not host.carries_versions:
-        raise ConfigError(
-            f"{who}: expected the samples' weight versions, got a {host.name} that keeps them in its rollout "
-            f"manager: add {LOG_FLAG}"
-        )
 
 
 def log_rollout(

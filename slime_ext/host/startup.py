@@ -23,20 +23,16 @@ from slime_ext.config.load import to_mapping
 from slime_ext.config.words import one_line
 from slime_ext.core import compiled
 from slime_ext.errors import ConfigError
-from slime_ext.host import contract, heads, hosts, staleness, train_step
+from slime_ext.host import contract, heads, hosts, train_step
 from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import flag_of, loss_inputs
 from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.host.hook import observe
-from slime_ext.host.rules import Setup, enforce
+from slime_ext.host.rules import DYNAMIC, Setup, enforce
 
 UNSEEN = (
     f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
     "(FSDP): no metrics but the host's own channel, no guards, certificate or off_policy.jsonl"
-)
-DYNAMIC = (
-    "--dynamic-context-parallel: expected off beside slime_ext, got on: a sample is then cut over another "
-    "group for each micro-batch, which slime_ext does not follow"
 )
 log = logging.getLogger("slime_ext")
 
@@ -51,8 +47,6 @@ def init(args: Any) -> None:
     """
     check_command_line(hosts.command_line(), args)
     check_kinds(args)
-    if getattr(args, "dynamic_context_parallel", False):
-        raise ConfigError(DYNAMIC)
     host = hosts.require()
     if host is not None:
         wrap_loss(host)
@@ -62,7 +56,8 @@ def init(args: Any) -> None:
     enforce(setup)
     if host is not None:
         carry_to_hook(args)
-        _check_host(setup, host)
+        if host.step is None:
+            log.warning(UNSEEN.format(name=host.name))
     if not hosts.rank():
         print(f"slime_ext: {_what_runs(setup)}; {_who_passes(host)}", flush=True)
 
@@ -135,24 +130,8 @@ def check_functions(args: Any, host: hosts.Host | None) -> None:
         if str(path := getattr(args, dest, None)).startswith("slime_ext."):
             contract.load_function(str(path), flag_of(dest))
     if path := getattr(args, "custom_tis_function_path", None):
-        more = contract.OPTIONAL if host is None or host.passes_target else ()
+        more = contract.OPTIONAL if host is None or host.passes("cur_log_probs") else ()
         contract.check_hook(path, (*contract.REQUIRED, *more))
-
-
-def _check_host(setup: Setup, host: hosts.Host) -> None:
-    """What a correction and the guards need of this host."""
-    if host.step is None:
-        log.warning(UNSEEN.format(name=host.name))
-        if setup.correction.needs_plan:
-            raise ConfigError(
-                f"{host.name}: expected a trainer with {hosts.STEP} beside a correction that couples the "
-                "samples of an optimizer step, got one without (FSDP)"
-            )
-    if setup.correction.center is not None:
-        heads.require_host(setup.args, host)
-    guards = [f"slime_ext.guards.{name}" for name in setup.loaded.guards if name.startswith("staleness_")]
-    for who in (["max_staleness"] if setup.correction.needs_ages else guards)[:1]:
-        staleness.require_host(setup.args, host, who)
 
 
 def _what_runs(setup: Setup) -> str:
@@ -172,6 +151,6 @@ def _who_passes(host: hosts.Host | None) -> str:
     """Who passes cur_log_probs and advantages to the hook."""
     if host is None:
         return "no slime in this process: the caller passes cur_log_probs and advantages"
-    own = host.passes_target
+    own = host.passes("cur_log_probs")
     who = "passes cur_log_probs itself" if own else "init passes cur_log_probs and advantages to the hook"
     return f"{host.name}: {who}"

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import math
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -16,6 +16,7 @@ from slime_ext import host
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import heads, hosts, rollout_heads, staleness
 from slime_ext.host.rollout_data import Samples
+from tests.host import trees
 
 K, VOCABULARY = 3, 5
 CENTERED = {"numerator": "target", "surrogate": "reinforce", "center": {"top_k": K}}
@@ -216,26 +217,26 @@ def test_heads_of_rollouts_that_were_trained_long_ago_are_forgotten(rollout):
     assert list(heads.held) == [5, 6, 7, 8]
 
 
-HOST = hosts.Host(ModuleType("other.loss"), ModuleType("other.model"))
 HAS = {"custom_rollout_log_function_path": None, "sglang_router_ip": "127.0.0.1"}
 
 
 @pytest.mark.parametrize(
     ("lacks", "line"),
     [
-        ("step", "expected a host with train_one_step (Megatron's trainer), got other without"),
-        ("get_responses", "expected a host with get_responses among its loaded modules, got other without"),
+        ("step", "expected a host with train_one_step (Megatron's trainer), got slime without"),
+        ("get_responses", "expected a host with get_responses among its modules, got slime without"),
         ("custom_rollout_log_function_path", "with --custom-rollout-log-function-path (slime since v0.2.2)"),
-        ("sglang_router_ip", "expected a host with SGLang as its engine, got other without"),
+        ("sglang_router_ip", "expected a host with SGLang as its engine, got slime without"),
     ],
 )
-def test_a_host_whose_heads_do_not_arrive_is_refused_at_start_up(monkeypatch, lacks, line):
-    found = None if lacks == "get_responses" else len
-    monkeypatch.setattr(hosts, "function_of", lambda package, name: found)
-    args = SimpleNamespace(**{name: value for name, value in HAS.items() if name != lacks})
-    other = replace(HOST, step=None) if lacks == "step" else HOST
+def test_a_host_whose_heads_do_not_arrive_is_refused_at_start_up(tmp_path, monkeypatch, lacks, line):
+    responses = "" if lacks == "get_responses" else "def get_responses(): pass\n"
+    step = {"step": ""} if lacks == "step" else {}
+    trees.made(tmp_path, monkeypatch, loss=trees.TARGET + trees.LOSS + responses, **step)
+    has = {name: value for name, value in HAS.items() if name != lacks}
+    ours = {"use_tis": True, "custom_generate_function_path": "slime_ext.host.generate"}
     with pytest.raises(ConfigError) as caught:
-        heads.require_host(args, other)
+        host.init(SimpleNamespace(**vars(arguments()) | ours | has))
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -85,7 +85,7 @@ def test_a_trainer_that_fits_no_door_is_told_what_was_looked_for_and_where(monke
 )
 def test_whether_the_hook_call_carries_the_target(text, passes, tmp_path, monkeypatch):
     trees.made(tmp_path, monkeypatch, loss=f"{trees.TARGET}{trees.LOSS}\n'''{text}'''\n")
-    assert hosts.current().passes_target is passes
+    assert hosts.current().passes("cur_log_probs") is passes
 
 
 def test_what_the_trainer_gets_is_read_off_the_hosts_text(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import yaml
 
 from slime_ext import host
 from slime_ext.errors import ConfigError, warn_once
+from slime_ext.host.flags import check_kinds
 from slime_ext.tools.commands.arguments import Arguments, as_parsed
 from slime_ext.tools.commands.check import checked
 from slime_ext.tools.scripts.launch import Launch
@@ -120,6 +121,16 @@ def takes_everything(*args, **kwargs):
 @pytest.mark.parametrize(("more", "line"), BROKEN)
 def test_one_line_that_names_what_is_wrong(more, line):
     assert line in refusal(**more)
+
+
+@pytest.mark.parametrize(("more", "line"), BROKEN, ids=range(len(BROKEN)))
+def test_check_refuses_what_init_refuses(more, line):
+    given = Arguments(
+        as_parsed(vars(arguments(custom_megatron_init_path=INIT, **more))), launch=Launch("run.sh")
+    )
+    with pytest.raises(ConfigError):
+        check_kinds(given.namespace())
+        checked(given)
 
 
 LET_THROUGH = [

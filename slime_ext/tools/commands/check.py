@@ -17,12 +17,14 @@ from slime_ext.host import contract
 from slime_ext.host.configured import BOUNDS, loaded_from
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, FUNCTION
-from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said
+from slime_ext.host.hosts import HostCode
+from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said, unasked
+from slime_ext.tools.checkout import Checkout, checkout_in, named_checkout, signature_of
 from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.output import console, needs, table
 from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.scripts.launch import Launch, Unread
-from slime_ext.tools.scripts.modules import fault_of
+from slime_ext.tools.scripts.modules import fault_of, file_of
 from slime_ext.tools.scripts.read import host_root
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
@@ -42,18 +44,18 @@ class Checked:
     Args:
         rows: what there is to know of it, by name.
         line: the same in one line.
-        needs_target: whether the hook needs ``cur_log_probs``.
         notes: what its reader should know.
         uses_ours: whether anything of slime_ext would run.
         unread: what is known only where the script runs, a line each; no rule over it was checked.
+        unasked: what was not checked because it needs the host's code, a line each.
     """
 
     rows: Mapping[str, str]
     line: str
-    needs_target: bool = False
     notes: tuple[str, ...] = ()
     uses_ours: bool = True
     unread: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> int:
@@ -65,37 +67,50 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh, miles' .py)")
     parser.add_argument("--args", metavar="SCRIPT", help="launch script with the other arguments of a YAML")
+    what = "checkout of the host; default: the one whose train.py the script starts"
+    parser.add_argument("--host", metavar="DIR", help=what)
     parser.epilog = OWN
     words, own = apart(argv)
     given = parser.parse_args(words)
-    found = check(given.file, given.args, own)
+    host = None if given.host is None else named_checkout(given.host)
+    found = check(given.file, given.args, own, host=host)
     rows = [*{"file": given.file, **found.rows}.items(), *(("note", note) for note in found.notes)]
     rows += [("unknown", line) for line in found.unread]
-    last = ["not all known, so not all checked"] if found.unread else ["ok"] if found.uses_ours else []
+    rows += [("not checked", line) for line in found.unasked]
+    is_whole = not (found.unread or found.unasked)
+    last = ["not all known, so not all checked"] if not is_whole else ["ok"] if found.uses_ours else []
     console().print(table(rows), *last, markup=False)
     return 0
 
 
 def check(
-    path: str, args_path: str | None = None, own: Sequence[str] = (), launch: Launch | None = None
+    path: str,
+    args_path: str | None = None,
+    own: Sequence[str] = (),
+    launch: Launch | None = None,
+    host: HostCode | None = None,
 ) -> Checked:
     """What a file leads to; ``launch`` is the script's, where it was read already.
+
+    Args:
+        host: the code that the launch will run; by default that of the checkout whose train.py it starts.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
     arguments = gathered(path, args_path, own, launch)
+    host = host or host_of(arguments.launch)
     _forbid_no_launch(arguments.launch)
     if _names_ours(arguments) and _is_unread(arguments):
         said = "used by this launch; its correction is known only where the script runs"
         found = Checked({"slime_ext": said}, said)
     elif _names_ours(arguments):
-        found = checked(arguments)
+        found = checked(arguments, host)
     elif arguments.launch.script and "custom_tis_function_path" in arguments.unknown:
         said = "not known whether this launch uses it"
         found = Checked({"slime_ext": said}, said, uses_ours=False)
     else:
-        found = _unused(path, arguments)
+        found = _unused(path, arguments, host)
     notes = (*arguments.launch.notes, *_overridden(arguments.launch), *found.notes)
     return replace(found, notes=notes, unread=arguments.unread)
 
@@ -125,22 +140,37 @@ def _is_unread(arguments: Arguments) -> bool:
     return "custom_tis_function_path" in unknown or (is_in_file and "custom_config_path" in unknown)
 
 
-def checked(arguments: Arguments) -> Checked:
+def host_of(launch: Launch) -> Checkout | None:
+    """The checkout whose train.py a launch starts, or that its script lies in; None where neither is here."""
+    if not launch.script:
+        return None
+    own = host_root(launch.script)
+    runs_in = Path(launch.folder or own or Path.cwd())
+    folders = ((runs_in / launch.program).parent, own)
+    return next((found for folder in folders if folder and (found := checkout_in(folder))), None)
+
+
+def checked(arguments: Arguments, host: HostCode | None = None) -> Checked:
     """What arguments that name something of slime_ext lead to.
+
+    Args:
+        host: the code that the launch will run, where it is at hand.
 
     Raises:
         ConfigError: as ``slime_ext.host.init`` refuses them, or the host.
     """
     function, args = _function(arguments), arguments.namespace()
-    setup = loaded_from(Setup(args, function, unknown=arguments.unknown, file=arguments.of_file))
-    _check_paths(arguments)
+    setup = Setup(args, function, unknown=arguments.unknown, file=arguments.of_file, host=host)
+    setup = loaded_from(setup)
+    _check_paths(arguments, host)
     require(setup, (REFUSE, HOST))
     if arguments.launch.script:
         notes = said(setup, (WARN, HINT))
     else:  # what the flags beside this file still have to say
         notes = said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))
     rows, line = _described(setup)
-    return Checked(rows, line, setup.correction.needs_target, (*setup.loaded.notes, *notes))
+    open_questions = tuple(unasked(setup)) if arguments.launch.script else ()
+    return Checked(rows, line, (*setup.loaded.notes, *notes), unasked=open_questions)
 
 
 def _names_ours(arguments: Arguments) -> bool:
@@ -148,7 +178,7 @@ def _names_ours(arguments: Arguments) -> bool:
     return arguments.get("slime_ext") is not None or any(str(path).startswith("slime_ext") for path in paths)
 
 
-def _unused(path: str, arguments: Arguments) -> Checked:
+def _unused(path: str, arguments: Arguments, host: HostCode | None) -> Checked:
     """A launch without anything of ours: the flags that add it, or why none would act.
 
     Raises:
@@ -162,7 +192,7 @@ def _unused(path: str, arguments: Arguments) -> Checked:
     rows, refused = {}, {}
     for when, (flags, what) in OFFERED.items():
         try:
-            checked(arguments.with_flags(flags))
+            checked(arguments.with_flags(flags), host)
         except ConfigError as error:
             refused[str(error)] = None
         else:
@@ -217,14 +247,14 @@ def _function(arguments: Arguments) -> str:
     return name
 
 
-def _check_paths(arguments: Arguments) -> None:
+def _check_paths(arguments: Arguments, host: HostCode | None) -> None:
     """Functions that do not exist, or that the wrong flag names."""
     for dest, argument in ARGUMENTS.items():
         named = arguments.get(dest) if argument.kind is FUNCTION else None
         if named and not (
             named.startswith("slime_ext") and dest in (*contract.OURS, "custom_tis_function_path")
         ):
-            _check_function(dest, named, arguments)
+            _check_function(dest, named, arguments, host)
     for dest, ours in contract.OURS.items():
         named = arguments.get(dest) or ours
         if named.startswith("slime_ext") and named != ours:
@@ -232,13 +262,19 @@ def _check_paths(arguments: Arguments) -> None:
             raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{cut(named)}'{near}")
 
 
-def _check_function(dest: str, named: str, arguments: Arguments) -> None:
-    """One's own function: a dotted path, and in a package that is seen from here the name of a function."""
+def _check_function(dest: str, named: str, arguments: Arguments, host: HostCode | None) -> None:
+    """One's own function: a dotted path, and in a package that is seen from here the name of a function, and
+    of a hook the keywords that the host calls it with."""
     script = Path(arguments.launch.script).resolve() if arguments.launch.script else None
     near = [script.parent, host_root(str(script))] if script else []
     folders = [Path.cwd(), *(folder for folder in near if folder), *map(Path, sys.path)]
     if fault := fault_of(named, folders):
         raise ConfigError(f"{flag_of(dest)}: expected package.module.function, got '{cut(named)}': {fault}")
+    module, _, name = named.rpartition(".")
+    file = file_of(module, folders) if dest == "custom_tis_function_path" else None
+    if file and (signature := signature_of(file.read_text("utf-8", "ignore"), name)):
+        more = contract.OPTIONAL if host and host.passes("cur_log_probs") else ()
+        contract.require_keywords(named, signature, (*contract.REQUIRED, *more))
 
 
 def _described(setup: Setup) -> tuple[dict[str, str], str]:

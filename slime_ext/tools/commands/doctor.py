@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     arguments = _arguments(given.script, own)
     rows = diagnose(arguments, given.slime_dir)
     if given.script:
-        rows += what_runs(given.script, arguments, rows, own)
+        rows += what_runs(given.script, own)
     cells = ((name, found, Text(state, STYLES[state]), note) for name, found, state, note in rows)
     console().print(table(cells, ("part", "found", "state", "note")))
     return WRONG if any(row.state in ("wrong", "missing") for row in rows) else 0
@@ -73,8 +73,8 @@ def diagnose(arguments: Arguments, slime_dir: str | None) -> list[Row]:
     return rows
 
 
-def what_runs(path: str, arguments: Arguments, rows: list[Row], own: Sequence[str] = ()) -> list[Row]:
-    """The correction that the file leads to, and how what it needs gets to it."""
+def what_runs(path: str, own: Sequence[str] = ()) -> list[Row]:
+    """The correction that the file leads to."""
     try:
         checked = light.call("slime_ext.tools.commands.check:check", path, None, own)
     except SlimeExtError as error:
@@ -82,18 +82,7 @@ def what_runs(path: str, arguments: Arguments, rows: list[Row], own: Sequence[st
     if not checked.uses_ours:
         return [Row("correction", "none", "-", f"{checked.line}: slime-ext check {path}")]
     state = "-" if checked.unread else "ok"
-    found = [Row("correction", checked.line, state, "; ".join((*checked.notes, *checked.unread)))]
-    return [*found, _target(arguments, rows)] if checked.needs_target else found
-
-
-def _target(arguments: Arguments, rows: list[Row]) -> Row:
-    """Who passes cur_log_probs to the hook."""
-    init = "slime_ext.host.init"
-    if arguments.get("custom_megatron_init_path") == init:
-        return Row("cur_log_probs", f"passed by {init}", "ok")
-    if any(row.name == "slime" and row.note == installed.PATCHED for row in rows):
-        return Row("cur_log_probs", "passed by slime", "ok")
-    return Row("cur_log_probs", "none", "missing", f"add --custom-megatron-init-path {init}")
+    return [Row("correction", checked.line, state, "; ".join((*checked.notes, *checked.unread)))]
 
 
 def _arguments(path: str | None, own: Sequence[str]) -> Arguments:

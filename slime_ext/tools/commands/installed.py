@@ -82,7 +82,8 @@ def slime(folder: str | None = None) -> Component:
         if folder:
             raise ConfigError(f"--slime-dir {lacks}")
         return Component(note=lacks)
-    return Component(_version_in(root), True, PATCHED if PASSED.search(loss.read_text()) else STOCK)
+    is_patched = PASSED["cur_log_probs"].search(loss.read_text())
+    return Component(_version_in(root), True, PATCHED if is_patched else STOCK)
 
 
 def _package(module: str, how: str) -> Callable[[], Component]:

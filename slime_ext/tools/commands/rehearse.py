@@ -18,6 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.tools.checkout import Checkout
 from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import OWN, apart
 from slime_ext.tools.commands.output import console, table
@@ -137,13 +138,14 @@ def mistakes(launch: Launch, host: run.RehearsalHost, known: Mapping[str, str]) 
     """
     paths = run.module_paths(launch, host)
     found = list(preflight.mistakes(launch, known, paths, is_own_host=host.is_own))
-    return found or list(of_rules(launch))
+    return found or list(of_rules(launch, host))
 
 
-def of_rules(launch: Launch) -> Iterator[str]:
-    """What ``slime-ext check`` says of the launch."""
+def of_rules(launch: Launch, host: run.RehearsalHost) -> Iterator[str]:
+    """What ``slime-ext check`` says of the launch on this host."""
+    code = Checkout(host.package) if host.is_own else None
     try:
-        light.call("slime_ext.tools.commands.check:check", launch.script, None, (), launch)
+        light.call("slime_ext.tools.commands.check:check", launch.script, None, (), launch, code)
     except SlimeExtError as error:
         said = str(error).replace(launch.script, Path(launch.script).name)
         flag = launch.flag(said.partition(":")[0])

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from slime_ext.host.contract import flag_of
+from slime_ext.host.flags import DECISIVE
 from tests.config.test_configs import FILES
 from tests.golden import pairs
+from tests.host import trees
 from tests.tools.commands.test_commands import run, written
 
 EXAMPLE = Path(__file__).parents[3] / "examples/run_slime_multinode.sh"
@@ -213,3 +216,111 @@ def test_a_file_that_lies_beside_our_package_alone_is_none_of_the_script(capsys,
     text = f"python3 train.py {flags} --custom-config-path configs/modes/stale.yaml"
     status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
     assert (status, out) == (1, "") and f"got no configs/modes/stale.yaml in {tmp_path}" in err
+
+
+PATCHED = f"{trees.TARGET}{trees.LOSS}\nTIS = {{'cur_log_probs': None, 'advantages': None}}\n"
+NO_TARGET = "expected slime_ext.host.init beside slime_ext.tis.cispo, got none: it reads cur_log_probs and ad"
+INIT = "--custom-megatron-init-path slime_ext.host.init"
+LOG = "--custom-rollout-log-function-path slime_ext.host.log_rollout"
+CISPO = "--use-tis --custom-tis-function-path slime_ext.tis.cispo"
+ROOM, LOSS = "slime/backends/megatron_utils", "slime/backends/megatron_utils/loss.py"
+CARRIES = {"slime/manager.py": 'train_data["weight_versions"] = []'}
+FILES_BESIDE = {
+    "ages": {"steps": [{"reject": {"max_staleness": 4}}]},
+    "watched": {"preset": "token_tis", "guards": {"staleness_mean": {"max": 4}}},
+    "whole": {"preset": "m2"},
+    "group": {"preset": "geo_rs", "group": "atomic"},
+    "raise": {"preset": "token_tis", "on_nonfinite": "raise"},
+    "center": {"preset": "cispo", "center": {"top_k": 8}},
+}
+AGES, WATCHED, WHOLE, GROUP, RAISE, CENTER = (
+    f"--use-tis --custom-tis-function-path slime_ext.tis.correct --custom-config-path {name}.yaml"
+    for name in FILES_BESIDE
+)
+CENTER += f" {INIT} --custom-generate-function-path slime_ext.host.generate"
+MEASURED = "--get-mismatch-metrics"
+FLAGS_OF_A_HOST = " ".join(f'"{flag_of(name)}"' for name in (*DECISIVE, "sglang_router_ip"))
+BEFORE_LOG = FLAGS_OF_A_HOST.replace("--custom-rollout-log-function-path", "--no-such-flag")
+OF_THE_HOST = [  # flags, the checkout's files (None: no checkout), a line of the answer
+    (CISPO, None, NO_TARGET),
+    (CISPO, None, "no release of slime or miles passes to a hook (name a patched checkout with --host DIR)"),
+    (CISPO, {}, "which slime does not pass to a hook"),
+    (CISPO, {LOSS: PATCHED}, "ok"),
+    (f"{CISPO} {INIT}", None, "ok"),
+    (f"{CISPO} --custom-megatron-init-path mine.init", None, "not checked whether mine.init calls slime_ext"),
+    (f"{CISPO} --custom-megatron-init-path mine.init", {LOSS: PATCHED}, "ok"),
+    (f"{CISPO} {INIT} --train-backend fsdp", None, "--train-backend: expected megatron beside slime_ext.tis"),
+    (AGES, None, "it reads the samples' ages, which only init counts"),
+    (f"{AGES} {INIT}", None, "not checked whether this host's trainer gets the samples' weight versions, wh"),
+    (f"{AGES} {INIT}", {}, "max_staleness: expected the samples' weight versions, got a slime that keeps th"),
+    (f"{AGES} {INIT}", CARRIES, "ok"),
+    (f"{AGES} {INIT} {LOG}", None, "ok"),
+    (f"{WATCHED} {INIT}", None, "not checked whether this host's trainer gets the samples' weight versions,"),
+    (f"{WATCHED} {INIT}", {}, "slime_ext.guards.staleness_mean: expected the samples' weight versions, got"),
+    (f"{WATCHED} {INIT} {LOG}", {}, "ok"),
+    (f"{WATCHED} --custom-megatron-init-path mine.init", CARRIES, "ok"),
+    (f"{WATCHED} --custom-megatron-init-path mine.init", {}, "slime_ext.guards.staleness_mean: expected the"),
+    (WATCHED, {}, "ok"),  # without init no guard acts, and a note says so
+    (f"{AGES} {INIT}", {"slime/arguments.py": BEFORE_LOG}, "has no --custom-rollout-log-function-path: use"),
+    (f"{AGES} {INIT} {LOG}", {"slime/arguments.py": "--no-such-flag"}, "expected a host that has this flag,"),
+    (f"{WHOLE} {MEASURED}", None, "each micro-batch would be an optimizer step of its own"),
+    (f"{WHOLE} {MEASURED} {INIT}", None, "ok"),
+    (f"{WHOLE} {MEASURED} {INIT}", {f"{ROOM}/model.py": ""}, "expected a trainer with train_one_step beside"),
+    (f"{WHOLE} {INIT}", None, "--get-mismatch-metrics: expected on with a correction that couples the sampl"),
+    (f"{WHOLE} {INIT} --num-steps-per-rollout 1", {}, "ok"),  # a slime before v0.3.0 has them always
+    (f"{WHOLE} {INIT} --num-steps-per-rollout 1", {f"{ROOM}/actor.py": "can_reuse_log_probs_in_loss = 1"},
+     "--get-mismatch-metrics: expected on with"),
+    (f"{GROUP} {MEASURED} --n-samples-per-prompt 8", None, "which samples share a prompt is known only to i"),
+    (RAISE, None, "on_nonfinite: raise acts when init reads a step's statistics"),
+    (CENTER, None, "not checked whether the sampler's head reaches this host's loss: no checkout of the hos"),
+    (CENTER, {}, "slime_ext.center: expected a host with get_responses among its modules, got slime without"),
+    (CENTER, {f"{ROOM}/parts.py": "def get_responses(): pass"}, "ok"),
+    (f"{GOOD} {INIT}", {LOSS: "def policy_loss_function(loss): pass"}, "this release is not known"),
+    (f"{GOOD} {INIT} --dynamic-context-parallel", None, "--dynamic-context-parallel: expected off beside sl"),
+    (f"{GOOD} {INIT}", {}, "ok"),
+    (f"{INIT} --use-tis --custom-tis-function-path mine.hook", {}, "ok"),
+    (f"{INIT} --use-tis --custom-tis-function-path mine.hook", {LOSS: PATCHED}, "add **kwargs to it"),
+    (f"{INIT} --use-tis --custom-tis-function-path mine.init", None, "got an unexpected keyword argument 'p"),
+]  # fmt: skip
+KEYWORDS = "args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths"
+
+
+@pytest.mark.parametrize(("flags", "files", "line"), OF_THE_HOST, ids=range(len(OF_THE_HOST)))
+def test_ok_means_that_init_would_start_on_the_host_that_is_at_hand(
+    capsys, tmp_path, monkeypatch, flags, files, line
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "10000")
+    for name, mapping in FILES_BESIDE.items():
+        written(tmp_path / f"{name}.yaml", {"slime_ext": mapping})
+    written(tmp_path / "mine.py", f"def init(args): ...\ndef hook({KEYWORDS}): ...\n")
+    script = written(tmp_path / "run.sh", f"python3 train.py {flags}")
+    host = {
+        "train.py": "",
+        LOSS: f"{trees.TARGET}{trees.LOSS}",
+        f"{ROOM}/model.py": trees.STEP.format(loss="loss"),
+        "slime/arguments.py": FLAGS_OF_A_HOST,
+    }
+    for name, text in ({} if files is None else host | files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path / name, text)
+    status, out, err = run(capsys, "check", script)
+    lines = [" ".join(each.split()) for each in (err or out).splitlines()]
+    last = "ok" if line == "ok" else "not all known, so not all checked" if "not checked" in line else ""
+    assert any(line in each for each in lines) and (lines[-1] == last or err), lines
+    assert status == bool(err) and bool(err) != bool(last)
+
+
+def test_a_checkout_elsewhere_is_named(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = written(tmp_path / "run.sh", f"python3 train.py {CISPO}")
+    (tmp_path / "far" / ROOM).mkdir(parents=True)
+    written(tmp_path / "far/train.py", "")
+    written(tmp_path / "far" / LOSS, PATCHED)
+    written(tmp_path / "far" / ROOM / "model.py", trees.STEP.format(loss="loss"))
+    written(tmp_path / "far/slime/arguments.py", FLAGS_OF_A_HOST)
+    assert NO_TARGET in run(capsys, "check", script)[2]
+    assert run(capsys, "check", script, "--host", tmp_path / "far")[1].endswith("ok\n")
+    assert run(capsys, "check", script, "--host", tmp_path)[2].startswith("slime-ext check: --host")
+    written(script, f"cd {tmp_path}/far && python3 train.py {CISPO}")
+    assert run(capsys, "check", script)[1].endswith("ok\n")

@@ -1,0 +1,143 @@
+"""A checkout of a host, read and never imported: what its code says, for commands that run before it does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slime_ext.errors import ConfigError
+from slime_ext.host.contract import flag_of
+from slime_ext.host.hosts import LEADING, LOSS, TARGET, Door, HostCode
+from slime_ext.tools.folders import is_file, is_folder
+
+PROGRAM, ROOM = "train.py", "backends"  # what a checkout has beside its package, and in it
+
+
+class Checkout(HostCode):
+    """The package of a host.
+
+    Args:
+        package: its folder, ``CHECKOUT/slime`` or that of an installed one.
+    """
+
+    def __init__(self, package: Path) -> None:
+        self.package = package
+
+    @property
+    def name(self) -> str:
+        return self.package.name
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """Module -> its text."""
+        paths = sorted(path for path in self.package.rglob("*.py") if is_file(path))
+        return {self._module(path): path.read_text("utf-8", "ignore") for path in paths}
+
+    def _module(self, path: Path) -> str:
+        parts = path.relative_to(self.package.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def door(self, name: str) -> Door | None:
+        """Where several modules define it, the one that fits. ``TARGET`` is looked up in the policy loss's
+        module, which may import it."""
+        modules, wanted, doors = self._defining(name), LEADING[name], list[Door]()
+        if name == TARGET and self.loss_module in modules:
+            modules = [self.loss_module]
+        elif name == TARGET and not _imports(self.loss_text(), name):
+            return None
+        for module in modules:
+            if signature := signature_of(self.files[module], name):
+                where = self.loss_module if name == TARGET else module
+                doors.append(Door(where, tuple(signature.parameters)))
+        return max(doors, key=lambda door: door.parameters[: len(wanted)] == wanted, default=None)
+
+    def _defining(self, name: str) -> list[str]:
+        line = re.compile(rf"^def {name}\(", re.MULTILINE)
+        return [module for module, text in self.files.items() if line.search(text)]
+
+    def defines(self, name: str) -> bool:
+        return bool(self._defining(name))
+
+    def accepts(self, dest: str, args: Any) -> bool:
+        return any(f'"{flag_of(dest)}"' in text for text in self.files.values())
+
+    @property
+    def loss_module(self) -> str:
+        found = self.door(LOSS)
+        return self.name if found is None else found.module
+
+    def loss_text(self) -> str:
+        return self.files.get(self.loss_module, "")
+
+    def near_texts(self) -> Iterator[str]:
+        room = self.loss_module.rpartition(".")[0]
+        return (text for module, text in self.files.items() if module.startswith(room))
+
+    def texts(self) -> Iterator[str]:
+        return iter(self.files.values())
+
+
+def _imports(text: str, name: str) -> bool:
+    """Whether a module imports a name from another one at its top."""
+    imports = (node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom))
+    return any((alias.asname or alias.name) in (name, "*") for node in imports for alias in node.names)
+
+
+def checkout_in(folder: Path) -> Checkout | None:
+    """The host whose checkout a folder is; None where it is none."""
+    if not is_file(folder / PROGRAM):
+        return None
+    rooms = (room for room in sorted(folder.glob(f"*/{ROOM}")) if is_folder(room))
+    return next((Checkout(room.parent) for room in rooms), None)
+
+
+def named_checkout(path: str) -> Checkout:
+    """The host in the folder that ``--host`` names. Raises ConfigError where there is none."""
+    found = checkout_in(Path(path).absolute())
+    if found is None:
+        raise ConfigError(
+            f"--host {path}: expected a checkout of slime or miles, got no {PROGRAM} beside a package with "
+            f"{ROOM}/ there: name the folder that git cloned"
+        )
+    return found
+
+
+def signature_of(text: str, name: str) -> inspect.Signature | None:
+    """The signature of a module's function, read from its text, without annotations; an ellipsis stands for
+    each default. None where the text defines no such function at its top, or is no Python.
+
+    >>> signature_of("def f(a, b=1, *, c, **more): ...", "f")
+    <Signature (a, b=Ellipsis, *, c, **more)>
+    """
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return None
+    functions = (node for node in reversed(body) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    arguments = next((node.args for node in functions if node.name == name), None)
+    if arguments is None:
+        return None
+    kinds, empty = inspect.Parameter, inspect.Parameter.empty
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    found = [
+        kinds(
+            argument.arg,
+            kinds.POSITIONAL_ONLY if i < len(arguments.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
+            default=empty if i < required else ...,
+        )
+        for i, argument in enumerate(positional)
+    ]
+    if arguments.vararg:
+        found.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        value = empty if default is None else ...
+        found.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=value))
+    if arguments.kwarg:
+        found.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(found)
