@@ -362,6 +362,15 @@ def test_a_file_that_another_function_reads_is_none_of_ours(tmp_path):
     host.init(arguments(custom_config_path=str(tmp_path / "on another machine.yaml")))
 
 
+def test_keys_of_anothers_hook_are_left_to_it_beside_guards_of_ours(tmp_path):
+    """slime's mis.py reads use_rs and tis_level at the top of the file."""
+    theirs = {"custom_tis_function_path": f"{__name__}.takes_everything"}
+    text = "slime_ext: {guards: {k3_kl: {max: 0.1}}}\nuse_rs: true\ntis_level: token\nhigh: 3\n"
+    assert both(tmp_path, text, **theirs) == ["", ""]
+    lost = both(tmp_path, text + "metrics: {curves: none}\n", **theirs)
+    assert all("the key metrics under slime_ext, got it beside slime_ext" in line for line in lost)
+
+
 IN_THE_FILE = {"kl_coef: 0.1": 1, "get_mismatch_metrics: true": 0, "my_own: 3": 0, "save_interval: 5": 1}
 
 

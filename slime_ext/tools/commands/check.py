@@ -11,6 +11,7 @@ from typing import Any
 
 from slime_ext import presets
 from slime_ext.config import load as config
+from slime_ext.config.places import FOREIGN
 from slime_ext.config.words import brief, one_line
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
@@ -188,6 +189,8 @@ def _unused(path: str, arguments: Arguments, host: HostCode | None) -> Checked:
         _forbid_bare_block(path, arguments)
         raise ConfigError(f"{path}: expected the key slime_ext, got none: slime-ext presets NAME prints one")
     theirs = arguments.get("custom_tis_function_path")
+    if theirs:  # the keys of the file are for that hook
+        arguments = replace(arguments, of_file=())
     replaced = cut(theirs) if theirs else "slime's own weights" if arguments.get("use_tis") else ""
     rows, refused = {}, {}
     for when, (flags, what) in OFFERED.items():
@@ -196,10 +199,14 @@ def _unused(path: str, arguments: Arguments, host: HostCode | None) -> Checked:
         except ConfigError as error:
             refused[str(error)] = None
         else:
-            more = f"; in place of {replaced}" if replaced and "use_tis" in flags else ""
+            comments = [what]
+            if replaced and "use_tis" in flags:
+                comments.append(f"in place of {replaced}{_unread_block(arguments) if theirs else ''}")
             if own := arguments.get("custom_megatron_init_path"):
-                more += f"; in place of {cut(own)}: or keep that and call slime_ext.host.init(args) in it"
-            rows[when] = f"{_spelled(flags, arguments)}\n# {what}{more}"
+                comments.append(
+                    f"in place of {cut(own)}: or keep it and call slime_ext.host.init(args) there"
+                )
+            rows[when] = "\n# ".join([_spelled(flags, arguments), *comments])
     words = "not used by this launch; add these flags" if rows else "nothing for it in this launch"
     return Checked({"slime_ext": words, **rows}, words, notes=tuple(refused), uses_ours=False)
 
@@ -229,6 +236,16 @@ def _forbid_bare_block(path: str, arguments: Arguments) -> None:
             "which slime_ext does not read where they are; leave them there for a hook that does, or "
             f"translate them: slime-ext convert --from {system} {path}"
         )
+
+
+def _unread_block(arguments: Arguments) -> str:
+    """What becomes of the keys of a hook that ours would replace."""
+    system = next((FOREIGN[key] for key in arguments.values if key in FOREIGN), "")
+    path = arguments.get("custom_config_path")
+    if not system or not path:
+        return ""
+    file = cut(path)
+    return f": leave out {file}, whose keys are its own, or slime-ext convert --from {system} {file}"
 
 
 def _function(arguments: Arguments) -> str:

@@ -324,3 +324,21 @@ def test_a_checkout_elsewhere_is_named(capsys, tmp_path, monkeypatch):
     assert run(capsys, "check", script, "--host", tmp_path)[2].startswith("slime-ext check: --host")
     written(script, f"cd {tmp_path}/far && python3 train.py {CISPO}")
     assert run(capsys, "check", script)[1].endswith("ok\n")
+
+
+def test_a_launch_with_slimes_own_mis_is_offered_ours_without_a_change_of_its_file(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "10000")
+    written(
+        tmp_path / "mis.yaml", {"use_tis": True, "use_rs": True, "tis_level": "token", "tis_mode": "mask"}
+    )
+    flags = "--custom-config-path mis.yaml --custom-tis-function-path anothers.weights"
+    script = written(tmp_path / "run.sh", f"python3 train.py {flags}")
+    status, out, _ = run(capsys, "check", script)
+    assert status == 0 and "indent" not in out and "note" not in out
+    assert "first" in out and "then" in out
+    assert "anothers.weights: leave out mis.yaml, whose keys are its own, or slime-ext convert" in out
+    status, _, err = run(capsys, "check", tmp_path / "mis.yaml")
+    assert status == 1 and "got keys of slime_mis (" in err and "slime-ext convert --from slime_mis" in err
