@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from slime_ext.config.files import text_of
@@ -107,15 +107,35 @@ def _forbid_lost_arrays(worlds: Worlds) -> None:
 
 
 def _forbid_unused_arrays(worlds: Worlds) -> None:
+    """Raises ConfigError for an array whose flags decide whether ours runs, and never reach the launch."""
     decisive = {flag_of(name) for name in DECISIVE}
     for line in worlds.first.lines:
         name, words = _array(line.text)
         acts = decisive & {word.partition("=")[0] for word in words}
-        if acts and not re.search(rf"(?<!\w){name}(?!\w|\+?=)", worlds.around.text):
+        if acts and (got := _misused(name, words, acts, worlds)):
+            right = f'"${{{name}[@]}}"'
             raise ConfigError(
-                f'{worlds.around.path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags '
-                "reach nothing"
+                f"{worlds.around.path}: {name}: expected {right} in the launch, got {got}: its flags do not "
+                "reach it"
             )
+
+
+def _misused(name: str, words: Sequence[str], flags: Collection[str], worlds: Worlds) -> str:
+    """How a script names an array in place of ``"${NAME[@]}"``: not at all (``none``), without the dollar,
+    which leaves the name itself, as ``"${NAME[*]}"``, which is one word, or as ``$NAME``, which is the first
+    word; empty where it does right."""
+    text, launched = worlds.around.text, worlds.reached[0][1].words
+    left = re.compile(rf"\{{?{name}(\[[@*]\])?\}}?")
+    if word := next((word for word in launched if left.fullmatch(word)), ""):
+        return word
+    if len(words) > 1 and " ".join(words) in launched:
+        return f'"${{{name}[*]}}"'
+    if not re.search(rf"(?<!\w){name}(?!\w|\+?=)", text):
+        return "none"
+    first = re.search(rf"\${name}(?!\w)(\[[@*]\])?|\$\{{{name}\}}", text)
+    given = {word.partition("=")[0] for word in launched}
+    is_whole = re.search(rf"\$\{{{name}\[[@*]\]", text) or flags <= given
+    return first[0] if first and not is_whole else ""
 
 
 def launch_of(path: str, given: Sequence[str] = (), host: str | None = None) -> Launch:
