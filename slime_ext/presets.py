@@ -28,7 +28,7 @@ from slime_ext.core.steps import (
     Veto,
 )
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
-from slime_ext.errors import check_known
+from slime_ext.errors import ConfigError, check_known
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
 VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"
@@ -316,16 +316,31 @@ ALIASES: dict[str, str] = {
     "bypass_pg_is": "pure_is",
 }
 NAMES = (*PRESETS, *ALIASES)
+# What slime and miles take as --advantage-estimator, which people look for among the corrections.
+ESTIMATORS = (
+    *("grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    *("on_policy_distillation", "reinforce", "flash_reinforce", "rloo"),
+)
 
 
 def find(name: str) -> Preset:
     """The entry of a name or an alias.
 
     Raises:
-        ConfigError: unknown, with the nearest name.
+        ConfigError: unknown, with the nearest name; of the host's own estimator, with what to type.
     """
+    if name in ESTIMATORS and name not in NAMES:
+        raise ConfigError(f"preset: expected a correction, got '{name}', {an_estimator(name)}")
     check_known("preset", "preset", name, sorted(NAMES))
     return PRESETS[ALIASES.get(name, name)]
+
+
+def an_estimator(name: str) -> str:
+    """What a message says of a host's estimator that was looked for among the corrections."""
+    return (
+        f"an estimator of the host: type --advantage-estimator {name}, and a correction beside it, such as "
+        f"--custom-tis-function-path slime_ext.tis.token_tis"
+    )
 
 
 def get(name: str) -> Correction:

@@ -17,8 +17,7 @@ from torch import Tensor
 from slime_ext import presets
 from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.state import Tokens
-from slime_ext.errors import did_you_mean
-from slime_ext.host.configured import BOUNDS, setup_for
+from slime_ext.host.configured import BOUNDS, near_function, setup_for
 from slime_ext.host.contract import SEEDS, HookCall, takes_tis_bounds
 from slime_ext.host.hook import Channel, Result, run
 
@@ -141,8 +140,7 @@ def _preset(name: str) -> Callable[..., Result]:
 def __getattr__(name: str) -> Callable[..., Result]:
     if name in presets.NAMES:
         return _preset(name)
-    near = did_you_mean(name, presets.NAMES)
-    raise AttributeError(f"module 'slime_ext.tis' has no function '{name}'{near}")
+    raise AttributeError(f"module 'slime_ext.tis' has no function '{name}'{near_function(name)}")
 
 
 def __dir__() -> list[str]:

@@ -32,6 +32,8 @@ def load_named(path: str, where: str, kind: str) -> Any:
         return getattr(module, name)
     except AttributeError as error:
         near = did_you_mean(name, (n for n in dir(module) if not n.startswith("_")))
+        if module_name.partition(".")[0] == "slime_ext" and ";" in str(error):
+            near = "".join(str(error).partition(";")[1:])  # ours say themselves what a wrong name means
         raise ConfigError(
             f"{where}: expected a {kind} of {module_name}, got no name '{name}'{near}"
         ) from error

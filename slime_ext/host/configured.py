@@ -15,7 +15,7 @@ from slime_ext.core.correction import Correction, Numerator
 from slime_ext.core.losses import PpoClip
 from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import Clip, Reject, Reweight
-from slime_ext.errors import ConfigError, warn_once
+from slime_ext.errors import ConfigError, did_you_mean, warn_once
 from slime_ext.host import hosts
 from slime_ext.host.contract import (
     BAND,
@@ -36,6 +36,13 @@ LATE = (
 )
 BOUNDS = (*BAND, *RANGE)  # what a seed's function is made from, as another is from the key slime_ext
 NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
+
+
+def near_function(name: str) -> str:
+    """The function of ``slime_ext.tis`` that a wrong name means, or what that name is, as a clause."""
+    if name in presets.ESTIMATORS:
+        return f"; {name} is {presets.an_estimator(name)}"
+    return did_you_mean(name, NAMES)
 
 
 def setup_for(args: Any, function: str | None = None) -> Setup:

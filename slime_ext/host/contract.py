@@ -8,6 +8,7 @@ the part of it that this context-parallel rank holds. The same from slime v0.2.0
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.core.importing import load_named
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, cut
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,8 +143,24 @@ class HookCall:
                 )
 
 
+def forbid_respelled(path: str, flag: str) -> None:
+    """Raises ConfigError for a function of ours that is not written as Python names it.
+
+    >>> forbid_respelled("slime-ext/tis.py:token-tis", "--custom-tis-function-path")
+    Traceback (most recent call last):
+    slime_ext.errors.ConfigError: --custom-tis-function-path: expected slime_ext.tis.token_tis, got \
+'slime-ext/tis.py:token-tis': write it with dots and underscores
+    """
+    dotted = re.sub(r"\.py(?=:|$)", "", path.strip(" ./"))
+    right = re.sub("[:/]", ".", dotted).replace("-", "_")
+    right = re.sub(r"^slime_?ext\.", "slime_ext.", right, flags=re.IGNORECASE)
+    if right.startswith("slime_ext.") and right != path:
+        raise ConfigError(f"{flag}: expected {right}, got '{cut(path)}': write it with dots and underscores")
+
+
 def load_function(path: str, flag: str) -> Callable[..., Any]:
     """The callable at ``package.module.function``, found as slime finds it; ``flag`` is named in errors."""
+    forbid_respelled(path, flag)
     where = f"{flag} {path}"
     function: Callable[..., Any] = load_named(path, where, "function")
     if not callable(function):

@@ -73,6 +73,8 @@ BROKEN = [
     ({"custom_tis_function_path": "slime_ext.tis.tokn_tis"}, "did you mean 'token_tis'"),
     ({"custom_rollout_log_function_path": "slime_ext.host.log_rolout"}, "did you mean 'log_rollout'"),
     ({"custom_tis_function_path": "mis.py:compute"}, "expected package.module.function"),
+    ({"custom_tis_function_path": "slime-ext.tis.token_tis"}, "expected slime_ext.tis.token_tis, got 'slime"),
+    ({"custom_tis_function_path": "slime_ext.tis.gspo"}, "gspo is an estimator of the host: type --advantag"),
     ({"custom_tis_function_path": f"{__name__}.takes_too_little"}, "--custom-tis-function-path"),
     # the configuration
     ({"slime_ext": {"steps": ["truncat"]}}, "did you mean 'truncate'"),

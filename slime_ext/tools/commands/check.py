@@ -9,17 +9,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slime_ext import presets
 from slime_ext.config import load as config
 from slime_ext.config.places import FOREIGN
 from slime_ext.config.words import brief, one_line
 from slime_ext.errors import ConfigError, cut, did_you_mean
-from slime_ext.host import contract
-from slime_ext.host.configured import BOUNDS, loaded_from
+from slime_ext.host import configured, contract
+from slime_ext.host.configured import BOUNDS, loaded_from, near_function
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, FUNCTION
 from slime_ext.host.hosts import HostCode
-from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said, unasked
+from slime_ext.host.rules import (
+    HINT,
+    HOST,
+    MEASURING,
+    REFUSE,
+    WARN,
+    Setup,
+    require,
+    said,
+    unasked,
+)
 from slime_ext.tools.checkout import Checkout, checkout_in, named_checkout, signature_of
 from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.output import console, needs, table
@@ -102,6 +111,8 @@ def check(
     arguments = gathered(path, args_path, own, launch)
     host = host or host_of(arguments.launch)
     _forbid_no_launch(arguments.launch)
+    for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):
+        contract.forbid_respelled(str(arguments.get(dest) or ""), flag_of(dest))
     if _names_ours(arguments) and _is_unread(arguments):
         said = "used by this launch; its correction is known only where the script runs"
         found = Checked({"slime_ext": said}, said)
@@ -194,8 +205,9 @@ def _unused(path: str, arguments: Arguments, host: HostCode | None) -> Checked:
     replaced = cut(theirs) if theirs else "slime's own weights" if arguments.get("use_tis") else ""
     rows, refused = {}, {}
     for when, (flags, what) in OFFERED.items():
+        offered = arguments.with_flags(flags)
         try:
-            checked(arguments.with_flags(flags), host)
+            checked(offered, host)
         except ConfigError as error:
             refused[str(error)] = None
         else:
@@ -255,9 +267,10 @@ def _function(arguments: Arguments) -> str:
     if path is None:
         measures = isinstance(mapping, Mapping) and set(mapping) <= MEASURING
         return "" if arguments.launch.script or mapping is None or measures else "correct"
-    name, names = contract.function_of(arguments.namespace()), ("correct", *contract.SEEDS, *presets.NAMES)
-    if name not in names and str(path).startswith("slime_ext"):
-        near = did_you_mean(name, names)
+    name = contract.function_of(arguments.namespace())
+    if name not in configured.NAMES and str(path).startswith("slime_ext"):
+        last = str(path).rpartition(".")[2]
+        near = f": write {contract.TIS}.{last}" if last in configured.NAMES else near_function(last)
         raise ConfigError(
             f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{cut(path)}'{near}"
         )

@@ -41,3 +41,10 @@ def test_a_preset_is_a_file_that_check_accepts_and_that_is_its_correction(name, 
 def test_a_file_that_cannot_be_written_is_one_line(capsys, tmp_path):
     assert cli.main(["presets", "geo_rs", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith("expected a file to write, got Is a directory\n")
+
+
+@pytest.mark.parametrize("name", sorted(set(presets.ESTIMATORS) - set(presets.NAMES)))
+def test_an_estimator_of_the_host_is_no_misspelt_correction(capsys, name):
+    assert cli.main(["presets", name]) == 2
+    err = capsys.readouterr().err
+    assert f"type --advantage-estimator {name}, and a correction beside it" in err and "did you" not in err
