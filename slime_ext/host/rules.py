@@ -338,6 +338,16 @@ def _where(asks: Callable[[Setup], bool], when: Callable[[Any], Any]) -> Callabl
     return lambda s: asks(s) and when(s.a)
 
 
+NO_POLICY_LOSS = (
+    "--loss-type: expected policy_loss beside slime_ext, got sft_loss: it has no policy loss to measure or "
+    "to correct"
+)
+NOTHING_MEASURED = (  # where init is all that a launch has of ours
+    Rule(lambda s: not s.function and s.a.loss_type == "sft_loss", NO_POLICY_LOSS, WARN),
+    Rule(lambda s: not s.function and s.a.train_backend == "fsdp",
+         f"--train-backend: expected megatron beside {OURS[INIT]}, got fsdp, which never calls "
+         f"{flag_of(INIT)}: nothing is measured", WARN),
+)  # fmt: skip
 OF_THE_FILE = (  # before what stands in it is read
     Rule(_misplaced_key,
          "--custom-config-path: expected {found}; an argument of your own needs another name"),
@@ -351,9 +361,7 @@ OF_THE_LAUNCH = (
     Rule(lambda s: contract.function_of(s.a) and not (s.a.use_tis or s.a.get_mismatch_metrics),
          "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
          "called; for metrics alone leave it out, slime_ext.host.init measures without"),
-    Rule(lambda s: s.function and s.a.loss_type == "sft_loss",
-         "--loss-type: expected policy_loss beside --custom-tis-function-path, got {a.loss_type}: it never "
-         "calls that function"),
+    Rule(lambda s: s.function and s.a.loss_type == "sft_loss", NO_POLICY_LOSS),
     Rule(lambda s: s.function and s.a.rollout_temperature is not None and s.a.rollout_temperature <= 0,
          "--rollout-temperature: expected a number above 0, got {a.rollout_temperature}: greedy decoding has "
          "no probabilities to correct"),
@@ -442,6 +450,7 @@ OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers d
          "proximal's, and they are not known before a step"),
 )  # fmt: skip
 TO_BE_KNOWN = (
+    *NOTHING_MEASURED,
     Rule(_unread_clip,
          "{found}: only slime_ext.tis.vanilla_tis_function and icepop_function read it; a cap of yours is "
          "truncate: {{high: ...}} under slime_ext.steps", WARN),

@@ -52,7 +52,7 @@ BROKEN = [
     # of the hook
     ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: cannot be combined with --use-tis"),
     ({"use_tis": False}, "--use-tis: expected on beside --custom-tis-function-path"),
-    ({"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside --custom-tis-function-path, got"),
+    ({"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside slime_ext, got sft_loss"),
     ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, got 0.0: greedy"),
     ({"use_score_centering": True}, "--use-score-centering: expected the host's own vanilla_tis_function or"),
     # values as YAML has them
@@ -211,6 +211,8 @@ WARNED = [
     ({**OURS["off_policy_is"], **FOUR, "pg_loss_type": "reinforce"}, ""),
     ({**OURS["off_policy_is"], "num_steps_per_rollout": 1}, ""),
     ({"tis_clip": 2.0}, ""),
+    ({"use_tis": False, "custom_tis_function_path": None, "loss_type": "sft_loss"}, "--loss-type: expected"),
+    ({"custom_tis_function_path": None, "train_backend": "fsdp"}, "--train-backend: expected megatron besid"),
     ({**OURS["vanilla_tis"], "tis_clip": 5.0}, ""),
 ]  # fmt: skip
 

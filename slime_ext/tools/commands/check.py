@@ -22,6 +22,7 @@ from slime_ext.host.rules import (
     HINT,
     HOST,
     MEASURING,
+    NOTHING_MEASURED,
     REFUSE,
     WARN,
     Setup,
@@ -208,6 +209,8 @@ def _unused(path: str, arguments: Arguments, host: HostCode | None) -> Checked:
         offered = arguments.with_flags(flags)
         try:
             checked(offered, host)
+            setup = Setup(offered.namespace(), _function(offered), unknown=offered.unknown)
+            require(setup, (WARN,), NOTHING_MEASURED)
         except ConfigError as error:
             refused[str(error)] = None
         else:
@@ -307,11 +310,26 @@ def _check_function(dest: str, named: str, arguments: Arguments, host: HostCode 
         contract.require_keywords(named, signature, (*contract.REQUIRED, *more))
 
 
+def _who_corrects(setup: Setup) -> str:
+    """What corrects the loss of a launch in which ours only measures."""
+    switches = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
+    if unknown := [flag_of(name) for name in switches if name in setup.unknown]:
+        return f"what corrects is not known, because {' and '.join(unknown)} is not"
+    hook = setup.a.custom_tis_function_path
+    weights = cut(hook) if hook else "the host's own weights"
+    # slime takes the loss that the hook returns under --get-mismatch-metrics, too, and its own weights act
+    named = (
+        "--use-tis" if setup.a.use_tis else "--get-mismatch-metrics" if setup.a.get_mismatch_metrics else ""
+    )
+    parts = [f"{weights} ({named})"] if named else []
+    parts += ["the host's score centering (--use-score-centering)"] if setup.a.use_score_centering else []
+    return f"what corrects is {' and '.join(parts)}" if parts else "nothing corrects (--use-tis is off)"
+
+
 def _described(setup: Setup) -> tuple[dict[str, str], str]:
     """What there is to know of a correction: by name, and in one line."""
     if not setup.function:
-        path = getattr(setup.args, "custom_tis_function_path", None)
-        line = f"measures; what corrects is {cut(path) if path else 'the host alone, or nothing'}"
+        line = f"measures; {_who_corrects(setup)}"
         return {"slime_ext": line}, line
     correction, keys = setup.correction, config.to_mapping(setup.correction)
     mapping = getattr(setup.args, "slime_ext", None)
