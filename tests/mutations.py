@@ -177,6 +177,9 @@ MUTATIONS = {
     "an age counts from the newest weights": Mutation(
         "host/staleness.py", "else min(versions", "else max(versions", "tests/host/test_staleness.py"
     ),
+    "optimizer steps since the process began": Mutation(
+        "host/certify.py", "float(self.steps - before)", "float(self.steps)", "tests/host/test_staleness.py"
+    ),
     "ages of weights to come": Mutation(
         "host/staleness.py", " or v > now", "", "tests/host/test_staleness.py"
     ),

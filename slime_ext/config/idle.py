@@ -91,7 +91,7 @@ def _bounds(step: Truncate | Clip) -> tuple[float, float]:
 
 def _forbid_idle_rejection(step: Reject | PrefixReject, here: str) -> None:
     """Refuses bounds that no value of the statistic reaches, and bounds that only one value passes."""
-    if (step.low, step.high) == (None, None):  # max_staleness alone
+    if (step.low, step.high) == (None, None):  # a bound on ages alone
         return
     lowest, highest = reach(step)
     low = -math.inf if step.low is None else step.low
@@ -150,7 +150,7 @@ def _forbid_idle_scope(step: Reject, here: str) -> None:
         return
     for name, idle in {"statistic": "ratio", "when": "always", "clamp": None, "over": "response"}.items():
         value = getattr(step, name, idle)
-        why = "max_staleness alone looks at no token"
+        why = "a bound on staleness alone looks at no token"
         expect(value == idle, f"{here}.{name}", "low or high beside it", value, why)
 
 

@@ -60,12 +60,12 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
 
 def _parts(step: Step) -> Iterator[Step]:
     """A rejection of tokens that also drops old sequences, as two; any other step as it is."""
-    if not isinstance(step, Reject) or step.unit != "token" or step.max_staleness is None:
+    if not (isinstance(step, Reject) and step.unit == "token" and (step.reads_ages or step.reads_age_steps)):
         yield step
         return
     if (step.low, step.high) != (None, None):
-        yield replace(step, max_staleness=None)
-    yield Reject("sequence", max_staleness=step.max_staleness)
+        yield replace(step, max_staleness=None, max_staleness_steps=None)
+    yield Reject("sequence", max_staleness=step.max_staleness, max_staleness_steps=step.max_staleness_steps)
 
 
 def check_center(steps: Sequence[Step]) -> None:
@@ -100,7 +100,7 @@ def _reads_others(step: Step) -> bool:
         state = inputs.start if step.sets_weights else Reweight()(inputs.start, inputs)
         state = step(state, inputs)
         found.append(torch.where(inputs.kept(state), state.weights, 0))
-    return step.reads_ages or not torch.equal(*found)
+    return step.reads_ages or step.reads_age_steps or not torch.equal(*found)
 
 
 def mean_score(

@@ -156,7 +156,7 @@ def _inputs_of(correction: Correction, inputs: HookInputs, plan: Plan) -> Named:
     }
     if inputs.layout is not None and inputs.layout.curves:
         given["position"] = position_bins(segments)
-    per_sequence = {"ages": tokens.ages, "scale": plan.scale}
+    per_sequence = {"ages": tokens.ages, "age_steps": tokens.age_steps, "scale": plan.scale}
     per_sequence["group"] = None if plan.keep is None else plan.keep.to(torch.uint8)
     given |= {name: None if x is None else pad(x, (0, SPARE)) for name, x in per_sequence.items()}
     given |= {f"number{i}": plan.numbers[step] for i, step in enumerate(_coupled(correction))}
@@ -236,7 +236,7 @@ def _tokens_of(given: Mapping[str, Tensor]) -> Tokens:
     segments = _GraphSegments((), None, mask)
     blocks = ((mask.shape[0] - 2) // BLOCK, given["mixed"], given["bounds"])
     segments.__dict__.update(blocks=blocks, ids=given["ids"])
-    others: Any = {name: given.get(name) for name in ("target", "advantages", "ages")}
+    others: Any = {name: given.get(name) for name in ("target", "advantages", "ages", "age_steps")}
     return Tokens(segments, given["proximal"], given["behavior"], **others)
 
 
@@ -308,7 +308,9 @@ def _made_up(given: Named) -> list[Tensor]:
     lengths = (*(longer * length for length in MADE_UP), *(0,) * SPARE)
     whole = Segments.whole(lengths, torch.ones(sum(lengths), device=device))
     known = {"mixed": whole.blocks[1], "bounds": whole.blocks[2], "ids": whole.ids}
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("ages", "scale", "group"), (len(lengths),))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+        ("ages", "age_steps", "scale", "group"), (len(lengths),)
+    )
     found = []
     for name, values in given.items():
         shape = (values.shape[0], len(lengths)) if name == "table" else shapes.get(name, (sum(lengths),))

@@ -110,8 +110,8 @@ class Correction:
 
     @cached_property
     def needs_ages(self) -> bool:
-        """Whether the correction reads the samples' ages."""
-        return any(step.reads_ages for step in self.steps)
+        """Whether the correction reads the samples' ages, in weight versions or in optimizer steps."""
+        return any(step.reads_ages or step.reads_age_steps for step in self.steps)
 
     @cached_property
     def needs_advantages(self) -> bool:
@@ -155,7 +155,8 @@ class Correction:
             raise ConfigError("target: expected log-probs [T], got None: numerator: target reads them")
         read = compared(numerator, tokens.behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
-        of_samples = cast(Any, {"advantages": advantages, "ages": tokens.ages})
+        ages = {"ages": tokens.ages, "age_steps": tokens.age_steps}
+        of_samples = cast(Any, {"advantages": advantages, **ages})
         return StepInputs(tokens.segments, *read, **of_samples, units=self.units)
 
     def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:

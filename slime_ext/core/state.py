@@ -50,6 +50,7 @@ class Tokens:
     advantages: Tensor | None = None
     ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
     head: Head | None = None  # what ``center`` reads
+    age_steps: Tensor | None = None  # [S] the trainer's optimizer steps since its weights; NaN where unknown
 
 
 @dataclass(frozen=True)
@@ -193,10 +194,12 @@ class StepInputs:
     finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
     numerator: Tensor  # [T] log-probs, nats; anything where not finite
     behavior: Tensor  # [T] log-probs, nats; anything where not finite
-    # [T], anything at masked tokens; and [S], the trainer's weight version - that of the sample, NaN where
-    # unknown; both only for a step that declares that it reads them.
+    # [T], anything at masked tokens; [S], the trainer's weight version - that of the sample; and [S], the
+    # trainer's optimizer steps since the sample's weights. NaN where unknown; only for a step that declares
+    # that it reads them.
     advantages: Tensor = ABSENT
     ages: Tensor = ABSENT
+    age_steps: Tensor = ABSENT
     units: tuple[Unit, ...] = ()  # those that one non-finite behavior log-prob rejects as a whole
     table: Mapping[StatisticKey, Tensor] = field(default_factory=dict)  # [S] or [U] float64 each
     plan: Mapping[Step, Tensor] = field(default_factory=dict)  # coupled step -> its number for the whole step
@@ -322,6 +325,11 @@ class Step:
             return False
 
         @property
+        def reads_age_steps(self) -> bool:
+            """Whether the call reads ``inputs.age_steps``."""
+            return False
+
+        @property
         def sets_weights(self) -> bool:
             """Whether it replaces the weights: ``state.reweight``."""
             return False
@@ -342,7 +350,8 @@ class Step:
             return False
     else:
         unit, statistics = "token", ()
-        reads_advantages = reads_ages = sets_weights = is_bound = rejects = is_coupled = False
+        reads_advantages = reads_ages = reads_age_steps = False
+        sets_weights = is_bound = rejects = is_coupled = False
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         """The range of the weights after this step. A user's bounding step is trusted to leave modest

@@ -211,8 +211,8 @@ class Reject(Step):
     ``outward`` to those whose mean advantage and log-ratio have the same sign, so that the update would push
     the ratio further out; ``outward_positive`` and ``outward_negative`` also require that sign. So two steps
     can bound a statistic differently for each sign of the advantage. ``max_staleness`` also drops whole
-    sequences whose weights are more versions old than that, whatever ``when`` says; a sequence of unknown age
-    stays.
+    sequences whose weights are more versions old than that, ``max_staleness_steps`` those after whose weights
+    the trainer has taken more optimizer steps, whatever ``when`` says; a sequence of unknown age stays.
 
     Source: token ratio: IcePop, https://arxiv.org/abs/2510.18855; sequence and geometric: Liu and Li 2025,
     https://richardli.xyz/rl-collapse; divergences: TRM, https://arxiv.org/abs/2512.23075; negative_advantage:
@@ -226,16 +226,18 @@ class Reject(Step):
     high: float | None = None
     when: When = "always"
     max_staleness: int | None = None
+    max_staleness_steps: int | None = None
 
     rejects = True
 
     def __post_init__(self) -> None:
         neutral = 1 if self.statistic == "ratio" else 0
         bounds = [self.low, self.high]
-        stale = self.max_staleness
-        acts = bounds != [None, None] or stale is not None
+        stale = {"max_staleness": self.max_staleness, "max_staleness_steps": self.max_staleness_steps}
+        acts = [*bounds, *stale.values()] != [None] * 4
         expect(acts, "reject", "low or high or both", "neither", "nothing would be rejected")
-        expect(stale is None or stale >= 0, "reject.max_staleness", "a number >= 0", stale, KEPT)
+        for name, most in stale.items():
+            expect(most is None or most >= 0, f"reject.{name}", "a number >= 0", most, KEPT)
         low, high = self._interval
         expect(low <= neutral <= high, "reject", f"low <= {neutral} <= high", bounds, KEPT)
 
@@ -246,6 +248,10 @@ class Reject(Step):
     @cached_property
     def reads_ages(self) -> bool:
         return self.max_staleness is not None
+
+    @cached_property
+    def reads_age_steps(self) -> bool:
+        return self.max_staleness_steps is not None
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
@@ -260,6 +266,8 @@ class Reject(Step):
     def __call__(self, state: State, inputs: StepInputs) -> State:
         if self.max_staleness is not None:
             state = state.reject("sequence", ~(inputs.ages > self.max_staleness))
+        if self.max_staleness_steps is not None:
+            state = state.reject("sequence", ~(inputs.age_steps > self.max_staleness_steps))
         if not self._reads_ratio:
             return state
         if self._exceeds:

@@ -105,7 +105,8 @@ def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
     segments = Segments.whole([len(sample.mask) for sample in batch], flat("mask"))
     ages = torch.arange(len(batch), dtype=torch.float64).to(device)
     target = flat("target").requires_grad_()
-    return Tokens(segments, flat("proximal"), flat("behavior"), target, flat("advantages"), ages)
+    flats = flat("proximal"), flat("behavior"), target, flat("advantages")
+    return Tokens(segments, *flats, ages=ages, age_steps=2 * ages)
 
 
 def load_step(path: str, where: str) -> type[Step]:
@@ -165,7 +166,11 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     _check_waits(step, where, batch)
     weights = _weights(inputs, state)
     if not step.is_coupled:
-        alone = [replace(packed([s]), ages=torch.tensor([float(i)])) for i, s in enumerate(batch)]
+        age = torch.arange(len(batch), dtype=torch.float64)
+        alone = [
+            replace(packed([s]), ages=age[i : i + 1], age_steps=2 * age[i : i + 1])
+            for i, s in enumerate(batch)
+        ]
         found = torch.cat([_run(step, where, part) for part in alone])
         what = "take sums per unit, or set is_coupled and number_for_step"
         _check_same(inputs, weights, found, where, "whatever shares the micro-batch", what)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,6 +52,8 @@ class PushRecord:
     """What is known of a run's pushes, in one process of the trainer."""
 
     version: int | None = None  # of the latest, by the host's own count; None where nothing counts
+    steps: int = 0  # optimizer steps of this process so far
+    steps_at: dict[int, int] = field(default_factory=dict)  # version -> the steps before it was pushed
     arrival: Arrival = field(default_factory=lambda: Arrival("no checksums: not asked"))
     is_due: bool = False  # a push has no certificate yet
     asked: Any = None  # what the engines will answer, on the rank that asked
@@ -58,6 +61,15 @@ class PushRecord:
     first: float | None = None  # the distance of the first certificate, nats
     sums: dict[str, str] = field(default_factory=dict)  # tensor -> checksum after the latest push
     moved: set[str] = field(default_factory=set)  # tensors that a push has changed
+
+    def pushed(self, version: int) -> None:
+        """Takes note of a push, or of the weights that the process begins with."""
+        self.version, self.steps_at[version] = version, self.steps
+
+    def steps_since(self, version: int) -> float:
+        """Optimizer steps that this trainer has taken since it pushed a version; NaN of another's."""
+        before = self.steps_at.get(version)
+        return math.nan if before is None else float(self.steps - before)
 
     def arrived(self, engines: Sequence[Mapping[str, str]]) -> Arrival:
         """What a push changed, from the checksums that each engine reports after it."""
@@ -109,7 +121,7 @@ pushes = PushRecord()
 def reset(version: int | None = None) -> None:
     """As in a process that has pushed this version, or none; for tests."""
     global pushes
-    pushes = PushRecord(version)
+    pushes = PushRecord(version, steps_at={} if version is None else {version: 0})
 
 
 def install() -> None:
@@ -122,7 +134,7 @@ def install() -> None:
 def _noting(make: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        pushes.version = self.weight_version
+        pushes.pushed(self.weight_version)
         # Of the object: hosts import classes that push in another way later, and these call their parents'.
         hosts.wrap(self, "update_weights", functools.partial(_certified, self))
 
@@ -140,6 +152,11 @@ def _certified(updater: Any, push: Callable[..., Any]) -> Callable[..., Any]:
     return update_weights
 
 
+def count_step() -> None:
+    """Counts an optimizer step; on all ranks that train."""
+    pushes.steps += 1
+
+
 def note_step(optimizer: Any) -> None:
     """Takes note of an optimizer step; one with a learning rate of 0 moves nothing."""
     groups = getattr(optimizer, "param_groups", None)
@@ -148,7 +165,8 @@ def note_step(optimizer: Any) -> None:
 
 def after_push(version: int, engines: Sequence[Any]) -> None:
     """Asks the engines what they hold now; ``settle`` takes the answers, which by then are there."""
-    pushes.version, pushes.is_due, pushes.asked = version, True, ()
+    pushes.pushed(version)
+    pushes.is_due, pushes.asked = True, ()
     if not hosts.rank():  # every rank knows the engines
         try:
             pushes.asked = [engine.check_weights.remote("checksum") for engine in engines]

@@ -1,17 +1,21 @@
-"""How many weight versions old the weights are that sampled a sequence.
+"""How old the weights are that sampled a sequence: in weight versions, and in optimizer steps.
 
 The trainer counts the pushes of its weights to the engines, and an engine says with every answer which push
-it runs. The latter stays in the rollout manager's process. There ``log_rollout``
+it runs. The answer stays in the rollout manager's process. There ``log_rollout``
 (``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) leaves the oldest version of each
 sample, by its index, in the key-value store of Ray's cluster, and the trainer looks its samples up. Where the
 host's batches carry the versions themselves (miles; a patched slime), those are used. The trainer's own
 version is that of its latest push (``certify``).
+
+With --update-weights-interval K the engines have the latest push, and the trainer is up to K rollouts ahead
+of it. So at each push the trainer also notes how many optimizer steps it has taken.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -52,10 +56,12 @@ def with_ages(
     tokens: Tokens, loss_masks: Sequence[Tensor], correction: Correction, samples: Samples
 ) -> Tokens:
     """The tokens with their sequences' ages: the trainer's version less that of the oldest weights that
-    sampled the sequence; ``loss_masks`` say which of the step's samples they are.
+    sampled the sequence, and its optimizer steps since it pushed them; ``loss_masks`` say which of the step's
+    samples they are.
 
     NaN for a sample without versions, and for one of weights that this trainer has not pushed yet: a replayed
-    rollout is of another run.
+    rollout is of another run. In optimizer steps also NaN for weights that were pushed before this process
+    began.
 
     Raises:
         ConfigError: the correction needs them and no sample's is known.
@@ -71,9 +77,10 @@ def with_ages(
                 "custom generate function has to keep Sample.index and Sample.weight_versions"
             )
         return tokens
-    ages = [float("nan") if v is None or v > now else float(now - v) for v in versions]
-    made = torch.tensor(ages, dtype=torch.float64)
-    return replace(tokens, ages=to_device(made, tokens.segments.mask.device))
+    known = [None if v is None or v > now else v for v in versions]
+    ages = [[math.nan, math.nan] if v is None else [now - v, certify.pushes.steps_since(v)] for v in known]
+    table = to_device(torch.tensor(ages, dtype=torch.float64), tokens.segments.mask.device)
+    return replace(tokens, ages=table[:, 0], age_steps=table[:, 1])
 
 
 def log_rollout(

@@ -146,6 +146,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
             except RuntimeError as error:
                 _name_the_cause(step, error)
                 raise
+            certify.count_step()
             if step.layout is None:
                 return (losses, *rest)
             if reporter.options.certify:

@@ -2,7 +2,7 @@
 one optimizer step. It imports nothing of the package, and reads the mapping itself, not what is made of it.
 
 A sequence is a dict: lists proximal, behavior, target (log-probs, nats), advantage, host_loss, mask (0 or 1),
-all of one length, and its age (NaN where unknown). What it gives per token is in the same order.
+all of one length, and its two ages (NaN where unknown). What it gives per token is in the same order.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ DEFAULTS = {
         "high": None,
         "when": "always",
         "max_staleness": None,
+        "max_staleness_steps": None,
         "over": "response",
         "clamp": None,
     },
@@ -163,10 +164,11 @@ def quantity(s, i, name, clamp):
     return oracle.statistic(name, s["numerator"][i], s["behavior"][i]) if s["finite"][i] else 0.0
 
 
-def reject(s, unit, statistic, aggregate, low, high, when, max_staleness, over, clamp):
+def reject(s, unit, statistic, aggregate, low, high, when, max_staleness, max_staleness_steps, over, clamp):
     read = [over == "response" or k for k in s["keep"]]
     doomed = []
-    if max_staleness is not None and s["age"] > max_staleness:
+    is_old = max_staleness is not None and s["age"] > max_staleness
+    if is_old or (max_staleness_steps is not None and s["age_steps"] > max_staleness_steps):
         doomed += oracle.units("sequence", s["mask"])
     low, high = -INF if low is None else low, INF if high is None else high
     if statistic == "ratio":

@@ -63,7 +63,8 @@ def rejection(rng):
     }
     found |= rng.choice([{"high": high}, {"high": high}, {"low": low}, {"low": low, "high": high}])
     found |= rng.choice([{}, {}, {}, {"when": rng.choice(["negative_advantage", "outward"])}])
-    found |= rng.choice([{}, {}, {}, {}, {"max_staleness": rng.randint(0, 3)}])
+    stale = [{"max_staleness": rng.randint(0, 3)}, {"max_staleness_steps": rng.randint(0, 9)}]
+    found |= rng.choice([{}] * 8 + stale)
     found |= scope(rng)
     return {"reject": found}
 
@@ -148,6 +149,7 @@ def sequence(rng, n):
     s = {
         "proximal": [-rng.expovariate(1 / base) for _ in range(n)],
         "age": rng.choice([0.0, 1.0, 4.0, math.nan]),
+        "age_steps": rng.choice([0.0, 3.0, 12.0, math.nan]),
     }
     for name in ("behavior", "target"):
         s[name] = [min(x + rng.gauss(0, spread), 0.0) for x in s["proximal"]]
@@ -191,9 +193,12 @@ def packed(batch, dtype):
         return torch.tensor([x for s in batch for x in s[name]], dtype=dtype).requires_grad_(name != "mask")
 
     segments = Segments.whole([len(s["mask"]) for s in batch], flat("mask").detach())
-    ages = torch.tensor([s["age"] for s in batch], dtype=torch.float64)
+    ages = {
+        name: torch.tensor([s[of] for s in batch], dtype=torch.float64)
+        for name, of in (("ages", "age"), ("age_steps", "age_steps"))
+    }
     given = {name: flat(name) for name in LOG_PROBS}
-    return Tokens(segments, **given, advantages=flat("advantage"), ages=ages), flat("host_loss")
+    return Tokens(segments, **given, advantages=flat("advantage"), **ages), flat("host_loss")
 
 
 # ---- the comparison ----
@@ -247,7 +252,8 @@ def compare(correction, mapping, batch):
 
 def check_on_policy(correction, mapping, batch):
     """Equal log-probs: nothing is rejected, every weight is 1, the loss is the surrogate's own."""
-    batch = [s | dict.fromkeys(("behavior", "target"), s["proximal"]) | {"age": math.nan} for s in batch]
+    unknown = {"age": math.nan, "age_steps": math.nan}
+    batch = [s | dict.fromkeys(("behavior", "target"), s["proximal"]) | unknown for s in batch]
     tokens, host_loss = packed(batch, torch.float64)
     outcome = correction(tokens)
     assert torch.equal(outcome.keep, tokens.segments.mask)

@@ -256,6 +256,7 @@ def test_old_sequences_are_dropped_whole_whatever_the_unit_beside_the_age():
     band, old = Reject(low=0.5, high=2.0), Reject("sequence", max_staleness=4)
     assert split((replace(band, max_staleness=4),)) == ((band,), (old,))
     assert split((Reject(max_staleness=4),)) == ((), (old,))
+    assert split((Reject(max_staleness_steps=4),)) == ((), (Reject("sequence", max_staleness_steps=4),))
     batch = oracle.random_batch(3)
     packed, host_loss = with_heads(batch, 3)
     ages = torch.tensor([float(9 * (i % 2)) for i in range(len(batch))])

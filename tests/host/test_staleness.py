@@ -20,6 +20,7 @@ from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
 from tests.host import trees
+from tests.host.test_train_step import args_of, wrapped
 from tests.test_tis import arguments, as_slime_calls
 
 
@@ -31,11 +32,17 @@ def _nobody_says_the_version(monkeypatch):
 
 def aged(versions=None, indices=(), rollout_id=0, correction=Correction()):  # noqa: B008
     """The ages of as many samples, with what the host's batch carries of them; None: nobody knows any."""
+    return both_ages(versions, indices, rollout_id, correction)[0]
+
+
+def both_ages(versions, indices=(), rollout_id=0, correction=Correction()):  # noqa: B008
+    """Ages in weight versions and in optimizer steps, as ``aged``."""
     count = len(versions if versions is not None else indices)
     masks = [torch.ones(1) for _ in range(count)]
     batch = {"loss_masks": masks, "sample_indices": list(indices) or None, "weight_versions": versions}
     packed = Tokens(Segments.whole([1] * count, torch.ones(count)), torch.zeros(count), torch.zeros(count))
-    return staleness.with_ages(packed, masks, correction, staleness.samples_of(batch, rollout_id)).ages
+    found = staleness.with_ages(packed, masks, correction, staleness.samples_of(batch, rollout_id))
+    return found.ages, found.age_steps
 
 
 @pytest.mark.parametrize(
@@ -105,6 +112,87 @@ def test_the_hosts_pushing_object_says_the_version(monkeypatch):
         assert certify.pushes.version == 4 != other.weight_version
         pushing.update_weights()
         assert certify.pushes.version == 5
+
+
+class Pusher:
+    """Of a host, as far as pushes go."""
+
+    __module__ = "host.actor"
+
+    def __init__(self):
+        self.weight_version = 0
+
+    def update_weights(self):
+        self.weight_version += 1
+
+
+@pytest.mark.parametrize(("interval", "ahead"), [(1, 0), (3, 0), (1, 1), (3, 1), (2, 2)])
+def test_weights_that_are_pushed_seldom_age_by_optimizer_steps(monkeypatch, interval, ahead):
+    """Two steps for each rollout, a push every ``interval`` rollouts (--update-weights-interval), rollouts
+    that are sampled ``ahead`` of the one that is trained, as train_async.py does."""
+    actor = ModuleType("host.actor")
+    actor.Pusher = type("Pusher", (Pusher,), dict(vars(Pusher)))
+    monkeypatch.setitem(sys.modules, "host.actor", actor)
+    monkeypatch.setattr(hosts, "current", lambda: hosts.Host(actor, None))
+    certify.install()
+    monkeypatch.setattr(hosts, "current", lambda: None)
+    pusher, seen = actor.Pusher(), []
+    pusher.update_weights()
+
+    def train_one_step(
+        args, rollout_id, step_id, data_iterator, model, optimizer, scheduler, num_microbatches
+    ):
+        seen.append([float(age) for age in both_ages([[str(sampled[rollout_id])]])])
+        return {}, 0.5
+
+    module = wrapped(ModuleType("host.model"), train_one_step)
+    args, model = args_of({"preset": "token_tis"}, use_tis=False), [SimpleNamespace(role="actor")]
+    sampled, pushes = [], [(1, 0)]  # (version, optimizer steps before it)
+    wanted = []
+    for rollout in range(8):
+        while len(sampled) <= rollout + ahead:
+            sampled.append(pusher.weight_version)
+        for step in range(2):
+            taken = 2 * rollout + step
+            version, before = next(push for push in pushes if push[0] == sampled[rollout])
+            wanted.append([pushes[-1][0] - version, taken - before])
+            module.train_one_step(args, rollout, step, None, model, None, None, num_microbatches=1)
+        if (rollout + 1) % interval == 0:
+            pusher.update_weights()
+            pushes.append((pusher.weight_version, 2 * (rollout + 1)))
+    assert seen == wanted
+    assert any(steps > 2 * versions + 1 for versions, steps in seen) == (interval > 1)
+
+
+def test_steps_since_weights_that_another_process_pushed_are_not_known():
+    certify.reset(7)
+    versions, steps = both_ages([["5"], ["7"], ["8"], []])
+    torch.testing.assert_close(versions, torch.tensor([2.0, 0, math.nan, math.nan]).double(), equal_nan=True)
+    torch.testing.assert_close(
+        steps, torch.tensor([math.nan, 0, math.nan, math.nan]).double(), equal_nan=True
+    )
+
+
+def test_a_critics_step_is_none_of_the_policys():
+    certify.reset(1)
+    module = wrapped(
+        ModuleType("host.model"), lambda args, rollout_id, step_id, data_iterator, model: ({}, 1)
+    )
+    module.train_one_step(args_of({"preset": "token_tis"}), 0, 0, None, [SimpleNamespace(role="critic")])
+    assert certify.pushes.steps == 0
+
+
+def test_a_step_drops_sequences_with_more_optimizer_steps_behind_them():
+    packed, _ = tokens(oracle.random_batch(5, wild=False))
+    count = packed.segments.count
+    steps = torch.tensor([0.0, 4.0, 5.0, math.nan][:count] + [9.0] * (count - 4))
+    aged_packed = replace(packed, ages=torch.zeros(count), age_steps=steps)
+    found = Correction(steps=(Reject(max_staleness_steps=4),))(aged_packed)
+    kept = packed.segments.mask & (torch.isin(packed.segments.ids, torch.tensor([0, 1, 3])))
+    assert torch.equal(found.keep, kept)
+    assert not Correction(steps=(Reject(max_staleness=4, max_staleness_steps=4),))(
+        replace(aged_packed, ages=torch.full((count,), 5.0), age_steps=torch.zeros(count))
+    ).keep.any()
 
 
 def test_a_step_drops_sequences_that_are_older():

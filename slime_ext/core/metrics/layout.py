@@ -17,7 +17,10 @@ HISTOGRAM = LogBins(low=-20, high=7, digits=4)  # of log-ratios, nats: 16 bins p
 CURVE_COLUMNS = ("counted", "kept", "k3", "ratio_minus_one", "weight")
 COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
 TAIL = "tail"  # probability that the sampler's head leaves out
-PER_SEQUENCE = ("log_ratio", "response", "sequences", "kept_sequences", "aged", "age")
+PER_SEQUENCE = (
+    *("log_ratio", "response", "sequences", "kept_sequences"),
+    *("aged", "aged_steps", "age", "age_steps"),
+)
 HIGHEST = (
     "log_ratio_max",
     "log_ratio_min",
@@ -25,6 +28,7 @@ HIGHEST = (
     "sequence_log_ratio_max",
     "sequence_log_ratio_min",
     "age_max",
+    "age_steps_max",
 )
 LOG_SUMS = ("log_squared_ratios", "log_ratios")  # of sequences
 

@@ -101,7 +101,7 @@ def summarize(
     rows = (*_acted_on(outcome, layout.effects, segments), clipped, by_surrogate)
     counts = (as_numbers(row, torch.float32).sum().double() for row in rows)
     of_sequences, oldest, log_sums = _of_sequences(
-        outcome.sequences, tokens.ages, counts_sequences=counts_sequences
+        outcome.sequences, tokens, counts_sequences=counts_sequences
     )
     of_terms = (term.sum(dtype=torch.float64) for term in terms)
     tail = [_tail(tokens, outcome)] if layout.head else []
@@ -225,24 +225,25 @@ def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tenso
 
 
 def _of_sequences(
-    statistics: SequenceStatistics, ages: Tensor | None, *, counts_sequences: bool
+    statistics: SequenceStatistics, tokens: Tokens, *, counts_sequences: bool
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The sums of PER_SEQUENCE, three maxima and two logarithms of sums over the sequences that have response
+    """The sums of PER_SEQUENCE, four maxima and two logarithms of sums over the sequences that have response
     tokens; of none on a rank that does not count them."""
     there = statistics.count > 0 if counts_sequences else torch.zeros_like(statistics.keep)
-    known = torch.zeros_like(there) if ages is None else there & (ages == ages)
-    age = statistics.count.new_zeros(()) if ages is None else ages
+    nan = torch.full_like(statistics.count, torch.nan)
+    ages = torch.stack([nan if x is None else x.to(nan) for x in (tokens.ages, tokens.age_steps)])  # [2, S]
+    known = there & ~ages.isnan()
     log_ratio = statistics.log_ratio
     sums = [
         torch.where(there, log_ratio, 0).sum(),
         torch.where(there, statistics.count, 0).sum(),
         there.sum(),
         (there & statistics.keep).sum(),
-        known.sum(),
-        torch.where(known, age, 0).sum(),
+        *known.sum(1),
+        *torch.where(known, ages, 0).sum(1),
     ]
     rows = [torch.where(there, x, -torch.inf) for x in (log_ratio, -log_ratio, 2 * log_ratio)]
-    rows = [*rows, torch.where(known, age, -torch.inf)]
+    rows = [*rows, torch.where(known, ages, -torch.inf)]
     high, low, double, aged = (torch.nn.functional.pad(row, (0, 1), value=-math.inf) for row in rows)
     log_sums = torch.stack([double.logsumexp(0), high.logsumexp(0)])
-    return sums, [high.amax(), low.amax(), aged.amax()], log_sums
+    return sums, [high.amax(), low.amax(), *aged.amax(1)], log_sums

@@ -98,6 +98,10 @@ STALENESS: dict[str, Value] = {
     "staleness_max": lambda t: max(t.highest["age_max"], 0.0),
     "staleness_known_fraction": _mean("aged", "sequences"),
 }
+STALENESS_STEPS: dict[str, Value] = {
+    "staleness_steps_mean": _mean("age_steps", "aged_steps"),
+    "staleness_steps_max": lambda t: max(t.highest["age_steps_max"], 0.0),
+}
 CENTER: dict[str, Value] = {"tail_fraction": _mean(TAIL)}
 CERTIFICATE = ("certified", "certified_k3_kl")  # host/certify.py has their values
 OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # a bin's sums -> one of its numbers
@@ -148,12 +152,16 @@ def known_names(correction: Steps) -> list[str]:
     layout = MetricsLayout.of(correction)
     more = CENTER if layout.head else ()
     own = (*(effect.name for effect in layout.effects), *layout.terms)
-    return [*METRICS, *STALENESS, *more, *CERTIFICATE, *own]
+    return [*METRICS, *STALENESS, *STALENESS_STEPS, *more, *CERTIFICATE, *own]
 
 
 def scalars(totals: Totals) -> dict[str, float]:
     """Every metric of one number, by its full name."""
-    known = METRICS | (STALENESS if totals["aged"] else {}) | (CENTER if TAIL in totals.sums else {})
+    optional = {"aged": STALENESS, "aged_steps": STALENESS_STEPS}
+    known = dict(METRICS)
+    for name, more in optional.items():
+        known |= more if totals[name] else {}
+    known |= CENTER if TAIL in totals.sums else {}
     found = {name: value(totals) for name, value in known.items()}
     own = {name: totals.mean(name, "response") for name in totals.sums if name.startswith(OF_CORRECTION)}
     return {f"{PREFIX}{name}": value for name, value in {**found, **own}.items()}

@@ -99,8 +99,15 @@ ROWS = (
         ),
     ),
     (Panel("weights clipped\n(fraction)", (Line(CLIPPED, "clipped"),), ("clipped_fraction",), holds=(0, 0)),),
-    (  # of `slime-ext train`: optimizer steps between the sampling and the trained weights
-        Panel("staleness\n(optimizer steps)", (Line(("train/staleness",), "mean", STEPS),), holds=(0, 1)),
+    (  # between the sampling and the trained weights; versions say little where pushes are rare
+        Panel(
+            "staleness\n(optimizer steps)",
+            (
+                Line(("train/staleness", f"{OFF}staleness_steps_mean"), "mean", STEPS),
+                Line((f"{OFF}staleness_steps_max",), "largest", {"linestyle": ":", **THIN, **STEPS}),
+            ),
+            holds=(0, 1),
+        ),
         Panel(
             "staleness\n(weight versions)",
             (Line(AGE, "mean", STEPS), Line(OLDEST, "largest", {"linestyle": ":", **THIN, **STEPS})),

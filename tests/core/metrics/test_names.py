@@ -19,12 +19,13 @@ FROZEN = """
     ratio_p99 chi2_token chi2_sequence log1p_chi2_sequence ess_ratio ess_sequence ess_weight weight_mean
     weight_max kept_fraction rejected_fraction rejected_sequence_fraction clipped_fraction
     surrogate_clipped_fraction nonfinite_fraction perplexity_behavior perplexity_numerator
-    staleness_mean staleness_max staleness_known_fraction
+    staleness_mean staleness_max staleness_known_fraction staleness_steps_mean staleness_steps_max
 """.split()
 
 
 def test_names_are_frozen():
-    found = names.scalars(accumulated(presets.get("metrics_only"), oracle.random_batch(1), ages=[1.0] * 4))
+    ages = {"ages": [1.0] * 4, "age_steps": [2.0] * 4}
+    found = names.scalars(accumulated(presets.get("metrics_only"), oracle.random_batch(1), **ages))
     assert list(found) == [f"off_policy/{name}" for name in FROZEN]
 
 
@@ -59,6 +60,7 @@ def test_the_page_has_every_name_and_no_other():
     tables = (
         names.METRICS,
         names.STALENESS,
+        names.STALENESS_STEPS,
         names.CENTER,
         names.CERTIFICATE,
         PER_STEP,

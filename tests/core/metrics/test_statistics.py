@@ -45,7 +45,7 @@ def numbers_of(*args, **more):
     return metrics.scalars(totals) | metrics.curves(totals)
 
 
-def accumulated(correction, batch, size=100, *, ages=None, curves=True):
+def accumulated(correction, batch, size=100, *, ages=None, age_steps=None, curves=True):
     """The totals of a batch, ``size`` sequences per micro-batch."""
     layout = MetricsLayout.of(correction, curves=curves)
     found = []
@@ -53,6 +53,8 @@ def accumulated(correction, batch, size=100, *, ages=None, curves=True):
         packed, _ = tokens(batch[i : i + size])
         if ages is not None:
             packed = replace(packed, ages=torch.tensor(ages[i : i + size], dtype=torch.float64))
+        if age_steps is not None:
+            packed = replace(packed, age_steps=torch.tensor(age_steps[i : i + size], dtype=torch.float64))
         found.append(measure(packed, correction(packed, observe=True), layout))
     return metrics.reduce(layout, functools.reduce(operator.add, found) if found else None)[0]
 
@@ -280,6 +282,9 @@ def test_ages_are_counted_by_sample():
     got = scalars(Correction(), batch, ages=[3.0, math.nan, 1.0])
     assert (got["staleness_mean"], got["staleness_max"]) == (2, 3)
     assert got["staleness_known_fraction"] == pytest.approx(2 / 3)
+    assert not [name for name in got if "staleness_steps" in name]
+    got = scalars(Correction(), batch, ages=[0.0, 0.0, 0.0], age_steps=[12.0, math.nan, 4.0])
+    assert (got["staleness_mean"], got["staleness_steps_mean"], got["staleness_steps_max"]) == (0, 8, 12)
 
 
 def test_only_the_first_of_the_ranks_that_share_sequences_counts_them():

@@ -11,7 +11,14 @@ import torch
 from slime_ext import load_config, presets, tis
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import NonFiniteError
-from slime_ext.tools.analysis.measures.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, NO_HEADS, STOPS
+from slime_ext.tools.analysis.measures.planned import (
+    NO_ADVANTAGES,
+    NO_AGE_STEPS,
+    NO_AGES,
+    NO_GROUPS,
+    NO_HEADS,
+    STOPS,
+)
 from slime_ext.tools.analysis.measures.tally import Tally, spans
 from slime_ext.tools.analysis.measures.whatif import WhatIf, apply
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -224,6 +231,7 @@ def test_what_is_settled_over_steps_is_what_the_host_settles():
 def test_what_a_dump_lacks_is_said():
     for keys, why in [
         ({"steps": [{"reject": {"high": 2.0, "max_staleness": 1}}]}, NO_AGES),
+        ({"steps": [{"reject": {"high": 2.0, "max_staleness_steps": 1}}]}, NO_AGES),
         ({"steps": [{"reject": {"high": 2.0}}], "group": "atomic"}, NO_GROUPS),
         ({"steps": ["reweight"], "on_nonfinite": "raise"}, STOPS),
         ({"preset": "cispo", "center": {"top_k": 8}}, NO_HEADS),
@@ -243,6 +251,8 @@ def test_ages_are_those_of_the_oldest_token():
     )
     correction = load_config({"steps": [{"reject": {"max_staleness": 2}}]})
     assert apply(correction, r).keep.tolist() == [True, False, False, True, True, True]
+    in_steps = {"x": load_config({"steps": [{"reject": {"max_staleness_steps": 2}}]})}
+    assert whatif([r], in_steps)[0].unavailable == NO_AGE_STEPS
 
 
 def test_without_advantages_what_needs_them_says_so():

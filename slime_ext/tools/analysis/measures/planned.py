@@ -22,6 +22,7 @@ from slime_ext.tools.analysis.records import DumpedRollout
 
 NO_ADVANTAGES = "needs advantages, which the dump does not hold"
 NO_AGES = "needs the age of the sampling weights, which the dump does not hold"
+NO_AGE_STEPS = "needs the optimizer steps since the sampling weights, which a dump does not hold"
 NO_HEADS = "center needs the sampler's head beside the tokens, which is not read from a dump"
 NO_GROUPS = "needs to know which samples share a prompt, which the dump does not say"
 STOPS = "on_nonfinite: raise stops the run: a behavior log-prob is not finite"
@@ -36,6 +37,7 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
     reasons = {
         NO_ADVANTAGES: rollout.advantages is None and (reads_advantages or correction.group == "rebaseline"),
         NO_AGES: rollout.newest is None and correction.needs_ages,
+        NO_AGE_STEPS: any(step.reads_age_steps for step in correction.steps),
         NO_HEADS: correction.center is not None,
         NO_GROUPS: rollout.groups is None and correction.group != "ignore",
         STOPS: correction.on_nonfinite == "raise" and not bool(rollout.finite.equal(rollout.mask)),
