@@ -10,10 +10,11 @@ from slime_ext.host.contract import INIT_FLAG, OURS, TIS
 
 
 def flags_of(name: str, correction: Correction) -> str:
-    """The flags, all slime's own, that make a launch use the preset ``name``."""
-    switch = "--use-tis" if acts(correction) else "--get-mismatch-metrics"
+    """The flags, all slime's own, that make a launch use the preset ``name``; ``init`` alone measures."""
+    if not acts(correction):
+        return INIT_FLAG
     plan = " --get-mismatch-metrics" if correction.needs_plan else ""
-    return f"{switch} --custom-tis-function-path {TIS}.{name} {INIT_FLAG}{plan}"
+    return f"--use-tis --custom-tis-function-path {TIS}.{name} {INIT_FLAG}{plan}"
 
 
 def file_of(mapping: Mapping[str, Any], correction: Correction) -> dict[str, Any]:

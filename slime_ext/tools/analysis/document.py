@@ -222,7 +222,7 @@ class Recommendation(FrozenModel):
 
     name: str
     reasons: tuple[str, ...]
-    flags: str = Field(description="what to add to the launch command")
+    flags: str = Field(description="what to add to the launch command; empty before a fault is fixed")
     candidates: tuple[Candidate, ...] = ()
     is_made: bool = Field(
         True, description="false: a fault comes first, or too little data; metrics_only then"

@@ -106,10 +106,12 @@ def _recommendation(screen: Console, document: Document) -> None:
     found = document.recommendation
     if found is None:
         return
-    kind = "no recommendation yet, keep measuring"
     if found.is_made:
-        kind = "no correction recommended" if found.name == UNCORRECTED else "recommended"
-    screen.print(f"\n[bold]{kind}: {escape(found.name)}[/bold]")
+        said = f"recommended: {escape(found.name)}"
+        said = "no correction recommended" if found.name == UNCORRECTED else said
+    else:
+        said = f"no recommendation {'yet, keep measuring' if found.flags else 'before the faults are fixed'}"
+    screen.print(f"\n[bold]{said}[/bold]")
     for reason in found.reasons:
         _say(screen, f"  {reason}")
     if found.flags:

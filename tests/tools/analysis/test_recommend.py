@@ -240,8 +240,18 @@ def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):
 
 
 def test_flags_name_a_function_that_exists():
-    for name in ["token_tis", "metrics_only"]:
-        switch, option, path, *init = flags(name).split()
-        assert init == ["--custom-megatron-init-path", "slime_ext.host.init"]
-        assert option == "--custom-tis-function-path" and callable(getattr(tis, path.rpartition(".")[2]))
-        assert switch == {"token_tis": "--use-tis", "metrics_only": "--get-mismatch-metrics"}[name]
+    switch, option, path, *init = flags("token_tis").split()
+    assert init == ["--custom-megatron-init-path", "slime_ext.host.init"] and switch == "--use-tis"
+    assert option == "--custom-tis-function-path" and callable(getattr(tis, path.rpartition(".")[2]))
+
+
+def test_to_measure_on_is_the_one_flag_of_the_readme_and_none_before_a_fault_is_fixed():
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert flags("metrics_only") == contract.INIT_FLAG and f"    {contract.INIT_FLAG}\n" in readme
+    for total, findings, wanted in [
+        (SHORT, [finding()], ""),
+        (SHORT, [finding("unexplained", "warning")], contract.INIT_FLAG),
+        (SHORT.model_copy(update={"sequences": 5}), [], contract.INIT_FLAG),
+        (SHORT.model_copy(update={"ess_sequence": 0.995}), [], contract.INIT_FLAG),
+    ]:
+        assert recommend(effects(), total, findings).flags == wanted

@@ -154,7 +154,19 @@ def test_nothing_green_stands_beside_an_error():
     error = document().findings[0].model_copy(update={"severity": "error"})
     found = document(findings=(error,), recommendation=recommend((), document().total, (error,)))
     text = render(found)
-    assert "No correction is recommended yet" in text and "finding good" not in text
+    assert "No correction is recommended before the faults are fixed" in text and "finding good" not in text
+    assert "--custom-" not in text
+
+
+def test_an_estimate_below_what_it_estimates_is_marked_and_not_judged():
+    def chi2(**values):
+        return {t["name"]: t["runs"] for t in tiles([Numbers(**values)]) if "χ²" in t["name"]}
+
+    found = chi2(chi2_token=-2e-4, chi2_sequence=-0.623)
+    said = " (an estimate; the true value is at least 0)"
+    assert found == {"χ², token": [(f"-0.0002{said}", "")], "χ², sequence": [(f"-0.623{said}", "")]}
+    found = chi2(chi2_token=0.0, chi2_sequence=11.0)
+    assert found == {"χ², token": [("0", "good")], "χ², sequence": [("11", "bad")]}
 
 
 def test_five_corrections_are_shown_and_the_rest_is_folded():

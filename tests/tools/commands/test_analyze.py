@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from slime_ext import presets
+from slime_ext.host.contract import INIT_FLAG
 from slime_ext.tools.analysis import run as run_module
 from slime_ext.tools.analysis.document import Numbers
 from slime_ext.tools.analysis.findings import recommend
@@ -18,7 +19,9 @@ from slime_ext.tools.analysis.request import SHORTLIST
 from slime_ext.tools.analysis.run import Request, analyse
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.analyze_summary import summary
+from slime_ext.tools.commands.output import console
 from tests.tools.analysis import dumps
+from tests.tools.analysis.documents import document
 from tests.tools.analysis.synthetic import World, recorded_late, run
 
 SMALL = World(rollouts=2, samples=12, length=24)
@@ -82,7 +85,7 @@ def test_a_pipe_gets_every_line_whole(capsys, tmp_path):
 
 def test_json_on_stdout_is_json_alone(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--json", "-")
-    assert status == 0 and json.loads(out)["name"] == "healthy" and "keep measuring:" in err
+    assert status == 0 and json.loads(out)["name"] == "healthy" and "keep measuring" in err
 
 
 def test_thresholds_are_printed_as_they_are(capsys, runs, tmp_path):
@@ -215,7 +218,7 @@ def test_nothing_is_written_over_what_is_read(capsys, tmp_path):
 def test_a_full_disk_costs_the_file_alone(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--json", "/dev/full")
     assert (status, err.count("\n")) == (2, 1) and "got '/dev/full': No space left" in err
-    assert "keep measuring:" in out and "wrote" not in out
+    assert "keep measuring" in out and "wrote" not in out
 
 
 def test_a_run_that_cannot_be_read_leaves_no_empty_report(capsys, tmp_path):
@@ -249,3 +252,15 @@ def test_a_recommendation_is_asked_for_at_the_median_of_the_rollouts(runs, monke
     monkeypatch.setattr(run_module, "recommend", instead)
     document = analyse(request := Request((str(runs / "healthy"),)), request.files())
     assert asked["k3"] == statistics.median(moment.numbers.k3 for moment in document.timeline)
+
+
+def test_no_flags_are_offered_beneath_an_error(capsys):
+    error = document().findings[0].model_copy(update={"severity": "error"})
+    found = document(findings=(error,), recommendation=recommend.recommend((), document().total, (error,)))
+    summary(console(), [found])
+    out = capsys.readouterr().out
+    assert "no recommendation before the faults are fixed" in out and "fix stale_weights first" in out
+    assert "--custom-" not in out
+    few = document().total.model_copy(update={"sequences": 5})
+    summary(console(), [document(recommendation=recommend.recommend((), few))])
+    assert f"  {INIT_FLAG}\n" in capsys.readouterr().out

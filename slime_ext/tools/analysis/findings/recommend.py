@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from slime_ext import presets
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config
+from slime_ext.host.contract import INIT_FLAG
 from slime_ext.tools.analysis.document import (
     UNCORRECTED,
     Candidate,
@@ -101,6 +102,7 @@ def _none(total: Numbers, findings: Sequence[Finding], found: set[str]) -> Recom
         return _nothing(
             *(f"fix {f.name} first; a correction would only hide it. {_sentence(f.fix)}" for f in faults),
             "then analyse again",
+            launch="",
         )
     if UNKNOWN in found:
         return _nothing(
@@ -213,11 +215,14 @@ def _lacking(file: str) -> list[str]:
     ]
 
 
-def _nothing(*reasons: str, is_made: bool = False, candidates: Sequence[Candidate] = ()) -> Recommendation:
+def _nothing(
+    *reasons: str, is_made: bool = False, candidates: Sequence[Candidate] = (), launch: str = INIT_FLAG
+) -> Recommendation:
+    """No correction; ``launch`` has the flags with which a run measures on, none before a fault is fixed."""
     return Recommendation(
         name=UNCORRECTED,
         reasons=reasons,
-        flags=flags(UNCORRECTED),
+        flags=launch,
         candidates=tuple(candidates),
         is_made=is_made,
     )

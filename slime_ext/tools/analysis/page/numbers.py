@@ -97,12 +97,14 @@ class Tile:
         fields: names in ``Numbers`` of what it shows.
         healthy: field -> lowest and highest healthy value.
         joins: the text of the values.
+        least: the smallest value that the quantity itself can have; its estimate can lie below.
     """
 
     name: str
     fields: tuple[str, ...]
     healthy: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     joins: Callable[..., str] = number
+    least: float | None = None
 
     @property
     def range(self) -> str:
@@ -121,7 +123,10 @@ class Tile:
             (low is None or values[name] >= low) and (high is None or values[name] <= high)
             for name, (low, high) in self.healthy.items()
         )
-        return self.joins(*values.values()), ("good" if is_good else "bad") if self.healthy else ""
+        text = self.joins(*values.values())
+        if self.least is not None and min(values.values()) < self.least:  # it says nothing of the quantity
+            return f"{text} (an estimate; the true value is at least {self.least:g})", ""
+        return text, ("good" if is_good else "bad") if self.healthy else ""
 
 
 WORDS = ("above", "below")
@@ -146,8 +151,10 @@ TILES = (
     _tile("ESS of tokens", "ess_token", "ess_ratio", percent),
     _tile("ESS of geometric means", "ess_geometric", joins=percent),
     _tile("ESS of whole sequences", "ess_sequence", "ess_sequence", percent),
-    _tile("χ², token", "chi2_token", "chi2_token"),
-    _tile("χ², sequence", "chi2_sequence", "chi2_sequence"),
+    *(
+        Tile(f"χ², {unit}", (name,), {name: HEALTHY[name]}, least=0.0)
+        for unit, name in (("token", "chi2_token"), ("sequence", "chi2_sequence"))
+    ),
     _tile("perplexity, sampler", "perplexity_behavior"),
     _tile("perplexity, trainer", "perplexity_proximal"),
     _tile("mean reward", "reward"),
