@@ -456,6 +456,36 @@ MUTATIONS = {
         "else (value > low) & (value < high)",
         "tests/test_tis.py",
     ),
+    "a page without its policy": Mutation(
+        "tools/analysis/page/page.html.j2",
+        'http-equiv="Content-Security-Policy"',
+        'name="policy"',
+        "tests/tools/analysis/test_report.py",
+    ),
+    "a pickle may call getattr": Mutation(
+        "tools/analysis/readers/unpickle.py",
+        '"numpy.ndarray": "ndarray",',
+        '"numpy.ndarray": "ndarray", "builtins.getattr": getattr,',
+        "tests/tools/analysis/test_readers.py",
+    ),
+    "half of the samples may be left out": Mutation(
+        "tools/analysis/findings/gross.py",
+        "LEFT_OUT = 0.01",
+        "LEFT_OUT = 0.5",
+        "tests/tools/analysis/test_gross.py",
+    ),
+    "unexplained by chance": Mutation(
+        "tools/analysis/findings/numerics.py",
+        "\nSURE = 3.0",
+        "\nSURE = 0.0",
+        "tests/tools/analysis/test_findings.py",
+    ),
+    "a wrong line of a rehearsal is no failure": Mutation(
+        "tools/commands/rehearse.py",
+        "return FAILED if seen.status or any(line.state == checks.WRONG for line in found) else 0",
+        "return FAILED if seen.status else 0",
+        "tests/tools/commands/test_rehearse.py",
+    ),
 }
 
 

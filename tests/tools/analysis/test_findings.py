@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from slime_ext.tools.analysis.findings import DETECTORS, examine
+from slime_ext.tools.analysis.findings import DETECTORS, examine, numerics
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.rollouts import rollout as random_rollout
 from tests.tools.analysis.synthetic import (
@@ -174,6 +175,30 @@ def test_of_ratios_that_are_all_near_0_something_is_said():
     rollout = random_rollout(samples=600)
     far = replace(rollout, proximal=rollout.behavior - 18 - torch.rand(len(rollout.behavior)))
     assert found([far]) == {"unexplained"}
+
+
+class Sums(dict):
+    """Of a diagnosis, as far as a detector reads them."""
+
+    def mean(self, name):
+        return self[name]
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "is_one"),
+    [
+        (0.06, 0.001, True),
+        (0.06, 0.0033, True),
+        (0.06, 0.0034, False),
+        (0.06, 0.02, False),
+        (0.049, 0, False),
+    ],
+)
+def test_an_unexplained_distance_is_three_standard_errors_above_what_arithmetic_makes(mean, error, is_one):
+    """Above 0.05 nats, that is: a few tokens far off move the mean of a short run as much as its error."""
+    statistics = SimpleNamespace(means={"absolute": (mean, error, 0.0)})
+    d = SimpleNamespace(statistics=statistics, sums=Sums(finite=1000, k3=0.01))
+    assert (numerics.unexplained(d) is not None) == is_one
 
 
 def mistaken(cases):

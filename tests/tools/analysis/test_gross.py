@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.faults.harms import append_twice, edited, of_other_run
-from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.findings import examine, gross
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
@@ -153,6 +154,28 @@ def test_a_gross_fault_of_files_is_named(tmp_path, rollouts, wrong):
     said = found(folder)
     assert set(said) == ({name} if name else set())
     assert all(words in f"{finding.title} {finding.evidence}" for finding in said.values()), said
+
+
+@pytest.mark.parametrize(
+    ("samples", "files", "is_found"),
+    [
+        ((0, 100), (0, 30), False),
+        ((1, 99), (0, 30), True),
+        ((1, 100), (0, 30), False),
+        ((40, 960), (0, 30), True),
+        ((1, 9), (0, 30), True),
+        ((0, 100), (3, 30), True),
+        ((0, 100), (2, 30), False),
+        ((0, 100), (1, 3), True),
+    ],
+)
+def test_one_sample_in_a_hundred_or_one_file_in_ten_is_much_to_leave_out(samples, files, is_found):
+    """(left out, read) samples; (unread, all) rollouts."""
+    counts = dict(zip(("left_out", "samples"), samples, strict=True))
+    d = SimpleNamespace(
+        statistics=SimpleNamespace(counts=counts), unread=files[0], timeline=[None] * files[1]
+    )
+    assert (gross.left_out(d) is not None) == is_found
 
 
 def test_shares_are_of_the_samples_that_were_read(tmp_path, rollouts):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ import torch
 
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.document import Skipped
+from slime_ext.tools.analysis.readers.unpickle import NotPlain, PlainUnpickler
 from slime_ext.tools.analysis.records import DumpedRollout
 from tests.tools.analysis import dumps
 from tests.tools.analysis.in_process import read
@@ -97,6 +100,33 @@ def test_a_malicious_pickle_runs_nothing(tmp_path):
         assert not proof.exists()
         torch.load(path, weights_only=False)
         assert proof.exists()  # it would have
+
+
+CALLS = """
+    builtins.getattr builtins.eval builtins.exec builtins.__import__ builtins.open builtins.type
+    builtins.map __builtin__.getattr operator.attrgetter operator.methodcaller functools.partial
+    os.system posix.system torch.load torch.hub.load torch.utils.collect_env.run numpy.load pickle.loads
+    copyreg._reconstructor torch._utils._rebuild_from_type_v2 torch._tensor._rebuild_from_type_v2
+    torch.float32.__class__
+""".split()
+ALLOWED = """
+    __builtin__.bytes _codecs.encode builtins.bytes collections.OrderedDict
+    numpy._core.multiarray._reconstruct numpy._core.multiarray.scalar
+    numpy.core.multiarray._reconstruct numpy.core.multiarray.scalar numpy.dtype numpy.ndarray torch.Size
+    torch._utils._rebuild_parameter torch._utils._rebuild_tensor_v2
+    torch._utils._rebuild_tensor_v3 torch.storage.UntypedStorage
+""".split()
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_a_pickle_gets_no_function_that_leads_to_another(path):
+    module, _, name = path.rpartition(".")
+    with pytest.raises(NotPlain, match=re.escape(path)):
+        PlainUnpickler(io.BytesIO(f"c{module}\n{name}\n.".encode())).load()  # looks it up
+
+
+def test_the_names_that_a_pickle_may_use_are_frozen():
+    assert sorted(PlainUnpickler(io.BytesIO(b"")).names) == ALLOWED
 
 
 def test_broken_files_are_named_and_the_rest_is_read(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -55,7 +56,23 @@ def test_nothing_is_fetched_and_nothing_runs(page):
     tags = " ".join(re.findall(r"<[^>]*>", page))
     assert not re.findall(r"<(?:script|link|iframe|img|object)\b|\bon\w+=|\b(?:src|href)=\"(?!#)", tags)
     assert not re.findall(r"@import|url\((?!#)|http-equiv=\"refresh", page)
-    assert "default-src 'none'" in page
+
+
+def test_a_browser_is_told_to_load_and_run_nothing(page):
+    """The policy is a <meta http-equiv> of the head, before all that it is for."""
+    found = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            found.append((tag, dict(attributes)))
+
+    Tags().feed(page)
+    names = [tag for tag, _ in found]
+    policies = [(i, a) for i, (_, a) in enumerate(found) if a.get("http-equiv") == "Content-Security-Policy"]
+    ((place, policy),) = policies
+    assert names[place] == "meta" and place < min(names.index("style"), names.index("body"))
+    rules = dict(rule.split(maxsplit=1) for rule in policy["content"].split(";"))
+    assert rules == {"default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "data:"}
 
 
 def test_text_of_a_dump_is_text(page):

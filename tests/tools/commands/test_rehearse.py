@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.commands import rehearse
+from slime_ext.tools.commands import cli, rehearse
+from slime_ext.tools.commands.output import console
+from slime_ext.tools.rehearsal import checks, evidence
+from slime_ext.tools.without_cuda import driver
+from tests.tools.rehearsal.launches import launch
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,3 +56,42 @@ def test_a_timeout_is_a_positive_number(script, timeout, capsys):
     with pytest.raises(SystemExit):
         rehearse.main([str(script), "--host", "miles", f"--timeout={timeout}"])
     assert f"--timeout: expected a positive number of seconds, got {timeout}" in capsys.readouterr().err
+
+
+OF_A_PAGE = [("script", checks.OK), ("parsed", checks.OK), ("guards", checks.NOT_ASKED)]
+
+
+@pytest.mark.parametrize(
+    ("states", "run_status", "status"),
+    [
+        (OF_A_PAGE, 0, 0),
+        ([*OF_A_PAGE, ("rewards", checks.WRONG)], 0, 1),
+        ([("script", checks.WRONG), *OF_A_PAGE], 0, 1),
+        (OF_A_PAGE, 1, 1),
+        (OF_A_PAGE, -9, 1),
+        ([*OF_A_PAGE, ("rewards", checks.WRONG)], driver.TIMED_OUT, 1),
+    ],
+)
+def test_a_wrong_line_or_a_failed_run_is_status_1(tmp_path, monkeypatch, capsys, states, run_status, status):
+    lines = [checks.PageLine(name, state, "text") for name, state in states]
+    monkeypatch.setattr(checks, "lines", lambda launch, seen: lines)
+    seen = evidence.Evidence(status=run_status, seconds=1.0, log=tmp_path / "log")
+    assert rehearse._report(launch(), {}, seen, tmp_path, console()) == status
+    out, page = capsys.readouterr().out, json.loads((tmp_path / "page.json").read_text())
+    assert all(f"{name} {state} text" in " ".join(out.split()) for name, state in states)
+    assert [(line["name"], line["state"]) for line in page["lines"]] == states
+    assert page["status"] == run_status
+
+
+def test_the_status_of_the_command_is_that_of_its_page(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(rehearse.run, "prepare", lambda *given: ([], {}))
+    monkeypatch.setattr(rehearse, "_status", lambda ran: 0)
+    monkeypatch.setattr(driver.HostRun, "check", lambda ran: None)
+    monkeypatch.setattr(
+        evidence, "gather", lambda out, status, seconds: evidence.Evidence(status, seconds, out)
+    )
+    for state, status in ((checks.WRONG, 1), (checks.OK, 0)):
+        monkeypatch.setattr(checks, "lines", lambda *given, s=state: [checks.PageLine("script", s)])
+        assert (
+            cli.main(["rehearse", str(script), "--host", "miles", "--out", str(tmp_path / state)]) == status
+        )
