@@ -19,7 +19,7 @@ COMMANDS = {
     "check": "whether a configuration or a launch script is right",
     "convert": "another system's correction in native keys",
     "bench": "what corrections cost: exact bias and variance, time, scaling",
-    "doctor": "what is installed, and whether a launch can work here",
+    "doctor": "versions of what a launch runs on, and what is missing here",
     "analyze": "what is wrong in a run's dumps; what corrections would do",
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
 }

@@ -1,93 +1,168 @@
-"""``slime-ext doctor [LAUNCH_SCRIPT]``: what is installed and usable, and whether a launch can work here."""
+"""``slime-ext doctor``: the versions of what a launch runs on, and what is missing on this machine.
+
+It belongs into a report of a fault, as torch.utils.collect_env does; ``slime-ext check`` judges a launch.
+Nothing but torch is imported.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import functools
+import importlib.metadata
+import importlib.util
+import platform
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
-from rich.text import Text
+from slime_ext import __version__
+from slime_ext.errors import ConfigError, printable
 
-from slime_ext.errors import SlimeExtError
-from slime_ext.tools.commands import installed, light
-from slime_ext.tools.commands.arguments import OWN, Arguments, apart, gathered
-from slime_ext.tools.commands.installed import COMPONENTS
-from slime_ext.tools.commands.output import console, table
-
-WRONG = 1
-STYLES = {"ok": "green", "wrong": "red", "missing": "red", "-": ""}
-UNLESS = {  # component -> the flag without which a launch needs it
-    "Transformer Engine": "--transformer-impl local",
-    "NVIDIA apex": "--no-gradient-accumulation-fusion",
-}
+APEX_HOW = "build it from github.com/NVIDIA/apex with its C++ and CUDA extensions"
+HOSTS = {"slime": "THUDM/slime", "miles": "radixark/miles"}  # package -> repository on github.com
+VERSION = re.compile(r"^\s*version\s*=\s*[\"']([^\"']+)", re.M)
 
 
-class Row(NamedTuple):
-    """One line of the table. ``state`` is a key of STYLES; with ``wrong`` or ``missing`` it cannot work."""
+class Part(NamedTuple):
+    """Something that may be installed.
 
-    name: str
-    found: str
-    state: str
+    Args:
+        version: what is there; empty: nothing.
+        note: what is to be known of it, or how it is installed.
+        is_missing: whether a launch of slime or miles lacks it here.
+    """
+
+    version: str = ""
     note: str = ""
+    is_missing: bool = False
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table; 1 where the launch script's setup cannot work on this machine."""
+    """Prints a line for each part, then what is missing; returns 0."""
     parser = argparse.ArgumentParser(
-        prog="slime-ext doctor", description="What is installed, and what would run."
+        prog="slime-ext doctor", description="Versions of what a launch runs on, and what is missing here."
     )
-    what = "a launch script, or a YAML of --custom-config-path"
-    parser.add_argument("script", nargs="?", metavar="LAUNCH_SCRIPT", help=what)
-    what = "the checkout of slime; default: the one that imports"
-    parser.add_argument("--slime-dir", metavar="DIR", help=what)
-    parser.epilog = OWN
-    words, own = apart(argv)
-    given = parser.parse_args(words)
-    arguments = _arguments(given.script, own)
-    rows = diagnose(arguments, given.slime_dir)
-    if given.script:
-        rows += what_runs(given.script, own)
-    cells = ((name, found, Text(state, STYLES[state]), note) for name, found, state, note in rows)
-    console().print(table(cells, ("part", "found", "state", "note")))
-    return WRONG if any(row.state in ("wrong", "missing") for row in rows) else 0
+    _, others = parser.parse_known_args(argv)
+    if others:
+        raise ConfigError(
+            f"doctor: expected no words, got {others[0]}: slime-ext check {others[0]} judges a launch"
+        )
+    parts = {name: probe() for name, probe in PARTS.items()}
+    print("\n".join(lines(parts)))
+    return 0
 
 
-def needed(arguments: Arguments) -> set[str]:
-    """The components without which a launch cannot work."""
-    if not arguments.launch.program:
-        return {"Python", "PyTorch"}
-    flags = set(map(str, arguments.launch.flags))
-    spared = {part for part, flag in UNLESS.items() if flag in flags}
-    return {*COMPONENTS, "slime"} - spared - {"Triton"}
+def lines(parts: Mapping[str, Part]) -> list[str]:
+    """What is printed of the parts."""
+    width = max(map(len, parts))
+    found = [
+        f"{name:<{width}}  {part.version or 'none'}{f' ({part.note})' if part.note else ''}"
+        for name, part in parts.items()
+    ]
+    missing = [name for name, part in parts.items() if part.is_missing]
+    missing += [] if any(parts[name].version for name in HOSTS) else [" or ".join(HOSTS)]
+    return [*map(printable, found), f"missing for a launch: {', '.join(missing) or 'nothing'}"]
 
 
-def diagnose(arguments: Arguments, slime_dir: str | None) -> list[Row]:
-    """One row per component, judged by whether the launch needs it."""
-    required, rows = needed(arguments), []
-    probes = {**COMPONENTS, "slime": lambda: installed.slime(slime_dir)}
-    for name, (found, usable, note) in ((name, probe()) for name, probe in probes.items()):
-        lacking = ("wrong" if found else "missing") if name in required else "-"
-        if note == installed.CORE_ALONE and arguments.launch.program:
-            usable, lacking, note = False, "wrong", f"{note}: slime needs Megatron-LM on PYTHONPATH"
-        rows.append(Row(name, found or "none", "ok" if usable else lacking, note))
-    return rows
+def cuda() -> Part:
+    """Whether torch sees a device."""
+    if not has("torch"):
+        return Part(note="needs PyTorch", is_missing=True)
+    import torch  # two seconds, and the only one that knows
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        note = f"PyTorch for CUDA {built}, no device" if built else "PyTorch for CPU"
+        return Part(note=note, is_missing=True)
+    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    return Part(str(torch.version.cuda), f"{torch.cuda.device_count()} x {', '.join(sorted(names))}")
 
 
-def what_runs(path: str, own: Sequence[str] = ()) -> list[Row]:
-    """The correction that the file leads to."""
+def megatron() -> Part:
+    """megatron-core alone, or Megatron-LM, whose megatron.training the hosts import."""
+    if not has("megatron.core"):
+        return Part(note="a checkout of Megatron-LM on PYTHONPATH", is_missing=True)
+    version = installed("megatron-core")
+    if not has("megatron.training"):
+        note = "megatron-core alone, without megatron.training: put Megatron-LM on PYTHONPATH"
+        return Part(version, note, is_missing=True)
+    return Part(version, "Megatron-LM")
+
+
+def apex() -> Part:
+    """NVIDIA apex; the project of that name on PyPI is another one."""
+    unless = "or launch with --no-gradient-accumulation-fusion"
+    folder = folder_of("apex")
+    if folder is None:
+        return Part(note=f"{APEX_HOW}, {unless}", is_missing=True)
+    if not (folder / "multi_tensor_apply").is_dir():
+        note = f"the apex of PyPI, which is another project: pip uninstall apex, then {APEX_HOW}, {unless}"
+        return Part(installed("apex"), note, is_missing=True)
+    if not (has("amp_C") and has("fused_weight_gradient_mlp_cuda")):
+        note = f"without its extensions: {APEX_HOW}, {unless}"
+        return Part(installed("apex"), note, is_missing=True)
+    return Part(installed("apex"))
+
+
+def host(package: str, repository: str) -> Part:
+    """A host that Python imports from here. A launch needs one of them, so none is missing by itself."""
+    folder = folder_of(package)
+    if folder is None:
+        return Part(note=f"a checkout of github.com/{repository}, installed or on PYTHONPATH")
+    path = folder.parent / "setup.py"
+    said = VERSION.search(path.read_text("utf-8", "ignore")) if path.is_file() else None
+    return Part(said[1] if said else installed(package), str(folder.parent))
+
+
+def package(
+    module: str, how: str = "", *, distribution: str = "", is_needed: bool = True
+) -> Callable[[], Part]:
+    """A package, without importing it; ``how`` it is installed."""
+    name = distribution or module.replace("_", "-")
+    missing = Part(note=how or f"pip install {name}", is_missing=is_needed)
+    return lambda: Part(installed(name)) if has(module) else missing
+
+
+PARTS: dict[str, Callable[[], Part]] = {
+    "slime_ext": lambda: Part(__version__, str(Path(__file__).parents[3])),
+    "Python": lambda: Part(platform.python_version(), platform.platform()),
+    "PyTorch": package("torch"),
+    "CUDA": cuda,
+    "Megatron": megatron,
+    "Transformer Engine": package(
+        "transformer_engine",
+        "pip install transformer-engine[pytorch], with CUDA, or launch with --transformer-impl local",
+    ),
+    "NVIDIA apex": apex,
+    "Triton": package("triton", "comes with PyTorch for CUDA", is_needed=False),
+    "transformers": package("transformers"),
+    "Ray": package("ray"),
+    "SGLang": package("sglang"),
+    **{name: functools.partial(host, name, repository) for name, repository in HOSTS.items()},
+    "pydantic": package("pydantic"),
+    "PyYAML": package("yaml", distribution="PyYAML"),
+}
+
+
+def has(module: str) -> bool:
+    """Whether Python would find a module."""
     try:
-        checked = light.call("slime_ext.tools.commands.check:check", path, None, own)
-    except SlimeExtError as error:
-        return [Row("correction", "none", "wrong", str(error))]
-    if not checked.uses_ours:
-        return [Row("correction", "none", "-", f"{checked.line}: slime-ext check {path}")]
-    state = "-" if checked.unread else "ok"
-    return [Row("correction", checked.line, state, "; ".join((*checked.notes, *checked.unread)))]
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
-def _arguments(path: str | None, own: Sequence[str]) -> Arguments:
-    """As far as they can be read; what is wrong with them is a row of the table."""
+def folder_of(module: str) -> Path | None:
+    """The folder of a package; None where there is none."""
+    spec = importlib.util.find_spec(module) if has(module) else None
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(places[0]) if places else None
+
+
+def installed(distribution: str) -> str:
+    """Its version, as pip installed it."""
     try:
-        return gathered(path, None, own) if path else Arguments()
-    except SlimeExtError:
-        return Arguments()
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "a checkout"

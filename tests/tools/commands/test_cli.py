@@ -117,19 +117,30 @@ def test_a_working_directory_that_is_gone_is_none_to_look_in(tmp_path, words, st
 
 
 def test_a_package_that_is_not_installed_is_one_line():
-    """Of doctor, too, which is asked what is missing."""
     hidden = (
         "import sys; sys.modules[sys.argv[1]] = None; "
         "from slime_ext.tools.commands import cli; print(cli.main(sys.argv[2:]))"
     )
     missing = {
         ("pydantic", "analyze"): "pydantic, got none: pip install pydantic",
-        ("yaml", "doctor"): "PyYAML, got none: pip install PyYAML",
-        ("rich", "doctor"): "rich, got none: pip install rich",
+        ("yaml", "presets"): "PyYAML, got none: pip install PyYAML",
+        ("rich", "presets"): "rich, got none: pip install rich",
     }
     for words, line in missing.items():
         made = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)
         assert (made.stdout, made.stderr) == ("2\n", f"slime-ext: {words[1]}: expected the package {line}\n")
+
+
+@pytest.mark.parametrize("name", ["yaml", "rich", "pydantic", "torch", "jinja2"])
+def test_doctor_needs_nothing_to_say_what_is_missing(name):
+    hidden = (
+        "import sys; sys.modules[sys.argv[1]] = None; "
+        "from slime_ext.tools.commands import cli; cli.main(['doctor'])"
+    )
+    made = subprocess.run([sys.executable, "-c", hidden, name], capture_output=True, text=True)
+    assert made.stderr == "" and made.stdout.splitlines()[-1].startswith("missing for a launch: ")
+    shown = {"yaml": "PyYAML", "pydantic": "pydantic", "torch": "PyTorch"}.get(name)
+    assert shown is None or shown in made.stdout.splitlines()[-1]
 
 
 def test_it_is_a_module_too():
