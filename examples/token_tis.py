@@ -13,7 +13,7 @@ def token_tis(loss, behavior, proximal, mask, cap=2.0):
     policy did not sample the token (prompt, tool output).
     """
     response = mask != 0
-    keep = response & behavior.isfinite()  # no ratio without a finite log-prob: reject the token
+    keep = response & (behavior > -1000) & (behavior <= 0.01)  # else it is no log-prob: reject the token
     # Select with where: a masked token may hold NaN, and 0 * NaN is NaN. A weight carries no gradient.
     log_ratio = torch.where(keep, proximal - behavior, 0).detach()
     ratio = log_ratio.exp()

@@ -72,11 +72,14 @@ MUTATIONS = {
         "",
         "tests/host/test_train_step.py",
     ),
-    "a log-prob above 0 counts": Mutation(
-        "host/packing.py", "torch.nan)", "0.0)", "tests/host/test_packing.py"
+    "a probability of 1.3 counts": Mutation(
+        "ops/divergences.py", "HIGHEST = 0.01", "HIGHEST = 0.3", "tests/host/test_packing.py"
     ),
-    "a log-prob above 0 is not looked for": Mutation(
-        "host/packing.py", "<= HIGHEST)", "<= 1e30)", "tests/host/test_packing.py tests/test_tis.py"
+    "a number for minus infinity counts": Mutation(
+        "ops/divergences.py", "LOWEST = -1e3", "LOWEST = -1e4", "tests/host/test_packing.py"
+    ),
+    "the bound of what is no log-prob counts": Mutation(
+        "ops/divergences.py", "(values > LOWEST)", "(values >= LOWEST)", "tests/host/test_packing.py"
     ),
     "the bins begin with 1 token": Mutation(
         "core/metrics/measure.py",
@@ -113,8 +116,8 @@ MUTATIONS = {
     ),
     "drop the mask": Mutation(
         "ops/divergences.py",
-        "= mask & (behavior",
-        "= (behavior",
+        "= mask & is_log_prob(behavior)",
+        "= is_log_prob(behavior)",
         SUITE,
     ),
     "< for <=": Mutation(

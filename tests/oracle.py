@@ -19,6 +19,11 @@ def exp(x):
     return INF if x > 709.78 else math.exp(x)
 
 
+def is_log_prob(value):
+    """Of a sampled token: NaN, infinities, probabilities above 1 and servers' numbers for -inf are none."""
+    return -1000 < value <= 0.01
+
+
 def spec(*steps, numerator="proximal", loss=("host",), terms=()):
     return {"steps": steps, "numerator": numerator, "loss": loss, "terms": terms}
 
@@ -178,7 +183,7 @@ def prepare(sequence, specification):
     s = dict(sequence)
     n = len(s["mask"])
     s["numerator"] = s[specification["numerator"]]
-    s["finite"] = [bool(m) and math.isfinite(b) for m, b in zip(s["mask"], s["behavior"], strict=True)]
+    s["finite"] = [bool(m) and is_log_prob(b) for m, b in zip(s["mask"], s["behavior"], strict=True)]
     s["usable"] = list(s["finite"])
     for step in specification["steps"]:
         for unit in units(unit_of(step), s["mask"]):
@@ -395,7 +400,7 @@ def centering(sampler, trainer, f):
 def metrics(batch, weights, keep, numerator):
     """What docs/metrics.md says, from the weights and keep of every token."""
     rows = [
-        (p - b if math.isfinite(b) else None, p, b, w, k)
+        (p - b if is_log_prob(b) else None, p, b, w, k)
         for s, ws, ks in zip(batch, weights, keep, strict=True)
         for p, b, m, w, k in zip(s[numerator], s["behavior"], s["mask"], ws, ks, strict=True)
         if m
@@ -434,7 +439,7 @@ def sequence_metrics(batch, numerator):
         math.fsum(
             p - b
             for p, b, m in zip(s[numerator], s["behavior"], s["mask"], strict=True)
-            if m and math.isfinite(b)
+            if m and is_log_prob(b)
         )
         for s in batch
         if any(s["mask"])
@@ -456,7 +461,7 @@ def curve(batch, weights, keep, of, numerator="proximal"):
     bins = {}
     for s, ws, ks in zip(batch, weights, keep, strict=True):
         for t, (p, b, m, w, k) in enumerate(zip(s[numerator], s["behavior"], s["mask"], ws, ks, strict=True)):
-            if m and math.isfinite(b):
+            if m and is_log_prob(b):
                 bins.setdefault(of(s, t), []).append(
                     (math.expm1(p - b) - (p - b), exp(p - b), w if k else 0.0, k)
                 )
@@ -501,6 +506,8 @@ def random_sequence(rng, n, scale, *, wild):
     for i in range(n):
         if wild and rng.random() < 0.08:
             s["behavior"][i] = s["proximal"][i] + rng.choice([-50.0, INF, -INF, math.nan])
+            if math.isnan(s["behavior"][i]):
+                s["behavior"][i] = (math.nan, -9999.0, 0.7)[i % 3]
         elif wild and rng.random() < 0.02:
             s["proximal"][i] -= 50.0
         if not s["mask"][i] and rng.random() < 0.3:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import slime_ext
-from slime_ext import presets
+from slime_ext import presets, tis
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from tests import oracle
 from tests.batches import flat_call
+from tests.test_tis import arguments, as_slime_calls
 
 
 def test_a_name_a_mapping_and_a_correction_say_the_same():
@@ -43,7 +44,25 @@ def test_a_masked_token_is_not_kept(name):
     assert slime_ext.correct(**call, correction=name)[1].tolist() == [True, False, True]
 
 
-NAN = torch.tensor([math.nan, -1.0])
+VALUES = (math.nan, math.inf, -math.inf, 0.7, 0.02, -9999.0, -1000.0, -999.0, 0.0099)  # the last two are some
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("mapping", [{"preset": "token_tis"}, {"preset": "seq_is"}], ids=str)
+def test_the_flat_call_and_the_hook_reject_and_count_the_same_log_probs(value, mapping):
+    sample = {k: [-1.0, -2.0, -0.5] for k in ("proximal", "behavior", "target", "advantage", "host_loss")}
+    batch = [sample | {"mask": [1, 1, 1]}, sample | {"mask": [1, 0, 1], "behavior": [-1.0, value, -0.5]}]
+    batch.append(sample | {"mask": [1, 1, 1], "behavior": [-1.0, value, -0.5]})
+    _, keep, metrics = slime_ext.correct(**flat_call(batch), correction=mapping)
+    loss, _, of_hook = tis.correct(arguments(slime_ext=mapping), **as_slime_calls(batch))
+    lost = [] if value in (-999.0, 0.0099) else [6, 7, 8] if mapping["preset"] == "seq_is" else [7]
+    assert (~keep).nonzero()[:, 0].tolist() == sorted([4, *lost])
+    assert torch.equal(of_hook["off_policy/host/rejected"] == 0, keep | ~flat_call(batch)["mask"])
+    assert metrics["off_policy/nonfinite_fraction"] == pytest.approx(1 / 8 if lost else 0)
+    assert loss.isfinite().all() and math.isfinite(metrics["off_policy/k3_kl"])
+
+
+NAN, SENTINEL = torch.tensor([math.nan, -1.0]), torch.tensor([-9999.0, -1.0])
 RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
 
 
@@ -69,7 +88,12 @@ RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
         ({"behavior": torch.zeros(2, 1)}, DataError, r"behavior: expected shape \[2\].* got \[2, 1\]"),
         ({"proximal": NAN}, NonFiniteError, "proximal: expected finite log-probs"),
         ({"target": NAN}, NonFiniteError, "target: expected finite log-probs"),
-        ({"behavior": NAN, "correction": RAISE}, NonFiniteError, "behavior: expected finite log-probs"),
+        ({"behavior": NAN, "correction": RAISE}, NonFiniteError, "behavior: expected log-probs above -1000"),
+        (
+            {"behavior": SENTINEL, "correction": RAISE},
+            NonFiniteError,
+            "behavior: expected log-probs above -10",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(changes, kind, line):

@@ -16,6 +16,7 @@ from slime_ext.core.metrics.names import scalars
 from slime_ext.core.metrics.totals import reduce
 from slime_ext.core.state import Tokens, expect
 from slime_ext.errors import DataError, NonFiniteError
+from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import Segments
 
 
@@ -99,9 +100,14 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
             raise DataError(
                 f"{name}: expected shape [{size}], the sum of lengths, got {got}: pack the tokens"
             )
-    log_probs = ("proximal", "target", *(("behavior",) if correction.on_nonfinite == "raise" else ()))
-    for name in log_probs:
-        values = given[name]
-        if values is not None and not (values.isfinite() | ~tokens.segments.mask).all():
-            why = "the loss would be NaN"
-            raise NonFiniteError(f"{name}: expected finite log-probs at response tokens, got others: {why}")
+    sound = {
+        name: values.isfinite() for name in ("proximal", "target") if (values := given[name]) is not None
+    }
+    if correction.on_nonfinite == "raise":
+        sound["behavior"] = is_log_prob(tokens.behavior)
+    for name, flags in sound.items():
+        if not (flags | ~tokens.segments.mask).all():
+            wanted, why = "finite log-probs", "the loss would be NaN"
+            if name == "behavior":
+                wanted, why = "log-probs above -1000 and at most 0", "on_nonfinite: raise asks to stop here"
+            raise NonFiniteError(f"{name}: expected {wanted} at response tokens, got others: {why}")

@@ -57,7 +57,8 @@ class Correction:
         steps: applied in order.
         mask_scope: ``policy`` removes rejected tokens from the policy loss only; ``all`` returns reduced
             masks, so that entropy and reference-KL terms lose them too.
-        on_nonfinite: a NaN or infinite behavior log-prob rejects its token or unit, or raises.
+        on_nonfinite: a behavior log-prob that is none (``ops.is_log_prob``) rejects its token or unit, or
+            raises.
         denominator: ``host`` keeps the host's own divisor; ``kept`` divides by the kept tokens instead: of
             the rollout, or of the optimizer step if the host's loss is per token.
         group: what a rejected sample does to the others of its prompt: ``ignore`` nothing, ``rebaseline``

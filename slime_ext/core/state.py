@@ -191,7 +191,7 @@ class StepInputs:
 
     segments: Segments
     log_ratio: Tensor  # [T] log numerator - log behavior, nats, 0 where there is none
-    finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
+    finite: Tensor  # [T] bool, response tokens with a behavior log-prob (``is_log_prob``)
     numerator: Tensor  # [T] log-probs, nats; anything where not finite
     behavior: Tensor  # [T] log-probs, nats; anything where not finite
     # [T], anything at masked tokens; [S], the trainer's weight version - that of the sample; and [S], the

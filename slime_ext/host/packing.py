@@ -14,15 +14,15 @@ from torch import Tensor
 from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall
+from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import AllSum, Segments, Shard, identity, require_contiguous
 
-HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
-
+BEHAVIOR = "rollout_log_probs"  # the host's keyword
 OVERFLOW = "the host's loss is NaN because of it; look for an overflow in the trainer's forward pass"
-CONSEQUENCES = {  # keyword of the host -> what a non-finite log-prob of it means
+CONSEQUENCES = {  # keyword of the host -> what a value of it that is not ``usable`` means
     "train_log_probs": OVERFLOW,
     "cur_log_probs": OVERFLOW,
-    "rollout_log_probs": "on_nonfinite: raise asks to stop here (one above 0 counts as nan)",
+    BEHAVIOR: "on_nonfinite: raise asks to stop here",
 }
 
 
@@ -120,8 +120,6 @@ def pack_segments(
 def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     """Lists of local slices -> flat tensors [T], with every length checked against what this rank must hold.
 
-    A behavior log-prob above 0 is no log-prob: it becomes NaN, and what is done about NaN is done about it.
-
     Raises:
         ConfigError: the host pads sequences to lengths that it did not pass.
         DataError: a list or a tensor has another length than this rank holds.
@@ -138,13 +136,10 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     for name in ("cur_log_probs", "advantages", "train_log_probs", "rollout_log_probs"):
         if (values := getattr(call, name)) is not None:
             flat[name] = join(values, lengths, name)
-    behavior = flat["rollout_log_probs"]
-    if behavior.device.type != "cpu" or (segments.size and not float(behavior.amax()) <= HIGHEST):  # NaN, too
-        behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
     return Tokens(
         segments,
         flat["train_log_probs"],
-        behavior,
+        flat["rollout_log_probs"],
         flat.get("cur_log_probs"),
         flat.get("advantages"),
         head=call.head,
@@ -177,20 +172,38 @@ def locate(index: int, segments: Segments) -> tuple[int, int]:
     raise IndexError(index)
 
 
-def require_finite(name: str, values: Tensor, segments: Segments, consequence: str) -> None:
-    """Raises NonFiniteError at the first response token whose value [T] is not finite. On CPU at once; on
-    CUDA it would be a sync, and is not looked for."""
+def usable(name: str, values: Tensor) -> Tensor:
+    """[T] bool: of the behavior policy, what is a log-prob; of the trainer's policies, what is finite,
+    because only NaN and infinities spoil the host's loss."""
+    return is_log_prob(values) if name == BEHAVIOR else values.abs() < torch.inf
+
+
+def wanted(name: str) -> str:
+    """What ``usable`` accepts, for messages."""
+    return "a log-prob above -1000 and at most 0" if name == BEHAVIOR else "a finite log-prob"
+
+
+def require_usable(name: str, values: Tensor, segments: Segments, consequence: str) -> None:
+    """Raises NonFiniteError at the first response token whose value [T] is not ``usable``. On CUDA it returns
+    at once, because looking would wait for the device.
+
+    Args:
+        name: the host's keyword.
+        consequence: what such a value means, for the message.
+    """
     values = values.detach()
-    if values.device.type != "cpu" or math.isfinite(values.sum(dtype=torch.float32)):
+    if values.device.type != "cpu":
+        return
+    if name != BEHAVIOR and math.isfinite(values.sum(dtype=torch.float32)):
         return  # one number says that all are finite; where it does not, masked tokens may be why
-    bad = segments.mask & ~values.isfinite()
+    bad = segments.mask & ~usable(name, values)
     if not bad.any():
         return
     index = int(bad.int().argmax())
     sequence, position = locate(index, segments)
     raise NonFiniteError(
-        f"{name}, sequence {sequence} of {segments.count}, response token {position}: expected a finite "
-        f"log-prob, got {float(values[index])}: {consequence}"
+        f"{name}, sequence {sequence} of {segments.count}, response token {position}: expected "
+        f"{wanted(name)}, got {float(values[index])}: {consequence}"
     )
 
 

@@ -27,7 +27,7 @@ from slime_ext.core.state import Plan, Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
 from slime_ext.host.hosts import ranks
-from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_finite
+from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_usable, usable, wanted
 from slime_ext.host.rollout_data import Samples
 from slime_ext.ops.segments import Segments
 
@@ -44,13 +44,11 @@ class NonFiniteTracker:
     def look(
         self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] = ()
     ) -> None:
-        """Notes where response tokens of ``values`` (kind -> [T] log-probs) are not finite, without waiting
+        """Notes where response tokens of ``values`` (kind -> [T] log-probs) are not usable, without waiting
         for the device; ``samples``: the indices of the call's samples, where they are known."""
         mask = segments.mask
         bad = [
-            torch.zeros_like(mask)
-            if (v := values.get(kind)) is None
-            else mask & ~(v.detach().abs() < torch.inf)
+            torch.zeros_like(mask) if (v := values.get(kind)) is None else mask & ~usable(kind, v.detach())
             for kind in CONSEQUENCES
         ]
         rows = pad(torch.stack(bad).to(torch.uint8), (0, 1))  # this rank may hold no token
@@ -78,7 +76,7 @@ class NonFiniteTracker:
                     where = f"data rank {other}, micro-batch {call}, token {index} of it"
                     where = self._place(call, index) if other == rank else where
                     raise NonFiniteError(
-                        f"{kind}, {where}: expected a finite log-prob, got NaN or an infinity: {consequence}"
+                        f"{kind}, {where}: expected {wanted(kind)}, got another value: {consequence}"
                     )
 
     def _place(self, call: int, index: int) -> str:
@@ -146,7 +144,7 @@ class OptimizerStep:
             return
         for name, values in log_probs.items():
             if values is not None:
-                require_finite(name, values, tokens.segments, CONSEQUENCES[name])
+                require_usable(name, values, tokens.segments, CONSEQUENCES[name])
 
     def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
         """Scalars and curves over all ranks that train the step; one SUM, the only wait for the device."""

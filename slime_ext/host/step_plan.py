@@ -27,7 +27,7 @@ from slime_ext.host import rollout_data as data_of
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.host.hosts import Ranks
-from slime_ext.host.packing import pack, require_finite
+from slime_ext.host.packing import pack, require_usable
 from slime_ext.host.rollout_data import Batch, SampleRow
 from slime_ext.ops.segments import to_device
 
@@ -150,7 +150,7 @@ def _tokens_of(
     if batch["log_probs"] is None:
         raise ConfigError(NO_PROXIMAL.format(what=what_couples(correction)))
     tokens = pack(data_of.call_of(batch, args), here.context)
-    require_finite("log_probs", tokens.proximal, tokens.segments, "the trainer's forward pass overflowed")
+    require_usable("log_probs", tokens.proximal, tokens.segments, "the trainer's forward pass overflowed")
     if not correction.needs_ages:
         return tokens
     samples = staleness.samples_of(batch, rollout_id)

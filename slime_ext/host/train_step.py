@@ -29,8 +29,9 @@ from slime_ext.host.step_plan import compute_plan, what_couples
 FILE = "off_policy.jsonl"
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
 BROKEN = (
-    "rollout_log_probs: expected finite ones, at most 0, got others at {:.2%} of the tokens ({}): they are "
-    "rejected and counted in off_policy/nonfinite_fraction; look for what is wrong with the engine"
+    "rollout_log_probs: expected log-probs above -1000 and at most 0, got others at {:.2%} of the tokens "
+    "({}): they are rejected and counted in off_policy/nonfinite_fraction; look for what is wrong with the "
+    "engine"
 )
 UNUSED = (
     "--custom-tis-function-path: expected a call of it in every optimizer step, got none: the loss in use "

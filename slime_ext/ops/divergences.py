@@ -13,14 +13,36 @@ import torch
 from torch import Tensor
 
 EDGE = 1e-6  # KPop clamps probabilities to [1e-6, 1 - 1e-6]
+HIGHEST = 0.01  # nats; rounding puts no log-prob further above 0
+LOWEST = -1e3  # nats; servers write numbers below it for minus infinity (vLLM: -9999.0)
+
+
+def is_log_prob(values: Tensor) -> Tensor:
+    """-1000 < value <= 0.01 nats: whether a recorded value is the log-prob of a sampled token.
+
+    The only definition: hook, ``slime_ext.correct``, adapters, heads and analysis reject and count all
+    others. They are NaN, infinities, probabilities above 1, and the finite numbers that servers write in
+    place of minus infinity. A real one that low would be a token that was drawn although its probability is
+    e^-1000.
+
+    Args:
+        values: any shape, nats.
+
+    Returns:
+        bool, the same shape.
+
+    >>> is_log_prob(torch.tensor([-3.0, 0.0, 1e-4, 0.7, -9999.0, torch.nan, -torch.inf])).tolist()
+    [True, True, True, False, False, False, False]
+    """
+    return (values > LOWEST) & (values <= HIGHEST)  # both are false for NaN
 
 
 def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The log-ratio; [T] bool, the response tokens with a finite behavior log-prob; and both log-probs [T],
-    detached, in float32 or wider."""
+    """The log-ratio; [T] bool, the response tokens with a behavior log-prob (``is_log_prob``); and both
+    log-probs [T], detached, in float32 or wider."""
     dtype = torch.promote_types(torch.promote_types(numerator.dtype, behavior.dtype), torch.float32)
     numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
-    finite = mask & (behavior.abs() < torch.inf)
+    finite = mask & is_log_prob(behavior)
     return torch.where(finite, numerator - behavior, 0), finite, numerator, behavior
 
 
@@ -30,7 +52,7 @@ def widened(values: Tensor) -> Tensor:
 
 
 def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
-    """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is not finite.
+    """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is no log-prob.
 
     Args:
         numerator: [T] log-probs of the sampled tokens, nats.

@@ -86,7 +86,7 @@ def unit_of(name, fields):
 def begin(s, numerator, units):
     """Log-ratios; what one log-prob that is not finite takes with it."""
     s["numerator"] = s[numerator]
-    s["finite"] = [bool(m) and math.isfinite(b) for m, b in zip(s["mask"], s["behavior"], strict=True)]
+    s["finite"] = [bool(m) and oracle.is_log_prob(b) for m, b in zip(s["mask"], s["behavior"], strict=True)]
     s["l"] = [p - b if f else 0.0 for p, b, f in zip(s["numerator"], s["behavior"], s["finite"], strict=True)]
     s["keep"] = list(s["finite"])
     for unit in units:

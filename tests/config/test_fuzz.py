@@ -34,6 +34,7 @@ UNITS, LEVELS = ("token", "turn", "sequence"), ("token", "turn", "sequence", "ge
 STATISTICS = ("ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv")
 LOG_PROBS = ("proximal", "behavior", "target")
 NOTHING = (math.nan, math.inf, -math.inf, 1e30)
+NO_LOG_PROB = (math.nan, math.inf, -math.inf, -9999.0, 0.7)
 
 
 # ---- mappings ----
@@ -161,9 +162,9 @@ def sequence(rng, n):
     s["mask"] = mask(rng, n)
     for i in range(n):
         if rng.random() < 0.03:
-            s[rng.choice(LOG_PROBS)][i] = -rng.choice([90.0, 300.0, 5000.0])
+            s[rng.choice(LOG_PROBS)][i] = -rng.choice([90.0, 300.0, 900.0])
         if rng.random() < 0.01:
-            s["behavior"][i] = rng.choice(NOTHING[:3])
+            s["behavior"][i] = rng.choice(NO_LOG_PROB)
         if not s["mask"][i]:
             for name in (*LOG_PROBS, "advantage", "host_loss"):
                 s[name][i] = rng.choice([*NOTHING, s[name][i]])

@@ -169,7 +169,7 @@ def test_masked_tokens_hold_anything_and_give_no_gradient(surrogate, garbage):
     "surrogate", [PpoClip("behavior"), DualClip("behavior"), Sapo("behavior"), Reinforce()], ids=str
 )
 def test_a_ratio_that_overflows_gives_no_nan(surrogate, advantage, dtype):
-    s = {"mask": [1, 1], "behavior": [-1e4, -1.0], "advantage": [advantage, 1.0], "host_loss": [0.0, 0.0]}
+    s = {"mask": [1, 1], "behavior": [-900.0, -1.0], "advantage": [advantage, 1.0], "host_loss": [0.0, 0.0]}
     packed, host_loss = tokens([s | {key: [-1.0, -1.1] for key in ("proximal", "target")}], dtype)
     for steps in ((), (Reject("token", high=2.0),), (Veto(1e-4, 100.0),)):
         correction = Correction(surrogate=surrogate, steps=steps)
@@ -184,7 +184,7 @@ def test_a_ratio_that_overflows_gives_no_nan(surrogate, advantage, dtype):
 def test_an_infinite_weight_on_a_loss_of_0_is_0(level):
     s = {k: [0.0, -1.0] for k in ("proximal", "target", "advantage", "host_loss")}
     host_loss = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
-    call = flat_call([s | {"mask": [1, 1], "behavior": [-1000.0, -1.0]}], loss=host_loss)
+    call = flat_call([s | {"mask": [1, 1], "behavior": [-900.0, -1.0]}], loss=host_loss)
     loss, _, metrics = slime_ext.correct(**call, correction={"steps": [{"reweight": {"level": level}}]})
     (gradient,) = torch.autograd.grad((loss * torch.tensor([0.0, 1.0])).sum(), host_loss)
     assert metrics["off_policy/weight_max"] == INF and loss[0] == 0 and gradient[0] == 0
@@ -199,7 +199,7 @@ def test_a_weight_that_nothing_bounds_gives_a_finite_loss(dtype):
     s = {k: [-1.0] * 100 for k in ("proximal", "target", "advantage", "host_loss")}
     wide = torch.float32 if dtype is torch.float16 else dtype
     host_loss = torch.full((100,), 2.0, dtype=wide, requires_grad=True)
-    call = flat_call([s | {"mask": [1] * 100, "behavior": [-2000.0] * 100}], loss=host_loss)
+    call = flat_call([s | {"mask": [1] * 100, "behavior": [-900.0] * 100}], loss=host_loss)
     loss, _, _ = slime_ext.correct(**call, correction={"steps": ["reweight"]})
     (gradient,) = torch.autograd.grad(loss.sum(), host_loss)
     assert loss.sum().isfinite() and loss.min() > 1e25 and gradient.isfinite().all() and gradient.all()
@@ -208,7 +208,7 @@ def test_a_weight_that_nothing_bounds_gives_a_finite_loss(dtype):
 def test_a_capped_weight_on_the_far_loss_of_ppo_is_finite():
     correction = Correction(surrogate=PpoClip(), steps=(Reweight(), Truncate(5.0)))
     names = ("proximal", "behavior", "target", "advantages")
-    far = map(torch.tensor, ([-5e3, -1.0], [-6e3, -1.0], [-0.1, -1.0], [-90.0, 1.0]))
+    far = map(torch.tensor, ([-800.0, -1.0], [-900.0, -1.0], [-0.1, -1.0], [-90.0, 1.0]))
     call = dict(zip(names, far, strict=True))
     loss, _, metrics = slime_ext.correct(torch.ones(2), lengths=[2], correction=correction, **call)
     assert metrics["off_policy/weight_mean"] == 3.0  # of 5 and 1

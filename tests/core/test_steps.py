@@ -19,13 +19,13 @@ from slime_ext.ops.segments import Segments
 
 
 def packed(ratios, *, mask=None, advantages=None, lengths=None, logs=False):
-    """Tokens with these ratios of proximal to behavior, or their logarithms (proximal log-prob 0)."""
+    """Tokens with these ratios of proximal to behavior, or their logarithms; the larger log-prob is 0."""
     ratios = torch.tensor(ratios, dtype=torch.float64)
     ratios = ratios if logs else ratios.log()
     mask = torch.ones(len(ratios)) if mask is None else torch.tensor(mask)
     segments = Segments.whole(lengths or [len(ratios)], mask)
     advantages = None if advantages is None else torch.tensor(advantages, dtype=torch.float64)
-    return Tokens(segments, torch.zeros_like(ratios), -ratios, advantages=advantages)
+    return Tokens(segments, ratios.clamp(max=0), -ratios.clamp(min=0), advantages=advantages)
 
 
 def outcome(ratios, *steps, **fields):

@@ -27,7 +27,7 @@ STEPS = [
 
 
 def passed(call):
-    """[(caller's file, file, function)] of every call of ours inside one call."""
+    """[(caller's file, file)] of every call of ours inside one call."""
     found = []
 
     def note(frame, event, _):
@@ -36,7 +36,7 @@ def passed(call):
             back = frame.f_back
             while back and not Path(back.f_code.co_filename).is_relative_to(ROOT):
                 back = back.f_back
-            found.append((back and back.f_code.co_filename, str(path), frame.f_code))
+            found.append((back and back.f_code.co_filename, str(path)))
 
     sys.setprofile(note)
     try:
@@ -46,8 +46,8 @@ def passed(call):
     return found
 
 
-@pytest.mark.parametrize(("steps", "most"), [(WEIGHTS, 50), (STEPS, 57)], ids=["token_tis", "rejections"])
-def test_a_hook_call_with_all_its_metrics_passes_few_files_and_never_climbs(steps, most):
+@pytest.mark.parametrize("steps", [WEIGHTS, STEPS], ids=["token_tis", "rejections"])
+def test_a_hook_call_with_all_its_metrics_never_climbs(steps):
     mapping = {"steps": steps}
     args = arguments(slime_ext=mapping)
     layout = MetricsLayout.of(load_config(mapping))
@@ -57,8 +57,5 @@ def test_a_hook_call_with_all_its_metrics_passes_few_files_and_never_climbs(step
         tis.correct(args, **given)  # what is read once per run
     with step_metrics.under_way(step_metrics.OptimizerStep(layout)):
         found = passed(lambda: tis.correct(args, **given))
-    files = {path for _, path, _ in found}
-    functions = {code for *_, code in found if code.co_name[0] != "<"}  # comprehensions are no functions
-    assert len(files) <= 12 and len(functions) <= most, (len(files), len(functions))
-    uphill = {(caller, path) for caller, path, _ in found if caller and rank(path) > rank(caller)}
+    uphill = {(caller, path) for caller, path in found if caller and rank(path) > rank(caller)}
     assert not uphill and torch.is_tensor(given["pg_loss"])

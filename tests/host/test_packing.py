@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from argparse import Namespace
@@ -22,7 +23,7 @@ from slime_ext.host.packing import (
     locate,
     pack,
     pack_segments,
-    require_finite,
+    require_usable,
     unpack_masks,
     zigzag,
 )
@@ -194,28 +195,46 @@ def test_each_quantity_keeps_its_dtype():
         assert torch.equal(found, torch.cat(values)) and found.dtype is values[0].dtype
 
 
-def test_a_non_finite_log_prob_is_named_unless_it_is_masked():
-    for value in (float("nan"), float("inf"), 3e38):
-        for masked in (True, False):
-            segments = Segments.whole([2, 3], torch.tensor([1, 1, 1, not masked, 1]))
-            values = torch.tensor([-1.0, 3e38, -1.0, value, -1.0])  # a sum beyond float32 is no finding
-            if masked or value == 3e38:
-                require_finite("train_log_probs", values, segments, "stop")
-                continue
-            with pytest.raises(
-                NonFiniteError, match=r"train_log_probs, sequence 1 of 2, response token 1: .*: stop"
-            ):
-                require_finite("train_log_probs", values, segments, "stop")
+OF_TRAINER = ("train_log_probs", "a finite log-prob", {math.nan, math.inf, -math.inf})
+OF_BEHAVIOR = (
+    "rollout_log_probs",
+    "a log-prob above -1000 and at most 0",
+    {math.nan, math.inf, -math.inf, 0.7, 3e38, -9999.0, -1000.0},
+)
 
 
-def test_a_behavior_log_prob_above_zero_is_none():
-    """Rounding may leave one a little above 0; a probability of 2 is a broken engine's, rejected like NaN."""
+@pytest.mark.parametrize(
+    ("name", "wanted", "refused"), [OF_TRAINER, OF_BEHAVIOR], ids=["trainer", "behavior"]
+)
+def test_a_value_that_cannot_be_used_is_named_unless_it_is_masked(name, wanted, refused):
+    for value in (math.nan, math.inf, -math.inf, 0.7, 3e38, -9999.0, -1000.0, -999.0, 0.0):
+        values = torch.tensor([-1.0, -2.0, -1.0, value, -1.0])
+        masked = Segments.whole([2, 3], torch.tensor([1, 1, 1, 0, 1]))
+        require_usable(name, values, masked, "stop")
+        every = Segments.whole([2, 3], torch.ones(5))
+        if value not in refused and not math.isnan(value):
+            require_usable(name, values, every, "stop")
+            continue
+        with pytest.raises(NonFiniteError) as caught:
+            require_usable(name, values, every, "stop")
+        assert str(caught.value) == (
+            f"{name}, sequence 1 of 2, response token 1: expected {wanted}, got {values[3].item()}: stop"
+        )
+
+
+def test_log_probs_whose_sum_is_beyond_float32_are_finite():
+    require_usable("train_log_probs", torch.tensor([3e38, 3e38]), Segments.whole([2], torch.ones(2)), "stop")
+
+
+def test_a_hook_call_reads_as_log_probs_only_what_is_one():
+    """Rounding may leave one a little above 0. A probability of 2 is a broken engine's, and -9999.0 is what a
+    server writes for minus infinity: both are rejected like NaN."""
     masks = [torch.ones(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)]
-    for other in (torch.inf, torch.nan, -1.0):
+    for other in (torch.inf, torch.nan, -9999.0, -1000.0, 0.02, -999.0, -1.0, 0.0099):
         given = [torch.tensor([-1.0, 1e-4, 0.7]), torch.tensor([other, 0.0])]
         packed = pack(HookCall(None, torch.zeros(5), given, given, masks, [3, 2], [3, 2]))
         read = Correction().read(packed)
-        assert read.finite.tolist() == [True, True, False, other == -1, True]
+        assert read.finite.tolist() == [True, True, False, other in (-999, -1, 0.0099), True]
         assert torch.equal(packed.proximal.nan_to_num(), torch.cat(given).nan_to_num())
 
 

@@ -368,6 +368,6 @@ def test_broken_log_probs_are_warned_of_once(caplog):
     trained(module, args)
     (line,) = (message for message in caplog.messages if "got others" in message)
     assert line.startswith(
-        "rollout_log_probs: expected finite ones, at most 0, got others at 50.00% of the tokens"
+        "rollout_log_probs: expected log-probs above -1000 and at most 0, got others at 50.00% of the tokens"
     )
     assert "(rollout_id 3, step_id 0)" in line

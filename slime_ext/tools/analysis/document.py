@@ -102,7 +102,9 @@ class Numbers(FrozenModel):
 
     tokens: int = Field(0, description="response tokens with mask 1")
     sequences: int = 0
-    nonfinite: int = Field(0, description="of the tokens, those without a finite behavior log-prob")
+    nonfinite: int = Field(
+        0, description="of the tokens, those without a behavior log-prob, or a finite one of the trainer"
+    )
     mean: float | None = Field(None, description="mean l; k1 is its negative")
     absolute: float | None = Field(None, description="mean |l|")
     k3: float | None = Field(None, description="mean e^l - 1 - l, estimates KL(behavior || proximal)")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Tokens
-from slime_ext.ops.divergences import k3, log_ratio
+from slime_ext.ops.divergences import is_log_prob, k3, log_ratio
 from slime_ext.ops.segments import Segments, as_numbers
 
 # What is added up over tokens of the log-ratio; "near" is k3, but at most MOST_K3, so that no token makes a
@@ -149,13 +149,14 @@ class DumpedRollout:
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """[T] log proximal - log behavior, nats; 0 at masked tokens and where either is not finite."""
+        """[T] log proximal - log behavior, nats; 0 where not ``finite``."""
         return torch.where(self.finite, log_ratio(self.proximal, self.behavior, self.mask), 0)
 
     @cached_property
     def finite(self) -> Tensor:
-        """[T] bool, response tokens with both log-probs finite."""
-        return self.mask & (self.behavior.abs() < torch.inf) & (self.proximal.abs() < torch.inf)
+        """[T] bool, response tokens with a log-prob of the sampler and a finite one of the trainer, as a hook
+        reads them."""
+        return self.mask & is_log_prob(self.behavior) & (self.proximal.abs() < torch.inf)
 
     @cached_property
     def has_all(self) -> bool:

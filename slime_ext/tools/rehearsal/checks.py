@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from slime_ext.ops.divergences import is_log_prob
 from slime_ext.tools.rehearsal.evidence import Evidence, nonfinite
 from slime_ext.tools.rehearsal.replace import ROLLOUTS, Sizes, kept, sizes_of, small_sizes
 from slime_ext.tools.scripts.launch import Launch
@@ -99,11 +101,12 @@ def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> st
         return " ".join(f"{f.title} {f.evidence}" for f in wrong)
     lists = [sample.get("rollout_log_probs") for sample in samples]
     absent = sum(found is None for found in lists)
-    spoilt = sum(not all(map(math.isfinite, found)) for found in lists if found)
+    spoilt = sum(not is_log_prob(torch.tensor(found)).all() for found in lists if found)
     if not absent + spoilt or (absent == len(lists) and not seen.asks_for_log_probs):
         return ""
     return (
-        f"Of {len(lists)} responses {absent} have no log-probs of the sampler, {spoilt} NaN or infinite ones."
+        f"Of {len(lists)} responses {absent} have no log-probs of the sampler, {spoilt} have values that are "
+        "none, such as NaN."
     )
 
 

@@ -284,12 +284,12 @@ def _each(rollout: DumpedRollout, change) -> Tensor:
     return torch.cat([change(part) for part in rollout.behavior.split(rollout.lengths)])
 
 
-def overflowing(rollouts: list[DumpedRollout]) -> list[DumpedRollout]:
-    """NaN where the engine's half precision overflows: now and then."""
+def overflowing(rollouts: list[DumpedRollout], value: float = torch.nan) -> list[DumpedRollout]:
+    """NaN where the engine's half precision overflows, now and then; or another value in its place."""
     found = []
     for r in rollouts:
         behavior = r.behavior.clone()
-        behavior[::97] = torch.nan
+        behavior[::97] = value
         found.append(replace(r, behavior=behavior))
     return found
 

@@ -96,6 +96,9 @@ FAULTS = {
         {"routing_flips"},
     ),
     "NaN": (SMALL, overflowing, {"nan_log_probs"}),
+    "-9999 for -inf": (SMALL, lambda rs: overflowing(rs, -9999.0), {"nan_log_probs"}),
+    "-inf": (SMALL, lambda rs: overflowing(rs, -torch.inf), {"nan_log_probs"}),
+    "a probability of 2": (SMALL, lambda rs: overflowing(rs, 0.7), {"positive_log_probs"}),
     "no log-probs": (SMALL, unrecorded, {"missing_log_probs"}),
     "probabilities": (
         SMALL,
@@ -371,6 +374,24 @@ def test_top_p_is_found_at_another_temperature_too(vocabulary, confidence):
         world = replace(setting, vocabulary=vocabulary, trainer=Arithmetic(confidence=confidence))
         ((only,), _) = examine(diagnosed(run(world)))
         assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
+
+
+@pytest.mark.parametrize("where", ["some", "all"])
+def test_a_number_for_minus_infinity_is_named_and_counted_as_no_log_prob(where):
+    """Of several numbers, the most frequent one is named."""
+    rollouts = []
+    for r in run(replace(SMALL, samples=8)):
+        behavior = r.behavior.clone()
+        behavior[: 14 if where == "some" else r.size] = -9999.0
+        behavior[0] = -5000.0
+        rollouts.append(replace(r, behavior=behavior))
+    ((finding, *_), _) = examine(diagnosis := diagnosed(rollouts))
+    tokens = sum(14 if where == "some" else r.size for r in rollouts)
+    assert finding.name == ("nan_log_probs" if where == "some" else "missing_log_probs")
+    assert f"{tokens} tokens have a number of -1000 or less, mostly -9999." in finding.evidence
+    numbers = diagnosis.numbers()
+    assert numbers.nonfinite == tokens
+    assert numbers.k3 is None if where == "all" else numbers.k3 < 0.01
 
 
 def test_a_detector_that_cannot_look_says_what_it_would_need():

@@ -19,8 +19,8 @@ ALONE_SHARE, EXACT_SHARE = 5e-3, 0.9
 
 
 def nan_log_probs(d: Diagnosis) -> Figures | None:
-    """Finds log-probs of the sampler that are NaN or infinite at some tokens of a response, and any of the
-    trainer."""
+    """Finds tokens of a response without a log-prob of the sampler (NaN, infinite, or a number that stands
+    for minus infinity), and any without a finite one of the trainer."""
     tokens, of_trainer = d.sums["tokens"], int(d.sums["no_proximal"])
     sequences = d.statistics.counts["partial"]
     if not sequences and not of_trainer:
@@ -32,13 +32,20 @@ def nan_log_probs(d: Diagnosis) -> Figures | None:
         "is_all": of_trainer == tokens,
         "lacking": lacking,
         "tokens": tokens,
+        **_sentinels(d),
     }
+
+
+def _sentinels(d: Diagnosis) -> Figures:
+    """How many tokens have a number that stands for minus infinity, and the most frequent one."""
+    known = d.statistics.sentinels
+    return {"sentinels": known.total(), "sentinel": known.most_common(1)[0][0] if known else 0.0}
 
 
 def missing_log_probs(d: Diagnosis) -> Figures | None:
     """Finds responses without any log-prob of the sampler."""
     silent = d.statistics.counts["silent"]
-    return {"silent": silent, "sequences": int(d.sums["sequences"])} if silent else None
+    return {"silent": silent, "sequences": int(d.sums["sequences"]), **_sentinels(d)} if silent else None
 
 
 def positive_log_probs(d: Diagnosis) -> Figures | None:

@@ -16,6 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from slime_ext.ops.divergences import LOWEST, is_log_prob
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, explains, moved_turns, shifted_sums
 from slime_ext.tools.analysis.measures.sums import Sums
@@ -33,6 +34,7 @@ DOUBTED = -0.25  # nats; where one side is sure in bfloat16, rounding alone leav
 MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
 BOTH_CACHED = 50  # tokens in a rollout, of samples with and without a cached prefix
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
+KINDS = 8  # sentinels that a part of a rollout remembers
 ABOUT = ("length", "reward", "position", "age")
 
 
@@ -141,6 +143,8 @@ class DetectorStatistics(Additive):
     blank: list[int] = field(default_factory=list)  # rollouts in which every token is masked
     again: list[int] = field(default_factory=list)  # rollouts whose number had come before
     prints: list[Prints] = field(default_factory=list)
+    # Number in place of a log-prob -> tokens: -1000 or less, which servers write for minus infinity.
+    sentinels: Counter[float] = field(default_factory=Counter)
 
     def __post_init__(self, vocabulary: int | None) -> None:
         self.ids = vocabulary
@@ -149,6 +153,7 @@ class DetectorStatistics(Additive):
         """Adds the tokens of a part of a rollout; returns its sums by version."""
         self.means.add(part)
         self.counts.update(_odd_values(part))
+        self.sentinels.update(_sentinels(part))
         shifts = torch.zeros(part.count, dtype=torch.int64)
         for row, shift in enumerate(SHIFTS):
             sums, is_explained = shifted_sums(part, shift)
@@ -331,7 +336,8 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
     neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
     beside[1:] |= neighbour
     beside[:-1] |= neighbour
-    is_recorded = mask & (part.behavior.abs() < torch.inf)
+    positive = mask & (part.behavior > EXACT) & (part.behavior < torch.inf)
+    is_recorded = mask & (is_log_prob(part.behavior) | positive)  # a positive one has a finding of its own
     some, lacking = part.samples_with(is_recorded), part.samples_with(mask & ~is_recorded)
     return counted(
         above=found > EXACT,
@@ -341,10 +347,17 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
         filled=both & is_unlikely,
         sure=part.finite & ~zero & (part.behavior > SURE_OF) & is_unlikely,
         padded=beside & is_unlikely,
-        positive=mask & (part.behavior > EXACT) & (part.behavior < torch.inf),
+        positive=positive,
         silent=lacking & ~some,
         partial=lacking & some,
     )
+
+
+def _sentinels(part: DumpedRollout) -> dict[float, int]:
+    """The most frequent finite numbers that are too low for a log-prob, with their numbers of tokens."""
+    is_low = part.mask & (part.behavior <= LOWEST) & (part.behavior > -torch.inf)
+    values, counts = part.behavior[is_low].unique(return_counts=True)
+    return dict(Counter(dict(zip(values.tolist(), counts.tolist(), strict=True))).most_common(KINDS))
 
 
 def counted(**flags: Tensor) -> dict[str, int]:

@@ -25,7 +25,7 @@ NO_AGES = "needs the age of the sampling weights, which the dump does not hold"
 NO_AGE_STEPS = "needs the optimizer steps since the sampling weights, which a dump does not hold"
 NO_HEADS = "center needs the sampler's head beside the tokens, which is not read from a dump"
 NO_GROUPS = "needs to know which samples share a prompt, which the dump does not say"
-STOPS = "on_nonfinite: raise stops the run: a behavior log-prob is not finite"
+STOPS = "on_nonfinite: raise stops the run: a value of the behavior policy is no log-prob"
 # Samples carry the number of their group already, and every sample is a rollout of its own.
 ARGS = SimpleNamespace(n_samples_per_prompt=1, use_tis=True)
 StepPart = tuple[Tensor | None, Tokens, Plan]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from slime_ext.ops.divergences import is_log_prob
 from slime_ext.tools.analysis.document import Bin, Numbers
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import TOKEN_COLUMNS, DumpedRollout
@@ -107,8 +108,8 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
     ratio = columns["log_ratio"].exp() * columns.pop("count")
     sums = {
         "tokens": mask,  # response tokens
-        "finite": finite,  # of them, those with both log-probs finite
-        "no_behavior": mask & ~(part.behavior.abs() < torch.inf),
+        "finite": finite,  # of them, those with both log-probs
+        "no_behavior": mask & ~is_log_prob(part.behavior),
         "no_proximal": mask & ~(part.proximal.abs() < torch.inf),
         **columns,
         "ratio": ratio,

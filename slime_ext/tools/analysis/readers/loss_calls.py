@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from slime_ext.errors import DataError
+from slime_ext.ops.divergences import is_log_prob
 from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, as_tensor
 from slime_ext.tools.analysis.readers.unpickle import load_plain
 
@@ -38,7 +39,7 @@ def first_calls(folder: Path) -> tuple[LossCall, ...]:
     if not parts:
         return ()
     train, old, rollout, mask = torch.cat(parts, 1)
-    chosen = (mask != 0) & (train + old + rollout).isfinite()
+    chosen = (mask != 0) & (train + old).isfinite() & is_log_prob(rollout)
     distances = ((a - b).abs()[chosen].double() for a, b in ((train, old), (old, rollout)))
     trained, sampled = (float(x.mean()) if len(x) else 0.0 for x in distances)
     return (LossCall(int(chosen.sum()), trained, sampled),)

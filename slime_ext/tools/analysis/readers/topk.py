@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.ops.centering import FLOOR
+from slime_ext.ops.divergences import is_log_prob
 from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
 
 
@@ -37,12 +38,12 @@ def head_kl(sampler: Tensor, trainer: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         sampler, trainer: [R, K] log-probs of the same tokens, normalised over the whole vocabulary, nats;
-            the sampler's -inf where a head is shorter.
+            the sampler's is no log-prob, such as -inf, where a head is shorter.
 
     Returns:
         float32, NaN where a token has no head.
     """
-    there = sampler > -torch.inf
+    there = is_log_prob(sampler)
     q, p = (torch.where(there, x, -torch.inf).exp() for x in (sampler, trainer))
     q_tail, p_tail = (1 - x.sum(1) for x in (q, p))
     of_tail = q_tail.clamp_min(FLOOR) * (q_tail.clamp_min(FLOOR) / p_tail.clamp_min(FLOOR)).log()
