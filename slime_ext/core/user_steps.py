@@ -116,8 +116,6 @@ def load_step(path: str, where: str) -> type[Step]:
         ConfigError: it cannot be imported, or is not a frozen dataclass derived from
             ``slime_ext.steps.Step``.
     """
-    if torch.__spec__ is None:  # commands read names and rules without torch; a user's module wants it
-        raise ModuleNotFoundError("torch", name="torch")
     where = f"{where} {path}"
     found = load_named(path, where, "class")
     is_step = isinstance(found, type) and issubclass(found, Step)
@@ -393,7 +391,8 @@ def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
     """Runs the step on PyTorch's meta device, where tensors have no values: code that reads one would wait
     for a GPU."""
     tokens = packed(batch, device="meta")
-    correction = Correction(steps=(step,)) if not step.is_bound else Correction(steps=(Reweight(), step))
+    only_bounds = step.is_bound and not step.sets_weights
+    correction = Correction(steps=(Reweight(), step) if only_bounds else (step,))
     try:
         inputs = correction.read(tokens)
         number = torch.ones((), dtype=torch.float64, device="meta")

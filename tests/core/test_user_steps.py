@@ -456,13 +456,3 @@ def test_the_example_is_accepted_by_check_and_bench(capsys, monkeypatch):
         assert cli.main(words) == 0
     shown = capsys.readouterr().out
     assert "corrections.Tempered(power 0.5) > truncate(high 2)" in shown and "tempered " in shown
-
-
-@pytest.mark.slow
-def test_check_reads_it_without_torch_first():
-    code = (
-        "import sys; from slime_ext.tools.commands import cli\n"
-        "status = cli.main(['check', 'tempered.yaml'])\n"
-        "sys.exit(status if 'torch' in sys.modules else 7)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=EXAMPLE, capture_output=True).returncode == 0

@@ -169,10 +169,9 @@ def _known(flag: str, what: str, name: str, names: Sequence[str]) -> None:
 
 
 def _presets(text: str) -> tuple[str, ...]:
-    with light.without_torch():
-        from slime_ext import presets
+    from slime_ext import presets
 
-        known, aliases = tuple(presets.PRESETS), dict(presets.ALIASES)
+    known, aliases = tuple(presets.PRESETS), dict(presets.ALIASES)
     names = known if text == ALL else tuple(dict.fromkeys(aliases.get(n, n) for n in text.split(",")))
     for name in names:
         _known("--presets", f"names of presets or {ALL}", name, known)

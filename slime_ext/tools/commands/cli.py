@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
-from slime_ext.tools.commands.light import call, imported
+from slime_ext.tools.commands.light import imported
 from slime_ext.tools.folders import working_folder
 
 COMMANDS = {
@@ -24,7 +24,6 @@ COMMANDS = {
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
 }
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
-LIGHT = ("presets", "check", "convert")  # need no torch
 # Module -> what setup.py requires for it.
 REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
 REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2", "bashkit": "bashkit"}
@@ -73,10 +72,10 @@ def _run(name: str, argv: list[str]) -> int:
         known = ", ".join(COMMANDS)
         near = did_you_mean(name, COMMANDS) or f": one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
-    _find_functions_here(name)
+    _find_functions_here()
     path = f"slime_ext.tools.commands.{name}:main"
     try:
-        return int((call(path, argv) if name in LIGHT else imported(path)(argv)) or 0)
+        return int(imported(path)(argv) or 0)
     except SlimeExtError as error:
         if name not in JUDGES:
             raise
@@ -91,14 +90,12 @@ def _run(name: str, argv: list[str]) -> int:
         raise ConfigError(why) from None
 
 
-def _find_functions_here(name: str) -> None:
+def _find_functions_here() -> None:
     """Lets functions that flags name lie in the working directory, as with slime."""
-    try:
-        if (here := str(working_folder())) not in sys.path:
-            sys.path.append(here)
-    except ConfigError:
-        if name not in LIGHT:  # torch finds none of its libraries from there
-            raise
+    if (
+        here := str(working_folder())
+    ) not in sys.path:  # torch finds none of its libraries from a removed one
+        sys.path.append(here)
 
 
 if __name__ == "__main__":

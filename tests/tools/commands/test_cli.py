@@ -99,21 +99,14 @@ def test_a_name_that_the_output_has_no_letters_for_is_escaped(tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and r"\u65e5\u672c.yaml" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        (["presets"], 0, ""),
-        (["check", str(CONFIG)], 0, ""),
-        (["check", "c.yaml"], 1, "readable file"),
-        (["rehearse", "run.sh"], 2, "slime-ext: working directory: expected one that exists"),
-    ],
-    ids=str,
-)
-def test_a_working_directory_that_is_gone_is_none_to_look_in(tmp_path, words, status, said):
+@pytest.mark.parametrize("words", [["presets"], ["check", str(CONFIG)], ["rehearse", "run.sh"]], ids=str)
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path, words):
+    """In it torch finds none of its libraries and ends the process."""
     command, how = _run(words)
     gone = f"import os, sys; os.rmdir({str(tmp_path)!r}); os.execv(sys.executable, {command!r})"
     done = subprocess.run([sys.executable, "-c", gone], capture_output=True, **how | {"cwd": tmp_path})
-    assert done.returncode == status and "Traceback" not in done.stderr and said in done.stderr
+    said = "slime-ext: working directory: expected one that exists, got a removed one: cd to another\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_package_that_is_not_installed_is_one_line():
