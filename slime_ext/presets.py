@@ -9,7 +9,9 @@ sources' defaults unless the formula says "ours".
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from slime_ext.core.correction import Correction
@@ -51,13 +53,18 @@ BYPASS = {"numerator": "target", "surrogate": PpoClip(anchor="behavior")}
 class Preset:
     """A named correction with its formula and source."""
 
-    correction: Correction
     formula: str
     source: str
+    fields: Mapping[str, Any]  # of the correction
+
+    @cached_property
+    def correction(self) -> Correction:
+        """The correction, built when it is asked for: each one is tried on a batch (``core.idle``)."""
+        return Correction(**self.fields)
 
 
 def _preset(formula: str, source: str, *steps: Step, **fields: Any) -> Preset:
-    return Preset(Correction(steps=steps, **fields), formula, source)
+    return Preset(formula, source, {"steps": steps, **fields})
 
 
 SEEDS = {

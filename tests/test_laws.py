@@ -119,7 +119,7 @@ def test_levels_agree_on_sequences_of_one_token(seed):
 @given(SEEDS)
 def test_a_cap_that_never_acts_is_no_cap(seed):
     packed, _ = tokens(oracle.random_batch(seed, wild=False))
-    capped, plain = (Correction(steps=(Reweight("token"), *more))(packed) for more in ((Truncate(1e12),), ()))
+    capped, plain = (Correction(steps=(Reweight("token"), *more))(packed) for more in ((Truncate(1e5),), ()))
     assert torch.equal(capped.weights, plain.weights)
 
 

@@ -24,10 +24,10 @@ FLOORS = {
         "__main__",
     ),
     "core/": (
-        "importing lazy_attributes state",
+        "fields importing lazy_attributes state",
         "losses steps",
         "scoped prefix_steps terms metrics",
-        "centering",
+        "centering idle",
         "correction",
         "compiled user_steps",
     ),

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from slime_ext import presets
-from slime_ext.config.idle import forbid_idle_guards, forbid_idle_steps, notes_of
+from slime_ext.config.idle import forbid_idle_guards, notes_of
 from slime_ext.config.loaded import Loaded
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
 from slime_ext.core.centering import Center
@@ -209,7 +209,6 @@ def _steps(listed: Any) -> tuple[Step, ...]:
             "fields"
         )
     steps = [_step(f"{ROOT}.steps[{i}]", entry) for i, entry in enumerate(listed)]
-    forbid_idle_steps(steps, [_name_of(step) for step in steps], f"{ROOT}.steps")
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 
 
@@ -219,11 +218,7 @@ def _terms(listed: Any) -> tuple[Any, ...]:
         raise ConfigError(
             f"{where}: expected a list of terms, got {shown(listed)}: each term is its name with its fields"
         )
-    terms = tuple(named(f"{where}[{i}]", "term", entry, TERMS) for i, entry in enumerate(listed))
-    for i, term in enumerate(terms):
-        if type(term) in map(type, terms[:i]):
-            raise ConfigError(f"{where}[{i}]: expected each term once, got a second: add up the coefficients")
-    return terms
+    return tuple(named(f"{where}[{i}]", "term", entry, TERMS) for i, entry in enumerate(listed))
 
 
 def _step(where: str, entry: Any) -> Step:
@@ -242,7 +237,3 @@ def _step(where: str, entry: Any) -> Step:
         raise user_steps.failed(f"{where}.{name}", error) from error
     user_steps.check_step(step, where=f"{where}.{name}")
     return step
-
-
-def _name_of(step: Step) -> str:
-    return next((key for key, cls in KNOWN_STEPS.items() if isinstance(step, cls)), type(step).__name__)

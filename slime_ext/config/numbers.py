@@ -1,12 +1,9 @@
-"""Numbers in a configuration: which text is a number, and which numbers fit float32."""
+"""Numbers in a configuration: which text is one."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
-
-SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, in which weights are
-FLOAT32 = f"0, or a number of size {SMALLEST:.3g} to {LARGEST:.3g} (float32)"
 
 
 def as_number(value: Any) -> float | None:
@@ -25,12 +22,3 @@ def as_number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
-
-
-def is_float32(number: float) -> bool:
-    """Whether a number is in the normal range of float32.
-
-    >>> is_float32(0), is_float32(-2.0), is_float32(1e40), is_float32(1e-40)
-    (True, True, False, False)
-    """
-    return number == 0 or SMALLEST <= abs(number) <= LARGEST

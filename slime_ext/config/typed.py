@@ -13,12 +13,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from slime_ext.config.numbers import FLOAT32, as_number, is_float32
+from slime_ext.config.numbers import as_number
+from slime_ext.core.fields import FLOAT32, MOST, check_value, is_float32, is_plain
 from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 T = TypeVar("T")
-MOST = 2**31 - 1  # of a count; tensors of counts are float32 or wider
 
 
 def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
@@ -60,6 +60,10 @@ def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[
 def _value(where: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list):  # YAML has no tuples
         value = tuple(value)
+    if is_plain(hint):  # by the rule of the object that it goes into
+        found = _number(value, hint)
+        check_value(where, found, hint)
+        return found
     try:
         found = _adapter(hint).validate_python(_number(value, hint))
     except ValidationError as error:
@@ -79,13 +83,16 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _number(value: Any, hint: Any) -> Any:
-    """Numeric text as a number: YAML 1.1 reads 1e-4 as text, and users quote numbers.
+    """Numeric text as a number: YAML 1.1 reads 1e-4 as text, and users quote numbers. An int as a float where
+    one is wanted.
 
     >>> _number("1e-4", float), _number("3", int | None), _number("3.5", int), _number("high", float)
     (0.0001, 3, '3.5', 'high')
+    >>> _number(3, float | None), _number(3, int), _number(True, float)
+    (3.0, 3, True)
     """
     wanted = {hint, *get_args(hint)} & {int, float}
-    found = as_number(value) if wanted and isinstance(value, str) else None
+    found = as_number(value) if wanted and isinstance(value, str | int) else None
     if found is None:
         return value
     if float in wanted:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.centering import Center, check_center, mean_score, split
-from slime_ext.core.losses import Bounds, HostLoss, LossInputs, PpoClip, Reinforce, Surrogate
+from slime_ext.core.fields import check_fields
+from slime_ext.core.idle import check_steps, is_ours, name_of
+from slime_ext.core.losses import SURROGATES, Bounds, HostLoss, LossInputs, PpoClip, Reinforce, Surrogate
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import LARGEST, StepSums, count_bins, position_bins, summarize
 from slime_ext.core.state import (
@@ -34,7 +36,7 @@ from slime_ext.core.state import (
 )
 from slime_ext.core.steps import EssTruncate, Normalize
 from slime_ext.core.terms import Term
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, shown
 from slime_ext.ops.divergences import compared, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 
@@ -68,7 +70,8 @@ class Correction:
             centering.
 
     Raises:
-        ConfigError: the combination would count a ratio twice, or could never act.
+        ConfigError: a field has a word or a number that it cannot have, a step changes nothing, or the
+            combination would count a ratio twice. A YAML file is refused for the same reasons.
     """
 
     numerator: Numerator = "proximal"
@@ -82,6 +85,8 @@ class Correction:
     center: Center | None = None
 
     def __post_init__(self) -> None:
+        _check_parts(self)
+        check_steps(self.steps, self.units, self.statistics)
         _forbid_double_count(self)
         _check_relations(self)
         _check_added(self)
@@ -276,6 +281,42 @@ class Correction:
         """Whether no weight times a loss can overflow. PPO's loss at a negative advantage has no bound, so
         there any could."""
         return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
+
+
+def _check_parts(correction: Correction) -> None:
+    """Raises unless every part is of its type, with words and numbers that it may have."""
+    check_fields("", correction)
+    examples = {"steps": "steps=(Reweight(), Truncate(2.0))", "terms": "terms=(SquaredLogRatio(1e-3),)"}
+    for name, kind in {"steps": Step, "terms": Term}.items():
+        parts, why = getattr(correction, name), f"write {examples[name]}"
+        expect(isinstance(parts, tuple), name, f"a tuple of {name}", shown(parts), why)
+        for i, part in enumerate(parts):
+            expect(isinstance(part, kind), f"{name}[{i}]", f"a {kind.__name__}", shown(part), why)
+    surrogate, center, terms = correction.surrogate, correction.center, correction.terms
+    wanted = f"one of {', '.join(kind.__name__ for kind in SURROGATES.values())}"
+    is_one = isinstance(surrogate, tuple(SURROGATES.values()))
+    expect(is_one, "surrogate", wanted, shown(surrogate), "write surrogate=Reinforce()")
+    is_one = center is None or isinstance(center, Center)
+    expect(is_one, "center", "Center or None", shown(center), "write center=Center(128)")
+    check_fields(f"surrogate.{name_of(surrogate)}.", surrogate)
+    if center is not None:
+        check_fields("center.", center)
+    for i, term in enumerate(terms):
+        check_fields(f"terms[{i}].{name_of(term)}.", term)
+        is_new = type(term) not in map(type, terms[:i])
+        expect(is_new, f"terms[{i}]", "each term once", "a second", "add up the coefficients")
+    for i, step in enumerate(correction.steps):
+        _check_fields_of_step(step, f"steps[{i}].{name_of(step)}")
+
+
+def _check_fields_of_step(step: Step, here: str) -> None:
+    if is_ours(step):
+        check_fields(f"{here}.", step)
+    try:
+        hash(step)
+    except TypeError as error:
+        what = "a plan is found by them; use tuple for list"
+        raise ConfigError(f"{here}: expected fields that can be hashed, got {error}: {what}") from None
 
 
 def _check_coupled(correction: Correction, i: int) -> None:

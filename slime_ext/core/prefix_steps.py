@@ -8,7 +8,6 @@ later prefix is unknown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.state import ByPosition, State, StatisticKey, Step, StepInputs, Unit, expect
-from slime_ext.core.steps import COUNT, KEPT, Statistic, When, _log, applies
+from slime_ext.core.steps import COUNT, KEPT, Statistic, When, _log, applies, check_interval
 from slime_ext.ops.prefixes import prefix_sums, response_order
 
 PrefixAggregate = Literal["sum", "mean"]
@@ -87,12 +86,9 @@ class PrefixReject(_OfPrefix):
     rejects = True
 
     def __post_init__(self) -> None:
-        bounds, neutral = [self.low, self.high], 1 if self.statistic == "ratio" else 0
-        there = bounds != [None, None]
+        there = [self.low, self.high] != [None, None]
         expect(there, "prefix_reject", "low or high or both", "neither", "nothing would be rejected")
-        low = -math.inf if self.low is None else self.low
-        high = math.inf if self.high is None else self.high
-        expect(low <= neutral <= high, "prefix_reject", f"low <= {neutral} <= high", bounds, KEPT)
+        check_interval("prefix_reject", self.statistic, self.low, self.high)
 
     @cached_property
     def reads_advantages(self) -> bool:

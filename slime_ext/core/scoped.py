@@ -62,6 +62,9 @@ class Scoped(Step):
         where = f"{self.native.__name__.lower()}.clamp"
         ok = self.clamp is None or self.clamp > 0
         expect(ok, where, "a number > 0", self.clamp, "it bounds the log-ratio on both sides")
+        where, adds = f"{self.native.__name__.lower()}.over", self.unit != "token"
+        why = "nothing is added up there"
+        expect(self.over == "response" or adds, where, "response at tokens", self.over, why)
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
@@ -146,6 +149,8 @@ class ZeroOutside(Step):
     def __post_init__(self) -> None:
         ok, bounds = 0 <= self.low <= 1 <= self.high, [self.low, self.high]
         expect(ok, "zero_outside", "0 <= low <= 1 <= high", bounds, "on-policy data must keep its weight")
+        why = "every weight but 1 would be 0"
+        expect(self.low < self.high, "zero_outside", "low < high", bounds, why)
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:

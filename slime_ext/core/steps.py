@@ -231,15 +231,21 @@ class Reject(Step):
     rejects = True
 
     def __post_init__(self) -> None:
-        neutral = 1 if self.statistic == "ratio" else 0
         bounds = [self.low, self.high]
         stale = {"max_staleness": self.max_staleness, "max_staleness_steps": self.max_staleness_steps}
         acts = [*bounds, *stale.values()] != [None] * 4
         expect(acts, "reject", "low or high or both", "neither", "nothing would be rejected")
         for name, most in stale.items():
             expect(most is None or most >= 0, f"reject.{name}", "a number >= 0", most, KEPT)
-        low, high = self._interval
-        expect(low <= neutral <= high, "reject", f"low <= {neutral} <= high", bounds, KEPT)
+        check_interval("reject", self.statistic, self.low, self.high)
+        if bounds == [None, None]:
+            self._check_staleness_alone()
+
+    def _check_staleness_alone(self) -> None:
+        """Refuses fields about the ratio in a step that reads only the sample's age."""
+        for name, idle in {"statistic": "ratio", "when": "always", "clamp": None, "over": "response"}.items():
+            value, why = getattr(self, name, idle), "a bound on staleness alone looks at no token"
+            expect(value == idle, f"reject.{name}", "low or high beside it", value, why)
 
     @cached_property
     def reads_advantages(self) -> bool:
@@ -320,6 +326,10 @@ class Veto(Step):
     def __post_init__(self) -> None:
         bounds = [self.low, self.high]
         expect(bounds != [None, None], "veto", "low or high or both", "neither", "nothing would be vetoed")
+        is_ratio = self.low is None or self.low >= 0
+        expect(is_ratio, "veto.low", "a number > 0", self.low, "no ratio is below 0")
+        vetoes = self.low != 0 or self.high is not None
+        expect(vetoes, "veto.low", "a number > 0", self.low, "nothing would be vetoed")
         low, high = self._interval
         expect(low <= 1 <= high, "veto", "low <= 1 <= high", bounds, KEPT)
 
@@ -479,6 +489,23 @@ STEPS: dict[str, Callable[..., Step]] = {
     "normalize": Normalize,
     "ess_truncate": EssTruncate,
 }
+
+
+def check_interval(where: str, statistic: str, low: float | None, high: float | None) -> None:
+    """Raises ConfigError unless bounds keep on-policy data, and some more.
+
+    Args:
+        where: the step's name.
+        low, high: None for no bound.
+    """
+    neutral, bounds = 1 if statistic == "ratio" else 0, [low, high]
+    floor = -math.inf if statistic == "k1" else 0.0
+    lower, upper = -math.inf if low is None else low, math.inf if high is None else high
+    expect(lower <= neutral <= upper, where, f"low <= {neutral} <= high", bounds, KEPT)
+    why = f"{statistic} is never below 0"
+    expect(low is None or low >= floor, f"{where}.low", "a number >= 0", low, why)
+    why = "only what is exactly on-policy would be kept"
+    expect(max(lower, floor) < upper, where, "low < high", bounds, why)
 
 
 def applies(when: When, unit: Unit, inputs: StepInputs) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config, with_preset
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Numerator
+from slime_ext.core.fields import LARGEST
 from slime_ext.core.losses import PpoClip
 from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import Clip, Reject, Reweight
@@ -92,22 +94,38 @@ def _of_bounds(function: str, args: Any) -> Correction:
     low, high, eps_low, eps_high = (
         ARGUMENTS[name].default if (value := getattr(args, name, None)) is None else value for name in BOUNDS
     )
+    of_range = function == "off_policy_is_function" and not takes_tis_bounds()
     numerator: Numerator = "target" if function == "off_policy_is_function" else "proximal"
     try:
-        if numerator == "target" and not takes_tis_bounds():
+        if of_range:
             eps_high = eps_low if eps_high is None else eps_high
             PpoClip(eps_low=eps_low, eps_high=eps_high)  # which knows what a range may be
-            return Correction("target", steps=(Reweight(), Clip(max(1 - eps_low, 0.0), 1 + eps_high)))
-        same = "every weight would be the same"
-        expect(low < high, "clip.high", f"more than --tis-clip-low {low}", high, same)
-        bound: Step = Clip(low, high)
+            low, high = max(1 - eps_low, 0.0), 1 + eps_high
+        else:
+            same = "every weight would be the same"
+            expect(low < high, "clip.high", f"more than --tis-clip-low {low}", high, same)
+        bounds = _clip(low, high)  # which knows what a range may be, that of a band too
         if function == "icepop_function":
-            bound = Reject("token", "ratio", "mean", low, high)
+            bounds = _band(low, high)
+        return Correction(numerator, steps=(Reweight(), *bounds))
     except ConfigError as error:
         where, _, rest = str(error).partition(": ")
         fields = dict(zip(("low", "high", "eps_low", "eps_high"), BOUNDS, strict=True))
-        raise ConfigError(f"{flag_of(fields.get(where.rpartition('.')[2], 'eps_clip'))}: {rest}") from None
-    return Correction(numerator, steps=(Reweight(), bound))
+        other = "eps_clip" if of_range else "tis_clip"
+        raise ConfigError(f"{flag_of(fields.get(where.rpartition('.')[2], other))}: {rest}") from None
+
+
+def _clip(low: float, high: float) -> tuple[Step, ...]:
+    """The clip of weights that flags ask for; an infinite bound is none."""
+    if low == 0 and high == math.inf:
+        return ()
+    return (Clip(low, LARGEST if high == math.inf else high),)
+
+
+def _band(low: float, high: float) -> tuple[Step, ...]:
+    """The rejection of tokens that flags ask for; an infinite bound is none."""
+    upper = None if high == math.inf else high
+    return () if low == 0 and upper is None else (Reject("token", "ratio", "mean", low, upper),)
 
 
 def _keys_of_file(args: Any) -> tuple[str, ...]:

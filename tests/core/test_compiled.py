@@ -37,7 +37,7 @@ EVERY = Correction(
         Reject("sequence", "k2", "max", high=40.0, when="outward", max_staleness=3),
         SignedClip("token", negative_high=2.0),
         Clip(0.5, 1.5),
-        Veto(1e-9, 1e9),
+        Veto(1e-5, 1e5),
     ),
 )
 CORRECTIONS = {

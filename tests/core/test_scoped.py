@@ -79,7 +79,7 @@ BOUNDED = """
     [min_prefix_reweight, zero_outside]: no
     [reweight, {zero_outside: {unit: sequence}}, {truncate: {high: 3.0}}]: yes
     [reweight, {truncate: {high: 3.0}}, {zero_outside: {unit: sequence}}]: yes
-    [reweight, {truncate: {high: 1.0e+30}}]: no
+    [{reweight: {level: sequence}}, {truncate: {high: 1.0e+30}}]: no
 """  # noqa: E501
 
 
@@ -94,7 +94,7 @@ def test_splitting_sequences_over_ranks_changes_nothing():
         TOKEN_MASK,
         {"reweight": {"level": "sequence", "over": "kept"}},
         CAP,
-        {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.5, "over": "kept", "clamp": 1.0}},
+        {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.8, "over": "kept", "clamp": 1.0}},
         {"zero_outside": {"unit": "sequence", "low": 0.1, "high": 3.0}},
     ]  # fmt: skip
     correction, (packed, _) = load_config({"steps": steps}), tokens(batch_of(1) + batch_of(3))

@@ -38,7 +38,7 @@ EXTRA = {
             EssTruncate(),
             Reject("sequence", "k2", "mean", high=0.02),
         ),
-        terms=(SquaredLogRatio(0.5), ReverseK3(0.5), ReverseK3(0.5, times_one_minus_ess=True)),
+        terms=(SquaredLogRatio(0.5), ReverseK3(0.5, times_one_minus_ess=True)),
     ),
 }
 CORRECTIONS = {name: preset.correction for name, preset in presets.PRESETS.items()} | EXTRA

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 
 import pytest
 import yaml
 
 from slime_ext import host
+from slime_ext.core.fields import LARGEST
+from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host.flags import check_kinds
+from slime_ext.host import configured
 from slime_ext.tools.commands.arguments import Arguments, as_parsed
 from slime_ext.tools.commands.check import checked
 from slime_ext.tools.scripts.launch import Launch
@@ -110,6 +114,21 @@ BROKEN = [
     )),
 ]
 # fmt: on
+
+
+INFINITE = [  # function, the host's bounds -> the steps after reweight
+    ("vanilla_tis", {"tis_clip_low": 0, "tis_clip": math.inf}, ()),
+    ("vanilla_tis", {"tis_clip_low": 0.5, "tis_clip": math.inf}, (Clip(0.5, LARGEST),)),
+    ("icepop", {"tis_clip_low": 0, "tis_clip": math.inf}, ()),
+    ("icepop", {"tis_clip_low": 0.5, "tis_clip": math.inf}, (Reject("token", low=0.5),)),
+]
+
+
+@pytest.mark.parametrize(("name", "bounds", "steps"), INFINITE)
+def test_an_infinite_bound_of_the_host_is_none(name, bounds, steps):
+    function = f"{name}_function"
+    setup = configured.setup_for(arguments(**OURS[name], **bounds), function)
+    assert setup.loaded.correction.steps == (Reweight(), *steps)
 
 
 def takes_too_little(args):

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, overload
 
-from slime_ext.config.numbers import FLOAT32, as_number, is_float32
+from slime_ext.config.numbers import as_number
+from slime_ext.core.fields import FLOAT32, is_float32
 from slime_ext.errors import ConfigError, check_known, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"

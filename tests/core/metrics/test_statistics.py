@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from slime_ext.core.correction import Correction, HookInputs, Plan, Tokens, appl
 from slime_ext.core.metrics import MetricsLayout, layout
 from slime_ext.core.metrics import measure as module
 from slime_ext.core.metrics.measure import count_bins, position_bins, summarize
+from slime_ext.core.state import Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.ops.segments import Segments
@@ -346,8 +347,19 @@ def reverse_k3(x):
 
 
 TWO_UNITS = (Reweight("token"), Reject("token", high=2.0), Reject("sequence", "ratio", high=2.0))
-EFFECTS = {"turn": (Reject("turn", "k2", "max", high=0.02), Truncate(1.5)), "two units": TWO_UNITS}
+OF_TURNS = (Reject("turn", "k2", "max", high=0.02), Reweight(), Truncate(1.5))
+EFFECTS = {"turn": OF_TURNS, "two units": TWO_UNITS}
 EFFECTS |= {"stale": (Reject(low=0.5, max_staleness=2), Reweight("sequence"), Truncate(1.1))}
+
+
+@dataclass(frozen=True)
+class OfUnit(Step):
+    """Only says that it works on a unit."""
+
+    unit: str = "token"
+
+    def __call__(self, state, inputs):
+        return state
 
 
 @pytest.mark.parametrize("name", EFFECTS)
@@ -357,7 +369,7 @@ def test_what_each_step_did_is_counted_token_by_token(name):
     for seed in range(20):
         packed, _ = tokens(oracle.random_batch(seed))
         packed = replace(packed, ages=torch.arange(packed.segments.count).double())
-        units = tuple(Reject(s.unit, high=1e9) for s in steps if s.unit != "token")  # the units of all steps
+        units = tuple(OfUnit(s.unit) for s in steps)  # of all steps
         totals = totals_of(Correction(steps=steps), packed)
         for i, named in enumerate(layout.step_names(Correction(steps=steps))):
             if steps[i].rejects:

@@ -25,7 +25,10 @@ def batch_of(seed, *, far=True):
             s[key] = [x if math.isfinite(x) and abs(x) < 1e3 else -1.0 for x in s[key]]
         for i in range(len(s["mask"])):
             if far and rng.random() < 0.03:
-                s["behavior"][i] = s["proximal"][i] + rng.choice([25.0, -25.0, 60.0, 7.0, -7.0])
+                apart = rng.choice([25.0, -25.0, 60.0, 7.0, -7.0])
+                for key in ("proximal", "target"):  # the sampler's must stay a log-prob, at most 0
+                    s[key][i] -= max(apart, 0.0)
+                s["behavior"][i] = s["proximal"][i] + apart
     return batch
 
 

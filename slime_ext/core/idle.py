@@ -1,0 +1,178 @@
+"""Refuses steps that change nothing: each one runs on a batch that is wild enough for every sensible step to
+act.
+
+The batch has ratios of tokens from e^-88 to e^88, near and far products and means over sequences, both signs
+of the advantage, and ages from 0 to 1000. A step acts if it changes a weight or rejects a token there,
+whatever the other steps reject. The tensors are small and on the CPU, and what passed is remembered: a
+correction costs a few milliseconds, once per process.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.losses import SURROGATES
+from slime_ext.core.prefix_steps import PREFIX_STEPS
+from slime_ext.core.scoped import FORMS
+from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Unit, expect, tabulate
+from slime_ext.core.steps import STEPS, Normalize, SecondMoment
+from slime_ext.core.terms import TERMS
+from slime_ext.errors import ConfigError
+from slime_ext.ops.segments import Segments, identity
+
+ONCE = (Normalize, SecondMoment)  # a second of another number undoes the first, or is implied by it
+TABLES: tuple[Mapping[str, Any], ...] = (STEPS, PREFIX_STEPS, FORMS, SURROGATES, TERMS)
+NAMES = {cls: name for table in TABLES for name, cls in table.items()}
+
+FAR = 88.0  # nats, the largest log-ratio of a token: float32 holds bounds up to e^88.7
+SIZES = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 3.0, 12.0, FAR)  # nats, log-ratios
+SURE = (1e-6, 0.05, 1.0, 5.0)  # nats, -log of the larger of a token's two probabilities
+OLDEST, USUAL = 1000, 40  # weight versions, or optimizer steps
+# Log-ratios of a sequence in units of its size: all alike, one far token, one of the other sign, no sum.
+SHAPES = (
+    (1, 1, 1, 1, 1, 1, 1, 1),
+    (-1, -1, -1, -1, -1, -1, -1, -1),
+    (0, 1, 0, 0, 0, 0, 0, 0),
+    (0, -1, 0, 0, 0, 0, 0, 0),
+    (1, 1, -1, 1, 0, 1, 1, 1),
+    (-1, -1, 1, -1, 0, -1, -1, -1),
+    (1, -1, 1, -1, 0, 0, 1, -1),
+)
+TURNS = (1, 1, 1, 1, 0, 1, 1, 1)  # response mask of such a sequence: two turns
+LONG = 1000  # tokens of a few more sequences, because a bound on a sum is one for long responses
+TRIED = f"tried: ratios from e^-{FAR:g} to e^{FAR:g}, ages from 0 to {OLDEST}"
+
+
+def name_of(part: Any) -> str:
+    """The name of a step, a surrogate or a term in a configuration; that of its class for a user's own."""
+    return NAMES.get(type(part), type(part).__name__)
+
+
+@functools.lru_cache(maxsize=1024)
+def check_steps(
+    steps: tuple[Step, ...], units: tuple[Unit, ...], statistics: tuple[StatisticKey, ...]
+) -> None:
+    """Raises ConfigError at the first step that changes nothing; remembers what passed.
+
+    Args:
+        units, statistics: of the correction, which its steps read.
+    """
+    for i, step in enumerate(steps):
+        _check_place(steps, i, f"steps[{i}].{name_of(step)}")
+    with torch.no_grad(), torch.device("cpu"):  # whatever device the process makes tensors on
+        _check_acts(steps, units, statistics)
+
+
+def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
+    """Refuses a step that the steps before it make idle, or whose place makes one of them idle."""
+    step, before = steps[i], steps[:i]
+    for j, earlier in enumerate(before):
+        if step.sets_weights and earlier.sets_weights:
+            raise ConfigError(
+                f"{here}: expected one step that sets weights, got a second after steps[{j}]: it would undo "
+                "the first"
+            )
+        is_again = step == earlier or (isinstance(step, ONCE) and type(step) is type(earlier))
+        if is_again and is_ours(step):
+            raise ConfigError(
+                f"{here}: expected it once, got a second after steps[{j}]: one of them would never act"
+            )
+    if step.is_bound and not step.sets_weights and not any(earlier.sets_weights for earlier in before):
+        raise ConfigError(
+            f"{here}: expected a reweight step before it, got none: weights are 1 there and it would never "
+            "act"
+        )
+    if getattr(step, "over", "response") == "kept":
+        rejects = any(earlier.rejects for earlier in before)
+        expect(rejects, f"{here}.over", "a step that rejects before it", "none", "every token is kept there")
+
+
+def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tuple[StatisticKey, ...]) -> None:
+    """Runs the steps on the wild batch, and refuses one of ours that changes nothing there."""
+    inputs = replace(wild_batch(), units=units)
+    inputs = replace(inputs, table=tabulate(statistics, inputs))
+    state = inputs.start
+    for i, step in enumerate(steps):
+        before = replace(state, step=i)
+        try:
+            if step.is_coupled:
+                number = step.number_for_step([(before, inputs)], identity)
+                inputs = replace(inputs, plan={**inputs.plan, step: number})
+            state = step(before, inputs)
+        except Exception:
+            if is_ours(step):
+                raise
+            return  # check_step, or the first call, says what is wrong with a step of the user's own
+        if not isinstance(state, State):
+            return
+        if is_ours(step):
+            _check_effect(step, before, state, inputs, f"steps[{i}].{name_of(step)}")
+
+
+def _check_effect(step: Step, before: State, after: State, inputs: StepInputs, here: str) -> None:
+    weights = _of_response(inputs, after.unit, after.weights)
+    changed = not torch.equal(weights, _of_response(inputs, before.unit, before.weights))
+    effects = after.step_effects[len(before.step_effects) :]
+    rejected = any(
+        bool(_of_response(inputs, effect.unit, effect.flags).any())
+        for effect in effects
+        if effect.kind == "rejected"
+    )
+    if not changed and not rejected:
+        rejects = step.rejects and not (step.sets_weights or step.is_bound)
+        wanted, got = ("rejects a token", "rejects") if rejects else ("changes a weight", "changes")
+        raise ConfigError(
+            f"{here}: expected a step that {wanted}, got one that {got} none ({TRIED}): tighten its bounds, "
+            "or remove it"
+        )
+    if changed and bool((weights == weights[0]).all()):
+        raise ConfigError(
+            f"{here}: expected weights that differ, got {float(weights[0]):g} for every token: widen its "
+            "bounds, or remove the weights"
+        )
+
+
+def _of_response(inputs: StepInputs, unit: Unit, values: Tensor) -> Tensor:
+    """Values per unit -> one for each response token, no others."""
+    return inputs.segments.expand_to_tokens(unit, values)[inputs.segments.mask]
+
+
+def is_ours(step: Step) -> bool:
+    """Whether it is not a user's own step."""
+    return type(step).__module__.startswith("slime_ext.")
+
+
+@functools.cache
+def wild_batch() -> StepInputs:
+    """The sequences that steps are tried on, in float64 on the CPU."""
+    short = itertools.product(SHAPES, SIZES, SURE, (1.0, -1.0))
+    long = itertools.product(((1,) * LONG, (-1,) * LONG), (0.1, 12.0), SURE[:1], (1.0, -1.0))
+    cases = [(torch.tensor(shape, dtype=torch.float64), *more) for shape, *more in (*short, *long)]
+    lengths = [len(shape) for shape, *_ in cases]
+    mask = torch.cat([torch.tensor(TURNS if n == len(TURNS) else (1,) * n) for n in lengths]) > 0
+    log_ratio = torch.cat([shape * size for shape, size, _, _ in cases])
+    sure, advantages = (
+        torch.tensor([case[place] for case in cases], dtype=torch.float64).repeat_interleave(
+            torch.tensor(lengths)
+        )
+        for place in (2, 3)
+    )
+    behavior = -sure - log_ratio.clamp(min=0)
+    ages = torch.tensor([i % (USUAL + 1) for i in range(len(cases) - 1)] + [OLDEST], dtype=torch.float64)
+    return StepInputs(
+        Segments.whole(lengths, mask),
+        torch.where(mask, log_ratio, 0),
+        mask,
+        behavior + log_ratio,
+        behavior,
+        advantages=advantages,
+        ages=ages,
+        age_steps=ages,
+    )
