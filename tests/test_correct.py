@@ -22,6 +22,22 @@ def test_a_name_a_mapping_and_a_correction_say_the_same():
     assert torch.equal(losses[0], losses[1]) and torch.equal(losses[0], losses[2])
 
 
+def test_a_file_says_the_same_as_its_mapping(tmp_path):
+    """Under ``slime_ext:`` as in a host's file, or alone; a shipped one by its name from anywhere."""
+    call = flat_call(oracle.random_batch(1))
+    wanted = slime_ext.correct(**call, correction="icepop")[0]
+    nested, plain = tmp_path / "nested.yaml", tmp_path / "plain.json"
+    nested.write_text("use_tis: true\nslime_ext: {preset: icepop}\n")
+    plain.write_text('{"preset": "icepop"}')
+    for path in (nested, str(nested), plain, str(plain)):
+        assert torch.equal(slime_ext.correct(**call, correction=path)[0], wanted)
+        assert slime_ext.load_config(path) == presets.get("icepop")
+    assert slime_ext.load_config("configs/modes/pure_is.yaml") == presets.get("pure_is")
+    assert slime_ext.load_config({"use_tis": True, "slime_ext": {"preset": "icepop"}}) == presets.get(
+        "icepop"
+    )
+
+
 def test_without_a_mask_every_token_was_sampled():
     call = flat_call(
         [
@@ -70,6 +86,12 @@ RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
     ("changes", "kind", "line"),
     [
         ({"correction": "token_tiss"}, ConfigError, "preset: expected a known .*did you mean 'token_tis'"),
+        ({"correction": "none.yaml"}, ConfigError, "none.yaml: expected a readable file, got No such file"),
+        (
+            {"correction": {"slime_ext": {"preset": "icepop"}, "steps": []}},
+            ConfigError,
+            "steps: expected it under slime_ext, got it beside: nothing reads it there; indent it",
+        ),
         ({"correction": {"step": []}}, ConfigError, "slime_ext: expected a known key, got 'step'"),
         ({"correction": "pure_is", "target": None}, ConfigError, "target: expected a tensor, got None"),
         (

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.config.files import read_mapping
+from slime_ext.config.files import is_file_name
 from slime_ext.config.flat import correct
-from slime_ext.config.load import KEYS, OF_A_HOST, read_config
+from slime_ext.config.load import OF_A_HOST, block_of, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Anchor, HostLoss, PpoClip
 from slime_ext.errors import ConfigError, warn_once
@@ -29,15 +28,11 @@ def correction_named(name: str | Mapping[str, Any]) -> Correction:
     Raises:
         ConfigError: it does not load, or says what nothing would read here.
     """
-    if isinstance(name, str) and Path(name).suffix not in (".yaml", ".yml", ".json"):
+    if isinstance(name, str) and not is_file_name(name):
         return presets.get(name)
-    found = read_mapping(name) if isinstance(name, str) else name
-    block = found.get(KEY, found)
-    loaded = read_config(block)
+    loaded = read_config(block := block_of(name))
     for key in (key for key in OF_A_HOST if key in block):
         raise ConfigError(f"{KEY}.{key}: expected none outside of slime and miles, got one: nothing reads it")
-    for key in (key for key in KEYS if block is not found and key in found):
-        raise ConfigError(f"{key}: expected it under {KEY}, got it beside: nothing reads it there; indent it")
     for note in loaded.notes:
         warn_once(f"{KEY}: {note}")
     return loaded.correction

@@ -24,6 +24,7 @@ UNREADABLE = (
 # Where configs/ and patches/ are: a checkout, or what a wheel installs.
 ROOTS = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
+SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -89,6 +90,15 @@ def read_mapping(path: str, text: str | None = None) -> dict[str, Any]:
                 f"{path}: expected names as keys, got {cut(repr(key))}: see the files in configs/"
             )
     return found
+
+
+def is_file_name(name: Any) -> bool:
+    """Whether text or a path names a YAML or JSON file, not a preset.
+
+    >>> is_file_name("runs/mine.yaml"), is_file_name(Path("mine.yml")), is_file_name("token_tis")
+    (True, True, False)
+    """
+    return isinstance(name, Path) or (isinstance(name, str) and Path(name).suffix in SUFFIXES)
 
 
 def of_package(name: str) -> Path:

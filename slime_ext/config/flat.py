@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime_ext import presets
+from slime_ext.config.files import is_file_name
 from slime_ext.config.load import load_config
 from slime_ext.core.correction import Correction, HookInputs, apply
 from slime_ext.core.metrics.layout import MetricsLayout
@@ -25,7 +27,7 @@ def correct(
     behavior: Tensor,
     proximal: Tensor,
     lengths: Sequence[int],
-    correction: str | Mapping[str, Any] | Correction,
+    correction: str | Path | Mapping[str, Any] | Correction,
     *,
     mask: Tensor | None = None,
     target: Tensor | None = None,
@@ -38,8 +40,8 @@ def correct(
         behavior: [T] log-probs under the policy that sampled the tokens, nats.
         proximal: [T] log-probs under the trainer's policy before the optimizer step, nats.
         lengths: [S] tokens of each response.
-        correction: a preset's name, the mapping under ``slime_ext:``, or a Correction. Coupled steps treat
-            these tokens as the whole optimizer step.
+        correction: a preset's name, the path of a YAML file, the mapping under ``slime_ext:``, or a
+            Correction. Coupled steps treat these tokens as the whole optimizer step.
         mask: [T] not 0 where the behavior policy sampled the token; None: everywhere.
         target: [T] log-probs under the policy being trained, nats, with grad.
         advantages: [T].
@@ -69,10 +71,11 @@ def correct(
     return result.loss, segments.mask & (result.rejected == 0), scalars(totals)
 
 
-def _loaded(correction: str | Mapping[str, Any] | Correction) -> Correction:
+def _loaded(correction: str | Path | Mapping[str, Any] | Correction) -> Correction:
     if isinstance(correction, Correction):
         return correction
-    return presets.get(correction) if isinstance(correction, str) else load_config(correction)
+    is_preset = isinstance(correction, str) and not is_file_name(correction)
+    return presets.get(str(correction)) if is_preset else load_config(correction)
 
 
 def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:

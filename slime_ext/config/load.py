@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from slime_ext import presets
+from slime_ext.config.files import is_file_name, read_mapping
 from slime_ext.config.idle import forbid_idle_guards, notes_of
 from slime_ext.config.loaded import Loaded
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
@@ -30,7 +32,7 @@ from slime_ext.core.steps import STEPS
 from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError, check_known, shown, warn_once
 
-__all__ = ["Loaded", "load_config", "read_config", "to_mapping", "with_preset"]
+__all__ = ["Loaded", "block_of", "load_config", "read_config", "to_mapping", "with_preset"]
 
 ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
@@ -44,24 +46,45 @@ SYSTEMS = (  # whose blocks slime-ext convert reads
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
 
 
-def load_config(mapping: Mapping[str, Any]) -> Correction:
-    """The correction that a mapping describes; logs surprising readings once.
+def load_config(config: Mapping[str, Any] | str | Path) -> Correction:
+    """The correction that a mapping or a YAML file describes; logs surprising readings once.
 
     >>> load_config({"steps": ["reweight", {"truncate": {"high": 3.0}}]}).steps
     (Reweight(level='token'), Truncate(high=3.0))
+    >>> load_config("configs/modes/pure_is.yaml") == load_config({"preset": "pure_is"})
+    True
 
     Args:
-        mapping: native keys.
+        config: native keys, or the path of a file with them. They may be under ``slime_ext:``, as in a host's
+            file.
 
     Raises:
         ConfigError: one line with the full key, what was expected, what was found and the nearest known name.
     """
-    loaded = read_config(mapping)
-    for key in (key for key in OF_A_HOST if key in mapping):
+    block = block_of(config)
+    loaded = read_config(block)
+    for key in (key for key in OF_A_HOST if key in block):
         warn_once(f"{ROOT}.{key}: only a host reads it; a Correction has no such part")
     for note in loaded.notes:
         warn_once(f"{ROOT}: {note}")
     return loaded.correction
+
+
+def block_of(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    """Our keys in a mapping or in the YAML file at a path: those under ``slime_ext:`` if it has that key.
+
+    Raises:
+        ConfigError: the file cannot be read, or one of our keys is beside ``slime_ext:``.
+    """
+    found: Any = read_mapping(str(config)) if is_file_name(config) else config
+    block: Any = found.get(ROOT, found) if isinstance(found, Mapping) else found
+    if not isinstance(block, Mapping):
+        raise ConfigError(f"{ROOT}: expected a mapping, got {shown(block)}: see the files in configs/")
+    for key in (key for key in KEYS if block is not found and key in found):
+        raise ConfigError(
+            f"{key}: expected it under {ROOT}, got it beside: nothing reads it there; indent it"
+        )
+    return block
 
 
 def read_config(mapping: Mapping[str, Any]) -> Loaded:
