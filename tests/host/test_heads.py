@@ -9,11 +9,12 @@ import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 
+import numpy
 import pytest
 import torch
 
 from slime_ext import host
-from slime_ext.errors import ConfigError, DataError
+from slime_ext.errors import ConfigError, DataError, warn_once
 from slime_ext.host import heads, hosts, rollout_heads, staleness
 from slime_ext.host.rollout_data import Samples
 from tests.host import trees
@@ -147,6 +148,19 @@ def hides(rollout):
     rollout.answered["meta_info"]["output_top_logprobs"][1] = None
 
 
+def ragged(rollout):
+    rollout.answered["meta_info"]["output_top_logprobs"][1].pop()
+
+
+def widens(rollout):
+    for head in rollout.answered["meta_info"]["output_top_logprobs"]:
+        head.append([-3.0, 50, None])
+
+
+def nulls(rollout):
+    rollout.answered["meta_info"]["output_top_logprobs"][1][2] = [None, 40, None]
+
+
 def shortens(rollout):
     whole = rollout.generate
 
@@ -164,6 +178,9 @@ def shortens(rollout):
         (drops, "output_top_logprobs: expected the head of each of 2 sampled tokens, got 0"),
         (hides, "output_top_logprobs: expected the head of each of 2 sampled tokens, got 1"),
         (shortens, "rollout_topk_log_probs, sample 0: expected the heads of 1 new tokens, got 2"),
+        (ragged, "output_top_logprobs: expected as many pairs of a log-prob and an id at every token, at mo"),
+        (widens, "output_top_logprobs: expected as many pairs of a log-prob and an id at every token, at mo"),
+        (nulls, "output_top_logprobs: expected as many pairs of a log-prob and an id at every token, at mo"),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_in_one_line(rollout, fault, line):
@@ -200,6 +217,134 @@ def test_what_a_rollout_must_not_hold(rollout, fault, line):
     with pytest.raises(DataError) as caught:
         rollout_heads.publish(1, samples, K)
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def spoiled(field, entry, value):
+    """Writes one entry, or a row, of a field of the second sample."""
+
+    def spoil(samples):
+        getattr(samples[1], field)[entry] = value
+
+    return spoil
+
+
+def replaced(field, change):
+    return lambda samples: setattr(samples[1], field, change(getattr(samples[1], field)))
+
+
+IDS, LOG_PROBS = "rollout_topk_token_ids", "rollout_topk_log_probs"
+OTHERS = [[0.5, 0.5, 0.1], [0.5, 0.3, 0.1]]
+TABLE = "sample 1: expected a table of [2 or fewer, 3], its response tokens and center.top_k, got "
+SPOILED = {  # what is wrong with sample 1 -> the line that names it
+    f"{LOG_PROBS}, sample 1, response token 1: expected numbers in the sampler's head, got NaN: ": spoiled(
+        LOG_PROBS, (1, 2), math.nan
+    ),
+    f"{LOG_PROBS}, sample 1, response token 0: expected numbers in the sampler's head, got NaN": spoiled(
+        LOG_PROBS, 0, math.nan
+    ),
+    f"{LOG_PROBS}, sample 1, response token 1: expected log-probs of at most 0 in the sampler's h": spoiled(
+        LOG_PROBS, (1, 1), 0.7
+    ),
+    f"{LOG_PROBS}, sample 1, response token 0: expected probabilities that add up to at most 1 in": replaced(
+        LOG_PROBS, lambda rows: torch.tensor(OTHERS).log()
+    ),
+    f"{IDS}, sample 1, response token 1: expected each id once in the sampler's head, got one twice": spoiled(
+        IDS, (1, 1), 40
+    ),
+    f"{IDS}, sample 1, response token 0: expected ids from 0 to 49 in the sampler": spoiled(IDS, (0, 2), -3),
+    f"{IDS}, sample 1, response token 1: expected ids from 0 to 49 in the sampler": spoiled(IDS, (1, 2), 50),
+    f"{IDS}, sample 1, response token 0: expected ids from 0 to 49 in": replaced(
+        IDS,
+        lambda ids: ids + 2**32,  # the same numbers in 32 bits
+    ),
+    f"{LOG_PROBS}, sample 1: expected a head at each response token that counts, got none at": spoiled(
+        LOG_PROBS, 1, -9999.0
+    ),
+    f"{IDS}, {TABLE}[3, 3]": (replaced(IDS, lambda ids: torch.cat([ids, ids[:1]]))),
+    f"{LOG_PROBS}, {TABLE}[1": (replaced(LOG_PROBS, lambda rows: rows[:1])),
+    f"{IDS}, {TABLE}[2, 2]": (replaced(IDS, lambda ids: ids[:, :2].tolist())),
+    f"{IDS}, {TABLE}[6]": (replaced(IDS, lambda ids: ids.reshape(-1))),
+    f"{IDS}, sample 1: expected numbers, one row or one number per response token, got something else": (
+        replaced(IDS, lambda ids: [[1, 2, 3], [1, 2]])
+    ),
+    f"{IDS}, sample 1: expected whole numbers, got torch.float32: write ids": replaced(
+        IDS, lambda ids: ids.float()
+    ),
+    "rollout_log_probs, sample 1: expected 2 numbers, one per response token, got a shape of [1]": replaced(
+        "rollout_log_probs", lambda values: values[:1]
+    ),
+    "loss_mask, sample 1: expected 2 numbers, one per response token, got a shape of [3]": replaced(
+        "loss_mask", lambda mask: [1, 1, 1]
+    ),
+    "tokens, sample 1: expected 2 numbers, one per response token, got a shape of [1]": replaced(
+        "tokens", lambda tokens: tokens[-1:]
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "fault"), SPOILED.items(), ids=list(SPOILED))
+def test_a_head_that_is_no_part_of_a_distribution_is_refused_when_it_is_published(rollout, line, fault):
+    samples = [copy.deepcopy(generated(arguments(), Sample(index))) for index in (0, 1)]
+    rollout_heads.publish(0, samples, K, 50)
+    fault(samples)
+    with pytest.raises(DataError) as caught:
+        rollout_heads.publish(1, samples, K, 50)
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_a_token_that_does_not_count_may_have_any_head(rollout):
+    sample = generated(arguments(), Sample())
+    sample.loss_mask = [1, 0]
+    sample.rollout_topk_log_probs[1] = torch.tensor([math.nan, 0.7, -1.0])
+    sample.rollout_topk_token_ids[1] = torch.tensor([-1, 99, 99])
+    rollout_heads.publish(0, [sample], K, 50)
+    ((_, log_probs),) = heads.of_step(0, Samples(indices=[0]), K)
+    assert log_probs[1].tolist() == [-math.inf, -math.inf, -1.0]
+
+
+def test_an_entry_that_is_no_log_prob_reads_as_absent(rollout):
+    """-9999 is what some servers write for minus infinity."""
+    sample = generated(arguments(), Sample())
+    sample.rollout_topk_log_probs[0, 2] = -9999.0
+    sample.rollout_topk_token_ids[0, 2] = 30  # an id that is absent repeats none
+    rollout_heads.publish(0, [sample], K, 50)
+    ((ids, log_probs),) = heads.of_step(0, Samples(indices=[0]), K)
+    assert log_probs[0].tolist() == [-0.5, -1.5, -math.inf] and ids.dtype == torch.int32
+
+
+@pytest.mark.parametrize("written", [list, torch.tensor, numpy.array], ids=["lists", "tensors", "arrays"])
+def test_heads_may_be_lists_tensors_or_arrays(rollout, written):
+    sample = generated(arguments(), Sample())
+    for name in (IDS, LOG_PROBS, "rollout_log_probs"):
+        values = getattr(sample, name)
+        setattr(sample, name, written(values.tolist() if hasattr(values, "tolist") else values))
+    rollout_heads.publish(0, [sample], K, 50)
+    ((ids, log_probs),) = heads.of_step(0, Samples(indices=[0]), K)
+    assert ids.tolist() == [[0, 30, 40], [1, 30, 40]] and log_probs.dtype == torch.float32
+
+
+def test_how_many_ids_there_are_is_what_flags_or_the_checkpoint_say(tmp_path, caplog):
+    warn_once.cache_clear()
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 70}}')
+    of = rollout_heads.vocabulary_of
+    path = {"hf_checkpoint": str(tmp_path)}
+    assert of(SimpleNamespace(padded_vocab_size=64, vocab_size=60, **path)) == 64
+    assert of(SimpleNamespace(padded_vocab_size=None, vocab_size=60, **path)) == 60
+    assert of(SimpleNamespace(vocab_size=None, **path)) == 70 and not caplog.records
+    assert of(SimpleNamespace(hf_checkpoint="hub/name")) is None
+    (record,) = caplog.records
+    assert "center: expected --vocab-size, or a config.json" in record.message
+
+
+def test_the_hosts_log_knows_how_many_ids_there_are(rollout):
+    args = arguments(padded_vocab_size=35)
+    made = generated(args, Sample(7))
+    made.weight_versions = []
+    module, _, name = args.custom_rollout_log_function_path.rpartition(".")
+    with pytest.raises(
+        DataError, match="sample 7, response token 0: expected ids from 0 to 34 in the sampler"
+    ):
+        getattr(sys.modules[module], name)(3, args, [made], {})
 
 
 def test_heads_that_the_trainer_cannot_use(rollout):
