@@ -13,15 +13,25 @@ Source: fw-ai/cookbook 76821fa, training/utils/rl/{grpo,common}.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slime_ext.adapters.seam import correction_named, refuse, with_ppo
+from slime_ext.adapters.seam import correction_named, naming, refuse, with_ppo
 from slime_ext.config.flat import correct
+from slime_ext.errors import DataError
 
+NAN = "the token would be left out in silence"
+NAMES = {  # of our tensors
+    "behavior": "fireworks.loss: inf_logprobs",
+    "proximal": "fireworks.loss: old_policy_logprobs",
+    "target": "fireworks.loss: logprobs",
+    "advantages": "fireworks.loss: advantages",
+}
 Loss = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
 
 
@@ -48,6 +58,8 @@ def loss(
 
     Raises:
         ConfigError: the correction does not load or needs what the cookbook lacks; lists of several lengths.
+        DataError: an advantage that is no number; and, when the loss is called, lists that do not fit the
+            data or hold other values than numbers.
     """
     found = correction_named(correction)
     starts = [prompt_len] * len(advantages) if isinstance(prompt_len, int) else list(prompt_len)
@@ -65,33 +77,75 @@ def loss(
     )
     acting = with_ppo(found, eps_clip, eps_clip if eps_clip_high is None else eps_clip_high)
 
+    per_sample = _numbers("advantages", None, advantages, 0, len(advantages))
+
     def loss_fn(data: Sequence[Any], logprobs_list: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        if len(logprobs_list) != len(starts):
+            count = len(logprobs_list)
+            raise DataError(
+                f"{where}: logprobs: expected {len(starts)} samples, got {count}: pass the same data"
+            )
         begins = [max(0, start - 1) for start in starts]
-        rows = [row[begin:] for row, begin in zip(logprobs_list, begins, strict=True)]
-        target = torch.cat(rows)
-        sizes = [len(row) for row in rows]
+        target = torch.cat([row[begin:] for row, begin in zip(logprobs_list, begins, strict=True)])
+        ends = [len(row) for row in logprobs_list]
+        sizes = [max(end - begin, 0) for begin, end in zip(begins, ends, strict=True)]
 
-        def packed(values: Sequence[Sequence[float]]) -> Tensor:
-            parts = zip(values, begins, sizes, strict=True)
-            return torch.cat([target.new_tensor(row[begin : begin + size]) for row, begin, size in parts])
+        def packed(name: str, values: Sequence[Sequence[float]]) -> Tensor:
+            rows = [
+                _numbers(name, i, row, begin, end)
+                for i, (row, begin, end) in enumerate(zip(values, begins, ends, strict=True))
+            ]
+            return target.new_tensor([value for row in rows for value in row])
 
-        mask = packed(
-            [_mask(data, i, begin + size) for i, (begin, size) in enumerate(zip(begins, sizes, strict=True))]
-        )
-        spread = torch.repeat_interleave(target.new_tensor(advantages), torch.tensor(sizes).to(target.device))
-        corrected, _, metrics = correct(
-            torch.zeros_like(target),
-            packed(inf_logprobs),
-            packed(old_policy_logprobs),
-            sizes,
-            acting,
-            mask=mask > 0.5,
-            target=target,
-            advantages=spread,
-        )
+        mask = packed("weights", [_mask(data, i, end) for i, end in enumerate(ends)])
+        if not mask.isfinite().all():
+            at = int((~mask.isfinite()).int().argmax())
+            sample = next(i for i, end in enumerate(accumulate(sizes)) if at < end)
+            raise DataError(
+                f"{where}: weights, sample {sample}: expected 0 or 1, got {float(mask[at])}: {NAN}"
+            )
+        spread = torch.repeat_interleave(target.new_tensor(per_sample), torch.tensor(sizes).to(target.device))
+        with naming(NAMES):
+            corrected, _, metrics = correct(
+                torch.zeros_like(target),
+                packed("inf_logprobs", inf_logprobs),
+                packed("old_policy_logprobs", old_policy_logprobs),
+                sizes,
+                acting,
+                mask=mask > 0.5,
+                target=target,
+                advantages=spread,
+            )
         return corrected.sum(), metrics
 
     return loss_fn
+
+
+def _numbers(name: str, sample: int | None, values: Sequence[Any], begin: int, end: int) -> list[float]:
+    """Values ``begin`` to ``end`` of a list as numbers; None, which samplers write for no number, is NaN.
+
+    Args:
+        sample: whose list it is; None: a list of all samples.
+    """
+    place = name if sample is None else f"{name}, sample {sample}"
+    found = values[begin:end]
+    if len(found) != max(end - begin, 0):
+        raise DataError(
+            f"fireworks.loss: {place}: expected {end} numbers, one per target token, got {len(values)}: "
+            "prompt and response, less the first token"
+        )
+    try:
+        return [math.nan if value is None else float(_no_text(value)) for value in found]
+    except (TypeError, ValueError):
+        raise DataError(
+            f"fireworks.loss: {place}: expected numbers, got something else: pass floats"
+        ) from None
+
+
+def _no_text(value: Any) -> Any:
+    if isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def _mask(data: Sequence[Any], sample: int, length: int) -> Sequence[float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from slime_ext.config.flat import correct
 from slime_ext.config.load import OF_A_HOST, block_of, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Anchor, HostLoss, PpoClip
-from slime_ext.errors import ConfigError, warn_once
+from slime_ext.errors import ConfigError, DataError, SlimeExtError, warn_once
 
 KEY = "slime_ext"
 Rule = tuple[bool, str]  # whether it is broken, and the line that says so
@@ -46,27 +47,49 @@ def with_ppo(correction: Correction, low: float, high: float, anchor: Anchor = "
 
 
 def correct_padded(
-    correction: Correction, mask: Tensor, behavior: Tensor, proximal: Tensor, **more: Tensor | None
+    correction: Correction,
+    mask: Tensor,
+    behavior: Tensor,
+    proximal: Tensor,
+    names: Mapping[str, str],
+    **more: Tensor | None,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """``slime_ext.correct`` on [B, T] tensors: loss [B, T], keep [B, T] bool, metrics.
 
     Args:
         mask: not 0 at response tokens; the others may hold anything.
+        names: what the other system calls ``mask``, ``behavior``, ``proximal`` and ``target``, for errors.
         more: ``loss`` (ones by default, so that the result is the weights), ``target``, ``advantages``.
+
+    Raises:
+        DataError: a tensor has another shape than the mask, such as [T, B]; else as ``correct``.
     """
+    given = {"behavior": behavior, "proximal": proximal, **more}
+    tensors = {name: values for name, values in given.items() if values is not None}
+    for name, values in tensors.items():
+        if mask.dim() != 2 or values.shape != mask.shape:
+            raise DataError(
+                f"{names.get(name, name)}: expected the shape of {names['mask']}, {list(mask.shape)}, got "
+                f"{list(values.shape)}: hand over [batch, tokens]"
+            )
     rows, length = mask.shape
-    loss = more.pop("loss", None)
-    given = {name: values.reshape(-1) for name, values in more.items() if values is not None}
-    loss, keep, metrics = correct(
-        torch.ones_like(proximal).reshape(-1) if loss is None else loss.reshape(-1),
-        behavior.reshape(-1),
-        proximal.reshape(-1),
-        [length] * rows,
-        correction,
-        mask=mask.reshape(-1) != 0,
-        **given,
-    )
+    flat = {name: values.reshape(-1) for name, values in tensors.items()}
+    loss = flat.pop("loss", torch.ones_like(flat["proximal"]))
+    with naming(names):
+        loss, keep, metrics = correct(
+            loss, lengths=[length] * rows, correction=correction, mask=mask.reshape(-1), **flat
+        )
     return loss.reshape(mask.shape), keep.reshape(mask.shape), metrics
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Calls our tensors in errors by the other system's names."""
+    try:
+        yield
+    except SlimeExtError as error:
+        name, _, line = str(error).partition(": ")
+        raise type(error)(f"{names.get(name, name)}: {line}") from None
 
 
 def refuse(rules: Iterable[Rule]) -> None:

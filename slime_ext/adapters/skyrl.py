@@ -23,6 +23,12 @@ from slime_ext.errors import ConfigError, SlimeExtError
 
 NAME = "slime_ext"
 OVERRIDE = "trainer.override_entrypoint="
+NAMES = {  # of the tensors of a call
+    "mask": "loss_mask",
+    "behavior": "rollout_logprobs",
+    "proximal": "old_log_probs",
+    "target": "log_probs",
+}
 OWN = ("tis_ratio_type", "sequence_mask_metric", "outlier_token_is_threshold_low")
 OWN = (*OWN, "outlier_token_is_threshold_high", "token_mask_is_threshold_low", "token_mask_is_threshold_high")
 
@@ -46,6 +52,7 @@ class PolicyLoss:
 
         Raises:
             ConfigError: the rollout's log-probs are missing.
+            DataError, NonFiniteError: a tensor has another shape, or NaN where the loss would be NaN.
         """
         if rollout_logprobs is None:
             raise ConfigError(
@@ -54,7 +61,13 @@ class PolicyLoss:
         mask = log_probs.new_ones(log_probs.shape) if loss_mask is None else loss_mask
         correction = with_ppo(self.correction, config.eps_clip_low, config.eps_clip_high)
         loss, _, metrics = correct_padded(
-            correction, mask, rollout_logprobs, old_log_probs, target=log_probs, advantages=advantages
+            correction,
+            mask,
+            rollout_logprobs,
+            old_log_probs,
+            NAMES,
+            target=log_probs,
+            advantages=advantages,
         )
         clipped = metrics.get("off_policy/surrogate_clipped_fraction", 0.0)
         return (loss * mask).sum(), {"clip_ratio": clipped, **metrics}

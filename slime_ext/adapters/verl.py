@@ -23,12 +23,20 @@ from slime_ext import presets
 from slime_ext.adapters.seam import Rule, alone, correct_padded, correction_named, refuse, with_ppo
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import HostLoss
+from slime_ext.errors import ConfigError
 
 KEY = "slime_ext"
 WEIGHTS = f"algorithm.rollout_correction.{KEY}"
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 LATER = f"verl computes weights before both exist; {LOSS}={KEY}.<preset> sees them"
+NAMES = {"mask": "response_mask", "behavior": "rollout_log_probs", "proximal": "old_log_probs"}
+NAMES_OF_LOSS = {  # of the tensors of a policy loss; in bypass mode the rollout's log-probs are both
+    "mask": "response_mask",
+    "behavior": "old_log_prob",
+    "proximal": "old_log_prob",
+    "target": "log_prob",
+}
 LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
 
 
@@ -60,6 +68,7 @@ class PolicyLoss:
             response_mask,
             old_log_prob,
             old_log_prob,
+            NAMES_OF_LOSS,
             target=log_prob,
             advantages=advantages,
         )
@@ -72,11 +81,22 @@ class PolicyLoss:
 
 def add_weights(correction: Correction, batch: Any) -> tuple[Any, dict[str, float]]:
     """Writes ``rollout_is_weights`` [B, T] of a rollout batch, and its ``response_mask`` with
-    ``mask_scope: all``."""
+    ``mask_scope: all``.
+
+    Raises:
+        ConfigError: the batch lacks what the correction reads.
+        DataError, NonFiniteError: a tensor has another shape, or NaN where the loss would be NaN.
+    """
     data = batch.batch
-    mask = data["response_mask"]
+    for name in NAMES.values():
+        if name not in data.keys():  # a TensorDict refuses `in`
+            why = (
+                f"add {LOG_PROBS}=true" if name == NAMES["behavior"] else "verl writes it before the weights"
+            )
+            raise ConfigError(f"{name}: expected it in the rollout batch, got none: {why}")
+    mask, behavior, proximal = (data[name] for name in NAMES.values())
     acting = replace(correction, denominator="host")  # verl divides by the mask that is left
-    weights, keep, metrics = correct_padded(acting, mask, data["rollout_log_probs"], data["old_log_probs"])
+    weights, keep, metrics = correct_padded(acting, mask, behavior, proximal, NAMES)
     data["rollout_is_weights"] = weights
     if correction.mask_scope == "all":
         data["response_mask"] = mask * keep.to(mask.dtype)

@@ -52,8 +52,9 @@ def correct(
 
     Raises:
         ConfigError: the correction does not load, or needs what was not passed.
-        DataError: a tensor does not have T numbers.
-        NonFiniteError: a proximal or target log-prob is not finite at a response token.
+        DataError: a tensor does not have T numbers, or the mask has NaN.
+        NonFiniteError: a proximal or target log-prob, or an advantage that is read, is not finite at a
+            response token.
 
     >>> from math import log
     >>> behavior, proximal = torch.tensor([-3.0, -1.0, -2.0]), torch.tensor([-3.0, -1.0, log(4) - 2])
@@ -62,6 +63,8 @@ def correct(
     (tensor([1., 1., 2.]), tensor([True, True, True]), 0.333)
     """
     correction = _loaded(correction)
+    if mask is not None and not mask.isfinite().all():
+        raise DataError("mask: expected a number at every token, got NaN or an infinity: write 0 or 1")
     segments = Segments.whole(lengths, torch.ones_like(loss) if mask is None else mask)
     tokens = Tokens(segments, proximal, behavior, target, advantages)
     _check(correction, tokens, loss)
@@ -103,14 +106,25 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
             raise DataError(
                 f"{name}: expected shape [{size}], the sum of lengths, got {got}: pack the tokens"
             )
-    sound = {
-        name: values.isfinite() for name in ("proximal", "target") if (values := given[name]) is not None
-    }
+    _check_values(correction, given, tokens.segments)
+
+
+def _check_values(correction: Correction, given: Mapping[str, Tensor | None], segments: Segments) -> None:
+    """Raises NonFiniteError at the first value at a response token that would make the loss NaN."""
+    why = "the loss would be NaN"
+    checks = [("proximal", "finite log-probs", why), ("target", "finite log-probs", why)]
+    if correction.needs_advantages:
+        checks.append(("advantages", "finite numbers", why))
     if correction.on_nonfinite == "raise":
-        sound["behavior"] = is_log_prob(tokens.behavior)
-    for name, flags in sound.items():
-        if not (flags | ~tokens.segments.mask).all():
-            wanted, why = "finite log-probs", "the loss would be NaN"
-            if name == "behavior":
-                wanted, why = "log-probs above -1000 and at most 0", "on_nonfinite: raise asks to stop here"
-            raise NonFiniteError(f"{name}: expected {wanted} at response tokens, got others: {why}")
+        why = "on_nonfinite: raise asks to stop here"
+        checks.append(("behavior", "log-probs above -1000 and at most 0", why))
+    for name, wanted, why in checks:
+        if (values := given[name]) is None:
+            continue
+        is_sound = is_log_prob(values) if name == "behavior" else values.isfinite()
+        if (wrong := segments.mask & ~is_sound).any():
+            at = int(wrong.int().argmax())
+            place = f"sequence {int(segments.ids[at])}, token {int(segments.within[at])}"
+            raise NonFiniteError(
+                f"{name}: expected {wanted} at response tokens, got {float(values[at])} at {place}: {why}"
+            )

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from slime_ext.adapters import fireworks, seam, skyrl, verl
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, SlimeExtError
 from tests.adapters.padded import EPS, batch, through_slime
 
 SKYRL = SimpleNamespace(eps_clip_low=EPS, eps_clip_high=EPS)
@@ -222,6 +222,184 @@ def test_what_a_seam_does_not_hand_over_is_refused_in_one_line(said, act):
     with pytest.raises(ConfigError) as caught:
         act()
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+NAN = math.nan
+
+
+def padded(**changes):
+    """SkyRL's call on 2 samples of 3 tokens, of which the last is masked."""
+    rows = {name: torch.full((2, 3), -1.0) for name in ("log_probs", "old_log_probs", "rollout_logprobs")}
+    rows["log_probs"].requires_grad_()
+    rows |= {"advantages": torch.ones(2, 3), "loss_mask": torch.tensor([[1.0, 1, 0], [1, 1, 0]])}
+    return skyrl.PolicyLoss(seam.correction_named("token_tis"))(config=SKYRL, **rows | changes)
+
+
+def verl_weights(**changes):
+    data = {
+        "response_mask": torch.ones(2, 3),
+        **dict.fromkeys(("rollout_log_probs", "old_log_probs"), -torch.ones(2, 3)),
+    }
+    data |= changes
+    data = {name: values for name, values in data.items() if values is not None}
+    return verl.add_weights(seam.correction_named("token_tis"), SimpleNamespace(batch=data))
+
+
+def verl_loss(**changes):
+    rows = dict.fromkeys(("old_log_prob", "log_prob"), -torch.ones(2, 3))
+    rows |= {"advantages": torch.ones(2, 3), "response_mask": torch.ones(2, 3)}
+    return verl.PolicyLoss(seam.correction_named("pure_is"))(config=VERL, **rows | changes)
+
+
+def at(place, value, fill=-1.0):
+    found = torch.full((2, 3), fill)
+    found[place] = value
+    return found
+
+
+def called(logprobs=None, weights=None, **lists):
+    """The cookbook's loss on 2 samples of 2 response tokens."""
+    rows = [[-1.0, -1.0], [-1.0, -1.0]]
+    given = {"inf_logprobs": rows, "old_policy_logprobs": rows}
+    loss_fn = fireworks.loss("token_tis", **{"advantages": [1.0, -1.0], "prompt_len": 0} | given | lists)
+    data = [SimpleNamespace(loss_fn_inputs={"weights": SimpleNamespace(data=row)}) for row in weights or ()]
+    return loss_fn(data, logprobs or [torch.full((2,), -1.0) for _ in range(2)])
+
+
+TURNED = torch.full((3, 2), -1.0)
+WRONG = {  # what a system hands over -> the line about it
+    "skyrl NaN mask": (
+        lambda: padded(loss_mask=at((1, 0), NAN, 1.0)),
+        "loss_mask: expected a number at every token, got NaN or an infinity",
+    ),
+    "skyrl NaN advantage": (
+        lambda: padded(advantages=at((1, 1), NAN)),
+        "advantages: expected finite numbers at response tokens, got nan at sequence 1, token 1: ",
+    ),
+    "skyrl infinite advantage": (
+        lambda: padded(advantages=at((0, 0), math.inf)),
+        "advantages: expected finite numbers at response tokens, got inf at sequence 0, token 0: ",
+    ),
+    "skyrl NaN old log-prob": (
+        lambda: padded(old_log_probs=at((1, 0), NAN)),
+        "old_log_probs: expected finite log-probs at response tokens, got nan at sequence 1, token 0: ",
+    ),
+    "skyrl NaN log-prob": (
+        lambda: padded(log_probs=at((1, 0), NAN)),
+        "log_probs: expected finite log-probs at response tokens, got nan at sequence 1, token 0: ",
+    ),
+    **{
+        f"skyrl transposed {name}": (
+            lambda name=name: padded(**{name: TURNED}),
+            f"{name}: expected the shape of loss_mask, [2, 3], got [3, 2]: hand over [batch, tokens]",
+        )
+        for name in ("old_log_probs", "rollout_logprobs", "log_probs", "advantages")
+    },
+    "skyrl transposed mask": (
+        lambda: padded(loss_mask=TURNED),
+        "rollout_logprobs: expected the shape of loss_mask, [3, 2], got [2, 3]",
+    ),
+    "skyrl flat": (
+        lambda: padded(rollout_logprobs=torch.ones(6)),
+        "rollout_logprobs: expected the shape of loss_mask, [2, 3], got [6]",
+    ),
+    "skyrl without": (
+        lambda: padded(rollout_logprobs=None),
+        "slime_ext: expected rollout log-probs, got None",
+    ),
+    **{
+        f"verl without {name}": (
+            lambda name=name: verl_weights(**{name: None}),
+            f"{name}: expected it in the rollout batch, got none: {why}",
+        )
+        for name, why in {
+            "rollout_log_probs": "add actor_rollout_ref.rollout.calculate_log_probs=true",
+            "old_log_probs": "verl writes it before the weights",
+            "response_mask": "verl writes it before the weights",
+        }.items()
+    },
+    "verl transposed": (
+        lambda: verl_weights(rollout_log_probs=TURNED),
+        "rollout_log_probs: expected the shape of response_mask, [2, 3], got [3, 2]",
+    ),
+    "verl NaN old log-prob": (
+        lambda: verl_weights(old_log_probs=at((0, 2), NAN)),
+        "old_log_probs: expected finite log-probs at response tokens, got nan at sequence 0, token 2",
+    ),
+    "verl NaN mask": (
+        lambda: verl_weights(response_mask=at((0, 2), NAN, 1.0)),
+        "response_mask: expected a number at every token, got NaN or an infinity",
+    ),
+    "verl loss transposed": (
+        lambda: verl_loss(old_log_prob=TURNED),
+        "old_log_prob: expected the shape of response_mask, [2, 3], got [3, 2]",
+    ),
+    "verl loss NaN advantage": (
+        lambda: verl_loss(advantages=at((1, 2), NAN)),
+        "advantages: expected finite numbers at response tokens, got nan at sequence 1, token 2",
+    ),
+    "fireworks NaN advantage": (
+        lambda: called(advantages=[1.0, NAN]),
+        "fireworks.loss: advantages: expected finite numbers at response tokens, got nan at sequence 1",
+    ),
+    "fireworks no advantage": (
+        lambda: called(advantages=[1.0, None]),
+        "fireworks.loss: advantages: expected finite numbers at response tokens, got nan at sequence 1",
+    ),
+    "fireworks NaN weight": (
+        lambda: called(weights=[[1.0, 1.0], [1.0, NAN]]),
+        "fireworks.loss: weights, sample 1: expected 0 or 1, got nan: the token would be left out in silence",
+    ),
+    **{
+        f"fireworks short {name}": (
+            lambda name=name: called(**{name: [[-1.0, -1.0, -1.0], [-1.0]]}),
+            f"fireworks.loss: {name}, sample 1: expected 2 numbers, one per target token, got 1: ",
+        )
+        for name in ("inf_logprobs", "old_policy_logprobs")
+    },
+    "fireworks text": (
+        lambda: called(inf_logprobs=[["-1.0", -1.0], [-1.0, -1.0]]),
+        "fireworks.loss: inf_logprobs, sample 0: expected numbers, got something else: pass floats",
+    ),
+    "fireworks NaN old log-prob": (
+        lambda: called(old_policy_logprobs=[[-1.0, -1.0], [-1.0, None]]),
+        "fireworks.loss: old_policy_logprobs: expected finite log-probs at response tokens, got nan at s",
+    ),
+    "fireworks NaN log-prob": (
+        lambda: called(logprobs=[torch.tensor([NAN, -1.0]), torch.zeros(2)]),
+        "fireworks.loss: logprobs: expected finite log-probs at response tokens, got nan at sequence 0",
+    ),
+    "fireworks other data": (
+        lambda: called(logprobs=[torch.zeros(2)]),
+        "fireworks.loss: logprobs: expected 2 samples, got 1: pass the same data",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.usefixtures("recorded_verl")
+def test_what_a_system_hands_over_wrong_is_one_line(what):
+    act, line = WRONG[what]
+    with pytest.raises(SlimeExtError) as caught:
+        act()
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("recorded_verl")
+def test_what_no_token_reads_may_be_anything():
+    """A masked token's advantage and log-probs; a sampler's log-prob that is none rejects its token."""
+    given = {name: at((slice(None), 2), NAN) for name in ("log_probs", "old_log_probs", "advantages")}
+    assert padded(**given)[0].isfinite()
+    total, metrics = padded(rollout_logprobs=at((0, 0), -9999.0))
+    assert total.isfinite() and metrics["off_policy/nonfinite_fraction"] == 0.25
+    assert verl_weights(rollout_log_probs=at((0, 0), NAN))[1][
+        "off_policy/nonfinite_fraction"
+    ] == pytest.approx(1 / 6)
+    tensors = [torch.tensor([-9999.0, -1.0]), torch.full((3,), -1.0)]
+    for rows in ([[None, -1.0], [-1.0, -1.0, -7.0]], tensors):
+        total, metrics = called(inf_logprobs=rows, advantages=torch.ones(2))
+        assert total.isfinite() and metrics["off_policy/nonfinite_fraction"] == 0.25
+    assert called(advantages=[1.0, NAN], weights=[[1.0, 1.0], [0.0, 0.0]])[0].isfinite()
 
 
 def test_what_fits_is_accepted():
