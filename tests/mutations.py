@@ -81,6 +81,33 @@ MUTATIONS = {
     "the bound of what is no log-prob counts": Mutation(
         "ops/divergences.py", "(values > LOWEST)", "(values >= LOWEST)", "tests/host/test_packing.py"
     ),
+    "masked tokens are kept": Mutation(
+        "config/flat.py",
+        "segments.mask & (result.rejected == 0)",
+        "result.rejected == 0",
+        "tests/test_correct.py",
+    ),
+    "an idle step passes": Mutation(
+        "core/idle.py", "if not changed and not rejected:", "if False:", "tests/core/test_idle.py"
+    ),
+    "a weight that is undone passes": Mutation(
+        "core/idle.py",
+        "if step.sets_weights and earlier.sets_weights:",
+        "if False:",
+        "tests/core/test_idle.py",
+    ),
+    "Python takes any word": Mutation(
+        "core/correction.py", 'check_fields("", correction)', "pass", "tests/core/test_idle.py"
+    ),
+    "a head's mass may be 2": Mutation(
+        "host/rollout_heads.py", "MASS = 1.0001", "MASS = 2.0", "tests/host/test_heads.py"
+    ),
+    "a transposed tensor is flattened": Mutation(
+        "adapters/seam.py",
+        "mask.dim() != 2 or values.shape != mask.shape",
+        "values.numel() != mask.numel()",
+        "tests/adapters/test_seams.py",
+    ),
     "the bins begin with 1 token": Mutation(
         "core/metrics/measure.py",
         "table = torch.zeros(len(rows), bins, lanes",
