@@ -20,7 +20,7 @@ from torch import Tensor
 
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.prefix_steps import PREFIX_STEPS
-from slime_ext.core.scoped import FORMS
+from slime_ext.core.scoped import FORMS, Scoped
 from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Unit, expect, tabulate
 from slime_ext.core.steps import STEPS, Normalize, SecondMoment
 from slime_ext.core.terms import TERMS
@@ -100,6 +100,8 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
     inputs = replace(inputs, table=tabulate(statistics, inputs))
     state = inputs.start
     for i, step in enumerate(steps):
+        if isinstance(step, Scoped):  # what the steps before it reject here, they may keep elsewhere
+            step = replace(step, over="response")
         before = replace(state, step=i)
         try:
             if step.is_coupled:
@@ -112,7 +114,9 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
             return  # check_step, or the first call, says what is wrong with a step of the user's own
         if not isinstance(state, State):
             return
-        if is_ours(step):
+        # After normalize the data's mean decides what a bound reaches.
+        is_relative = step.is_bound and any(isinstance(earlier, Normalize) for earlier in steps[:i])
+        if is_ours(step) and not is_relative:
             _check_effect(step, before, state, inputs, f"steps[{i}].{name_of(step)}")
 
 

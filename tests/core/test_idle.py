@@ -206,6 +206,9 @@ ACTING = [
         PrefixBudget("tv", 0.2, 0.0, 1.0),
     ),
     (Reject(*HALF), ScopedReweight("sequence", over="kept"), Truncate(2.0)),
+    (Reweight(), SecondMoment(0.04), ScopedReject("sequence", "k2", "mean", high=0.3, over="kept")),
+    (Reweight(), Truncate(2.0), Normalize(), Truncate(100.0)),
+    (SecondMoment(1e-6), ScopedReweight("sequence", over="kept"), Truncate(2.0)),
     (*(Veto(0.5 * 0.9**i) for i in range(40)),),
 ]
 
