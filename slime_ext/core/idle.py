@@ -46,7 +46,7 @@ SHAPES = (
     (1, -1, 1, -1, 0, 0, 1, -1),
 )
 TURNS = (1, 1, 1, 1, 0, 1, 1, 1)  # response mask of such a sequence: two turns
-LONG = 1000  # tokens of a few more sequences, because a bound on a sum is one for long responses
+LONG = 400  # tokens of a few more sequences, because a bound on a sum is one for long responses
 TRIED = f"tried: ratios from e^-{FAR:g} to e^{FAR:g}, ages from 0 to {OLDEST}"
 
 

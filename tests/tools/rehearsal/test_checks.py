@@ -143,8 +143,9 @@ def test_the_function_that_made_wrong_log_probs_is_named():
 
 def test_log_probs_that_are_none_are_seen_where_the_run_ended_before_it_trained():
     for found, text in {
-        None: "16 have no log-probs of the sampler, 0 NaN",
-        float("nan"): "0 have no log-probs of",
+        None: "16 have no log-probs of the sampler, 0 have values that are none",
+        float("nan"): "0 have no log-probs of the sampler, 16 have values that are none, such as NaN.",
+        -9999.0: "0 have no log-probs of the sampler, 16 have values that are none, such as NaN.",
     }.items():
         one = {**sample("1"), "rollout_log_probs": found and [found, -1.0]}
         seen = replace(GOOD, analysis=None, status=1, cause="TypeError", rollouts={0: [one] * 16})
