@@ -1,4 +1,4 @@
-"""The way of one hook call: how many files and functions it passes, and that it never climbs back."""
+"""A hook call goes down through the rooms and never climbs back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from slime_ext import tis
 from slime_ext.config.load import load_config
@@ -58,4 +57,4 @@ def test_a_hook_call_with_all_its_metrics_never_climbs(steps):
     with step_metrics.under_way(step_metrics.OptimizerStep(layout)):
         found = passed(lambda: tis.correct(args, **given))
     uphill = {(caller, path) for caller, path in found if caller and rank(path) > rank(caller)}
-    assert not uphill and torch.is_tensor(given["pg_loss"])
+    assert found and not uphill
