@@ -1,5 +1,5 @@
 """slime's contract, as data: what the hook is called with and returns, and how a sample names the weights
-that sampled it. Imports no torch.
+that sampled it.
 
 Shapes: ``T`` local response tokens of the micro-batch, ``N`` samples, ``R_i`` full response length, ``L_i``
 the part of it that this context-parallel rank holds. The same from slime v0.2.0 to 624b824.

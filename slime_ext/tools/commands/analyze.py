@@ -22,7 +22,6 @@ from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.tools.analysis.document import Document, Finding, FindingName
 from slime_ext.tools.analysis.request import SHORTLIST, Request
 from slime_ext.tools.analysis.texts import decoder
-from slime_ext.tools.commands import light
 from slime_ext.tools.commands.analyze_summary import show_news, summary
 from slime_ext.tools.commands.output import console
 from slime_ext.tools.folders import make_folder, refuse_link, write_file
@@ -169,12 +168,12 @@ def _known(flag: str, what: str, name: str, names: Sequence[str]) -> None:
 
 
 def _presets(text: str) -> tuple[str, ...]:
-    from slime_ext import presets
+    from slime_ext.presets import ALIASES, PRESETS  # and torch, which --help does without
 
-    known, aliases = tuple(presets.PRESETS), dict(presets.ALIASES)
-    names = known if text == ALL else tuple(dict.fromkeys(aliases.get(n, n) for n in text.split(",")))
+    named = tuple(dict.fromkeys(ALIASES.get(name, name) for name in text.split(",")))
+    names = tuple(PRESETS) if text == ALL else named
     for name in names:
-        _known("--presets", f"names of presets or {ALL}", name, known)
+        _known("--presets", f"names of presets or {ALL}", name, tuple(PRESETS))
     return names
 
 
@@ -215,7 +214,9 @@ def _read_configs(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        light.call("slime_ext.tools.analysis.measures.user_corrections:load_user_corrections", found)
+        from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
+
+        load_user_corrections(found)  # raises at a mistake before a dump is read
     return found
 
 

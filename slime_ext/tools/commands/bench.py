@@ -6,9 +6,9 @@ import argparse
 import functools
 from collections.abc import Sequence
 
+from slime_ext import presets
 from slime_ext.config.files import read_mapping
 from slime_ext.errors import ConfigError
-from slime_ext.tools.commands import light
 from slime_ext.tools.commands.output import PlainConsole, console
 
 SPEED = "speed is measured from a checkout: python -m benchmarks.speed against, or scale"
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the tables of ``bench fidelity [PRESET ...]``, or with ``--page`` the page of all methods."""
     given = _parser().parse_args(argv)
     for name in given.preset:
-        light.call("slime_ext.presets:find", name)  # a mistake is said at once
+        presets.find(name)  # raises at a mistake before any table is computed
     files = [(file, read_mapping(file)) for file in given.config]
     if given.page and (given.preset or files):
         raise ConfigError(
@@ -29,7 +29,6 @@ def main(argv: Sequence[str]) -> int:
     import torch
     from rich.progress import track
 
-    from slime_ext import presets
     from slime_ext.tools import fidelity_page
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
     from slime_ext.tools.fidelity import tables

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
-from slime_ext.tools.commands.light import imported
 from slime_ext.tools.folders import working_folder
 
 COMMANDS = {
@@ -72,10 +72,11 @@ def _run(name: str, argv: list[str]) -> int:
         known = ", ".join(COMMANDS)
         near = did_you_mean(name, COMMANDS) or f": one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
-    _find_functions_here()
-    path = f"slime_ext.tools.commands.{name}:main"
+    if (here := str(working_folder())) not in sys.path:
+        sys.path.append(here)  # functions that flags name may lie there, as with slime
     try:
-        return int(imported(path)(argv) or 0)
+        command = importlib.import_module(f"slime_ext.tools.commands.{name}")
+        return int(command.main(argv) or 0)
     except SlimeExtError as error:
         if name not in JUDGES:
             raise
@@ -88,14 +89,6 @@ def _run(name: str, argv: list[str]) -> int:
             raise
         why = f"{name}: expected the package {package}, got none: pip install {package}"
         raise ConfigError(why) from None
-
-
-def _find_functions_here() -> None:
-    """Lets functions that flags name lie in the working directory, as with slime."""
-    if (
-        here := str(working_folder())
-    ) not in sys.path:  # torch finds none of its libraries from a removed one
-        sys.path.append(here)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.checkout import Checkout
-from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import OWN, apart
+from slime_ext.tools.commands.check import check
 from slime_ext.tools.commands.output import console, table
 from slime_ext.tools.folders import make_folder, new_folder
 from slime_ext.tools.rehearsal import checks, evidence, preflight, prompts, run
@@ -145,7 +145,7 @@ def of_rules(launch: Launch, host: run.RehearsalHost) -> Iterator[str]:
     """What ``slime-ext check`` says of the launch on this host."""
     code = Checkout(host.package) if host.is_own else None
     try:
-        light.call("slime_ext.tools.commands.check:check", launch.script, None, (), launch, code)
+        check(launch.script, None, (), launch, code)
     except SlimeExtError as error:
         said = str(error).replace(launch.script, Path(launch.script).name)
         flag = launch.flag(said.partition(":")[0])

@@ -21,8 +21,8 @@ from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, SlimeExtError, check_known, cut, shown
 from slime_ext.host import contract
 from slime_ext.presets import NAMES
-from slime_ext.tools.commands import light
 from slime_ext.tools.commands.arguments import apart
+from slime_ext.tools.commands.check import check_file
 from slime_ext.tools.folders import free_name, is_file, is_folder, new_folder
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
@@ -247,7 +247,7 @@ def _correction(name: str) -> str:
     """
     if name.endswith((".yaml", ".yml")):
         text = text_of(name, f"--correction {name}")
-        light.call("slime_ext.tools.commands.check:check_file", name)
+        check_file(name)
         return text
     check_known("--correction", "preset", name, NAMES)
     switch = "get_mismatch_metrics" if name == MEASURE else "use_tis"

@@ -13,7 +13,7 @@ from slime_ext.host.flags import DECISIVE
 from tests.config.test_configs import FILES
 from tests.golden import pairs
 from tests.host import trees
-from tests.tools.commands.test_commands import run, written
+from tests.tools.commands.in_process import run, written
 
 EXAMPLE = Path(__file__).parents[3] / "examples/run_slime_multinode.sh"
 GOOD = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"

@@ -10,7 +10,7 @@ import yaml
 from slime_ext import load_config
 from slime_ext.tools.convert import read
 from tests.golden import pairs
-from tests.tools.commands.test_commands import run, written
+from tests.tools.commands.in_process import run, written
 
 
 def test_what_a_configuration_converts_to_is_written_down(capsys, tmp_path):

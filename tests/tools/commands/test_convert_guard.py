@@ -11,7 +11,7 @@ import pytest
 
 from slime_ext.tools.commands.convert import COMPOSED
 from slime_ext.tools.convert import CONVERTED
-from tests.tools.commands.test_commands import run, written
+from tests.tools.commands.in_process import run, written
 
 GUARD = """#!/usr/bin/env bash
 set -euo pipefail
