@@ -148,7 +148,7 @@ def read_log(log: Path, began: float) -> dict:
         "grad_norm": [step["train/grad_norm"] for _, step in sorted(steps.items())],
         "off_policy": {name: value for name, value in measured.items() if "off_policy" in name},
         "start_up": ours[:1],
-        "start_up_lines": sum("; backend " in line for line in ours),
+        "start_up_lines": sum("passes cur_log_probs" in line for line in ours),
         "error": [line for line in lines if re.match(r"^\S*(Error|Exception)\b", line)][-1:],
     }
 

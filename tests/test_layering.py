@@ -29,7 +29,7 @@ FLOORS = {
         "scoped prefix_steps terms metrics",
         "centering idle",
         "correction",
-        "compiled user_steps",
+        "user_steps",
     ),
     "config/": ("files numbers words", "typed loaded", "idle", "load", "places flat"),
     "tools/": (
@@ -74,7 +74,7 @@ MATHEMATICS = (
     "core/correction",
     "presets",
 )
-HOOK_PATH = (*MATHEMATICS, "core/metrics", "core/compiled", "host", "tis")
+HOOK_PATH = (*MATHEMATICS, "core/metrics", "host", "tis")
 FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed", "numpy"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
 # On CPU a log-prob is looked at in the call; rollouts are read, and sampled, before training; steps are

@@ -58,7 +58,7 @@ def step(command: Sequence[str], seconds: float, log: Path) -> str:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a step with all that it has started: compilers work in processes of their own."""
+    """Ends a step with all that it has started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -158,8 +158,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (folder := getattr(asked, name)) and not folder.is_dir():
             return _refused(f"--{name}: expected a folder, got {folder}: check the path")
     device, begin, out = "cpu" if asked.dry_run else "cuda", time.monotonic(), asked.out
-    if asked.dry_run:
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more would start processes for two small graphs
     out.mkdir(parents=True, exist_ok=True)
     found = {"machine": machine(device)}
     found["tests"], failed = run_tests(out / "tests.log")

@@ -24,8 +24,6 @@ TOKENS = (1 << 15, 1 << 20, 1 << 23)
 REPEAT = 20
 TOKENS_DRY, REPEAT_DRY = (1 << 12,), 3
 COPY, MIS = "copy on the device", "slime mis.py"
-LEFT_OUT = FLOOR, "ours eager, all metrics", "ours compiled, all metrics"  # of a CPU; without curves
-CURVES = "curves"
 
 
 def batch_on(device: str, tokens: int) -> Batch:
@@ -45,10 +43,9 @@ def copy(batch: Batch) -> None:
 
 
 def bodies(config: str, device: str, slime: str | None) -> dict[str, Callable[[Batch], object]]:
-    """name -> contender; on a CPU without metrics, each of which would be compiled anew."""
-    found = {COPY: copy} | contenders(config, ("eager", "compiled"), slime, device)
-    dry = device == "cpu"
-    return {k: v for k, v in found.items() if not (k in LEFT_OUT or (dry and k.endswith(CURVES)))}
+    """name -> contender; without the floor, which is code for a CPU."""
+    found = {COPY: copy} | contenders(config, slime, device)
+    return {name: body for name, body in found.items() if name != FLOOR}
 
 
 def timed(config: str, tokens: int, device: str, repeat: int, slime: str | None, until: float) -> list[Row]:

@@ -1,1 +1,1 @@
-"""What corrections cost: ours by backend against other systems, and how cost grows."""
+"""What corrections cost: ours against other systems, and how cost grows."""

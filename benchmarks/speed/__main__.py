@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.speed.request import BACKENDS, CONFIGS, WORKLOADS, again, settled_allocator
+from benchmarks.speed.request import CONFIGS, WORKLOADS, again, settled_allocator
 
 OTHERS = "--others"
 LEAST = 10**5  # tokens of the largest batch: a slope needs two sizes
@@ -39,13 +39,11 @@ def _parser() -> argparse.ArgumentParser:
     add = against.add_argument
     add("--workloads", type=_letters(WORKLOADS), default="abcd", help=_texts(WORKLOADS))
     add("--configs", type=_letters(CONFIGS), default="TS", help=_texts(CONFIGS))
-    add("--backends", nargs="*", default=BACKENDS, choices=BACKENDS, help="of ours; default: both")
     slime = {"type": _slime, "help": "a slime checkout, for its own corrections"}
     add("--slime-dir", **slime)
     add(OTHERS, type=_python, help="python of an environment with benchmarks/requirements.txt installed")
     scale = commands.add_parser("scale", help="time against tokens, sequences and ranks", allow_abbrev=False)
     add = scale.add_argument
-    add("--backend", default="eager", choices=BACKENDS)
     add("--most", type=_at_least(LEAST), default=10**7, help="tokens of the largest batch, up to 10^8")
     add("--tokens", type=_at_least(SHORTEST), default=1 << 20, help="of the batch that is cut up")
     center = commands.add_parser("center", help="time score centering", allow_abbrev=False)

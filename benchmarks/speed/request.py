@@ -18,7 +18,6 @@ WORKLOADS = {
     "e": "64 x 131072",
 }
 CONFIGS = {"T": "token weights with a cap", "S": "sequence weights with a cap, geometric mask, veto"}
-BACKENDS = ("eager", "compiled")
 ROOT = Path(__file__).parents[2]
 
 

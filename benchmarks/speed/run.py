@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,6 @@ from benchmarks.speed.others import SYSTEMS, of_slime
 from benchmarks.speed.workloads import Batch, floor, lengths_of
 from slime_ext import tis
 from slime_ext.config.load import load_config
-from slime_ext.core.compiled import hindrance
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.host import step_metrics
 
@@ -42,14 +41,11 @@ FLOOR = "floor (C, one pass)"
 Body = Callable[[Batch], object]
 
 
-def ours(config: str, backend: str) -> dict[str, Body]:
+def ours(config: str) -> dict[str, Body]:
     """The hook as slime calls it, lists in and lists out: with the host's own channel alone, with the metrics
-    of an optimizer step, and with its curves.
-
-    Each backend has a hook of its own: one hook would read its configuration again at every turn.
-    """
+    of an optimizer step, and with its curves."""
     hook = tis._hook("correct", "")
-    args = SimpleNamespace(use_tis=True, slime_ext={"steps": STEPS[config], "backend": backend})
+    args = SimpleNamespace(use_tis=True, slime_ext={"steps": STEPS[config]})
     correction = load_config({"steps": STEPS[config]})
 
     def called(batch: Batch, layout: MetricsLayout | None) -> object:
@@ -57,22 +53,15 @@ def ours(config: str, backend: str) -> dict[str, Body]:
             return hook(args, **batch.call())
 
     return {
-        f"ours {backend}": lambda b: called(b, None),
-        f"ours {backend}, all metrics": lambda b: called(b, MetricsLayout.of(correction, curves=False)),
-        f"ours {backend}, all metrics and curves": lambda b: called(b, MetricsLayout.of(correction)),
+        "ours": lambda b: called(b, None),
+        "ours, all metrics": lambda b: called(b, MetricsLayout.of(correction, curves=False)),
+        "ours, all metrics and curves": lambda b: called(b, MetricsLayout.of(correction)),
     }
 
 
-def contenders(
-    config: str, backends: Sequence[str], slime: str | None, device: str = "cpu"
-) -> dict[str, Body]:
+def contenders(config: str, slime: str | None, device: str = "cpu") -> dict[str, Body]:
     """name -> function of a workload on a device; the floor is one of CPUs."""
-    found: dict[str, Body] = {}
-    for name in backends:
-        if name == "compiled" and (why := hindrance(device)):
-            print(f"ours {name}: left out, {why}", file=sys.stderr)
-            continue
-        found |= ours(config, name)
+    found = ours(config)
     loaders = ({FLOOR: lambda: {config: floor(config)}} if device == "cpu" else {}) | SYSTEMS
     if slime:
         loaders |= {"slime mis.py": lambda: mis(slime), "slime vanilla_tis": lambda: vanilla(slime)}
@@ -155,7 +144,7 @@ def _cell(milliseconds: float, under: float | None) -> str:
 
 def _counted(name: str, body: Body, batch: Batch) -> Cost | None:
     """What is dispatched; of machine code nothing can be counted."""
-    return None if name == FLOOR or "compiled" in name else count(lambda: body(batch))
+    return None if name == FLOOR else count(lambda: body(batch))
 
 
 def run(asked: Namespace) -> None:
@@ -163,7 +152,7 @@ def run(asked: Namespace) -> None:
     torch.set_num_threads(1)
     batches = {name: Batch.of(lengths_of(name)) for name in asked.workloads}
     for config in asked.configs:
-        bodies = contenders(config, asked.backends, asked.slime_dir)
+        bodies = contenders(config, asked.slime_dir)
         found = interleaved(bodies, batches, asked.repeat)
         last = batches[asked.workloads[-1]]
         costs = {name: _counted(name, body, last) for name, body in bodies.items()}

@@ -36,9 +36,8 @@ __all__ = ["Loaded", "block_of", "load_config", "read_config", "to_mapping", "wi
 
 ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
-OF_A_HOST = ("guards", "metrics", "backend")
+OF_A_HOST = ("guards", "metrics")
 KEYS = ("preset", "surrogate", "steps", "terms", "center", *PLAIN, *OF_A_HOST)
-BACKENDS = ("eager", "compiled")
 SYSTEMS = (  # whose blocks slime-ext convert reads
     *("verl", "skyrl", "fireworks", "slime_mis", "trl", "areal", "nemo_rl", "prime_rl", "roll", "openrlhf"),
     *("open_instruct", "ms_swift"),
@@ -91,6 +90,11 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
     """As ``load_config``, but returns the notes. Raises ConfigError as it does."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{ROOT}: expected a mapping, got {shown(mapping)}: see the files in configs/")
+    if "backend" in mapping:
+        raise ConfigError(
+            f"{ROOT}.backend: expected none, got one: the key was removed, and every correction runs eager; "
+            "delete the key"
+        )
     for system in (key for key in mapping if key in SYSTEMS):
         raise ConfigError(
             f"{ROOT}.{system}: expected native keys, got another system's block: slime-ext convert --from "
@@ -99,10 +103,9 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
     correction = _native(mapping)
     options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
     watched = _guards(mapping.get("guards"), correction, options)
-    backend = _backend(mapping.get("backend", "eager"))
     _forbid_unmeasured(mapping, correction, options)
     notes = tuple(notes_of(mapping, correction))
-    return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
+    return Loaded(correction, notes, guards=watched, metrics=options)
 
 
 def with_preset(mapping: Any, preset: str | None) -> Any:
@@ -188,11 +191,6 @@ def _center(mapping: Any) -> Center | None:
     if mapping is None:
         return None
     return built(ROOT, Center, checked(where, Center, mapping_of(where, mapping)))  # it names itself
-
-
-def _backend(name: Any) -> str:
-    check_known(f"{ROOT}.backend", "backend", name, BACKENDS)
-    return str(name)
 
 
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:

@@ -19,4 +19,3 @@ class Loaded:
     notes: tuple[str, ...] = ()
     guards: Mapping[str, Guard] = field(default_factory=lambda: guards.DEFAULT)
     metrics: Options = field(default_factory=Options)
-    backend: str = "eager"

@@ -17,7 +17,7 @@ from slime_ext.core.fields import check_fields
 from slime_ext.core.idle import check_steps, is_ours, name_of
 from slime_ext.core.losses import SURROGATES, Bounds, HostLoss, LossInputs, PpoClip, Reinforce, Surrogate
 from slime_ext.core.metrics.layout import MetricsLayout
-from slime_ext.core.metrics.measure import LARGEST, StepSums, count_bins, position_bins, summarize
+from slime_ext.core.metrics.measure import LARGEST, StepSums, measure
 from slime_ext.core.state import (
     MODEST,
     NO_PLAN,
@@ -134,9 +134,31 @@ class Correction:
         """
         if plan is None:
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
-        inputs = self.read(tokens)
-        table = tabulate(self.observed_statistics if observe else self.statistics, inputs)
-        return self.decide(replace(inputs, table=table, plan=plan.numbers), plan, observe=observe)
+        read = self.read(tokens)
+        table = tabulate(self.observed_statistics if observe else self.statistics, read)
+        inputs = replace(read, table=table, plan=plan.numbers)
+        state = self.run(inputs, self.steps)
+        if plan.keep is not None:
+            state = replace(state, step=len(self.steps)).reject("sequence", plan.keep)
+        keep = inputs.kept(state)
+        sequences = None
+        if observe:
+            log_ratio, count = (inputs.table[key] for key in OBSERVED)
+            sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
+        expand = inputs.segments.expand_to_tokens
+        weights = torch.where(keep, expand(state.unit, state.weights), 0)
+        return Outcome(
+            weights,
+            keep,
+            inputs.finite,
+            inputs.log_ratio,
+            torch.zeros_like(keep) if state.clipped is None else expand(state.unit, state.clipped),
+            weights if plan.scale is None else weights * expand("sequence", plan.scale),
+            state.step_effects,
+            sequences,
+            plan.numbers,
+            None if self.center is None else self._head_factor(inputs),
+        )
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -164,31 +186,6 @@ class Correction:
         ages = {"ages": tokens.ages, "age_steps": tokens.age_steps}
         of_samples = cast(Any, {"advantages": advantages, **ages})
         return StepInputs(tokens.segments, *read, **of_samples, units=self.units)
-
-    def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:
-        """Weights and keep from inputs with their statistics: the second half of a call."""
-        state = self.run(inputs, self.steps)
-        if plan.keep is not None:
-            state = replace(state, step=len(self.steps)).reject("sequence", plan.keep)
-        keep = inputs.kept(state)
-        sequences = None
-        if observe:
-            log_ratio, count = (inputs.table[key] for key in OBSERVED)
-            sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
-        expand = inputs.segments.expand_to_tokens
-        weights = torch.where(keep, expand(state.unit, state.weights), 0)
-        return Outcome(
-            weights,
-            keep,
-            inputs.finite,
-            inputs.log_ratio,
-            torch.zeros_like(keep) if state.clipped is None else expand(state.unit, state.clipped),
-            weights if plan.scale is None else weights * expand("sequence", plan.scale),
-            state.step_effects,
-            sequences,
-            plan.numbers,
-            None if self.center is None else self._head_factor(inputs),
-        )
 
     @cached_property
     def _split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
@@ -457,31 +454,24 @@ class HookResult:
 
 def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     """The computation of a hook call: from packed tokens to loss, masks and metrics."""
-    outcome = correction(inputs.tokens, inputs.plan, observe=inputs.layout is not None)
-    result, by_surrogate = corrected(correction, outcome, inputs)
-    if inputs.layout is None:
-        return result
-    position = position_bins(inputs.tokens.segments) if inputs.layout.curves else None
-    terms = [value.detach() for value in correction.added(outcome, inputs.tokens)] if correction.terms else []
-    of = inputs.tokens, outcome, inputs.layout, position, by_surrogate, terms
-    return replace(result, measured=count_bins(*summarize(*of, counts_sequences=inputs.counts_sequences)))
-
-
-def corrected(
-    correction: Correction, outcome: Outcome, inputs: HookInputs
-) -> tuple[HookResult, Tensor | None]:
-    """The loss and the host's own metrics; and [T] bool, where a surrogate of ours clipped."""
+    tokens, layout = inputs.tokens, inputs.layout
+    outcome = correction(tokens, inputs.plan, observe=layout is not None)
     loss, by_surrogate = inputs.host_loss, None
     if inputs.acts:
-        loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)
+        loss, by_surrogate = correction.loss(outcome, tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
     ratio = outcome.log_ratio.exp().clamp(max=LARGEST[torch.float32])
-    result = HookResult(
+    measured = None
+    if layout is not None:
+        terms = [value.detach() for value in correction.added(outcome, tokens)] if correction.terms else []
+        counts_sequences = inputs.counts_sequences
+        measured = measure(tokens, outcome, layout, by_surrogate, terms, counts_sequences=counts_sequences)
+    return HookResult(
         loss,
         outcome.finite,
         outcome.weights,
         ratio.float() * as_numbers(outcome.finite, torch.float32),
         as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
-        as_numbers(inputs.tokens.segments.mask & ~outcome.keep, torch.float32),
+        as_numbers(tokens.segments.mask & ~outcome.keep, torch.float32),
+        measured,
     )
-    return result, by_surrogate

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.core import compiled
 from slime_ext.core.correction import Correction, HookInputs, HookResult, apply
 from slime_ext.core.losses import Bounds
 from slime_ext.core.state import Tokens
@@ -66,9 +65,7 @@ def run(
     corrects = getattr(call.args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
     acts, first = bool(corrects) and not correction.is_identity, parallel.rank == 0
     inputs = HookInputs(tokens, call.pg_loss, plan, bounds, acts, step.layout, first)
-    mapping = getattr(call.args, "slime_ext", None) or {}
-    serve = compiled.apply if mapping.get("backend") == "compiled" else apply
-    result = step.add(serve(correction, inputs))
+    result = step.add(apply(correction, inputs))
     shown = (result.ratio, result.clipped, result.rejected)
     metrics = channel(result, tokens) if channel else dict(zip(METRICS, shown, strict=True))
     if not acts:

@@ -21,7 +21,6 @@ from typing import Any
 
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import one_line
-from slime_ext.core import compiled
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, heads, hosts, train_step
 from slime_ext.host.configured import setup_for
@@ -143,8 +142,7 @@ def _what_runs(setup: Setup) -> str:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
     mapping = getattr(args, "slime_ext", None) or {}
-    backend = compiled.describe(mapping.get("backend") == "compiled", correction)
-    return f"{only}{mapping.get('preset') or setup.function}: {one_line(to_mapping(correction))}; {backend}"
+    return f"{only}{mapping.get('preset') or setup.function}: {one_line(to_mapping(correction))}"
 
 
 def _who_passes(host: hosts.Host | None) -> str:

@@ -210,7 +210,9 @@ REFUSED = {
     "slime_ext.guards: expected none outside of slime and miles": of_skyrl(
         {"preset": "token_tis", "guards": {"kept_fraction": {"min": 0.5, "action": "stop"}}}
     ),
-    "slime_ext.backend: expected none": lambda: cookbook({"preset": "token_tis", "backend": "compiled"}),
+    "slime_ext.backend: expected none, got one: the key was removed": lambda: cookbook(
+        {"preset": "token_tis", "backend": "compiled"}
+    ),
     "slime_ext.metrics: expected none": of_verl(slime_ext={"preset": "token_tis", "metrics": {"file": "a"}}),
     "steps: expected it under slime_ext": of_skyrl({"slime_ext": {"preset": "token_tis"}, "steps": []}),
     "slime_ext.fireworks: expected native keys": lambda: cookbook({"fireworks": {"tis_cap": 5.0}}),

@@ -27,7 +27,7 @@ def test_broken_log_probs_of_old_weights_are_rejected_and_said_until_a_guard_sto
     assert not row["wrong"], f"{row}\n{text[-4000:]}"
     steps, log = steps_of(folder), text.splitlines()
     assert [step["off_policy/staleness_mean"] for step in steps] == [0.0, *[1.0] * (ROLLOUTS - 1)]
-    (begun,) = (line for line in log if " slime_ext: " in line and "; backend " in line)
+    (begun,) = (line for line in log if " slime_ext: " in line and "passes cur_log_probs" in line)
     assert "token_tis: proximal / behavior" in begun
     assert "miles: init passes cur_log_probs and advantages" in begun
     certificates = [line for line in log if "slime_ext: certificate, weights " in line]

@@ -1,7 +1,7 @@
 """Turns the tokens of one micro-batch into numbers that add up: a pure function of tensors.
 
 Shapes depend only on the correction, the number of operations is constant, and nothing here waits for the
-device. ``summarize`` makes every sum and finds each token's bin; ``count_bins`` adds up tokens by bin.
+device.
 """
 
 from __future__ import annotations
@@ -59,31 +59,20 @@ class StepSums(NamedTuple):
         )
 
 
-class TokenBins(NamedTuple):
-    """Where each token is counted."""
-
-    histogram: Tensor  # [T] int32, the key of its log-ratio
-    curves: Tensor | None = None  # [T] integers: (age x CURVE_BINS + position) x CURVE_BINS + probability
-    rows: tuple[Tensor, ...] = ()  # [T] each, what the curves add up, by CURVE_COLUMNS
-
-
 @torch.no_grad()
-def summarize(
+def measure(
     tokens: Tokens,
     outcome: Outcome,
     layout: MetricsLayout,
-    position: Tensor | None,
     surrogate_clipped: Tensor | None = None,
     terms: Sequence[Tensor] = (),
     *,
     counts_sequences: bool = True,
-) -> tuple[StepSums, TokenBins]:
-    """A micro-batch's share of the optimizer step's metrics: all sums except those over bins, and each
-    token's bins.
+) -> StepSums:
+    """A micro-batch's share of the optimizer step's metrics.
 
     Args:
         outcome: of the correction, observed.
-        position: [T] as ``position_bins``; None where the layout has no curves.
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
         terms: [T] each, what the loss terms add, nats; 0 where they add nothing.
         counts_sequences: whether this rank is the one that counts the sequences it shares with others.
@@ -94,7 +83,7 @@ def summarize(
     named, columns = {}, []
     for name, row in _rows(outcome, behavior):
         named[name] = row.sum().double()
-        if position is not None and name in CURVE_COLUMNS:
+        if layout.curves and name in CURVE_COLUMNS:
             columns.append(row)
     clipped = outcome.clipped & segments.mask
     by_surrogate = torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped
@@ -108,13 +97,11 @@ def summarize(
     sums = (*(named[name] for name in COLUMNS), *counts, *of_terms, *of_sequences, *tail)
     extremes = (torch.where(outcome.finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
     highest = [x.amax() if x.shape[0] else x.new_full((), -math.inf) for x in (*extremes, outcome.weights)]
-    found = StepSums(
-        torch.stack([x.double() for x in sums]),
-        torch.stack([x.double() for x in (*highest, *oldest)]),
-        log_sums,
-    )
-    curves = None if position is None else _curve_bins(tokens, behavior, position)
-    return found, TokenBins(HISTOGRAM.keys(log_ratio), curves, tuple(columns))
+    # A token without a finite log-prob has l = 0: ``Totals`` takes it out of the bin around 0.
+    parts = [torch.stack([x.double() for x in sums])]
+    parts += _sums_by_bin(HISTOGRAM.keys(log_ratio), [None], HISTOGRAM.size)
+    parts += _curves(tokens, behavior, columns) if layout.curves else ()
+    return StepSums(torch.cat(parts), torch.stack([x.double() for x in (*highest, *oldest)]), log_sums)
 
 
 def _tail(tokens: Tokens, outcome: Outcome) -> Tensor:
@@ -159,20 +146,14 @@ def _rows(outcome: Outcome, behavior: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "weight_squared", weights.square()
 
 
-def count_bins(found: StepSums, bins: TokenBins) -> StepSums:
-    """The sums, followed by the tokens per key of the histogram, and by the sums of each curve's rows in each
-    of its bins.
-
-    A token without a finite log-prob has l = 0: ``Totals`` takes it out of the bin around 0.
-    """
-    parts = [found.sums, _sums_by_bin(bins.histogram, [None], HISTOGRAM.size)[0]]
-    if bins.curves is not None:
-        ages = CURVE_BINS + 1  # one more where the age is unknown
-        table = _sums_by_bin(bins.curves, bins.rows, ages * CURVE_BINS**2)
-        table = table.view(-1, ages, CURVE_BINS, CURVE_BINS)
-        by_age = table.sum((2, 3))[:, :CURVE_BINS]
-        parts += (x.t().reshape(-1) for x in (table.sum((1, 3)), by_age, table.sum((1, 2))))
-    return found._replace(sums=torch.cat(parts))
+def _curves(tokens: Tokens, behavior: Tensor, rows: Sequence[Tensor]) -> Iterator[Tensor]:
+    """For each curve, the sums of ``rows`` [T] (by ``CURVE_COLUMNS``) in each of its bins, flat."""
+    ages = CURVE_BINS + 1  # one more where the age is unknown
+    index = _curve_bins(tokens, behavior, position_bins(tokens.segments))
+    table = _sums_by_bin(index, rows, ages * CURVE_BINS**2).view(-1, ages, CURVE_BINS, CURVE_BINS)
+    by_age = table.sum((2, 3))[:, :CURVE_BINS]
+    for curve in (table.sum((1, 3)), by_age, table.sum((1, 2))):
+        yield curve.t().reshape(-1)
 
 
 def position_bins(segments: Segments) -> Tensor:

@@ -16,7 +16,7 @@ from slime_ext.core import metrics
 from slime_ext.core.correction import Correction, HookInputs, Plan, Tokens, apply
 from slime_ext.core.metrics import MetricsLayout, layout
 from slime_ext.core.metrics import measure as module
-from slime_ext.core.metrics.measure import count_bins, position_bins, summarize
+from slime_ext.core.metrics.measure import measure
 from slime_ext.core.state import Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
@@ -25,12 +25,6 @@ from tests import oracle
 from tests.batches import tokens
 
 NAMES = ("metrics_only", "token_tis", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
-
-
-def measure(packed, outcome, layout, **more):
-    """What one micro-batch adds up to."""
-    position = position_bins(packed.segments) if layout.curves else None
-    return count_bins(*summarize(packed, outcome, layout, position, **more))
 
 
 def totals_of(correction, packed, outcome=None, *, curves=True, **more):
