@@ -35,7 +35,7 @@ MUTATIONS = {
         "ops/segments.py", "torch.where(self.mask, values, 0)", "values * self.mask", "tests/ops"
     ),
     "count tokens of a tool as clipped": Mutation(
-        "core/metrics/measure.py", "outcome.clipped & segments.mask", "outcome.clipped", "tests/core/metrics"
+        "core/metrics/measure.py", "(outcome.clipped & mask)", "outcome.clipped", "tests/core/metrics"
     ),
     "exclude the rejection bound": Mutation(
         "core/steps.py", "inside = value <= high", "inside = value < high", "tests/core/test_steps.py"
@@ -188,8 +188,8 @@ MUTATIONS = {
     ),
     "count shared sequences on every rank": Mutation(
         "core/metrics/measure.py",
-        "statistics.count > 0 if counts_sequences else",
-        "statistics.count > 0 if True else",
+        "count > 0 if counts_sequences else",
+        "count > 0 if True else",
         "tests/core/metrics",
     ),
     "a step's rejections depend on the others": Mutation(
@@ -236,7 +236,7 @@ MUTATIONS = {
     ),
     "a masked token is an extreme": Mutation(
         "core/metrics/measure.py",
-        "torch.where(outcome.finite, x, -torch.inf)",
+        "torch.where(counted, x, -torch.inf)",
         "x",
         "tests/core/metrics",
     ),
@@ -247,7 +247,7 @@ MUTATIONS = {
         "core/metrics/measure.py", "before[:, 1] - before[:, 0]", "before[:, 1]", "tests/core/metrics"
     ),
     "what is kept forgets the steps before": Mutation(
-        "core/metrics/measure.py", "(is_kept and step < effect.step)", "False", "tests/core/metrics"
+        "core/metrics/measure.py", "step <= effect.step", "step == effect.step", "tests/core/metrics"
     ),
     "the tail is not modelled": Mutation(
         "ops/centering.py", "alpha * f[:, -1:]", "f[:, -1:]", "tests/ops/test_centering.py"

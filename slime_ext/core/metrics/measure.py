@@ -7,17 +7,16 @@ device.
 from __future__ import annotations
 
 import functools
-import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from slime_ext.core.metrics.layout import (
     AGES,
-    COLUMNS,
     CURVE_BINS,
     CURVE_COLUMNS,
     HIGHEST,
@@ -25,6 +24,7 @@ from slime_ext.core.metrics.layout import (
     LOG_PROBABILITIES,
     LOG_SUMS,
     POSITIONS,
+    TAIL,
     EffectCount,
     MetricsLayout,
 )
@@ -69,81 +69,132 @@ def measure(
     *,
     counts_sequences: bool = True,
 ) -> StepSums:
-    """A micro-batch's share of the optimizer step's metrics.
+    """Adds up what one micro-batch contributes to the metrics of its optimizer step.
 
     Args:
-        outcome: of the correction, observed.
+        outcome: from the correction, called with ``observe=True``.
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
-        terms: [T] each, what the loss terms add, nats; 0 where they add nothing.
-        counts_sequences: whether this rank is the one that counts the sequences it shares with others.
+        terms: [T] for each loss term, nats; 0 where it adds nothing.
+        counts_sequences: False on all but one of the ranks that share sequences.
     """
-    log_ratio, segments = outcome.log_ratio, tokens.segments
     assert outcome.sequences is not None
+    log_ratio, counted, mask = outcome.log_ratio, outcome.finite, tokens.segments.mask
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
-    named, columns = {}, []
-    for name, row in _rows(outcome, behavior):
-        named[name] = row.sum().double()
-        if layout.curves and name in CURVE_COLUMNS:
-            columns.append(row)
-    clipped = outcome.clipped & segments.mask
-    by_surrogate = torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped
-    rows = (*_acted_on(outcome, layout.effects, segments), clipped, by_surrogate)
-    counts = (as_numbers(row, torch.float32).sum().double() for row in rows)
-    of_sequences, oldest, log_sums = _of_sequences(
+    most = LARGEST[log_ratio.dtype]
+    weight = outcome.weights.clamp(max=most)
+    ratio_minus_one = log_ratio.expm1()
+    by_surrogate = torch.zeros_like(mask) if surrogate_clipped is None else surrogate_clipped
+    divergence = k3(log_ratio, ratio_minus_one).clamp(max=most)
+    ratio_minus_one = ratio_minus_one.clamp(max=most)
+
+    of_sequences, sequence_highest, log_sums = _of_sequences(
         outcome.sequences, tokens, counts_sequences=counts_sequences
     )
-    of_terms = (term.sum(dtype=torch.float64) for term in terms)
-    tail = [_tail(tokens, outcome)] if layout.head else []
-    sums = (*(named[name] for name in COLUMNS), *counts, *of_terms, *of_sequences, *tail)
-    extremes = (torch.where(outcome.finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
-    highest = [x.amax() if x.shape[0] else x.new_full((), -math.inf) for x in (*extremes, outcome.weights)]
+    # Every sum has its name and, beside it, the mask or the number that is added up. A row of tokens is freed
+    # as soon as it is summed, because rows of a long micro-batch would fill the device.
+    counts = {
+        "counted": counted.sum(),
+        "kept": outcome.keep.sum(),
+        "clipped": (outcome.clipped & mask).sum(),
+        "surrogate_clipped": by_surrogate.sum(),
+        **{effect.name: row.sum() for effect, row in _affected(outcome, layout.effects, tokens.segments)},
+    }
+    numbers = {
+        "log_behavior": torch.where(counted, behavior, 0).sum(),
+        "k3": divergence.sum(),
+        "ratio_minus_one": ratio_minus_one.sum(),
+        "ratio_minus_one_squared": ratio_minus_one.square().sum(),
+        "weight": weight.sum(),
+        "weight_squared": weight.square().sum(),
+    }
+    wide = {name: term.sum(dtype=torch.float64) for name, term in zip(layout.terms, terms, strict=True)}
+    if layout.head:
+        wide[TAIL] = _missing_probability(tokens, outcome).sum()
+    sums = _as_doubles(counts) | _as_doubles(numbers) | wide | of_sequences
+
+    parts = [torch.stack([sums[name] for name in layout.names])]
     # A token without a finite log-prob has l = 0: ``Totals`` takes it out of the bin around 0.
-    parts = [torch.stack([x.double() for x in sums])]
     parts += _sums_by_bin(HISTOGRAM.keys(log_ratio), [None], HISTOGRAM.size)
-    parts += _curves(tokens, behavior, columns) if layout.curves else ()
-    return StepSums(torch.cat(parts), torch.stack([x.double() for x in (*highest, *oldest)]), log_sums)
+    if layout.curves:
+        rows = {
+            "counted": as_numbers(counted, log_ratio.dtype),
+            "kept": as_numbers(outcome.keep, log_ratio.dtype),
+            "k3": divergence,
+            "ratio_minus_one": ratio_minus_one,
+            "weight": weight,
+        }
+        parts += _curves(tokens, behavior, [rows[name] for name in CURVE_COLUMNS])
+    extremes = [torch.where(counted, x, -torch.inf) for x in (log_ratio, -log_ratio)]
+    # The largest weight is not clamped, so that an infinite one shows.
+    highest = [_highest(x) for x in (*extremes, outcome.weights)]
+    return StepSums(torch.cat(parts), torch.cat([torch.stack(highest).double(), sequence_highest]), log_sums)
 
 
-def _tail(tokens: Tokens, outcome: Outcome) -> Tensor:
-    """Sum over tokens of the probability that the sampler's head leaves out."""
-    if tokens.head is None:
-        return outcome.weights.new_full((), torch.nan)
-    tail = (1 - tokens.head.sampler.exp().sum(1, dtype=torch.float64)).clamp_min(0)
-    return torch.where(outcome.finite, tail, 0).sum()
+def _as_doubles(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums of one dtype in float64."""
+    return dict(zip(sums, torch.stack([*sums.values()]).double().unbind(), strict=True))
 
 
-def _acted_on(outcome: Outcome, effects: Sequence[EffectCount], segments: Segments) -> Iterator[Tensor]:
-    """[T] bool for each effect, the response tokens that it counts: those that a step clipped or rejected,
-    whatever the other steps do, or those that are kept after it and the steps before it."""
-    acted = [(step, did, segments.expand_to_tokens(unit, x)) for step, did, unit, x in outcome.step_effects]
+def _highest(values: Tensor) -> Tensor:
+    """[T] -> the largest; -inf for no values."""
+    return values.amax() if values.shape[0] else values.new_full((), -torch.inf)
+
+
+def _affected(
+    outcome: Outcome, effects: Sequence[EffectCount], segments: Segments
+) -> Iterator[tuple[EffectCount, Tensor]]:
+    """For each effect, the mask [T] of the tokens that it counts. "clipped" and "rejected" look at one step
+    alone; "kept" looks at that step and all earlier ones."""
+    acted = [(step, kind, segments.expand_to_tokens(unit, x)) for step, kind, unit, x in outcome.step_effects]
     for effect in effects:
-        is_kept = effect.kind == "kept"
-        kind = "rejected" if is_kept else effect.kind
-        rows = (
-            row
-            for step, did, row in acted
-            if did == kind and (step == effect.step or (is_kept and step < effect.step))
-        )
-        found = functools.reduce(operator.or_, rows, torch.zeros_like(segments.mask))
-        yield outcome.finite & ~found if is_kept else segments.mask & found
+        if effect.kind == "kept":
+            rejected = (row for step, kind, row in acted if kind == "rejected" and step <= effect.step)
+            yield effect, outcome.finite & ~_any_of(rejected, segments.mask)
+        else:
+            rows = (row for step, kind, row in acted if kind == effect.kind and step == effect.step)
+            yield effect, segments.mask & _any_of(rows, segments.mask)
 
 
-def _rows(outcome: Outcome, behavior: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The quantities of ``COLUMNS``, [T] each, 0 where undefined. One at a time, so that each reuses the
-    memory of the one before."""
-    log_ratio, most = outcome.log_ratio, LARGEST[outcome.log_ratio.dtype]
-    finite = as_numbers(outcome.finite, log_ratio.dtype)
-    yield "counted", finite
-    yield "log_behavior", torch.where(outcome.finite, behavior, 0)
-    yield "kept", as_numbers(outcome.keep, log_ratio.dtype)
-    ratio_minus_one = log_ratio.expm1()
-    yield "k3", k3(log_ratio, ratio_minus_one).clamp(max=most)
-    ratio_minus_one = ratio_minus_one.clamp(max=most)
-    yield "ratio_minus_one", ratio_minus_one
-    yield "ratio_minus_one_squared", ratio_minus_one.square()
-    weights = outcome.weights.clamp(max=most)
-    yield "weight", weights
-    yield "weight_squared", weights.square()
+def _any_of(rows: Iterable[Tensor], like: Tensor) -> Tensor:
+    """[T] bool, where any of the masks is true; nowhere if there are none."""
+    return functools.reduce(operator.or_, rows, torch.zeros_like(like))
+
+
+def _missing_probability(tokens: Tokens, outcome: Outcome) -> Tensor:
+    """[T] the probability that the sampler's head leaves out; NaN without a head."""
+    if tokens.head is None:
+        return torch.full_like(outcome.weights, torch.nan, dtype=torch.float64)
+    tail = (1 - tokens.head.sampler.exp().sum(1, dtype=torch.float64)).clamp_min(0)
+    return torch.where(outcome.finite, tail, 0)
+
+
+def _of_sequences(
+    statistics: SequenceStatistics, tokens: Tokens, *, counts_sequences: bool
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """The sums of PER_SEQUENCE, four maxima and two logarithms of sums, over the sequences that have
+    response tokens; over none on a rank that does not count them."""
+    log_ratio, count = statistics.log_ratio, statistics.count
+    there = count > 0 if counts_sequences else torch.zeros_like(statistics.keep)
+    nan = torch.full_like(count, torch.nan)
+    age, age_steps = (nan if x is None else x.to(nan) for x in (tokens.ages, tokens.age_steps))
+    aged, aged_steps = (there & ~x.isnan() for x in (age, age_steps))
+    sums = {
+        "log_ratio": torch.where(there, log_ratio, 0).sum(),
+        "response": torch.where(there, count, 0).sum(),
+        "age": torch.where(aged, age, 0).sum(),
+        "age_steps": torch.where(aged_steps, age_steps, 0).sum(),
+    }
+    counts = {
+        "sequences": there.sum(),
+        "kept_sequences": (there & statistics.keep).sum(),
+        "aged": aged.sum(),
+        "aged_steps": aged_steps.sum(),
+    }
+    masks = torch.stack([there, there, there, aged, aged_steps])
+    rows = torch.stack([2 * log_ratio, log_ratio, -log_ratio, age, age_steps])
+    rows = torch.where(masks, rows, -torch.inf)
+    rows = pad(rows, (0, 1), value=-torch.inf)  # this rank may hold no sequence
+    return sums | _as_doubles(counts), rows[1:].amax(1), rows[:2].logsumexp(1)
 
 
 def _curves(tokens: Tokens, behavior: Tensor, rows: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -203,28 +254,3 @@ def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tenso
         sums.scatter_add_(0, index[:even].view(-1, lanes), row[:even].view(-1, lanes))
         sums[:, 0].scatter_add_(0, index[even:], row[even:])
     return table.sum(2)
-
-
-def _of_sequences(
-    statistics: SequenceStatistics, tokens: Tokens, *, counts_sequences: bool
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The sums of PER_SEQUENCE, four maxima and two logarithms of sums over the sequences that have response
-    tokens; of none on a rank that does not count them."""
-    there = statistics.count > 0 if counts_sequences else torch.zeros_like(statistics.keep)
-    nan = torch.full_like(statistics.count, torch.nan)
-    ages = torch.stack([nan if x is None else x.to(nan) for x in (tokens.ages, tokens.age_steps)])  # [2, S]
-    known = there & ~ages.isnan()
-    log_ratio = statistics.log_ratio
-    sums = [
-        torch.where(there, log_ratio, 0).sum(),
-        torch.where(there, statistics.count, 0).sum(),
-        there.sum(),
-        (there & statistics.keep).sum(),
-        *known.sum(1),
-        *torch.where(known, ages, 0).sum(1),
-    ]
-    rows = [torch.where(there, x, -torch.inf) for x in (log_ratio, -log_ratio, 2 * log_ratio)]
-    rows = [*rows, torch.where(known, ages, -torch.inf)]
-    high, low, double, aged = (torch.nn.functional.pad(row, (0, 1), value=-math.inf) for row in rows)
-    log_sums = torch.stack([double.logsumexp(0), high.logsumexp(0)])
-    return sums, [high.amax(), low.amax(), *aged.amax(1)], log_sums
