@@ -41,6 +41,10 @@ UNSEEN = (
     f"off_policy metrics: expected {hosts.LOSS} in every optimizer step, got none: the loss in use "
     "(--loss-type) is another, and nothing is measured"
 )
+NO_FILE = (
+    "slime_ext.metrics.curves: expected --save or metrics.file beside file, got neither: no curves are "
+    "measured; name a file, or use log"
+)
 TWICE = (  # from flags alone the number of steps is not known where batches vary
     "slime_ext.numerator: expected one optimizer step per rollout beside target and the host's surrogate, "
     "got step {}: its loss counts target / proximal already; use surrogate: reinforce"
@@ -62,6 +66,8 @@ class Reporter:
         self.options, self.watch = self.setup.loaded.metrics, Watch(self.setup.loaded.guards)
         path = self.options.file or (Path(folder) / FILE if folder else None)
         self.file = StepFile(Path(path)) if path else None
+        if self.options.curves == "file" and self.file is None:
+            warn_once(NO_FILE)
         self.warned = False  # of non-finite log-probs
 
     def layout(self, correction: Correction) -> MetricsLayout | None:

@@ -41,4 +41,4 @@ def test_the_log_of_the_host_has_the_metrics_of_every_step(measured):
         assert key == "train/step" and logged["train/step"] == 3 * 2 + step
         assert {n: logged[f"train/{n}"] for n in wanted} == pytest.approx(wanted, rel=1e-9)
         assert found["rows"][step]["step_id"] == step and "train/grad_norm" in logged
-    assert any(n.startswith("off_policy/by_position/") for n in found["rows"][0])
+    assert found["rows"][0].keys() >= wanted.keys()

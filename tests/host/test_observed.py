@@ -123,7 +123,7 @@ def test_a_hook_of_ones_own_that_calls_ours_is_counted_once(tmp_path, monkeypatc
 
 def test_guards_and_the_file_work_with_init_alone(tmp_path, monkeypatch):
     made = trees.made(tmp_path, monkeypatch)
-    config = {"guards": {"k3_kl": {"max": 1e-12, "action": "stop"}}}
+    config = {"guards": {"k3_kl": {"max": 1e-12, "action": "stop"}}, "metrics": {"curves": "file"}}
     host.init(SimpleNamespace(use_tis=False, slime_ext=config))
     with pytest.raises(GuardError, match="off_policy/k3_kl: expected at most 1e-12"):
         trained(made, rollout()[1], slime_ext=config, save=str(tmp_path))

@@ -160,13 +160,24 @@ def test_metrics_only_is_measured(monkeypatch):
     assert trained(host([oracle.random_batch(1)]), args)["off_policy/kept_fraction"] > 0
 
 
-def test_the_file_has_a_line_per_step_with_the_curves(tmp_path):
-    args, module = args_of({"preset": "geo_rs"}, save=str(tmp_path)), host([oracle.random_batch(1)])
-    losses = [trained(module, args, step_id=step) for step in (0, 1)]
-    rows = [json.loads(line) for line in (tmp_path / train_step.FILE).read_text().splitlines()]
-    assert [(row["rollout_id"], row["step_id"]) for row in rows] == [(3, 0), (3, 1)]
-    assert rows[0][K3] == losses[0][K3] and any("by_position" in name for name in rows[0])
-    assert not any("by_position" in name for name in losses[0])
+def test_the_file_has_a_line_per_step_with_the_curves_if_asked(tmp_path):
+    for options, has_curves in ({}, False), ({"curves": "file"}, True):
+        args = args_of({"preset": "geo_rs", "metrics": options}, save=str(tmp_path))
+        module = host([oracle.random_batch(1)])
+        losses = [trained(module, args, step_id=step) for step in (0, 1)]
+        rows = [json.loads(line) for line in (tmp_path / train_step.FILE).read_text().splitlines()]
+        assert [(row["rollout_id"], row["step_id"]) for row in rows] == [(3, 0), (3, 1)]
+        assert rows[0][K3] == losses[0][K3]
+        assert any("by_position" in name for name in rows[0]) is has_curves
+        assert not any("by_position" in name for name in losses[0])
+
+
+def test_curves_without_a_file_to_go_to_are_said_once(caplog):
+    args = args_of({"preset": "geo_rs", "metrics": {"curves": "file"}})
+    trained(host([oracle.random_batch(1)]), args)
+    assert [record.getMessage() for record in caplog.records if "curves" in record.getMessage()] == [
+        train_step.NO_FILE
+    ]
 
 
 def steps_in(file):

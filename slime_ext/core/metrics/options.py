@@ -22,14 +22,14 @@ class Options:
     """
 
     enabled: bool = True
-    curves: Literal["none", "file", "log"] = "file"
+    curves: Literal["none", "file", "log"] = "none"
     file: str | None = None
     certify: bool = True
 
     def __post_init__(self) -> None:
-        for name, idle in {"file": None, "curves": "file"}.items():
+        for name, idle in {"file": None, "curves": "none"}.items():
             value = getattr(self, name)
-            is_read = self.enabled or value in (idle, "none")
+            is_read = self.enabled or value == idle
             expect(is_read, name, "enabled: true beside it", repr(value), "nothing would be written")
         expect(self.file != "", "file", "a path", "''", "leave it out for the folder of --save")
         named = self.file is None or ("\0" not in self.file and not self.file.endswith("/"))
