@@ -18,7 +18,7 @@ from slime_ext.core.state import Tokens
 from slime_ext.errors import warn_once
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import METRICS, HookCall
-from slime_ext.host.packing import context_parallel, pack, require_flat, unpack_masks
+from slime_ext.host.packing import Parallel, context_parallel, pack, require_flat, unpack_masks
 from slime_ext.host.rollout_data import call_of
 from slime_ext.host.step_plan import plan_for
 
@@ -38,41 +38,70 @@ NO_PROXIMAL = (
 def run(
     call: HookCall, correction: Correction, channel: Channel | None = None, who: str = "this correction"
 ) -> Result:
-    """Loss [T], masks and the channel's metrics [T] of one hook call; without ``args.use_tis`` the loss and
-    the masks are the very objects of the call.
+    """Corrects the loss of one hook call and measures it.
+
+    Without ``args.use_tis`` it only measures: the loss and the masks are the objects of the call.
 
     Args:
-        channel: what the host gets to average over tokens; None: ``contract.METRICS``.
+        channel: makes the metrics that the host averages over tokens; None: ``host_metrics``.
         who: the function that the host called, for messages.
+
+    Returns:
+        Loss [T], masks, and the channel's metrics [T].
 
     Raises:
         ConfigError: the correction needs something that the host did not pass.
         DataError: a tensor has another length than this rank holds.
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
-    if correction.needs_target or correction.needs_advantages:
-        call.require(correction, who)
-    step, parallel = step_metrics.step_for(call), context_parallel()
-    tokens, samples = pack(call, parallel), step_metrics.current.step.samples
-    if samples.versions or correction.needs_ages:
-        tokens = staleness.with_ages(tokens, call.loss_masks, correction, samples)
-    if call.pg_loss.shape != (size := tokens.segments.size,):
-        require_flat("pg_loss", call.pg_loss, size)
+    call.require(correction, who)
+    parallel, step = context_parallel(), step_metrics.step_for(call)
+    tokens = packed(call, correction, parallel)
     step.check_finite(tokens, call, behavior=correction.on_nonfinite == "raise")
-    plan = plan_for(call, correction, tokens) if correction.needs_plan else None
-    low, high = getattr(call.args, "eps_clip", 0.2), getattr(call.args, "eps_clip_high", None)
-    bounds = Bounds(low, low if high is None else high, getattr(call.args, "eps_clip_c", None))
-    corrects = getattr(call.args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
-    acts, first = bool(corrects) and not correction.is_identity, parallel.rank == 0
-    inputs = HookInputs(tokens, call.pg_loss, plan, bounds, acts, step.layout, first)
-    result = step.add(apply(correction, inputs))
-    shown = (result.ratio, result.clipped, result.rejected)
-    metrics = channel(result, tokens) if channel else dict(zip(METRICS, shown, strict=True))
-    if not acts:
+    inputs = HookInputs(
+        tokens,
+        call.pg_loss,
+        plan=plan_for(call, correction, tokens) if correction.needs_plan else None,
+        bounds=bounds_of(call.args),
+        acts=changes_loss(call.args, correction),
+        layout=step.layout,
+        counts_sequences=parallel.rank == 0,
+    )
+    result = apply(correction, inputs)
+    step.add(result)
+    metrics = (channel or host_metrics)(result, tokens)
+    if not inputs.acts:
         return call.pg_loss, call.loss_masks, metrics
     if correction.mask_scope == "policy":
         return result.loss, call.loss_masks, metrics
     return result.loss, unpack_masks(result.rejected == 0, call.loss_masks, tokens.segments), metrics
+
+
+def packed(call: HookCall, correction: Correction, parallel: Parallel) -> Tokens:
+    """Packs a call's lists into flat tensors, with the samples' ages where they are known or needed."""
+    tokens, samples = pack(call, parallel), step_metrics.current.step.samples
+    require_flat("pg_loss", call.pg_loss, tokens.segments.size)
+    if samples.versions or correction.needs_ages:
+        tokens = staleness.with_ages(tokens, call.loss_masks, correction, samples)
+    return tokens
+
+
+def bounds_of(args: Any) -> Bounds:
+    """Reads the host's PPO clip range: --eps-clip, --eps-clip-high, --eps-clip-c."""
+    low, high = getattr(args, "eps_clip", 0.2), getattr(args, "eps_clip_high", None)
+    return Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
+
+
+def changes_loss(args: Any, correction: Correction) -> bool:
+    """False where a call only measures: without --use-tis, with a correction that is none, and after a guard
+    has asked for ``metrics_only``."""
+    is_on = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
+    return bool(is_on) and not correction.is_identity
+
+
+def host_metrics(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
+    """The ratio and the clipped and rejected tokens, under the names that the host logs."""
+    return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
 
 
 @torch.no_grad()

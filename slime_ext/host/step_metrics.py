@@ -115,11 +115,10 @@ class OptimizerStep:
     # Held until the step ends, so that no other object gets the same identity.
     seen: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
 
-    def add(self, result: HookResult) -> HookResult:
+    def add(self, result: HookResult) -> None:
         """Adds a micro-batch, without waiting for the device."""
         if result.measured is not None:
             self.measured = result.measured if self.measured is None else self.measured + result.measured
-        return result
 
     def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool) -> None:
         """Stops at a non-finite log-prob that has made the loss NaN: at once on CPU; on other devices it is
