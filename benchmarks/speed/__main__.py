@@ -1,6 +1,6 @@
 """``python -m benchmarks.speed``: times the hook against other systems (``against``) and against tokens,
-sequences and ranks (``scale``), and score centering beside slime's own (``center``). Arguments are checked
-before torch is imported.
+sequences and ranks (``scale``), the fixed cost of a call (``overhead``), and score centering beside slime's
+own (``center``). Arguments are checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.speed.request import CONFIGS, WORKLOADS, again, settled_allocato
 OTHERS = "--others"
 LEAST = 10**5  # tokens of the largest batch: a slope needs two sizes
 SHORTEST = 4096  # tokens that are cut into as many sequences
-MODULES = {"against": "run", "scale": "scale", "center": "center"}
+MODULES = {"against": "run", "scale": "scale", "center": "center", "overhead": "overhead"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,15 +41,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--configs", type=_letters(CONFIGS), default="TS", help=_texts(CONFIGS))
     slime = {"type": _slime, "help": "a slime checkout, for its own corrections"}
     add("--slime-dir", **slime)
-    add(OTHERS, type=_python, help="python of an environment with benchmarks/requirements.txt installed")
+    others = {"type": _python, "help": "python of an environment with benchmarks/requirements.txt installed"}
+    add(OTHERS, **others)
     scale = commands.add_parser("scale", help="time against tokens, sequences and ranks", allow_abbrev=False)
     add = scale.add_argument
     add("--most", type=_at_least(LEAST), default=10**7, help="tokens of the largest batch, up to 10^8")
     add("--tokens", type=_at_least(SHORTEST), default=1 << 20, help="of the batch that is cut up")
     center = commands.add_parser("center", help="time score centering", allow_abbrev=False)
     center.add_argument("--slime-dir", **slime)
+    what = "the fixed cost of a call on a few tokens"
+    overhead = commands.add_parser("overhead", help=what, allow_abbrev=False)
+    overhead.add_argument(OTHERS, **others)
     for command, runs in ((against, 9), (scale, 7), (center, 7)):
         command.add_argument("--repeat", type=_at_least(1), default=runs, help="runs; the median counts")
+    overhead.add_argument("--repeat", type=_at_least(1), default=300, help="runs; the fastest counts")
     return parser
 
 

@@ -72,6 +72,38 @@ def count(body: Callable[[], Any]) -> Cost:
     return Cost(counting.operations, counting.waits, counting.bytes / 1e6, counting.peak / 1e6)
 
 
+class Dispatches(TorchDispatchMode):
+    """Counts everything that PyTorch dispatches. On a few tokens a view or an allocation costs about as much
+    as an operation that computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched(body: Callable[[], Any]) -> int:
+    """How many operations one call dispatches; the call before it looks up what is looked up once."""
+    body()
+    with Dispatches() as dispatches:
+        body()
+    return dispatches.count
+
+
+def minima(bodies: Mapping[Name, Callable[[], Any]], repeat: int) -> dict[Name, float]:
+    """The fastest call of each, in seconds, interleaved: on a busy machine the minimum is what repeats."""
+    fastest = dict.fromkeys(bodies, float("inf"))
+    for _ in range(repeat):
+        for name, body in bodies.items():
+            begin = time.perf_counter()
+            body()
+            fastest[name] = min(fastest[name], time.perf_counter() - begin)
+    return fastest
+
+
 def medians(bodies: Mapping[Name, Callable[[], Any]], repeat: int, slow_ms: float = 250) -> dict[Name, float]:
     """Median milliseconds of processor time, interleaved, the order turned every other time; one that takes
     longer than ``slow_ms`` runs four times alone."""

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.speed import center, request, run, scale, workloads
+from benchmarks.speed import center, overhead, request, run, scale, workloads
 from benchmarks.speed.__main__ import main
-from benchmarks.speed.cost import count
+from benchmarks.speed.cost import count, dispatched
 from benchmarks.speed.workloads import Batch
 
 
@@ -55,6 +55,24 @@ def test_speed_prints_a_table(capsys, monkeypatch, settled):
     assert main(["against", "--workloads", "d", "--repeat", "1"]) == 0
     shown = capsys.readouterr().out
     assert "configuration S" in shown and "ours, all metrics" in shown and "floor" in shown
+
+
+def test_overhead_prints_its_table(capsys, monkeypatch, settled):
+    monkeypatch.setattr(overhead, "SHAPES", ((2, 3),))
+    assert main(["overhead", "--repeat", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "the fastest of 1 calls" in shown and "2 x 3" in shown and "µs, " in shown
+
+
+def test_dispatches_are_counted_after_what_is_looked_up_once():
+    x, calls = torch.ones(8), []
+
+    def body():
+        first = not calls
+        calls.append(None)
+        return x + 1 if first else (x[:2] + 1).sum()
+
+    assert dispatched(body) == 3 and len(calls) == 2
 
 
 def test_center_prints_its_tables(capsys, monkeypatch, settled):

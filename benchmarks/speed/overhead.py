@@ -1,0 +1,60 @@
+"""``python -m benchmarks.speed overhead``: what a call costs on a few tokens, where operations decide.
+
+SkyRL reads padded tensors, which are made beforehand here; padding a host's lists is a column of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.speed.cost import dispatched, minima
+from benchmarks.speed.others import skyrl
+from benchmarks.speed.run import ours
+from benchmarks.speed.workloads import Batch
+
+SHAPES = ((8, 64), (64, 64), (512, 16))  # sequences x tokens
+FORMS = {"S": "sequence weights, geometric mask, veto", "T": "token weights"}
+METRICS = "ours, all metrics"
+Body = Callable[[Batch], object]
+
+
+def contenders() -> dict[str, Body]:
+    """Column -> what runs on a batch; without SkyRL where it is not installed."""
+    found: dict[str, Body] = {}
+    for config, form in FORMS.items():
+        bodies = ours(config)
+        found |= {f"ours: {form}": bodies["ours"], f"{METRICS}: {form}": bodies[METRICS]}
+    try:
+        found |= {f"SkyRL: {FORMS[config]}": body for config, body in skyrl().items()}
+        found["SkyRL: padding"] = Batch.padded
+    except ImportError as error:
+        print(f"SkyRL: left out, {error}", file=sys.stderr)
+    return found
+
+
+def table(repeat: int) -> Table:
+    """Microseconds and dispatched operations of each contender on each shape."""
+    bodies, shown = contenders(), Table(title=f"the fastest of {repeat} calls, µs, and dispatched operations")
+    for column in ("sequences x tokens", *bodies):
+        shown.add_column(column, justify="right")
+    for sequences, tokens in SHAPES:
+        batch = Batch.of([tokens] * sequences)
+        calls = {name: functools.partial(body, batch) for name, body in bodies.items()}
+        counts = {name: dispatched(call) for name, call in calls.items()}
+        fastest = minima(calls, repeat)
+        cells = (f"{fastest[name] * 1e6:.0f} µs, {counts[name]}" for name in calls)
+        shown.add_row(f"{sequences} x {tokens}", *cells)
+    return shown
+
+
+def run(asked: Namespace) -> None:
+    """Prints the table."""
+    torch.set_num_threads(1)
+    Console(width=170).print(table(asked.repeat))
