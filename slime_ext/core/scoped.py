@@ -44,9 +44,9 @@ class KeptInputs(StepInputs):
 
     kept_tokens: Tensor | None = None  # [T] bool
 
-    def value_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
-        values = super().value_of(name)
-        return values if self.kept_tokens is None else torch.where(self.kept_tokens, values, 0)
+    def row_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
+        row = super().row_of(name)
+        return row if self.kept_tokens is None else row.masked_fill(~self.kept_tokens, 0)
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,11 @@ class StepInputs:
 
     def value_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
         """The per-token quantity [T] that a statistic's name stands for, 0 at masked tokens."""
+        row = self.row_of(name)
+        return as_numbers(row, self.log_ratio.dtype) if row.dtype is torch.bool else row
+
+    def row_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
+        """As ``value_of``, but what is counted stays bool: sums count it without a copy in float32."""
         if isinstance(name, ExceedsLimit):
             return (self.value_of(name.name) - name.limit).clamp_min(0)
         if isinstance(name, ByPosition):
@@ -223,7 +228,7 @@ class StepInputs:
         flags = {"count": self.segments.mask, "finite": self.finite}
         if name not in flags:
             check_known("statistics", "quantity", name, TOKEN_NAMES)
-        return as_numbers(flags[name], self.log_ratio.dtype)
+        return flags[name]
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
         """A declared statistic, one per unit. At unit token it is the quantity itself, undefined at masked
@@ -417,7 +422,7 @@ def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[Statistic
     others = [key for key in keys if key not in sums]
     shares = [_share(key, inputs) for key in others]
     if sums:
-        shares.append(segments.local_sums([inputs.value_of(key.name) for key in sums]))
+        shares.append(segments.local_sums([inputs.row_of(key.name) for key in sums]))
     if shares and segments.all_sum is not identity:
         summed = segments.all_sum(torch.cat([share.reshape(-1) for share in shares]))
         parts = torch.split(summed, [share.numel() for share in shares])

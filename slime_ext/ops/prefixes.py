@@ -20,8 +20,8 @@ def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> T
     """
     lengths, device = [stop - start for _, start, stop, _ in segments.local_shards], values.device
     ends = accumulate(lengths, initial=0)
-    begins = [(at, i) for i, (at, n) in enumerate(zip(ends, lengths, strict=False)) if n]
-    first_tokens, shards = host_ints(begins, device).view(-1, 2).unbind(1)
+    begins = {at: i for i, (at, n) in enumerate(zip(ends, lengths, strict=False)) if n}
+    first_tokens, shards = host_ints([*begins, *begins.values()], device).view(2, -1)
     earlier = _min_of_earlier_shards(-max_of_negative).index_select(0, segments.shard_index)
     before = torch.where(segments.mask, values, torch.inf).roll(1)
     before = before.index_copy(0, first_tokens, earlier.index_select(0, shards).to(before.dtype))

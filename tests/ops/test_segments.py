@@ -144,6 +144,17 @@ def test_what_is_not_finite_stays_in_its_segment():
     assert Segments.whole(lengths, row).local_sums([row])[0].isnan().tolist() == [False, True, False, False]
 
 
+def test_flags_are_counted_and_every_row_is_added_as_if_it_were_alone():
+    for seed in range(20):
+        segments, values, _, _ = random_case(seed)
+        values = segments.zeroed(values)
+        rows = [values, segments.mask, values.float(), values.float().square()]
+        alone = torch.cat([segments.local_sums([row]) for row in rows])
+        assert torch.equal(segments.local_sums(rows), alone)
+        counts = segments.mask.split(list(segments.lengths))
+        assert alone[1].tolist() == [int(flags.sum()) for flags in counts]
+
+
 def test_a_broken_value_stays_in_its_sequence():
     values = torch.tensor([1.0, NAN, 2.0, 3.0])
     total = Segments.whole([2, 2], torch.ones(4)).sum(values)
