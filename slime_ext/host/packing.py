@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Sequence
@@ -228,6 +229,13 @@ def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -
         return values
     if len(values) != len(lengths):
         raise DataError(f"{name}: expected {len(lengths)} samples, got {len(values)}: one tensor per sample")
+    if not values:
+        return torch.zeros(0)
+    with contextlib.suppress(TypeError, RuntimeError):  # of something that is no tensor, or has another shape
+        flat = torch.cat(list(values))
+        # Every length at once, because a look at the shape of 512 tensors takes longer than to join them.
+        if flat.dim() == 1 and [*map(Tensor.numel, values)] == [*lengths]:
+            return flat
     for i, (part, length) in enumerate(zip(values, lengths, strict=True)):
         if not isinstance(part, Tensor):
             raise DataError(
@@ -236,4 +244,4 @@ def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -
             )
         if part.shape != (length,):
             require_flat(f"{name}, sequence {i} of {len(lengths)}", part, length)
-    return torch.cat(list(values)) if values else torch.zeros(0)
+    return torch.cat(list(values))  # raises what it raised before
