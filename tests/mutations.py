@@ -52,7 +52,7 @@ MUTATIONS = {
     ),
     "inward for outward": Mutation("core/steps.py", '"sum", "ratio") > 0', '"sum", "ratio") < 0', SUITE),
     "touch the loss without --use-tis": Mutation(
-        "host/hook.py", "bool(corrects) and ", "", "tests/test_tis.py"
+        "host/hook.py", "return bool(is_on) and ", "return ", "tests/test_tis.py"
     ),
     "count a recomputed loss twice": Mutation(
         "host/step_metrics.py", "step.seen[identities] = objects", "pass", "tests/host/test_train_step.py"
@@ -169,7 +169,7 @@ MUTATIONS = {
         "ops/divergences.py", "(ratio_minus_one - log_ratio)", "(ratio_minus_one + log_ratio)", SUITE
     ),
     "a mixed block counts whole and token by token": Mutation(
-        "ops/segments.py", "(block[:-1] + 1)", "block[:-1]", "tests/ops"
+        "ops/segments.py", ".index_fill(1, shared, 0)", "", "tests/ops"
     ),
     "a shard forgets the minima before it": Mutation(
         "ops/prefixes.py", "torch.cat([first, lowest[:, :-1]], 1)", "lowest.clone()", "tests/ops"
@@ -194,8 +194,8 @@ MUTATIONS = {
     ),
     "a step's rejections depend on the others": Mutation(
         "core/state.py",
-        'StepEffect(self.step, "rejected", unit, ~inside)',
-        'StepEffect(self.step, "rejected", unit, ~kept)',
+        'StepEffect(self.step, "kept", unit, inside)',
+        'StepEffect(self.step, "kept", unit, kept)',
         "tests/core/metrics",
     ),
     "read ahead and go on from there": Mutation(
@@ -215,8 +215,8 @@ MUTATIONS = {
     ),
     "a loss of any length": Mutation(
         "host/hook.py",
-        "call.pg_loss.shape != (size := tokens.segments.size,)",
-        "(size := 0)",
+        'require_flat("pg_loss", call.pg_loss, tokens.segments.size)',
+        "pass",
         "tests/test_tis.py",
     ),
     "products without a limit": Mutation(
@@ -236,8 +236,8 @@ MUTATIONS = {
     ),
     "a masked token is an extreme": Mutation(
         "core/metrics/measure.py",
-        "torch.where(counted, x, -torch.inf)",
-        "x",
+        "torch.where(counted, log_ratio, -torch.inf)",
+        "log_ratio",
         "tests/core/metrics",
     ),
     "a curve's bin begins one later": Mutation(

@@ -125,9 +125,9 @@ def _check_effect(step: Step, before: State, after: State, inputs: StepInputs, h
     changed = not torch.equal(weights, _of_response(inputs, before.unit, before.weights))
     effects = after.step_effects[len(before.step_effects) :]
     rejected = any(
-        bool(_of_response(inputs, effect.unit, effect.flags).any())
+        not bool(_of_response(inputs, effect.unit, effect.flags).all())
         for effect in effects
-        if effect.kind == "rejected"
+        if effect.kind == "kept"
     )
     if not changed and not rejected:
         rejects = step.rejects and not (step.sets_weights or step.is_bound)

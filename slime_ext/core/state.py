@@ -72,10 +72,11 @@ NO_PLAN = Plan()
 
 
 class StepEffect(NamedTuple):
-    """What one step did to each unit, independently of the other steps."""
+    """What one step did to each unit, independently of the other steps: which units it kept, or whose weight
+    it clipped."""
 
     step: int  # its place in the list, from 0
-    kind: Literal["rejected", "clipped"]
+    kind: Literal["kept", "clipped"]
     unit: Unit
     flags: Tensor  # bool per unit
 
@@ -155,7 +156,7 @@ class State:
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside`` and records the others."""
         kept = self.keep[unit] & inside if unit in self.keep else inside
-        effect = StepEffect(self.step, "rejected", unit, ~inside)
+        effect = StepEffect(self.step, "kept", unit, inside)
         return replace(self, keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
 
 
@@ -269,10 +270,8 @@ class StepInputs:
         for unit in self.units:
             finite, count = (self.table[StatisticKey("sum", unit, name)] for name in ("finite", "count"))
             keep[unit] = finite == count
-        rejected = (
-            StepEffect(BEFORE, "rejected", unit, ~kept) for unit, kept in keep.items() if unit != "token"
-        )
-        return State(torch.ones_like(self.log_ratio), keep, step_effects=tuple(rejected))
+        effects = (StepEffect(BEFORE, "kept", unit, kept) for unit, kept in keep.items() if unit != "token")
+        return State(torch.ones_like(self.log_ratio), keep, step_effects=tuple(effects))
 
     def kept(self, state: State) -> Tensor:
         """[T] bool, the response tokens that a state keeps."""

@@ -358,7 +358,7 @@ def _check_declared(step: Step, where: str, before: State, state: State) -> None
     declared = {
         "sets_weights": ("reweight", changed, step.sets_weights or step.is_bound),
         "is_bound": ("bound", "clipped" in effects, step.is_bound),
-        "rejects": ("reject", "rejected" in effects, step.rejects),
+        "rejects": ("reject", "kept" in effects, step.rejects),
     }
     for name, (call, did, says) in declared.items():
         wanted, why = f"True beside state.{call}", "the steps after it are checked by what it says"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -83,20 +83,15 @@ def measure(
     most = LARGEST[log_ratio.dtype]
     weight = outcome.weights.clamp(max=most)
     ratio_minus_one = log_ratio.expm1()
-    by_surrogate = torch.zeros_like(mask) if surrogate_clipped is None else surrogate_clipped
     divergence = k3(log_ratio, ratio_minus_one).clamp(max=most)
     ratio_minus_one = ratio_minus_one.clamp(max=most)
 
-    of_sequences, sequence_highest, log_sums = _of_sequences(
-        outcome.sequences, tokens, counts_sequences=counts_sequences
-    )
     # Every sum has its name and, beside it, the mask or the number that is added up. A row of tokens is freed
     # as soon as it is summed, because rows of a long micro-batch would fill the device.
     counts = {
         "counted": counted.sum(),
         "kept": outcome.keep.sum(),
         "clipped": (outcome.clipped & mask).sum(),
-        "surrogate_clipped": by_surrogate.sum(),
         **{effect.name: row.sum() for effect, row in _affected(outcome, layout.effects, tokens.segments)},
     }
     numbers = {
@@ -107,10 +102,17 @@ def measure(
         "weight": weight.sum(),
         "weight_squared": weight.square().sum(),
     }
-    wide = {name: term.sum(dtype=torch.float64) for name, term in zip(layout.terms, terms, strict=True)}
+    none = torch.zeros((), dtype=torch.float64, device=mask.device)
+    wide = {
+        "surrogate_clipped": none if surrogate_clipped is None else surrogate_clipped.sum().double(),
+        **{name: term.sum(dtype=torch.float64) for name, term in zip(layout.terms, terms, strict=True)},
+    }
     if layout.head:
         wide[TAIL] = _missing_probability(tokens, outcome).sum()
-    sums = _as_doubles(counts) | _as_doubles(numbers) | wide | of_sequences
+    of_sequences, sequence_highest, log_sums = _of_sequences(
+        outcome.sequences, tokens, counts_sequences=counts_sequences
+    )
+    sums = _by_name(counts) | _by_name(numbers) | wide | of_sequences
 
     parts = [torch.stack([sums[name] for name in layout.names])]
     # A token without a finite log-prob has l = 0: ``Totals`` takes it out of the bin around 0.
@@ -124,20 +126,19 @@ def measure(
             "weight": weight,
         }
         parts += _curves(tokens, behavior, [rows[name] for name in CURVE_COLUMNS])
-    extremes = [torch.where(counted, x, -torch.inf) for x in (log_ratio, -log_ratio)]
-    # The largest weight is not clamped, so that an infinite one shows.
-    highest = [_highest(x) for x in (*extremes, outcome.weights)]
-    return StepSums(torch.cat(parts), torch.cat([torch.stack(highest).double(), sequence_highest]), log_sums)
+    if tokens.segments.size:
+        largest = torch.where(counted, log_ratio, -torch.inf).amax()
+        smallest = torch.where(counted, log_ratio, torch.inf).amin()
+        # The largest weight is not clamped, so that an infinite one shows.
+        highest = torch.stack([largest, -smallest, outcome.weights.amax()]).double()
+    else:
+        highest = sequence_highest.new_full((3,), -torch.inf)
+    return StepSums(torch.cat(parts), torch.cat([highest, sequence_highest]), log_sums)
 
 
-def _as_doubles(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of one dtype in float64."""
+def _by_name(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums of one dtype, in float64."""
     return dict(zip(sums, torch.stack([*sums.values()]).double().unbind(), strict=True))
-
-
-def _highest(values: Tensor) -> Tensor:
-    """[T] -> the largest; -inf for no values."""
-    return values.amax() if values.shape[0] else values.new_full((), -torch.inf)
 
 
 def _affected(
@@ -145,19 +146,19 @@ def _affected(
 ) -> Iterator[tuple[EffectCount, Tensor]]:
     """For each effect, the mask [T] of the tokens that it counts. "clipped" and "rejected" look at one step
     alone; "kept" looks at that step and all earlier ones."""
-    acted = [(step, kind, segments.expand_to_tokens(unit, x)) for step, kind, unit, x in outcome.step_effects]
+    acted: dict[tuple[int, str], Tensor] = {}
+    for step, kind, unit, flags in outcome.step_effects:
+        row, join = segments.expand_to_tokens(unit, flags), operator.and_ if kind == "kept" else operator.or_
+        acted[step, kind] = join(acted[step, kind], row) if (step, kind) in acted else row
+    nowhere = torch.zeros_like(segments.mask)
     for effect in effects:
         if effect.kind == "kept":
-            rejected = (row for step, kind, row in acted if kind == "rejected" and step <= effect.step)
-            yield effect, outcome.finite & ~_any_of(rejected, segments.mask)
+            so_far = (row for (step, kind), row in acted.items() if kind == "kept" and step <= effect.step)
+            yield effect, functools.reduce(operator.and_, so_far, outcome.finite)
+        elif effect.kind == "rejected":
+            yield effect, segments.mask & ~acted.get((effect.step, "kept"), segments.mask)
         else:
-            rows = (row for step, kind, row in acted if kind == effect.kind and step == effect.step)
-            yield effect, segments.mask & _any_of(rows, segments.mask)
-
-
-def _any_of(rows: Iterable[Tensor], like: Tensor) -> Tensor:
-    """[T] bool, where any of the masks is true; nowhere if there are none."""
-    return functools.reduce(operator.or_, rows, torch.zeros_like(like))
+            yield effect, segments.mask & acted.get((effect.step, "clipped"), nowhere)
 
 
 def _missing_probability(tokens: Tokens, outcome: Outcome) -> Tensor:
@@ -175,26 +176,33 @@ def _of_sequences(
     response tokens; over none on a rank that does not count them."""
     log_ratio, count = statistics.log_ratio, statistics.count
     there = count > 0 if counts_sequences else torch.zeros_like(statistics.keep)
-    nan = torch.full_like(count, torch.nan)
-    age, age_steps = (nan if x is None else x.to(nan) for x in (tokens.ages, tokens.age_steps))
-    aged, aged_steps = (there & ~x.isnan() for x in (age, age_steps))
-    sums = {
-        "log_ratio": torch.where(there, log_ratio, 0).sum(),
-        "response": torch.where(there, count, 0).sum(),
-        "age": torch.where(aged, age, 0).sum(),
-        "age_steps": torch.where(aged_steps, age_steps, 0).sum(),
-    }
+    unknown = torch.full_like(count, torch.nan)
+    age, age_steps = (unknown if x is None else x.to(unknown) for x in (tokens.ages, tokens.age_steps))
+    ages = torch.stack([age, age_steps])
+    aged, aged_steps = (there & ~ages.isnan()).unbind()
     counts = {
-        "sequences": there.sum(),
-        "kept_sequences": (there & statistics.keep).sum(),
-        "aged": aged.sum(),
-        "aged_steps": aged_steps.sum(),
+        "sequences": there,
+        "kept_sequences": there & statistics.keep,
+        "aged": aged,
+        "aged_steps": aged_steps,
     }
-    masks = torch.stack([there, there, there, aged, aged_steps])
-    rows = torch.stack([2 * log_ratio, log_ratio, -log_ratio, age, age_steps])
-    rows = torch.where(masks, rows, -torch.inf)
-    rows = pad(rows, (0, 1), value=-torch.inf)  # this rank may hold no sequence
-    return sums | _as_doubles(counts), rows[1:].amax(1), rows[:2].logsumexp(1)
+    numbers = {
+        "log_ratio": (there, log_ratio),
+        "response": (there, count),
+        "age": (aged, age),
+        "age_steps": (aged_steps, age_steps),
+    }
+    extremes = [
+        *((there, x) for x in (2 * log_ratio, log_ratio, -log_ratio)),
+        *((aged, age), (aged_steps, age_steps)),
+    ]
+    masks, values = (torch.stack(rows) for rows in zip(*numbers.values(), *extremes, strict=True))
+    # -inf is the maximum of nothing; the padding is for a rank that holds no sequence.
+    highest = pad(torch.where(masks, values, -torch.inf)[len(numbers) :], (0, 1), value=-torch.inf)
+    sums = torch.where(masks, values, 0)[: len(numbers)].sum(1)
+    of_counts = torch.stack([*counts.values()]).sum(1).double()
+    named = dict(zip((*numbers, *counts), torch.cat([sums, of_counts]).unbind(), strict=True))
+    return named, highest[1:].amax(1), highest[:2].logsumexp(1)
 
 
 def _curves(tokens: Tokens, behavior: Tensor, rows: Sequence[Tensor]) -> Iterator[Tensor]:
