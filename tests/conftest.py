@@ -10,12 +10,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which torch.compile does too
 
+import pytest
 import torch
+
+from slime_ext.host.session import session
 
 torch.set_num_threads(1)
 # A suite in the background of a script starts with SIGINT ignored, and so would the runs that it starts.
 with contextlib.suppress(ValueError):  # not in the main thread
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def fresh_session():
+    """Every test begins as a new process does, and leaves nothing behind."""
+    session.reset()
+    yield
+    session.reset()
 
 
 def pytest_configure(config):

@@ -68,7 +68,7 @@ MUTATIONS = {
     ),
     "metrics only goes on correcting": Mutation(
         "host/hook.py",
-        " and not step_metrics.current.leaves_loss_alone",
+        " and not session.leaves_loss_alone",
         "",
         "tests/host/test_train_step.py",
     ),

@@ -67,7 +67,7 @@ def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[st
     Raises:
         DataError: the samples are not those of the step.
     """
-    step = step_metrics.current.step
+    step = step_metrics.current_step()
     if not step.heads:
         return None
     batch, logits = inputs["batch"], given[0]

@@ -20,6 +20,7 @@ from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.packing import Parallel, context_parallel, pack, require_flat, unpack_masks
 from slime_ext.host.rollout_data import call_of
+from slime_ext.host.session import session
 from slime_ext.host.step_plan import plan_for
 
 Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]
@@ -79,7 +80,7 @@ def run(
 
 def packed(call: HookCall, correction: Correction, parallel: Parallel) -> Tokens:
     """Packs a call's lists into flat tensors, with the samples' ages where they are known or needed."""
-    tokens, samples = pack(call, parallel), step_metrics.current.step.samples
+    tokens, samples = pack(call, parallel), step_metrics.current_step().samples
     require_flat("pg_loss", call.pg_loss, tokens.segments.size)
     if samples.versions or correction.needs_ages:
         tokens = staleness.with_ages(tokens, call.loss_masks, correction, samples)
@@ -95,7 +96,7 @@ def bounds_of(args: Any) -> Bounds:
 def changes_loss(args: Any, correction: Correction) -> bool:
     """False where a call only measures: without --use-tis, with a correction that is none, and after a guard
     has asked for ``metrics_only``."""
-    is_on = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
+    is_on = getattr(args, "use_tis", False) and not session.leaves_loss_alone
     return bool(is_on) and not correction.is_identity
 
 
@@ -112,7 +113,7 @@ def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
         batch: the policy loss's.
         inputs: what was noted while it ran, as ``contract.loss_inputs``.
     """
-    step = step_metrics.current.step
+    step = step_metrics.current_step()
     if step.layout is None or not step.observes or "cur_log_probs" not in inputs:
         return
     if batch.get("rollout_log_probs") is None:

@@ -29,6 +29,7 @@ from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
 from slime_ext.host.hosts import ranks
 from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_usable, usable, wanted
 from slime_ext.host.rollout_data import Samples
+from slime_ext.host.session import session
 from slime_ext.ops.segments import Segments
 
 SPAN = 2**32  # more tokens than a hook call has
@@ -135,7 +136,7 @@ class OptimizerStep:
                 places = self.samples.places(call.loss_masks) or ()
                 indices = [self.samples.indices[place] for place in places]
                 self.tracker.look(log_probs, tokens.segments, indices)
-            elif behavior and current.step is NOWHERE:  # nobody would read the note
+            elif behavior and session.step is None:  # nobody would read the note
                 raise ConfigError(
                     f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: "
                     f"on {device} a log-prob is looked at when a step's statistics are reduced"
@@ -161,30 +162,24 @@ class OptimizerStep:
 NOWHERE = OptimizerStep()  # of a hook call outside of a step, and of one that is counted already
 
 
-@dataclass
-class Current:
-    """What hook calls of this process are told."""
-
-    step: OptimizerStep = field(default_factory=lambda: NOWHERE)  # the one that is under way
-    leaves_loss_alone: bool = False  # a guard asked for metrics only
-
-
-current = Current()
+def current_step() -> OptimizerStep:
+    """The optimizer step that is being trained; ``NOWHERE`` between two."""
+    return session.step or NOWHERE
 
 
 @contextmanager
 def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
     """Opens an optimizer step for the hook calls inside."""
-    current.step = step
+    session.step = step
     try:
         yield step
     finally:
-        current.step = NOWHERE
+        session.step = None
 
 
 def step_for(call: HookCall) -> OptimizerStep:
     """The open step that this hook call is to be counted in; ``NOWHERE`` if none is open or it has been."""
-    step, inputs = current.step, loss_inputs.get() or {}
+    step, inputs = current_step(), loss_inputs.get() or {}
     if step is NOWHERE:
         return NOWHERE
     # The batch's list of masks stands for the batch, whose images would stay on the device with it.

@@ -29,6 +29,7 @@ from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.host.hosts import Ranks
 from slime_ext.host.packing import pack, require_usable
 from slime_ext.host.rollout_data import Batch, SampleRow
+from slime_ext.host.session import session
 from slime_ext.ops.segments import to_device
 
 OTHER = -1  # the step of samples that another one trains
@@ -57,7 +58,7 @@ def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
     Raises:
         ConfigError: ``group`` without a plan: which samples share a prompt is not known here.
     """
-    step, device = step_metrics.current.step, tokens.segments.mask.device
+    step, device = step_metrics.current_step(), tokens.segments.mask.device
     planned, plan = step.plan or (None, None)
     places = step.samples.places(call.loss_masks) if planned == correction else None
     if plan is None or places is None:
@@ -212,7 +213,7 @@ def _rebaseline(
     args: Any, rows: list[SampleRow], mine: slice, rollout: dict[str, Any], loss_masks: list[Tensor]
 ) -> None:
     """Writes advantages that leave the rejected samples out, unless the host's loss stays as it is."""
-    if not getattr(args, "use_tis", False) or step_metrics.current.leaves_loss_alone:
+    if not getattr(args, "use_tis", False) or session.leaves_loss_alone:
         return
     _refuse_split_rollouts(args, rollout)
     advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))

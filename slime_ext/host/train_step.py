@@ -22,6 +22,7 @@ from slime_ext.host import certify, heads, hosts, staleness, step_metrics
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import ONLY_MEASURES
 from slime_ext.host.rollout_data import numbers, read_ahead
+from slime_ext.host.session import session
 from slime_ext.host.step_file import StepFile, Values
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
@@ -108,7 +109,7 @@ class Reporter:
         for alarm in self.watch.look(scalars, place):
             if alarm.action == "stop":
                 raise GuardError(alarm.line)
-            step_metrics.current.leaves_loss_alone |= alarm.action == "metrics_only"
+            session.leaves_loss_alone |= alarm.action == "metrics_only"
             if first:
                 log.warning(alarm.line)
         return {**scalars, **curves} if self.options.curves == "log" else scalars

@@ -152,7 +152,8 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     sys.meta_path.insert(0, Empty())
     from megatron.core import mpu
 
-    from slime_ext.host import certify, hosts, log_rollout, step_metrics, train_step
+    from slime_ext.host import certify, hosts, log_rollout, train_step
+    from slime_ext.host.session import session
     from tests.downstream.drift import Tree
     from tests.downstream.host_loss import Miles, iterator_of
 
@@ -188,5 +189,5 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
         model.train(**given(model.train, **known))
     rows = [json.loads(line) for line in (Path(place) / train_step.FILE).read_text().splitlines()]
     found = {"logged": logged, "rows": rows, "said": said.getvalue()}
-    found["gave_up"] = step_metrics.current.leaves_loss_alone
+    found["gave_up"] = session.leaves_loss_alone
     return json.loads(json.dumps(found, default=float))

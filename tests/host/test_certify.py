@@ -12,7 +12,8 @@ from slime_ext import presets, tis
 from slime_ext.config.load import read_config
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError
-from slime_ext.host import certify, hosts, staleness, step_metrics
+from slime_ext.host import certify, hosts, staleness
+from slime_ext.host.session import session
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 from tests.host.test_train_step import args_of, host
@@ -189,7 +190,7 @@ def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, 
 
     def hook(args, **given):
         known = {"loss_masks": given["loss_masks"], "weight_versions": [["1"]] * len(batch)}
-        step_metrics.current.step.samples = staleness.samples_of(known)
+        session.step.samples = staleness.samples_of(known)
         return tis.correct(args, **given)
 
     module = host([batch], hook=hook)

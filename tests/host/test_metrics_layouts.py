@@ -45,7 +45,6 @@ def samples():
 
 def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     """Scalars and curves of an optimizer step over this rank's samples, ``size`` per micro-batch."""
-    step_metrics.current.leaves_loss_alone = False
     certify.reset(5)
     args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
     batch = samples()
@@ -109,7 +108,6 @@ def stops(stages=1):
 
     rank = torch.distributed.get_rank()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
-    step_metrics.current.leaves_loss_alone = False
     lines = []
     guards = {"tokens": {"min": 1e6, "action": "stop"}}
     args = arguments(

@@ -11,7 +11,6 @@ import torch
 from slime_ext import host, presets, tis
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError, warn_once
-from slime_ext.host import step_metrics
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 from tests.host import trees
@@ -23,7 +22,6 @@ SEED, COUNT = 1, 2  # of the batch, and its micro-batches
 @pytest.fixture(autouse=True)
 def fresh():
     warn_once.cache_clear()
-    step_metrics.current.leaves_loss_alone = False
 
 
 def rollout(proximal=True):

@@ -13,6 +13,7 @@ from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
 from slime_ext.host import certify, rollout_data, rollout_data_postprocess, step_metrics
 from slime_ext.host.hosts import ranks
 from slime_ext.host.rollout_data import read_ahead
+from slime_ext.host.session import session
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
 
@@ -118,9 +119,9 @@ def opened(name, data, **more):
 
 @pytest.fixture
 def given_up():
-    step_metrics.current.leaves_loss_alone = True
+    session.leaves_loss_alone = True
     yield
-    step_metrics.current.leaves_loss_alone = False
+    session.leaves_loss_alone = False
 
 
 @pytest.mark.parametrize("more", [{"use_tis": False, "get_mismatch_metrics": True}, {}])

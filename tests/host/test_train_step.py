@@ -16,6 +16,7 @@ from slime_ext import presets, tis
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import contract, hosts, step_metrics, train_step
+from slime_ext.host.session import session
 from slime_ext.host.step_metrics import NonFiniteTracker
 from slime_ext.ops.segments import Segments
 from tests import oracle
@@ -23,13 +24,6 @@ from tests.core.metrics.test_statistics import accumulated, one_long
 from tests.test_tis import arguments, as_slime_calls
 
 K3 = "off_policy/k3_kl"
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    step_metrics.current.leaves_loss_alone = False
-    yield
-    step_metrics.current.leaves_loss_alone = False
 
 
 def host(batches, hook=tis.correct, calls=1):
@@ -91,7 +85,7 @@ def test_nothing_outlives_the_step():
         trained(module, args)
     gc.collect()
     assert held and not any(reference() is not None for reference in held)
-    assert step_metrics.current.step is step_metrics.NOWHERE
+    assert session.step is None
 
 
 def test_a_micro_batch_does_not_stay_for_its_masks():
@@ -361,7 +355,7 @@ def test_a_step_that_breaks_off_says_why():
         for _ in range(2):  # a loss that is recomputed
             if (step := step_metrics.step_for(call)) is not step_metrics.NOWHERE:
                 step.tracker.look(values, Segments.whole([2], torch.ones(2)))
-        assert len(step_metrics.current.step.tracker.calls) == 1
+        assert len(session.step.tracker.calls) == 1
         raise RuntimeError("found NaN in local grad norm")
 
     wrapped(module, train_one_step)
