@@ -20,12 +20,11 @@ from slime_ext.core.state import Tokens
 from slime_ext.host.configured import BOUNDS, near_function, setup_for
 from slime_ext.host.contract import SEEDS, HookCall, takes_tis_bounds
 from slime_ext.host.hook import Channel, Result, run
+from slime_ext.host.session import session
 
 
 def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
-    """The function that a host calls for the correction ``name``; it is reloaded when its flags change."""
-    names = BOUNDS if name in SEEDS else ("slime_ext",)
-    loaded: tuple[Any, Any, Correction | None] = (None, None, None)
+    """The function that a host calls for the correction ``name``."""
 
     def function(
         args: Any,
@@ -40,7 +39,6 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
         advantages: list[Tensor] | Tensor | None = None,
         **kwargs: Any,
     ) -> Result:
-        nonlocal loaded
         given = {
             "pg_loss": pg_loss,
             "train_log_probs": train_log_probs,
@@ -52,16 +50,21 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
             **kwargs,
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
-        owner, known, correction = loaded
-        now = [getattr(args, key, None) for key in names]
-        if correction is None or owner is not args or known != now:
-            correction = setup_for(args, name).correction
-            loaded = (args, now, correction)
-        return run(HookCall.of(args, given), correction, channel, name)
+        return run(HookCall.of(args, given), _correction_of(args, name), channel, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__, function.__module__ = document, __name__
     return function
+
+
+def _correction_of(args: Any, name: str) -> Correction:
+    """The correction that the function ``name`` makes of the host's args; read again only if they change."""
+    values = [getattr(args, key, None) for key in (BOUNDS if name in SEEDS else ("slime_ext",))]
+    owner, known, correction = session.corrections.get(name, (None, None, None))
+    if correction is None or owner is not args or known != values:
+        correction = setup_for(args, name).correction
+        session.corrections[name] = args, values, correction
+    return correction
 
 
 def _tis_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:

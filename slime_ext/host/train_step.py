@@ -134,17 +134,13 @@ def install(host: hosts.Host) -> None:
 
 def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
-    # One per args object, which is held: another one at its address would write into its run's file.
-    reporters: dict[int, tuple[Any, Reporter]] = {}
 
     def train_one_step(*given: Any, **named: Any) -> Any:
         call = signature.bind(*given, **named).arguments
         args = call["args"]
         if getattr(call["model"][0], "role", "actor") != "actor":  # a critic's
             return function(*given, **named)
-        if id(args) not in reporters:
-            reporters[id(args)] = args, Reporter(args, getattr(args, "save", None))
-        _, reporter = reporters[id(args)]
+        reporter = _reporter_of(args)
         if call["step_id"] and reporter.setup.refuses_second_step:
             raise ConfigError(TWICE.format(call["step_id"] + 1))
         where = {key: call[key] for key in ("rollout_id", "step_id")}
@@ -163,6 +159,15 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
             return ({**losses, **reporter.report(step, where)}, *rest)
 
     return train_one_step
+
+
+def _reporter_of(args: Any) -> Reporter:
+    """The reporter of a run, which keeps the counts of its guards and writes its file."""
+    for known, reporter in session.reporters:
+        if known is args:
+            return reporter
+    session.reporters.append((args, Reporter(args, getattr(args, "save", None))))
+    return session.reporters[-1][1]
 
 
 def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:
