@@ -15,7 +15,6 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from slime_ext.errors import DataError
 
@@ -231,8 +230,7 @@ class Segments:
         """
         count, whole = -(-self.size // BLOCK), max(self.size - 2, 0) // BLOCK
         first = min(whole, 1)
-        cpu = torch.device("cpu")
-        bounds = pad(host_ints(self.local_lengths, cpu).cumsum(0), (1, 0))
+        bounds = host_ints([0, *accumulate(self.local_lengths)], torch.device("cpu"))
         block = bounds // BLOCK
         at = block.clamp(first, whole)
         shared, place = torch.unique_consecutive(at, return_inverse=True)
