@@ -12,8 +12,8 @@ from slime_ext import host
 from slime_ext.core.fields import LARGEST
 from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError, warn_once
-from slime_ext.host.flags import check_kinds
 from slime_ext.host import configured
+from slime_ext.host.flags import check_kinds
 from slime_ext.tools.commands.arguments import Arguments, as_parsed
 from slime_ext.tools.commands.check import checked
 from slime_ext.tools.scripts.launch import Launch
