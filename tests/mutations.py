@@ -338,8 +338,8 @@ MUTATIONS = {
     ),
     "a rank without tokens hands out an expanded tensor": Mutation(
         "ops/segments.py",
-        "table.new_zeros(len(rows), count) + table.sum()",
-        "table.sum().expand(len(rows), count)",
+        "table.new_zeros(len(rows), self.count) + table.sum()",
+        "table.sum().expand(len(rows), self.count)",
         "tests/core/test_user_steps.py",
     ),
     "an all-reduce takes any tensor": Mutation(
@@ -409,7 +409,7 @@ MUTATIONS = {
         "tests/ops/test_equations.py",
     ),
     "rounding explains a third of a nat": Mutation(
-        "host/packing.py", "HIGHEST = 0.01", "HIGHEST = 0.3", "tests/host/test_packing.py"
+        "ops/divergences.py", "HIGHEST = 0.01", "HIGHEST = 0.3", "tests/host/test_packing.py"
     ),
     "swapped numbers of shards": Mutation(
         "host/packing.py",

@@ -456,3 +456,13 @@ def test_the_example_is_accepted_by_check_and_bench(capsys, monkeypatch):
         assert cli.main(words) == 0
     shown = capsys.readouterr().out
     assert "corrections.Tempered(power 0.5) > truncate(high 2)" in shown and "tempered " in shown
+
+
+@pytest.mark.slow
+def test_check_imports_the_module_that_a_configuration_names():
+    code = (
+        "import sys; from slime_ext.tools.commands import cli\n"
+        "status = cli.main(['check', 'tempered.yaml'])\n"
+        "sys.exit(status if 'corrections' in sys.modules else 7)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=EXAMPLE, capture_output=True).returncode == 0
