@@ -226,7 +226,10 @@ MUTATIONS = {
         "tests/core/test_correction.py",
     ),
     "a ratio without a limit": Mutation(
-        "core/correction.py", ".exp().clamp(max=LARGEST[torch.float32])", ".exp()", "tests/test_tis.py"
+        "core/correction.py",
+        "outcome.ratio.clamp(max=LARGEST[torch.float32])",
+        "outcome.ratio",
+        "tests/test_tis.py",
     ),
     "k3 below 0": Mutation(
         "core/metrics/measure.py",

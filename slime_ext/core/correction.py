@@ -38,7 +38,7 @@ from slime_ext.core.steps import EssTruncate, Normalize
 from slime_ext.core.terms import Term
 from slime_ext.errors import ConfigError, shown
 from slime_ext.ops.divergences import compared, widened
-from slime_ext.ops.segments import AllSum, as_numbers, identity
+from slime_ext.ops.segments import AllSum, as_bytes, as_numbers, identity
 
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
@@ -152,6 +152,7 @@ class Correction:
             keep,
             inputs.finite,
             inputs.log_ratio,
+            inputs.ratio,
             torch.zeros_like(keep) if state.clipped is None else expand(state.unit, state.clipped),
             weights if plan.scale is None else weights * expand("sequence", plan.scale),
             state.step_effects,
@@ -460,7 +461,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
-    ratio = outcome.log_ratio.exp().clamp(max=LARGEST[torch.float32])
+    ratio = outcome.ratio.clamp(max=LARGEST[torch.float32])
     measured = None
     if layout is not None:
         terms = [value.detach() for value in correction.added(outcome, tokens)] if correction.terms else []
@@ -470,7 +471,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
         loss,
         outcome.finite,
         outcome.weights,
-        ratio.float() * as_numbers(outcome.finite, torch.float32),
+        ratio.float() * as_bytes(outcome.finite),
         as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
         as_numbers(tokens.segments.mask & ~outcome.keep, torch.float32),
         measured,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slime_ext.core.state import expect
 from slime_ext.ops import surrogates
+from slime_ext.ops.divergences import wide
 
 Anchor = Literal["proximal", "behavior"]
 EPS_C = 3.0  # the value of the paper, and the default of verl's clip_ratio_c
@@ -61,7 +62,7 @@ class LossInputs:
     def _wide(self, name: str) -> Tensor:
         """A host's tensor in float32 or wider: in bfloat16 the loss would be coarser than the correction."""
         values = self.given[name]
-        return values.to(torch.promote_types(values.dtype, torch.float32))
+        return values.to(wide(values.dtype))
 
 
 @dataclass(frozen=True)

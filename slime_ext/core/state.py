@@ -98,6 +98,7 @@ class Outcome:
     keep: Tensor  # bool, response tokens that stay in the policy loss
     finite: Tensor  # bool, response tokens whose behavior log-prob is finite
     log_ratio: Tensor  # 0 at tokens that are not finite
+    ratio: Tensor  # 1 at tokens that are not finite
     clipped: Tensor  # bool, where a bound changed a weight
     factor: Tensor  # what multiplies the loss: weights, times the plan's scale where it has one
     step_effects: tuple[StepEffect, ...] = ()  # what each step did, in order
@@ -262,6 +263,11 @@ class StepInputs:
         if unit == "token":
             return values
         return {"sum": prefix_sum, "mean": prefix_mean}[aggregate](self.segments, values, unit)
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        """[T] numerator / behavior, 1 where there is none."""
+        return self.log_ratio.exp()
 
     @cached_property
     def start(self) -> State:

@@ -74,6 +74,8 @@ class _AtLevel(Step):
 
     def _ratio(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """The ratio and its log, one per unit."""
+        if self.unit == "token":
+            return inputs.ratio, inputs.log_ratio
         log_ratio = inputs.total(self.unit, self._aggregate, "ratio")
         return log_ratio.exp().to(inputs.log_ratio.dtype), log_ratio
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime_ext.ops.divergences import wide
 from slime_ext.ops.segments import chunks
 
 FLOOR = 1e-6  # of the mass of a tail: with a head that is the whole vocabulary it is 0 but for rounding
@@ -55,7 +56,7 @@ class _Term(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, sampler: Tensor, trainer: Tensor, weight: Weight | None, counts: Tensor) -> Tensor:
-        dtype = torch.promote_types(torch.promote_types(sampler.dtype, trainer.dtype), torch.float32)
+        dtype = wide(sampler.dtype, trainer.dtype)
         coefficients = torch.empty(sampler.shape, dtype=dtype, device=sampler.device)
         found = coefficients.new_empty(len(sampler))
         absent = torch.where(counts, 0.0, -torch.inf).to(dtype)[:, None]

@@ -7,6 +7,7 @@ at the probability of the sampled token against all others. All take and return 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -37,10 +38,16 @@ def is_log_prob(values: Tensor) -> Tensor:
     return (values > LOWEST) & (values <= HIGHEST)  # both are false for NaN
 
 
+@functools.cache  # because PyTorch dispatches promote_types as an operation
+def wide(*dtypes: torch.dtype) -> torch.dtype:
+    """The widest of the dtypes, float32 at least."""
+    return functools.reduce(torch.promote_types, dtypes, torch.float32)
+
+
 def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The log-ratio; [T] bool, the response tokens with a behavior log-prob (``is_log_prob``); and both
     log-probs [T], detached, in float32 or wider."""
-    dtype = torch.promote_types(torch.promote_types(numerator.dtype, behavior.dtype), torch.float32)
+    dtype = wide(numerator.dtype, behavior.dtype)
     numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
     finite = mask & is_log_prob(behavior)
     return torch.where(finite, numerator - behavior, 0), finite, numerator, behavior
@@ -48,7 +55,7 @@ def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor,
 
 def widened(values: Tensor) -> Tensor:
     """Detached, in float32 or wider, for sums."""
-    return values.detach().to(torch.promote_types(values.dtype, torch.float32))
+    return values.detach().to(wide(values.dtype))
 
 
 def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime_ext.ops.divergences import wide
 from slime_ext.ops.segments import AllSum, chunks, identity
 
 AT_ONCE = 2**24  # logits that are read at once, in float32: bounds the memory beside [T, K]
@@ -55,10 +56,10 @@ class _LogProbsAt(torch.autograd.Function):
         held = (at >= 0) & (at < logits.shape[1])
         at = at.clamp(0, logits.shape[1] - 1)
         # The maxima stay on their ranks: each puts log sum exp of its part into a slot of its own.
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        found = torch.zeros(len(at), parts + at.shape[1], dtype=wide, device=logits.device)
+        dtype = wide(logits.dtype)
+        found = torch.zeros(len(at), parts + at.shape[1], dtype=dtype, device=logits.device)
         for rows in chunks(logits, AT_ONCE):
-            some = logits[rows].to(wide, copy=True).div_(temperature)
+            some = logits[rows].to(dtype, copy=True).div_(temperature)
             found[rows, parts:] = torch.where(held[rows], some.gather(1, at[rows]), 0)
             most = some.amax(1, keepdim=True).clamp_min(torch.finfo(some.dtype).min)
             found[rows, part] = most[:, 0] + some.sub_(most).exp_().sum(1).log()
