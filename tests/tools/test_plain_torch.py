@@ -1,0 +1,187 @@
+"""The printed plain torch of every correction against the hook's code: loss, gradients, weights, kept tokens."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+
+import pytest
+import torch
+
+from slime_ext import presets
+from slime_ext.core.centering import Center
+from slime_ext.core.correction import Correction, HookInputs, apply
+from slime_ext.core.losses import SURROGATES, Delightful, DualClip, PpoClip, Reinforce, Sapo
+from slime_ext.core.prefix_steps import PREFIX_STEPS, PrefixBudget, PrefixReject, PrefixReweight
+from slime_ext.core.scoped import ScopedReject
+from slime_ext.core.state import Tokens
+from slime_ext.core.steps import STEPS, Clip, Reject, Reweight, SignedClip, Truncate, Veto
+from slime_ext.core.terms import TERMS, ReverseK3, SquaredLogRatio
+from slime_ext.errors import ConfigError
+from slime_ext.tools import plain_torch
+from slime_ext.tools.plain_torch import function_of, obstacle
+from tests import oracle
+from tests.batches import tokens
+from tests.core.test_centering import K, with_heads
+
+COUPLED = {"m2": "steps[0] second_moment", "p3o": "steps[1] ess_truncate"}
+PURE = {"numerator": "target", "surrogate": Reinforce()}
+CENTERED = {**PURE, "center": Center(K)}
+BAND = Reject("token", "ratio", low=0.8, high=1.2)
+PRESETS = {name: preset.correction for name, preset in presets.PRESETS.items() if name not in COUPLED}
+# What no preset has: other fields of the steps, other surrogates and terms, score centering.
+OTHERS = {
+    "geometric_clip": Correction(steps=(Reweight("geometric"), Clip(0.95, 1.05))),
+    "turns": Correction(
+        steps=(Reject("turn", "k1", "mean", -0.02, 0.05), Reject("turn", "k3", "sum", high=0.1))
+    ),
+    "largest_of_turns": Correction(steps=(Reject("turn", "ratio", "max", 0.999, 1.5),)),
+    "largest_of_sequences": Correction(steps=(Reject("sequence", "k1", "max", -0.0001, 0.6),)),
+    "largest_ratio": Correction(steps=(Reject("sequence", "ratio", "max", high=1.5),)),
+    "outward_turns": Correction(steps=(Reject("turn", "tv", "mean", high=0.05, when="outward"),)),
+    "outward_positive": Correction(
+        steps=(Reject("sequence", "k2", "mean", high=0.001, when="outward_positive"),)
+    ),
+    "outward_negative": Correction(steps=(Reject("token", "k2", high=0.001, when="outward_negative"),)),
+    "positive": Correction(steps=(Reject("token", "k1", low=-0.1, high=0.2, when="positive_advantage"),)),
+    "signed_turns": Correction(steps=(SignedClip("turn", 0.9, 1.2, 0.5, 1.1),)),
+    "veto_high": Correction(steps=(Veto(high=1.6), Truncate(3.0), Reweight())),
+    "prefix_mean": Correction(
+        steps=(PrefixReweight("mean"), PrefixReject("k3", "mean", high=0.02, growth="sqrt"))
+    ),
+    "prefix_budget": Correction(steps=(PrefixBudget("k2", 0.1, 0.01, 0.5, "always"),)),
+    "decoupled": Correction(surrogate=PpoClip(eps_low=0.1), steps=(Reweight(), Truncate(2.0))),
+    "dual": Correction(surrogate=DualClip(eps_low=0.05, eps_high=0.3)),
+    "dual_own": Correction(surrogate=DualClip("behavior", eps_c=1.2), numerator="target", steps=(BAND,)),
+    "sapo": Correction(surrogate=Sapo(tau_pos=2.0), steps=(Reweight("sequence"), Truncate(1.5))),
+    "delightful_half": Correction(surrogate=Delightful(0.5)),
+    "terms": Correction(
+        steps=(Reweight(), BAND, Veto(low=0.3)), terms=(SquaredLogRatio(0.1), ReverseK3(0.5))
+    ),
+    "centered": Correction(**CENTERED),
+    "centered_capped": Correction(steps=(Reweight(), Truncate(1.1)), **CENTERED),
+    "centered_band": Correction(steps=(Reweight(), BAND), **CENTERED),
+    "centered_outward": Correction(
+        steps=(Reweight(), Reject("token", "tv", high=0.05, when="outward")), **CENTERED
+    ),
+    "centered_sequences": Correction(
+        steps=(Reweight("sequence"), Truncate(1.05), BAND, Reject("sequence", "ratio", "mean", 0.9, 1.1)),
+        **CENTERED,
+    ),
+}
+WRITTEN = {**PRESETS, **OTHERS}
+SEEDS = range(12)
+FIELDS = ("loss", "behavior", "proximal", "target", "advantages", "mask", "sampler_head", "trainer_head")
+LEAVES = ("loss", "proximal", "target", "trainer_head")
+
+
+@functools.cache
+def batch(seed):
+    """Random ragged responses with masked, broken and extreme tokens, and a head at each token."""
+    made = oracle.random_batch(seed)
+    packed, loss = with_heads(made, seed)
+    values = (loss, packed.behavior, packed.proximal, packed.target, packed.advantages, packed.segments.mask)
+    heads = packed.head.sampler, packed.head.trainer
+    return [len(s["mask"]) for s in made], dict(zip(FIELDS, (*values, *heads), strict=True))
+
+
+def leaves(seed):
+    """The lengths, and the tensors with gradients of their own."""
+    lengths, values = batch(seed)
+    fresh = {name: value.detach().clone() for name, value in values.items()}
+    return lengths, {name: v.requires_grad_() if name in LEAVES else v for name, v in fresh.items()}
+
+
+def results(loss, weight, keep, values):
+    gradients = torch.autograd.grad(
+        loss.sum(), [values[name] for name in LEAVES], allow_unused=True, materialize_grads=True
+    )
+    return loss.detach(), weight, keep, *gradients
+
+
+@functools.cache
+def of_the_hook(correction, seed):
+    lengths, values = leaves(seed)
+    made, _ = with_heads(oracle.random_batch(seed), seed)
+    head = type(made.head)(values["sampler_head"], values["trainer_head"])
+    packed = Tokens(
+        made.segments,
+        values["proximal"],
+        values["behavior"],
+        values["target"],
+        values["advantages"],
+        head=head,
+    )
+    result = apply(correction, HookInputs(packed, values["loss"]))
+    keep = packed.segments.mask & (result.rejected == 0)
+    return results(result.loss, result.weights, keep, values)
+
+
+def of_the_text(source, name, seed):
+    names = {}
+    exec(source, names)
+    function, (lengths, values) = names[name], leaves(seed)
+    read = [
+        field for field in FIELDS if field in function.__code__.co_varnames[: function.__code__.co_argcount]
+    ]
+    columns = [torch.split(values[field], lengths) for field in read]
+    parts = [function(**dict(zip(read, row, strict=True))) for row in zip(*columns, strict=True)]
+    return results(*(torch.cat(column) for column in zip(*parts, strict=True)), values)
+
+
+def differs(source, name, correction, seeds=SEEDS):
+    """Whether the text gives other numbers than the hook, or does not run."""
+    for seed in seeds:
+        try:
+            found = of_the_text(source, name, seed)
+        except (NameError, TypeError, RuntimeError, IndexError, SyntaxError, UnboundLocalError):
+            return True
+        for got, wanted in zip(found, of_the_hook(correction, seed), strict=True):
+            if not torch.allclose(got.double(), wanted.double(), rtol=1e-9, atol=1e-12, equal_nan=True):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_text_gives_the_loss_gradients_weights_and_kept_tokens_of_the_hook(name):
+    source = function_of(name, WRITTEN[name], "formula")
+    for seed in SEEDS:
+        for got, wanted in zip(
+            of_the_text(source, name, seed), of_the_hook(WRITTEN[name], seed), strict=True
+        ):
+            torch.testing.assert_close(
+                got, wanted, rtol=1e-9, atol=1e-12, equal_nan=True, check_dtype=False, msg=f"seed {seed}"
+            )
+
+
+def changed(source):
+    """The source once without each statement, and once with each number changed; with what was changed."""
+    tree = ast.parse(source)
+    function = tree.body[-1]
+    blocks = [node for node in ast.walk(function) if isinstance(node, ast.FunctionDef)]
+    for block in blocks:
+        for i, statement in enumerate(block.body):
+            if i or block is not function:  # not the docstring
+                kept = block.body
+                block.body = [*kept[:i], ast.Pass(), *kept[i + 1 :]]
+                yield f"without {ast.unparse(statement)}", ast.unparse(tree)
+                block.body = kept
+    numbers = [
+        (statement, node)
+        for statement in function.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Constant) and isinstance(node.value, float)
+    ]
+    for statement, node in numbers:
+        value = node.value
+        node.value = value * 1.5
+        yield f"{value} * 1.5 in {ast.unparse(statement)}", ast.unparse(tree)
+        node.value = value
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_line_and_number_of_the_text_is_compared(name):
+    source = function_of(name, WRITTEN[name], "formula")
+    for what, text in changed(source):
+        assert differs(text, name, WRITTEN[name], range(40)), what
