@@ -143,9 +143,7 @@ def _body(correction: Correction) -> Lines:
     numerator = correction.numerator
     of_tokens, of_units = ((), correction.steps) if correction.center is None else split(correction.steps)
     lines = [_start(correction), *_steps(of_units)]
-    if correction.center is not None:
-        lines += _token_weight()
-    lines += ["weight = torch.where(keep, weight, 0)"]
+    lines += ["weight = torch.where(keep, weight, 0)"] if correction.center is None else _token_weight()
     if not correction.is_identity:
         lines += LOSS_LINES[type(correction.surrogate)](correction.surrogate)
     if correction.center is not None:
@@ -388,7 +386,7 @@ def _dual_clip(surrogate: DualClip) -> Lines:
 def _sapo(surrogate: Sapo) -> Lines:
     return [
         _anchored_ratio(surrogate),
-        f"tau = torch.where(A > 0, {surrogate.tau_pos}, {surrogate.tau_neg}).to(A.dtype)",
+        f"tau = torch.full_like(A, {surrogate.tau_neg}).masked_fill(A > 0, {surrogate.tau_pos})",
         "loss = -A * torch.sigmoid(tau * (ratio - 1)) * 4 / tau * weight",
     ]
 
@@ -455,13 +453,13 @@ def _centering() -> Lines:
     return [
         f"log_q = torch.where((m > 0)[:, None] & (sampler_head > -torch.inf), sampler_head, {NO_LOG_PROB})",
         f"log_p = torch.where(log_q > {NO_LOG_PROB}, trainer_head, {NO_LOG_PROB})",
-        "q, p = log_q.exp(), log_p.detach().exp()",
-        "# The tail: all tokens outside the head, as one.",
-        f"q_tail, p_tail = ((1 - x.sum(1, keepdim=True)).clamp(min={FLOOR}) for x in (q, p))",
-        "log_p_tail, log_q_tail = p_tail.log(), q_tail.log()",
-        "of_head, _ = f(torch.cat([log_p, log_p_tail], 1), torch.cat([log_q, log_q_tail], 1), A[:, None])",
-        "alpha = q_tail / p_tail * of_head[:, -1:]",
-        "loss = loss + A * m * ((q * of_head[:, :-1] - alpha * p) * log_p).sum(1)",
+        "head_q, head_p = log_q.exp(), log_p.detach().exp()",
+        "# The last column is the tail: all tokens outside the head, as one.",
+        f"tail_q, tail_p = ((1 - x.sum(1, keepdim=True)).clamp(min={FLOOR}) for x in (head_q, head_p))",
+        "log_p_all, log_q_all = (torch.cat(x, 1) for x in ((log_p, tail_p.log()), (log_q, tail_q.log())))",
+        "of_head, _ = f(log_p_all, log_q_all, A[:, None])",
+        "alpha = tail_q / tail_p * of_head[:, -1:]",
+        "loss = loss + A * m * ((head_q * of_head[:, :-1] - alpha * head_p) * log_p).sum(1)",
     ]
 
 
