@@ -36,9 +36,12 @@ PRESETS = {name: preset.correction for name, preset in presets.PRESETS.items() i
 # What no preset has: other fields of the steps, other surrogates and terms, score centering.
 OTHERS = {
     "geometric_clip": Correction(steps=(Reweight("geometric"), Clip(0.95, 1.05))),
-    "turns": Correction(
-        steps=(Reject("turn", "k1", "mean", -0.02, 0.05), Reject("turn", "k3", "sum", high=0.1))
-    ),
+    "turns_k1": Correction(steps=(Reject("turn", "k1", "mean", -0.02, 0.05),)),
+    "turns_k3": Correction(steps=(Reject("turn", "k3", "sum", high=0.1),)),
+    "largest_k2": Correction(steps=(Reject("sequence", "k2", "max", high=0.5),)),
+    "tiny_kl": Correction(steps=(Reject("token", "binary_kl_max", high=1e-6),)),
+    "large_budget": Correction(steps=(PrefixBudget("tv", 0.2, 0.5),), **PURE),
+    "large_budget_k2": Correction(steps=(PrefixBudget("k2", 0.1, 0.5, 0.5, "always"),)),
     "largest_of_turns": Correction(steps=(Reject("turn", "ratio", "max", 0.999, 1.5),)),
     "largest_of_sequences": Correction(steps=(Reject("sequence", "k1", "max", -0.0001, 0.6),)),
     "largest_ratio": Correction(steps=(Reject("sequence", "ratio", "max", high=1.5),)),
@@ -49,14 +52,14 @@ OTHERS = {
     "outward_negative": Correction(steps=(Reject("token", "k2", high=0.001, when="outward_negative"),)),
     "positive": Correction(steps=(Reject("token", "k1", low=-0.1, high=0.2, when="positive_advantage"),)),
     "signed_turns": Correction(steps=(SignedClip("turn", 0.9, 1.2, 0.5, 1.1),)),
-    "veto_high": Correction(steps=(Veto(high=1.6), Truncate(3.0), Reweight())),
+    "veto_high": Correction(steps=(Veto(high=1.6), Reweight())),
     "prefix_mean": Correction(
         steps=(PrefixReweight("mean"), PrefixReject("k3", "mean", high=0.02, growth="sqrt"))
     ),
     "prefix_budget": Correction(steps=(PrefixBudget("k2", 0.1, 0.01, 0.5, "always"),)),
     "decoupled": Correction(surrogate=PpoClip(eps_low=0.1), steps=(Reweight(), Truncate(2.0))),
     "dual": Correction(surrogate=DualClip(eps_low=0.05, eps_high=0.3)),
-    "dual_own": Correction(surrogate=DualClip("behavior", eps_c=1.2), numerator="target", steps=(BAND,)),
+    "dual_own": Correction(surrogate=DualClip("behavior", eps_c=1.2), numerator="target"),
     "sapo": Correction(surrogate=Sapo(tau_pos=2.0), steps=(Reweight("sequence"), Truncate(1.5))),
     "delightful_half": Correction(surrogate=Delightful(0.5)),
     "terms": Correction(
@@ -81,18 +84,19 @@ LEAVES = ("loss", "proximal", "target", "trainer_head")
 
 
 def sweep():
-    """Responses whose log-ratios sweep over all sizes, in every token or in one, so that every bound acts."""
+    """Responses whose log-ratios have all sizes: in every token, in one, and in two that add up to 0."""
     rng = random.Random(0)
-    sizes = [sign * 1e-5 * 1.4**i for i in range(45) for sign in (-1, 1)]
-    return [
-        sequence(rng, [size if all_tokens or i == 1 else 1e-6 for i in range(5)])
-        for size in sizes
-        for all_tokens in (True, False)
+    sizes = [*(1e-5 * 1.4**i for i in range(27)), *(0.1 * 1.1**i for i in range(58))]
+    responses = [
+        response
+        for size in (sign * size for size in sizes for sign in (-1, 1))
+        for response in ([size] * 5, [1e-6, size, 0.0, 1e-6, 0.0], [size, -size, 0.0, 1e-6, 0.0])
     ]
+    return [sequence(rng, response) for response in responses]
 
 
 def sequence(rng, log_ratios):
-    base = [rng.choice([-1e-9, -0.02, -0.7, -3.0]) for _ in log_ratios]
+    base = [rng.choice([-1e-9, -0.02, -0.7, -3.0, -13.0]) for _ in log_ratios]
     numerator = [x + min(log_ratio, 0) for x, log_ratio in zip(base, log_ratios, strict=True)]
     return {
         "proximal": numerator,
@@ -115,6 +119,8 @@ def batch(seed):
     packed, loss = with_heads(made(seed), seed)
     values = (loss, packed.behavior, packed.proximal, packed.target, packed.advantages, packed.segments.mask)
     heads = packed.head.sampler, packed.head.trainer
+    if seed == SWEEP:  # the sampler's heads are its whole vocabulary
+        heads = heads[0].log_softmax(1), heads[1]
     return [len(s["mask"]) for s in made(seed)], dict(zip(FIELDS, (*values, *heads), strict=True))
 
 
@@ -188,7 +194,7 @@ def test_the_text_gives_the_loss_gradients_weights_and_kept_tokens_of_the_hook(n
 
 
 def changed(source):
-    """The source once without each statement, and once with each number changed; with what was changed."""
+    """What was changed, and the source: without each statement; with each number doubled, and halved."""
     tree = ast.parse(source)
     function = tree.body[-1]
     blocks = [node for node in ast.walk(function) if isinstance(node, ast.FunctionDef)]
@@ -203,12 +209,13 @@ def changed(source):
         (statement, node)
         for statement in function.body
         for node in ast.walk(statement)
-        if isinstance(node, ast.Constant) and isinstance(node.value, float)
+        if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value < 1e30
     ]
     for statement, node in numbers:
         value = node.value
-        node.value = value * 1.5 or 0.3
-        yield f"{value} -> {ast.unparse(statement)}", ast.unparse(tree)
+        what = f"another number than {value} in {ast.unparse(statement)}"
+        for node.value in (value * 2, value / 2 or 0.5):
+            yield what, ast.unparse(tree)
         node.value = value
 
 
