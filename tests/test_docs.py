@@ -21,6 +21,7 @@ from slime_ext.core.steps import Step
 from slime_ext.tools.analysis.findings import FAULTS
 from slime_ext.tools.commands import cli
 from slime_ext.tools.convert import CONVERTED
+from slime_ext.tools.plain_torch import function_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
@@ -71,9 +72,10 @@ def test_the_formulas_of_a_section_run():
         assert test.examples and runner.run(test).failed == 0, title
 
 
-def test_the_first_page_is_the_example_and_its_calls_run():
-    page, example = FIRST.read_text(), (DOCS.parent / "examples/token_tis.py").read_text()
-    assert example[example.index("import torch") :] in blocks(page)
+def test_the_first_page_has_the_function_that_the_command_prints_and_its_calls_run():
+    page, preset = FIRST.read_text(), presets.find("token_tis")
+    text = function_of("token_tis", preset.correction, preset.formula)
+    assert text + "\n" in blocks(page), f"the page needs this function:\n{text}"
     test = doctest.DocTestParser().get_doctest(page, {}, "token_tis", str(FIRST), 0)
     assert test.examples and doctest.DocTestRunner(verbose=False).run(test).failed == 0
 

@@ -33,7 +33,7 @@ FLOORS = {
     ),
     "config/": ("files numbers words", "typed loaded", "idle", "load", "places flat"),
     "tools/": (
-        "folders wording checkout",
+        "checkout folders plain_torch wording",
         "analysis fidelity",
         "long_fidelity",
         "fidelity_page report",

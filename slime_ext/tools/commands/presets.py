@@ -1,4 +1,4 @@
-"""``slime-ext presets``: the table; ``slime-ext presets NAME``: one as a file of --custom-config-path."""
+"""``slime-ext presets``: the table; ``slime-ext presets NAME``: one as YAML and as plain torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from slime_ext.config.words import brief
 from slime_ext.errors import ConfigError
 from slime_ext.tools.analysis.evidence import evidence
 from slime_ext.tools.commands.output import console, needs, plain, yaml_of
+from slime_ext.tools.plain_torch import function_of, obstacle
 from slime_ext.tools.wording import file_of, flags_of
 
 WIDE = 120  # columns of a terminal from which a preset is one row
@@ -22,18 +23,22 @@ COLUMNS = ("name", "numerator", "loss", "steps", "needs", "source")
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table, or one preset's file."""
+    """Prints the table, or one preset; writes its file, or its function."""
     parser = argparse.ArgumentParser(prog="slime-ext presets", description="Corrections by name.")
-    parser.add_argument("name", nargs="?", help="print its file: formula, risk, source, flags, keys")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the file there")
+    parser.add_argument(
+        "name", nargs="?", help="print its formula, risk, source, flags and keys, and plain torch"
+    )
+    help_out = "write what --custom-config-path reads; where FILE ends in .py, the function in plain torch"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=help_out)
     args = parser.parse_args(argv)
     if args.name is None:
         _table()
     elif args.out is None:
-        print(plain(text_of(args.name)))
+        print(plain(f"{text_of(args.name)}\n\n{torch_of(args.name)}"))
     else:
+        text = function_named(args.name) if args.out.suffix == ".py" else text_of(args.name)
         try:
-            args.out.write_text(text_of(args.name) + "\n")
+            args.out.write_text(text + "\n")
         except OSError as error:
             raise ConfigError(f"--out {args.out}: expected a file to write, got {error.strerror}") from None
     return 0
@@ -51,14 +56,29 @@ def text_of(name: str) -> str:
         f"Needs: {needs(preset.correction)}": True,
         f"Source: {preset.source}": True,
     }
-    wrapped = [
-        textwrap.fill(f"# {line}", 100, subsequent_indent="#   ", break_on_hyphens=False)
-        for line, is_said in lines.items()
-        if is_said
-    ]
+    wrapped = [_comment(line) for line, is_said in lines.items() if is_said]
     keys = file_of(to_mapping(preset.correction), preset.correction)
     flags = f"# Flags: {flags_of(canonical, preset.correction)}"
     return "\n".join([*wrapped, flags, "", yaml_of(keys)])
+
+
+def torch_of(name: str) -> str:
+    """Returns the function in plain torch, or a comment that says why there is none."""
+    why_not = obstacle(presets.get(name))
+    if why_not:
+        return _comment(f"Not in plain torch for one response: {why_not}")
+    written = f"# The same in plain torch (--out {name}.py writes it):"
+    return f"{written}\n\n{function_named(name)}"
+
+
+def function_named(name: str) -> str:
+    """Returns the function in plain torch. Raises ConfigError where one response is not enough."""
+    preset = presets.find(name)
+    return function_of(name, preset.correction, preset.formula)
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(f"# {text}", 100, subsequent_indent="#   ", break_on_hyphens=False)
 
 
 def measured(name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``presets``: the table on terminals of any width, and each preset as a file."""
+"""``presets``: the table on terminals of any width, and each preset as a file and as plain torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from rich.console import Console
 from slime_ext import load_config, presets
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands import presets as command
+from slime_ext.tools.plain_torch import function_of
+from tests.tools.test_plain_torch import COUPLED
 
 
 def test_everything_is_there_at_any_width(monkeypatch, capsys):
@@ -27,7 +29,7 @@ def test_everything_is_there_at_any_width(monkeypatch, capsys):
 def test_a_preset_is_a_file_that_check_accepts_and_that_is_its_correction(name, capsys, tmp_path):
     path = tmp_path / "file.yaml"
     assert cli.main(["presets", name, "--out", str(path)]) == 0 and not capsys.readouterr().out
-    assert cli.main(["presets", name]) == 0 and capsys.readouterr().out == path.read_text()
+    assert cli.main(["presets", name]) == 0 and capsys.readouterr().out.startswith(path.read_text() + "\n# ")
     flags, canonical, entry = yaml.safe_load(path.read_text()), presets.ALIASES.get(name), presets.find(name)
     assert load_config(flags["slime_ext"]) == entry.correction
     said = " ".join(path.read_text().replace("\n#  ", "").split())
@@ -36,6 +38,28 @@ def test_a_preset_is_a_file_that_check_accepts_and_that_is_its_correction(name, 
         canonical
     )
     assert cli.main(["check", str(path)]) == 0 and "note" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in presets.NAMES if name not in COUPLED])
+def test_a_preset_is_a_function_in_plain_torch(name, capsys, tmp_path):
+    path = tmp_path / f"{name}.py"
+    assert cli.main(["presets", name, "--out", str(path)]) == 0 and not capsys.readouterr().out
+    preset = presets.find(name)
+    assert path.read_text() == function_of(name, preset.correction, preset.formula) + "\n"
+    assert cli.main(["presets", name]) == 0
+    shown = capsys.readouterr().out
+    assert shown[shown.index("import torch") :] == path.read_text()
+    assert f"(--out {name}.py writes it)" in shown and max(map(len, path.read_text().splitlines())) <= 110
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_a_preset_of_the_whole_step_names_the_step_and_its_code_instead(name, capsys, tmp_path):
+    assert cli.main(["presets", name]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("\n#  ", "").split())
+    why_not = f"{COUPLED[name]}, which needs one number of the whole optimizer step: read "
+    assert f"# Not in plain torch for one response: {why_not}" in shown and "import torch" not in shown
+    assert cli.main(["presets", name, "--out", str(tmp_path / "it.py")]) == 2
+    assert why_not in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_a_file_that_cannot_be_written_is_one_line(capsys, tmp_path):
