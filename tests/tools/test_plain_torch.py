@@ -65,6 +65,12 @@ OTHERS = {
     "terms": Correction(
         steps=(Reweight(), BAND, Veto(low=0.3)), terms=(SquaredLogRatio(0.1), ReverseK3(0.5))
     ),
+    # On-policy tokens lie exactly at these bounds, and both ends are inside.
+    "ends_of_tokens": Correction(steps=(Reject("token", "ratio", low=1.0, high=1.0),)),
+    "ends_of_sequences": Correction(steps=(Reject("sequence", "ratio", "max", 1.0, 1.0),)),
+    "ends_of_a_veto": Correction(steps=(Veto(1.0, 1.0),)),
+    "ends_of_prefixes": Correction(steps=(PrefixReject("k2", low=0.0, high=0.0),)),
+    "ends_of_a_budget": Correction(steps=(PrefixBudget("tv", 0.0, 0.1, 0.5, "always"),)),
     "centered": Correction(**CENTERED),
     "centered_capped": Correction(steps=(Reweight(), Truncate(1.1)), **CENTERED),
     "centered_band": Correction(steps=(Reweight(), BAND), **CENTERED),
@@ -92,7 +98,7 @@ def sweep():
         for size in (sign * size for size in sizes for sign in (-1, 1))
         for response in ([size] * 5, [1e-6, size, 0.0, 1e-6, 0.0], [size, -size, 0.0, 1e-6, 0.0])
     ]
-    return [sequence(rng, response) for response in responses]
+    return [sequence(rng, response) for response in [[0.0] * 5, *responses]]
 
 
 def sequence(rng, log_ratios):
