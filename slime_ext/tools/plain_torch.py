@@ -4,7 +4,7 @@ Each class of a step, surrogate or term has a writer here that returns its lines
 ``core``, because a training process needs none of them. A line may use the function's arguments,
 ``response``, ``finite``, ``log_ratio``, ``keep``, ``weight``, and every name in ``DEFINITIONS``.
 
-The function has the equations, and it selects masked tokens and non-finite log-probs away. It leaves out
+The function has the equations, and it selects masked tokens and what is no log-prob away. It leaves out
 context parallelism, metrics, float32 arithmetic for bfloat16 inputs, and the bound on the product of a loss
 and an unbounded weight.
 """
@@ -26,7 +26,7 @@ from slime_ext.core.terms import FAR, ReverseK3, SquaredLogRatio
 from slime_ext.errors import ConfigError
 from slime_ext.ops.centering import ABSENT as NO_LOG_PROB
 from slime_ext.ops.centering import FLOOR
-from slime_ext.ops.divergences import EDGE
+from slime_ext.ops.divergences import EDGE, HIGHEST, LOWEST
 
 WIDTH = 100  # columns of the printed text
 ARGUMENTS = {
@@ -120,8 +120,6 @@ def obstacle(correction: Correction) -> str | None:
     for key, idle in {"denominator": "host", "group": "ignore"}.items():
         if (value := getattr(correction, key)) != idle:
             return f"{key}: {value}, which reads the whole optimizer step: read slime_ext/host/step_plan.py"
-    if correction.center is not None and all(_sets_weights(steps) for steps in split(correction.steps)):
-        return f"center beside two steps that set weights: read {_code_of(correction.center)}"
     return None
 
 
@@ -130,8 +128,8 @@ def _obstacle_in(step: Step) -> str | None:
         return "needs one number of the whole optimizer step"
     if type(step) not in STEP_LINES:
         return "has no lines here"
-    if isinstance(step, Reject) and step.max_staleness is not None:
-        return "reads the age of a sample (max_staleness)"
+    if step.reads_ages or step.reads_age_steps:
+        return "reads the age of a sample"
     return None
 
 
@@ -151,7 +149,8 @@ def _body(correction: Correction) -> Lines:
     lines += [line for term in correction.terms for line in TERM_LINES[type(term)](term)]
     first = [
         "response = mask != 0",
-        "finite = response & behavior.isfinite()  # no ratio without a finite log-prob: reject the token",
+        "# -9999.0 or 0.7 is no log-prob, and without one a token has no ratio: reject it.",
+        f"finite = response & (behavior > {LOWEST}) & (behavior <= {HIGHEST})",
         "# Select with where: a masked token may hold NaN, and NaN times 0 is NaN. A weight has no gradient.",
         f"log_ratio = torch.where(finite, {numerator} - behavior, 0).detach()",
     ]
@@ -162,7 +161,7 @@ def _body(correction: Correction) -> Lines:
 def _start(correction: Correction) -> str:
     """The line with what is kept before any step."""
     if correction.on_nonfinite == "raise":
-        return "assert (finite == response).all(), 'behavior: expected finite log-probs'; keep = finite"
+        return "assert (finite == response).all(), 'behavior: expected log-probs'; keep = finite"
     if "sequence" in correction.units:
         return "keep = finite & (finite == response).all()  # one token without a ratio rejects the response"
     if "turn" in correction.units:
@@ -182,7 +181,7 @@ def _definitions(lines: Sequence[str], numerator: str) -> Lines:
 def _steps(steps: Sequence[Step]) -> Lines:
     """The lines of the steps, each with its name in YAML behind its first line."""
     lines: Lines = []
-    if not next((step.sets_weights for step in steps if step.sets_weights or step.is_bound), False):
+    if not any(step.sets_weights for step in steps):
         lines.append("weight = torch.ones_like(log_ratio)")
     for step in steps:
         first, *rest = STEP_LINES[type(step)](step)
@@ -464,10 +463,6 @@ def _centering() -> Lines:
 
 
 # ---- words ----
-
-
-def _sets_weights(steps: Sequence[Step]) -> bool:
-    return any(step.sets_weights for step in steps)
 
 
 def _yaml_name(step: Step) -> str:

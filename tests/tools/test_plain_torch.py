@@ -65,11 +65,14 @@ OTHERS = {
     "terms": Correction(
         steps=(Reweight(), BAND, Veto(low=0.3)), terms=(SquaredLogRatio(0.1), ReverseK3(0.5))
     ),
-    # On-policy tokens lie exactly at these bounds, and both ends are inside.
-    "ends_of_tokens": Correction(steps=(Reject("token", "ratio", low=1.0, high=1.0),)),
-    "ends_of_sequences": Correction(steps=(Reject("sequence", "ratio", "max", 1.0, 1.0),)),
-    "ends_of_a_veto": Correction(steps=(Veto(1.0, 1.0),)),
-    "ends_of_prefixes": Correction(steps=(PrefixReject("k2", low=0.0, high=0.0),)),
+    # On-policy tokens lie exactly at these bounds, and the ends are inside.
+    "low_end_of_tokens": Correction(steps=(Reject("token", "ratio", low=1.0),)),
+    "high_end_of_tokens": Correction(steps=(Reject("token", "ratio", high=1.0),)),
+    "low_end_of_sequences": Correction(steps=(Reject("sequence", "ratio", "max", low=1.0),)),
+    "high_end_of_sequences": Correction(steps=(Reject("sequence", "ratio", "max", high=1.0),)),
+    "low_end_of_a_veto": Correction(steps=(Veto(low=1.0),)),
+    "high_end_of_a_veto": Correction(steps=(Veto(high=1.0),)),
+    "low_end_of_prefixes": Correction(steps=(PrefixReject("tv", low=0.0, high=0.1),)),
     "ends_of_a_budget": Correction(steps=(PrefixBudget("tv", 0.0, 0.1, 0.5, "always"),)),
     "centered": Correction(**CENTERED),
     "centered_capped": Correction(steps=(Reweight(), Truncate(1.1)), **CENTERED),
@@ -98,7 +101,10 @@ def sweep():
         for size in (sign * size for size in sizes for sign in (-1, 1))
         for response in ([size] * 5, [1e-6, size, 0.0, 1e-6, 0.0], [size, -size, 0.0, 1e-6, 0.0])
     ]
-    return [sequence(rng, response) for response in [[0.0] * 5, *responses]]
+    swept = [sequence(rng, response) for response in [*[[0.0] * 5] * 3, *responses]]
+    for i, no_log_prob in enumerate((0.015, -1500.0)):
+        swept[i]["behavior"][1] = no_log_prob
+    return swept
 
 
 def sequence(rng, log_ratios):
@@ -262,13 +268,12 @@ def test_a_coupled_step_is_named_with_its_code(name):
     ("correction", "part"),
     [
         (
-            Correction(steps=(ScopedReject("token", high=2.0, over="kept"),)),
-            r"steps\[0\] reject, which has no lines",
+            Correction(steps=(BAND, ScopedReject("sequence", high=2.0, over="kept"))),
+            r"steps\[1\] reject, which has no lines",
         ),
         (Correction(steps=(Reject(max_staleness=2),)), r"steps\[0\] reject, which reads the age"),
         (Correction(steps=(BAND,), denominator="kept"), "denominator: kept"),
         (Correction(steps=(BAND,), group="atomic"), "group: atomic"),
-        (Correction(steps=(Reweight(), Reweight("sequence")), **CENTERED), "center beside two steps"),
     ],
 )
 def test_what_has_no_lines_is_refused(correction, part):
