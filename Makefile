@@ -21,7 +21,7 @@ install: $(VENV)/.ready
 $(VENV)/.ready: setup.py $(REQUIREMENTS)
 	@echo "slime-ext: creating the environment ($(VENV)): a real host, its engine and the tests; about two minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python $(PIP) --no-compile "$(TORCH)" -e ".[train,model,dev]" $(if $(LOCKED),-c requirements.lock)
+	@$(VENV)/bin/python $(PIP) --no-compile "$(TORCH)" -e ".[train,dev]" $(if $(LOCKED),-c requirements.lock)
 	@$(VENV)/bin/python -m slime_ext.tools.without_cuda.install
 	@touch $@
 

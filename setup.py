@@ -8,7 +8,15 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "slime_ext/__init__.py").read_text(), re.M)[1]
 TORCH = "torch>=2.5"
-TRAIN = (ROOT / "slime_ext/tools/without_cuda/requirements.txt").read_text().split()
+TOOLS = [  # of the commands: slime_ext/tools/commands/cli.py names their modules
+    "rich>=13,<16",
+    "Jinja2>=3.1,<4",
+    "matplotlib>=3.7,<4",
+    "numpy>=1.24,<3",
+    "bashkit>=0.20.1,<0.21",  # tests/tools/scripts holds it to what bash does
+]
+HOST = (ROOT / "slime_ext/tools/without_cuda/requirements.txt").read_text().split()
+MODEL = ["gguf==0.19.0", "accelerate>=1.10,<2"]  # what reads the language model's file
 
 SHIPPED: dict[str, list[str]] = {}  # folder -> files that commands look for beside the package
 for path in sorted(p for room in ("configs", "patches") for p in (ROOT / room).rglob("*") if p.is_file()):
@@ -41,20 +49,12 @@ setup(
         "slime_ext.tools.analysis.findings": ["faults.yaml"],
         "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],
     },
-    install_requires=[
-        TORCH,
-        "numpy>=1.24,<3",
-        "pydantic>=2.7,<3",
-        "PyYAML>=6,<7",
-        "rich>=13,<16",
-        "Jinja2>=3.1,<4",
-        "matplotlib>=3.7,<4",
-        "bashkit>=0.20.1,<0.21",  # tests/tools/scripts holds it to what bash does
-    ],
+    # All that a training process imports: tests/alone.py.
+    install_requires=[TORCH, "pydantic>=2.7,<3", "PyYAML>=6,<7"],
     extras_require={
         "te": ["transformer-engine[pytorch]"],
-        "train": TRAIN,
-        "model": ["gguf==0.19.0", "accelerate>=1.10,<2"],  # what reads the language model's file
+        "tools": TOOLS,
+        "train": [*TOOLS, *HOST, *MODEL],
         "dev": [
             "pytest<9.2",  # from which on pytest-xdist 3.8 ignores groups: pytest-dev/pytest-xdist issue 1386
             "pytest-xdist",

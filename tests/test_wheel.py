@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from slime_ext.config import files as yaml_files
+from slime_ext.tools.commands import cli
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("configs", "patches")
@@ -32,6 +35,12 @@ def wheel(tmp_path_factory):
 @pytest.fixture(scope="module")
 def names(wheel):
     return wheel.namelist()
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel, names):
+    (path,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+    return wheel.read(path).decode()
 
 
 def files(*rooms):
@@ -59,15 +68,80 @@ def test_a_file_that_comes_with_it_is_found_from_anywhere(tmp_path, monkeypatch)
     assert yaml_files.shipped("configs/absent.yaml") == "configs/absent.yaml"
 
 
-def test_every_requirement_is_a_range_and_locked(wheel, names):
+def test_every_requirement_is_a_range_and_locked(metadata):
     """In extras some are bare: sglang, miles-rl and torch decide between them, and the lock."""
-    (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
     required = r"^Requires-Dist: ([\w.-]+)(?:\[\w+\])?([^;\n]*)(.*)$"
-    lines = re.findall(required, wheel.read(metadata).decode(), re.M)
+    lines = re.findall(required, metadata, re.M)
     always = {name: bounds for name, bounds, of in lines if "extra" not in of}
     wanted = {name: bounds for name, bounds, of in lines if '"te"' not in of}  # which needs CUDA
     locked = dict(re.findall(r"^([\w.-]+)==(.*)$", (ROOT / "requirements.lock").read_text(), re.M))
     lower = {canonicalize_name(name): version for name, version in locked.items()}
-    assert len(always) >= 8 and all(always.values())
+    assert set(always) == {"torch", "pydantic", "PyYAML"} and all(always.values())
     for name, bounds in wanted.items():
         assert SpecifierSet(bounds).contains(lower[canonicalize_name(name)]), name
+
+
+def requirements(metadata, of):
+    """The modules of an extra; of "" those that pip always installs."""
+    lines = re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)
+    wanted = [requirement for requirement in map(Requirement, lines) if active(requirement, of)]
+    return {requirement.name for requirement in wanted}
+
+
+def active(requirement, extra):
+    if extra and "extra" not in str(requirement.marker):
+        return False
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def with_their_requirements(names):
+    """Distributions, and what pip installs for them."""
+    found, queue = set(), list(names)
+    while queue:
+        name = canonicalize_name(queue.pop())
+        if name not in found:
+            found.add(name)
+            try:
+                lines = importlib.metadata.requires(name) or ()
+            except importlib.metadata.PackageNotFoundError:  # for another system or an older Python
+                continue
+            queue += [each.name for each in map(Requirement, lines) if active(each, "")]
+    return found
+
+
+def modules_of_others(names):
+    """The modules of this environment that a wheel with these requirements alone would not bring."""
+    wanted, by_module = with_their_requirements(names), importlib.metadata.packages_distributions()
+    return {module for module, of in by_module.items() if not wanted & set(map(canonicalize_name, of))}
+
+
+REFUSING = """
+import runpy, sys
+FOLDER, PROGRAM, *REFUSED = sys.argv[1:]
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in REFUSED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.path[:0] = [FOLDER]
+sys.meta_path.insert(0, Refusing())
+import slime_ext
+assert slime_ext.__file__.startswith(FOLDER), slime_ext.__file__
+runpy.run_path(PROGRAM, run_name="__main__")
+"""
+
+
+def test_the_wheel_alone_serves_a_training_process(wheel, metadata, tmp_path):
+    """`make wheel` installs it into an empty environment; here other packages are there, and refused."""
+    wheel.extractall(tmp_path)
+    refused = modules_of_others(requirements(metadata, "")) - {"slime_ext"}
+    assert {"numpy", "rich", "matplotlib", "ray"} <= refused and not {"torch", "sympy", "yaml"} & refused
+    command = [sys.executable, "-I", "-c", REFUSING, str(tmp_path), str(ROOT / "tests/alone.py"), *refused]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("the wheel alone")
+
+
+def test_the_commands_ask_for_the_modules_of_their_extra(metadata):
+    packages = {canonicalize_name(name) for name in requirements(metadata, "tools")}
+    assert packages == {canonicalize_name(name) for name in cli.TOOLS}
+    assert packages <= {canonicalize_name(name) for name in requirements(metadata, "train")}

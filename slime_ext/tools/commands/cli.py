@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-import importlib
+import importlib.util
 import io
 import os
 import sys
 from collections.abc import Sequence
 
+from slime_ext import __version__
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 from slime_ext.tools.folders import working_folder
 
@@ -24,16 +25,18 @@ COMMANDS = {
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
 }
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
-# Module -> what setup.py requires for it.
-REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
-REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2", "bashkit": "bashkit"}
+REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # module -> package
+TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit")  # modules of the extra `tools` of setup.py
+# Command -> its extra; `tools` where none is named. doctor says what is missing, so it needs none.
+EXTRAS = {"train": "train", "rehearse": "train", "doctor": ""}
 WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1
 
 
 def usage() -> str:
     """What ``slime-ext --help`` prints."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-    return f"usage: slime-ext COMMAND [FLAG ...]\n\n{rows}\n\nslime-ext COMMAND --help names its flags."
+    head = "usage: slime-ext COMMAND [FLAG ...]\n       slime-ext --version"
+    return f"{head}\n\n{rows}\n\nslime-ext COMMAND --help names its flags."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +61,9 @@ def _answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0
+    if words[0] == "--version":
+        print(f"slime-ext {__version__}")
+        return 0
     try:
         return _run(words[0], words[1:])
     except SlimeExtError as error:
@@ -72,6 +78,7 @@ def _run(name: str, argv: list[str]) -> int:
         known = ", ".join(COMMANDS)
         near = did_you_mean(name, COMMANDS) or f": one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
+    _check_extra(name)
     if (here := str(working_folder())) not in sys.path:
         sys.path.append(here)  # functions that flags name may lie there, as with slime
     try:
@@ -89,6 +96,23 @@ def _run(name: str, argv: list[str]) -> int:
             raise
         why = f"{name}: expected the package {package}, got none: pip install {package}"
         raise ConfigError(why) from None
+
+
+def _check_extra(name: str) -> None:
+    """Raises ConfigError, before the command reads anything, if the packages of its extra are missing."""
+    needed = TOOLS if (extra := EXTRAS.get(name, "tools")) else ()
+    if missing := [module for module in needed if not _is_installed(module)]:
+        extra = f"slime-ext[{extra}]"
+        raise ConfigError(
+            f'{name}: expected the packages of {extra}, got no {", ".join(missing)}: pip install "{extra}"'
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # something hides it
+        return False
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The second half of an environment in which slime or miles run without CUDA: `slime-ext train`, `rehearse`.
 
-    pip install "torch==2.13.0" "path/to/slime_ext[train,model]"
+    pip install "torch==2.13.0" "path/to/slime_ext[train]"
     python -m slime_ext.tools.without_cuda.install
 
 `requirements.txt` beside this file is the extra `train`. What is left are wheels whose own requirements need
@@ -57,9 +57,7 @@ def how_to_install() -> str:
     """What a message says where there is no such environment."""
     if (Path(__file__).parents[3] / "Makefile").is_file():
         return "run `make install`"
-    return (
-        f"run `{sys.executable} -m pip install 'slime-ext[train,model]'`, then `{sys.executable} -m {MODULE}`"
-    )
+    return f"run `{sys.executable} -m pip install 'slime-ext[train]'`, then `{sys.executable} -m {MODULE}`"
 
 
 def main() -> int:

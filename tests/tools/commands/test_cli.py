@@ -122,15 +122,19 @@ def test_a_package_that_is_not_installed_is_one_line():
         "import sys; sys.modules[sys.argv[1]] = None; "
         "from slime_ext.tools.commands import cli; print(cli.main(sys.argv[2:]))"
     )
+    line = 'expected the packages of {0}, got no rich: pip install "{0}"'
+    tools, train = (line.format(f"slime-ext[{extra}]") for extra in ("tools", "train"))
     missing = {
-        ("pydantic", "analyze"): "pydantic, got none: pip install pydantic",
-        ("torch", "check"): "torch, got none: pip install torch",
-        ("yaml", "presets"): "PyYAML, got none: pip install PyYAML",
-        ("rich", "presets"): "rich, got none: pip install rich",
+        ("pydantic", "analyze"): "expected the package pydantic, got none: pip install pydantic",
+        ("torch", "check"): "expected the package torch, got none: pip install torch",
+        ("yaml", "presets"): "expected the package PyYAML, got none: pip install PyYAML",
+        ("rich", "presets"): tools,
+        ("rich", "check", "gone.yaml"): tools,  # not 1, as for a configuration that is wrong
+        ("rich", "train", "--help"): train,
     }
-    for words, line in missing.items():
+    for words, said in missing.items():
         made = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)
-        assert (made.stdout, made.stderr) == ("2\n", f"slime-ext: {words[1]}: expected the package {line}\n")
+        assert (made.stdout, made.stderr) == ("2\n", f"slime-ext: {words[1]}: {said}\n")
 
 
 @pytest.mark.parametrize("name", ["yaml", "rich", "pydantic", "torch", "jinja2"])
