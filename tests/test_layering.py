@@ -34,9 +34,8 @@ FLOORS = {
     "config/": ("files numbers words", "typed loaded", "idle", "load", "places flat"),
     "tools/": (
         "checkout folders plain_torch wording",
-        "analysis fidelity",
-        "long_fidelity",
-        "fidelity_page report",
+        "analysis",
+        "report",
         "without_cuda",
         "scripts",
         "rehearsal",

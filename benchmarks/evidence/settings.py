@@ -121,7 +121,7 @@ class Panel(Frozen):
     flags: dict[str, Any]
     mismatch: dict[str, Any]
     test: Literal["failed seeds", "ends of a seed"] = "failed seeds"
-    world: str = Field("stale", description="the mismatch of `slime-ext bench fidelity` that it is")
+    world: str = Field("stale", description="the mismatch of `python -m benchmarks.fidelity` that it is")
     arms: tuple[str, ...]
     variants: dict[str, Variant] = Field({}, description="levels of a factor; a cell is arm@variant")
     seeds: tuple[int, ...]

@@ -12,9 +12,9 @@ from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, holm,
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
 from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
 from benchmarks.evidence.settings import Arm, Panel, Primary, Settings, Slope, base
+from benchmarks.fidelity.exact import World, evaluate
+from benchmarks.fidelity.page import SEEDS
 from slime_ext import presets
-from slime_ext.tools.fidelity import World, evaluate
-from slime_ext.tools.fidelity_page import SEEDS
 
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "end - B", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"

@@ -18,11 +18,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from benchmarks.fidelity.exact import ppo
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
 from slime_ext.core.state import Head, Tokens
 from slime_ext.ops.segments import Segments
-from slime_ext.tools.fidelity import ppo
 
 VOCABULARY = 8
 LENGTHS = {64: 4096, 1024: 1024}  # tokens of a response -> responses

@@ -1,4 +1,4 @@
-"""``slime-ext bench fidelity --page``: docs/what_each_method_does.md, every number computed, and the
+"""``python -m benchmarks.fidelity --page``: docs/what_each_method_does.md, every number computed, and the
 sentences that follow from them by rule."""
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from statistics import fmean
 
 import torch
 
+from benchmarks.fidelity import exact, markov
+from benchmarks.fidelity.exact import Fidelity, World, centerings
+from benchmarks.fidelity.markov import Chain, Sampled
 from slime_ext import presets
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
 from slime_ext.core.steps import Reweight
-from slime_ext.tools import fidelity, long_fidelity
-from slime_ext.tools.fidelity import Fidelity, World, centerings
-from slime_ext.tools.long_fidelity import Chain, Sampled
 
 NONE, TOKEN = "metrics_only", "token_tis"
 NAMES = (
@@ -38,8 +38,8 @@ class Row:
     """What is known of one method."""
 
     correction: Correction
-    exact: Mapping[str, Sequence[Fidelity]]  # mismatch of ``fidelity`` -> one for each seed
-    sampled: Mapping[tuple[str, int], Sampled]  # by mismatch and length of ``long_fidelity``
+    exact: Mapping[str, Sequence[Fidelity]]  # mismatch of ``exact`` -> one for each seed
+    sampled: Mapping[tuple[str, int], Sampled]  # by mismatch and length of ``markov``
 
     def biases(self, world: str) -> list[float]:
         """Bias over the norm of the true gradient, seed by seed."""
@@ -62,26 +62,24 @@ def page(
     """The whole page as Markdown.
 
     Args:
-        lengths: tokens of a response -> responses; those of ``long_fidelity`` by default.
+        lengths: tokens of a response -> responses; those of ``markov`` by default.
         seed: of the long laboratory's policies and responses.
         under_way: shows how far it is.
         seeds: of the short laboratory's worlds.
     """
-    lengths = lengths or long_fidelity.LENGTHS
-    short, long = methods(fidelity.VOCABULARY), methods(long_fidelity.VOCABULARY)
-    names = [name for name in fidelity.MISMATCHES if name != "on-policy"]
+    lengths = lengths or markov.LENGTHS
+    short, long = methods(exact.VOCABULARY), methods(markov.VOCABULARY)
+    names = [name for name in exact.MISMATCHES if name != "on-policy"]
     worlds = {name: [World.of(name, one) for one in seeds] for name in names}
     chains = {
         (mismatch, length): Chain.of(spread, length, responses, seed)
-        for (mismatch, spread), (length, responses) in product(
-            long_fidelity.MISMATCHES.items(), lengths.items()
-        )
+        for (mismatch, spread), (length, responses) in product(markov.MISMATCHES.items(), lengths.items())
     }
     rows = {
         name: Row(
             short[name],
             {world: _exact(short[name], of_world) for world, of_world in worlds.items()},
-            {key: long_fidelity.evaluate(of_chain, chain) for key, chain in chains.items()},
+            {key: markov.evaluate(of_chain, chain) for key, chain in chains.items()},
         )
         for name, of_chain in under_way(list(zip(short, long.values(), strict=True)))
     }
@@ -91,7 +89,7 @@ def page(
         _exact_table(rows),
         _compared(rows, worlds),
         _centering_table(seeds),
-        *(_sampled_table(rows, mismatch, lengths) for mismatch in long_fidelity.MISMATCHES),
+        *(_sampled_table(rows, mismatch, lengths) for mismatch in markov.MISMATCHES),
         _products(chains),
         IN_RUNS,
     ]
@@ -104,7 +102,7 @@ Bias, variance and direction of the gradient that a method makes of off-policy s
 enough to know the true one. This page is the output of one command; the last section holds the output of
 another:
 
-    slime-ext bench fidelity --page > docs/what_each_method_does.md
+    python -m benchmarks.fidelity --page > docs/what_each_method_does.md
 
 There are two laboratories. The *short* one has 3 tokens, 4 steps, and advantages that are any number for
 each of the 81 responses. All are added up, so a world's numbers have no error. But one world is one draw:
@@ -150,8 +148,8 @@ them. The tables say what a method does to the gradient; whether a run notices i
 def _exact(correction: Correction, worlds: Sequence[World]) -> list[Fidelity]:
     """One for each world; a method that couples samples takes seconds a world and gets the first alone."""
     if correction.is_coupled:
-        return [fidelity.evaluate(correction, worlds[0], batch=2)]
-    return [fidelity.evaluate(correction, world) for world in worlds]
+        return [exact.evaluate(correction, worlds[0], batch=2)]
+    return [exact.evaluate(correction, world) for world in worlds]
 
 
 def _is_centering(name: str) -> bool:
@@ -186,7 +184,7 @@ def _distances(worlds: Mapping[str, Sequence[World]], chains: Mapping[tuple[str,
     """k3 and the largest ratio of each world of both laboratories."""
     cells = []
     for name, drawn in worlds.items():
-        off, drift = fidelity.MISMATCHES[name]
+        off, drift = exact.MISMATCHES[name]
         k3 = [world.k3 for world in drawn]
         cells.append(
             [
@@ -199,7 +197,7 @@ def _distances(worlds: Mapping[str, Sequence[World]], chains: Mapping[tuple[str,
     longest = max(length for _, length in chains)
     for (name, length), chain in chains.items():
         if length == longest:
-            off = f"{long_fidelity.MISMATCHES[name]:g}"
+            off = f"{markov.MISMATCHES[name]:g}"
             cells.append([f"long, {name}", off, f"{chain.k3:.2g}", f"{float(chain.ratios.max()):.3g}"])
     text = """
 Off is how far the sampler's logits are off, in standard deviations. k3 is nats per token, the mean over the
@@ -307,7 +305,7 @@ def _centering_table(seeds: Sequence[int]) -> str:
         for offset in (0.0, 1.0)
     }
     cells = []
-    for name, correction in centerings((1, 2, fidelity.VOCABULARY)).items():
+    for name, correction in centerings((1, 2, exact.VOCABULARY)).items():
         found = [_exact(correction, drawn) for drawn in worlds.values()]
         cells.append(
             [

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.fidelity.exact import WEIGHTS
 from benchmarks.speed.cost import count, medians
 from benchmarks.speed.others import slime_centering, slime_log_probs
 from benchmarks.speed.workloads import lengths_of
@@ -21,7 +22,6 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
 from slime_ext.core.state import Head
 from slime_ext.ops.vocabulary import log_probs_at
-from slime_ext.tools.fidelity import WEIGHTS
 
 TOP_K = 128
 TOKENS, VOCABULARY = 1024, 151_936  # of the logits, in bfloat16

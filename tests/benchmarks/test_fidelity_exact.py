@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.fidelity import exact
+from benchmarks.fidelity.__main__ import main
+from benchmarks.fidelity.exact import World, evaluate
 from slime_ext import presets
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import PpoClip, Reinforce
 from slime_ext.core.steps import MinPrefixReweight, Normalize, Reweight, Truncate
-from slime_ext.tools import fidelity
-from slime_ext.tools.fidelity import World, evaluate
 from tests import oracle
 
 WORLD = World.of("stale + drift")
@@ -59,7 +60,7 @@ def test_score_and_true_gradient_agree_with_autograd():
     torch.testing.assert_close(WORLD.true_gradient, gradient.flatten(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("mismatch", fidelity.MISMATCHES)
+@pytest.mark.parametrize("mismatch", exact.MISMATCHES)
 def test_untruncated_sequence_weights_of_the_target_are_unbiased(mismatch):
     for seed in range(3):
         assert evaluate(UNBIASED, World.of(mismatch, seed)).bias < 1e-12
@@ -113,8 +114,8 @@ def test_decoupled_ppo_does_not_care_who_sampled():
 
 
 def test_truncation_trades_bias_for_variance():
-    exact, capped = evaluate(UNBIASED, WORLD), evaluate(presets.get("pure_is"), WORLD)
-    assert exact.bias < capped.bias and exact.variance > capped.variance and exact.ess < capped.ess
+    raw, capped = evaluate(UNBIASED, WORLD), evaluate(presets.get("pure_is"), WORLD)
+    assert raw.bias < capped.bias and raw.variance > capped.variance and raw.ess < capped.ess
 
 
 def test_the_clipped_token_weight_is_the_one_of_the_seed_function():
@@ -152,16 +153,16 @@ def test_the_tables_print_within_80_columns():
 
     console = Console(width=80, file=io.StringIO())
     chosen = {name: presets.get(name) for name in ("token_tis", "skyrl_outlier_mask")}
-    tables = fidelity.tables(chosen | fidelity.centerings([3]))
+    tables = exact.tables(chosen | exact.centerings([3]))
     for table in tables:
         console.print(table)
     text = console.file.getvalue()
-    assert len(tables) == len(fidelity.MISMATCHES) and all(t.row_count == 8 for t in tables)
+    assert len(tables) == len(exact.MISMATCHES) and all(t.row_count == 8 for t in tables)
     assert "…" not in text and "centered, IcePop 0.5 to 2, all tokens" in text
 
 
-@pytest.mark.parametrize("mismatch", fidelity.MISMATCHES)
-@pytest.mark.parametrize("name", fidelity.WEIGHTS)
+@pytest.mark.parametrize("mismatch", exact.MISMATCHES)
+@pytest.mark.parametrize("name", exact.WEIGHTS)
 def test_centered_over_the_vocabulary_a_constant_advantage_moves_nothing(name, mismatch):
     """The paper's statement, exact: the mean of the estimate is 0. Of token ratios it is 0 without centering,
     too, where no bound acts: the sampler's mean of rho times the score is the trainer's of the score."""
@@ -184,7 +185,7 @@ def test_a_head_wider_than_the_vocabulary_is_all_of_it():
 
 
 def pair(name, k):
-    made = fidelity.centerings([k])
+    made = exact.centerings([k])
     return made[f"reinforce, {name}"], made[f"centered, {name}, {'all tokens' if k == 3 else f'head {k}'}"]
 
 
@@ -194,8 +195,8 @@ def test_centering_by_hand():
     behavior, target = (p.log_softmax(-1).tolist() for p in (world.behavior, world.target))
     for name, f in steps.items():
         mean = torch.zeros_like(world.true_gradient)
-        for i, rows in enumerate(fidelity.PREFIXES.tolist()):
-            drawn = fidelity.TOKENS[i].tolist()
+        for i, rows in enumerate(exact.PREFIXES.tolist()):
+            drawn = exact.TOKENS[i].tolist()
             chance = math.exp(math.fsum(behavior[r][v] for r, v in zip(rows, drawn, strict=True)))
             for t, (r, v) in enumerate(zip(rows, drawn, strict=True)):
                 head = sorted(range(3), key=lambda u, r=r: -behavior[r][u])[:2]
@@ -212,3 +213,31 @@ def test_an_estimate_of_two_sequences_is_compared_as_one_of_one():
     plain = Correction("target", Reinforce())
     one, two = (evaluate(plain, World.of("stale"), batch=n) for n in (1, 2))
     assert two.variance == pytest.approx(one.variance, rel=1e-12) and two.bias == pytest.approx(one.bias)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["token_ti"], "did you mean 'token_tis'?"),
+        (["--page", "token_tis"], "--page: expected no preset and no --config beside it, got some"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line(words, said, capsys):
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.count("\n") == 1
+
+
+def test_a_correction_that_reads_ages_is_refused(capsys, tmp_path):
+    file = tmp_path / "aged.yaml"
+    file.write_text("slime_ext: {steps: [{reject: {max_staleness: 3}}]}")
+    assert main(["--config", str(file)]) == 2
+    assert "expected no max_staleness, got one" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_row_is_printed_for_each_preset(capsys):
+    assert main(["token_tis", "seq_is"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("token_tis", "seq_is", *exact.MISMATCHES))

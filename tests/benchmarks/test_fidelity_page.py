@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.fidelity import markov, page
+from benchmarks.fidelity.exact import Fidelity, World
+from benchmarks.fidelity.markov import Chain, evaluate
+from benchmarks.fidelity.page import Row, against
 from slime_ext import presets
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
 from slime_ext.core.steps import Reweight, Truncate
-from slime_ext.tools import fidelity_page, long_fidelity
-from slime_ext.tools.fidelity import Fidelity, World
-from slime_ext.tools.fidelity_page import Row, against
-from slime_ext.tools.long_fidelity import Chain, evaluate
 
 LENGTH = 3
 ALL = torch.cartesian_prod(*[torch.arange(8)] * LENGTH)
@@ -31,9 +31,7 @@ def probability(logits):
 
 
 def exact_mean(correction):
-    estimates = [
-        long_fidelity._estimates(correction, WHOLE, rows)[0] for rows in long_fidelity._steps(len(ALL))
-    ]
+    estimates = [markov._estimates(correction, WHOLE, rows)[0] for rows in markov._steps(len(ALL))]
     return probability(WHOLE.behavior) @ torch.cat(estimates)
 
 
@@ -55,7 +53,7 @@ def test_an_estimate_is_minus_the_gradient_of_the_loss_in_the_logits():
     """One response by autograd through the logits themselves, centered and not."""
     for center in (None, Center(3)):
         correction = Correction("target", Reinforce(), (Reweight(), Truncate(1.2)), center=center)
-        got = long_fidelity._estimates(correction, WHOLE, slice(100, 101))[0][0]
+        got = markov._estimates(correction, WHOLE, slice(100, 101))[0][0]
         logits = WHOLE.target.clone().requires_grad_()
         p, q = logits.log_softmax(-1), WHOLE.behavior.log_softmax(-1)
         loss = 0.0
@@ -91,7 +89,7 @@ def test_steps_that_couple_samples_are_steps_of_their_own():
 
 def test_the_page_has_every_method_and_reads_nothing_but_numbers_of_this_run():
     chosen = (0, 1, 4, 12, 14, -1)
-    text = fidelity_page.page({4: 128}, under_way=lambda pairs: [pairs[i] for i in chosen], seeds=(0, 1))
+    text = page.page({4: 128}, under_way=lambda pairs: [pairs[i] for i in chosen], seeds=(0, 1))
     for title in (
         "How far apart",
         "Four steps",
@@ -102,7 +100,7 @@ def test_the_page_has_every_method_and_reads_nothing_but_numbers_of_this_run():
         assert f"\n## {title}" in text
     assert "`token_tis`, `sao_code`" in text  # one estimator where no ratio reaches a bound
     assert "centered, IcePop 0.5 to 2, all tokens" in text and "each is drawn 2 times" in text
-    assert set(fidelity_page.NAMES) <= set(presets.PRESETS)
+    assert set(page.NAMES) <= set(presets.PRESETS)
     for world in ("stale", "far"):
         k3 = [by_hand(World.of(world, seed)) for seed in (0, 1)]
         assert f"| {sum(k3) / 2:.2g} ({min(k3):.2g} to {max(k3):.2g}) |" in text
@@ -121,7 +119,7 @@ def by_hand(world):
 def test_the_worlds_called_far_are_as_far_as_the_runs_of_the_evidence():
     assert sum(World.of("far", seed).k3 for seed in range(60)) / 60 == pytest.approx(0.3, abs=0.02)
     for length in (64, 256):
-        chain = Chain.of(long_fidelity.MISMATCHES["far"], length, 1)
+        chain = Chain.of(markov.MISMATCHES["far"], length, 1)
         assert chain.k3 == pytest.approx(0.3, abs=0.05)
     chance = probability(WHOLE.behavior)
     ratio = WHOLE.ratios[LAST, ALL]
@@ -156,4 +154,4 @@ def test_the_sign_test_counts_coins():
             as_uneven = [
                 abs(2 * sum(coins) - n) >= abs(2 * wins - n) for coins in itertools.product((0, 1), repeat=n)
             ]
-            assert fidelity_page.sign_test(wins, n - wins) == pytest.approx(sum(as_uneven) / 2**n)
+            assert page.sign_test(wins, n - wins) == pytest.approx(sum(as_uneven) / 2**n)

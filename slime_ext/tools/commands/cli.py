@@ -19,7 +19,6 @@ COMMANDS = {
     "presets": "corrections by name, with formula and flags",
     "check": "whether a configuration or a launch script is right",
     "convert": "another system's correction in native keys",
-    "bench": "what corrections cost: exact bias and variance, time, scaling",
     "doctor": "versions of what a launch runs on, and what is missing here",
     "analyze": "what is wrong in a run's dumps; what corrections would do",
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
@@ -29,6 +28,7 @@ REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # modul
 TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit")  # modules of the extra `tools` of setup.py
 # Command -> its extra; `tools` where none is named. doctor says what is missing, so it needs none.
 EXTRAS = {"train": "train", "rehearse": "train", "doctor": ""}
+GONE = {"bench": "python -m benchmarks.fidelity, in a checkout of slime_ext"}
 WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1
 
 
@@ -74,6 +74,8 @@ def _answer(words: list[str]) -> int:
 
 
 def _run(name: str, argv: list[str]) -> int:
+    if name in GONE:
+        raise ConfigError(f"command line: expected a command, got '{name}': run {GONE[name]}")
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
         near = did_you_mean(name, COMMANDS) or f": one of {known}"

@@ -18,13 +18,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.fidelity.exact import WEIGHTS
 from benchmarks.speed.others import bare, need, slime_centering, trl_ratio
 from slime_ext.core.centering import mean_score
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
 from slime_ext.core.state import Head
 from slime_ext.tools.convert import read
-from slime_ext.tools.fidelity import WEIGHTS
 from tests.adapters.padded import EPS, of, through_slime
 from tests.tools.convert.common import batch_of
 
