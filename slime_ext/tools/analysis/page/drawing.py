@@ -1,11 +1,9 @@
-"""matplotlib figures -> inline SVG in the colours of the page's style sheet."""
+"""matplotlib figures -> SVG in the page's light colours."""
 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Sequence
-from html import escape
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,12 +15,13 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 12, 24, 42
 PANEL, GAP = 108, 22  # height of one of several panels and the space below it
 FEW_DECADES = 200.0  # largest value up to which a logarithmic axis has three ticks per decade
 WIDE = 50.0  # largest over smallest positive value from which an axis is logarithmic
-# matplotlib wants colours; each of these is replaced by the style sheet's variable of its name, so that a
-# picture follows the page's light and dark.
-COLOURS = {name: f"#{i:06x}" for i, name in enumerate(("s0", "s1", "ink", "muted", "grid", "paper"), 1)}
+COLOURS = {  # the light ones of style.css, which inverts pictures on a dark page
+    **{"s0": "#0b62a8", "s1": "#c2540a"},
+    **{"ink": "#1b1f24", "muted": "#5b6470", "grid": "#e8ebef", "paper": "#ffffff"},
+}
 # matplotlib's settings while pictures are drawn.
 STYLE = {
-    "svg.fonttype": "none",
+    "svg.fonttype": "none",  # letters as text, not as outlines
     "svg.hashsalt": "slime_ext",
     "text.parse_math": False,
     "font.size": 11,
@@ -40,13 +39,6 @@ STYLE = {
 }
 DASHES = (0, (3, 2.2))  # in line widths
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # what matplotlib writes about itself
-# Style rules, names of groups, and fonts, in which &apos; stands for a quote: what the page has of its own.
-OURS = {
-    r"<style.*?</style>": "",
-    r'<g id="[^"]*"': "<g",
-    r'font(-\w+)?: (?:[^;"&]|&\w+;)*;? ?': "",
-}
-NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 
 def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
@@ -105,23 +97,11 @@ def dots(
     )
 
 
-def svg(drawn: Figure, name: str, title: str) -> str:
-    """A figure as markup without anything that acts on the rest of the page.
-
-    Args:
-        name: its data-picture attribute.
-        title: what it shows, for readers who cannot see it.
-    """
+def svg(drawn: Figure) -> str:
+    """A figure as the text of an SVG file, the same whenever it is drawn."""
     written = io.StringIO()
     drawn.savefig(written, format="svg", transparent=True, metadata=NO_METADATA)
-    head, _, body = written.getvalue().partition("<defs>")
-    view = re.search(r'viewBox="[^"]*"', head)[0]
-    for mine, instead in OURS.items():
-        body = re.sub(mine, instead, body, flags=re.DOTALL)
-    for variable, colour in COLOURS.items():
-        body = body.replace(colour, f"var(--{variable})")
-    about = f'role="img" aria-label="{escape(title)}" data-picture="{name}"'
-    return f"<svg {NAMESPACES} {view} {about}><defs>{body}"
+    return written.getvalue()
 
 
 def label(value: float, _: object = None) -> str:

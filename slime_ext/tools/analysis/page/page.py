@@ -76,11 +76,9 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=lambda value: legible(value) if type(value) is str else value,
     )
-    # ``markup`` is for our own pictures alone, in which matplotlib escapes text.
     environment.filters |= {
         f.__name__: f for f in (number, percent, ratio, whole, counted, listed, sentence, depth)
     }
-    environment.filters["markup"] = Markup
     return environment
 
 

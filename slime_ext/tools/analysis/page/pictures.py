@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -34,13 +35,18 @@ LARGE, SMALL = 6.0, 3.4  # diameters of dots, points
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: its markup, and the sentence on how to read it; or why there is none."""
+    """A picture: its SVG, and the sentence on how to read it; or why there is none."""
 
     name: str
     title: str
     how: str
     missing: str
     svg: str
+
+    @property
+    def address(self) -> str:
+        """The SVG as the ``src`` of an image, in which nothing acts on the page around it."""
+        return f"data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()}"
 
 
 def pictures(documents: Sequence[Document]) -> list[Picture]:
@@ -50,7 +56,7 @@ def pictures(documents: Sequence[Document]) -> list[Picture]:
     with matplotlib.rc_context(STYLE):
         for name, row in rows.items():
             drawn = DRAWN.get(name, _curve)(documents, name)
-            found.append(Picture(name, **row, svg=svg(drawn, name, row["title"]) if drawn else ""))
+            found.append(Picture(name, **row, svg=svg(drawn) if drawn else ""))
     return found
 
 
