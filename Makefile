@@ -11,18 +11,18 @@ export HF_HUB_OFFLINE := 1
 CORE_TESTS := tests/ops tests/core tests/host/test_hook.py tests/host/test_packing.py tests/host/test_contract.py \
 	tests/host/test_off_policy_is.py tests/test_laws.py tests/test_layering.py tests/test_presets.py tests/test_tis.py
 
-REQUIREMENTS := slime_ext/tools/without_cuda/requirements.txt slime_ext/tools/without_cuda/install.py
+REQUIREMENTS := slime_ext_cpu/requirements.txt slime_ext_cpu/install.py
 
 .PHONY: install host train rehearse test test-core test-fast test-gpu docs wheel lock cuda-wheels lint format clean
 
-# What the second step brings, and why it is one of its own: slime_ext/tools/without_cuda/install.py.
+# What the second step brings, and why it is one of its own: slime_ext_cpu/install.py.
 install: $(VENV)/.ready
 
 $(VENV)/.ready: setup.py $(REQUIREMENTS)
 	@echo "slime-ext: creating the environment ($(VENV)): a real host, its engine and the tests; about two minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python $(PIP) --no-compile "$(TORCH)" -e ".[train,dev]" $(if $(LOCKED),-c requirements.lock)
-	@$(VENV)/bin/python -m slime_ext.tools.without_cuda.install
+	@$(VENV)/bin/python -m slime_ext_cpu.install
 	@touch $@
 
 host: install # the hosts' environment is this one

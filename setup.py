@@ -15,7 +15,7 @@ TOOLS = [  # of the commands: slime_ext/tools/commands/cli.py names their module
     "numpy>=1.24,<3",
     "bashkit>=0.20.1,<0.21",  # tests/tools/scripts holds it to what bash does
 ]
-HOST = (ROOT / "slime_ext/tools/without_cuda/requirements.txt").read_text().split()
+HOST = (ROOT / "slime_ext_cpu/requirements.txt").read_text().split()
 MODEL = ["gguf==0.19.0", "accelerate>=1.10,<2"]  # what reads the language model's file
 
 SHIPPED: dict[str, list[str]] = {}  # folder -> files that commands look for beside the package
@@ -40,11 +40,11 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     python_requires=">=3.10",
-    packages=find_packages(include=["slime_ext", "slime_ext.*"]),
+    packages=find_packages(include=["slime_ext", "slime_ext.*", "slime_ext_cpu", "slime_ext_cpu.*"]),
     data_files=[(f"share/slime-ext/{folder}", files) for folder, files in SHIPPED.items()],
     package_data={
         "slime_ext": ["py.typed"],
-        "slime_ext.tools.without_cuda": ["requirements.txt", "site/*.py"],
+        "slime_ext_cpu": ["requirements.txt", "site/*.py"],
         "slime_ext.tools.analysis": ["evidence.yaml"],
         "slime_ext.tools.analysis.findings": ["faults.yaml"],
         "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],

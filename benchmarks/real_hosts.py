@@ -23,10 +23,10 @@ from pathlib import Path
 
 from benchmarks import tiny_host
 from benchmarks.lines import complete, read
-from slime_ext.tools.without_cuda import tiny
-from slime_ext.tools.without_cuda.driver import WHEEL, HostRun
-from slime_ext.tools.without_cuda.host_log import plain_lines
-from slime_ext.tools.without_cuda.tasks import letters
+from slime_ext_cpu import tiny
+from slime_ext_cpu.driver import WHEEL, HostRun
+from slime_ext_cpu.host_log import plain_lines
+from slime_ext_cpu.tasks import letters
 
 ROLLOUTS = 2
 STEP = re.compile(r"step (\d+): (\{'train/.*?\})")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slime_ext.tools.without_cuda import tiny
-from slime_ext.tools.without_cuda.tasks import letters
+from slime_ext_cpu import tiny
+from slime_ext_cpu.tasks import letters
 
 FLAGS = """
 --hf-checkpoint {folder}/model --ref-load {folder}/model --prompt-data {folder}/train.jsonl --input-key input
---label-key label --custom-rm-path slime_ext.tools.without_cuda.tiny.reward --rollout-shuffle
+--label-key label --custom-rm-path slime_ext_cpu.tiny.reward --rollout-shuffle
 --rollout-temperature 1 --rollout-batch-size {prompts} --n-samples-per-prompt {samples}
 --rollout-max-response-len 5 --num-rollout {rollouts} --num-steps-per-rollout {steps} --micro-batch-size 16
 --lr 1e-3 --lr-decay-style constant --entropy-coef 0.0

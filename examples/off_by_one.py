@@ -6,7 +6,7 @@ it, because it sees every sample before it is trained on:
     slime-ext train --task letters -- --custom-rm-path examples.off_by_one.reward
 """
 
-from slime_ext.tools.without_cuda.tiny import tokens_in_place
+from slime_ext_cpu.tiny import tokens_in_place
 
 
 async def reward(args, sample, **kwargs):

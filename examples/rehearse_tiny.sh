@@ -37,7 +37,7 @@ ROLLOUT_ARGS=(
    --input-key input
    --label-key label
    --rollout-shuffle
-   --custom-rm-path slime_ext.tools.without_cuda.tiny.reward
+   --custom-rm-path slime_ext_cpu.tiny.reward
    --num-rollout 60
    --rollout-batch-size 32
    --n-samples-per-prompt 16

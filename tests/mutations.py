@@ -508,7 +508,7 @@ MUTATIONS = {
         "tools/commands/rehearse.py",
         "return FAILED if seen.status or any(line.state == checks.WRONG for line in found) else 0",
         "return FAILED if seen.status else 0",
-        "tests/tools/commands/test_rehearse.py",
+        "tests/cpu/test_rehearse.py",
     ),
 }
 

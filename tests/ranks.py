@@ -23,7 +23,7 @@ _PRELOAD = [
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "slime_ext.tis",
-    "slime_ext.tools.without_cuda.stand_ins.layers",
+    "slime_ext_cpu.stand_ins.layers",
 ]
 
 

@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings, base
 from slime_ext.errors import ConfigError
-from slime_ext.tools.commands.train import DUMP
-from slime_ext.tools.without_cuda.progress import HELDOUT, HELDOUT_TRAINED, METRICS, SHOWN
-from slime_ext.tools.without_cuda.stand_ins.hosts import ROUND, SCORE
-from slime_ext.tools.without_cuda.tasks import sums, write_prompts
+from slime_ext_cpu.progress import HELDOUT, HELDOUT_TRAINED, METRICS, SHOWN
+from slime_ext_cpu.stand_ins.hosts import ROUND, SCORE
+from slime_ext_cpu.tasks import sums, write_prompts
+from slime_ext_cpu.train import DUMP
 
 DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out

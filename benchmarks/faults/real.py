@@ -24,7 +24,7 @@ from benchmarks.faults.harms import of_other_run
 from benchmarks.faults.model import BF16, FP8, SMOLLM2, How, Model, Weights, stored
 from benchmarks.faults.text import RealText
 from benchmarks.faults.world import World, write
-from slime_ext.tools.without_cuda.tasks import sums
+from slime_ext_cpu.tasks import sums
 
 ROLLOUTS = 10
 SEEDS, HEALTHY_OF_A_SEED = 5, 15

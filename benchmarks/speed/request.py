@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime_ext.tools.without_cuda.machine import KEEP_MEMORY
+from slime_ext_cpu.machine import KEEP_MEMORY
 
 WORKLOADS = {
     "a": "512 sequences of ragged length, 64 to 16k",

@@ -25,7 +25,7 @@ from benchmarks.evidence.rows import Row
 from slime_ext.config.files import read_mapping
 from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError
-from slime_ext.tools.without_cuda.tasks import sums
+from slime_ext_cpu.tasks import sums
 
 OF = settings.read()
 

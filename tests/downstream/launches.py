@@ -25,7 +25,7 @@ from slime_ext.tools.commands.check import check
 from slime_ext.tools.scripts import python_script
 
 ROOT = Path(__file__).parents[2]
-SITE = ROOT / "slime_ext/tools/without_cuda/site"
+SITE = ROOT / "slime_ext_cpu/site"
 LAUNCH = re.compile(r"(\btrain(?:_async)?\.py)(?=\s)")
 INIT = "--custom-megatron-init-path slime_ext.host.init"
 TIS = f"--use-tis --custom-tis-function-path slime_ext.tis.token_tis {INIT}"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slime_ext.tools.without_cuda.processes import MARK, marked_processes
+from slime_ext_cpu.processes import MARK, marked_processes
 
 PER_ROLLOUT = 16  # samples
 KILLED_AT = (

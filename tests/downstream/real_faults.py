@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tiny_host
-from slime_ext.tools.without_cuda import driver, tiny
-from slime_ext.tools.without_cuda.tasks import letters
+from slime_ext_cpu import driver, tiny
+from slime_ext_cpu.tasks import letters
 from tests.downstream.planted import PER_ROLLOUT
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.without_cuda import driver
+from slime_ext_cpu import driver
 from tests.downstream.real_faults import FAULTS, ROLLOUTS, run, steps_of
 
 pytestmark = [pytest.mark.slow]

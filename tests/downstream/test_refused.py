@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from slime_ext.tools.rehearsal.refused import refusals
 from slime_ext.tools.scripts.launch import Launch, WrittenFlag
+from slime_ext_cpu.rehearsal.refused import refusals
 from tests.downstream.launches import told
 
 CONFIG = {

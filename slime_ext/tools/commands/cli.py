@@ -28,6 +28,7 @@ REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # modul
 TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit")  # modules of the extra `tools` of setup.py
 # Command -> its extra; `tools` where none is named. doctor says what is missing, so it needs none.
 EXTRAS = {"train": "train", "rehearse": "train", "doctor": ""}
+ELSEWHERE = {"train": "slime_ext_cpu.train", "rehearse": "slime_ext_cpu.rehearse"}  # command -> its module
 GONE = {"bench": "python -m benchmarks.fidelity, in a checkout of slime_ext"}
 WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1
 
@@ -84,7 +85,7 @@ def _run(name: str, argv: list[str]) -> int:
     if (here := str(working_folder())) not in sys.path:
         sys.path.append(here)  # functions that flags name may lie there, as with slime
     try:
-        command = importlib.import_module(f"slime_ext.tools.commands.{name}")
+        command = importlib.import_module(ELSEWHERE.get(name, f"slime_ext.tools.commands.{name}"))
         return int(command.main(argv) or 0)
     except SlimeExtError as error:
         if name not in JUDGES:

@@ -57,7 +57,7 @@ def command_of(path: str, given: Sequence[str]) -> str:
     Raises:
         ConfigError: the script lies in no checkout of miles, fails, or submits nothing in time.
     """
-    from slime_ext.tools.without_cuda.driver import SITE
+    from slime_ext_cpu.driver import SITE
 
     root = next((folder for folder in Path(path).resolve().parents if is_folder(folder / UTILITIES)), None)
     if root is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.rehearsal.replace import sizes_of
 from slime_ext.tools.scripts.read import launch_of as read
+from slime_ext_cpu.rehearsal.replace import sizes_of
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
 SCRIPT = """#!/bin/bash

@@ -1,0 +1,268 @@
+"""Runs slime or miles, unedited, on a machine without CUDA, in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import slime_ext
+from slime_ext.errors import ConfigError, check_known
+from slime_ext.tools.folders import make_folder, working_folder
+from slime_ext_cpu import host_log, machine
+from slime_ext_cpu.install import how_to_install
+from slime_ext_cpu.processes import MARK, guarded
+from slime_ext_cpu.stand_ins.hosts import (
+    FIRST_PORT,
+    LOWEST_PORT,
+    ROUND,
+    SCORE,
+    SCORES,
+    UNROUNDED,
+)
+
+PACKAGES = (Path(slime_ext.__file__).parent, Path(__file__).parent)
+SITE = Path(__file__).with_name("site")
+CHILD = "slime_ext_cpu.host_process"
+WHEEL = "miles"
+INSTALL = "SLIME_EXT_INSTALL"  # modules whose `install` each process of the run calls (site/sitecustomize.py)
+OPEN_FILES = 4096  # in a process: a rank has 200, Ray's raylet more with every worker
+TIMED_OUT = 124  # as coreutils' timeout
+DEFAULT_TIMEOUT_S = 1800.0
+
+ENVIRONMENT = {
+    "SLIME_EXT_WITHOUT_CUDA": "1",
+    "SLIME_ACCELERATOR": "cpu",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asks for it with tensor parallelism
+    "PYTHONUNBUFFERED": "1",
+    "WANDB_MODE": "disabled",
+    "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's own address
+    "MILES_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",  # where the machine's name stands for another address
+    "TP_SOCKET_IFNAME": "lo",
+    # No such devices: CUDA sees none, while Ray may give them to workers.
+    "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(1000, 1016))),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
+    "SPT_NOENV": "1",  # or the titles that Ray gives to processes overwrite the mark by which they are ended
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address alone
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_raylet_start_wait_time_s": "90",  # its 30 s are few on a busy machine
+    "RAY_prestart_worker_first_driver": "0",  # workers that no actor will use import for seconds
+    "RAY_enable_worker_prestart": "0",
+    "RAY_worker_niceness": "0",  # at its 15 the trainer starves beside other work, the engine does not
+}
+# Without compiled files each of seven processes imports for 30 s; an address would join another run's Ray.
+REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_ADDRESS", "VIRTUAL_ENV")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def wheel_folder() -> Path:
+    """The folder of this environment in which miles and its Megatron-LM lie.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    folder = Path(sys.prefix, WHEEL)
+    if not (folder / "miles").is_dir():
+        raise ConfigError(
+            f"host environment: expected the wheel of miles in {sys.prefix}, got none: {how_to_install()}"
+        )
+    return folder
+
+
+@dataclass(frozen=True)
+class HostRun:
+    """A run of slime or miles with a Ray of its own, so that several can run side by side.
+
+    Attributes:
+        host: "miles" for the wheel that `install.py` puts into the environment, else the folder of a checkout
+            of slime or miles, whose train.py is run.
+        out: folder of the run, its working directory; the log is OUT/log.
+        flags: of the host.
+        asynchronous: train_async.py instead of train.py.
+        gpus: how many Ray counts; they are only numbers.
+        timeout: seconds after which the run is ended with status 124.
+        environment: further variables; PYTHONPATH is put behind ours.
+        room: bytes that the run needs in `out`.
+    """
+
+    host: str | Path
+    out: str | Path
+    flags: Sequence[str] = ()
+    asynchronous: bool = False
+    gpus: int = 4
+    timeout: float = DEFAULT_TIMEOUT_S
+    environment: Mapping[str, str] = field(default_factory=dict)
+    room: int = machine.ROOM
+
+    def check(self) -> None:
+        """Makes the folder of the run; nothing else is started or written.
+
+        Raises:
+            ConfigError: no host environment, no train.py in the folder, an unknown SLIME_EXT_ROUND or
+                SLIME_EXT_SCORE, a machine without room, or another run that writes to the folder.
+        """
+        working_folder()
+        wheel_folder()
+        if rounding := (os.environ | self.environment).get(ROUND):
+            from slime_ext_cpu.rounding import ROUNDINGS
+
+            check_known(ROUND, "format", rounding, ROUNDINGS)
+        self._check_score()
+        script = "train_async.py" if self.asynchronous else "train.py"
+        if self.checkout and not (self.host and (self.checkout / script).is_file()):
+            got = self.checkout if self.host else "none"
+            raise ConfigError(
+                f"--host: expected 'miles' or a folder with {script}, got {got}: check the path"
+            )
+        out = Path(self.out).absolute()
+        make_folder(out)
+        machine.check_room(out, self.room)
+        host_log.check_unused(out / "log")
+
+    def _check_score(self) -> None:
+        if not (score := (os.environ | self.environment).get(SCORE)):
+            return
+        check_known(SCORE, "score", score, SCORES)
+        if score == "both" and self.checkout:
+            raise ConfigError(
+                f"{SCORE}: expected served with a checkout, got both: its loop scores once: use the wheel"
+            )
+        if score == "both" and self.asynchronous:
+            raise ConfigError(
+                f"{SCORE}: expected served with --lag above 1, got both: its pushes would reach answers "
+                "under way: leave it out"
+            )
+
+    @property
+    def checkout(self) -> Path | None:
+        """The host's folder, None for the wheel."""
+        return None if str(self.host) == WHEEL else Path(self.host).absolute()
+
+    def run(self) -> int:
+        """Runs the host to its end and returns its exit status; none of its processes outlives it.
+
+        SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt, when all of them have ended.
+
+        Raises:
+            ConfigError: of `check`.
+        """
+        self.check()
+        _raise_open_files()
+        out, folder = Path(self.out).absolute(), machine.TEMPORARY / f"slime-ext-{secrets.token_hex(4)}"
+        given = {"host": str(self.checkout or WHEEL), "asynchronous": self.asynchronous, "gpus": self.gpus}
+        env = self._variables(folder)
+        with ended_by_signals(), host_log.opened(out / "log") as log, guarded(env[MARK], folder):
+            _fill(folder)
+            python = _without_blanks(Path(sys.executable), folder)
+            process = subprocess.Popen(
+                ["env", "-C", str(out), str(python), "-m", CHILD, json.dumps(given), *self.flags],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                return process.wait(self.timeout)
+            except subprocess.TimeoutExpired:
+                return TIMED_OUT
+            finally:
+                process.kill()
+                process.wait()
+
+    def _variables(self, folder: Path) -> dict[str, str]:
+        paths = [SITE, folder / "python", self.checkout]
+        paths += [self.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+        env = {name: value for name, value in os.environ.items() if name not in REMOVED}
+        env |= ENVIRONMENT | {
+            MARK: uuid.uuid4().hex,
+            FIRST_PORT: str(LOWEST_PORT + 100 * (os.getpid() % 120)),  # another one for a run beside this one
+            "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
+            "TMPDIR": str(folder / "tmp"),
+            UNROUNDED: str(folder / "unrounded"),
+            # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
+        }
+        env |= self.environment
+        env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
+        return around_proxies(env)
+
+
+def _fill(folder: Path) -> None:
+    """Makes the short-lived folder of a run, with our packages and nothing that is installed beside them."""
+    folder.mkdir(mode=0o700)
+    for part in ("python", "ray", "tmp"):
+        (folder / part).mkdir()
+    for package in PACKAGES:
+        (folder / "python" / package.name).symlink_to(package)
+
+
+def _without_blanks(python: Path, folder: Path) -> Path:
+    """The interpreter; by a link in the run's folder where its path has a blank.
+
+    Ray starts workers by that path in a shell, unquoted, and waits for ever for those that did not start.
+    """
+    if not any(map(str.isspace, str(python))):
+        return python
+    (folder / "env").symlink_to(python.parents[1])
+    return folder / "env/bin" / python.name
+
+
+def _raise_open_files() -> None:
+    """Lets this process and its children open OPEN_FILES files, or as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise as Ctrl-C does; further signals are ignored until the end.
+
+    Ignored signals, as under nohup, stay ignored.
+    """
+    former = {number: signal.getsignal(number) for number in ENDING}
+    former = {number: handler for number, handler in former.items() if handler != signal.SIG_IGN}
+
+    def end(number: int, frame: object) -> None:
+        for each in former:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    for number in former:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables with loopback around proxies, and without SOCKS, for which the clients lack a package."""
+    kept = {
+        name: value
+        for name, value in env.items()
+        if not (name.lower().endswith("_proxy") and value.lower().startswith("socks"))
+    }
+    said = f"{env.get('no_proxy', '')},{env.get('NO_PROXY', '')}".replace(" ", "").split(",")
+    named = "*" if "*" in said else ",".join(dict.fromkeys([*LOOPBACK, *filter(None, said)]))
+    return kept | {"no_proxy": named, "NO_PROXY": named}

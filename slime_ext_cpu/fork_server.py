@@ -1,0 +1,112 @@
+"""Python's own fork server: processes of a run are forks of one that has imported torch, SGLang, Megatron-LM.
+
+Every Ray worker and every child of SGLang imports the same packages, 9 s of CPU each. Here one process, the
+server, imports them (`preloaded.py`). A new interpreter for a Ray worker asks it for a fork before it imports
+anything (`site/sitecustomize.py`) and stays alive as a proxy: it forwards signals to the fork and exits with
+its status. multiprocessing asks by itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing import connection, forkserver, reduction, resource_tracker, spawn
+from pathlib import Path
+from typing import Any, NoReturn
+
+VARIABLE = "SLIME_EXT_FORK_SERVER"  # where the run's server listens
+SCRIPTS = ("setup_worker.py", "default_worker.py")  # of Ray
+PRELOADED = "slime_ext_cpu.preloaded"
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+
+def start(preload: str = PRELOADED) -> None:
+    """Starts a server for this process and all that it starts; it ends with this process."""
+    forkserver.set_forkserver_preload([preload])
+    send_environment()
+    forkserver.ensure_running()
+    os.environ[VARIABLE] = forkserver._forkserver._forkserver_address
+
+
+def join(address: str) -> None:
+    """Has this process ask the server at `address` for its forks."""
+    server = forkserver._forkserver
+    server._forkserver_address = address
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+    server.ensure_running = resource_tracker.ensure_running  # it runs already
+    send_environment()
+
+
+def send_environment() -> None:
+    """Gives forks the environment of the process that asks for them; Python's server would give its own."""
+    data_for = spawn.get_preparation_data
+    spawn.get_preparation_data = lambda name: data_for(name) | {"environment": dict(os.environ)}
+
+
+def hand_over() -> None:
+    """Has a fork do the work of a new interpreter that is to be a Ray worker, and ends with it.
+
+    Returns in any other process, and where no server listens.
+    """
+    address, program = os.environ.get(VARIABLE, ""), program_of(sys.orig_argv)
+    if program and Path(address).is_socket():
+        join(address)
+        run(_run_script, program, _Output())
+
+
+def program_of(words: Sequence[str]) -> list[str]:
+    """[script, argument, ...] of a command line that starts a Ray worker, else nothing."""
+    at = next((i for i, word in enumerate(words) if i and not word.startswith("-")), 0)
+    return list(words[at:]) if at and Path(words[at]).name in SCRIPTS else []
+
+
+def run(target: Callable[..., Any], *arguments: Any) -> NoReturn:
+    """Runs a function in a fork, forwards signals to it, and ends this process as it ended."""
+    process = multiprocessing.get_context("forkserver").Process(target=_run, args=(target, *arguments))
+    process.start()
+    for number in FORWARDED:
+        signal.signal(number, lambda number, frame: os.kill(process.pid, number))
+    process.join()
+    if process.exitcode < 0:
+        if -process.exitcode in FORWARDED:
+            signal.signal(-process.exitcode, signal.SIG_DFL)
+        os.kill(os.getpid(), -process.exitcode)
+    os._exit(process.exitcode)
+
+
+def _run(target: Callable[..., Any], *arguments: Any) -> None:
+    """Calls the function in a fork, which ends when the process that asked for it has been killed."""
+    asked = multiprocessing.parent_process().sentinel
+    threading.Thread(target=lambda: connection.wait([asked]) and os._exit(1), daemon=True).start()
+    try:
+        target(*arguments)
+    except Exception as error:  # multiprocessing would print it past the process's own hook
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()  # as an interpreter does; a fork of multiprocessing does not
+
+
+class _Output:
+    """stdout and stderr of the process that pickles it, which become those of the one that reads it."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        sys.stdout.flush()
+        return _take_output, (reduction.DupFd(1), reduction.DupFd(2))
+
+
+def _take_output(*files: Any) -> None:
+    for number, file in enumerate(files, 1):
+        os.dup2(file.detach(), number)
+
+
+def _run_script(program: list[str], output: None) -> None:
+    sys.argv = program
+    sys.path.insert(0, str(Path(program[0]).parent))
+    runpy.run_path(program[0], run_name="__main__")

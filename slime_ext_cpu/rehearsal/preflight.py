@@ -1,0 +1,267 @@
+"""Mistakes of a launch that its text shows, before a process starts."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.scripts.modules import fault_of, is_here
+from slime_ext.tools.scripts.trace import MAPPING
+from slime_ext_cpu.rehearsal.refused import refusals
+from slime_ext_cpu.rehearsal.replace import Sizes, group_of, kept, sizes_of
+from slime_ext_cpu.rehearsal.twin import has_chat_template, tokenizer_fault, tokenizer_files
+
+NAME = re.compile(r"--[a-z][a-z0-9_-]*")
+SHORT = re.compile(r"-[A-Za-z]\S*")  # never a value for argparse
+NEARLY = 0.8  # likeness from which a name is a misspelling of another
+SIZES = tuple(
+    f"--{name}"
+    for name in "rollout-batch-size n-samples-per-prompt global-batch-size num-steps-per-rollout".split()
+)
+SWITCH = "switch"
+WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "word": "a value",
+    "words": "a value",
+    "file": "a file or folder",
+}
+NEEDED = dict.fromkeys([*SIZES, "--micro-batch-size", "--rollout-max-response-len"], "int") | {
+    "--hf-checkpoint": "file",
+    "--prompt-data": "file",
+    "--eval-prompt-data": "words",
+}  # kinds of flags without which nothing is rehearsed; each number is at least 1
+ENGINE = "--sglang-"
+ELSEWHERE = (ENGINE, "--router-")  # of the cluster's SGLang, which may be another than the one here
+MEGATRON = (
+    "training/arguments.py",
+    "training/*config*.py",
+    "training/config/*.py",
+    "core/*config*.py",
+    "core/*/*config*.py",
+)
+HOST = ("utils/arguments.py", "backends/**/arguments.py")
+SGLANG = ("server_args.py", "arg_groups/fields/*.py")
+
+
+def known_flags(host: Path, megatron: Path) -> dict[str, str]:
+    """The flags that a host's parser has, read from the sources of the host's package and of Megatron, each
+    with its kind: of ``WANTED``, ``SWITCH``, "open", or empty where the sources say none, or several.
+
+    Args:
+        host: folder of the package slime or miles.
+        megatron: folder of the package megatron.
+
+    Raises:
+        ConfigError: one of the sources is no Python.
+    """
+    files = [f for pattern in HOST for f in host.glob(pattern)]
+    files += [f for pattern in MEGATRON for f in megatron.glob(pattern)]
+    patches = host.parent.glob("docker/**/*.patch")  # what slime's image adds to Megatron
+    added = {name for file in patches for name in re.findall(r"['\"](--[a-z][a-z0-9-]*)", file.read_text())}
+    trees = [_parsed(file) for file in files]
+    kinds: dict[str, set[str]] = {name: set() for name in added}
+    for name, kind in (pair for tree in trees for pair in [*((n, "") for n in _names(tree)), *_kinds(tree)]):
+        kinds.setdefault(name, set()).update({kind} - {""})
+    return {name: found.pop() if len(found) == 1 else "" for name, found in kinds.items()}
+
+
+def _parsed(file: Path) -> ast.AST:
+    try:
+        return ast.parse(file.read_bytes(), file.name)
+    except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
+        raise ConfigError(f"{file}: expected Python, got {error}: mend the host's checkout") from None
+
+
+def _kinds(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(flag, kind) of each call that adds an argument."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("add_argument", "reset_arg")):
+            names = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            said = {str(keyword.arg): ast.unparse(keyword.value) for keyword in node.keywords}
+            yield from ((name, _kind(said)) for name in names if isinstance(name, str))
+
+
+def _kind(said: Mapping[str, str]) -> str:
+    """The kind of an argument that is added with these keywords; "open" where they do not show it."""
+    if said.get("action") in ("'store_true'", "'store_false'"):
+        return SWITCH
+    if said.keys() & {"action", "None"} or said.get("nargs", "'+'") != "'+'":
+        return "open"
+    if "nargs" in said:
+        return "words"
+    return said["type"] if said.get("type") in ("int", "float") else "word"
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Words such as --lr, and what Megatron makes of the fields of its configurations."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
+            yield node.value
+        elif isinstance(node, ast.ClassDef):
+            fields = [
+                s.target.id
+                for s in node.body
+                if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+            ]
+            yield from (
+                f"--{sign}{name.replace('_', '-')}" for name in fields for sign in ("", "no-", "disable-")
+            )
+
+
+def unknown_flags(
+    flags: Sequence[WrittenFlag], known: Mapping[str, str]
+) -> Iterator[tuple[WrittenFlag, str]]:
+    """(flag, nearest known name or nothing) for every flag that the host passes over or refuses."""
+    for flag in dict.fromkeys(flags):
+        plain = flag.name.replace("--no-", "--", 1)
+        if not ({flag.name, plain} & known.keys() or flag.name.startswith(ELSEWHERE)):
+            near = difflib.get_close_matches(flag.name, known, n=1, cutoff=NEARLY)
+            yield flag, near[0] if near else ""
+
+
+def unknown_to_engine(launch: Launch, known: Mapping[str, str], engine: Path, version: str) -> Iterator[str]:
+    """A note for each flag that SGLang here has not; the cluster's may have it.
+
+    Args:
+        known: of ``known_flags``, for the host's own flags with SGLang's prefix.
+        engine: folder sglang/srt.
+    """
+    trees = [_parsed(file) for pattern in SGLANG for file in engine.glob(pattern)]
+    names = {name.replace("--", ENGINE, 1) for tree in trees for name in _names(tree)} | known.keys()
+    for flag in (flag for flag in dict.fromkeys(launch.flags) if flag.name.startswith(ENGINE)):
+        meant = [name for name in names if name.startswith(flag.name)]  # argparse takes a beginning
+        if flag.name not in names and len(meant) != 1:
+            near = did_you_mean(flag.name, sorted(names)) or "."
+            yield (
+                f"{flag.where}: {flag.name}: not known to SGLang {version}, which is here{near} If yours "
+                "does not know it either, slime drops it and miles refuses it"
+            )
+
+
+def mistakes(
+    launch: Launch, known: Mapping[str, str], paths: Sequence[Path], *, is_own_host: bool
+) -> Iterator[str]:
+    """One line for each mistake.
+
+    Args:
+        known: of ``known_flags``.
+        paths: where Python looks for modules in the run.
+        is_own_host: whether the host is the script's own, so that a flag that it lacks is a mistake.
+    """
+    if launch.lacks("--hf-checkpoint"):
+        script, count = Path(launch.script).name, len(launch.flags)
+        yield f"{script}: --hf-checkpoint: expected in the launch, got none among its {count} flags"
+    yield from _unknown(launch, known, is_own_host=is_own_host)
+    yield from _values(launch, dict(known) | NEEDED)
+    yield from _arithmetic(launch, sizes_of(launch))
+    yield from refusals(launch)
+    yield from _tokenizer(launch)
+    yield from _of_a_shell(launch)
+    paths_said = (flag for flag in launch.flags if flag.name.endswith("-path") and flag.values)
+    functions = (flag for flag in paths_said if not flag.name.startswith(ELSEWHERE))
+    yield from filter(None, (_function(flag, paths) for flag in functions))
+
+
+def _unknown(launch: Launch, known: Mapping[str, str], *, is_own_host: bool) -> Iterator[str]:
+    for flag, near in unknown_flags(launch.flags, known):
+        if near:
+            hint = "" if is_own_host else " Or give the script's own host with --host"
+            yield f"{flag.where}: {flag.name}: the host has no such flag; did you mean {near}?{hint}"
+        elif is_own_host:
+            yield f"{flag.where}: {flag.name}: the host has no such flag: nothing reads it"
+
+
+def _values(launch: Launch, kinds: Mapping[str, str]) -> Iterator[str]:
+    """Values that the host's parser refuses, or drops in silence."""
+    open_at = {gap.at for gap in launch.gaps}
+    for i, flag in enumerate(launch.flags, 1):
+        if i in open_at or any(isinstance(word, Unread) for word in flag.values):
+            continue
+        if wrong := _wrong(flag, kinds.get(flag.name, "")):
+            yield f"{flag.where}: {flag.name}: expected {wrong}"
+
+
+def _wrong(flag: WrittenFlag, kind: str) -> str:
+    """What is expected instead of a flag's words, and what they are; empty where they are right."""
+    said, more = " ".join(flag.values), flag.values[1:]
+    if more and (short := next((word for word in flag.values if SHORT.fullmatch(word)), None)):
+        return f"flags with two dashes behind it, got {short}: nothing reads it"
+    if kind == SWITCH:
+        return f"no value, got '{said}': nothing reads it" if said else ""
+    if kind in WANTED and not (said if kind == "file" else flag.values):
+        return f"{WANTED[kind]}, got none"
+    if kind in ("int", "float") and (wrong := _no_number(flag, kind)):
+        return f"{wrong}, got '{flag.values[0]}'"
+    if kind in WANTED and kind != "words" and more:
+        return f"one value, got '{said}': nothing reads '{' '.join(more)}'"
+    return ""
+
+
+def _no_number(flag: WrittenFlag, kind: str) -> str | None:
+    """The number that is expected, where a flag's value is none."""
+    try:
+        number = float(flag.values[0]) if kind == "float" else int(flag.values[0])
+    except ValueError:
+        return WANTED[kind]
+    return "at least 1" if flag.name in NEEDED and number < 1 else None
+
+
+def _of_a_shell(launch: Launch) -> Iterator[str]:
+    for flag in kept(launch):
+        for word in flag.values:
+            if isinstance(word, Unread):
+                yield (
+                    f"{flag.where}: {flag.name}: expected a value that the script says, got '{word}': "
+                    "export it"
+                )
+    for gap in launch.gaps:
+        if gap.names is None or any(group_of(name) is None for name in gap.names):
+            yield f"{gap}; nothing is rehearsed until the script says it"
+
+
+def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
+    if not all(map(launch.is_known, SIZES)):
+        return
+    where = flag.where if (flag := launch.flag("--global-batch-size")) else Path(launch.script).name
+    total = sizes.prompts * sizes.samples
+    if total % max(sizes.batch, 1):
+        yield (
+            f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x "
+            f"--n-samples-per-prompt = {sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: "
+            f"{total % sizes.batch} samples of each rollout would train nothing"
+        )
+
+
+def _tokenizer(launch: Launch) -> Iterator[str]:
+    flag, model = launch.flag("--apply-chat-template"), launch.flag("--hf-checkpoint")
+    if not (model and launch.value(model.name)):
+        return
+    folder = Path(launch.value(model.name))
+    if fault := tokenizer_fault(folder):
+        yield f"{model.where}: {model.name}: expected a tokenizer in {folder}, got {fault}"
+    elif flag and tokenizer_files(folder) and not has_chat_template(folder):
+        yield (
+            f"{flag.where}: --apply-chat-template: expected a tokenizer with a chat template, got none in "
+            f"{folder}: leave the flag out, or give the chat model's folder"
+        )
+
+
+def _function(flag: WrittenFlag, paths: Sequence[Path]) -> str | None:
+    """What is wrong with a flag's module.function, as far as a file shows it."""
+    path = flag.values[0]
+    if "." not in path or "/" in path or path.endswith(MAPPING) or isinstance(path, Unread):
+        return None
+    expected = f"{flag.where}: {flag.name}: expected module.function that Python finds, got '{path}'"
+    if not is_here(path, paths):
+        module = path.rpartition(".")[0]
+        return (
+            f"{expected}: no module {module} below the launch's PYTHONPATH, the script's folder or the host's"
+        )
+    fault = fault_of(path, paths)
+    return f"{expected}: {fault}" if fault else None

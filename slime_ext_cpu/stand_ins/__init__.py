@@ -1,0 +1,59 @@
+"""What CUDA, NCCL, Transformer Engine and the hosts' images have, put in place as modules are imported.
+
+tests/cpu shows that something fails without each; one that no host needs is deleted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from slime_ext_cpu.import_hooks import ImportHooks
+from slime_ext_cpu.stand_ins import (
+    bfloat16,
+    engine,
+    hf_weights,
+    hosts,
+    sglang_attention,
+    torch_cuda,
+)
+
+HOSTS = ("miles", "slime")
+# when it acts, on the import of which module (".x": of both hosts), what it does with that module
+PLACES = (
+    ("after", "torch", bfloat16.multiply_in_float32),
+    ("before", "megatron.core", torch_cuda.replace),
+    ("after", "megatron.core.optimizer.distrib_optimizer", torch_cuda.fill_before_loading),
+    ("after", "torch.distributed.rendezvous", torch_cuda.bind_stores),
+    ("before", "torchvision", engine.declare_operators),
+    ("after", "sglang.srt.utils.patch_torch", engine.share_by_name),
+    ("after", "sglang.srt.mem_cache.pool_host.common", engine.allocate_plainly),
+    ("after", "sglang.srt.managers.load_snapshot", engine.mark_files),
+    ("after", "sglang.srt.server_args", engine.give_fields),
+    ("after", "sglang.srt.layers.attention.torch_native_backend", sglang_attention.attend_batched),
+    ("after", "slime.utils.accelerator", hosts.register_cpu),
+    ("after", ".utils.misc", hosts.start_at_own_port),
+    ("after", ".utils.http_utils", hosts.draw_own_ports),
+    ("after", ".utils.distributed_utils", hosts.use_gloo),
+    ("after", ".utils.reloadable_process_group", hosts.add_collectives),
+    ("after", ".backends.sglang_utils.arguments", hosts.give_older_names),
+    ("after", ".backends.sglang_utils.sglang_engine", hosts.translate_requests),
+    ("after", ".backends.megatron_utils.megatron_to_hf", hosts.round_pushed),
+    ("after", ".backends.megatron_utils.checkpoint", hf_weights.replace_loader),
+)
+
+
+def install() -> None:
+    """Registers every stand-in to be put in place when the module that needs it is imported."""
+    hooks = ImportHooks()
+    for when, module, call in PLACES:
+        for host in HOSTS if module.startswith(".") else ("",):
+            hooks.add(when, f"{host}{module}", call)
+    hooks.install()
+    engine.add_absent()
+    find_torchvision()
+
+
+def find_torchvision() -> None:
+    """Puts the folder that install.py made on the path, which no other process may see; idempotent."""
+    if (folder := f"{sys.prefix}/torchvision") not in sys.path:
+        sys.path.append(folder)

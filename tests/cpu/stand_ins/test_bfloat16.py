@@ -1,0 +1,100 @@
+"""Products of bfloat16 matrices in float32; in an interpreter of their own, whose kernel is replaced."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext_cpu.stand_ins import bfloat16
+
+LEFT = [[3, -2, 5], [0, 7, 1]]
+RIGHT = [[1, 4], [-6, 2], [8, 0]]  # columns are outputs of a linear layer
+LARGE = [[100, 90], [80, 17]]  # whose products need more than 8 bits
+COMPUTE = """
+import json, sys, torch
+from slime_ext_cpu.stand_ins import bfloat16
+bfloat16.replace_kernel(torch)
+given = json.loads(sys.argv[1])
+left, right, large = (torch.tensor(rows, dtype=torch.bfloat16, requires_grad=True) for rows in given)
+out = torch.nn.functional.linear(left, right.t())
+out.sum().backward()
+weights = right.detach().t().repeat(600, 1)[:1100]  # of a layer with 1100 outputs, as right's columns
+wide_layer = torch.nn.functional.linear(left.detach(), weights)
+empty = torch.zeros(2, 0, dtype=torch.bfloat16) @ torch.zeros(0, 3, dtype=torch.bfloat16)
+wide = torch.full((1, 1), 1 / 3, dtype=torch.float64) @ torch.ones(1, 1, dtype=torch.float64)
+try:
+    torch.mm(left, right.float())
+    said = None
+except RuntimeError as error:
+    said = str(error)
+print(json.dumps({
+    "out": out.tolist(), "type": str(out.dtype), "left": left.grad.tolist(), "right": right.grad.tolist(),
+    "large": (large @ large).tolist(), "layer": wide_layer.tolist(),
+    "empty": empty.tolist(), "wide": wide.item(), "said": said,
+}))
+"""
+
+
+def _turned(rows):
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _product(left, right):
+    columns = _turned(right)
+    return [[sum(a * b for a, b in zip(row, column, strict=True)) for column in columns] for row in left]
+
+
+def _rounded(value):
+    """To 8 bits, ties to even, by the bits of float32."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0]
+
+
+def test_products_and_gradients_are_the_sums_rounded_once():
+    command = [sys.executable, "-W", "error", "-c", COMPUTE, json.dumps([LEFT, RIGHT, LARGE])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["out"] == _product(LEFT, RIGHT) and said["type"] == "torch.bfloat16"
+    ones = [[1, 1], [1, 1]]
+    assert said["left"] == _product(ones, _turned(RIGHT))
+    assert said["right"] == _product(_turned(LEFT), ones)
+    assert said["layer"] == [row * 550 for row in _product(LEFT, RIGHT)]
+    exact = _product(LARGE, LARGE)
+    assert said["large"] == [[_rounded(value) for value in row] for row in exact] != exact
+    assert said["empty"] == [[0.0] * 3] * 2
+    assert said["wide"] == 1 / 3  # float64 stays float64
+    assert "dtype" in said["said"]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "emulated"),
+    [
+        ({"avx512_f": True, "avx512_bf16": False, "amx_bf16": False}, True),
+        ({"avx512_bf16": True, "amx_bf16": False}, False),
+        ({"avx512_bf16": False, "amx_bf16": True}, False),
+        ({"neon": True, "bf16": True}, False),
+        ({}, True),
+    ],
+)
+def test_only_a_cpu_without_the_instructions_gets_it(monkeypatch, capabilities, emulated):
+    calls = []
+    fake = SimpleNamespace(get_capabilities=lambda: capabilities)
+    monkeypatch.setattr(torch, "cpu", fake)
+    monkeypatch.setattr(bfloat16, "replace_kernel", calls.append)
+    bfloat16.is_emulated.cache_clear()
+    try:
+        bfloat16.multiply_in_float32(torch)
+        assert calls == [torch] * emulated
+        types = torch.bfloat16, torch.float32, torch.float64
+        wide = [torch.float32 if emulated else torch.bfloat16, torch.float32, torch.float64]
+        assert [bfloat16.widened(torch.ones(1, dtype=kind)).dtype for kind in types] == wide
+    finally:
+        bfloat16.is_emulated.cache_clear()
