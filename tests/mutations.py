@@ -505,7 +505,7 @@ MUTATIONS = {
         "tests/tools/analysis/test_findings.py",
     ),
     "a wrong line of a rehearsal is no failure": Mutation(
-        "tools/commands/rehearse.py",
+        "../slime_ext_cpu/rehearse.py",
         "return FAILED if seen.status or any(line.state == checks.WRONG for line in found) else 0",
         "return FAILED if seen.status else 0",
         "tests/cpu/test_rehearse.py",
@@ -517,7 +517,7 @@ MUTATIONS = {
 def fails(tests: str, mutation: Mutation | None = None) -> bool:
     """Whether tests fail on a copy, with the mutation if there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("slime_ext", "tests"):
+        for name in ("slime_ext", "slime_ext_cpu", "tests"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("docs", "configs", "examples", "benchmarks", "patches"):  # that tests read
             Path(folder, name).symlink_to(ROOT / name)

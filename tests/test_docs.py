@@ -177,7 +177,7 @@ def test_links_between_files_hold():
         assert all((path.parent / target.split("#")[0]).exists() for target in targets), path
 
 
-ROOMS = "tests|tests_gpu|benchmarks|slime_ext|configs|examples|patches|docs"
+ROOMS = "tests|tests_gpu|benchmarks|slime_ext|slime_ext_cpu|configs|examples|patches|docs"
 OF_SLIME = "examples/train_infer_mismatch_helper"
 
 
@@ -188,9 +188,8 @@ def test_files_that_a_document_names_are_there():
         assert all((DOCS.parent / name).exists() for name in ours), path
 
 
-SCRIPTS = [
-    f for room in ("slime_ext", "benchmarks", "tests/downstream") for f in (DOCS.parent / room).rglob("*.py")
-]
+OURS = ("slime_ext", "slime_ext_cpu", "benchmarks", "tests/downstream")
+SCRIPTS = [f for room in OURS for f in (DOCS.parent / room).rglob("*.py")]
 SOURCE = "\n".join(f.read_text() for f in SCRIPTS)
 
 
@@ -212,7 +211,8 @@ def test_tests_that_a_document_picks_are_there():
 
 
 def with_examples():
-    files = sorted((DOCS.parent / "slime_ext").rglob("*.py"))
+    rooms = ("slime_ext", "slime_ext_cpu", "benchmarks/fidelity")
+    files = sorted(f for room in rooms for f in (DOCS.parent / room).rglob("*.py"))
     return [
         ".".join(f.relative_to(DOCS.parent).with_suffix("").parts) for f in files if ">>>" in f.read_text()
     ]

@@ -10,6 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "slime_ext"
+CPU = ROOT.with_name("slime_ext_cpu")
+CPU_FLOORS = (
+    "fork_server import_hooks install machine processes rounding tiny",
+    "host_log preloaded stand_ins tasks",
+    "driver progress site wheel_loop",
+    "host_process rehearsal",
+    "rehearse train",
+)
+KNOW_CPU = {"tools/scripts/python_script.py"}  # runs a script of miles, which looks for CUDA
 # A room imports those that stand before it, and its own files; "room/" lists the inside of a room.
 FLOORS = {
     "": (
@@ -129,6 +138,31 @@ def test_imports_run_downhill(inside):
         names = [n for n in imported(ast.parse(path.read_text())) if n.startswith("slime_ext.")]
         uphill = {n for n in names if here is not None and (floor(n, inside) or 0) > here}
         assert not uphill, path
+
+
+def test_the_plugin_does_not_import_what_stands_in_for_cuda():
+    """The command line names its modules in a text: `slime_ext/tools/commands/cli.py`."""
+    found = {
+        named(p)
+        for p in modules()
+        if any(n.split(".")[0] == CPU.name for n in imported(ast.parse(p.read_text())))
+    }
+    assert found == KNOW_CPU
+
+
+def test_imports_run_downhill_without_cuda():
+    floors = {name: i for i, names in enumerate(CPU_FLOORS) for name in names.split()}
+    for path in sorted(CPU.rglob("*.py")):
+        room = path.relative_to(CPU).parts[0].removesuffix(".py")
+        names = [n.split(".") for n in imported(ast.parse(path.read_text()))]
+        rooms = {parts[1] for parts in names if parts[0] == CPU.name and len(parts) > 1} - {room}
+        assert room == "__init__" or all(floors[each] < floors[room] for each in rooms), path
+    there = {p.name.removesuffix(".py") for p in CPU.iterdir()} - {
+        "__init__",
+        "__pycache__",
+        "requirements.txt",
+    }
+    assert there == set(floors)
 
 
 def test_every_file_stands_on_a_floor():

@@ -1,4 +1,4 @@
-"""What a wheel holds: the package, and the files that commands look for beside it. `make wheel` runs one."""
+"""What a wheel holds: the packages, and the files that commands look for beside it. `make wheel` runs one."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def files(*rooms):
     return {str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts}
 
 
-def test_every_file_of_the_package_is_in_the_wheel(names):
-    assert files("slime_ext") == {name for name in names if name.startswith("slime_ext/")}
+def test_every_file_of_the_packages_is_in_the_wheel(names):
+    ours = {name for name in names if name.startswith(("slime_ext/", "slime_ext_cpu/"))}
+    assert files("slime_ext", "slime_ext_cpu") == ours
 
 
 def test_what_commands_look_for_beside_the_package_is_in_the_wheel(names):
@@ -133,7 +134,7 @@ runpy.run_path(PROGRAM, run_name="__main__")
 def test_the_wheel_alone_serves_a_training_process(wheel, metadata, tmp_path):
     """`make wheel` installs it into an empty environment; here other packages are there, and refused."""
     wheel.extractall(tmp_path)
-    refused = modules_of_others(requirements(metadata, "")) - {"slime_ext"}
+    refused = modules_of_others(requirements(metadata, "")) - {"slime_ext", "slime_ext_cpu"}
     assert {"numpy", "rich", "matplotlib", "ray"} <= refused and not {"torch", "sympy", "yaml"} & refused
     command = [sys.executable, "-I", "-c", REFUSING, str(tmp_path), str(ROOT / "tests/alone.py"), *refused]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -142,6 +143,6 @@ def test_the_wheel_alone_serves_a_training_process(wheel, metadata, tmp_path):
 
 
 def test_the_commands_ask_for_the_modules_of_their_extra(metadata):
-    packages = {canonicalize_name(name) for name in requirements(metadata, "tools")}
-    assert packages == {canonicalize_name(name) for name in cli.TOOLS}
-    assert packages <= {canonicalize_name(name) for name in requirements(metadata, "train")}
+    extras = {of: set(map(canonicalize_name, requirements(metadata, of))) for of in ("tools", "train")}
+    assert set(cli.MODULES["tools"]) == extras["tools"] <= extras["train"]
+    assert extras["tools"] < set(cli.MODULES["train"]) <= extras["train"]

@@ -25,7 +25,13 @@ COMMANDS = {
 }
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
 REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # module -> package
-TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit")  # modules of the extra `tools` of setup.py
+TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit")
+# Extra of setup.py -> modules that it brings; of `train` those whose absence tells that it is not installed.
+MODULES = {"tools": TOOLS, "train": (*TOOLS, "psutil", "ray", "transformers"), "": ()}
+HOW = {  # to install an extra; pip cannot resolve the second half of `train` (slime_ext_cpu/install.py)
+    "tools": 'pip install "slime-ext[tools]"',
+    "train": 'pip install "slime-ext[train]", then python -m slime_ext_cpu.install',
+}
 # Command -> its extra; `tools` where none is named. doctor says what is missing, so it needs none.
 EXTRAS = {"train": "train", "rehearse": "train", "doctor": ""}
 ELSEWHERE = {"train": "slime_ext_cpu.train", "rehearse": "slime_ext_cpu.rehearse"}  # command -> its module
@@ -103,11 +109,10 @@ def _run(name: str, argv: list[str]) -> int:
 
 def _check_extra(name: str) -> None:
     """Raises ConfigError, before the command reads anything, if the packages of its extra are missing."""
-    needed = TOOLS if (extra := EXTRAS.get(name, "tools")) else ()
-    if missing := [module for module in needed if not _is_installed(module)]:
-        extra = f"slime-ext[{extra}]"
+    extra = EXTRAS.get(name, "tools")
+    if missing := [module for module in MODULES[extra] if not _is_installed(module)]:
         raise ConfigError(
-            f'{name}: expected the packages of {extra}, got no {", ".join(missing)}: pip install "{extra}"'
+            f"{name}: expected the packages of slime-ext[{extra}], got no {', '.join(missing)}: {HOW[extra]}"
         )
 
 

@@ -121,15 +121,16 @@ def test_a_package_that_is_not_installed_is_one_line():
         "import sys; sys.modules[sys.argv[1]] = None; "
         "from slime_ext.tools.commands import cli; print(cli.main(sys.argv[2:]))"
     )
-    line = 'expected the packages of {0}, got no rich: pip install "{0}"'
-    tools, train = (line.format(f"slime-ext[{extra}]") for extra in ("tools", "train"))
+    line = 'expected the packages of {0}, got no {1}: pip install "{0}"'
+    tools, train = line.format("slime-ext[tools]", "rich"), line.format("slime-ext[train]", "ray")
     missing = {
         ("pydantic", "analyze"): "expected the package pydantic, got none: pip install pydantic",
         ("torch", "check"): "expected the package torch, got none: pip install torch",
         ("yaml", "presets"): "expected the package PyYAML, got none: pip install PyYAML",
         ("rich", "presets"): tools,
         ("rich", "check", "gone.yaml"): tools,  # not 1, as for a configuration that is wrong
-        ("rich", "train", "--help"): train,
+        ("ray", "train", "--help"): f"{train}, then python -m slime_ext_cpu.install",
+        ("ray", "rehearse", "gone.sh"): f"{train}, then python -m slime_ext_cpu.install",
     }
     for words, said in missing.items():
         made = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)
