@@ -29,7 +29,7 @@ from slime_ext.host.contract import (
     takes_tis_bounds,
 )
 from slime_ext.host.flags import ARGUMENTS, check_kinds
-from slime_ext.host.rules import OF_THE_CORRECTION, OF_THE_FILE, RULES, Setup, enforce, require
+from slime_ext.host.rules import ALL, OF_THE_CORRECTION, OF_THE_FILE, Setup, enforce, require
 
 LATE = (
     f"slime_ext: expected {INIT_FLAG} at start-up, got a first hook call without it (miles' --train-backend "
@@ -70,7 +70,7 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
         raise ConfigError(f"--pg-loss-type: {error}") from None
     file = _keys_of_file(args)
     setup = loaded_from(Setup(args, function, file=file, pg_loss_type=loss_type, host=host, trains=True))
-    enforce(setup, RULES if is_late else OF_THE_CORRECTION)
+    enforce(setup, ALL if is_late else OF_THE_CORRECTION)
     for note in setup.loaded.notes:
         warn_once(f"slime_ext: {note}")
     return setup

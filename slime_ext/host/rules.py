@@ -1,9 +1,10 @@
-"""One table of rules on a launch: what would make a correction wrong or idle, and what a user should know.
+"""The rules on a launch: what would make a correction wrong or idle, and what a user should know.
 
-``init`` and the first hook call raise at REFUSE and log WARN. ``slime-ext check`` and ``rehearse`` raise at
-REFUSE and HOST, and print WARN and HINT. A rule that reads an argument of unknown value is skipped: where a
-rule speaks depends on its severity and on what is known. A rule that asks the host's code, where none is at
-hand, is skipped too, and ``unasked`` has the words for what was not checked.
+A rule is a function under ``@rule``: it gets the ``Setup`` and returns a message, or None where the launch
+keeps the rule. ``RULES`` has them by name, in the order in which they are judged. ``init`` and the first hook
+call raise at REFUSE and log WARN. ``slime-ext check`` and ``rehearse`` raise at REFUSE and HOST, and print
+WARN and HINT. A rule that reads an argument of unknown value is skipped, and so is a rule that asks the
+host's code where none is at hand; ``unchecked`` says which and why.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime_ext.config.loaded import Loaded
 from slime_ext.config.places import FOREIGN, PLACES
@@ -30,6 +31,7 @@ WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose los
 WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that subtract a group's mean, and nothing later
 READS_BAND = ("vanilla_tis_function", "icepop_function")
 MEASURING = {"guards", "metrics"}  # keys that act without a correction of ours
+NO_HOST = "no checkout of the host is here; --host DIR names one"
 ENGINE = "sglang_router_ip"  # an argument that a host has whose engine is SGLang
 # What slime asserts on, or derives other arguments from, before it reads --custom-config-path.
 CHECKED_BEFORE = {
@@ -41,15 +43,17 @@ CHECKED_BEFORE = {
 }
 
 
-Facts = dict[str, Callable[[Any], Any]]  # words -> whether arguments are so
-
-
 class UnknownError(Exception):
+    """A rule cannot be judged. Its text says why, or what was not checked."""
+
+
+class ArgumentUnknownError(UnknownError):
     """A rule reads an argument whose value is not known."""
 
 
 class HostUnknownError(UnknownError):
-    """A rule asks the host's code, or an init of the user's own, and neither is known."""
+    """A rule asks the host's code, or an init of the user's own, and neither is known. Without a text it is
+    not worth a line."""
 
 
 class _Arguments:
@@ -62,7 +66,7 @@ class _Arguments:
         if name not in ARGUMENTS and name != "slime_ext":
             raise KeyError(f"ARGUMENTS: expected {name}, which a rule reads, got none: add it")
         if name in self._unknown:
-            raise UnknownError(name)
+            raise ArgumentUnknownError(f"{flag_of(name)} is known only where the script runs")
         return getattr(self._args, name, None)
 
 
@@ -100,11 +104,11 @@ class Setup:
         """The identity where no correction of ours runs."""
         return self.loaded.correction
 
-    @property
-    def known_host(self) -> HostCode:
-        """The host's code. Raises HostUnknownError where none is at hand."""
+    def known_host(self, question: str = "") -> HostCode:
+        """The host's code. Raises HostUnknownError where none is at hand; ``question`` is what it would have
+        told, for a line on what was not checked."""
         if self.host is None:
-            raise HostUnknownError
+            raise HostUnknownError(question and f"{question}: {NO_HOST}")
         return self.host
 
     @property
@@ -114,7 +118,10 @@ class Setup:
         if not self.may_run_init:
             return False
         if not self.trains and self.a.custom_megatron_init_path != OURS[INIT]:
-            raise HostUnknownError
+            raise HostUnknownError(
+                f"whether {self.a.custom_megatron_init_path} calls slime_ext.host.init(args), without which "
+                f"{contract.TIS}.{self.function} stops the run"
+            )
         return True
 
     @property
@@ -206,74 +213,432 @@ class Severity(Enum):
 REFUSE, HOST, WARN, HINT = Severity
 
 
+class Subject(Enum):
+    """What a rule judges. Some places judge one subject alone."""
+
+    FILE = "the file of --custom-config-path, before a configuration is made from it"
+    CORRECTION = "the correction's parts beside the arguments: what its numbers depend on"
+    INIT_ALONE = "a launch in which init is all that there is of ours"
+    LAUNCH = "anything else"
+
+
+FILE, CORRECTION, INIT_ALONE, LAUNCH = Subject
+Judge = Callable[[Setup], str | None]  # the message; None or empty where the launch keeps the rule
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A line that a launch deserves.
+    """One check of a launch.
 
     Args:
-        when: whether it does; text that it returns is ``{found}``.
-        message: with ``{a.<name>}`` for the value of an argument, ``{s.<name>}`` for what ``Setup`` has.
-        asks: what was not checked where ``when`` raises HostUnknownError.
+        judge: gives the message. Its name is the rule's, and its docstring says what is judged.
+        severity: where the message is raised, logged or printed.
+        subject: what is judged.
     """
 
-    when: Callable[[Setup], Any]
+    judge: Judge
+    severity: Severity
+    subject: Subject
+
+    @property
+    def name(self) -> str:
+        """The name for ``slime-ext check --ignore``."""
+        return self.judge.__name__
+
+
+class Line(NamedTuple):
+    """A message for the user, with the rule that it comes from; None where no rule has it."""
+
     message: str
-    severity: Severity = REFUSE
-    asks: str = ""
+    rule: Rule | None = None
+
+    def __str__(self) -> str:
+        """The message, and at its end the rule's name as ruff prints it."""
+        return f"{self.message} [{self.rule.name}]" if self.rule else self.message
 
 
-def _misplaced_key(s: Setup) -> str:
-    """A key of ours or of another system beside ``slime_ext:``, where a lost indentation or a former hook
-    leaves it. Beside another's hook, which may read it there as slime's mis.py does, only what acts without a
-    correction of ours is judged."""
+class BrokenRuleError(ConfigError):
+    """What a rule says, raised. Has the rule, which is lost on the way to another process."""
+
+    rule: Rule | None = None
+
+
+RULES: dict[str, Rule] = {}  # by name, in the order in which they are judged
+
+
+def rule(severity: Severity, subject: Subject = LAUNCH) -> Callable[[Judge], Rule]:
+    """Makes a function a rule of ``RULES``."""
+
+    def add(judge: Judge) -> Rule:
+        RULES[judge.__name__] = made = Rule(judge, severity, subject)
+        return made
+
+    return add
+
+
+# The file of --custom-config-path.
+
+
+@rule(REFUSE, FILE)
+def misplaced_key(s: Setup) -> str | None:
+    """A key of ours, or of another system, stands beside ``slime_ext:`` in the file."""
+    # A lost indentation or a former hook leaves it there. Beside another's hook, which may read it there as
+    # slime's mis.py does, only what acts without a correction of ours is judged.
     if not s.function and s.a.slime_ext is None:
-        return ""
+        return None
     is_anothers = not s.function and s.a.custom_tis_function_path is not None
+    start, end = "--custom-config-path: expected ", "; an argument of your own needs another name"
     keys = (key for key in s.file if key not in ARGUMENTS and (key in MEASURING or not is_anothers))
     for key in keys:
         if system := FOREIGN.get(key):
             return (
-                f"no key of {system} beside slime_ext, got {key}: leave it out, or translate the file: "
-                f"slime-ext convert --from {system} FILE"
+                f"{start}no key of {system} beside slime_ext, got {key}: leave it out, or translate the "
+                f"file: slime-ext convert --from {system} FILE{end}"
             )
         if place := PLACES.get(key):
-            return f"the key {key} {place}, got it beside slime_ext, where nothing reads it: indent it"
-    return ""
+            return (
+                f"{start}the key {key} {place}, got it beside slime_ext, where nothing reads it: indent it"
+                f"{end}"
+            )
+    return None
 
 
-def _unread_clip(s: Setup) -> str:
-    """--tis-clip beside a function that does not read it; the host's default is not told from no flag."""
-    given = {dest: getattr(s.a, dest) for dest in contract.BAND}
-    given = {dest: value for dest, value in given.items() if value not in (None, ARGUMENTS[dest].default)}
-    reads = READS_BAND + (("off_policy_is_function",) if contract.takes_tis_bounds() else ())
-    if not s.function or s.function in reads or not given:
-        return ""
-    dest, value = next(iter(given.items()))
-    return f"{flag_of(dest)}: expected none beside slime_ext.tis.{s.function}, got {value:g}"
+@rule(REFUSE, FILE)
+def unread_configuration(s: Setup) -> str | None:
+    """The function that the launch names does not read the key ``slime_ext:``."""
+    mapping = s.a.slime_ext
+    if s.function not in ("", *contract.SEEDS) or mapping is None:
+        return None
+    if isinstance(mapping, Mapping) and set(mapping) <= MEASURING:
+        return None
+    return (
+        f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
+        f"{s.a.custom_tis_function_path or 'none'}: nothing would read that key"
+    )
 
 
-NO_BASELINE: Facts = {  # what undoes or replaces slime's group baseline
-    "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group baseline)":
-        lambda a: a.advantage_estimator not in WITH_BASELINE,
-    "--disable-rewards-normalization (there is no baseline to compute again)":
-        lambda a: a.rewards_normalization is False,
-    "--normalize-advantages (the advantages are whitened over the whole batch afterwards)":
-        lambda a: a.normalize_advantages,
-    "--use-opd (the teacher's term is in the advantages already)": lambda a: a.use_opd,
-    "--custom-advantage-function-path (its baseline is not known)":
-        lambda a: a.custom_advantage_function_path,
-    "--custom-reward-post-process-path (its baseline is not known)":
-        lambda a: a.custom_reward_post_process_path,
-}  # fmt: skip
+# Flags that exclude one another, or ours.
+
+NO_POLICY_LOSS = (
+    "--loss-type: expected policy_loss beside slime_ext, got sft_loss: it has no policy loss to measure or "
+    "to correct"
+)
 
 
-DISCARDED: Facts = {  # work of the host's loss that a surrogate of ours replaces
-    "--use-opsm: expected off, got on: its mask": lambda a: a.use_opsm,
-    "--advantage-estimator: expected another, got gspo: its sequence ratio":
-        lambda a: a.advantage_estimator == "gspo",
-    "--advantage-estimator: expected another, got cispo: its clipped weight":
-        lambda a: "cispo" in (a.advantage_estimator, a.pg_loss_type),
-}  # fmt: skip
+@rule(REFUSE)
+def function_never_called(s: Setup) -> str | None:
+    """The launch names a function of ours, and no flag makes the host call it."""
+    if not contract.function_of(s.a) or s.a.use_tis or s.a.get_mismatch_metrics:
+        return None
+    return (
+        "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
+        "called; for metrics alone leave it out, slime_ext.host.init measures without"
+    )
+
+
+@rule(REFUSE)
+def sft_beside_function(s: Setup) -> str | None:
+    """The loss is that of supervised fine-tuning, which has no policy loss to correct."""
+    return NO_POLICY_LOSS if s.function and s.a.loss_type == "sft_loss" else None
+
+
+@rule(REFUSE)
+def greedy_sampling(s: Setup) -> str | None:
+    """The sampler's temperature is 0, so that its tokens have no probabilities."""
+    if not s.function or s.a.rollout_temperature is None or s.a.rollout_temperature > 0:
+        return None
+    return (
+        f"--rollout-temperature: expected a number above 0, got {s.a.rollout_temperature}: greedy decoding "
+        "has no probabilities to correct"
+    )
+
+
+@rule(REFUSE)
+def score_centering_beside_function(s: Setup) -> str | None:
+    """The host's score centering is on beside a function of ours."""
+    if not (s.function and s.a.use_tis and s.a.use_score_centering):
+        return None
+    return (
+        "--use-score-centering: expected the host's own vanilla_tis_function or icepop_function beside it, "
+        f"got {s.a.custom_tis_function_path}: the host centers no other weights; without a function, "
+        "slime_ext.host.init measures beside it"
+    )
+
+
+@rule(HOST)
+def score_centering_beside_mismatch_metrics(s: Setup) -> str | None:
+    """The host refuses its mismatch metrics beside its score centering."""
+    if not (s.function and s.a.get_mismatch_metrics and s.a.use_score_centering):
+        return None
+    return (
+        "--get-mismatch-metrics: expected off beside --use-score-centering, got on: the host refuses it; "
+        "slime_ext.host.init measures without"
+    )
+
+
+@rule(HOST)
+def rollout_logprobs_beside_tis(s: Setup) -> str | None:
+    """The host refuses the sampler's log-probs as proximal ones beside a correction."""
+    if not (s.a.use_tis and s.a.use_rollout_logprobs and s.has_ratio):
+        return None
+    return "--use-rollout-logprobs: cannot be combined with --use-tis: the host refuses both. Remove one."
+
+
+@rule(REFUSE)
+def proximal_not_computed(s: Setup) -> str | None:
+    """The correction needs proximal log-probs before the step, and slime computes none."""
+    if not (s.correction.needs_plan and s.skips_proximal):
+        return None
+    return (
+        "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
+        "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
+    )
+
+
+# The correction's parts beside the arguments.
+
+WHOLE = ": the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
+
+
+@rule(REFUSE, CORRECTION)
+def center_without_generate(s: Setup) -> str | None:
+    """``center`` is set without the generate function that asks for the sampler's head."""
+    if s.correction.center is None or s.a.custom_generate_function_path:
+        return None
+    return (
+        "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: it asks "
+        f"SGLang for the sampler's {s.correction.center.top_k} most likely tokens"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def center_beside_allgather_cp(s: Setup) -> str | None:
+    """``center`` is set beside ``--allgather-cp``."""
+    if s.correction.center is None or not s.a.allgather_cp:
+        return None
+    return (
+        "--allgather-cp: expected off beside center, got on: it spreads the log-probs over other ranks than "
+        "the logits"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def center_beside_top_p(s: Setup) -> str | None:
+    """``center`` is set, and the sampler leaves tokens out by top-p."""
+    if s.correction.center is None or s.a.rollout_top_p in (None, 1):
+        return None
+    return f"--rollout-top-p: expected 1.0 beside center, got {s.a.rollout_top_p}{WHOLE}"
+
+
+@rule(REFUSE, CORRECTION)
+def center_beside_top_k(s: Setup) -> str | None:
+    """``center`` is set, and the sampler leaves tokens out by top-k."""
+    if s.correction.center is None or s.a.rollout_top_k in (None, -1):
+        return None
+    return f"--rollout-top-k: expected -1 beside center, got {s.a.rollout_top_k}{WHOLE}"
+
+
+@rule(REFUSE, CORRECTION)
+def ratio_applied_twice(s: Setup) -> str | None:
+    """The host's loss and the correction's weights would both have the ratio to the sampler."""
+    is_in_loss = s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
+    if not (is_in_loss and s.correction.sets_weights):
+        return None
+    return (
+        "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. "
+        "Remove one."
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def target_counted_twice(s: Setup) -> str | None:
+    """The host's loss and the correction's weights both have the target, over several steps per rollout."""
+    if not (s.counts_target_twice and s.is_second_step_trained and s.function not in contract.SEEDS):
+        return None
+    return (
+        f"slime_ext.numerator: expected proximal beside the host's surrogate with {s.steps} optimizer steps "
+        "per rollout or --keep-old-actor, got target: its loss counts target / proximal already; use "
+        "surrogate: reinforce"
+    )
+
+
+DISCARDED = "would be discarded beside a surrogate of slime_ext; use surrogate: host"
+
+
+@rule(REFUSE, CORRECTION)
+def discarded_opsm(s: Setup) -> str | None:
+    """A surrogate of ours would discard the mask of ``--use-opsm``."""
+    if not (s.own_loss and s.a.use_opsm):
+        return None
+    return f"--use-opsm: expected off, got on: its mask {DISCARDED}"
+
+
+@rule(REFUSE, CORRECTION)
+def discarded_gspo(s: Setup) -> str | None:
+    """A surrogate of ours would discard the sequence ratio of GSPO."""
+    if not (s.own_loss and s.a.advantage_estimator == "gspo"):
+        return None
+    return f"--advantage-estimator: expected another, got gspo: its sequence ratio {DISCARDED}"
+
+
+@rule(REFUSE, CORRECTION)
+def discarded_cispo(s: Setup) -> str | None:
+    """A surrogate of ours would discard the clipped weight of CISPO."""
+    if not (s.own_loss and "cispo" in (s.a.advantage_estimator, s.a.pg_loss_type)):
+        return None
+    return f"--advantage-estimator: expected another, got cispo: its clipped weight {DISCARDED}"
+
+
+@rule(REFUSE, CORRECTION)
+def discarded_dual_clip(s: Setup) -> str | None:
+    """A surrogate of ours without a dual clip would discard the floor of ``--eps-clip-c``."""
+    if not s.own_loss or s.a.eps_clip_c is None or isinstance(s.correction.surrogate, DualClip):
+        return None
+    return (
+        f"--eps-clip-c: expected none beside this surrogate of slime_ext, got {s.a.eps_clip_c}: its floor "
+        "would be discarded; use surrogate: dual_clip"
+    )
+
+
+@rule(WARN, CORRECTION)
+def off_policy_is_counted_twice(s: Setup) -> str | None:
+    """``off_policy_is_function`` counts the target twice, over several steps per rollout."""
+    is_it = s.function == "off_policy_is_function" and s.counts_target_twice
+    if not (is_it and s.is_second_step_trained):
+        return None
+    return (
+        "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got "
+        f"{s.steps} steps: the host's loss has the factor target / proximal already, so that ratio is "
+        "counted twice; use slime_ext.tis.off_policy_is"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def kept_denominator_beside_reducer(s: Setup) -> str | None:
+    """``denominator: kept`` is set beside a reducer of the user's own."""
+    is_kept = s.correction.denominator == "kept" and s.acts
+    if not (is_kept and s.a.custom_pg_loss_reducer_function_path):
+        return None
+    return (
+        "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: what "
+        "that function divides by is not known"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def group_of_one_sample(s: Setup) -> str | None:
+    """``group`` is set, and each prompt has one sample."""
+    if not (s.correction.group != "ignore" and s.acts and s.a.n_samples_per_prompt == 1):
+        return None
+    return (
+        f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {s.correction.group}: a group "
+        "of one sample has no others"
+    )
+
+
+def _rebaselines(s: Setup) -> bool:
+    return s.correction.group == "rebaseline" and s.acts
+
+
+def _not_rebaselined(beside: str) -> str:
+    return f"slime_ext.group: expected ignore or atomic with {beside}, got rebaseline"
+
+
+@rule(REFUSE, CORRECTION)
+def rebaseline_without_group_baseline(s: Setup) -> str | None:
+    """``group: rebaseline`` is set beside an estimator without a group baseline."""
+    if not _rebaselines(s) or s.a.advantage_estimator in WITH_BASELINE:
+        return None
+    return _not_rebaselined(
+        "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group baseline)"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def rebaseline_without_normalization(s: Setup) -> str | None:
+    """``group: rebaseline`` is set, and the host subtracts no baseline."""
+    if not _rebaselines(s) or s.a.rewards_normalization is not False:
+        return None
+    return _not_rebaselined("--disable-rewards-normalization (there is no baseline to compute again)")
+
+
+@rule(REFUSE, CORRECTION)
+def rebaseline_beside_whitening(s: Setup) -> str | None:
+    """``group: rebaseline`` is set, and the host whitens the advantages afterwards."""
+    if not _rebaselines(s) or not s.a.normalize_advantages:
+        return None
+    return _not_rebaselined(
+        "--normalize-advantages (the advantages are whitened over the whole batch afterwards)"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def rebaseline_beside_distillation(s: Setup) -> str | None:
+    """``group: rebaseline`` is set beside on-policy distillation."""
+    if not _rebaselines(s) or not s.a.use_opd:
+        return None
+    return _not_rebaselined("--use-opd (the teacher's term is in the advantages already)")
+
+
+@rule(REFUSE, CORRECTION)
+def rebaseline_beside_own_advantages(s: Setup) -> str | None:
+    """``group: rebaseline`` is set beside an advantage function of the user's own."""
+    if not _rebaselines(s) or not s.a.custom_advantage_function_path:
+        return None
+    return _not_rebaselined("--custom-advantage-function-path (its baseline is not known)")
+
+
+@rule(REFUSE, CORRECTION)
+def rebaseline_beside_own_rewards(s: Setup) -> str | None:
+    """``group: rebaseline`` is set beside a reward post-processing of the user's own."""
+    if not _rebaselines(s) or not s.a.custom_reward_post_process_path:
+        return None
+    return _not_rebaselined("--custom-reward-post-process-path (its baseline is not known)")
+
+
+@rule(REFUSE, CORRECTION)
+def proximal_unknown_before_step(s: Setup) -> str | None:
+    """The correction needs proximal log-probs before the step, and REINFORCE has the target's instead."""
+    if not (s.correction.needs_plan and s.acts and not s.has_ratio and s.is_second_step_trained):
+        return None
+    return (
+        "--pg-loss-type: expected ppo with a correction that couples the samples of an optimizer step, got "
+        f"reinforce with {s.steps} steps per rollout: the host passes the target's log-probs for the "
+        "proximal's, and they are not known before a step"
+    )
+
+
+# What the host's code decides.
+
+DYNAMIC = (
+    "--dynamic-context-parallel: expected off beside slime_ext, got on: a sample is then cut over another "
+    "group for each micro-batch, which slime_ext does not follow"
+)
+
+
+@rule(REFUSE)
+def dynamic_context_parallel(s: Setup) -> str | None:
+    """The host cuts each micro-batch over another group of ranks."""
+    return DYNAMIC if s.a.dynamic_context_parallel else None
+
+
+@rule(REFUSE)
+def unknown_release(s: Setup) -> str | None:
+    """The host's functions have other parameters than those of the releases that are supported."""
+    return s.known_host().fault
+
+
+@rule(REFUSE)
+def flag_unknown_to_host(s: Setup) -> str | None:
+    """A flag decides whether ours runs, and this host is older than that flag and ignores it."""
+    host = s.known_host()
+    flags = (name for name in DECISIVE if name not in s.file and getattr(s.a, name))
+    unknown = next((flag_of(name) for name in flags if not host.accepts(name, s.args)), None)
+    if unknown is None:
+        return None
+    return (
+        f"{unknown}: expected a host that has this flag, got {host.name} without it: that release ignores it"
+    )
 
 
 def _init_is_missed(s: Setup) -> str:
@@ -299,228 +664,254 @@ def _init_is_missed(s: Setup) -> str:
     return f"{flag}: expected {wanted} beside {contract.TIS}.{s.function}, got {got}: {why}"
 
 
-def _lacking_versions(s: Setup) -> str:
-    """What reads the samples' ages where their weight versions do not reach the trainer."""
+@rule(REFUSE)
+def missing_init(s: Setup) -> str | None:
+    """A hook call lacks what only ``slime_ext.host.init`` brings to it."""
+    return _init_is_missed(s)
+
+
+@rule(REFUSE)
+def missing_train_step(s: Setup) -> str | None:
+    """The correction couples the samples of a step, and the host has no ``train_one_step``."""
+    if not s.correction.needs_plan or s.known_host().has_step:
+        return None
+    return (
+        f"{s.known_host().name}: expected a trainer with {STEP} beside a correction that couples the samples "
+        "of an optimizer step, got one without (FSDP)"
+    )
+
+
+@rule(REFUSE)
+def missing_weight_versions(s: Setup) -> str | None:
+    """Something reads the samples' ages, and their weight versions do not reach the trainer."""
     guards = [f"slime_ext.guards.{name}" for name in s.loaded.guards if name.startswith("staleness_")]
     readers = ["max_staleness"] if s.correction.needs_ages else guards
     if not readers or getattr(s.a, LOG) == OURS[LOG] or not s.may_run_init:
-        return ""
-    if s.known_host.carries_versions:
-        return ""
-    keeps = f"{readers[0]}: expected the samples' weight versions, got a {s.known_host.name} that keeps them"
-    if not s.known_host.accepts(LOG, s.args):  # slime before v0.2.2
+        return None
+    host = s.known_host(
+        "whether this host's trainer gets the samples' weight versions, which slime's does only with "
+        f"{LOG_FLAG}"
+    )
+    if host.carries_versions:
+        return None
+    keeps = f"{readers[0]}: expected the samples' weight versions, got a {host.name} that keeps them"
+    if not host.accepts(LOG, s.args):  # slime before v0.2.2
         return f"{keeps} and has no {flag_of(LOG)}: use a newer release, or the diff of docs/patches.md"
     return f"{keeps} in its rollout manager: add {LOG_FLAG}"
 
 
-def _lacking_head(s: Setup) -> str:
-    """What the host lacks to bring the sampler's head to the loss."""
+@rule(REFUSE)
+def missing_head(s: Setup) -> str | None:
+    """``center`` is set, and the host cannot bring the sampler's head to the loss."""
     if s.correction.center is None:
-        return ""
-    host = s.known_host
+        return None
+    host = s.known_host("whether the sampler's head reaches this host's loss")
     lacks = {
         f"{STEP} (Megatron's trainer)": not host.has_step or s.a.train_backend == "fsdp",
         f"{RESPONSES} among its modules": not host.defines(RESPONSES),
         f"{flag_of(LOG)} (slime since v0.2.2)": not host.accepts(LOG, s.args),
         "SGLang as its engine": not host.accepts(ENGINE, s.args),
     }
-    return next((what for what, is_lacking in lacks.items() if is_lacking), "")
+    lacking = next((what for what, is_lacking in lacks.items() if is_lacking), None)
+    if lacking is None:
+        return None
+    return (
+        f"slime_ext.center: expected a host with {lacking}, got {host.name} without: the sampler's head does "
+        "not reach the loss there"
+    )
 
 
-def _unknown_flag(s: Setup) -> str:
-    """A flag that decides whether ours runs, and that this host ignores because it is older."""
-    host = s.known_host
-    given = (name for name in DECISIVE if name not in s.file and getattr(s.a, name))
-    return next((flag_of(name) for name in given if not host.accepts(name, s.args)), "")
+# What a user should know.
 
 
-def _where(asks: Callable[[Setup], bool], when: Callable[[Any], Any]) -> Callable[[Setup], Any]:
-    return lambda s: asks(s) and when(s.a)
+@rule(WARN, INIT_ALONE)
+def sft_beside_init(s: Setup) -> str | None:
+    """The loss is that of supervised fine-tuning, which has no policy loss to measure."""
+    return NO_POLICY_LOSS if not s.function and s.a.loss_type == "sft_loss" else None
 
 
-NO_POLICY_LOSS = (
-    "--loss-type: expected policy_loss beside slime_ext, got sft_loss: it has no policy loss to measure or "
-    "to correct"
+@rule(WARN, INIT_ALONE)
+def fsdp_beside_init(s: Setup) -> str | None:
+    """The trainer is FSDP's, which never calls ``init``, and nothing else of ours runs."""
+    if s.function or s.a.train_backend != "fsdp":
+        return None
+    return (
+        f"--train-backend: expected megatron beside {OURS[INIT]}, got fsdp, which never calls "
+        f"{flag_of(INIT)}: nothing is measured"
+    )
+
+
+@rule(WARN)
+def unread_tis_clip(s: Setup) -> str | None:
+    """The function of the launch does not read ``--tis-clip`` or ``--tis-clip-low``."""
+    # The host's default is not told from no flag.
+    bounds = {dest: getattr(s.a, dest) for dest in contract.BAND}
+    bounds = {dest: value for dest, value in bounds.items() if value not in (None, ARGUMENTS[dest].default)}
+    reads = READS_BAND + (("off_policy_is_function",) if contract.takes_tis_bounds() else ())
+    if not s.function or s.function in reads or not bounds:
+        return None
+    dest, value = next(iter(bounds.items()))
+    return (
+        f"{flag_of(dest)}: expected none beside slime_ext.tis.{s.function}, got {value:g}: only "
+        "slime_ext.tis.vanilla_tis_function and icepop_function read it; a cap of yours is truncate: {high: "
+        "...} under slime_ext.steps"
+    )
+
+
+@rule(WARN)
+def masks_beside_reducer(s: Setup) -> str | None:
+    """The correction rejects tokens beside a reducer of the user's own, which may divide by the masks."""
+    rejects = any(isinstance(step, Reject | Veto) for step in s.correction.steps)
+    if not (rejects and s.a.custom_pg_loss_reducer_function_path):
+        return None
+    return (
+        f"--custom-pg-loss-reducer-function-path {s.a.custom_pg_loss_reducer_function_path}: expected "
+        f"slime's reducer beside mask_scope: {s.correction.mask_scope}, got one of yours: if it divides by "
+        "the masks, policy passes it the host's and all the reduced ones"
+    )
+
+
+@rule(WARN)
+def correction_switched_off(s: Setup) -> str | None:
+    """The correction would change the loss, and ``--use-tis`` is off."""
+    if not s.function or s.correction.is_identity or s.a.use_tis:
+        return None
+    return "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
+
+
+@rule(WARN)
+def correction_without_steps(s: Setup) -> str | None:
+    """``--use-tis`` is on, and the correction changes nothing."""
+    if not (s.function and s.correction.is_identity and s.a.use_tis):
+        return None
+    return "slime_ext.steps: expected one beside --use-tis, got none: the loss stays as it is, only metrics"
+
+
+@rule(WARN)
+def fsdp_beside_function(s: Setup) -> str | None:
+    """The trainer is FSDP's, in which the correction runs without metrics and guards."""
+    if not s.function or s.a.train_backend != "fsdp":
+        return None
+    return (
+        "--train-backend: expected megatron beside slime_ext.tis, got fsdp, which calls no "
+        "--custom-megatron-init-path: no metrics but the host's own channel, no guards, certificate or "
+        "off_policy.jsonl"
+    )
+
+
+@rule(WARN)
+def guards_beside_release_train(s: Setup) -> str | None:
+    """The trainer ends with each rollout, so that guards count anew."""
+    if not s.a.release_train:
+        return None
+    return (
+        "--release-train: expected a trainer that stays beside slime_ext.guards, got one that ends with "
+        "each rollout: steps in a row and metrics_only begin anew with the next"
+    )
+
+
+@rule(WARN)
+def metrics_of_one_replica(s: Setup) -> str | None:
+    """Data parallel replicas are independent, so that metrics and guards are those of each alone."""
+    if not s.a.indep_dp:
+        return None
+    return (
+        "--ft-components: expected data parallel ranks of one group, got independent replicas: metrics and "
+        "guards are those of each replica alone, off_policy.jsonl has the first one's"
+    )
+
+
+@rule(WARN)
+def nan_is_not_skipped(s: Setup) -> str | None:
+    """The host skips steps with NaN, and ours stops at a NaN among the trainer's log-probs."""
+    if s.a.check_for_nan_in_loss_and_grad is not False:
+        return None
+    return (
+        "--no-check-for-nan-in-loss-and-grad: expected a run that may end beside slime_ext, got one that "
+        "skips steps with NaN: a NaN among the trainer's own log-probs stops it all the same"
+    )
+
+
+@rule(WARN)
+def host_flag_in_file(s: Setup) -> str | None:
+    """The file has flags of slime's own, which slime checks before it reads the file."""
+    keys = ", ".join(key for key in s.file if key in CHECKED_BEFORE)
+    if not keys:
+        return None
+    return (
+        f"--custom-config-path: expected flags of slime's own on the command line, got {keys} in the file: "
+        "slime checks its flags, and derives others from them, before it reads the file; give it as a flag"
+    )
+
+
+@rule(HINT)
+def missing_function(s: Setup) -> str | None:
+    """The file has a correction, and names no function that reads it."""
+    if s.function != "correct" or s.a.custom_tis_function_path:
+        return None
+    return f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct"
+
+
+@rule(HINT)
+def missing_metrics(s: Setup) -> str | None:
+    """The correction runs without ``slime_ext.host.init``, so that there are no metrics."""
+    if s.a.custom_megatron_init_path or not s.function or _init_is_missed(s):
+        return None
+    return f"no metrics: in slime add {INIT_FLAG}"
+
+
+@rule(HINT)
+def init_of_your_own(s: Setup) -> str | None:
+    """``--custom-megatron-init-path`` names an init of the user's own, which has to call ours."""
+    if s.a.custom_megatron_init_path in (None, OURS[INIT]):
+        return None
+    return (
+        f"no metrics and no check at start-up unless {s.a.custom_megatron_init_path} calls "
+        "slime_ext.host.init(args)"
+    )
+
+
+ALL = tuple(RULES.values())
+OF_THE_FILE, OF_THE_CORRECTION, OF_INIT_ALONE = (
+    tuple(each for each in ALL if each.subject is subject) for subject in (FILE, CORRECTION, INIT_ALONE)
 )
-NOTHING_MEASURED = (  # where init is all that a launch has of ours
-    Rule(lambda s: not s.function and s.a.loss_type == "sft_loss", NO_POLICY_LOSS, WARN),
-    Rule(lambda s: not s.function and s.a.train_backend == "fsdp",
-         f"--train-backend: expected megatron beside {OURS[INIT]}, got fsdp, which never calls "
-         f"{flag_of(INIT)}: nothing is measured", WARN),
-)  # fmt: skip
-OF_THE_FILE = (  # before what stands in it is read
-    Rule(_misplaced_key,
-         "--custom-config-path: expected {found}; an argument of your own needs another name"),
-    Rule(lambda s: s.function in ("", *contract.SEEDS) and s.a.slime_ext is not None
-         and (not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING)
-         and (s.a.custom_tis_function_path or "none"),
-         f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-         "{found}: nothing would read that key"),
-)  # fmt: skip
-OF_THE_LAUNCH = (
-    Rule(lambda s: contract.function_of(s.a) and not (s.a.use_tis or s.a.get_mismatch_metrics),
-         "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
-         "called; for metrics alone leave it out, slime_ext.host.init measures without"),
-    Rule(lambda s: s.function and s.a.loss_type == "sft_loss", NO_POLICY_LOSS),
-    Rule(lambda s: s.function and s.a.rollout_temperature is not None and s.a.rollout_temperature <= 0,
-         "--rollout-temperature: expected a number above 0, got {a.rollout_temperature}: greedy decoding has "
-         "no probabilities to correct"),
-    Rule(lambda s: s.function and s.a.use_tis and s.a.use_score_centering,
-         "--use-score-centering: expected the host's own vanilla_tis_function or icepop_function beside it, "
-         "got {a.custom_tis_function_path}: the host centers no other weights; without a function, "
-         "slime_ext.host.init measures beside it"),
-    Rule(lambda s: s.function and s.a.get_mismatch_metrics and s.a.use_score_centering,
-         "--get-mismatch-metrics: expected off beside --use-score-centering, got on: the host refuses it; "
-         "slime_ext.host.init measures without", HOST),
-    Rule(lambda s: s.a.use_tis and s.a.use_rollout_logprobs and s.has_ratio,
-         "--use-rollout-logprobs: cannot be combined with --use-tis: the host refuses both. Remove one.",
-         HOST),
-    Rule(lambda s: s.correction.needs_plan and s.skips_proximal,
-         "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
-         "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"),
-)  # fmt: skip
-WHOLE = ": the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
-DYNAMIC = (
-    "--dynamic-context-parallel: expected off beside slime_ext, got on: a sample is then cut over another "
-    "group for each micro-batch, which slime_ext does not follow"
-)
-NO_HOST = "no checkout of the host is here; --host DIR names one"
-OF_THE_HOST = (  # what its code decides
-    Rule(lambda s: s.a.dynamic_context_parallel, DYNAMIC),
-    Rule(lambda s: s.known_host.fault, "{found}"),
-    Rule(_unknown_flag, "{found}: expected a host that has this flag, got {s.host.name} without it: that "
-         "release ignores it"),
-    Rule(_init_is_missed, "{found}",
-         asks="whether {a.custom_megatron_init_path} calls slime_ext.host.init(args), without which "
-         f"{contract.TIS}.{{s.function}} stops the run"),
-    Rule(lambda s: s.correction.needs_plan and s.known_host and not s.known_host.has_step,
-         f"{{s.host.name}}: expected a trainer with {STEP} beside a correction that couples the samples of "
-         "an optimizer step, got one without (FSDP)"),
-    Rule(_lacking_versions, "{found}",
-         asks="whether this host's trainer gets the samples' weight versions, which slime's does only with "
-         f"{LOG_FLAG}: {NO_HOST}"),
-    Rule(_lacking_head,
-         "slime_ext.center: expected a host with {found}, got {s.host.name} without: the sampler's head does "
-         "not reach the loss there",
-         asks=f"whether the sampler's head reaches this host's loss: {NO_HOST}"),
-)  # fmt: skip
-OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers depend on
-    Rule(lambda s: s.correction.center is not None and not s.a.custom_generate_function_path,
-         "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: it asks "
-         "SGLang for the sampler's {s.correction.center.top_k} most likely tokens"),
-    Rule(lambda s: s.correction.center is not None and s.a.allgather_cp,
-         "--allgather-cp: expected off beside center, got on: it spreads the log-probs over other ranks than "
-         "the logits"),
-    Rule(lambda s: s.correction.center is not None and s.a.rollout_top_p not in (None, 1),
-         "--rollout-top-p: expected 1.0 beside center, got {a.rollout_top_p}" + WHOLE),
-    Rule(lambda s: s.correction.center is not None and s.a.rollout_top_k not in (None, -1),
-         "--rollout-top-k: expected -1 beside center, got {a.rollout_top_k}" + WHOLE),
-    Rule(lambda s: s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
-         and s.correction.sets_weights,
-         "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. "
-         "Remove one."),
-    Rule(lambda s: s.counts_target_twice and s.is_second_step_trained and s.function not in contract.SEEDS,
-         "slime_ext.numerator: expected proximal beside the host's surrogate with {s.steps} optimizer steps "
-         "per rollout or --keep-old-actor, got target: its loss counts target / proximal already; use "
-         "surrogate: reinforce"),
-    *(Rule(_where(lambda s: s.own_loss, when),
-           f"{what} would be discarded beside a surrogate of slime_ext; use surrogate: host")
-      for what, when in DISCARDED.items()),
-    Rule(lambda s: s.own_loss and s.a.eps_clip_c is not None
-         and not isinstance(s.correction.surrogate, DualClip),
-         "--eps-clip-c: expected none beside this surrogate of slime_ext, got {a.eps_clip_c}: its floor "
-         "would be discarded; use surrogate: dual_clip"),
-    Rule(lambda s: s.function == "off_policy_is_function" and s.counts_target_twice
-         and s.is_second_step_trained,
-         "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got "
-         "{s.steps} steps: the host's loss has the factor target / proximal already, so that ratio is "
-         "counted twice; use slime_ext.tis.off_policy_is", WARN),
-    Rule(lambda s: s.correction.denominator == "kept" and s.acts and s.a.custom_pg_loss_reducer_function_path,
-         "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: what "
-         "that function divides by is not known"),
-    Rule(lambda s: s.correction.group != "ignore" and s.acts and s.a.n_samples_per_prompt == 1,
-         "slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {s.correction.group}: a group "
-         "of one sample has no others"),
-    *(Rule(_where(lambda s: s.correction.group == "rebaseline" and s.acts, when),
-           f"slime_ext.group: expected ignore or atomic with {what}, got rebaseline")
-      for what, when in NO_BASELINE.items()),
-    Rule(lambda s: s.correction.needs_plan and s.acts and not s.has_ratio and s.is_second_step_trained,
-         "--pg-loss-type: expected ppo with a correction that couples the samples of an optimizer step, got "
-         "reinforce with {s.steps} steps per rollout: the host passes the target's log-probs for the "
-         "proximal's, and they are not known before a step"),
-)  # fmt: skip
-TO_BE_KNOWN = (
-    *NOTHING_MEASURED,
-    Rule(_unread_clip,
-         "{found}: only slime_ext.tis.vanilla_tis_function and icepop_function read it; a cap of yours is "
-         "truncate: {{high: ...}} under slime_ext.steps", WARN),
-    Rule(lambda s: any(isinstance(step, Reject | Veto) for step in s.correction.steps)
-         and s.a.custom_pg_loss_reducer_function_path,
-         "--custom-pg-loss-reducer-function-path {a.custom_pg_loss_reducer_function_path}: expected slime's "
-         "reducer beside mask_scope: {s.correction.mask_scope}, got one of yours: if it divides by the "
-         "masks, policy passes it the host's and all the reduced ones", WARN),
-    Rule(lambda s: s.function and not s.correction.is_identity and not s.a.use_tis,
-         "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics", WARN),
-    Rule(lambda s: s.function and s.correction.is_identity and s.a.use_tis,
-         "slime_ext.steps: expected one beside --use-tis, got none: the loss stays as it is, only metrics",
-         WARN),
-    Rule(lambda s: s.function and s.a.train_backend == "fsdp",
-         "--train-backend: expected megatron beside slime_ext.tis, got fsdp, which calls no "
-         "--custom-megatron-init-path: no metrics but the host's own channel, no guards, certificate or "
-         "off_policy.jsonl", WARN),
-    Rule(lambda s: s.a.release_train,
-         "--release-train: expected a trainer that stays beside slime_ext.guards, got one that ends with "
-         "each rollout: steps in a row and metrics_only begin anew with the next", WARN),
-    Rule(lambda s: s.a.indep_dp,
-         "--ft-components: expected data parallel ranks of one group, got independent replicas: metrics and "
-         "guards are those of each replica alone, off_policy.jsonl has the first one's", WARN),
-    Rule(lambda s: s.a.check_for_nan_in_loss_and_grad is False,
-         "--no-check-for-nan-in-loss-and-grad: expected a run that may end beside slime_ext, got one that "
-         "skips steps with NaN: a NaN among the trainer's own log-probs stops it all the same", WARN),
-    Rule(lambda s: ", ".join(key for key in s.file if key in CHECKED_BEFORE),
-         "--custom-config-path: expected flags of slime's own on the command line, got {found} in the file: "
-         "slime checks its flags, and derives others from them, before it reads the file; give it as a flag",
-         WARN),
-    Rule(lambda s: s.function == "correct" and not s.a.custom_tis_function_path,
-         f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct", HINT),
-    Rule(lambda s: not s.a.custom_megatron_init_path and s.function and not _init_is_missed(s),
-         f"no metrics: in slime add {INIT_FLAG}", HINT),
-    Rule(lambda s: s.a.custom_megatron_init_path not in (None, OURS[INIT]),
-         "no metrics and no check at start-up unless {a.custom_megatron_init_path} calls "
-         "slime_ext.host.init(args)", HINT),
-)  # fmt: skip
-RULES = (*OF_THE_FILE, *OF_THE_LAUNCH, *OF_THE_CORRECTION, *OF_THE_HOST, *TO_BE_KNOWN)
 
 
-def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule] = RULES) -> Iterator[str]:
+def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule] = ALL) -> Iterator[Line]:
     """The line of each rule of these severities that the launch breaks."""
-    for rule in (rule for rule in rules if rule.severity in severities):
+    for each in (each for each in rules if each.severity in severities):
         with contextlib.suppress(UnknownError):
-            if found := rule.when(setup):
-                yield rule.message.format(a=setup.a, s=setup, found=found)
+            if message := each.judge(setup):
+                yield Line(message, each)
 
 
-def unasked(setup: Setup, rules: Collection[Rule] = RULES) -> Iterator[str]:
-    """What was not checked because the host's code, or what an init of the user's own calls, is not known."""
-    for rule in (rule for rule in rules if rule.asks):
+def unchecked(setup: Setup, kind: type[UnknownError] = UnknownError) -> Iterator[Line]:
+    """For each rule that cannot be judged: what was not checked, or why.
+
+    Args:
+        kind: HostUnknownError: the host's code, or what an init of the user's own calls, is not known;
+            ArgumentUnknownError: the value of an argument is not.
+    """
+    for each in ALL:
         try:
-            rule.when(setup)
-        except HostUnknownError:
-            yield rule.asks.format(a=setup.a, s=setup)
-        except UnknownError:  # an argument, which has a line of its own
-            continue
+            each.judge(setup)
+        except UnknownError as error:
+            if isinstance(error, kind) and str(error):
+                yield Line(str(error), each)
 
 
 def require(
-    setup: Setup, severities: Collection[Severity] = (REFUSE,), rules: Collection[Rule] = RULES
+    setup: Setup, severities: Collection[Severity] = (REFUSE,), rules: Collection[Rule] = ALL
 ) -> None:
-    """Raises ConfigError with the first line that ``said`` has."""
-    for line in said(setup, severities, rules):
-        raise ConfigError(line)
+    """Raises BrokenRuleError with the first line that ``said`` has."""
+    for message, broken in said(setup, severities, rules):
+        error = BrokenRuleError(message)
+        error.rule = broken
+        raise error
 
 
-def enforce(setup: Setup, rules: Collection[Rule] = RULES) -> None:
-    """What a training process does: raises ConfigError at the first REFUSE, logs each WARN once."""
+def enforce(setup: Setup, rules: Collection[Rule] = ALL) -> None:
+    """What a training process does: raises BrokenRuleError at the first REFUSE, logs each WARN once."""
     require(setup, rules=rules)
     for line in said(setup, (WARN,), rules):
-        warn_once(line)
+        warn_once(line.message)

@@ -1,4 +1,4 @@
-"""Kinds of arguments, misspelt flags, and what holds for every rule of the table."""
+"""Kinds of arguments, misspelt flags, and what slime derives from flags."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime_ext.config.loaded import Loaded
-from slime_ext.core.correction import Correction
-from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.errors import ConfigError
-from slime_ext.host.flags import ARGUMENTS, check_command_line, check_kinds
-from slime_ext.host.rules import RULES, Rule, Setup, Severity, require, said
+from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.tools.commands.arguments import as_parsed
 
 NUMBER, COUNT, SWITCH = "a number (YAML", "a whole number above 0", "true or false"
@@ -58,32 +54,6 @@ def test_flags_that_are_none_of_ours_misspelt():
     args = SimpleNamespace(custom_agent_function_path=None, use_tis=True)
     words = "--custom-agent-function-path a.b -x custom_tis_functio --use-gin"
     check_command_line(["train.py", *words.split()], args)
-
-
-def test_a_rule_that_reads_a_name_outside_the_list_fails():
-    rule = Rule(lambda s: s.a.use_tis or s.a.unlisted, "never")
-    with pytest.raises(KeyError, match="ARGUMENTS: expected unlisted, which a rule reads, got none: add it"):
-        require(Setup(SimpleNamespace()), rules=(rule,))
-
-
-@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
-def test_every_rule_reads_listed_arguments_alone_and_is_left_out_where_none_is_known(rule):
-    """Its whole condition and its message, with everything on and with everything off."""
-    correction = Correction("target", steps=(Reweight(), Reject("sequence", "ratio", high=2.0)))
-    for value in (None, True, 2):
-        args = SimpleNamespace(**dict.fromkeys(ARGUMENTS, value), slime_ext={})
-        setup = Setup(args, "correct", Loaded(correction), file=("high", "kl_coef"))
-        assert all("\n" not in line for line in said(setup, tuple(Severity), (rule,)))
-        unknown = Setup(args, "correct", Loaded(correction), {*ARGUMENTS, "slime_ext"})
-        assert not [*said(unknown, tuple(Severity), (rule,))]
-
-
-def test_a_rule_that_reads_what_is_not_known_is_left_out():
-    args = SimpleNamespace(use_tis=True, use_rollout_logprobs=True)
-    loaded = Loaded(Correction(steps=(Reweight(), Truncate())))
-    with pytest.raises(ConfigError, match="--use-rollout-logprobs: cannot be combined with --use-tis"):
-        require(Setup(args, "correct", loaded))
-    require(Setup(args, "correct", loaded, {"use_rollout_logprobs"}))
 
 
 def test_what_slime_derives_from_other_flags():

@@ -22,13 +22,16 @@ from slime_ext.host.rules import (
     HINT,
     HOST,
     MEASURING,
-    NOTHING_MEASURED,
+    OF_INIT_ALONE,
     REFUSE,
     WARN,
+    BrokenRuleError,
+    HostUnknownError,
+    Line,
     Setup,
     require,
     said,
-    unasked,
+    unchecked,
 )
 from slime_ext.tools.checkout import Checkout, checkout_in, named_checkout, signature_of
 from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
@@ -63,10 +66,10 @@ class Checked:
 
     rows: Mapping[str, str]
     line: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[Line, ...] = ()
     uses_ours: bool = True
     unread: tuple[str, ...] = ()
-    unasked: tuple[str, ...] = ()
+    unasked: tuple[Line, ...] = ()
 
 
 def main(argv: list[str]) -> int:
@@ -84,14 +87,21 @@ def main(argv: list[str]) -> int:
     words, own = apart(argv)
     given = parser.parse_args(words)
     host = None if given.host is None else named_checkout(given.host)
-    found = check(given.file, given.args, own, host=host)
-    rows = [*{"file": given.file, **found.rows}.items(), *(("note", note) for note in found.notes)]
+    try:
+        found = check(given.file, given.args, own, host=host)
+    except BrokenRuleError as error:
+        raise ConfigError(str(_line_of(error))) from None
+    rows = [*{"file": given.file, **found.rows}.items(), *(("note", str(note)) for note in found.notes)]
     rows += [("unknown", line) for line in found.unread]
-    rows += [("not checked", line) for line in found.unasked]
+    rows += [("not checked", str(line)) for line in found.unasked]
     is_whole = not (found.unread or found.unasked)
     last = ["not all known, so not all checked"] if not is_whole else ["ok"] if found.uses_ours else []
     console().print(table(rows), *last, markup=False)
     return 0
+
+
+def _line_of(error: ConfigError) -> Line:
+    return Line(str(error), error.rule if isinstance(error, BrokenRuleError) else None)
 
 
 def check(
@@ -124,7 +134,8 @@ def check(
         found = Checked({"slime_ext": said}, said, uses_ours=False)
     else:
         found = _unused(path, arguments, host)
-    notes = (*arguments.launch.notes, *_overridden(arguments.launch), *found.notes)
+    unruled = map(Line, (*arguments.launch.notes, *_overridden(arguments.launch)))
+    notes = (*unruled, *found.notes)
     return replace(found, notes=notes, unread=arguments.unread)
 
 
@@ -182,8 +193,10 @@ def checked(arguments: Arguments, host: HostCode | None = None) -> Checked:
     else:  # what the flags beside this file still have to say
         notes = said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))
     rows, line = _described(setup)
-    open_questions = tuple(unasked(setup)) if arguments.launch.script else ()
-    return Checked(rows, line, (*setup.loaded.notes, *notes), unasked=open_questions)
+    notes = (*map(Line, setup.loaded.notes), *notes)
+    if not arguments.launch.script:
+        return Checked(rows, line, notes)
+    return Checked(rows, line, notes, unasked=tuple(unchecked(setup, HostUnknownError)))
 
 
 def _names_ours(arguments: Arguments) -> bool:
@@ -204,15 +217,16 @@ def _unused(path: str, arguments: Arguments, host: HostCode | None) -> Checked:
     if theirs:  # the keys of the file are for that hook
         arguments = replace(arguments, of_file=())
     replaced = cut(theirs) if theirs else "slime's own weights" if arguments.get("use_tis") else ""
-    rows, refused = {}, {}
+    rows: dict[str, str] = {}
+    refused: dict[str, Line] = {}
     for when, (flags, what) in OFFERED.items():
         offered = arguments.with_flags(flags)
         try:
             checked(offered, host)
             setup = Setup(offered.namespace(), _function(offered), unknown=offered.unknown)
-            require(setup, (WARN,), NOTHING_MEASURED)
+            require(setup, (WARN,), OF_INIT_ALONE)
         except ConfigError as error:
-            refused[str(error)] = None
+            refused.setdefault(str(error), _line_of(error))
         else:
             comments = [what]
             if replaced and "use_tis" in flags:
@@ -223,7 +237,7 @@ def _unused(path: str, arguments: Arguments, host: HostCode | None) -> Checked:
                 )
             rows[when] = "\n# ".join([_spelled(flags, arguments), *comments])
     words = "not used by this launch; add these flags" if rows else "nothing for it in this launch"
-    return Checked({"slime_ext": words, **rows}, words, notes=tuple(refused), uses_ours=False)
+    return Checked({"slime_ext": words, **rows}, words, notes=tuple(refused.values()), uses_ours=False)
 
 
 def _forbid_no_launch(launch: Launch) -> None:

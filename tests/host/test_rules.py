@@ -1,0 +1,287 @@
+"""The rules of a launch: for each, arguments that break it and arguments that keep it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from slime_ext.config.load import read_config
+from slime_ext.config.loaded import Loaded
+from slime_ext.core.correction import Correction
+from slime_ext.core.steps import Reject, Reweight, Truncate
+from slime_ext.errors import ConfigError
+from slime_ext.host.flags import ARGUMENTS
+from slime_ext.host.rules import (
+    LAUNCH,
+    REFUSE,
+    RULES,
+    ArgumentUnknownError,
+    BrokenRuleError,
+    HostUnknownError,
+    Line,
+    Rule,
+    Setup,
+    Severity,
+    require,
+    said,
+    unchecked,
+)
+
+DEFAULTS = {name: argument.default for name, argument in ARGUMENTS.items()}
+TOKEN = {"preset": "token_tis"}
+PLANNED, CENTERED = {"preset": "m2"}, {"preset": "cispo", "center": {"top_k": 8}}
+TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
+REINFORCE, KEPT = {"surrogate": "reinforce"}, {"preset": "geo_rs", "denominator": "kept"}
+REBASED = {"preset": "geo_rs", "group": "rebaseline"}
+AGES = {"steps": [{"reject": {"max_staleness": 4}}]}
+HOOK, OFF = {"custom_tis_function_path": "slime_ext.tis.correct"}, {"use_tis": False}
+INIT = {"custom_megatron_init_path": "slime_ext.host.init"}
+SEED = {"function": "off_policy_is_function", "of": TARGET}
+ALONE = {"function": "", "of": None}  # nothing of ours but init
+
+
+def a_host(**says):
+    """The code of a host in which everything fits, but for what ``says`` says."""
+    fits = {"name": "slime", "fault": "", "has_step": True, "carries_versions": True}
+    yes = dict.fromkeys(("passes", "defines", "accepts"), lambda *_: True)
+    return SimpleNamespace(**fits | yes | {"may_skip_proximal": True} | says)
+
+
+HOST, WITHOUT_FLAGS = a_host(), a_host(accepts=lambda *_: False)
+# (rule, arguments, line): what the rule says of a launch with these arguments starts with the line; None
+# where it says nothing. Arguments that are no flags: the function, what it is made ``of``, the keys of the
+# file, the host's code. Neighbours differ in what the rule looks at.
+CASES = [
+    ("misplaced_key", {"file": ["steps"]}, "--custom-config-path: expected the key steps "),
+    ("misplaced_key", {"file": ["verl"]}, "--custom-config-path: expected no key of verl beside slime"),
+    ("misplaced_key", {"file": ["my_key"]}, None),
+    ("misplaced_key", {"file": ["verl"], **ALONE, "custom_tis_function_path": "my.hook"}, None),
+    ("unread_configuration", {**ALONE, "slime_ext": TOKEN}, "--custom-tis-function-path: expected slime_ext"),
+    ("unread_configuration", {**ALONE, "slime_ext": [1]}, "--custom-tis-function-path: expected slime_ext."),
+    ("unread_configuration", {**ALONE, "slime_ext": {"guards": {}}}, None),
+    ("unread_configuration", {"slime_ext": TOKEN}, None),
+    ("function_never_called", {**HOOK, **OFF}, "--use-tis: expected on beside --custom-tis-function-path, g"),
+    ("function_never_called", {**HOOK, **OFF, "get_mismatch_metrics": True}, None),
+    ("function_never_called", HOOK, None),
+    ("function_never_called", {**OFF, "custom_tis_function_path": "my.hook"}, None),
+    ("sft_beside_function", {"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside slime_ext"),
+    ("sft_beside_function", {"loss_type": "policy_loss"}, None),
+    ("sft_beside_function", {"loss_type": "sft_loss", **ALONE}, None),
+    ("greedy_sampling", {"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, go"),
+    ("greedy_sampling", {"rollout_temperature": 0.1}, None),
+    ("greedy_sampling", {"rollout_temperature": None}, None),
+    ("score_centering_beside_function", {"use_score_centering": True}, "--use-score-centering: expected"),
+    ("score_centering_beside_function", {**OFF, "use_score_centering": True}, None),
+    ("score_centering_beside_mismatch_metrics", {"use_score_centering": True, "get_mismatch_metrics": True},
+     "--get-mismatch-metrics: expected off beside --use-score-centering, got on"),
+    ("score_centering_beside_mismatch_metrics", {"use_score_centering": True}, None),
+    ("rollout_logprobs_beside_tis", {"use_rollout_logprobs": True},
+     "--use-rollout-logprobs: cannot be combined with --use-tis: the host refuses both. Remove one."),
+    ("rollout_logprobs_beside_tis", {**OFF, "use_rollout_logprobs": True}, None),
+    ("rollout_logprobs_beside_tis", {"use_rollout_logprobs": True, "pg_loss_type": "reinforce"}, None),
+    ("proximal_not_computed", {"of": PLANNED}, "--get-mismatch-metrics: expected on with a correction that "),
+    ("proximal_not_computed", {"of": PLANNED, "num_steps_per_rollout": 2}, None),
+    ("proximal_not_computed", {"of": PLANNED, "kl_coef": 0.1}, None),
+    ("proximal_not_computed", {"of": PLANNED, "host": a_host(may_skip_proximal=False)}, None),
+    ("proximal_not_computed", {}, None),
+    ("center_without_generate", {"of": CENTERED}, "--custom-generate-function-path: expected slime_ext.host"),
+    ("center_without_generate", {"of": CENTERED, "custom_generate_function_path": "my.generate"}, None),
+    ("center_beside_allgather_cp", {"of": CENTERED, "allgather_cp": True}, "--allgather-cp: expected off be"),
+    ("center_beside_allgather_cp", {"allgather_cp": True}, None),
+    ("center_beside_top_p", {"of": CENTERED, "rollout_top_p": 0.9}, "--rollout-top-p: expected 1.0 beside c"),
+    ("center_beside_top_p", {"of": CENTERED, "rollout_top_p": 1.0}, None),
+    ("center_beside_top_p", {"rollout_top_p": 0.9}, None),
+    ("center_beside_top_k", {"of": CENTERED, "rollout_top_k": 20}, "--rollout-top-k: expected -1 beside cen"),
+    ("center_beside_top_k", {"of": CENTERED, "rollout_top_k": -1}, None),
+    ("center_beside_top_k", {"rollout_top_k": 20}, None),
+    ("ratio_applied_twice", {"use_rollout_logprobs": True},
+     "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. Remove"),
+    ("ratio_applied_twice", {"use_rollout_logprobs": True, "of": REINFORCE}, None),
+    ("ratio_applied_twice", {"use_rollout_logprobs": True, "of": {"steps": []}}, None),
+    ("ratio_applied_twice", {**OFF, "use_rollout_logprobs": True}, None),
+    ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4},
+     "slime_ext.numerator: expected proximal beside the host's surrogate with 4 optimizer steps per rollout"),
+    ("target_counted_twice", {"of": TARGET, "keep_old_actor": True}, "slime_ext.numerator: expected pr"),
+    ("target_counted_twice", {"of": TARGET}, None),
+    ("target_counted_twice", {"of": TARGET, "keep_old_actor": True, "pg_loss_type": "reinforce"}, None),
+    ("target_counted_twice", {**SEED, "num_steps_per_rollout": 4}, None),
+    ("discarded_opsm", {"of": REINFORCE, "use_opsm": True}, "--use-opsm: expected off, got on: its mask wou"),
+    ("discarded_opsm", {"use_opsm": True}, None),
+    ("discarded_gspo", {"of": REINFORCE, "advantage_estimator": "gspo"}, "--advantage-estimator: expected a"),
+    ("discarded_gspo", {"of": REINFORCE, "advantage_estimator": "cispo"}, None),
+    ("discarded_cispo", {"of": REINFORCE, "advantage_estimator": "cispo"}, "--advantage-estimator: expected"),
+    ("discarded_cispo", {"of": REINFORCE, "pg_loss_type": "cispo"}, "--advantage-estimator: expected anothe"),
+    ("discarded_cispo", {"of": REINFORCE, "advantage_estimator": "gspo"}, None),
+    ("discarded_dual_clip", {"of": REINFORCE, "eps_clip_c": 3.0}, "--eps-clip-c: expected none beside this"),
+    ("discarded_dual_clip", {"of": {"surrogate": "dual_clip"}, "eps_clip_c": 3.0}, None),
+    ("discarded_dual_clip", {"eps_clip_c": 3.0}, None),
+    ("off_policy_is_counted_twice", {**SEED, "num_steps_per_rollout": 2},
+     "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got 2 steps"),
+    ("off_policy_is_counted_twice", SEED, None),
+    ("kept_denominator_beside_reducer", {"of": KEPT, "custom_pg_loss_reducer_function_path": "my.f"},
+     "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept"),
+    ("kept_denominator_beside_reducer", {"of": KEPT}, None),
+    ("group_of_one_sample", {"of": REBASED, "n_samples_per_prompt": 1}, "slime_ext.group: expected ignore w"),
+    ("group_of_one_sample", {"of": REBASED, "n_samples_per_prompt": 2}, None),
+    ("group_of_one_sample", {"n_samples_per_prompt": 1}, None),
+    *(case for name, broken, kept, beside in (
+        ("without_group_baseline", {"advantage_estimator": "rloo"}, {"advantage_estimator": "gspo"}, "an --"),
+        ("without_normalization", {"rewards_normalization": False}, {}, "--disable-rewards-normalization"),
+        ("beside_whitening", {"normalize_advantages": True}, {}, "--normalize-advantages (the advantages ar"),
+        ("beside_distillation", {"use_opd": True}, {}, "--use-opd (the teacher's term is in the advantages "),
+        ("beside_own_advantages", {"custom_advantage_function_path": "my.f"}, {}, "--custom-advantage-funct"),
+        ("beside_own_rewards", {"custom_reward_post_process_path": "my.f"}, {}, "--custom-reward-post-proce"),
+    ) for case in (
+        (f"rebaseline_{name}", {"of": REBASED, **broken},
+         f"slime_ext.group: expected ignore or atomic with {beside}"),
+        (f"rebaseline_{name}", {"of": REBASED, **kept}, None),
+        (f"rebaseline_{name}", {"of": REBASED | {"group": "atomic"}, **broken}, None),
+    )),
+    ("proximal_unknown_before_step", {"of": PLANNED, "pg_loss_type": "reinforce", "num_steps_per_rollout": 4},
+     "--pg-loss-type: expected ppo with a correction that couples the samples of an optimizer step, got rei"),
+    ("proximal_unknown_before_step", {"of": PLANNED, "pg_loss_type": "reinforce"}, None),
+    ("proximal_unknown_before_step", {"of": PLANNED, "num_steps_per_rollout": 4}, None),
+    ("dynamic_context_parallel", {"dynamic_context_parallel": True}, "--dynamic-context-parallel: expected"),
+    ("dynamic_context_parallel", {}, None),
+    ("unknown_release", {"host": a_host(fault="slime.loss: expected f, got g")}, "slime.loss: expected f, g"),
+    ("unknown_release", {"host": HOST}, None),
+    ("flag_unknown_to_host", {"host": WITHOUT_FLAGS}, "--use-tis: expected a host that has this flag"),
+    ("flag_unknown_to_host", {"host": WITHOUT_FLAGS, "file": ["use_tis"]}, None),
+    ("flag_unknown_to_host", {"host": HOST}, None),
+    ("missing_init", {"of": TARGET}, "--custom-megatron-init-path: expected slime_ext.host.init beside slim"),
+    ("missing_init", {"of": AGES}, "--custom-megatron-init-path: expected slime_ext.host.init beside slime_"),
+    ("missing_init", {"of": TARGET, **INIT, "train_backend": "fsdp"}, "--train-backend: expected megatron b"),
+    ("missing_init", {"of": TARGET, **INIT}, None),
+    ("missing_init", {"of": TARGET, "host": HOST}, None),
+    ("missing_init", {}, None),
+    ("missing_train_step", {"of": PLANNED, "host": a_host(has_step=False)}, "slime: expected a trainer with"),
+    ("missing_train_step", {"of": PLANNED, "host": HOST}, None),
+    ("missing_train_step", {"host": a_host(has_step=False)}, None),
+    ("missing_weight_versions", {"of": AGES, **INIT, "host": a_host(carries_versions=False)},
+     "max_staleness: expected the samples' weight versions, got a slime that keeps them in its rollout mana"),
+    ("missing_weight_versions", {"of": AGES, **INIT, "host": HOST}, None),
+    ("missing_weight_versions", {"of": AGES, **INIT, "host": a_host(carries_versions=False),
+     "custom_rollout_log_function_path": "slime_ext.host.log_rollout"}, None),
+    ("missing_head", {"of": CENTERED, "host": a_host(defines=lambda *_: False)},
+     "slime_ext.center: expected a host with get_responses among its modules, got slime without: the sample"),
+    ("missing_head", {"of": CENTERED, "host": HOST}, None),
+    ("missing_head", {"host": a_host(defines=lambda *_: False)}, None),
+    ("sft_beside_init", {"loss_type": "sft_loss", **ALONE}, "--loss-type: expected policy_loss beside slime"),
+    ("sft_beside_init", {"loss_type": "sft_loss"}, None),
+    ("sft_beside_init", ALONE, None),
+    ("fsdp_beside_init", {"train_backend": "fsdp", **ALONE}, "--train-backend: expected megatron beside sli"),
+    ("fsdp_beside_init", {"train_backend": "fsdp"}, None),
+    ("fsdp_beside_init", ALONE, None),
+    ("unread_tis_clip", {"tis_clip": 5.0}, "--tis-clip: expected none beside slime_ext.tis.correct, got 5: "),
+    ("unread_tis_clip", {"tis_clip_low": 0.5}, "--tis-clip-low: expected none beside slime_ext.tis.correct,"),
+    ("unread_tis_clip", {"tis_clip": 2.0}, None),
+    ("unread_tis_clip", {"tis_clip": 5.0, "function": "icepop_function"}, None),
+    ("masks_beside_reducer", {"of": {"preset": "geo_rs"}, "custom_pg_loss_reducer_function_path": "my.f"},
+     "--custom-pg-loss-reducer-function-path my.f: expected slime's reducer beside mask_scope: policy"),
+    ("masks_beside_reducer", {"of": {"preset": "geo_rs"}}, None),
+    ("masks_beside_reducer", {"custom_pg_loss_reducer_function_path": "my.f"}, None),
+    ("correction_switched_off", OFF, "--use-tis: expected on beside a correction, got off: the loss stays a"),
+    ("correction_switched_off", {}, None),
+    ("correction_switched_off", {**OFF, "of": {"steps": []}}, None),
+    ("correction_without_steps", {"of": {"steps": []}}, "slime_ext.steps: expected one beside --use-ti"),
+    ("correction_without_steps", {}, None),
+    ("correction_without_steps", {**OFF, "of": {"steps": []}}, None),
+    ("fsdp_beside_function", {"train_backend": "fsdp"}, "--train-backend: expected megatron beside slime_ex"),
+    ("fsdp_beside_function", {"train_backend": "fsdp", **ALONE}, None),
+    ("fsdp_beside_function", {}, None),
+    ("guards_beside_release_train", {"release_train": True}, "--release-train: expected a trainer that stay"),
+    ("guards_beside_release_train", {}, None),
+    ("metrics_of_one_replica", {"indep_dp": True}, "--ft-components: expected data parallel ranks of one gr"),
+    ("metrics_of_one_replica", {}, None),
+    ("nan_is_not_skipped", {"check_for_nan_in_loss_and_grad": False}, "--no-check-for-nan-in-loss-and-grad:"),
+    ("nan_is_not_skipped", {"check_for_nan_in_loss_and_grad": None}, None),
+    ("host_flag_in_file", {"file": ["kl_coef", "save"]},
+     "--custom-config-path: expected flags of slime's own on the command line, got kl_coef, save in the fil"),
+    ("host_flag_in_file", {"file": ["use_tis", "my_key"]}, None),
+    ("missing_function", {}, "names no function: slime needs custom_tis_function_path: slime_ext.tis.correc"),
+    ("missing_function", HOOK, None),
+    ("missing_function", {"function": "token_tis"}, None),
+    ("missing_metrics", {}, "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init"),
+    ("missing_metrics", INIT, None),
+    ("missing_metrics", {"of": TARGET}, None),  # which is refused
+    ("missing_metrics", ALONE, None),
+    ("init_of_your_own", {"custom_megatron_init_path": "my.init"}, "no metrics and no check at start-up unl"),
+    ("init_of_your_own", INIT, None),
+    ("init_of_your_own", {}, None),
+]  # fmt: skip
+
+
+def setup_of(function="correct", of=TOKEN, file=(), host=None, **flags):
+    """A launch with --use-tis and the host's defaults, its flags beside them."""
+    loaded = Loaded(Correction()) if of is None else read_config(of)
+    args = SimpleNamespace(**{**DEFAULTS, "use_tis": True, "slime_ext": None, **flags})
+    return Setup(args, function, loaded, file=file, host=host)
+
+
+@pytest.mark.parametrize(("name", "arguments", "line"), CASES, ids=lambda value: str(value)[:40])
+def test_a_rule_says_its_line_where_it_is_broken_and_nothing_where_it_is_kept(name, arguments, line):
+    message = RULES[name].judge(setup_of(**arguments))
+    assert bool(message) is (line is not None) and (message or "").startswith(line or ""), message
+
+
+def test_every_rule_has_a_case_that_breaks_it_and_one_that_keeps_it():
+    assert {name for name, _, line in CASES if line} == set(RULES)
+    assert {name for name, _, line in CASES if line is None} == set(RULES)
+
+
+def test_a_rules_name_and_docstring_say_what_it_judges():
+    for name, rule in RULES.items():
+        assert rule.name == name and rule.judge.__doc__.endswith(".") and "\n" not in rule.judge.__doc__, name
+
+
+def test_a_line_ends_with_the_rules_name_and_what_is_raised_does_not():
+    setup = setup_of(loss_type="sft_loss")
+    (line,) = said(setup, (REFUSE,), [RULES["sft_beside_function"]])
+    assert str(line) == f"{line.message} [sft_beside_function]" and str(Line("a note")) == "a note"
+    with pytest.raises(BrokenRuleError) as caught:
+        require(setup)
+    assert str(caught.value) == line.message and caught.value.rule is RULES["sft_beside_function"]
+
+
+def test_what_cannot_be_judged_is_named_with_the_reason():
+    setup = setup_of(of=AGES, **INIT)
+    unread = Setup(setup.args, setup.function, setup.loaded, {"loss_type"})
+    reasons = {line.rule.name: line.message for line in unchecked(unread, ArgumentUnknownError)}
+    assert reasons["sft_beside_function"] == "--loss-type is known only where the script runs"
+    assert "missing_weight_versions" not in reasons
+    (line,) = unchecked(unread, HostUnknownError)
+    assert line.rule.name == "missing_weight_versions"
+    assert line.message.startswith(
+        "whether this host's trainer gets the samples' weight versions, which slim"
+    )
+    assert line.message.endswith(": no checkout of the host is here; --host DIR names one")
+
+
+def test_a_rule_that_reads_a_name_outside_the_list_fails():
+    def reads_unlisted(s):
+        return s.a.use_tis or s.a.unlisted
+
+    with pytest.raises(KeyError, match="ARGUMENTS: expected unlisted, which a rule reads, got none: add it"):
+        require(Setup(SimpleNamespace()), rules=(Rule(reads_unlisted, REFUSE, LAUNCH),))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_reads_listed_arguments_alone_and_is_left_out_where_none_is_known(name):
+    """Its whole condition and its message, with everything on and with everything off."""
+    rules = (RULES[name],)
+    correction = Correction("target", steps=(Reweight(), Reject("sequence", "ratio", high=2.0)))
+    for value in (None, True, 2):
+        args = SimpleNamespace(**dict.fromkeys(ARGUMENTS, value), slime_ext={})
+        setup = Setup(args, "correct", Loaded(correction), file=("high", "kl_coef"))
+        assert all("\n" not in line.message for line in said(setup, tuple(Severity), rules))
+        unknown = Setup(args, "correct", Loaded(correction), {*ARGUMENTS, "slime_ext"})
+        assert not [*said(unknown, tuple(Severity), rules)]
+
+
+def test_a_rule_that_reads_what_is_not_known_is_left_out():
+    args = SimpleNamespace(use_tis=True, use_rollout_logprobs=True)
+    loaded = Loaded(Correction(steps=(Reweight(), Truncate())))
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs: cannot be combined with --use-tis"):
+        require(Setup(args, "correct", loaded))
+    require(Setup(args, "correct", loaded, {"use_rollout_logprobs"}))
