@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 from slime_ext.config import load as config
 from slime_ext.config.places import FOREIGN
 from slime_ext.config.words import brief, one_line
-from slime_ext.errors import ConfigError, cut, did_you_mean
+from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.host import configured, contract
 from slime_ext.host.configured import BOUNDS, loaded_from, near_function
 from slime_ext.host.contract import flag_of
@@ -24,7 +25,9 @@ from slime_ext.host.rules import (
     MEASURING,
     OF_INIT_ALONE,
     REFUSE,
+    RULES,
     WARN,
+    ArgumentUnknownError,
     BrokenRuleError,
     HostUnknownError,
     Line,
@@ -34,6 +37,7 @@ from slime_ext.host.rules import (
     unchecked,
 )
 from slime_ext.tools.checkout import Checkout, checkout_in, named_checkout, signature_of
+from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.output import console, needs, table
 from slime_ext.tools.convert import CONVERTED
@@ -49,6 +53,7 @@ OFFERED = {  # what a launch without anything of ours could begin with
         "policy loss times min(proximal / behavior, 2); slime-ext presets lists the others",
     ),
 }
+LAST_LINES = {"ok": "ok", "incomplete": "not all known, so not all checked", "unused": ""}
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Checked:
         notes: what its reader should know.
         uses_ours: whether anything of slime_ext would run.
         unread: what is known only where the script runs, a line each; no rule over it was checked.
+        skipped: rules that read an argument which is known only there, a line each.
         unasked: what was not checked because it needs the host's code, a line each.
     """
 
@@ -69,11 +75,20 @@ class Checked:
     notes: tuple[Line, ...] = ()
     uses_ours: bool = True
     unread: tuple[str, ...] = ()
+    skipped: tuple[Line, ...] = ()
     unasked: tuple[Line, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """A key of ``LAST_LINES``."""
+        if self.unread or self.unasked:
+            return "incomplete"
+        return "ok" if self.uses_ours else "unused"
 
 
 def main(argv: list[str]) -> int:
-    """Prints what the file resolves to and returns 0. Raises ConfigError as ``check``."""
+    """Prints what the file resolves to and returns 0, or with --json 1 for an error, which is in the object.
+    Raises ConfigError as ``check``."""
     parser = argparse.ArgumentParser(
         prog="slime-ext check",
         description="Checks a configuration, or a launch script's arguments. A launch without slime_ext gets "
@@ -83,25 +98,73 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--args", metavar="SCRIPT", help="launch script with the other arguments of a YAML")
     what = "checkout of the host; default: the one whose train.py the script starts"
     parser.add_argument("--host", metavar="DIR", help=what)
+    what = "leave out the lines of a rule that warns or hints; give it once for each rule"
+    parser.add_argument("--ignore", metavar="NAME", action="append", default=[], help=what)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for CI")
     parser.epilog = OWN
     words, own = apart(argv)
     given = parser.parse_args(words)
-    host = None if given.host is None else named_checkout(given.host)
     try:
+        _forbid_ignoring(given.ignore)
+        host = None if given.host is None else named_checkout(given.host)
         found = check(given.file, given.args, own, host=host)
-    except BrokenRuleError as error:
-        raise ConfigError(str(_line_of(error))) from None
-    rows = [*{"file": given.file, **found.rows}.items(), *(("note", str(note)) for note in found.notes)]
+    except SlimeExtError as error:
+        line = _line_of(error)
+        if given.json:
+            print(_json_of(given.file, Checked({}, ""), "error", line))
+            return cli.WRONG
+        if line.rule:
+            raise ConfigError(str(line)) from None
+        raise
+    notes = [note for note in found.notes if note.rule is None or note.rule.name not in given.ignore]
+    if given.json:
+        print(_json_of(given.file, replace(found, notes=tuple(notes)), found.status))
+        return 0
+    rows = [*{"file": given.file, **found.rows}.items(), *(("note", str(note)) for note in notes)]
     rows += [("unknown", line) for line in found.unread]
     rows += [("not checked", str(line)) for line in found.unasked]
-    is_whole = not (found.unread or found.unasked)
-    last = ["not all known, so not all checked"] if not is_whole else ["ok"] if found.uses_ours else []
+    last = filter(None, [LAST_LINES[found.status]])
     console().print(table(rows), *last, markup=False)
     return 0
 
 
-def _line_of(error: ConfigError) -> Line:
+def _forbid_ignoring(names: Sequence[str]) -> None:
+    """Raises ConfigError for a name that is no rule's, or that of a rule which refuses."""
+    for name in names:
+        if name not in RULES:
+            near = did_you_mean(name, RULES) or ": docs/slime.md lists the rules"
+            raise ConfigError(f"--ignore: expected a rule's name, got '{cut(name)}'{near}")
+        if RULES[name].severity not in (WARN, HINT):
+            why = RULES[name].severity.value
+            raise ConfigError(
+                f"--ignore: expected a rule that warns or hints, got {name} ({why}): change the launch"
+            )
+
+
+def _line_of(error: SlimeExtError) -> Line:
     return Line(str(error), error.rule if isinstance(error, BrokenRuleError) else None)
+
+
+def _as_json(line: Line) -> dict[str, str | None]:
+    name, severity = (line.rule.name, line.rule.severity.name.lower()) if line.rule else (None, None)
+    return {"rule": name, "severity": severity, "message": line.message}
+
+
+def _json_of(file: str, found: Checked, status: str, error: Line | None = None) -> str:
+    unread = [{"rule": None, "why": line} for line in found.unread]
+    unjudged = [
+        {"rule": line.rule and line.rule.name, "why": line.message}
+        for line in (*found.skipped, *found.unasked)
+    ]
+    answer = {
+        "file": file,
+        "status": status,
+        "resolved": dict(found.rows),
+        "lines": [_as_json(note) for note in found.notes],
+        "not_checked": unread + unjudged,
+        "error": None if error is None else _as_json(error),
+    }
+    return json.dumps(answer, indent=2)
 
 
 def check(
@@ -196,7 +259,8 @@ def checked(arguments: Arguments, host: HostCode | None = None) -> Checked:
     notes = (*map(Line, setup.loaded.notes), *notes)
     if not arguments.launch.script:
         return Checked(rows, line, notes)
-    return Checked(rows, line, notes, unasked=tuple(unchecked(setup, HostUnknownError)))
+    skipped, unasked = (tuple(unchecked(setup, kind)) for kind in (ArgumentUnknownError, HostUnknownError))
+    return Checked(rows, line, notes, skipped=skipped, unasked=unasked)
 
 
 def _names_ours(arguments: Arguments) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -309,6 +310,104 @@ def test_ok_means_that_init_would_start_on_the_host_that_is_at_hand(
     last = "ok" if line == "ok" else "not all known, so not all checked" if "not checked" in line else ""
     assert any(line in each for each in lines) and (lines[-1] == last or err), lines
     assert status == bool(err) and bool(err) != bool(last)
+
+
+HINTED = f"{GOOD} --tis-clip 5"  # which token_tis does not read
+IGNORED = ("--ignore", "unread_tis_clip", "--ignore", "missing_metrics")
+
+
+def test_a_rule_that_warns_or_hints_is_ignored_by_its_name(capsys, tmp_path):
+    script = written(tmp_path / "run.sh", f"python3 train.py {HINTED}")
+    out = run(capsys, "check", script)[1]
+    assert "[unread_tis_clip]" in out and "[missing_metrics]" in out
+    status, out, err = run(capsys, "check", script, *IGNORED[:2])
+    assert (status, err) == (0, "") and "tis-clip" not in out and "[missing_metrics]" in out
+    assert "note" not in run(capsys, "check", *IGNORED, script)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("missing_metric", "expected a rule's name, got 'missing_metric'; did you mean 'missing_metrics'?"),
+        ("no rule at all", "expected a rule's name, got 'no rule at all': docs/slime.md lists the rules"),
+        (
+            "missing_init",
+            "expected a rule that warns or hints, got missing_init (ours would be wrong, or nev",
+        ),
+        ("rollout_logprobs_beside_tis", "got rollout_logprobs_beside_tis (the host refuses it): change the"),
+    ],
+)
+def test_another_name_behind_ignore_is_one_line(capsys, tmp_path, name, line):
+    script = written(tmp_path / "run.sh", f"python3 train.py {GOOD}")
+    status, out, err = run(capsys, "check", script, "--ignore", name)
+    assert (status, out) == (1, "") and err.startswith("slime-ext check: --ignore: ") and line in err
+    assert err.count("\n") == 1
+
+
+def in_json(capsys, folder, flags, *more):
+    status, out, err = run(capsys, "check", written(folder / "run.sh", f"train.py {flags}"), "--json", *more)
+    assert err == "" and out.endswith("}\n")
+    answer = json.loads(out)
+    assert [*answer] == ["file", "status", "resolved", "lines", "not_checked", "error"]
+    assert answer["file"] == str(folder / "run.sh") and status == (answer["status"] == "error")
+    return answer
+
+
+def test_json_has_what_the_table_says(capsys, tmp_path):
+    answer = in_json(capsys, tmp_path, HINTED)
+    assert answer["status"] == "ok" and answer["error"] is None and answer["not_checked"] == []
+    assert answer["resolved"]["steps"] == "reweight(token) > truncate(high 2)"
+    assert [(line["rule"], line["severity"]) for line in answer["lines"]] == [
+        ("unread_tis_clip", "warn"),
+        ("missing_metrics", "hint"),
+    ]
+    hint = "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init"
+    assert answer["lines"][1]["message"] == hint
+    assert in_json(capsys, tmp_path, HINTED, *IGNORED)["lines"] == []
+    (note,) = in_json(capsys, tmp_path, f"{GOOD} {INIT} --eps-clip 0.1 --eps-clip 0.2")["lines"]
+    assert (note["rule"], note["severity"]) == (None, None) and "--eps-clip 0.2 counts" in note["message"]
+    assert in_json(capsys, tmp_path, "--lr 1")["status"] == "unused"
+
+
+def test_json_names_what_was_not_checked_and_why(capsys, tmp_path):
+    answer = in_json(capsys, tmp_path, f"{GOOD} {INIT} --loss-type $LOSS")
+    assert answer["status"] == "incomplete" and answer["error"] is None
+    reasons = [(row["rule"], row["why"]) for row in answer["not_checked"]]
+    assert ("sft_beside_function", "--loss-type is known only where the script runs") in reasons
+    assert (
+        None,
+        "run.sh: $LOSS is known only where the script runs: --loss-type can depend on it",
+    ) in reasons
+    answer = in_json(capsys, tmp_path, f"{CISPO} --custom-megatron-init-path far.away.init")
+    (row,) = answer["not_checked"]
+    assert answer["status"] == "incomplete" and row["rule"] == "missing_init"
+    assert row["why"].startswith("whether far.away.init calls slime_ext.host.init(args), without which")
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule", "severity", "message"),
+    [
+        (CISPO, "missing_init", "refuse", NO_TARGET),
+        (f"{GOOD} --use-rollout-logprobs", "rollout_logprobs_beside_tis", "host", "the host refuses both"),
+        (f"{GOOD}_of_no_name", None, None, "expected a function of slime_ext.tis"),
+        (f"{GOOD} --tis-clip nan", None, None, "--tis-clip: expected a number"),
+    ],
+)
+def test_json_holds_the_error(capsys, tmp_path, flags, rule, severity, message):
+    answer = in_json(capsys, tmp_path, flags)
+    error = answer["error"]
+    assert (answer["status"], error["rule"], error["severity"]) == ("error", rule, severity)
+    assert message in error["message"] and not error["message"].endswith("]")
+
+
+def test_json_holds_the_error_of_a_file_or_a_flag_that_cannot_be_read(capsys, tmp_path):
+    for words, message in (
+        ([tmp_path / "none.sh"], "expected"),
+        ([FILES[0], "--ignore", "no_rule"], "--ignore: expected a rule's name"),
+        ([FILES[0], "--host", tmp_path], "--host"),
+    ):
+        status, out, err = run(capsys, "check", *words, "--json")
+        assert (status, err) == (1, "") and message in json.loads(out)["error"]["message"]
 
 
 def test_a_checkout_elsewhere_is_named(capsys, tmp_path, monkeypatch):
