@@ -18,6 +18,7 @@ from slime_ext import load_config, presets, steps, testing
 from slime_ext.config.load import KEYS, KNOWN_STEPS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.steps import Step
+from slime_ext.host.rules import RULES, Severity
 from slime_ext.tools.analysis.findings import FAULTS
 from slime_ext.tools.commands import cli
 from slime_ext.tools.convert import CONVERTED
@@ -245,6 +246,15 @@ def test_commands_that_a_document_names_are_there():
 def test_every_detector_is_in_the_table_of_analyze():
     cells = re.findall(r"^\| (`.*?) \| (?:error|warning) \|", (DOCS / "analyze.md").read_text(), re.M)
     assert set(re.findall(r"`(\w+)`", " ".join(cells))) == set(FAULTS)
+
+
+def test_every_rule_of_a_launch_is_in_the_table_with_its_severity_and_docstring():
+    """Those that refuse first; within a severity in the order in which they are judged."""
+    table = section(DOCS / "slime.md", "Rules of a launch")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", table, re.M)
+    rules = sorted(RULES.values(), key=lambda rule: [*Severity].index(rule.severity))
+    said = [(r.name, r.severity.name.lower(), r.judge.__doc__.replace("``", "`")) for r in rules]
+    assert rows == said
 
 
 def test_every_page_is_on_the_site():
