@@ -7,7 +7,7 @@ import difflib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 LINE = 100  # characters of a value that a message shows
@@ -93,7 +93,7 @@ def check_known(where: str, kind: str, name: object, known: Collection[str]) -> 
     slime_ext.errors.ConfigError: x: expected a known key, got 'hihg'; did you mean 'high'? (known: low, high)
     """
     if name not in known:
-        near = did_you_mean(str(name), known)
+        near = did_you_mean(cut(name), known)
         listed = ", ".join(known) or "none"
         raise ConfigError(f"{where}: expected a known {kind}, got '{cut(name)}'{near} (known: {listed})")
 
@@ -115,10 +115,46 @@ def shown(value: object) -> str:
     >>> shown("1e-4"), len(shown([0] * 100))
     ("'1e-4'", 100)
     """
-    return cut(repr(value))
+    return cut("".join(_first(_pieces(value))))
 
 
 def cut(text: object) -> str:
     """A text, cut to a line."""
-    found = str(text)
+    found = "".join(_first(_pieces(text))) if isinstance(text, Mapping | list | tuple | int) else str(text)
     return found if len(found) <= LINE else f"{found[: LINE - 3]}..."
+
+
+def _first(pieces: Iterable[str]) -> Iterator[str]:
+    """The pieces that a line has room for, and one more."""
+    length = 0
+    for piece in pieces:
+        yield piece
+        length += len(piece)
+        if length > LINE:
+            return
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """The parts of a repr, one after the other: YAML aliases make a value of 1e8 items out of 400 bytes, so
+    that it must be cut while it is written, not afterwards."""
+    if isinstance(value, Mapping):
+        yield "{"
+        for i, (key, item) in enumerate(value.items()):
+            yield ", " if i else ""
+            yield from _pieces(key)
+            yield ": "
+            yield from _pieces(item)
+        yield "}"
+    elif isinstance(value, list | tuple):
+        begin, end = "[]" if isinstance(value, list) else "()"
+        yield begin
+        for i, item in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(item)
+        yield f",{end}" if isinstance(value, tuple) and len(value) == 1 else end
+    elif type(value) is str:
+        yield repr(value[: LINE + 1])
+    elif isinstance(value, int) and value.bit_length() > 4 * LINE:  # Python refuses 4,300 digits
+        yield hex(value >> value.bit_length() - 4 * LINE)
+    else:
+        yield repr(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,21 @@ UNREADABLE = (
 ROOTS = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
 SUFFIXES = (".yaml", ".yml", ".json")
+MOST_ALIASED = 10_000  # values that a file's aliases may add
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a duplicate key in a mapping, of which SafeLoader would use the last."""
+    """Refuses a duplicate key in a mapping (SafeLoader would use the last) and aliases that multiply.
+
+    Nine lines of ten aliases each are a value of 1e9 items, and code that walks through it never ends.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node, sizes = super().get_single_node(), dict[int, float]()
+        if node is not None and (count := _size(node, sizes, set())) > MOST_ALIASED + len(sizes):
+            got = f"{count:.0e} by its aliases: write them out"
+            raise ConfigError(f"expected the {len(sizes)} values that the file writes, got {got}")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -39,6 +51,17 @@ class UniqueKeyLoader(yaml.SafeLoader):
             seen.add(_hashable(key))
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
+
+
+def _size(node: yaml.Node, sizes: dict[int, float], above: set[int]) -> float:
+    """Counts the values in a node as if its aliases were written out; infinite if it contains itself."""
+    if id(node) in above:
+        return math.inf
+    if id(node) not in sizes:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+        sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in parts)
+    return sizes[id(node)]
 
 
 def _hashable(key: Any) -> Any:

@@ -30,7 +30,7 @@ from slime_ext.core.scoped import FORMS
 from slime_ext.core.state import Step
 from slime_ext.core.steps import STEPS
 from slime_ext.core.terms import TERMS
-from slime_ext.errors import ConfigError, check_known, shown, warn_once
+from slime_ext.errors import ConfigError, check_known, cut, shown, warn_once
 
 __all__ = ["Loaded", "block_of", "load_config", "read_config", "to_mapping", "with_preset"]
 
@@ -129,7 +129,7 @@ def with_preset(mapping: Any, preset: str | None) -> Any:
     if not _is_same_preset(given.get("preset", preset), preset):
         raise ConfigError(
             f"{ROOT}.preset: expected {preset} (which --custom-tis-function-path names), got "
-            f"{given['preset']}: name one"
+            f"{cut(given['preset'])}: name one"
         )
     return {**given, "preset": preset}
 

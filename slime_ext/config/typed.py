@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from slime_ext.config.numbers import as_number
 from slime_ext.core.fields import FLOAT32, MOST, check_value, is_float32, is_plain
-from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
+from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def _value(where: str, value: Any, hint: Any) -> Any:
         found = _adapter(hint).validate_python(_number(value, hint))
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
-        near = did_you_mean(str(value), re.findall("'(.*?)'", expected))
+        near = did_you_mean(cut(value), re.findall("'(.*?)'", expected))
         raise ConfigError(f"{where}: expected {expected}, got {shown(value)}{near}") from None
     if isinstance(found, float) and not is_float32(found):
         raise ConfigError(f"{where}: expected {FLOAT32}, got {shown(value)}")
