@@ -51,6 +51,7 @@ class Argument:
     kind: Kind
     default: Any = None
     switched_off_by: str = ""  # the flag that makes it false, of a switch that is on by default
+    choices: tuple[str, ...] = ()  # all that one of these releases takes; a fork can have more
 
 
 NUMBER = Kind("a number (YAML reads 1e-4 as text; write 1.0e-4)", _is_number, float)
@@ -62,6 +63,10 @@ FUNCTION = Kind("package.module.function", lambda value: isinstance(value, str),
 DERIVED = Kind("a value", lambda value: True, None)  # no flag gives it: the host makes it of others
 
 GENERATE = "custom_generate_function_path"
+ESTIMATORS = (
+    *("grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    *("on_policy_distillation", "reinforce", "flash_reinforce", "rloo"),
+)
 # Every argument that a rule of host/rules.py reads. ``slime-ext check`` reads exactly these from a launch
 # script; a rule that reads another one fails.
 ARGUMENTS: dict[str, Argument] = {
@@ -74,10 +79,10 @@ ARGUMENTS: dict[str, Argument] = {
     "score_centering_top_k": Argument(COUNT, 128),
     "rollout_top_p": Argument(NUMBER, 1.0),
     "rollout_top_k": Argument(NUMBER, -1),
-    "advantage_estimator": Argument(TEXT, "grpo"),
-    "loss_type": Argument(TEXT, "policy_loss"),
-    "train_backend": Argument(TEXT, "megatron"),
-    "pg_loss_type": Argument(TEXT),
+    "advantage_estimator": Argument(TEXT, "grpo", choices=ESTIMATORS),
+    "loss_type": Argument(TEXT, "policy_loss", choices=("policy_loss", "sft_loss", "custom_loss")),
+    "train_backend": Argument(TEXT, "megatron", choices=("megatron", "fsdp")),
+    "pg_loss_type": Argument(TEXT, choices=("ppo", "reinforce")),
     "custom_config_path": Argument(PATH),
     "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),
     "check_for_nan_in_loss_and_grad": Argument(SWITCH, True, "--no-check-for-nan-in-loss-and-grad"),

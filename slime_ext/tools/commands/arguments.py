@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_ext.config.files import located, read_mapping
+from slime_ext.config.files import located, read_mapping, text_of
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
@@ -141,6 +141,8 @@ def _of_launch(launch: Launch) -> Arguments:
             _forbid_value(launch, flag)
         values[name] = False if flag.name in OFF else _value(launch.script, flag.name, text)
         unread.pop(name, None)
+        if launch.is_known(flag.name):
+            _forbid_no_choice(launch.script, flag, ARGUMENTS[name].choices, values[name])
         if values[name] is None:
             why = "known only where the script runs; no rule over it is checked"
             unread[name] = f"{flag.where}: {flag}: {why}"
@@ -200,6 +202,20 @@ def _value(path: str, flag: str, text: str | None) -> Any:
         return parse(text)
     except ValueError:
         raise ConfigError(f"{path}: {flag}: expected a number, got '{cut(text)}'") from None
+
+
+def _forbid_no_choice(script: str, flag: WrittenFlag, choices: Collection[str], value: Any) -> None:
+    """Raises ConfigError for a word that the host's parser refuses. A fork can take more than slime and miles
+    do: where the script lies in a checkout, a word that its parser's file has in quotes passes."""
+    if not choices or value is None or value in choices:
+        return
+    root = host_root(script)
+    files = [root / kind / "utils/arguments.py" for kind in ("slime", "miles")] if root else []
+    if any(f'"{value}"' in text_of(str(file)) for file in files if is_file(file)):
+        return
+    known = f"one of {', '.join(choices)}"
+    near = did_you_mean(value, choices)
+    raise ConfigError(f"{flag.where}: {flag.name}: expected {known}, got '{cut(value)}'{near}")
 
 
 def _forbid_unread_path(launch: Launch) -> None:

@@ -156,6 +156,19 @@ def test_arguments_come_from_a_script_alone(capsys, tmp_path):
     assert status == 1 and "expected no flags behind -- beside a YAML, got --lr" in err
 
 
+@pytest.mark.parametrize("flag", ["loss-type", "advantage-estimator", "train-backend", "pg-loss-type"])
+def test_a_word_that_no_host_takes_is_refused_unless_the_checkout_takes_it(capsys, tmp_path, flag):
+    path = written(tmp_path / "run.sh", f"python3 train.py \\\n  {GOOD} --{flag} foo")
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and re.search(rf"run\.sh:2: --{flag}: expected one of .*, got 'foo'$", err.strip())
+    (tmp_path / "slime/utils").mkdir(parents=True)
+    written(tmp_path / "train.py", "")
+    written(tmp_path / "slime/utils/arguments.py", 'choices=["bar"]')
+    assert run(capsys, "check", path)[0] == 1
+    written(tmp_path / "slime/utils/arguments.py", 'choices=["foo", "bar"]')
+    assert run(capsys, "check", path)[0] == 0
+
+
 def test_a_second_file_is_refused(capsys, tmp_path):
     path = written(tmp_path / "run.sh", f"python3 train.py {GOOD}")
     with pytest.raises(SystemExit):
