@@ -174,8 +174,20 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [SEED.sub("", name) or name for name in names]
 
 
+def plain(name: str) -> str:
+    """Makes matplotlib show a name letter by letter.
+
+    It reads text between dollar signs as a formula, and leaves a label that begins with _ out of the legend.
+
+    >>> plain("a$b"), plain("_a")
+    ('a\\\\$b', ' _a')
+    """
+    return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
+
+
 def _title(settings: Sequence[Setting]) -> str:
-    names = " and ".join(s.name for s in settings) if len(settings) < 4 else f"{len(settings)} settings"
+    few = len(settings) < 4
+    names = " and ".join(plain(s.name) for s in settings) if few else f"{len(settings)} settings"
     counts = sorted({len(s.runs) for s in settings})
     if counts == [1]:
         return names
@@ -187,7 +199,7 @@ def _reward(settings: Sequence[Setting]) -> Panel:
     quantities."""
     logged = sorted({n for s in settings for run in s.runs for n in run if n.startswith("eval/")})
     rewards = [n for n in logged if not any(n.startswith((f"{m}/", f"{m}-")) for m in logged)]
-    held_out = (Line((name,), name.removeprefix("eval/"), HELD_OUT) for name in rewards)
+    held_out = (Line((name,), plain(name.removeprefix("eval/")), HELD_OUT) for name in rewards)
     return Panel("reward", (Line((REWARD,), "training", smooth=True), *held_out), holds=(0, 1))
 
 
@@ -198,7 +210,7 @@ def _has(panel: Panel, settings: Sequence[Setting]) -> bool:
 def _draw_panel(panel: Panel, ax: Any, settings: Sequence[Setting]) -> None:
     means: list[float] = []
     for setting in settings:
-        prefix = f"{setting.name}, " if len(settings) > 1 else ""
+        prefix = f"{plain(setting.name)}, " if len(settings) > 1 else ""
         for line in panel.lines:
             if (points := setting.seeds(*line.names))[0]:
                 means += _draw_line(line, points, ax, setting.colour, prefix + line.label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from xml.etree import ElementTree
 
 import pytest
 
@@ -182,3 +183,20 @@ def test_a_folder_is_one_run_or_several_side_by_side(tmp_path):
         off_policy_lines(place / "checkpoints")
     assert run_folders(tmp_path) == [one, two]
     assert run_folders(one) == [one]
+
+
+NAMES = (r"a$\frac{$b", "a$b$c", "_hidden", r"b\$c", "c$$", "d%e{")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_a_folder_or_an_evaluation_is_no_formula(tmp_path, monkeypatch, name):
+    """As matplotlib itself draws it: its SVG holds a name's letters where no formula is read."""
+    from matplotlib import rcParams
+
+    monkeypatch.setitem(rcParams, "svg.fonttype", "none")
+    slime_run(tmp_path / name, **{f"eval/{name}x": [0.5]})
+    slime_run(tmp_path / "other")
+    run_picture.draw([tmp_path / name, tmp_path / "other"], tmp_path / "a.svg")
+    shown = ElementTree.parse(tmp_path / "a.svg").getroot().itertext()
+    text = " ".join(" ".join(shown).split())
+    assert f"{name} and other" in text and f"{name}, training" in text and f"{name}, {name}x" in text
