@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+try:
+    here = os.getcwd()  # noqa: PTH109 (pathlib is not loaded yet, and could be a file of the working directory)
+except OSError:  # it was removed
+    here = ""
+if sys.path[0] in ("", here):  # ``python -m`` puts it there, before the standard library
+    del sys.path[0]
 
 from slime_ext.tools.commands.cli import main
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from slime_ext.errors import ConfigError
 from slime_ext.replacing import replacing
@@ -22,6 +25,21 @@ def working_folder() -> Path:
         raise ConfigError(
             "working directory: expected one that exists, got a removed one: cd to another"
         ) from None
+
+
+def find_own_steps(mapping: Any) -> None:
+    """Lets Python find modules in the working directory, after all other places, if a configuration names a
+    step of its user's own.
+
+    Args:
+        mapping: the value of the key ``slime_ext:``.
+    """
+    listed = mapping.get("steps") if isinstance(mapping, Mapping) else None
+    steps = listed if isinstance(listed, list | tuple) else ()
+    names = [name for step in steps for name in (step if isinstance(step, Mapping) else [step])]
+    if any("." in name for name in names if isinstance(name, str)):
+        if (here := str(working_folder())) not in sys.path:
+            sys.path.append(here)
 
 
 def make_folder(folder: Path) -> None:

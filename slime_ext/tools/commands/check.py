@@ -41,6 +41,7 @@ from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
 from slime_ext.tools.commands.output import console, needs, table
 from slime_ext.tools.convert import CONVERTED
+from slime_ext.tools.folders import find_own_steps
 from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.modules import fault_of, file_of
 from slime_ext.tools.scripts.read import host_root
@@ -247,6 +248,7 @@ def checked(arguments: Arguments, host: HostCode | None = None) -> Checked:
         ConfigError: as ``slime_ext.host.init`` refuses them, or the host.
     """
     function, args = _function(arguments), arguments.namespace()
+    find_own_steps(arguments.get("slime_ext"))
     setup = Setup(args, function, unknown=arguments.unknown, file=arguments.of_file, host=host)
     setup = loaded_from(setup)
     _check_paths(arguments, host)

@@ -88,8 +88,7 @@ def _run(name: str, argv: list[str]) -> int:
         near = did_you_mean(name, COMMANDS) or f": one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
     _check_extra(name)
-    if (here := str(working_folder())) not in sys.path:
-        sys.path.append(here)  # functions that flags name may lie there, as with slime
+    working_folder()  # torch finds none of its libraries from one that was removed
     try:
         command = importlib.import_module(ELSEWHERE.get(name, f"slime_ext.tools.commands.{name}"))
         return int(command.main(argv) or 0)

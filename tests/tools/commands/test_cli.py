@@ -116,6 +116,52 @@ def test_no_command_runs_in_a_working_directory_that_is_gone(tmp_path, words, st
     assert done.returncode == status and "Traceback" not in done.stderr and said in done.stderr
 
 
+OWN_STEP = """from dataclasses import dataclass
+from slime_ext.steps import Truncate
+
+@dataclass(frozen=True)
+class Mine(Truncate):
+    high: float = 2.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["presets"], 0),
+        (["check", "run.sh"], 0),
+        (["check", "c.yaml"], 0),
+        (["convert", "--from", "verl", "verl.yaml"], 0),
+        (["doctor", "run.sh"], 0),
+        (["bench", "fidelity", "--config", "c.yaml"], 0),
+        (["check", "own.yaml"], 1),
+        (["bench", "fidelity", "--config", "own.yaml"], 1),
+    ],
+    ids=str,
+)
+def test_python_looks_in_the_working_directory_for_a_step_that_a_configuration_names(tmp_path, words, count):
+    (tmp_path / "mine.py").write_text(OWN_STEP)
+    (tmp_path / "run.sh").write_text("python3 train.py")
+    (tmp_path / "verl.yaml").write_text("rollout_is: token")
+    for name, step in (("c", "reweight"), ("own", "mine.Mine")):
+        (tmp_path / f"{name}.yaml").write_text(f"slime_ext: {{steps: [reweight, {step}]}}")
+    command, how = _run(words, cwd=tmp_path)
+    command[2] = f"import sys; sys.path.remove('')\n{command[2]}".replace("sys.exit(", "(")
+    command[2] += f"; print(sys.path.count({str(tmp_path)!r}))"
+    done = subprocess.run(command, capture_output=True, **how, check=False)
+    assert done.stdout.splitlines()[-1] == str(count), done.stderr
+    assert "Traceback" not in done.stderr and (count == 0 or "expected" not in done.stderr)
+
+
+def test_python_m_does_not_run_files_of_the_working_directory(tmp_path):
+    for name in ("yaml", "pydantic", "rich", "errno", "signal", "resource"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran_{name}', 'w')")
+    words = [sys.executable, "-m", "slime_ext", "check", str(CONFIG)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not list(tmp_path.glob("ran_*")), done.stderr
+
+
 def test_a_package_that_is_not_installed_is_one_line():
     hidden = (
         "import sys; sys.modules[sys.argv[1]] = None; "

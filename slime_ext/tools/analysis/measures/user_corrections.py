@@ -14,6 +14,7 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import ConfigError
 from slime_ext.host.flags import check_kinds
+from slime_ext.tools.folders import find_own_steps
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def _loaded(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
     if "slime_ext" not in mapping:
         keys = ", ".join(map(str, mapping)) or "nothing"
         raise ConfigError(f"{file}: expected the key slime_ext, got {keys}")
+    find_own_steps(mapping["slime_ext"])
     clip = {key: mapping[key] for key in ("eps_clip", "eps_clip_high") if mapping.get(key) is not None}
     try:
         check_kinds(SimpleNamespace(**clip))
