@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,13 @@ ALIKE = (
 
 
 OWN = "Words behind -- are flags of the script's own."
+
+
+def add_flags_of_reading(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say what the reading of a script may do."""
+    what = "execute a Python launcher, with your rights, and read the job that it would submit"
+    parser.add_argument("--run", action="store_true", help=what)
+    parser.epilog = OWN
 
 
 @dataclass
@@ -78,7 +86,12 @@ def apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def gathered(
-    path: str, args_path: str | None = None, given: Sequence[str] = (), launch: Launch | None = None
+    path: str,
+    args_path: str | None = None,
+    given: Sequence[str] = (),
+    launch: Launch | None = None,
+    *,
+    run: bool = False,
 ) -> Arguments:
     """Every argument that a file leads to; keys of --custom-config-path override flags, as in slime.
 
@@ -86,6 +99,7 @@ def gathered(
         args_path: a launch script, for a YAML ``path``.
         given: flags of the script's own.
         launch: the script's, where it was read already.
+        run: whether a Python launcher may be executed.
 
     Raises:
         ConfigError: a file cannot be read or holds something else.
@@ -99,7 +113,7 @@ def gathered(
         raise ConfigError(f"{path}: expected no flags behind -- beside a YAML, got {cut(given[0])}")
     found = Arguments(unknown=set(ARGUMENTS))
     if script:
-        found = _of_launch(launch or read(script, given))
+        found = _of_launch(launch or read(script, given, run=run))
     if path != script:
         found = found.with_file(path)
     check_kinds(found.namespace(), found.unknown)

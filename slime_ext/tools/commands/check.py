@@ -38,7 +38,7 @@ from slime_ext.host.rules import (
 )
 from slime_ext.tools.checkout import Checkout, checkout_in, named_checkout, signature_of
 from slime_ext.tools.commands import cli
-from slime_ext.tools.commands.arguments import NAMES, OWN, Arguments, apart, gathered
+from slime_ext.tools.commands.arguments import NAMES, Arguments, add_flags_of_reading, apart, gathered
 from slime_ext.tools.commands.output import console, needs, table
 from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.folders import find_own_steps
@@ -95,20 +95,20 @@ def main(argv: list[str]) -> int:
         description="Checks a configuration, or a launch script's arguments. A launch without slime_ext gets "
         "the lines that add it.",
     )
-    parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh, miles' .py)")
+    parser.add_argument("file", help="YAML of --custom-config-path, or a launch script")
     parser.add_argument("--args", metavar="SCRIPT", help="launch script with the other arguments of a YAML")
     what = "checkout of the host; default: the one whose train.py the script starts"
     parser.add_argument("--host", metavar="DIR", help=what)
     what = "leave out the lines of a rule that warns or hints; give it once for each rule"
     parser.add_argument("--ignore", metavar="NAME", action="append", default=[], help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for CI")
-    parser.epilog = OWN
+    add_flags_of_reading(parser)
     words, own = apart(argv)
     given = parser.parse_args(words)
     try:
         _forbid_ignoring(given.ignore)
         host = None if given.host is None else named_checkout(given.host)
-        found = check(given.file, given.args, own, host=host)
+        found = check(given.file, given.args, own, host=host, run=given.run)
     except SlimeExtError as error:
         line = _line_of(error)
         if given.json:
@@ -174,16 +174,19 @@ def check(
     own: Sequence[str] = (),
     launch: Launch | None = None,
     host: HostCode | None = None,
+    *,
+    run: bool = False,
 ) -> Checked:
-    """What a file leads to; ``launch`` is the script's, where it was read already.
+    """What a file leads to.
 
     Args:
+        own, launch, run: as for ``gathered``.
         host: the code that the launch will run; by default that of the checkout whose train.py it starts.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
-    arguments = gathered(path, args_path, own, launch)
+    arguments = gathered(path, args_path, own, launch, run=run)
     host = host or host_of(arguments.launch)
     _forbid_no_launch(arguments.launch)
     for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):

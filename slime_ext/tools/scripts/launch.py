@@ -58,7 +58,8 @@ class Launch:
 
     Args:
         script: path.
-        program: train.py or train_async.py, as it is named there; empty where the script starts neither.
+        program: train.py or another of the hosts' programs, as it is named there; empty where the script
+            starts none.
         flags: in their order; the last of a name counts.
         environment: variables of the job.
         gaps: where words are that are not known here.
@@ -79,7 +80,7 @@ class Launch:
     @property
     def asynchronous(self) -> bool:
         """Whether rollouts are sampled while the trainer trains on the one before."""
-        return self.program.endswith("train_async.py")
+        return self.program.endswith("_async.py")
 
     def flag(self, name: str) -> WrittenFlag | None:
         """The flag of this name that counts."""

@@ -1,7 +1,7 @@
-"""The shell command by which a Python launch script of miles would start its job, none of which is started.
+"""The shell command by which a Python launcher of slime or miles would start its job.
 
-The script runs with miles' own launcher utilities, of which the functions that run commands only note them;
-any other way of starting or ending a process is refused.
+The launcher runs, with this user's rights: nothing else tells what it would start. Of the host's own launcher
+utilities the functions that run commands only note them, so that no job starts. This is no sandbox.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from slime_ext.errors import ConfigError
 from slime_ext.tools.folders import is_folder
 
-UTILITIES = "miles/utils/external_utils"
+UTILITIES = tuple(f"{host}/utils/external_utils" for host in ("miles", "slime"))
 REFUSED = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.kill", "os.killpg")
 LIMIT_S = 120.0
 RECORDER = """
@@ -27,9 +27,9 @@ notes = []
 def note(command, *args, **kwargs):
     notes.append(command)
     return "0"
-for name in ("exec_command", "command_utils"):
+for name in ("utils.misc", "utils.external_utils.exec_command", "utils.external_utils.command_utils"):
     try:
-        module = import_module("miles.utils.external_utils." + name)
+        module = import_module(sys.argv[3] + "." + name)
     except ModuleNotFoundError:
         continue
     for function in [f for f in vars(module) if f.lstrip("_").startswith("exec_command")]:
@@ -40,7 +40,7 @@ def audit(event, args):
     if event in refused:
         raise PermissionError(f"the script itself would run {args[0] if args else event}")
 sys.addaudithook(audit)
-out, sys.argv = sys.argv[1], sys.argv[3:]
+out, sys.argv = sys.argv[1], sys.argv[4:]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
@@ -48,20 +48,31 @@ finally:
 """
 
 
+def forbid(path: str) -> None:
+    """Raises ConfigError for a Python launcher, which is not read: it would have to run."""
+    raise ConfigError(
+        f"{path}: expected a shell script, got a Python launcher, which only --run executes, with your "
+        "rights: add --run; or start it yourself, save the command with train.py that it prints behind EXEC: "
+        "as run.sh, and name that"
+    )
+
+
 def command_of(path: str, given: Sequence[str]) -> str:
-    """The command that submits the job.
+    """Runs a Python launcher and returns the command that submits its job.
 
     Args:
-        given: flags of the script's own.
+        given: flags of the launcher's own.
 
     Raises:
-        ConfigError: the script lies in no checkout of miles, fails, or submits nothing in time.
+        ConfigError: it lies in no checkout of slime or miles, fails, or submits nothing in time.
     """
     from slime_ext_cpu.driver import SITE
 
-    root = next((folder for folder in Path(path).resolve().parents if is_folder(folder / UTILITIES)), None)
+    above = ((folder, name) for folder in Path(path).resolve().parents for name in UTILITIES)
+    root, name = next(((folder, name) for folder, name in above if is_folder(folder / name)), (None, ""))
     if root is None:
-        raise ConfigError(f"{path}: expected a script in a checkout of miles, got no {UTILITIES} above it")
+        got = f"no {' or '.join(UTILITIES)} above it"
+        raise ConfigError(f"{path}: expected a script in a checkout of slime or miles, got {got}")
     with tempfile.NamedTemporaryFile(suffix=".json") as notes:
         command = [
             sys.executable,
@@ -69,6 +80,7 @@ def command_of(path: str, given: Sequence[str]) -> str:
             RECORDER,
             notes.name,
             json.dumps(REFUSED),
+            name.partition("/")[0],
             str(Path(path).resolve()),
             *given,
         ]

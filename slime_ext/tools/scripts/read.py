@@ -1,4 +1,4 @@
-"""A launch script of slime or miles -> its ``Launch``: of a shell, or of Python in miles' manner."""
+"""A launch script of slime or miles -> its ``Launch``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import DECISIVE
 from slime_ext.tools.folders import is_file, is_folder
+from slime_ext.tools.scripts import python_script
 from slime_ext.tools.scripts.launch import Launch
-from slime_ext.tools.scripts.python_script import command_of
 from slime_ext.tools.scripts.sandbox import Sandbox
 from slime_ext.tools.scripts.surroundings import Surroundings
 from slime_ext.tools.scripts.trace import MAPPING, PROGRAMS, Run
 from slime_ext.tools.scripts.worlds import Worlds
 
-PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
+PYTHON = ".py"
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
 ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)  # as bash traces one that is set
 
@@ -45,32 +45,38 @@ def host_root(path: str) -> Path | None:
     return None
 
 
-def followed(path: str, given: Sequence[str] = (), checkout: Path | None = None) -> Worlds:
+def followed(
+    path: str, given: Sequence[str] = (), checkout: Path | None = None, *, run: bool = False
+) -> Worlds:
     """A script's runs.
 
     Args:
         given: flags of the script's own, which a shell would have as ``$@``.
         checkout: the host's, which files of its container are read from.
+        run: whether a Python launcher may be executed.
 
     Raises:
         ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
     """
-    text = command_of(path, given) if Path(path).suffix == PYTHON else None
+    is_python = Path(path).suffix == PYTHON
+    if is_python and not run:
+        python_script.forbid(path)
+    text = python_script.command_of(path, given) if is_python else None
     root = host_root(path)
     roots = [root, Path.cwd()] if root else [Path.cwd()]
     return Worlds(Sandbox(Surroundings(path, text, roots, checkout or root), given))
 
 
-def read(path: str, given: Sequence[str] = (), checkout: Path | None = None) -> Launch:
+def read(path: str, given: Sequence[str] = (), checkout: Path | None = None, *, run: bool = False) -> Launch:
     """The launch that a script makes; one without a program or flags where it makes none.
 
     Args:
-        given, checkout: as for ``followed``.
+        given, checkout, run: as for ``followed``.
 
     Raises:
         ConfigError: the script cannot be read, ends its launch too early, or gives its flags to nothing.
     """
-    worlds = followed(path, given, checkout)
+    worlds = followed(path, given, checkout, run=run)
     if not worlds.reached:
         return _without_launch(path, worlds.first)
     _forbid_lost_arrays(worlds)
@@ -139,7 +145,7 @@ def _misused(name: str, words: Sequence[str], flags: Collection[str], worlds: Wo
 
 
 def launch_of(path: str, given: Sequence[str] = (), host: str | None = None) -> Launch:
-    """As ``read``, of a script that has to start a host.
+    """As ``read``, of a script that has to start a host. A Python launcher is executed, as the launch is.
 
     Args:
         host: its checkout; the one that the script lies in by default.
@@ -147,7 +153,7 @@ def launch_of(path: str, given: Sequence[str] = (), host: str | None = None) -> 
     Raises:
         ConfigError: as ``read``, or it launches nothing.
     """
-    found = read(path, given, Path(host) if host and is_folder(host) else None)
+    found = read(path, given, Path(host) if host and is_folder(host) else None, run=True)
     if not found.program:
         what = f": {'; '.join(found.notes)}" if found.notes else ""
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")

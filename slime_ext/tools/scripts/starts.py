@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slime_ext.tools.scripts.trace import TOKEN, Call, Run, program_of
+from slime_ext.tools.scripts.trace import PROGRAMS, TOKEN, Call, Run, program_of
 
 # A traced command that is none of bash's own and names train.py.
 LAUNCH = re.compile(
-    r"(?!(?:echo|printf|'?\[|test|eval|source|\.|export|local|declare)\s|\w+\+?=)[^\n]*\btrain(?:_async)?\.py"
+    r"(?!(?:echo|printf|'?\[|test|eval|source|\.|export|local|declare)\s|\w+\+?=)[^\n]*\b"
+    rf"(?:{'|'.join(map(re.escape, PROGRAMS))})"
 )
 NOT_GIVEN = ("PATH", "HOSTNAME")  # of the sandbox
 

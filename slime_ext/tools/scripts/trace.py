@@ -18,7 +18,7 @@ TOKEN = re.compile(f"{BEGIN}(\\d+){END}")
 PS4 = f"+${{BASH_SOURCE}}{BETWEEN}${{LINENO}}{BETWEEN}${{PWD}}{BETWEEN}"
 TRACED = re.compile(rf"^\++([^{BETWEEN}\n]*){BETWEEN}(\d+){BETWEEN}([^{BETWEEN}\n]*){BETWEEN}", re.M)
 COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # of bash
-PROGRAMS = ("train.py", "train_async.py")
+PROGRAMS = ("train.py", "train_async.py", "train_multi_lora_async.py")
 MAPPING = (".yaml", ".yml", ".json")  # of files that a launch can read its settings from
 # What only names train.py, to look at it or to end it.
 NO_LAUNCH = frozenset(

@@ -1,4 +1,4 @@
-"""Python launch scripts of miles: the command that they would run, and none that they run themselves."""
+"""Python launchers: executed with --run alone, and then the command that they would run is read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from slime_ext.tools.commands import cli
 from slime_ext.tools.scripts import read as launch_script
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
+REFUSED = "expected a shell script, got a Python launcher, which only --run executes"
 UTILITIES = """
 import subprocess
 
@@ -32,20 +33,42 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    package = tmp_path / "miles/utils/external_utils"
+@pytest.fixture(params=["miles", "slime"])
+def script(request, tmp_path):
+    package = tmp_path / request.param / "utils/external_utils"
     package.mkdir(parents=True)
     for folder in (package, *list(package.parents)[:2]):
         (folder / "__init__.py").touch()
-    (package / "exec_command.py").write_text(UTILITIES)
-    (package / "command_utils.py").write_text("from miles.utils.external_utils.exec_command import *\n")
+    if request.param == "miles":
+        (package / "exec_command.py").write_text(UTILITIES)
+        (package / "command_utils.py").write_text("from miles.utils.external_utils.exec_command import *\n")
+    else:
+        free = "def get_free_port(*args): ...\n"  # which the stand-ins of a machine without CUDA replace
+        (package.parent / "misc.py").write_text(UTILITIES + free)
+        (package / "command_utils.py").write_text("from slime.utils.misc import exec_command_cpu\n")
 
     def write(line="pass"):
-        (tmp_path / "run.py").write_text(SCRIPT.format(line))
+        (tmp_path / "run.py").write_text(SCRIPT.format(line).replace("miles", request.param))
         return str(tmp_path / "run.py")
 
     return write
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [("check", 1), ("doctor", 1), ("convert --from verl", 2), ("check c.yaml --args", 1)]
+)
+def test_no_command_executes_a_launcher_without_being_told(
+    script, tmp_path, monkeypatch, capsys, words, status
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("slime_ext: {preset: token_tis}")
+    path = script(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert cli.main([*words.split(), path]) == status
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "started").exists()
+    out, err = capsys.readouterr()
+    if words.startswith("check"):
+        assert REFUSED in err and "behind EXEC:" in err and err.count("\n") == 1
+    assert words != "doctor" or REFUSED in " ".join(out.split())
 
 
 def test_the_submitted_job_is_read_and_no_command_is_run(script, tmp_path):
@@ -56,12 +79,15 @@ def test_the_submitted_job_is_read_and_no_command_is_run(script, tmp_path):
 
 def test_check_reads_it_with_its_own_flags(script, capsys):
     path = script()
-    assert cli.main(["check", path]) == 0 and "add these flags" in capsys.readouterr().out
+    assert cli.main(["check", "--run", path]) == 0 and "add these flags" in capsys.readouterr().out
     ours = ["--use-tis", "--custom-tis-function-path", "slime_ext.tis.token_tis"]
-    assert cli.main(["check", path, "--", *ours]) == 0 and "reweight" in capsys.readouterr().out
-    assert cli.main(["check", path, "--", *ours, "--use-rollout-logprobs"]) == 1
+    assert cli.main(["check", "--run", path, "--", *ours]) == 0 and "reweight" in capsys.readouterr().out
+    assert cli.main(["check", path, "--run", "--", *ours, "--use-rollout-logprobs"]) == 1
     assert "--use-rollout-logprobs: cannot be combined with --use-tis" in capsys.readouterr().err
-    assert cli.main(["check", script("sys.exit('╭─ Error ─╮\\n│ Missing command. │\\n╰─────────╯')")]) == 1
+    assert (
+        cli.main(["check", "--run", script("sys.exit('╭─ Error ─╮\\n│ Missing command. │\\n╰─────────╯')")])
+        == 1
+    )
     assert capsys.readouterr().err.endswith("got none: Missing command.\n")
 
 
@@ -76,7 +102,7 @@ def test_what_a_script_runs_by_itself_is_refused(script, tmp_path, call):
 
 def test_a_script_elsewhere_is_refused(tmp_path):
     (tmp_path / "run.py").write_text("")
-    with pytest.raises(ConfigError, match="expected a script in a checkout of miles"):
+    with pytest.raises(ConfigError, match="expected a script in a checkout of slime or miles"):
         launch_script.launch_of(str(tmp_path / "run.py"))
 
 
@@ -87,6 +113,13 @@ def test_a_script_of_miles_is_read():
         str(HOSTS / "miles-31f1ca9/scripts/run_qwen3_4b.py"), ["--mode", "debug_minimal"]
     )
     assert launch.value("--rollout-max-response-len") == "100" and launch.value("--num-layers") == "36"
+
+
+def test_the_program_for_several_adapters_is_a_launch(script, capsys):
+    path = script()
+    Path(path).write_text(Path(path).read_text().replace("train.py", "/root/train_multi_lora_async.py"))
+    assert cli.main(["check", "--run", path]) == 0 and "add these flags" in capsys.readouterr().out
+    assert launch_script.launch_of(path).asynchronous
 
 
 def test_a_script_called_from_its_own_folder_is_read(script, tmp_path, monkeypatch):
