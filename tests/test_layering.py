@@ -50,10 +50,11 @@ FLOORS = {
         "commands",
     ),
     "tools/scripts/": (
-        "launch modules trace python_script",
-        "surroundings starts",
+        "launch modules trace python_script blocks",
+        "doubts starts",
+        "surroundings",
         "sandbox",
-        "worlds",
+        "reading",
         "read",
     ),
     "tools/analysis/": (

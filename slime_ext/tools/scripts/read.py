@@ -14,10 +14,10 @@ from slime_ext.host.flags import DECISIVE
 from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts import python_script
 from slime_ext.tools.scripts.launch import Launch
+from slime_ext.tools.scripts.reading import Reading
 from slime_ext.tools.scripts.sandbox import Sandbox
 from slime_ext.tools.scripts.surroundings import Surroundings
-from slime_ext.tools.scripts.trace import MAPPING, PROGRAMS, Run
-from slime_ext.tools.scripts.worlds import Worlds
+from slime_ext.tools.scripts.trace import MAPPING, PROGRAMS
 
 PYTHON = ".py"
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
@@ -47,8 +47,8 @@ def host_root(path: str) -> Path | None:
 
 def followed(
     path: str, given: Sequence[str] = (), checkout: Path | None = None, *, run: bool = False
-) -> Worlds:
-    """A script's runs.
+) -> Reading:
+    """Runs a script until it makes a launch.
 
     Args:
         given: flags of the script's own, which a shell would have as ``$@``.
@@ -64,7 +64,7 @@ def followed(
     text = python_script.command_of(path, given) if is_python else None
     root = host_root(path)
     roots = [root, Path.cwd()] if root else [Path.cwd()]
-    return Worlds(Sandbox(Surroundings(path, text, roots, checkout or root), given))
+    return Reading(Sandbox(Surroundings(path, text, roots, checkout or root), given))
 
 
 def read(path: str, given: Sequence[str] = (), checkout: Path | None = None, *, run: bool = False) -> Launch:
@@ -76,20 +76,20 @@ def read(path: str, given: Sequence[str] = (), checkout: Path | None = None, *, 
     Raises:
         ConfigError: the script cannot be read, ends its launch too early, or gives its flags to nothing.
     """
-    worlds = followed(path, given, checkout, run=run)
-    if not worlds.reached:
-        return _without_launch(path, worlds.first)
-    _forbid_lost_arrays(worlds)
-    _forbid_unused_arrays(worlds)
-    return worlds.launch(path)
+    reading = followed(path, given, checkout, run=run)
+    if reading.started is None:
+        return _without_launch(path, reading)
+    _forbid_lost_arrays(reading)
+    _forbid_unused_arrays(reading)
+    return reading.launch(path)
 
 
-def _without_launch(path: str, run: Run) -> Launch:
-    if run.error:
-        raise ConfigError(f"{path}: expected a script that ends, got none: {cut(run.error)}")
+def _without_launch(path: str, reading: Reading) -> Launch:
+    if reading.run.error:
+        raise ConfigError(f"{path}: expected a script that ends, got none: {cut(reading.run.error)}")
     notes: tuple[str, ...] = ()
-    if run.lines and run.lines[-1].text.startswith("exit"):
-        where = run.lines[-1].place
+    if end := reading.around.end_of(reading.run):
+        where = f"{Path(end[0].path).name}:{end[1]}"
         notes = (f"it ends at {where}: give it what it asks for, as variables, or as flags behind --",)
     return Launch(path, notes=notes)
 
@@ -103,8 +103,8 @@ def _array(text: str) -> tuple[str, list[str]]:
         return "", []
 
 
-def _forbid_lost_arrays(worlds: Worlds) -> None:
-    for line in worlds.first.lines:
+def _forbid_lost_arrays(reading: Reading) -> None:
+    for line in reading.run.lines:
         if line.words[:1] and line.words[0].startswith("--"):
             raise ConfigError(
                 f"{line.place}: expected the launch to go on, got {cut(line.words[0])} as a new command: the "
@@ -112,25 +112,25 @@ def _forbid_lost_arrays(worlds: Worlds) -> None:
             )
 
 
-def _forbid_unused_arrays(worlds: Worlds) -> None:
+def _forbid_unused_arrays(reading: Reading) -> None:
     """Raises ConfigError for an array whose flags decide whether ours runs, and never reach the launch."""
     decisive = {flag_of(name) for name in DECISIVE}
-    for line in worlds.first.lines:
+    for line in reading.run.lines:
         name, words = _array(line.text)
         acts = decisive & {word.partition("=")[0] for word in words}
-        if acts and (got := _misused(name, words, acts, worlds)):
+        if acts and (got := _misused(name, words, acts, reading)):
             right = f'"${{{name}[@]}}"'
             raise ConfigError(
-                f"{worlds.around.path}: {name}: expected {right} in the launch, got {got}: its flags do not "
+                f"{reading.around.path}: {name}: expected {right} in the launch, got {got}: its flags do not "
                 "reach it"
             )
 
 
-def _misused(name: str, words: Sequence[str], flags: Collection[str], worlds: Worlds) -> str:
+def _misused(name: str, words: Sequence[str], flags: Collection[str], reading: Reading) -> str:
     """How a script names an array in place of ``"${NAME[@]}"``: not at all (``none``), without the dollar,
     which leaves the name itself, as ``"${NAME[*]}"``, which is one word, or as ``$NAME``, which is the first
     word; empty where it does right."""
-    text, launched = worlds.around.text, worlds.reached[0][1].words
+    text, launched = reading.around.text, reading.started.words if reading.started else ()
     left = re.compile(rf"\{{?{name}(\[[@*]\])?\}}?")
     if word := next((word for word in launched if left.fullmatch(word)), ""):
         return word

@@ -1,32 +1,50 @@
 """What a script finds around it: its own files from this disk, stand-ins for what only the cluster has.
 
 Each run shows what the script looks for (a sourced file, a folder, a variable, a command); what is not here
-is put there for the next run, as a token or as an empty folder.
+is put there for the next run, as a token or as an empty folder. Behind a part of the script that runs, or
+not, as the machine decides, tokens are put into it (see ``doubts``).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError
 from slime_ext.tools.folders import is_file, is_folder
-from slime_ext.tools.scripts.trace import BEGIN, COMPLAINT, END, PS4, SHELLS, TOKEN, Answer, Line, Run, World
+from slime_ext.tools.scripts import doubts
+from slime_ext.tools.scripts.blocks import Block
+from slime_ext.tools.scripts.doubts import COMMENT, FLAG, PROGRAM, Script
+from slime_ext.tools.scripts.launch import Gap
+from slime_ext.tools.scripts.trace import (
+    BEGIN,
+    COMPLAINT,
+    END,
+    PS4,
+    SHELLS,
+    TOKEN,
+    UNKNOWN,
+    Guess,
+    Line,
+    Run,
+)
 
 # bash's own words, and programs of bashkit that only turn text into text or write to its memory
 OWN = frozenset(
     "if then elif else fi for do done while until case esac in function select time { } ! [ [[ test : . true "
     "false alias bg break builtin caller cd continue declare dirs disown echo enable eval exec exit export "
     "fg getopts let local logout mapfile popd printf pushd pwd read readarray readonly return set shift "
-    "shopt source suspend times trap typeset ulimit umask unalias unset wait basename dirname seq env nohup "
+    "shopt source suspend times trap typeset ulimit umask unalias unset wait basename dirname env nohup "
     "bash sh mkdir touch".split()
 )
 TEXT_TOOLS = frozenset(
-    "awk bc cat comm cut egrep expr fgrep fold grep head join jq nl paste realpath rev sed sort tac tail tr "
-    "uniq wc".split()
+    "awk bc cat comm cut egrep expr fgrep fold grep head join jq nl paste realpath rev sed seq sort tac tail "
+    "tr uniq wc".split()
 )
 PWD = "$(pwd)"
 OTHERS = {*SHELLS, *TEXT_TOOLS, "command", "type", "hash", "kill", "tee", "which"} - OWN
@@ -34,10 +52,28 @@ NO_SETTINGS = re.compile(
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
 )
 LOOKS = re.compile(r"(?:cd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)")  # what looks for a file
+TESTS = ("[", "[[", "test", "((", ":")
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
 DECIDES = re.compile(r"(?<!\S)(\[\[?|case|test|for|while|until|if|elif|\(\()(?!\S)|&&|\|\|")
 NAMES = re.compile(r"\$([A-Za-z]\w*)|\$\{([A-Za-z]\w*)\}|(?<![\w$])([A-Za-z_]\w*)")
-COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
+TOKENS = re.compile(f"(?:{BEGIN}\\d+{END})+")
+REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
+
+
+class Unknown(NamedTuple):
+    """What a token stands for.
+
+    Args:
+        text: as the script writes it.
+        where: ``file:line``; empty where the text is looked for.
+        names: flags that it can be; None where it can be any.
+        is_words: whether it stands for words among others, and not for one value.
+    """
+
+    text: str
+    where: str = ""
+    names: frozenset[str] | None = None
+    is_words: bool = False
 
 
 class Surroundings:
@@ -53,12 +89,17 @@ class Surroundings:
     def __init__(self, path: str, text: str | None, roots: Sequence[Path], checkout: Path | None) -> None:
         self.path, self.roots, self.checkout = str(Path(path).absolute()), roots, checkout
         self.files = {path: text_of(path)}  # by the name that messages use
-        self.placed: dict[str, str] = {} if text is None else {self.path: text}  # path -> content
+        self.paths = {self.path: self.path}  # name in the trace -> path
+        self.scripts: dict[str, Script] = {}  # path -> what bash reads
+        self.placed: dict[str, str] = {}  # path -> content, of all else
         self.names: set[str] = set(OTHERS)  # of commands
-        self.texts: dict[str, int] = {}  # of tokens, with their numbers
+        self.tokens: dict[Unknown, int] = {}
         self.evaluated: dict[str, None] = {}  # unknown texts that were run: they can set any variable
-        self.needs: dict[str, str] = {}  # variables without which bash ends the script -> where
-        self.tests: dict[str, str] = {}  # questions after files -> where
+        self.needs: dict[str, str] = {}  # variables without which the script ends -> where
+        self.tests: dict[
+            str, str
+        ] = {}  # paths that are tested and not known to be there -> the test's letter
+        self.gaps: dict[Gap, None] = {}  # whatever stands at the launch
         self.notes: list[str] = []
         self._seen: set[Line] = set()
         self.folder = "/" + self.token(PWD)
@@ -66,18 +107,29 @@ class Surroundings:
 
     def size(self) -> int:
         """Grows with everything that a run has shown."""
-        return sum(map(len, (self.placed, self.names, self.needs, self.files, self.evaluated)))
+        put = sum(len(script.doubted) + len(script.put) for script in self.scripts.values())
+        shown = (self.placed, self.scripts, self.files, self.names, self.needs, self.evaluated)
+        put += len(self.tests) + len(self.gaps)
+        return sum(map(len, shown)) + put
 
-    def token(self, text: str) -> str:
-        """A word that stands for what only the cluster knows, such as ``$(hostname)``."""
-        return f"{BEGIN}{self.texts.setdefault(text, len(self.texts))}{END}"
+    def token(self, *unknown: Any) -> str:
+        """A word that stands for what only the cluster knows; the arguments are those of ``Unknown``."""
+        return f"{BEGIN}{self.tokens.setdefault(Unknown(*unknown), len(self.tokens))}{END}"
+
+    def meant(self, word: str) -> list[Unknown]:
+        """What a word stands for that is made of tokens alone; nothing for another."""
+        known = list(self.tokens)
+        numbers = [int(number) for number in TOKEN.findall(word)] if TOKENS.fullmatch(word) else []
+        return [known[number] for number in numbers if number < len(known)]
 
     def shown(self, text: str) -> str:
         """A text with its tokens as the script writes them."""
-        text = text.replace(self.folder, PWD)
+        text, known = text.replace(self.folder, PWD), list(self.tokens)
         while match := TOKEN.search(text):
-            text = text[: match.start()] + list(self.texts)[int(match[1])] + text[match.end() :]
-        return text
+            number = int(match[1])
+            inside = known[number].text if number < len(known) else "…"
+            text = text[: match.start()] + inside + text[match.end() :]
+        return UNKNOWN.sub("…", text)
 
     def where(self, name: str) -> str:
         """``file:line`` of the last mention of a flag or an unknown word outside comments."""
@@ -96,21 +148,19 @@ class Surroundings:
         """All files, without comments."""
         return COMMENT.sub(r"\1", "\n".join(self.files.values()))
 
-    def environment(self, world: World) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """This process' variables, and tokens for those that the script needs and nothing sets."""
         found = {k: v for k, v in os.environ.items() if k not in ("PWD", "OLDPWD", "BASH_ENV", "ENV")}
         found |= {"PATH": self.token("$PATH"), "PS4": PS4}
         said = dict.fromkeys(["HOSTNAME", *self.needs, *self._unset()], "")
         if self.evaluated:
             said = dict.fromkeys([*said, *self._referenced()], f" ({next(iter(self.evaluated))} is not here)")
-        for question in (f"${name}{why}" for name, why in said.items() if name not in os.environ):
-            answer = world.get(question, Answer()).output
-            name = question[1:].partition(" ")[0]
-            found[name] = self.token(question) if answer is None else answer
-        return found
+        return found | {
+            name: self.token(f"${name}{why}") for name, why in said.items() if name not in os.environ
+        }
 
     def _referenced(self) -> Iterable[str]:
-        return dict.fromkeys(re.findall(r"\$\{?[!#]?([A-Za-z_]\w*)", self.text))
+        return dict.fromkeys(REFERENCE.findall(self.text))
 
     def _unset(self) -> list[str]:
         """Variables that nothing sets, so that the script expects them from its machine.
@@ -127,21 +177,54 @@ class Surroundings:
 
     # files
 
-    def contents(self, world: World) -> dict[str, str]:
+    def contents(self, guess: Guess | None = None) -> dict[str, str]:
         """What is put there: path -> content."""
-        said = lambda match: world.get(self.shown(match[0]), Answer(0, match[0])).output or ""  # noqa: E731
-        return {f"{self.folder}/.here": ""} | {p: TOKEN.sub(said, text) for p, text in self.placed.items()}
+        found = {f"{self.folder}/.here": ""}
+        for path, letter in self.tests.items() if guess and guess.is_there else ():
+            content = "" if letter == "d" else self.token(f"$(< {self.shown(path)})")
+            found[f"{path}/.here" if letter == "d" else path] = content
+        return found | self.placed | {path: script.prepared for path, script in self.scripts.items()}
 
     def learn(self, run: Run) -> None:
-        """Puts there what a run looked for in vain."""
+        """Puts there what a run looked for in vain, and tokens behind what the machine decided in it."""
         for line in run.lines:
             self._read(line)
             if LOOKS.match(line.text) and line not in self._seen:
                 self._seen.add(line)
                 self._look(line, line.words or [""])
-        run.asked |= dict.fromkeys(self.tests)
+        for line in run.lines:
+            self._decided(run, line)
         for match in COMPLAINT.finditer(run.trace):
-            self._complaint(match[3], f"{Path(match[1]).name}:{match[2]}", run.trace[: match.start()])
+            path, number = self.paths.get(match[1], match[1]), int(match[2])
+            if UNKNOWN.search(match[3]):
+                self._unknown_sum(path, number)
+            self._complaint(match[3], f"{Path(match[1]).name}:{number}", run.trace[: match.start()])
+
+    def learn_from_end(self, run: Run) -> None:
+        """Variables that a script asks for before it ends without a launch."""
+        if not (end := self.end_of(run)):
+            return
+        script, number = end
+        heads = [script.head(block) for block in script.around(number)]
+        if (statement := script.statement(number)) is not None:
+            heads.append(script.text[statement.begin : statement.end])
+        if test := next((line for line in reversed(run.lines) if {*line.words[:1]} & {*TESTS}), None):
+            script = self.scripts.get(self.paths.get(test.file, test.file), script)
+            heads += [script.head(block) for block in script.around(test.number)]
+        for name in (name for head in heads for name in REFERENCE.findall(head)):
+            sets = [each for each in doubts.assignments(self.text) if each.name == name]
+            if name not in os.environ and not name.startswith("BASH") and all(each.adds for each in sets):
+                self.needs.setdefault(name, f"{Path(script.path).name}:{number}")
+
+    def end_of(self, run: Run) -> tuple[Script, int] | None:
+        """The script and the line that ended a run: ``exit``, or a command that failed under ``set -e``."""
+        if not run.lines:
+            return None
+        last = run.lines[-1]
+        script = self.scripts.get(self.paths.get(last.file, last.file))
+        fails = run.status != 0 and any(_is_errexit(line.words) for line in run.lines)
+        ends = last.words[:1] == ["exit"] or fails
+        return (script, last.number) if script and ends else None
 
     def _look(self, line: Line, words: list[str]) -> None:
         name, last = words[0], words[-1]
@@ -151,25 +234,24 @@ class Surroundings:
             if not is_folder(path := at(line.folder, last)):
                 self.placed.setdefault(f"{path}/.here", "")
         elif name in ("bash", "sh"):
-            if script := next((word for word in words[1:] if word[:1] != "-"), None):
-                self._copied(line.folder, script)
-        elif name in ("[", "[[", "test"):
-            self._test(line)
+            self._copied(line.folder, next((word for word in words[1:] if word[:1] != "-"), ""))
+        elif name in TESTS:
+            tested = {path: letter for letter, path in self._tested(line) if not self._is_near(path)}
+            self.tests = tested | self.tests
         elif "/" in name and "=" not in name:
             self.names.add(name)
 
     def _read(self, line: Line) -> None:
         """Learns from a file that the trace names."""
-        if line.file and line.file != self.path and line.file not in self.files:
+        if line.file and line.file not in self.paths:
             path = at(line.folder, line.file)
-            text = self.placed.get(path) or (text_of(path) if is_file(path) else "")
-            self.files[line.file] = text
+            text = self.placed.pop(path, None) or (text_of(path) if is_file(path) else "")
+            self.files[line.file], self.paths[line.file] = text, path
             self._add(path, text)
 
     def _add(self, path: str, text: str) -> None:
         forbid_carriage_returns(path, text)
-        if (other := self._for_bashkit(text)) != text:
-            self.placed[path] = other
+        self.scripts[path] = Script(path, self._for_bashkit(text))
         words = re.split(r"[\s\"'$;|&()<>{}=`\\]+", COMMENT.sub("", text))
         names = {word for word in words if re.fullmatch(r"[A-Za-z_./][\w.+/-]*", word)}
         self.names |= names - OWN - {".."}
@@ -180,11 +262,12 @@ class Surroundings:
         It joins the words of ``"${A[@]/x/y}"`` and keeps those of an empty ``"${!array}"``: they become
         tokens. Quotes in ``${X:-$(f "y")}`` are letters to it: they go.
         """
-        arrays = "|".join(re.findall(r"(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
+        arrays = "|".join(re.findall(r"(?<!\w)(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
         unread = rf'"\$\{{\w+\[@\]/[^}}"]*\}}"|"\$\{{!(?:{arrays})\}}"'
         text = re.sub(unread, lambda match: self.token(match[0]), text)
         text = re.sub(r"\$\{RANDOM\}|\$?\bRANDOM\b", lambda _: self.token("$RANDOM"), text)
         text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt])(?=\s)", "which", text)
+        text = re.sub(r"(?<![\w-])set \+x(?!\w)|(?<!\w)PS4=", ": ", text)  # what ends the trace
         for match in reversed(list(re.finditer(r"\$\{\w+:?[-=+]", text))):
             end = _closing(text, match.start() + 1)
             said = text[match.end() : end]
@@ -196,7 +279,7 @@ class Surroundings:
 
     def _source(self, line: Line, name: str) -> None:
         path = at(line.folder, name)
-        if path in self.placed or is_file(path) or self._copied(line.folder, name):
+        if path in self.placed or path in self.scripts or is_file(path) or self._copied(line.folder, name):
             return
         self.placed[path] = ""
         if NO_SETTINGS.fullmatch(name):
@@ -205,9 +288,13 @@ class Surroundings:
             self.placed[path] = text_of(str(found))
             self.notes.append(f"{line.place}: {name} is not here; {found} is read in its place")
             return
-        why = f"source {self.shown(name)} is not here"  # it can set what nothing has set before
-        said = [f": ${{{name}={self.token(f'${name} ({why})')}}}" for name in self._referenced()]
-        self.placed[path] = "\n".join(said)
+        self.placed[path] = "\n".join(self._sets_anything(f"source {self.shown(name)} is not here"))
+
+    def _sets_anything(self, why: str) -> Iterator[str]:
+        """Commands that set what nothing has set before."""
+        for name in self._referenced():
+            is_array = re.search(rf"\{{{name}\[[@*]\]", self.text) is not None
+            yield f": ${{{name}={self.token(f'${name} ({why})', '', None, is_array)}}}"
 
     def _in_checkout(self, name: str) -> Path | None:
         """A file of the host's checkout in place of one that the script has in its container."""
@@ -223,16 +310,75 @@ class Surroundings:
         found = next((f for root in self.roots if is_file(f := root / inside)), None)
         if inside == path or found is None:
             return False
-        self.placed.setdefault(path, text_of(str(found)))
+        if path not in self.scripts:
+            self.placed.setdefault(path, text_of(str(found)))
         return True
 
-    def _test(self, line: Line) -> None:
-        """Questions after files that do not lie beside the script."""
-        for sign, name in TEST_OF_FILE.findall(line.text):
-            path = at(line.folder, name.strip("'"))
-            is_near = any(Path(path).is_relative_to(root) for root in self.roots) and Path(path).exists()
-            if not is_near and path not in self.placed and name.strip("'"):
-                self.tests.setdefault(f"[ -{sign} {path} ]", line.place)
+    def _tested(self, line: Line) -> Iterator[tuple[str, str]]:
+        """Letter and path of the tests of files in a command."""
+        for letter, name in TEST_OF_FILE.findall(line.text):
+            if name.strip("'"):
+                yield letter, at(line.folder, name.strip("'"))
+
+    def _is_near(self, path: str) -> bool:
+        is_here = any(Path(path).is_relative_to(root) for root in self.roots) and Path(path).exists()
+        return is_here or path in self.placed or path in self.scripts
+
+    # what the machine decides
+
+    def _decided(self, run: Run, line: Line) -> None:
+        """Doubts the parts over which a command decides whose answer is not known."""
+        script, words = self.scripts.get(self.paths.get(line.file, line.file)), line.words
+        first = words[0] if words else line.text.partition(" ")[0]
+        tests = first in TESTS and (UNKNOWN.search(line.text) or self._is_tested(run, line))
+        if not tests and " ".join(words) not in run.unknown:
+            return
+        if script is not None:
+            for block in script.decided(line.number, first):
+                self._doubt(script, block)
+            script.put_in_place(script.in_documents(line.number), lambda text: self.token(text, line.place))
+        elif tests and first != ":":  # in a text that a program passes to a shell
+            self.gaps.setdefault(Gap(0, self.shown(line.text), Path(self.path).name))
+
+    def _is_tested(self, run: Run, line: Line) -> bool:
+        return any(path in self.tests and path not in run.made for _, path in self._tested(line))
+
+    def _unknown_sum(self, path: str, number: int) -> None:
+        """Puts tokens in place of the sums of a line in which bash finds one of them, or doubts its
+        statement."""
+        script = self.scripts.get(path)
+        if script is None or number > len(script.starts):
+            return
+        place = f"{Path(path).name}:{number}"
+        if not script.put_in_place(script.sums(number), lambda text: self.token(text, place)):
+            for block in [*script.decided(number, "(("), *filter(None, [script.statement(number)])]:
+                self._doubt(script, block)
+
+    def _doubt(self, script: Script, block: Block) -> None:
+        """Puts tokens behind a part that runs, or not, as the machine decides."""
+        if block.begin in script.doubted:
+            return
+        script.doubted.add(block.begin)
+        script.end_loop(block)
+        head, place = self.shown(script.head(block)), script.place(block)
+        bodies = {name: text for each in self.scripts.values() for name, text in each.bodies.items()}
+        text = doubts.part(script.text[block.begin : block.end], bodies)
+        launches = len(PROGRAM.findall(text))
+        if launches == 1 and not PROGRAM.search(doubts.part(script.text[block.end :], {})):
+            return  # without it nothing would be launched
+        if launches:
+            self.gaps[Gap(0, head, place, frozenset(FLAG.findall(text)))] = None
+        sets = sorted(doubts.assignments(text), key=lambda each: each.name)
+        all_of_it = [each for other in self.scripts.values() for each in doubts.assignments(other.text)]
+        for own in (list(group) for _, group in groupby(sets, key=lambda each: each.name)):
+            if any(map(doubts.is_added, own)):
+                token = self.token(head, place, doubts.names_of(own, all_of_it, text), True)
+            else:
+                token = self.token(f"${own[0].name} ({head})", place, doubts.names_of(own, all_of_it, text))
+            script.put_behind(block, doubts.put_behind(own, token))
+        for name in doubts.SOURCES.findall(text):
+            if not NO_SETTINGS.fullmatch(name.strip("\"'")):
+                script.put_behind(block, "; ".join(self._sets_anything(f"{head} at {place}")))
 
     def _complaint(self, said: str, where: str, before: str) -> None:
         if match := re.fullmatch(r"(\w+): unbound variable", said):
@@ -246,6 +392,10 @@ class Surroundings:
             words, folder = (last[0].words, last[0].folder) if last else ([], self.folder)
             if match[1] not in words and not self._copied(folder, match[1]):  # it stands behind <
                 self.placed.setdefault(at(folder, match[1]), self.token(f"$(< {self.shown(match[1])})"))
+
+
+def _is_errexit(words: Sequence[str]) -> bool:
+    return words[:1] == ["set"] and any(re.match(r"-\w*e|errexit", word) for word in words[1:])
 
 
 def at(folder: str, name: str) -> str:

@@ -1,5 +1,4 @@
-"""What happens when a script runs in the sandbox: bash's trace, programs that it would start, questions that
-it puts to its machine."""
+"""What happens when a script runs in the sandbox: bash's trace, and the programs that it would start."""
 
 from __future__ import annotations
 
@@ -13,8 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-BEGIN, END, BETWEEN = "\ue000", "\ue001", "\ue002"  # private characters, which no script contains
+BEGIN, END, BETWEEN = "\ue000", "\ue001", "\ue002"  # private characters, which no script may contain
 TOKEN = re.compile(f"{BEGIN}(\\d+){END}")
+UNKNOWN = re.compile(f"[{BEGIN}{END}]")  # also in what a script cuts out of a token
 PS4 = f"+${{BASH_SOURCE}}{BETWEEN}${{LINENO}}{BETWEEN}${{PWD}}{BETWEEN}"
 TRACED = re.compile(rf"^\++([^{BETWEEN}\n]*){BETWEEN}(\d+){BETWEEN}([^{BETWEEN}\n]*){BETWEEN}", re.M)
 COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # of bash
@@ -30,14 +30,32 @@ SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 OF_SSH = re.compile(r"-[bcDEeFIiJLlmOopQRSWw]")  # options with a value
 
 
-class Answer(NamedTuple):
-    """An answer to a question: a command's status and output, or the content of a variable or file."""
+class Guess(NamedTuple):
+    """What a script is told of its machine until it makes a launch.
 
-    status: int = 0
-    output: str | None = None  # None: a token
+    Args:
+        fails: whether a command whose answer is not known fails, instead of succeeding.
+        is_there: whether a file that is not known to be there is there.
+        is_wide: whether tokens are longer than usually: a word that differs then was made of their letters.
+    """
+
+    fails: bool = False
+    is_there: bool = False
+    is_wide: bool = False
+
+    def worded(self, text: str) -> str:
+        """A text with its tokens as they are told to the script."""
+        return widened(text) if self.is_wide else text
 
 
-World = Mapping[str, Answer]
+def widened(text: str) -> str:
+    """A text with longer tokens."""
+    return TOKEN.sub(lambda match: f"{BEGIN}{int(match[1]):09}{END}", text)
+
+
+def narrowed(text: str) -> str:
+    """A text with tokens as they were before ``widened``."""
+    return TOKEN.sub(lambda match: f"{BEGIN}{int(match[1])}{END}", text)
 
 
 class Call(NamedTuple):
@@ -73,14 +91,25 @@ class Line(NamedTuple):
 
 @dataclass
 class Run:
-    """One run."""
+    """One run.
+
+    Args:
+        calls: the programs that it would start.
+        unknown: how often it ran each command whose answer is not known.
+        trace: of bash, with its complaints.
+        status: the script's exit status.
+        error: why it was ended, if it was.
+        made: paths that the script tested, and that it had made itself.
+        end: ends it at its next command.
+    """
 
     calls: list[Call] = field(default_factory=list)
-    asked: dict[str, None] = field(default_factory=dict)  # questions, in their order
-    counts: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
     trace: str = ""
+    status: int = 0
     error: str = ""
-    end: Callable[[], None] | None = None  # ends the run at its next command
+    made: set[str] = field(default_factory=set)
+    end: Callable[[], None] | None = None
 
     @cached_property
     def lines(self) -> list[Line]:

@@ -163,6 +163,8 @@ def test_every_script_of_slime_is_read(monkeypatch):
             assert "lacks the backslash" in str(error) or "that bash can read" in str(error), path
             broken.add(path.name)
             continue
+        if launch.value("--train-backend") == "fsdp":  # whose model is its checkpoint's
+            continue
         if launch.gaps:
             gone.add(path.name)
             assert all("is not here)" in str(gap) for gap in launch.gaps), path

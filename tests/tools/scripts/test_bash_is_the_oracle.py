@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
+from slime_ext.tools.scripts.launch import Unread
 from slime_ext.tools.scripts.read import followed
-from slime_ext.tools.scripts.trace import TOKEN
-from slime_ext.tools.scripts.worlds import UNSET, Worlds
+from slime_ext.tools.scripts.reading import UNSET, Reading
+from slime_ext.tools.scripts.trace import TOKEN, UNKNOWN
 from tests.tools.scripts import bash
 from tests.tools.scripts.own_scripts import GIVEN_WORDS, SCRIPTS
 
@@ -24,37 +25,34 @@ def difference(script: Path, given=(), environment=None, *, lenient: bool = Fals
     """What is read otherwise than bash reads it; empty where nothing is. Unknown words may be any."""
     theirs = bash.launches(script, given, environment, lenient=lenient)
     try:
-        worlds = followed(str(script), given)
+        reading = followed(str(script), given)
     except ConfigError as error:
         return "" if "that bash can read" in str(error) else str(error)
-    if not worlds.reached:
-        return (
-            ""
-            if not theirs or worlds.around.evaluated or worlds.around.needs
-            else f"no launch, bash: {theirs}"
-        )
-    words = worlds.reached[0][1].words
+    around = reading.around
+    if reading.started is None:
+        return "" if not theirs or around.evaluated or around.needs else f"no launch, bash: {theirs}"
+    words = reading.started.words
+    is_sure = not (around.needs or around.gaps or any(s.doubted for s in around.scripts.values()))
     if not theirs:
-        is_sure = len(worlds.reached) == len(worlds.runs) and not worlds.around.needs
         return f"{words}, bash: no launch" if is_sure else ""
-    if worlds.around.needs:
+    if around.needs or any("is read in its place" in note for note in around.notes):  # which bash does not
         return ""
-    if all(launch.words == words for _, launch in worlds.reached):
-        return "" if fits(worlds, words, theirs[-1]) else f"{words}, bash: {theirs[-1]}"
-    return _of_flags(worlds, theirs[-1])
+    if is_sure and not reading.unsure:
+        return "" if fits(reading, words, theirs[-1]) else f"{words}, bash: {theirs[-1]}"
+    return _of_flags(reading, theirs[-1])
 
 
-def _of_flags(worlds: Worlds, theirs: list[str]) -> str:
-    """As ``difference``, of flags that are the same in all worlds."""
-    launch = worlds.launch("run.sh")
-    bash_has = {flag.name: flag.values for flag in worlds.written(tuple(theirs))[0]}
+def _of_flags(reading: Reading, theirs: list[str]) -> str:
+    """As ``difference``, of flags that do not depend on the machine."""
+    launch = reading.launch("run.sh")
+    bash_has = {flag.name: flag.values for flag in reading.written(tuple(theirs))[0]}
     names = bash_has.keys() | {flag.name for flag in launch.flags}
     ours = {flag.name: flag.values for flag in launch.flags}
     wrong = [n for n in names if launch.is_known(n) and ours.get(n) != bash_has.get(n)]
     return "".join(f"{name}: {ours.get(name)}, bash: {bash_has.get(name)}; " for name in wrong)
 
 
-def fits(worlds: Worlds, words: tuple[str, ...], theirs: list[str]) -> bool:
+def fits(reading: Reading, words: tuple[str, ...], theirs: list[str]) -> bool:
     """Whether words, of which some are unknown, can be the ones that bash has."""
 
     @cache
@@ -62,9 +60,9 @@ def fits(worlds: Worlds, words: tuple[str, ...], theirs: list[str]) -> bool:
         if i == len(words):
             return j == len(theirs)
         if TOKEN.fullmatch(words[i]):
-            most = j + 1 if UNSET.fullmatch(worlds.around.shown(words[i])) else len(theirs)
+            most = j + 1 if UNSET.fullmatch(reading.around.shown(words[i])) else len(theirs)
             return any(from_here(i + 1, end) for end in range(j, min(most, len(theirs)) + 1))
-        is_known = TOKEN.search(words[i]) is None
+        is_known = UNKNOWN.search(words[i]) is None
         return j < len(theirs) and (not is_known or theirs[j] == words[i]) and from_here(i + 1, j + 1)
 
     return from_here(0, 0)
@@ -93,9 +91,9 @@ def test_nearly_everything_of_them_is_known(home, tmp_path):
             continue
         (tmp_path / "run.sh").write_text(text)
         with contextlib.suppress(ConfigError):
-            worlds = followed(str(tmp_path / "run.sh"), GIVEN_WORDS)
-        words = {launch.words for _, launch in worlds.reached}
-        if len(words) > 1 or any(TOKEN.search(word) for each in words for word in each):
+            reading = followed(str(tmp_path / "run.sh"), GIVEN_WORDS)
+        launch = reading.launch("run.sh")
+        if launch.gaps or any(isinstance(word, Unread) for flag in launch.flags for word in flag.values):
             unknown.append(name)
     assert not unknown
 

@@ -1,0 +1,79 @@
+"""What the cluster decides is unknown, and the question that decides it is named; all else stays known."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_ext.tools.scripts.read import read
+
+# script (⏎ ends a line) -> flags that are unknown -> the reason for one of them
+DECIDED = r"""
+    python3 train.py --a 1 --b $(nvidia-smi -L | wc -l) -> --b -> $(wc -l)
+    N=$(nvidia-smi -L | wc -l) ⏎ if [ "$N" -gt 0 ]; then A=1; else A=0; fi ⏎ python3 train.py --a $A --b 1 -> --a -> $A ([ "$N" -gt 0 ])
+    N=$(gpus) ⏎ (( N >= 64 )) && A=(--big) ⏎ python3 train.py ${A[@]} --b 1 -> --big -> run.sh:2: (( N >= 64 ))
+    N=$(gpus) ⏎ if (( N > 8 )); then A+=(--big); fi ⏎ python3 train.py ${A[@]} --b 1 -> --big -> run.sh:2: (( N > 8 ))
+    python3 train.py --n $(( $(gpus) * 2 )) --b 1 -> --n -> $(( $(gpus) * 2 ))
+    N=$(gpus) ⏎ M=$((N*8)) ⏎ let K=N+1 ⏎ python3 train.py --m $M --k $K --b 1 -> --m --k -> $((N*8))
+    N=$(gpus) ⏎ M=$(printf %02d $N) ⏎ python3 train.py --m $M --l ${#N} --c ${N:0:1} --b 1 -> --m --l --c ->
+    for i in $(seq 1 $(gpus)); do A+=(--gpu); done ⏎ python3 train.py ${A[@]} --b 1 -> --gpu -> for i in
+    [[ $(hostname) == node-7 ]] && A=(--seven) ⏎ python3 train.py ${A[@]} --b 1 -> --seven -> [[ $(hostname) == node-7 ]]
+    [[ $(hostname) == node-* ]] && ⏎   A+=(--seven) ⏎ python3 train.py ${A[@]} --b 1 -> --seven -> run.sh:1: [[ $(hostname) == node-* ]]
+    case $(hostname) in ⏎   a*) A=1;; ⏎   *) A=2;; ⏎ esac ⏎ python3 train.py --a $A --b 1 -> --a -> $A ($(hostname))
+    command -v nvidia-smi && A=(--smi) ⏎ python3 train.py ${A[@]} --b 1 -> --smi -> which nvidia-smi
+    [[ -f "/data/x.json" ]] || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> run.sh:1: [[ -f "/data/x.json" ]]
+    N=1 ⏎ test -f x.json || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> run.sh:2: test -f x.json
+    if [ -d /data ]; then python3 train.py --a; else python3 train.py --c; fi -> --a --c -> [ -d /data ]
+    if one; then if ! two; then A=(--deep); fi; fi ⏎ python3 train.py ${A[@]} --b 1 -> --deep -> ! two
+    big() { A+=(--big); } ⏎ smi && big ⏎ python3 train.py --a 1 ${A[@]} --b 1 -> --big -> run.sh:2: smi
+    F="--a 1" ⏎ if smi; then F="$F --big"; fi ⏎ python3 train.py $F --b 1 -> --big -> run.sh:2: smi
+    A=(--x 1) ⏎ smi && A=(--y 2) ⏎ python3 train.py --b 1 ${A[@]} -> --b --y -> any flag can depend on it
+    A=(--x --y) ⏎ smi && A+=(--z 2) ⏎ python3 train.py ${A[@]} --b 1 -> --z -> run.sh:2: smi
+    [ -f /x/.env ] && source /x/.env ⏎ python3 train.py --x ${X:-1} --b 1 -> --x ->
+    if [ "$1" = a ]; then A=(--a); fi ⏎ smi || true ⏎ python3 train.py ${A[@]} --b 1 ->  ->
+    smi && python3 train.py --b 1 ->  ->
+    run() { python3 train.py "$@"; } ⏎ if smi; then run --b 1; else exit 1; fi ->  ->
+    read -r X < /data/size ⏎ python3 train.py --x $X --b 1 -> --x -> $(< /data/size)
+    for h in $(cat /data/hosts); do A+=(--host $h); done ⏎ python3 train.py ${A[@]} --b 1 -> --host ->
+    mapfile -t A < flags ⏎ python3 train.py --x 1 ${A[@]} --b 2 -> --x -> any flag can depend on it
+    until [ $(count) -ge 4 ]; do sleep 1; done ⏎ python3 train.py --b 1 ->  ->
+    set -e ⏎ until [ "$(nodes | grep -c up)" -ge 4 ]; do echo wait; sleep 5; done ⏎ python3 train.py --b 1 ->  ->
+    until [ "$(nodes)" = ready ]; do sleep 5; done ⏎ python3 train.py --b 1 ->  ->
+    while ! curl x; do sleep 5; done ⏎ while pgrep ray; do sleep 1; done ⏎ python3 train.py --b 1 ->  ->
+    python3 train.py --b 1 & ⏎ while true; do sleep 60; done ->  ->
+    set -e ⏎ ray stop ⏎ pkill python ⏎ cd /root/slime ⏎ python3 train.py --b 1 ->  ->
+    set -e ⏎ set +x ⏎ PS4= ⏎ source /none/env.sh ⏎ python3 train.py --x $X --b 1 -> --x ->
+    [ -f /data/x ] || exit 1 ⏎ python3 train.py --b 1 ->  ->
+    if pgrep sglang; then exit 1; fi ⏎ python3 train.py --b 1 ->  ->
+    python3 train.py --x $RANDOM --b 1 -> --x ->
+    ssh $HOST 'python3 train.py --x 1 --h $HOST' -> --h -> $HOST
+    python3 train.py --a ${A:-1} --b "${B-}" --c $(echo "x y" | tr x z) ->  ->
+    A=(x y) ⏎ python3 train.py --a "${A[@]/x/z}" --b 1 -> --a -> "${A[@]/x/z}"
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("line", DECIDED.strip().splitlines())
+def test_what_the_cluster_decides_is_unknown_and_nothing_else(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("A", "B", "N", "HOST"):
+        monkeypatch.delenv(name, raising=False)
+    text, unknown, reason = (part.strip() for part in line.split("->"))
+    (tmp_path / "run.sh").write_text(text.replace(" ⏎ ", "\n"))
+    launch = read(str(tmp_path / "run.sh"))
+    named = {flag.name for flag in launch.flags} | {name for gap in launch.gaps for name in gap.names or ()}
+    assert {name for name in named if not launch.is_known(name)} == {*unknown.split()}
+    assert reason in " ".join([*map(str, launch.flags), *map(str, launch.gaps)])
+    assert launch.program == "train.py"
+
+
+def test_a_script_starts_nothing_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "kept"
+    kept.write_text("here")
+    (tmp_path / "run.sh").write_text(
+        f"rm -rf {tmp_path}\necho gone > {kept}\n/bin/rm {kept}\ntouch {tmp_path}/new\nmkdir {kept}s\n"
+        f'kill -9 $$\npython3 -c \'open("{tmp_path}/ran", "w")\'\npython3 train.py --a 1'
+    )
+    assert read(str(tmp_path / "run.sh")).value("--a") == "1"
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == ["kept", "run.sh"] and kept.read_text() == "here"
+    )
