@@ -55,7 +55,7 @@ FLOORS = {
         "surroundings",
         "sandbox",
         "reading",
-        "read",
+        "reader read",
     ),
     "tools/analysis/": (
         "document tables texts",

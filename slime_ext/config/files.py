@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import stat
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -153,12 +154,24 @@ def text_of(path: str, where: str | None = None) -> str:
     """
     where = where or path
     try:
-        return Path(shipped(path)).read_bytes().decode()
+        file = Path(shipped(path))
+        if not _is_readable(file):
+            raise ConfigError(f"{where}: expected a file, got a device, a pipe or a socket")
+        return file.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: expected text in UTF-8, got {error.reason} at {error.start}") from None
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{where}: expected a readable file, got {reason}") from None
+
+
+def _is_readable(file: Path) -> bool:
+    """Whether reading a file ends: not that of a device or a pipe, save that of ``| command /dev/stdin``."""
+    mode = file.stat().st_mode
+    is_own_pipe = stat.S_ISFIFO(mode) and file.parts[:2] == ("/", "dev")
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or is_own_pipe
 
 
 def _fault(error: Exception) -> str:

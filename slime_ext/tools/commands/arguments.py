@@ -18,7 +18,7 @@ from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, NEARLY, check_kinds
 from slime_ext.tools.folders import is_file
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.scripts.read import host_root, is_script, read
+from slime_ext.tools.scripts.read import host_root, is_script, read_script
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
@@ -113,7 +113,7 @@ def gathered(
         raise ConfigError(f"{path}: expected no flags behind -- beside a YAML, got {cut(given[0])}")
     found = Arguments(unknown=set(ARGUMENTS))
     if script:
-        found = _of_launch(launch or read(script, given, run=run))
+        found = _of_launch(launch or read_script(script, given, run=run))
     if path != script:
         found = found.with_file(path)
     check_kinds(found.namespace(), found.unknown)

@@ -68,7 +68,7 @@ def command_of(path: str, given: Sequence[str]) -> str:
     """
     from slime_ext_cpu.driver import SITE
 
-    above = ((folder, name) for folder in Path(path).resolve().parents for name in UTILITIES)
+    above = ((folder, name) for folder in Path(os.path.realpath(path)).parents for name in UTILITIES)
     root, name = next(((folder, name) for folder, name in above if is_folder(folder / name)), (None, ""))
     if root is None:
         got = f"no {' or '.join(UTILITIES)} above it"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import ARGUMENTS
+from slime_ext.host.flags import ARGUMENTS, DECISIVE
 from slime_ext.tools.scripts.launch import Gap, Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.sandbox import Sandbox
 from slime_ext.tools.scripts.starts import Started, started
+from slime_ext.tools.scripts.surroundings import Surroundings
 from slime_ext.tools.scripts.trace import UNKNOWN, Guess, Run, narrowed
 
 UNSET = re.compile(r"\$\w+")  # a variable that nothing sets: as bash has it, nothing
@@ -22,6 +25,28 @@ GUESSES = {  # in their order; what a reader is told where an earlier one led to
     Guess(fails=True, is_there=True): "read as if each such command failed, and each file were there",
 }
 SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
+
+
+ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)  # as bash traces one that is set
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be read.
+
+    Args:
+        path: the script's.
+        text: the script, if it is not what the file says.
+        given: flags of the script's own, which a shell would have as ``$@``.
+        roots: folders in which relative paths are looked for.
+        checkout: the host's, which files of its container are read from.
+    """
+
+    path: str
+    text: str | None = None
+    given: tuple[str, ...] = ()
+    roots: tuple[Path, ...] = ()
+    checkout: Path | None = None
 
 
 class Reading:
@@ -130,3 +155,87 @@ class Reading:
 
 def _waits(flags: list[WrittenFlag]) -> bool:
     return bool(flags) and not flags[-1].values and flags[-1].name not in SWITCHES
+
+
+def followed(request: Request) -> Reading:
+    """Runs a script until it makes a launch.
+
+    Raises:
+        ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
+    """
+    around = Surroundings(request.path, request.text, request.roots, request.checkout)
+    return Reading(Sandbox(around, request.given))
+
+
+def launch_of(request: Request) -> Launch:
+    """The launch that a script makes; one without a program or flags where it makes none.
+
+    Raises:
+        ConfigError: the script cannot be read, ends its launch too early, or gives its flags to nothing.
+    """
+    reading = followed(request)
+    if reading.started is None:
+        return _without_launch(request.path, reading)
+    _forbid_lost_arrays(reading)
+    _forbid_unused_arrays(reading)
+    return reading.launch(request.path)
+
+
+def _without_launch(path: str, reading: Reading) -> Launch:
+    if reading.run.error:
+        raise ConfigError(f"{path}: expected a script that ends, got none: {cut(reading.run.error)}")
+    notes: tuple[str, ...] = ()
+    if end := reading.around.end_of(reading.run):
+        where = f"{Path(end[0].path).name}:{end[1]}"
+        notes = (f"it ends at {where}: give it what it asks for, as variables, or as flags behind --",)
+    return Launch(path, notes=notes)
+
+
+def _array(text: str) -> tuple[str, list[str]]:
+    """The array that a traced command sets, and the words that it gives to it."""
+    match = ARRAY.fullmatch(text)
+    try:
+        return (match[1], shlex.split(match[2])) if match else ("", [])
+    except ValueError:
+        return "", []
+
+
+def _forbid_lost_arrays(reading: Reading) -> None:
+    for line in reading.run.lines:
+        if line.words[:1] and line.words[0].startswith("--"):
+            raise ConfigError(
+                f"{line.place}: expected the launch to go on, got {cut(line.words[0])} as a new command: the "
+                "line before it lacks the backslash at its end"
+            )
+
+
+def _forbid_unused_arrays(reading: Reading) -> None:
+    """Raises ConfigError for an array whose flags decide whether ours runs, and never reach the launch."""
+    decisive = {flag_of(name) for name in DECISIVE}
+    for line in reading.run.lines:
+        name, words = _array(line.text)
+        acts = decisive & {word.partition("=")[0] for word in words}
+        if acts and (got := _misused(name, words, acts, reading)):
+            right = f'"${{{name}[@]}}"'
+            raise ConfigError(
+                f"{reading.around.path}: {name}: expected {right} in the launch, got {got}: its flags do not "
+                "reach it"
+            )
+
+
+def _misused(name: str, words: Sequence[str], flags: Collection[str], reading: Reading) -> str:
+    """How a script names an array in place of ``"${NAME[@]}"``: not at all (``none``), without the dollar,
+    which leaves the name itself, as ``"${NAME[*]}"``, which is one word, or as ``$NAME``, which is the first
+    word; empty where it does right."""
+    text, launched = reading.around.text, reading.started.words if reading.started else ()
+    left = re.compile(rf"\{{?{name}(\[[@*]\])?\}}?")
+    if word := next((word for word in launched if left.fullmatch(word)), ""):
+        return word
+    if len(words) > 1 and " ".join(words) in launched:
+        return f'"${{{name}[*]}}"'
+    if not re.search(rf"(?<!\w){name}(?!\w|\+?=)", text):
+        return "none"
+    first = re.search(rf"\${name}(?!\w)(\[[@*]\])?|\$\{{{name}\}}", text)
+    given = {word.partition("=")[0] for word in launched}
+    is_whole = re.search(rf"\$\{{{name}\[[@*]\]", text) or flags <= given
+    return first[0] if first and not is_whole else ""

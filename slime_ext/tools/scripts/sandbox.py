@@ -34,13 +34,17 @@ from slime_ext.tools.scripts.trace import (
 if TYPE_CHECKING:
     from bashkit import Bash, BuiltinContext, BuiltinResult
 
-LIMITS = {"timeout_seconds": 20.0, "max_commands": 20_000, "max_loop_iterations": 5_000}
+LIMITS = {"max_commands": 20_000, "max_loop_iterations": 5_000}
 DISK = {"mounts": [{"host_path": "/"}], "allowed_mount_paths": ["/"]}  # read; what is written stays in memory
 MOST_TOKENS = 200  # that can stand where a command does
 ENDLESS = 500  # times the same command, from which a loop waits for the machine
 OURS = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
 STDIN = f"/{BETWEEN}in"
-SYNTAX = r": line (\d+): (syntax error near.*|syntax error: unexpected end.*|unexpected EOF.*)$"
+SYNTAX = re.compile(
+    r"^(\S+?)(?:: line (\d+))?: "
+    r"(syntax error near.*|syntax error: (?:unexpected end|parser|AST).*|unexpected EOF.*)$",
+    re.MULTILINE,
+)
 
 
 class Sandbox:
@@ -85,9 +89,11 @@ class Sandbox:
         run.end = None  # it holds the shell, which holds three open files
         run.trace += "".join(parts) if result.error else result.stderr
         run.error, run.status = result.error or "", result.exit_code
-        if said := re.search(f"^{re.escape(around.path)}{SYNTAX}", run.trace, re.MULTILINE):
-            what = f"got line {said[1]}: {cut(said[2])}"
-            raise ConfigError(f"{around.path}: expected a script that bash can read, {what}")
+        for said in SYNTAX.finditer(run.trace):
+            if said[1] in around.paths or said[1] == around.path:
+                got = f"{f'line {said[2]}: ' if said[2] else ''}{cut(said[3])}"
+                got = "more words and operators than the reader takes" if "fuel" in got else got
+                raise ConfigError(f"{said[1]}: expected a script that bash can read, got {got}")
         return run
 
     def _shell(self, run: Run, guess: Guess, folder: str, environment: Mapping[str, str]) -> Bash:

@@ -23,6 +23,7 @@ from slime_ext.tools.scripts.doubts import COMMENT, FLAG, PROGRAM, Script
 from slime_ext.tools.scripts.launch import Gap
 from slime_ext.tools.scripts.trace import (
     BEGIN,
+    BETWEEN,
     COMPLAINT,
     END,
     PS4,
@@ -56,6 +57,7 @@ TESTS = ("[", "[[", "test", "((", ":")
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
 DECIDES = re.compile(r"(?<!\S)(\[\[?|case|test|for|while|until|if|elif|\(\()(?!\S)|&&|\|\|")
 NAMES = re.compile(r"\$([A-Za-z]\w*)|\$\{([A-Za-z]\w*)\}|(?<![\w$])([A-Za-z_]\w*)")
+RESERVED = re.compile(f"[{BEGIN}{END}{BETWEEN}]")
 TOKENS = re.compile(f"(?:{BEGIN}\\d+{END})+")
 REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 
@@ -88,7 +90,7 @@ class Surroundings:
 
     def __init__(self, path: str, text: str | None, roots: Sequence[Path], checkout: Path | None) -> None:
         self.path, self.roots, self.checkout = str(Path(path).absolute()), roots, checkout
-        self.files = {path: text_of(path)}  # by the name that messages use
+        self.files = {path: script_text(path)}  # by the name that messages use
         self.paths = {self.path: self.path}  # name in the trace -> path
         self.scripts: dict[str, Script] = {}  # path -> what bash reads
         self.placed: dict[str, str] = {}  # path -> content, of all else
@@ -245,12 +247,11 @@ class Surroundings:
         """Learns from a file that the trace names."""
         if line.file and line.file not in self.paths:
             path = at(line.folder, line.file)
-            text = self.placed.pop(path, None) or (text_of(path) if is_file(path) else "")
+            text = self.placed.pop(path, None) or (script_text(path) if is_file(path) else "")
             self.files[line.file], self.paths[line.file] = text, path
             self._add(path, text)
 
     def _add(self, path: str, text: str) -> None:
-        forbid_carriage_returns(path, text)
         self.scripts[path] = Script(path, self._for_bashkit(text))
         words = re.split(r"[\s\"'$;|&()<>{}=`\\]+", COMMENT.sub("", text))
         names = {word for word in words if re.fullmatch(r"[A-Za-z_./][\w.+/-]*", word)}
@@ -285,7 +286,7 @@ class Surroundings:
         if NO_SETTINGS.fullmatch(name):
             return
         if found := self._in_checkout(name):
-            self.placed[path] = text_of(str(found))
+            self.placed[path] = script_text(str(found))
             self.notes.append(f"{line.place}: {name} is not here; {found} is read in its place")
             return
         self.placed[path] = "\n".join(self._sets_anything(f"source {self.shown(name)} is not here"))
@@ -311,7 +312,7 @@ class Surroundings:
         if inside == path or found is None:
             return False
         if path not in self.scripts:
-            self.placed.setdefault(path, text_of(str(found)))
+            self.placed.setdefault(path, script_text(str(found)))
         return True
 
     def _tested(self, line: Line) -> Iterator[tuple[str, str]]:
@@ -413,11 +414,23 @@ def _closing(text: str, begin: int) -> int:
     return len(text)
 
 
-def forbid_carriage_returns(path: str, text: str) -> None:
-    """Raises ConfigError for line ends that bash takes for a part of a word."""
+def script_text(path: str) -> str:
+    """The text of a script.
+
+    Raises:
+        ConfigError: it cannot be read, has line ends that bash takes for a part of a word, or letters that
+            tokens are made of.
+    """
+    text = text_of(path)
     for number, line in enumerate(text.split("\n"), 1):
+        if found := RESERVED.search(line):
+            raise ConfigError(
+                f"{Path(path).name}:{number}: expected a script without private letters, got U+"
+                f"{ord(found[0]):04X}: take it out"
+            )
         if line.endswith("\r") and not line.lstrip().startswith("#"):
             raise ConfigError(
                 f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash "
                 f"takes for a part of the line's last word: sed -i 's/\\r$//' {path}"
             )
+    return text

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -83,10 +83,15 @@ class Line(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The command's words; none if they cannot be split."""
-        try:
-            return shlex.split(self.text)
-        except ValueError:
-            return []
+        return list(_split(self.text))
+
+
+@cache
+def _split(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        return ()
 
 
 @dataclass

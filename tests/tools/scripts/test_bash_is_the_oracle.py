@@ -11,8 +11,8 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.scripts.launch import Unread
-from slime_ext.tools.scripts.read import followed
-from slime_ext.tools.scripts.reading import UNSET, Reading
+from slime_ext.tools.scripts.read import request_of
+from slime_ext.tools.scripts.reading import UNSET, Reading, followed
 from slime_ext.tools.scripts.trace import TOKEN, UNKNOWN
 from tests.tools.scripts import bash
 from tests.tools.scripts.own_scripts import GIVEN_WORDS, SCRIPTS
@@ -25,7 +25,7 @@ def difference(script: Path, given=(), environment=None, *, lenient: bool = Fals
     """What is read otherwise than bash reads it; empty where nothing is. Unknown words may be any."""
     theirs = bash.launches(script, given, environment, lenient=lenient)
     try:
-        reading = followed(str(script), given)
+        reading = followed(request_of(str(script), given))
     except ConfigError as error:
         return "" if "that bash can read" in str(error) else str(error)
     around = reading.around
@@ -91,7 +91,7 @@ def test_nearly_everything_of_them_is_known(home, tmp_path):
             continue
         (tmp_path / "run.sh").write_text(text)
         with contextlib.suppress(ConfigError):
-            reading = followed(str(tmp_path / "run.sh"), GIVEN_WORDS)
+            reading = followed(request_of(str(tmp_path / "run.sh"), GIVEN_WORDS))
         launch = reading.launch("run.sh")
         if launch.gaps or any(isinstance(word, Unread) for flag in launch.flags for word in flag.values):
             unknown.append(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_ext.tools.scripts.read import read
+from slime_ext.tools.scripts.read import read_script as read
 
 # script (⏎ ends a line) -> flags that are unknown -> the reason for one of them
 DECIDED = r"""
