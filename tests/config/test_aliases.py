@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from slime_ext import load_config
-from slime_ext.config import dialects
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import KEYS
+from slime_ext.config.places import SYSTEMS
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown
 from slime_ext.host.flags import ARGUMENTS, check_kinds
 
@@ -70,7 +70,7 @@ def test_an_alias_of_itself_is_refused_and_one_that_is_used_twice_is_not(tmp_pat
 
 PLACES = {
     **{key: {key: bomb()} for key in KEYS},
-    **{system: {system: bomb()} for system in dialects.DIALECTS},
+    **{system: {system: bomb()} for system in SYSTEMS},
     "a preset in a list": {"preset": [bomb()]},
     "a step": {"steps": [bomb()]},
     "a step's fields": {"steps": [{"truncate": bomb()}]},

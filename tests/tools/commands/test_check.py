@@ -389,7 +389,7 @@ def test_json_names_what_was_not_checked_and_why(capsys, tmp_path):
     assert ("sft_beside_function", "--loss-type is known only where the script runs") in reasons
     assert (
         None,
-        "run.sh: $LOSS is known only where the script runs: --loss-type can depend on it",
+        "run.sh:1: --loss-type $LOSS: known only where the script runs; no rule over it is checked",
     ) in reasons
     answer = in_json(capsys, tmp_path, f"{CISPO} --custom-megatron-init-path far.away.init")
     (row,) = answer["not_checked"]
