@@ -10,7 +10,8 @@
 # checkout of slime, MEGATRON_DIR one of Megatron-LM, on every node; `pip install -e` of slime_ext on every node, or the
 # PYTHONPATH below. Start Ray on the other nodes with
 #     ray start --address=${MASTER_ADDR}:6379 --num-gpus 8 --disable-usage-stats
-# Check it first, on any machine: SLIME_DIR=path/to/slime slime-ext check examples/run_slime_multinode.sh
+# Check it first, on any machine:
+#     SLIME_DIR=path/to/slime slime-ext check examples/run_slime_multinode.sh --env SLIME_DIR
 set -euo pipefail
 
 BASE_FOLDER=${BASE_FOLDER:-/data}

@@ -119,8 +119,9 @@ def shown(value: object) -> str:
 
 
 def cut(text: object) -> str:
-    """A text, cut to a line."""
-    found = "".join(_first(_pieces(text))) if isinstance(text, Mapping | list | tuple | int) else str(text)
+    """A text, cut to a line, as its type formats it."""
+    is_large = isinstance(text, Mapping | list | tuple) or type(text) is int
+    found = "".join(_first(_pieces(text))) if is_large else f"{text}"
     return found if len(found) <= LINE else f"{found[: LINE - 3]}..."
 
 
@@ -154,7 +155,7 @@ def _pieces(value: object) -> Iterator[str]:
         yield f",{end}" if isinstance(value, tuple) and len(value) == 1 else end
     elif type(value) is str:
         yield repr(value[: LINE + 1])
-    elif isinstance(value, int) and value.bit_length() > 4 * LINE:  # Python refuses 4,300 digits
+    elif type(value) is int and value.bit_length() > 4 * LINE:  # Python refuses 4,300 digits
         yield hex(value >> value.bit_length() - 4 * LINE)
     else:
         yield repr(value)

@@ -42,6 +42,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
     parser.add_argument("--out", type=Path, help="folder of the run; by default a new one below runs")
     parser.add_argument("--timeout", type=_seconds, default=run.TIMEOUT_S, help="seconds until it is ended")
+    what = "let the script see this variable (again for another); what others hold is not known"
+    parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)
     parser.epilog = OWN
     words, own = apart(argv)
     return rehearse(parser.parse_args(words, argparse.Namespace(own=own)))
@@ -63,7 +65,7 @@ def rehearse(given: argparse.Namespace) -> int:
 
     """
     began, screen = time.monotonic(), console()
-    launch = launch_of(given.script, given.own, given.host)
+    launch = launch_of(given.script, given.own, given.host, given.env)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)

@@ -39,3 +39,11 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """The long ones first, so that no worker ends with one of them alone."""
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("host", "slow")])
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Scripts are read in the test's own process; test_reader.py has what only the other process does."""
+    from slime_ext.tools.scripts import read, reading
+
+    monkeypatch.setattr(read, "in_reader", reading.launch_of)

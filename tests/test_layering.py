@@ -51,7 +51,7 @@ FLOORS = {
     ),
     "tools/scripts/": (
         "launch modules trace python_script blocks",
-        "doubts starts",
+        "doubts starts visible",
         "surroundings",
         "sandbox",
         "reading",

@@ -150,9 +150,9 @@ class Setup:
         if a.use_dynamic_global_batch_size:
             return 1
         if a.num_steps_per_rollout:
-            return int(a.num_steps_per_rollout)
+            return a.num_steps_per_rollout  # type: ignore[no-any-return]
         sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size)
-        return int(max(1, sizes[0] * sizes[1] // sizes[2])) if all(sizes) else 1
+        return max(1, sizes[0] * sizes[1] // sizes[2]) if all(sizes) else 1
 
     @property
     def acts(self) -> bool:

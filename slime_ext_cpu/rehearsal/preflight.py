@@ -218,7 +218,7 @@ def _of_a_shell(launch: Launch) -> Iterator[str]:
             if isinstance(word, Unread):
                 yield (
                     f"{flag.where}: {flag.name}: expected a value that the script says, got '{word}': "
-                    "export it"
+                    "give a variable with --env NAME"
                 )
     for gap in launch.gaps:
         if gap.names is None or any(group_of(name) is None for name in gap.names):

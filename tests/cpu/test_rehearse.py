@@ -25,7 +25,8 @@ def script(tmp_path, monkeypatch):
     text = (ROOT / "examples/rehearse_tiny.sh").read_text()
     text = text.replace("${HERE}/../configs/modes/decoupled.yaml", "c.yaml").replace("${HERE}/..", str(ROOT))
     path = tmp_path / "run.sh"
-    path.write_text(f"cat {ROOT}/configs/modes/decoupled.yaml > c.yaml\n{text}")
+    config = (ROOT / "configs/modes/decoupled.yaml").read_text()
+    path.write_text(f"cat > c.yaml <<'EOF'\n{config}EOF\n{text}")
     return path
 
 

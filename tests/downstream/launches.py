@@ -185,7 +185,7 @@ def checked(found: list[Launch]) -> list[str]:
 
 def _said(script: Path) -> str:
     try:
-        check(str(script))
+        check(str(script), environment=tuple(VARIABLES))
     except SlimeExtError as error:
         return str(error)
     return ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -16,9 +18,11 @@ from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, NEARLY, check_kinds
+from slime_ext.tools.commands.veil import veiled
 from slime_ext.tools.folders import is_file
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.scripts.read import host_root, is_script, read_script
+from slime_ext.tools.scripts.read import host_root, is_script, own_folder, read_script
+from slime_ext.tools.scripts.visible import Visible
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
@@ -32,7 +36,9 @@ OWN = "Words behind -- are flags of the script's own."
 
 
 def add_flags_of_reading(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say what the reading of a script may do."""
+    """Adds the flags that say what a script may see, and whether one may be executed."""
+    what = "let the script see this variable (again for another); what others hold is not known"
+    parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)
     what = "execute a Python launcher, with your rights, and read the job that it would submit"
     parser.add_argument("--run", action="store_true", help=what)
     parser.epilog = OWN
@@ -69,8 +75,12 @@ class Arguments:
         return replace(self, values=self.values | flags, unknown=self.unknown - set(flags))
 
     def with_file(self, path: str, text: str | None = None) -> Arguments:
-        """The same launch with the keys of a file for --custom-config-path; ``text`` is what it holds where
-        it is not on this disk."""
+        """The same launch with the keys of a file for --custom-config-path.
+
+        Args:
+            path: as messages name it.
+            text: what it holds, where it cannot be read at that path.
+        """
         found = of_yaml(path, text)
         return replace(self.with_flags(found), of_file=tuple(found))
 
@@ -92,6 +102,7 @@ def gathered(
     launch: Launch | None = None,
     *,
     run: bool = False,
+    environment: Sequence[str] = (),
 ) -> Arguments:
     """Every argument that a file leads to; keys of --custom-config-path override flags, as in slime.
 
@@ -100,6 +111,7 @@ def gathered(
         given: flags of the script's own.
         launch: the script's, where it was read already.
         run: whether a Python launcher may be executed.
+        environment: names of the variables that the script may see.
 
     Raises:
         ConfigError: a file cannot be read or holds something else.
@@ -113,15 +125,14 @@ def gathered(
         raise ConfigError(f"{path}: expected no flags behind -- beside a YAML, got {cut(given[0])}")
     found = Arguments(unknown=set(ARGUMENTS))
     if script:
-        found = _of_launch(launch or read_script(script, given, run=run))
+        found = _of_launch(launch or read_script(script, given, run=run, environment=environment))
     if path != script:
         found = found.with_file(path)
     check_kinds(found.namespace(), found.unknown)
     if "slime_ext" not in found.values:
         _forbid_unread_path(found.launch)
         if beside := found.get("custom_config_path"):
-            text = found.launch.files.get(beside)
-            found = found.with_file(_found(beside, found.launch, path) if text is None else beside, text)
+            found = found.with_file(*_config_of(found.launch, beside, path))
             check_kinds(found.namespace(), found.unknown)
     return found
 
@@ -153,26 +164,33 @@ def _of_launch(launch: Launch) -> Arguments:
         text = next(iter(flag.values), after and after.name)
         if ARGUMENTS[name].kind.parse is None:
             _forbid_value(launch, flag)
-        values[name] = False if flag.name in OFF else _value(launch.script, flag.name, text)
+        values[name] = False if flag.name in OFF else _value(launch.script, flag, text)
         unread.pop(name, None)
         if launch.is_known(flag.name):
             _forbid_no_choice(launch.script, flag, ARGUMENTS[name].choices, values[name])
         if values[name] is None:
             why = "known only where the script runs; no rule over it is checked"
-            unread[name] = f"{flag.where}: {flag}: {why}"
+            unread[name] = f"{flag.where}: {flag}: {why}{_of_environment(str(flag))}"
     unknown.update(unread)
     for spelled, name in (NAMES | OFF).items():
         if gap := launch.gap(spelled):
             unknown.add(name)
-            unread[gap] = str(gap)
+            known = None if gap.names is None else frozenset(gap.names & (NAMES.keys() | OFF.keys()))
+            unread[gap] = str(replace(gap, names=known))
     return Arguments(as_parsed(values, unknown), unknown, launch, tuple(unread.values()))
+
+
+def _of_environment(text: str) -> str:
+    """How the first variable that is set here, and that a text names, is read."""
+    names = (name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name in os.environ)
+    return next((f"; --env {name} reads it" for name in names), "")
 
 
 def _forbid_value(launch: Launch, switch: WrittenFlag) -> None:
     for word in (word for word in switch.values if not isinstance(word, Unread)):
         raise ConfigError(
-            f"{launch.script}: {switch.name}: expected no value, got {cut(word)}: a switch is on where it "
-            "stands; leave it out to switch it off"
+            f"{launch.script}: {switch.name}: expected no value, got {cut(veiled(word, switch.instead))}: a "
+            "switch is on where it stands; leave it out to switch it off"
         )
 
 
@@ -203,19 +221,21 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
     return found
 
 
-def _value(path: str, flag: str, text: str | None) -> Any:
+def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
     """What the host's parser makes of a flag's text; None where that is known only where the script runs."""
-    parse = ARGUMENTS[NAMES[flag]].kind.parse
+    parse = ARGUMENTS[NAMES[flag.name]].kind.parse
     if parse is None:
         return True
     if not text or text.startswith("--"):
-        raise ConfigError(f"{path}: {flag}: expected a value, got {text or 'none'}")
+        got = text if not text or text in NAMES else "another flag"
+        raise ConfigError(f"{script}: {flag.name}: expected a value, got {got or 'none'}")
     if isinstance(text, Unread):
         return None
     try:
-        return parse(text)
+        return veiled(parse(text), flag.instead)
     except ValueError:
-        raise ConfigError(f"{path}: {flag}: expected a number, got '{cut(text)}'") from None
+        got = cut(veiled(text, flag.instead))
+        raise ConfigError(f"{script}: {flag.name}: expected a number, got '{got}'") from None
 
 
 def _forbid_no_choice(script: str, flag: WrittenFlag, choices: Collection[str], value: Any) -> None:
@@ -225,7 +245,7 @@ def _forbid_no_choice(script: str, flag: WrittenFlag, choices: Collection[str], 
         return
     root = host_root(script)
     files = [root / kind / "utils/arguments.py" for kind in ("slime", "miles")] if root else []
-    if any(f'"{value}"' in text_of(str(file)) for file in files if is_file(file)):
+    if any('"' + str(value) + '"' in text_of(str(file)) for file in files if is_file(file)):
         return
     known = f"one of {', '.join(choices)}"
     near = did_you_mean(value, choices)
@@ -246,22 +266,45 @@ def _forbid_unread_path(launch: Launch) -> None:
         )
 
 
-def _found(path: str, launch: Launch, file: str) -> str:
-    """The file of --custom-config-path, from the folder in which the program runs: the script's ``cd``, the
-    host's checkout that the script lies in, else the working directory of this command.
+def _config_of(launch: Launch, path: str, file: str) -> tuple[str, str | None]:
+    """The file of --custom-config-path: how messages name it, and its text where it lies elsewhere.
+
+    A launch's lies in the folder in which its program runs: the script's ``cd``, the host's checkout that the
+    script lies in, else the working directory of this command. Of a script only files are read that it may
+    see.
+
+    Args:
+        file: the YAML that names it, if no launch does.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or the script may not see it.
     """
-    if not launch.script or Path(path).is_absolute():
-        return path if launch.script else located(path, file)
-    folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
-    if not is_file(folder / path):
+    if not launch.script:
+        return located(path, file), None
+    where = f"{launch.script}: --custom-config-path"
+    if path in launch.veiled:
         raise ConfigError(
-            f"{launch.script}: --custom-config-path: expected a file where the script runs, got no "
-            f"{cut(path)} in {folder}: run slime-ext there, or name it from the script's own folder"
+            f"{where}: expected a text that the script itself says, got one with parts of another file or of "
+            f"a variable: slime-ext check FILE --args {launch.script} checks a copy of it"
         )
-    return str(folder / path)
+    if (text := launch.files.get(path)) is not None:
+        return path, text
+    folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
+    if not is_file(found := folder / str(path)):
+        shown = "the folder that it changes to" if str(folder) in launch.veiled else folder
+        raise ConfigError(
+            f"{where}: expected a file where the script runs, got no {cut(path)} in {shown}: run slime-ext "
+            "there, or name it from the script's own folder"
+        )
+    if not Visible([own_folder(launch.script), Path.cwd()]).is_file(found):
+        raise ConfigError(
+            f"{where}: expected a file below the script's checkout or the working directory, got "
+            f"{cut(path)}: slime-ext check FILE --args {launch.script} reads it"
+        )
+    flag = launch.flag("--custom-config-path")
+    is_veiled = str(folder) in launch.veiled or (flag and flag.instead)
+    name = str(flag) if is_veiled else str(found)
+    return name, text_of(str(found), name)
 
 
 def forbid_misspelt(path: str, name: str) -> None:

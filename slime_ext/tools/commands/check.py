@@ -41,6 +41,7 @@ from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.arguments import NAMES, Arguments, add_flags_of_reading, apart, gathered
 from slime_ext.tools.commands.output import console, needs, table
 from slime_ext.tools.convert import CONVERTED
+from slime_ext.tools.commands.veil import Veiled
 from slime_ext.tools.folders import find_own_steps
 from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.modules import fault_of, file_of
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> int:
     try:
         _forbid_ignoring(given.ignore)
         host = None if given.host is None else named_checkout(given.host)
-        found = check(given.file, given.args, own, host=host, run=given.run)
+        found = check(given.file, given.args, own, host=host, run=given.run, environment=given.env)
     except SlimeExtError as error:
         line = _line_of(error)
         if given.json:
@@ -176,17 +177,18 @@ def check(
     host: HostCode | None = None,
     *,
     run: bool = False,
+    environment: Sequence[str] = (),
 ) -> Checked:
     """What a file leads to.
 
     Args:
-        own, launch, run: as for ``gathered``.
+        own, launch, run, environment: as for ``gathered``.
         host: the code that the launch will run; by default that of the checkout whose train.py it starts.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
-    arguments = gathered(path, args_path, own, launch, run=run)
+    arguments = gathered(path, args_path, own, launch, run=run, environment=environment)
     host = host or host_of(arguments.launch)
     _forbid_no_launch(arguments.launch)
     for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):
@@ -385,6 +387,7 @@ def _check_function(dest: str, named: str, arguments: Arguments, host: HostCode 
     near = [script.parent, host_root(str(script))] if script else []
     folders = [Path.cwd(), *(folder for folder in near if folder), *map(Path, sys.path)]
     if fault := fault_of(named, folders):
+        fault = "it is not there" if isinstance(named, Veiled) else fault
         raise ConfigError(f"{flag_of(dest)}: expected package.module.function, got '{cut(named)}': {fault}")
     module, _, name = named.rpartition(".")
     file = file_of(module, folders) if dest == "custom_tis_function_path" else None

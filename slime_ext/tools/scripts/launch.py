@@ -21,14 +21,17 @@ class WrittenFlag:
         name: with its dashes.
         values: its words, of which an ``Unread`` one is not known; none for a switch.
         where: ``file:line``.
+        instead: what messages show in place of its words, where these come from another file than the
+            script, or from a variable.
     """
 
     name: str
     values: tuple[str, ...] = ()
     where: str = ""
+    instead: str = ""
 
     def __str__(self) -> str:
-        return " ".join([self.name, *self.values])
+        return f"{self.name} {self.instead}" if self.instead else " ".join([self.name, *self.values])
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Launch:
         folder: the working directory of the program, where the script says it.
         notes: what a reader should know of how the script was read.
         files: name -> text, of YAML and JSON that its flags name and the script itself writes.
+        veiled: names of those of them, and the folder, if a part of it comes from another file or a variable.
+        text: all that was read.
     """
 
     script: str
@@ -76,6 +81,8 @@ class Launch:
     folder: str | None = None
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    veiled: frozenset[str] = frozenset()
+    text: str = ""
 
     @property
     def asynchronous(self) -> bool:

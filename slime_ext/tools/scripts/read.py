@@ -10,7 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from slime_ext.config.files import text_of
@@ -18,8 +18,9 @@ from slime_ext.errors import ConfigError, SlimeExtError, cut
 from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts import python_script
 from slime_ext.tools.scripts.launch import Launch
-from slime_ext.tools.scripts.reading import Request
+from slime_ext.tools.scripts.surroundings import Request
 from slime_ext.tools.scripts.trace import MAPPING, PROGRAMS
+from slime_ext.tools.scripts.visible import RESERVED
 
 PYTHON = ".py"
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
@@ -53,8 +54,20 @@ def host_root(path: str) -> Path | None:
     return None
 
 
+def own_folder(path: str) -> Path:
+    """Where a script's own files are: its checkout of a host, its repository, or its folder."""
+    above = Path(os.path.realpath(path)).parents
+    repository = next((folder for folder in above if (folder / ".git").exists()), None)
+    return host_root(path) or repository or Path(path).absolute().parent
+
+
 def request_of(
-    path: str, given: Sequence[str] = (), checkout: Path | None = None, *, run: bool = False
+    path: str,
+    given: Sequence[str] = (),
+    checkout: Path | None = None,
+    *,
+    run: bool = False,
+    environment: Iterable[str] = (),
 ) -> Request:
     """What is to be read of a script.
 
@@ -62,43 +75,63 @@ def request_of(
         given: flags of the script's own, which a shell would have as ``$@``.
         checkout: the host's, which files of its container are read from; by default the script's own.
         run: whether a Python launcher may be executed.
+        environment: names of the variables of this process that the script may see.
 
     Raises:
-        ConfigError: it is a Python launcher that may not be executed, or that submits no job.
+        ConfigError: it is a Python launcher that may not be executed, or that submits no job; or a variable
+            is not set.
     """
+    variables = {name: _variable(name) for name in environment}
     is_python = Path(path).suffix == PYTHON
     if is_python and not run:
         python_script.forbid(path)
     text = python_script.command_of(path, given) if is_python else None
-    root = host_root(path)
-    roots = (root, Path.cwd()) if root else (Path.cwd(),)
-    return Request(path, text, tuple(given), roots, checkout or root)
+    root, roots = host_root(path), (own_folder(path), Path.cwd())
+    others = frozenset(os.environ) - variables.keys()
+    return Request(path, text, tuple(given), roots, checkout or root, variables, others)
+
+
+def _variable(name: str) -> str:
+    text = os.environ.get(name)
+    if text is None:
+        raise ConfigError(f"--env: expected a variable that is set here, got {cut(name)}: export it first")
+    if RESERVED.search(text):
+        raise ConfigError(f"--env: expected a variable without private letters, got {cut(name)}")
+    return text
 
 
 def read_script(
-    path: str, given: Sequence[str] = (), checkout: Path | None = None, *, run: bool = False
+    path: str,
+    given: Sequence[str] = (),
+    checkout: Path | None = None,
+    *,
+    run: bool = False,
+    environment: Iterable[str] = (),
 ) -> Launch:
     """The launch that a script makes; one without a program or flags where it makes none.
 
     Args:
-        given, checkout, run: as for ``request_of``.
+        given, checkout, run, environment: as for ``request_of``.
 
     Raises:
         ConfigError: the script cannot be read in time, ends its launch too early, or gives its flags to
             nothing.
     """
-    request = pickle.dumps(request_of(path, given, checkout, run=run))
-    folders = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
+    return in_reader(request_of(path, given, checkout, run=run, environment=environment))
+
+
+def in_reader(request: Request) -> Launch:
+    """Reads a script in a process of its own. Raises ConfigError as ``read_script``."""
+    path, folders = request.path, [str(Path(__file__).parents[3]), *filter(None, sys.path)]
+    command, sent = [sys.executable, "-c", READER, *folders], pickle.dumps(request)
     try:
-        reader = subprocess.run(
-            [sys.executable, "-c", READER, *folders], input=request, capture_output=True, timeout=LIMIT_S
-        )
+        reader = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         got = "one that works or waits for longer"
         raise ConfigError(f"{path}: expected a script that is read within {LIMIT_S:g} s, got {got}") from None
     if reader.returncode:
         last = reader.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        got = f"signal {-reader.returncode}" if reader.returncode < 0 else cut(last)
+        got = f"signal {-reader.returncode}" if reader.returncode < 0 else cut(last.partition(":")[0])
         what = "look for a part that calls itself, or that is nested too deep"
         raise ConfigError(f"{path}: expected a script that can be read, got {got} from its reader: {what}")
     found = pickle.loads(reader.stdout)
@@ -108,16 +141,21 @@ def read_script(
     return launch
 
 
-def launch_of(path: str, given: Sequence[str] = (), host: str | None = None) -> Launch:
+def launch_of(
+    path: str, given: Sequence[str] = (), host: str | None = None, environment: Iterable[str] = ()
+) -> Launch:
     """As ``read_script``, of a script that has to start a host. A Python launcher is executed.
 
     Args:
         host: its checkout; the one that the script lies in by default.
+        environment: as for ``request_of``.
 
     Raises:
         ConfigError: as ``read_script``, or it launches nothing.
     """
-    found = read_script(path, given, Path(host) if host and is_folder(host) else None, run=True)
+    found = read_script(
+        path, given, Path(host) if host and is_folder(host) else None, run=True, environment=environment
+    )
     if not found.program:
         what = f": {'; '.join(found.notes)}" if found.notes else ""
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")

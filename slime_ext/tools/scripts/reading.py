@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from slime_ext.errors import ConfigError, cut
@@ -14,10 +14,9 @@ from slime_ext.host.flags import ARGUMENTS, DECISIVE
 from slime_ext.tools.scripts.launch import Gap, Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.sandbox import Sandbox
 from slime_ext.tools.scripts.starts import Started, started
-from slime_ext.tools.scripts.surroundings import Surroundings
+from slime_ext.tools.scripts.surroundings import Request, Surroundings
 from slime_ext.tools.scripts.trace import UNKNOWN, Guess, Run, narrowed
 
-UNSET = re.compile(r"\$\w+")  # a variable that nothing sets: as bash has it, nothing
 GUESSES = {  # in their order; what a reader is told where an earlier one led to no launch
     Guess(): "",
     Guess(is_there=True): "read as if each file that it tests were there",
@@ -28,25 +27,6 @@ SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None),
 
 
 ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)  # as bash traces one that is set
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be read.
-
-    Args:
-        path: the script's.
-        text: the script, if it is not what the file says.
-        given: flags of the script's own, which a shell would have as ``$@``.
-        roots: folders in which relative paths are looked for.
-        checkout: the host's, which files of its container are read from.
-    """
-
-    path: str
-    text: str | None = None
-    given: tuple[str, ...] = ()
-    roots: tuple[Path, ...] = ()
-    checkout: Path | None = None
 
 
 class Reading:
@@ -99,16 +79,17 @@ class Reading:
             f"{place}: ${name} is set by nothing here, and without it the script ends"
             for name, place in around.needs.items()
         )
-        environment = {name: around.shown(said) for name, said in found.environment.items()}
+        environment = {name: around.spelled(said) for name, said in found.environment.items()}
         folder = None if UNKNOWN.search(found.folder) else found.folder
         gaps += [replace(gap, at=len(flags)) for gap in around.gaps]
         if self.unsure:
             gaps.append(Gap(len(flags), "a word made of unknown ones", Path(around.path).name, self.unsure))
         files = {
-            name: Unread(around.shown(said)) if UNKNOWN.search(said) else said
+            name: Unread(around.spelled(said)) if UNKNOWN.search(said) else said
             for name, said in found.files.items()
         }
-        return Launch(path, found.program, tuple(flags), environment, tuple(gaps), folder, notes, files)
+        launch = Launch(path, found.program, tuple(flags), environment, tuple(gaps), folder, notes, files)
+        return replace(launch, text=around.text)
 
     def _values(self, words: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
         """The values that count, by flag."""
@@ -146,7 +127,7 @@ class Reading:
         """
         meant = self.around.meant(word)
         is_value = waits and not any(unknown.is_words for unknown in meant)
-        if not meant or is_value or all(UNSET.fullmatch(unknown.text) for unknown in meant):
+        if not meant or is_value or not any(unknown.can_be_flags for unknown in meant):
             return None
         text, names = self.around.shown(word), [unknown.names for unknown in meant]
         known = frozenset[str]().union(*(some for some in names if some is not None))
@@ -163,8 +144,7 @@ def followed(request: Request) -> Reading:
     Raises:
         ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
     """
-    around = Surroundings(request.path, request.text, request.roots, request.checkout)
-    return Reading(Sandbox(around, request.given))
+    return Reading(Sandbox(Surroundings(request), request.given))
 
 
 def launch_of(request: Request) -> Launch:
@@ -178,7 +158,33 @@ def launch_of(request: Request) -> Launch:
         return _without_launch(request.path, reading)
     _forbid_lost_arrays(reading)
     _forbid_unused_arrays(reading)
-    return reading.launch(request.path)
+    launch = reading.launch(request.path)
+    return _veiled(launch, _bare(request)) if reading.around.has_seen else launch
+
+
+def _bare(request: Request) -> Launch:
+    """The launch of a script that sees no other file and no variable."""
+    try:
+        reading = followed(request.bare)
+    except ConfigError:
+        return Launch(request.path)
+    return reading.launch(request.path) if reading.started else Launch(request.path)
+
+
+def _veiled(launch: Launch, bare: Launch) -> Launch:
+    """A launch whose flags say what messages may show of them: words that are the same without any other file
+    or variable are the script's own."""
+    left = {name: [flag for flag in bare.flags if flag.name == name] for name in {f.name for f in bare.flags}}
+    flags = []
+    for flag in launch.flags:
+        same = left[flag.name].pop(0) if left.get(flag.name) else None
+        if same is None or same.values != flag.values or any(isinstance(v, Unread) for v in same.values):
+            shown = " ".join(same.values) if same else ""
+            flag = replace(flag, instead=shown or f"what {flag.where} says") if flag.values else flag
+        flags.append(flag)
+    veiled = {name for name, text in launch.files.items() if bare.files.get(name) != text}
+    veiled |= {launch.folder} - {bare.folder, None}
+    return replace(launch, flags=tuple(flags), veiled=frozenset(veiled))
 
 
 def _without_launch(path: str, reading: Reading) -> Launch:
@@ -203,8 +209,9 @@ def _array(text: str) -> tuple[str, list[str]]:
 def _forbid_lost_arrays(reading: Reading) -> None:
     for line in reading.run.lines:
         if line.words[:1] and line.words[0].startswith("--"):
+            shown = cut(reading.around.shown(line.words[0]))
             raise ConfigError(
-                f"{line.place}: expected the launch to go on, got {cut(line.words[0])} as a new command: the "
+                f"{line.place}: expected the launch to go on, got {shown} as a new command: the "
                 "line before it lacks the backslash at its end"
             )
 
@@ -216,6 +223,7 @@ def _forbid_unused_arrays(reading: Reading) -> None:
         name, words = _array(line.text)
         acts = decisive & {word.partition("=")[0] for word in words}
         if acts and (got := _misused(name, words, acts, reading)):
+            name = reading.around.shown(name)
             right = f'"${{{name}[@]}}"'
             raise ConfigError(
                 f"{reading.around.path}: {name}: expected {right} in the launch, got {got}: its flags do not "

@@ -1,8 +1,9 @@
 """Runs a launch script in a sandbox and notes each program that it would start.
 
-The sandbox is bashkit: bash's language in process, writes stay in memory, no program ever starts. What only
-the cluster knows is a *token*, a word that no script contains: whatever it flows into can be told from what
-the script says. A command whose answer is not known succeeds and prints one.
+The sandbox is bashkit: bash's language in process, with a disk in memory. No program ever starts, and no file
+of this machine is there but those that ``Surroundings`` puts there. What only the cluster knows is a *token*,
+a word that no script contains: whatever it flows into can be told from what the script says. A command whose
+answer is not known succeeds and prints one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, cut
-from slime_ext.tools.folders import is_file
 from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings, at
 from slime_ext.tools.scripts.trace import (
     BEGIN,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from bashkit import Bash, BuiltinContext, BuiltinResult
 
 LIMITS = {"max_commands": 20_000, "max_loop_iterations": 5_000}
-DISK = {"mounts": [{"host_path": "/"}], "allowed_mount_paths": ["/"]}  # read; what is written stays in memory
 MOST_TOKENS = 200  # that can stand where a command does
 ENDLESS = 500  # times the same command, from which a loop waits for the machine
 OURS = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
@@ -93,6 +91,7 @@ class Sandbox:
             if said[1] in around.paths or said[1] == around.path:
                 got = f"{f'line {said[2]}: ' if said[2] else ''}{cut(said[3])}"
                 got = "more words and operators than the reader takes" if "fuel" in got else got
+                got = got if said[1] == around.path else f"an error in line {said[2] or 1}"
                 raise ConfigError(f"{said[1]}: expected a script that bash can read, got {got}")
         return run
 
@@ -105,7 +104,7 @@ class Sandbox:
         contents = self.around.contents(guess)
         files = {guess.worded(path): guess.worded(text) for path, text in contents.items()}
         variables = {name: guess.worded(text) for name, text in environment.items()}
-        shell = Bash(cwd=folder, env=variables, files=files, custom_builtins=commands, **DISK, **LIMITS)
+        shell = Bash(cwd=folder, env=variables, files=files, custom_builtins=commands, **LIMITS)
         run.end = shell.cancel
         return shell
 
@@ -140,9 +139,7 @@ class Sandbox:
         for name in (word.partition("=")[2] if word.startswith("--") else word for word in words):
             path = at(context.cwd, name)
             if name.endswith(MAPPING) and path not in there and context.fs.exists(path):
-                said = context.fs.read_file(path)
-                if not (is_file(path) and Path(path).read_bytes() == said):
-                    found[name] = said.decode(errors="replace")
+                found[name] = context.fs.read_file(path).decode(errors="replace")
         return found
 
     def _of_tool(self, context: BuiltinContext) -> BuiltinResult | None:
@@ -152,9 +149,9 @@ class Sandbox:
         read = "".join([context.stdin or "", *context.argv])
         if UNKNOWN.search(read) or not read:
             return None
-        files = {**self.around.contents(), STDIN: context.stdin or ""}
+        files = {STDIN: context.stdin or ""}  # what a file holds is not known
         command = f"{shlex.join([context.name, *context.argv])} < {STDIN}"
-        found = _elsewhere(lambda: Bash(cwd=context.cwd, files=files, **DISK, **LIMITS).execute_sync(command))
+        found = _elsewhere(lambda: Bash(cwd=context.cwd, files=files, **LIMITS).execute_sync(command))
         if found.stderr or found.error or UNKNOWN.search(found.stdout):
             return None
         return BuiltinResult(stdout=found.stdout, exit_code=found.exit_code)

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slime_ext.config.files import text_of
-from slime_ext.errors import ConfigError
-from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts import doubts
 from slime_ext.tools.scripts.blocks import Block
 from slime_ext.tools.scripts.doubts import COMMENT, FLAG, PROGRAM, Script
 from slime_ext.tools.scripts.launch import Gap
 from slime_ext.tools.scripts.trace import (
     BEGIN,
-    BETWEEN,
     COMPLAINT,
     END,
     PS4,
@@ -34,6 +31,7 @@ from slime_ext.tools.scripts.trace import (
     Line,
     Run,
 )
+from slime_ext.tools.scripts.visible import Visible, script_text
 
 # bash's own words, and programs of bashkit that only turn text into text or write to its memory
 OWN = frozenset(
@@ -57,8 +55,17 @@ TESTS = ("[", "[[", "test", "((", ":")
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
 DECIDES = re.compile(r"(?<!\S)(\[\[?|case|test|for|while|until|if|elif|\(\()(?!\S)|&&|\|\|")
 NAMES = re.compile(r"\$([A-Za-z]\w*)|\$\{([A-Za-z]\w*)\}|(?<![\w$])([A-Za-z_]\w*)")
-RESERVED = re.compile(f"[{BEGIN}{END}{BETWEEN}]")
+OF_BASH = re.compile(  # what bash answers otherwise in each run, or on each machine
+    r"\$\{(?:{0})\}|\$?\b(?:{0})\b|\$\$(?![\w({])".replace(
+        "{0}",
+        "S?RANDOM|SECONDS|UID|EUID|PPID|BASHPID|EPOCHSECONDS|EPOCHREALTIME|OSTYPE|HOSTTYPE|MACHTYPE",
+    )
+)
+ALWAYS = ("PATH", "HOME", "HOSTNAME", "USER", "SHELL")  # which bashkit would set
+HIDDEN = "…"
 TOKENS = re.compile(f"(?:{BEGIN}\\d+{END})+")
+ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^}]*)\}")
+UNKNOWN_VALUE = re.compile(rf"(?:\w+ )?(\w+)\+?=[^\n]*{UNKNOWN.pattern}")
 REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 
 
@@ -77,20 +84,52 @@ class Unknown(NamedTuple):
     names: frozenset[str] | None = None
     is_words: bool = False
 
+    @property
+    def can_be_flags(self) -> bool:
+        """Whether it can stand for words; a variable that nothing sets is nothing, as bash has it."""
+        return self.is_words or self.names != frozenset()
 
-class Surroundings:
-    """Files, variables and commands of one script.
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be read.
 
     Args:
         path: the script's.
         text: the script, if it is not what the file says.
-        roots: folders in which relative paths are looked for.
+        given: flags of the script's own, which a shell would have as ``$@``.
+        roots: folders that the script may see, in which relative paths are looked for.
         checkout: the host's; a sourced ``/…/slime/FILE`` that is not here is read from it, with a note.
+        variables: those of this process that the script may see.
+        others: the names of those that it may not: what they hold is not known.
+        is_bare: whether it sees nothing but itself, whatever is there.
     """
 
-    def __init__(self, path: str, text: str | None, roots: Sequence[Path], checkout: Path | None) -> None:
-        self.path, self.roots, self.checkout = str(Path(path).absolute()), roots, checkout
+    path: str
+    text: str | None = None
+    given: tuple[str, ...] = ()
+    roots: tuple[Path, ...] = ()
+    checkout: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+    is_bare: bool = False
+
+    @property
+    def bare(self) -> Request:
+        """The same script where it sees nothing but itself."""
+        others = self.others | self.variables.keys()
+        return replace(self, roots=(), checkout=None, variables={}, others=others, is_bare=True)
+
+
+class Surroundings:
+    """Files, variables and commands of one script."""
+
+    def __init__(self, request: Request) -> None:
+        path, self.request = request.path, request
+        self.path = str(Path(path).absolute())
+        self.visible = Visible([*request.roots, *filter(None, [request.checkout])])
         self.files = {path: script_text(path)}  # by the name that messages use
+        self.own_text = "\n".join([self.files[path], request.text or "", *request.given])
         self.paths = {self.path: self.path}  # name in the trace -> path
         self.scripts: dict[str, Script] = {}  # path -> what bash reads
         self.placed: dict[str, str] = {}  # path -> content, of all else
@@ -98,14 +137,12 @@ class Surroundings:
         self.tokens: dict[Unknown, int] = {}
         self.evaluated: dict[str, None] = {}  # unknown texts that were run: they can set any variable
         self.needs: dict[str, str] = {}  # variables without which the script ends -> where
-        self.tests: dict[
-            str, str
-        ] = {}  # paths that are tested and not known to be there -> the test's letter
+        self.tests: dict[str, str] = {}  # paths that are tested, and are not here -> the test's letter
         self.gaps: dict[Gap, None] = {}  # whatever stands at the launch
         self.notes: list[str] = []
         self._seen: set[Line] = set()
         self.folder = "/" + self.token(PWD)
-        self._add(self.path, self.files[path] if text is None else text)
+        self._add(self.path, self.files[path] if request.text is None else request.text)
 
     def size(self) -> int:
         """Grows with everything that a run has shown."""
@@ -124,14 +161,39 @@ class Surroundings:
         numbers = [int(number) for number in TOKEN.findall(word)] if TOKENS.fullmatch(word) else []
         return [known[number] for number in numbers if number < len(known)]
 
+    @property
+    def has_seen(self) -> bool:
+        """Whether it has seen more than the script itself."""
+        return bool(self.request.variables) or len(self.files) > 1
+
     def shown(self, text: str) -> str:
-        """A text with its tokens as the script writes them."""
-        text, known = text.replace(self.folder, PWD), list(self.tokens)
-        while match := TOKEN.search(text):
+        """A text as a message has it: without words that the script does not write itself."""
+        return self.spelled(text, self._written)
+
+    def spelled(self, text: str, how: Callable[[str], str] = str) -> str:
+        """A text with its tokens as the script writes them.
+
+        Args:
+            how: what is made of the text between them.
+        """
+        parts, last, known = [], 0, list(self.tokens)
+        for match in TOKEN.finditer(text := text.replace(self.folder, PWD)):
             number = int(match[1])
-            inside = known[number].text if number < len(known) else "…"
-            text = text[: match.start()] + inside + text[match.end() :]
-        return UNKNOWN.sub("…", text)
+            parts += [how(text[last : match.start()]), known[number].text if number < len(known) else HIDDEN]
+            last = match.end()
+        return UNKNOWN.sub(HIDDEN, "".join([*parts, how(text[last:])]))
+
+    def _written(self, text: str) -> str:
+        """The words of a text that the script itself writes, or its folder's name."""
+        folder, own = f"{Path(self.path).parent}/", f"{self.own_text} {PWD}"
+        parts = re.split(r"(\s+)", text)
+        return "".join(
+            part if part.isspace() or part.removeprefix(folder) in own else HIDDEN for part in parts
+        )
+
+    def _of_file(self, path: str, text: str) -> str:
+        """A part of a file: itself if the file is the script."""
+        return text if path == self.path else f"a part of {Path(path).name}"
 
     def where(self, name: str) -> str:
         """``file:line`` of the last mention of a flag or an unknown word outside comments."""
@@ -151,15 +213,16 @@ class Surroundings:
         return COMMENT.sub(r"\1", "\n".join(self.files.values()))
 
     def environment(self) -> dict[str, str]:
-        """This process' variables, and tokens for those that the script needs and nothing sets."""
-        found = {k: v for k, v in os.environ.items() if k not in ("PWD", "OLDPWD", "BASH_ENV", "ENV")}
-        found |= {"PATH": self.token("$PATH"), "PS4": PS4}
-        said = dict.fromkeys(["HOSTNAME", *self.needs, *self._unset()], "")
+        """The variables that the script may see, and tokens for those that it may not, and for those that it
+        needs and nothing sets."""
+        others = {name for name in (*self._referenced(), *ALWAYS) if name in (*self.request.others, *ALWAYS)}
+        found = {name: self.token(f"${name}", "", frozenset()) for name in self._unset()}
         if self.evaluated:
-            said = dict.fromkeys([*said, *self._referenced()], f" ({next(iter(self.evaluated))} is not here)")
-        return found | {
-            name: self.token(f"${name}{why}") for name, why in said.items() if name not in os.environ
-        }
+            why = f"({next(iter(self.evaluated))} is not here)"
+            found |= {name: self.token(f"${name} {why}") for name in self._referenced()}
+        found |= {name: self.token(f"${name}") for name in sorted(others)}
+        found |= {name: self.token(f"${name}") for name in self.needs}
+        return found | dict(self.request.variables) | {"PS4": PS4}
 
     def _referenced(self) -> Iterable[str]:
         return dict.fromkeys(REFERENCE.findall(self.text))
@@ -196,6 +259,7 @@ class Surroundings:
                 self._look(line, line.words or [""])
         for line in run.lines:
             self._decided(run, line)
+        self._alternatives(run)
         for match in COMPLAINT.finditer(run.trace):
             path, number = self.paths.get(match[1], match[1]), int(match[2])
             if UNKNOWN.search(match[3]):
@@ -214,8 +278,8 @@ class Surroundings:
             script = self.scripts.get(self.paths.get(test.file, test.file), script)
             heads += [script.head(block) for block in script.around(test.number)]
         for name in (name for head in heads for name in REFERENCE.findall(head)):
-            sets = [each for each in doubts.assignments(self.text) if each.name == name]
-            if name not in os.environ and not name.startswith("BASH") and all(each.adds for each in sets):
+            is_set = any(e.name == name and not e.adds for e in doubts.assignments(self.text))
+            if not (is_set or name in self.request.variables or name.startswith("BASH")):
                 self.needs.setdefault(name, f"{Path(script.path).name}:{number}")
 
     def end_of(self, run: Run) -> tuple[Script, int] | None:
@@ -233,31 +297,42 @@ class Surroundings:
         if name in ("source", ".") and words[1:]:
             self._source(line, words[1])
         elif name == "cd" and words[1:] and last[0:1] != "-":
-            if not is_folder(path := at(line.folder, last)):
-                self.placed.setdefault(f"{path}/.here", "")
+            self.placed.setdefault(f"{at(line.folder, last)}/.here", "")
         elif name in ("bash", "sh"):
             self._copied(line.folder, next((word for word in words[1:] if word[:1] != "-"), ""))
         elif name in TESTS:
-            tested = {path: letter for letter, path in self._tested(line) if not self._is_near(path)}
-            self.tests = tested | self.tests
+            for letter, path in self._tested(line):
+                self._test(letter, path)
         elif "/" in name and "=" not in name:
             self.names.add(name)
+            self._copied(line.folder, name)
+
+    def _test(self, letter: str, path: str) -> None:
+        """Puts there what a script tests and may see."""
+        if path in self.placed or path in self.scripts or f"{path}/.here" in self.placed:
+            return
+        if self.visible.is_folder(path):
+            self.placed[f"{path}/.here"] = ""
+        elif self.visible.is_file(path):
+            self.placed[path] = self.token(f"$(< {self.shown(path)})")
+        else:
+            self.tests.setdefault(path, letter)
 
     def _read(self, line: Line) -> None:
         """Learns from a file that the trace names."""
         if line.file and line.file not in self.paths:
             path = at(line.folder, line.file)
-            text = self.placed.pop(path, None) or (script_text(path) if is_file(path) else "")
+            text = self.placed.pop(path, "")
             self.files[line.file], self.paths[line.file] = text, path
             self._add(path, text)
 
     def _add(self, path: str, text: str) -> None:
-        self.scripts[path] = Script(path, self._for_bashkit(text))
+        self.scripts[path] = Script(path, self._for_bashkit(path, text))
         words = re.split(r"[\s\"'$;|&()<>{}=`\\]+", COMMENT.sub("", text))
         names = {word for word in words if re.fullmatch(r"[A-Za-z_./][\w.+/-]*", word)}
         self.names |= names - OWN - {".."}
 
-    def _for_bashkit(self, text: str) -> str:
+    def _for_bashkit(self, path: str, text: str) -> str:
         """A script without what bashkit 0.20 reads otherwise than bash, or answers itself.
 
         It joins the words of ``"${A[@]/x/y}"`` and keeps those of an empty ``"${!array}"``: they become
@@ -265,8 +340,8 @@ class Surroundings:
         """
         arrays = "|".join(re.findall(r"(?<!\w)(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
         unread = rf'"\$\{{\w+\[@\]/[^}}"]*\}}"|"\$\{{!(?:{arrays})\}}"'
-        text = re.sub(unread, lambda match: self.token(match[0]), text)
-        text = re.sub(r"\$\{RANDOM\}|\$?\bRANDOM\b", lambda _: self.token("$RANDOM"), text)
+        text = re.sub(unread, lambda match: self.token(self._of_file(path, match[0])), text)
+        text = OF_BASH.sub(lambda match: self.token(match[0]), text)
         text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt])(?=\s)", "which", text)
         text = re.sub(r"(?<![\w-])set \+x(?!\w)|(?<!\w)PS4=", ": ", text)  # what ends the trace
         for match in reversed(list(re.finditer(r"\$\{\w+:?[-=+]", text))):
@@ -274,22 +349,32 @@ class Surroundings:
             said = text[match.end() : end]
             if "$(" in said and '"' in said:
                 needs_them = re.search(r"['\\]|echo|printf", said)
-                plain = self.token(said) if needs_them else said.replace('"', "")
+                plain = self.token(self._of_file(path, said)) if needs_them else said.replace('"', "")
                 text = text[: match.end()] + plain + text[end:]
         return text
 
     def _source(self, line: Line, name: str) -> None:
         path = at(line.folder, name)
-        if path in self.placed or path in self.scripts or is_file(path) or self._copied(line.folder, name):
+        if path in self.placed or path in self.scripts or self._copied(line.folder, name):
             return
         self.placed[path] = ""
         if NO_SETTINGS.fullmatch(name):
             return
         if found := self._in_checkout(name):
             self.placed[path] = script_text(str(found))
-            self.notes.append(f"{line.place}: {name} is not here; {found} is read in its place")
+            said = self._said(line, name)
+            self.notes.append(f"{line.place}: {said} is not here; {found} is read in its place")
             return
-        self.placed[path] = "\n".join(self._sets_anything(f"source {self.shown(name)} is not here"))
+        why = f"source {self._said(line, name)}{'' if self.request.is_bare else ' is not here'}"
+        self.placed[path] = "\n".join(self._sets_anything(why))
+
+    def _said(self, line: Line, name: str) -> str:
+        """The name of a file as the script writes it in ``source NAME``."""
+        script = self.scripts.get(self.paths.get(line.file, line.file))
+        statement = script.statement(line.number) if script and script.path == self.path else None
+        words = script.text[statement.begin : statement.end].split() if script and statement else []
+        is_alone = len(words) == 2 and words[0] in ("source", ".")
+        return words[1].strip("\"'") if is_alone else self.shown(name)
 
     def _sets_anything(self, why: str) -> Iterator[str]:
         """Commands that set what nothing has set before."""
@@ -298,32 +383,28 @@ class Surroundings:
             yield f": ${{{name}={self.token(f'${name} ({why})', '', None, is_array)}}}"
 
     def _in_checkout(self, name: str) -> Path | None:
-        """A file of the host's checkout in place of one that the script has in its container."""
-        parts = Path(name).parts
+        """A script of the host's checkout in place of one that the script has in its container."""
+        parts, checkout = Path(name).parts, self.request.checkout
         at = next((i for i in range(len(parts), 0, -1) if parts[i - 1] in ("slime", "miles")), 0)
-        found = self.checkout.joinpath(*parts[at:]) if self.checkout and at else None
-        return found if found is not None and is_file(found) else None
+        found = checkout.joinpath(*parts[at:]) if checkout and at else None
+        return found if found is not None and self.visible.script(found) is not None else None
 
     def _copied(self, folder: str, name: str) -> bool:
-        """Whether a file named from the folder in which the script begins lies in one of the roots."""
+        """Whether a file is a script that may be seen; named from the folder in which the script begins it
+        lies in one of the roots."""
         path = at(folder, name)
         inside = path.removeprefix(self.folder + "/")
-        found = next((f for root in self.roots if is_file(f := root / inside)), None)
-        if inside == path or found is None:
-            return False
-        if path not in self.scripts:
-            self.placed.setdefault(path, script_text(str(found)))
-        return True
+        places = [Path(path)] if inside == path else [root / inside for root in self.request.roots]
+        text = next((text for place in places if (text := self.visible.script(place)) is not None), None)
+        if text is not None and path not in self.scripts:
+            self.placed.setdefault(path, text)
+        return text is not None
 
     def _tested(self, line: Line) -> Iterator[tuple[str, str]]:
         """Letter and path of the tests of files in a command."""
         for letter, name in TEST_OF_FILE.findall(line.text):
             if name.strip("'"):
                 yield letter, at(line.folder, name.strip("'"))
-
-    def _is_near(self, path: str) -> bool:
-        is_here = any(Path(path).is_relative_to(root) for root in self.roots) and Path(path).exists()
-        return is_here or path in self.placed or path in self.scripts
 
     # what the machine decides
 
@@ -337,9 +418,20 @@ class Surroundings:
         if script is not None:
             for block in script.decided(line.number, first):
                 self._doubt(script, block)
-            script.put_in_place(script.in_documents(line.number), lambda text: self.token(text, line.place))
+            self._put_in_place(script, script.in_documents(line.number), line.place)
         elif tests and first != ":":  # in a text that a program passes to a shell
             self.gaps.setdefault(Gap(0, self.shown(line.text), Path(self.path).name))
+
+    def _alternatives(self, run: Run) -> None:
+        """Doubts the flags of ``${X:+--flag}`` where it is not known whether X is empty."""
+        variables = {name for name, text in self.environment().items() if UNKNOWN.search(text)}
+        variables |= {match[1] for line in run.lines if (match := UNKNOWN_VALUE.match(line.text))}
+        for script in self.scripts.values():
+            for match in ALTERNATIVE.finditer(script.text):
+                if match[1] in variables and (flags := frozenset(FLAG.findall(match[2]))):
+                    place = f"{Path(script.path).name}:{script.number(match.start())}"
+                    text = self._of_file(script.path, self.spelled(match[0]))
+                    self.gaps.setdefault(Gap(0, text, place, flags))
 
     def _is_tested(self, run: Run, line: Line) -> bool:
         return any(path in self.tests and path not in run.made for _, path in self._tested(line))
@@ -351,9 +443,13 @@ class Surroundings:
         if script is None or number > len(script.starts):
             return
         place = f"{Path(path).name}:{number}"
-        if not script.put_in_place(script.sums(number), lambda text: self.token(text, place)):
+        if not self._put_in_place(script, script.sums(number), place):
             for block in [*script.decided(number, "(("), *filter(None, [script.statement(number)])]:
                 self._doubt(script, block)
+
+    def _put_in_place(self, script: Script, spans: Iterable[tuple[int, int]], place: str) -> bool:
+        token = lambda text: self.token(self._of_file(script.path, self.spelled(text)), place)  # noqa: E731
+        return script.put_in_place(spans, token)
 
     def _doubt(self, script: Script, block: Block) -> None:
         """Puts tokens behind a part that runs, or not, as the machine decides."""
@@ -361,7 +457,7 @@ class Surroundings:
             return
         script.doubted.add(block.begin)
         script.end_loop(block)
-        head, place = self.shown(script.head(block)), script.place(block)
+        head, place = self._of_file(script.path, self.spelled(script.head(block))), script.place(block)
         bodies = {name: text for each in self.scripts.values() for name, text in each.bodies.items()}
         text = doubts.part(script.text[block.begin : block.end], bodies)
         launches = len(PROGRAM.findall(text))
@@ -412,25 +508,3 @@ def _closing(text: str, begin: int) -> int:
         if depth == 0:
             return i
     return len(text)
-
-
-def script_text(path: str) -> str:
-    """The text of a script.
-
-    Raises:
-        ConfigError: it cannot be read, has line ends that bash takes for a part of a word, or letters that
-            tokens are made of.
-    """
-    text = text_of(path)
-    for number, line in enumerate(text.split("\n"), 1):
-        if found := RESERVED.search(line):
-            raise ConfigError(
-                f"{Path(path).name}:{number}: expected a script without private letters, got U+"
-                f"{ord(found[0]):04X}: take it out"
-            )
-        if line.endswith("\r") and not line.lstrip().startswith("#"):
-            raise ConfigError(
-                f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash "
-                f"takes for a part of the line's last word: sed -i 's/\\r$//' {path}"
-            )
-    return text

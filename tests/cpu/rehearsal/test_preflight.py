@@ -85,7 +85,7 @@ CASES = [
     ("", None),
     ("--log-interval 3 --no-log-params-norm", None),
     ("--no-use-tis", None),
-    ("--rm-type '$KIND'", "--rm-type: expected a value that the script says, got '$KIND': export it"),
+    ("--rm-type '$KIND'", "expected a value that the script says, got '$KIND': give a variable with --env"),
     ("--ref-load '$BASE/x'", None),  # replaced
     (
         "--use-ti",

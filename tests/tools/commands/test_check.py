@@ -16,6 +16,7 @@ from tests.golden import pairs
 from tests.host import trees
 from tests.tools.commands.in_process import run, written
 
+pytestmark = pytest.mark.usefixtures("in_process")
 EXAMPLE = Path(__file__).parents[3] / "examples/run_slime_multinode.sh"
 GOOD = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
 USUAL = ("file ", "function ", "loss ", "masks ", "numerator proximal", "needs -")  # lines without news
@@ -82,8 +83,17 @@ ARGS=(
       --custom-tis-function-path slime_ext.tis.correct)
 python3 train.py ${ARGS[@]}
 """
-    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
-    assert status == 1 and "--eps-clip-c: expected none beside this surrogate of slime_ext, got 3" in err
+    path = written(tmp_path / "run.sh", text)
+    status, out, _ = run(capsys, "check", path)
+    assert status == 0 and "--eps-clip-c $FLOOR: known only where the script runs" in out
+    assert "--env FLOOR reads it" in out and "UNKNOWN reads it" not in out
+    status, _, err = run(capsys, "check", path, "--env", "FLOOR")
+    assert (
+        status == 1 and "--eps-clip-c: expected none beside this surrogate of slime_ext, got $FLOOR" in err
+    )
+    monkeypatch.delenv("FLOOR")
+    status, _, err = run(capsys, "check", path, "--env", "FLOOR")
+    assert status == 1 and "--env: expected a variable that is set here, got FLOOR: export it first" in err
 
 
 def test_a_preset_has_its_other_name_too(capsys, tmp_path, monkeypatch):
@@ -95,12 +105,13 @@ def test_a_preset_has_its_other_name_too(capsys, tmp_path, monkeypatch):
 
 def test_the_launch_script_of_the_examples_passes(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SLIME_DIR", str(tmp_path))
-    status, out, err = run(capsys, "check", EXAMPLE)
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, "check", EXAMPLE, "--env", "SLIME_DIR")
     assert (status, err) == (0, "") and re.search(r"^steps +-", out, re.M)
     assert "qwen3-32B.sh is not here" in out and not out.rstrip().endswith("ok")  # it sets the model's flags
     (tmp_path / "scripts/models").mkdir(parents=True)
     written(tmp_path / "scripts/models/qwen3-32B.sh", "MODEL_ARGS=(--num-layers 64)")
-    assert run(capsys, "check", EXAMPLE)[1].rstrip().endswith("ok")
+    assert run(capsys, "check", EXAMPLE, "--env", "SLIME_DIR")[1].rstrip().endswith("ok")
 
 
 def test_the_launch_script_of_the_examples_is_slimes_but_for_one_flag():

@@ -13,6 +13,7 @@ from slime_ext.tools.scripts.read import launch_of as read
 from slime_ext.tools.scripts.read import request_of
 from slime_ext_cpu.rehearsal.replace import sizes_of
 
+pytestmark = pytest.mark.usefixtures("in_process")
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
 SCRIPT = """#!/bin/bash
 pkill -9 python
@@ -153,7 +154,8 @@ def test_what_no_launch_can_be_read_of_is_one_line(script, text):
 @pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
 def test_every_script_of_slime_is_read(monkeypatch):
     """Whole: a model, data, sizes; the one that its own authors broke is found."""
-    for name in ("BASE_DIR", "BASE_FOLDER", "MASTER_ADDR"):
+    variables = ("BASE_DIR", "BASE_FOLDER", "MASTER_ADDR")
+    for name in variables:
         monkeypatch.setenv(name, "/data")
     broken, gone, count = set(), set(), 0
     for path in sorted(HOSTS.glob("slime-*/**/*.sh")):
@@ -161,7 +163,7 @@ def test_every_script_of_slime_is_read(monkeypatch):
             continue
         count += 1
         try:
-            launch = read(str(path))
+            launch = read(str(path), environment=variables)
         except ConfigError as error:
             assert "lacks the backslash" in str(error) or "that bash can read" in str(error), path
             broken.add(path.name)

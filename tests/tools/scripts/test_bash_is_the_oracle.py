@@ -12,7 +12,7 @@ import pytest
 from slime_ext.errors import ConfigError
 from slime_ext.tools.scripts.launch import Unread
 from slime_ext.tools.scripts.read import request_of
-from slime_ext.tools.scripts.reading import UNSET, Reading, followed
+from slime_ext.tools.scripts.reading import Reading, followed
 from slime_ext.tools.scripts.trace import TOKEN, UNKNOWN
 from tests.tools.scripts import bash
 from tests.tools.scripts.own_scripts import GIVEN_WORDS, SCRIPTS
@@ -25,7 +25,7 @@ def difference(script: Path, given=(), environment=None, *, lenient: bool = Fals
     """What is read otherwise than bash reads it; empty where nothing is. Unknown words may be any."""
     theirs = bash.launches(script, given, environment, lenient=lenient)
     try:
-        reading = followed(request_of(str(script), given))
+        reading = followed(request_of(str(script), given, environment=environment or {}))
     except ConfigError as error:
         return "" if "that bash can read" in str(error) else str(error)
     around = reading.around
@@ -60,7 +60,8 @@ def fits(reading: Reading, words: tuple[str, ...], theirs: list[str]) -> bool:
         if i == len(words):
             return j == len(theirs)
         if TOKEN.fullmatch(words[i]):
-            most = j + 1 if UNSET.fullmatch(reading.around.shown(words[i])) else len(theirs)
+            can_be_flags = any(unknown.can_be_flags for unknown in reading.around.meant(words[i]))
+            most = len(theirs) if can_be_flags else j + 1
             return any(from_here(i + 1, end) for end in range(j, min(most, len(theirs)) + 1))
         is_known = UNKNOWN.search(words[i]) is None
         return j < len(theirs) and (not is_known or theirs[j] == words[i]) and from_here(i + 1, j + 1)
@@ -91,7 +92,7 @@ def test_nearly_everything_of_them_is_known(home, tmp_path):
             continue
         (tmp_path / "run.sh").write_text(text)
         with contextlib.suppress(ConfigError):
-            reading = followed(request_of(str(tmp_path / "run.sh"), GIVEN_WORDS))
+            reading = followed(request_of(str(tmp_path / "run.sh"), GIVEN_WORDS, environment=home))
         launch = reading.launch("run.sh")
         if launch.gaps or any(isinstance(word, Unread) for flag in launch.flags for word in flag.values):
             unknown.append(name)

@@ -6,6 +6,7 @@ import pytest
 
 from slime_ext.tools.scripts.read import read_script as read
 
+pytestmark = pytest.mark.usefixtures("in_process")
 # script (⏎ ends a line) -> flags that are unknown -> the reason for one of them
 DECIDED = r"""
     python3 train.py --a 1 --b $(nvidia-smi -L | wc -l) -> --b -> $(wc -l)
@@ -42,6 +43,7 @@ DECIDED = r"""
     python3 train.py --b 1 & ⏎ while true; do sleep 60; done ->  ->
     set -e ⏎ ray stop ⏎ pkill python ⏎ cd /root/slime ⏎ python3 train.py --b 1 ->  ->
     set -e ⏎ set +x ⏎ PS4= ⏎ source /none/env.sh ⏎ python3 train.py --x $X --b 1 -> --x ->
+    X=$(gpus) ⏎ python3 train.py --b 1 ${X:+--big} -> --big -> run.sh:2: ${X:+--big}
     [ -f /data/x ] || exit 1 ⏎ python3 train.py --b 1 ->  ->
     if pgrep sglang; then exit 1; fi ⏎ python3 train.py --b 1 ->  ->
     python3 train.py --x $RANDOM --b 1 -> --x ->

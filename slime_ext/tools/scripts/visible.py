@@ -1,0 +1,84 @@
+"""What of this disk a script may see: regular files below its checkout and the working directory.
+
+Of a shell script that it sources or starts the text is seen, of any other file that it tests only that it is
+there. A name that begins with a dot (.env, .git) is not seen, nor what a link leads to outside.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from slime_ext.config.files import text_of
+from slime_ext.errors import ConfigError
+from slime_ext.tools.folders import is_file, is_folder
+from slime_ext.tools.scripts.trace import BEGIN, BETWEEN, END
+
+SHELL = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
+SHEBANG = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
+RESERVED = re.compile(f"[{BEGIN}{END}{BETWEEN}]")
+
+
+class Visible:
+    """Files below some folders.
+
+    Args:
+        folders: the root of the disk is none.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        real = (Path(os.path.realpath(folder)) for folder in folders)
+        self.folders = [folder for folder in real if folder != Path("/")]
+
+    def _is_inside(self, path: str | Path) -> bool:
+        real = Path(os.path.realpath(path))
+        return any(
+            real.is_relative_to(folder) and not any(part[0] == "." for part in real.relative_to(folder).parts)
+            for folder in self.folders
+        )
+
+    def is_file(self, path: str | Path) -> bool:
+        """Whether a regular file is there."""
+        return self._is_inside(path) and is_file(path)
+
+    def is_folder(self, path: str | Path) -> bool:
+        """Whether a folder is there."""
+        return self._is_inside(path) and is_folder(path)
+
+    def script(self, path: str | Path) -> str | None:
+        """The text of a shell script; None of anything else.
+
+        Raises:
+            ConfigError: as ``script_text``.
+        """
+        if not self.is_file(path):
+            return None
+        if Path(path).suffix not in SHELL:
+            with Path(path).open("rb") as file:
+                if not SHEBANG.match(file.readline(200).decode(errors="replace")):
+                    return None
+        return script_text(str(path))
+
+
+def script_text(path: str) -> str:
+    """The text of a script.
+
+    Raises:
+        ConfigError: it cannot be read, has line ends that bash takes for a part of a word, or letters that
+            tokens are made of.
+    """
+    text = text_of(path)
+    for number, line in enumerate(text.split("\n"), 1):
+        if found := RESERVED.search(line):
+            raise ConfigError(
+                f"{Path(path).name}:{number}: expected a script without private letters, got U+"
+                f"{ord(found[0]):04X}: take it out"
+            )
+        if line.endswith("\r") and not line.lstrip().startswith("#"):
+            raise ConfigError(
+                f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash "
+                f"takes for a part of the line's last word: sed -i 's/\\r$//' {path}"
+            )
+    return text
