@@ -40,8 +40,8 @@ from slime_ext.tools.checkout import Checkout, checkout_in, named_checkout, sign
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.arguments import NAMES, Arguments, add_flags_of_reading, apart, gathered
 from slime_ext.tools.commands.output import console, needs, table
-from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.commands.veil import Veiled
+from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.folders import find_own_steps
 from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.modules import fault_of, file_of

@@ -73,7 +73,8 @@ def test_a_file_that_is_none_is_one_line(capsys, tmp_path):
 
 
 def test_variables_of_a_script_are_followed(capsys, tmp_path, monkeypatch):
-    written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"surrogate": "ppo_clip"}})
+    init = {"custom_megatron_init_path": "slime_ext.host.init"}
+    written(tmp_path / "c.yaml", {"use_tis": True, **init, "slime_ext": {"surrogate": "ppo_clip"}})
     monkeypatch.setenv("FLOOR", "3.0")
     text = """
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
@@ -88,9 +89,7 @@ python3 train.py ${ARGS[@]}
     assert status == 0 and "--eps-clip-c $FLOOR: known only where the script runs" in out
     assert "--env FLOOR reads it" in out and "UNKNOWN reads it" not in out
     status, _, err = run(capsys, "check", path, "--env", "FLOOR")
-    assert (
-        status == 1 and "--eps-clip-c: expected none beside this surrogate of slime_ext, got $FLOOR" in err
-    )
+    assert status == 1 and "--eps-clip-c: expected none beside this surrogate of slime_ext, got $FLOOR" in err
     monkeypatch.delenv("FLOOR")
     status, _, err = run(capsys, "check", path, "--env", "FLOOR")
     assert status == 1 and "--env: expected a variable that is set here, got FLOOR: export it first" in err
