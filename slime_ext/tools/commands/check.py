@@ -198,7 +198,7 @@ def check(
         found = Checked({"slime_ext": said}, said)
     elif _names_ours(arguments):
         found = checked(arguments, host)
-    elif arguments.launch.script and "custom_tis_function_path" in arguments.unknown:
+    elif "custom_tis_function_path" in arguments.unknown and _may_use_ours(arguments.launch):
         said = "not known whether this launch uses it"
         found = Checked({"slime_ext": said}, said, uses_ours=False)
     else:
@@ -206,6 +206,17 @@ def check(
     unruled = map(Line, (*arguments.launch.notes, *_overridden(arguments.launch)))
     notes = (*unruled, *found.notes)
     return replace(found, notes=notes, unread=arguments.unread)
+
+
+def _may_use_ours(launch: Launch) -> bool:
+    """Whether a launch with unknown flags can use anything of slime_ext.
+
+    It mentions it, or names a function or a file that is not known. In any other launch it does not matter
+    what a helper prints.
+    """
+    named = (launch.flag(flag_of(name)) for name in ("custom_tis_function_path", "custom_config_path"))
+    words = (word for flag in named if flag for word in flag.values)
+    return "slime_ext" in launch.text or any(isinstance(word, Unread) for word in words)
 
 
 def _overridden(launch: Launch) -> Iterator[str]:
@@ -307,7 +318,8 @@ def _unused(path: str, arguments: Arguments, host: HostCode | None) -> Checked:
                     f"in place of {cut(own)}: or keep it and call slime_ext.host.init(args) there"
                 )
             rows[when] = "\n# ".join([_spelled(flags, arguments), *comments])
-    words = "not used by this launch; add these flags" if rows else "nothing for it in this launch"
+    verb = "mentioned" if "custom_tis_function_path" in arguments.unknown else "used"
+    words = f"not {verb} by this launch; add these flags" if rows else "nothing for it in this launch"
     return Checked({"slime_ext": words, **rows}, words, notes=tuple(refused.values()), uses_ours=False)
 
 

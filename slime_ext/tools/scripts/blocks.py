@@ -161,6 +161,7 @@ class _Reader:
         self.continues = False  # whether the last word was && || or |, so that the statement goes on
         self.heredocs: list[tuple[str, bool]] = []
         self.function = self.last_word = ""
+        self.comment = -1  # where the one of this line begins
         self.tokens = {
             **dict.fromkeys(" \t\r<>", self._blank),
             "\n": self._newline,
@@ -181,7 +182,7 @@ class _Reader:
             self._token()
         while len(self.levels) > 1:
             self._close(len(self.text))
-        self._end(len(self.text))
+        self._end(len(self.text) if self.comment < 0 else self.comment)
         return self.result
 
     def _token(self) -> None:
@@ -205,6 +206,7 @@ class _Reader:
 
     def _hash(self) -> None:
         if self.at == 0 or self.text[self.at - 1] in " \t\n;|&()":
+            self.comment = self.at
             self.at = len(self.text) if (end := self.text.find("\n", self.at)) < 0 else end
         else:
             self._word()
@@ -231,8 +233,9 @@ class _Reader:
 
     def _newline(self) -> None:
         if not self.continues:
-            self._end(self.at)
+            self._end(self.at if self.comment < 0 else self.comment)
             self.is_command = True
+        self.comment = -1
         line_begin = self.text.rfind("\n", 0, self.at) + 1
         self.at += 1
         for word, strips in self.heredocs:

@@ -173,10 +173,15 @@ class Script:
         head = self.text[begin:end]
         return word in head or "$" in head
 
-    def statement(self, number: int) -> Block | None:
-        """The innermost statement that a line is a part of."""
+    def statement(self, number: int, word: str = "") -> Block | None:
+        """The innermost statement that a line is a part of.
+
+        Args:
+            word: with which it begins.
+        """
         parts = (s for s in self.blocks.statements if self.number(s.begin) <= number <= self.number(s.end))
-        return min(parts, key=lambda part: part.end - part.begin, default=None)
+        found = (part for part in parts if self.text.startswith(word, part.begin))
+        return min(found, key=lambda part: part.end - part.begin, default=None)
 
     def around(self, number: int) -> Iterator[Block]:
         """The blocks that a line is a part of."""

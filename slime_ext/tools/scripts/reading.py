@@ -60,7 +60,8 @@ class Reading:
         if note := GUESSES[guess]:
             end = self.around.end_of(first)
             place = f"{Path(end[0].path).name}:{end[1]}" if end else Path(self.around.path).name
-            self.around.notes.append(f"{place}: the script can end here, without a launch; {note}")
+            how = self.around.how_it_ends(first)
+            self.around.notes.append(f"{place}: the script can end here{how}, without a launch; {note}")
         if others:
             where = f"the script makes another one at {others[-1].where}"
             self.around.notes.append(f"{last.where}: the launch that is read; {where}")
@@ -76,8 +77,8 @@ class Reading:
         around, found = self.around, self.started
         flags, gaps = self.written(found.words)
         notes = tuple(around.notes) + tuple(
-            f"{place}: ${name} is set by nothing here, and without it the script ends"
-            for name, place in around.needs.items()
+            f"{place}: ${name} is set by nothing here, and without it the script ends{how}"
+            for name, (place, how) in around.needs.items()
         )
         environment = {name: around.spelled(said) for name, said in found.environment.items()}
         folder = None if UNKNOWN.search(found.folder) else found.folder
@@ -192,8 +193,9 @@ def _without_launch(path: str, reading: Reading) -> Launch:
         raise ConfigError(f"{path}: expected a script that ends, got none: {cut(reading.run.error)}")
     notes: tuple[str, ...] = ()
     if end := reading.around.end_of(reading.run):
-        where = f"{Path(end[0].path).name}:{end[1]}"
-        notes = (f"it ends at {where}: give it what it asks for, as variables, or as flags behind --",)
+        where = f"{Path(end[0].path).name}:{end[1]}{reading.around.how_it_ends(reading.run)}"
+        what = "give it what it asks for, as variables with --env, or as flags behind --"
+        notes = (f"it ends at {where}: {what}",)
     return Launch(path, notes=notes)
 
 

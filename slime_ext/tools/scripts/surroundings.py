@@ -11,10 +11,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slime_ext.errors import cut
 from slime_ext.tools.scripts import doubts
 from slime_ext.tools.scripts.blocks import Block
 from slime_ext.tools.scripts.doubts import COMMENT, FLAG, PROGRAM, Script
@@ -64,6 +65,7 @@ OF_BASH = re.compile(  # what bash answers otherwise in each run, or on each mac
 ALWAYS = ("PATH", "HOME", "HOSTNAME", "USER", "SHELL")  # which bashkit would set
 HIDDEN = "…"
 TOKENS = re.compile(f"(?:{BEGIN}\\d+{END})+")
+SAYS = re.compile(r"(?:echo|printf)\s+(?:-\w+\s+)*([\"'])(.*?)\1")
 ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^}]*)\}")
 UNKNOWN_VALUE = re.compile(rf"(?:\w+ )?(\w+)\+?=[^\n]*{UNKNOWN.pattern}")
 REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
@@ -136,7 +138,9 @@ class Surroundings:
         self.names: set[str] = set(OTHERS)  # of commands
         self.tokens: dict[Unknown, int] = {}
         self.evaluated: dict[str, None] = {}  # unknown texts that were run: they can set any variable
-        self.needs: dict[str, str] = {}  # variables without which the script ends -> where
+        self.needs: dict[
+            str, tuple[str, str]
+        ] = {}  # variables without which the script ends -> where, and how
         self.tests: dict[str, str] = {}  # paths that are tested, and are not here -> the test's letter
         self.gaps: dict[Gap, None] = {}  # whatever stands at the launch
         self.notes: list[str] = []
@@ -280,7 +284,7 @@ class Surroundings:
         for name in (name for head in heads for name in REFERENCE.findall(head)):
             is_set = any(e.name == name and not e.adds for e in doubts.assignments(self.text))
             if not (is_set or name in self.request.variables or name.startswith("BASH")):
-                self.needs.setdefault(name, f"{Path(script.path).name}:{number}")
+                self.needs.setdefault(name, (f"{Path(end[0].path).name}:{number}", self.how_it_ends(run)))
 
     def end_of(self, run: Run) -> tuple[Script, int] | None:
         """The script and the line that ended a run: ``exit``, or a command that failed under ``set -e``."""
@@ -291,6 +295,23 @@ class Surroundings:
         fails = run.status != 0 and any(_is_errexit(line.words) for line in run.lines)
         ends = last.words[:1] == ["exit"] or fails
         return (script, last.number) if script and ends else None
+
+    def how_it_ends(self, run: Run) -> str:
+        """What the script says before it ends a run, or which command fails; as it writes them."""
+        lines = [line for line in run.lines if line.file == self.path]
+        if self.end_of(run) is None or run.lines[-1] not in lines[-1:]:
+            return ""
+        if lines[-1].words[:1] != ["exit"]:
+            return f", where {self._statement(lines[-1]) or 'a command'} fails under set -e"
+        says = [*takewhile(lambda line: {*line.words[:1]} & {"echo", "printf"}, lines[-2::-1])]
+        quoted = SAYS.match(self._statement(says[-1])) if says else None
+        return f', saying "{cut(quoted[2])}"' if quoted else ""
+
+    def _statement(self, line: Line) -> str:
+        """The statement of a line of the script, in one line."""
+        script = self.scripts[self.path]
+        found = script.statement(line.number, line.words[0] if line.words else "")
+        return " ".join(script.text[found.begin : found.end].split()) if found else ""
 
     def _look(self, line: Line, words: list[str]) -> None:
         name, last = words[0], words[-1]
@@ -479,9 +500,9 @@ class Surroundings:
 
     def _complaint(self, said: str, where: str, before: str) -> None:
         if match := re.fullmatch(r"(\w+): unbound variable", said):
-            self.needs.setdefault(match[1], where)
+            self.needs.setdefault(match[1], (where, ""))
         elif (match := re.match(r"(\w+): ", said)) and re.search(rf"\$\{{{match[1]}:?\?", self.text):
-            self.needs.setdefault(match[1], where)  # of ${X:?why}
+            self.needs.setdefault(match[1], (where, ""))  # of ${X:?why}
         elif match := re.fullmatch(r"(.+?): command not found.*", said):
             self.names.add(match[1])
         elif match := re.fullmatch(r"([^:]+): No such file or directory", said):

@@ -141,6 +141,17 @@ ONE_LINE = {
     'echo "\npython3 train.py': "expected a script that bash can read, got line",
     "while true; do X=1$X; done": "expected a script that ends, got none",
     '[ -n "$1" ] || exit 1\npython3 train.py': r"it ends at run\.sh:1: give it what it asks for",
+    'if [ $# -lt 2 ]; then\n  echo "Usage: $0 <MODE>"\n  echo "MODE: a"\n  exit 1\nfi\npython3 train.py': (
+        r'it ends at run\.sh:4, saying "Usage: \$0 <MODE>": give it what it asks for, as variables with --env'
+    ),
+    "die() { echo 'no node' >&2; exit 1; }\n[ -n \"$1\" ] || die\npython3 train.py": (
+        r'it ends at run\.sh:1, saying "no node": give'
+    ),
+    'set -euo pipefail\n[[ "${MODE:-}" == rl ]]\npython3 train.py': (
+        r'it ends at run\.sh:2, where \[\[ "\$\{MODE:-\}" == rl \]\] fails under set -e: give it'
+    ),
+    'set -e\nX=1; test "$X" = 2 # no\npython3 train.py': r'2, where test "\$X" = 2 fails under set -e: give',
+    "set -o errexit\n(exit 3)\npython3 train.py": r"it ends at run\.sh:2",
 }
 
 
@@ -149,6 +160,29 @@ def test_what_no_launch_can_be_read_of_is_one_line(script, text):
     with pytest.raises(ConfigError, match=ONE_LINE[text]) as caught:
         read(script(text))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+NEEDS = """set -e
+if [ -z "${BASE_FOLDER}" ]; then
+  echo "BASE_FOLDER is not set. Please set it."
+  exit 1
+fi
+ADDRESS=${ADDRESS:-}
+[ -n "$ADDRESS" ] || { echo 'no ADDRESS'; exit 1; }
+python3 train.py --hf-checkpoint ${BASE_FOLDER}/x --b 1
+"""
+
+
+def test_a_script_that_asks_for_variables_is_read_as_if_they_were_set(script, monkeypatch):
+    monkeypatch.delenv("BASE_FOLDER", raising=False)
+    monkeypatch.delenv("ADDRESS", raising=False)
+    launch = read(script(NEEDS))
+    assert launch.is_known("--b") and str(launch.flag("--hf-checkpoint")).endswith(" $BASE_FOLDER/x")
+    said = "is set by nothing here, and without it the script ends, saying"
+    assert launch.notes == (
+        f'run.sh:4: $BASE_FOLDER {said} "BASE_FOLDER is not set. Please set it."',
+        f'run.sh:7: $ADDRESS {said} "no ADDRESS"',
+    )
 
 
 @pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")

@@ -98,3 +98,9 @@ def heads(text: str) -> list[list[str]]:
 )
 def test_the_conditions_of_a_block(text, found):
     assert heads(text) == found
+
+
+@pytest.mark.parametrize("text", ["a && b # c\nd", "a && b # c", "if a; then b; fi # c && d\ne"])
+def test_a_block_ends_before_a_comment(text):
+    (block,) = blocks.read(text).found
+    assert text[block.end :].startswith("# c")

@@ -25,6 +25,7 @@ DECIDED = r"""
     N=1 ⏎ test -f x.json || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> run.sh:2: test -f x.json
     if [ -d /data ]; then python3 train.py --a; else python3 train.py --c; fi -> --a --c -> [ -d /data ]
     if one; then if ! two; then A=(--deep); fi; fi ⏎ python3 train.py ${A[@]} --b 1 -> --deep -> ! two
+    smi && A+=(--big)  # not here ⏎ python3 train.py --a 1 ${A[@]} --b 1 -> --big -> run.sh:1: smi
     big() { A+=(--big); } ⏎ smi && big ⏎ python3 train.py --a 1 ${A[@]} --b 1 -> --big -> run.sh:2: smi
     F="--a 1" ⏎ if smi; then F="$F --big"; fi ⏎ python3 train.py $F --b 1 -> --big -> run.sh:2: smi
     A=(--x 1) ⏎ smi && A=(--y 2) ⏎ python3 train.py --b 1 ${A[@]} -> --b --y -> any flag can depend on it
