@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 
@@ -23,8 +24,16 @@ with contextlib.suppress(ValueError):  # not in the main thread
 
 @pytest.fixture(autouse=True)
 def fresh_session():
-    """Every test begins as a new process does, and leaves nothing behind."""
+    """Every test begins as a new process does, and leaves nothing behind.
+
+    Hosts and engines that a test imports set up logging for the whole process; our own log is heard again.
+    """
     session.reset()
+    logging.disable(logging.NOTSET)
+    log = logging.getLogger("slime_ext")
+    log.disabled, log.propagate = False, True
+    log.setLevel(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)
     yield
     session.reset()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from slime_ext.core.state import Head
 from slime_ext.errors import DataError
 from slime_ext.host import contract, hosts, staleness, step_metrics
-from slime_ext.host.packing import context_parallel, pack_segments, sum_over
+from slime_ext.host.packing import context_parallel, pack_segments, parallel_state, sum_over
 from slime_ext.host.rollout_data import Samples
 from slime_ext.ops.segments import to_device
 from slime_ext.ops.vocabulary import log_probs_at
@@ -129,7 +129,7 @@ def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
 
 def _share(width: int) -> dict[str, Any]:
     """This rank's part of the vocabulary, of ``width`` tokens, as ``log_probs_at`` takes it."""
-    state = hosts.parallel_state()
+    state = parallel_state()
     if state is None or (parts := state.get_tensor_model_parallel_world_size()) == 1:
         return {}
     part = state.get_tensor_model_parallel_rank()
