@@ -214,30 +214,9 @@ class Segments:
 
     @cached_property
     def blocks(self) -> tuple[int, Tensor, Tensor]:
-        """Plan for exact sums per sequence: whole blocks are added first, then single tokens.
-
-        Returns:
-            The number of blocks, the last one filled up with zeros; the numbers [N] of the shared blocks,
-            whose tokens are added one by one; and [2 S + 2] bounds in a table of the sums of all blocks,
-            followed by the tokens of the shared ones: where each sequence's blocks begin and where they end
-            (S + 1), then the same for its single tokens.
-
-        Shared are the blocks with tokens of several sequences, the first two, and those with the last 2 to 33
-        tokens.
-
-        >>> Segments.whole([70, 70], torch.ones(140)).blocks
-        (5, tensor([0, 1, 2, 4]), tensor([  0,   2,   4,   5,  75, 113]))
-        """
-        count, whole = -(-self.size // BLOCK), max(self.size - 2, 0) // BLOCK
-        first = min(whole, 1)
-        bounds = host_ints([0, *accumulate(self.local_lengths)], torch.device("cpu"))
-        block = bounds // BLOCK
-        at = block.clamp(first, whole)
-        shared, place = torch.unique_consecutive(at, return_inverse=True)
-        shared = torch.cat([bounds[:first], shared, torch.arange(whole, count)[1:]])[:count]
-        # ``place`` counts from block ``first``; the tokens of a shared block keep their order.
-        singles = torch.add(bounds, place - at, alpha=BLOCK) + (count + first * BLOCK)
-        both = to_device(torch.cat([shared, block, singles]), self.full_mask.device)
+        """``plan_of_blocks`` of the local tokens, on their device."""
+        count, shared, bounds = plan_of_blocks(self.local_lengths)
+        both = to_device(torch.cat([shared, bounds]), self.full_mask.device)
         return count, both[: len(shared)], both[len(shared) :]
 
     def local_maxima(self, values: Tensor) -> Tensor:
@@ -310,6 +289,37 @@ class Segments:
         shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], device)
         shifts = shifts.repeat_interleave(host_ints(lengths, device), output_size=self.size)
         return shifts + torch.arange(self.size, device=device)
+
+
+def plan_of_blocks(lengths: Sequence[int]) -> tuple[int, Tensor, Tensor]:
+    """Plans exact sums per sequence: whole blocks are added first, then single tokens.
+
+    Args:
+        lengths: [S] tokens of each sequence, packed one after the other.
+
+    Returns:
+        The number of blocks, the last one filled up with zeros; the numbers [N] of the shared blocks, whose
+        tokens are added one by one; and [2 S + 2] bounds in a table of the sums of all blocks, followed by
+        the tokens of the shared ones: where each sequence's blocks begin and where they end (S + 1), then the
+        same for its single tokens.
+
+    Shared are the blocks with tokens of several sequences, the first two, and those with the last 2 to 33
+    tokens.
+
+    >>> plan_of_blocks([70, 70])
+    (5, tensor([0, 1, 2, 4]), tensor([  0,   2,   4,   5,  75, 113]))
+    """
+    size = sum(lengths)
+    count, whole = -(-size // BLOCK), max(size - 2, 0) // BLOCK
+    first = min(whole, 1)
+    bounds = host_ints([0, *accumulate(lengths)], torch.device("cpu"))
+    block = bounds // BLOCK
+    at = block.clamp(first, whole)
+    shared, place = torch.unique_consecutive(at, return_inverse=True)
+    shared = torch.cat([bounds[:first], shared, torch.arange(whole, count)[1:]])[:count]
+    # ``place`` counts from block ``first``; the tokens of a shared block keep their order.
+    singles = torch.add(bounds, place - at, alpha=BLOCK) + (count + first * BLOCK)
+    return count, shared, torch.cat([block, singles])
 
 
 def highest(unit: str, maxima: Tensor) -> Tensor:
