@@ -13,9 +13,10 @@ import torch
 from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import NonFiniteError
-from slime_ext.host import certify, staleness, step_metrics
+from slime_ext.host import staleness, step_metrics
 from slime_ext.host.configured import setup_for
 from tests import oracle
+from tests.host.pushed import pushed
 from tests.test_tis import arguments, as_slime_calls
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -41,7 +42,7 @@ def calls(device, **changes):
 
 
 def measured(device):
-    certify.reset(5)
+    pushed(5)
     args = arguments(slime_ext=CONFIG, custom_tis_function_path="slime_ext.tis.correct")
     given = list(calls(device))
     layout = MetricsLayout.of(setup_for(args).hook_correction, curves=True)
@@ -56,7 +57,7 @@ def measured(device):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         scalars, curves = step.reduce()
-    certify.reset()
+    pushed()
     return {**scalars, **curves}
 
 

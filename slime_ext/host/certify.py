@@ -27,6 +27,7 @@ import torch
 
 from slime_ext.core.metrics.names import PREFIX
 from slime_ext.host import hosts
+from slime_ext.host.session import session
 
 TIMEOUT_S = 60.0  # for the engines' checksums
 LIMIT = 1e-2  # nats: above it the policies differ much, whatever their numerics (docs/metrics.md)
@@ -115,13 +116,11 @@ class PushRecord:
         return True, f"{text}; {arrival.summary}"
 
 
-pushes = PushRecord()
-
-
-def reset(version: int | None = None) -> None:
-    """As in a process that has pushed this version, or none; for tests."""
-    global pushes
-    pushes = PushRecord(version, steps_at={} if version is None else {version: 0})
+def pushes() -> PushRecord:
+    """What is known of the pushes of this process."""
+    if session.pushes is None:
+        session.pushes = PushRecord()
+    return session.pushes
 
 
 def install() -> None:
@@ -134,7 +133,7 @@ def install() -> None:
 def _noting(make: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        pushes.pushed(self.weight_version)
+        pushes().pushed(self.weight_version)
         # Of the object: hosts import classes that push in another way later, and these call their parents'.
         hosts.wrap(self, "update_weights", functools.partial(_certified, self))
 
@@ -154,38 +153,40 @@ def _certified(updater: Any, push: Callable[..., Any]) -> Callable[..., Any]:
 
 def count_step() -> None:
     """Counts an optimizer step; on all ranks that train."""
-    pushes.steps += 1
+    pushes().steps += 1
 
 
 def note_step(optimizer: Any) -> None:
     """Takes note of an optimizer step; one with a learning rate of 0 moves nothing."""
     groups = getattr(optimizer, "param_groups", None)
-    pushes.has_moved |= groups is None or any(group.get("lr", 1) for group in groups)
+    pushes().has_moved |= groups is None or any(group.get("lr", 1) for group in groups)
 
 
 def after_push(version: int, engines: Sequence[Any]) -> None:
     """Asks the engines what they hold now; ``settle`` takes the answers, which by then are there."""
-    pushes.pushed(version)
-    pushes.is_due, pushes.asked = True, ()
+    record = pushes()
+    record.pushed(version)
+    record.is_due, record.asked = True, ()
     if not hosts.rank():  # every rank knows the engines
         try:
-            pushes.asked = [engine.check_weights.remote("checksum") for engine in engines]
+            record.asked = [engine.check_weights.remote("checksum") for engine in engines]
         except Exception as error:  # no run ends because nobody answers
-            pushes.asked = error
+            record.asked = error
 
 
 def settle() -> None:
     """Takes the answers to a push that has no certificate yet; on all ranks of the trainer."""
-    if pushes.asked is None:
+    record = pushes()
+    if record.asked is None:
         return
-    found = [_arrival(pushes.asked)]
+    found = [_arrival(record.asked)]
     if hosts.rank() is not None:
         try:
             torch.distributed.broadcast_object_list(found, src=0, group=_host_group())
         except (RuntimeError, ValueError):  # ranks of another group
             log.debug("not shared", exc_info=True)
             found = [Arrival("no checksums: the ranks have no group in common")]
-    pushes.arrival, pushes.asked = found[0], None
+    record.arrival, record.asked = found[0], None
 
 
 def _arrival(asked: Any) -> Arrival:
@@ -197,7 +198,9 @@ def _arrival(asked: Any) -> Arrival:
     except Exception as error:  # Ray's and the engine's: a release without checksums, a dead engine
         log.debug("no checksums", exc_info=True)
         return Arrival(f"no checksums: the engine answers with {type(error).__name__}")
-    return pushes.arrived(found) if found and found[0] else Arrival("no checksums: this engine reports none")
+    if not found or not found[0]:
+        return Arrival("no checksums: this engine reports none")
+    return pushes().arrived(found)
 
 
 def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
@@ -224,13 +227,14 @@ def of_step(scalars: Mapping[str, float], step_id: int, *, is_first: bool) -> di
     Args:
         scalars: of the step, over all ranks.
     """
-    was_due, pushes.is_due = pushes.is_due, False
+    record = pushes()
+    was_due, record.is_due = record.is_due, False
     if not was_due or step_id or PREFIX + "k3_kl" not in scalars:
         return {}
-    is_sound, words = pushes.judged(scalars)
+    is_sound, words = record.judged(scalars)
     if is_first:
         verdict = {True: "sound", False: "NOT sound", None: "not known"}[is_sound]
-        print(f"slime_ext: certificate, weights {pushes.version}: {verdict}: {words}", flush=True)
+        print(f"slime_ext: certificate, weights {record.version}: {verdict}: {words}", flush=True)
     found = {} if is_sound is None else {"certified": float(is_sound)}
     if scalars.get(PREFIX + "staleness_max") == 0:
         found["certified_k3_kl"] = scalars[PREFIX + "k3_kl"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # these modules import this one
     from slime_ext.core.correction import Correction
+    from slime_ext.host.certify import PushRecord
     from slime_ext.host.step_metrics import OptimizerStep
     from slime_ext.host.train_step import Reporter
 
@@ -19,6 +20,7 @@ class Session:
     leaves_loss_alone: bool = False  # a guard asked for metrics only
     # A host's args, and what is done with the metrics of the steps that it trains with them.
     reporters: list[tuple[Any, Reporter]] = field(default_factory=list)
+    pushes: PushRecord | None = None  # of the weights of this process; None until the first question
     # Function of slime_ext.tis -> the args of its last call, the values that it read there, its correction.
     corrections: dict[str, tuple[Any, list[Any], Correction]] = field(default_factory=dict)
 

@@ -68,7 +68,7 @@ def with_ages(
     """
     places = samples.places(loss_masks) if samples.versions else None
     versions = [samples.versions[place] for place in places or ()]
-    now = certify.pushes.version
+    now = certify.pushes().version
     if now is None or not versions:
         if correction.needs_ages:
             raise ConfigError(
@@ -78,7 +78,7 @@ def with_ages(
             )
         return tokens
     known = [None if v is None or v > now else v for v in versions]
-    ages = [[math.nan, math.nan] if v is None else [now - v, certify.pushes.steps_since(v)] for v in known]
+    ages = [[math.nan, math.nan] if v is None else [now - v, certify.pushes().steps_since(v)] for v in known]
     table = to_device(torch.tensor(ages, dtype=torch.float64), tokens.segments.mask.device)
     return replace(tokens, ages=table[:, 0], age_steps=table[:, 1])
 

@@ -16,6 +16,7 @@ from slime_ext.host import certify, hosts, staleness
 from slime_ext.host.session import session
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
+from tests.host.pushed import pushed
 from tests.host.test_train_step import args_of, host
 
 LAYERS = 3
@@ -58,7 +59,6 @@ class Pusher:
 @pytest.fixture(autouse=True)
 def run(monkeypatch):
     """A process of a host whose actor module has the class above."""
-    certify.reset()
     actor = ModuleType("host.actor")
     actor.Updater = type("Updater", (Pusher,), {"__module__": "host.actor"})
     ray = SimpleNamespace(get=lambda replies, timeout: replies)
@@ -68,7 +68,6 @@ def run(monkeypatch):
     certify.install()
     certify.install()
     yield actor.Updater
-    certify.reset()
 
 
 def scalars(noise=0.01, shift=0.0, age=0.0):
@@ -127,7 +126,7 @@ def test_what_is_wrong_is_named(run, capsys):
         "engine and trainer differ: other weights, another temperature": (lambda n, v, e: v, far),
     }
     for words, (arrives, step) in cases.items():
-        certify.reset()
+        pushed()
         said = pushes(run([Engine(), Engine()], arrives), capsys, scalars(), scalars(), step)
         line, found = said[-1]
         assert verdict(line) == "NOT sound" and words in line, line
@@ -136,10 +135,10 @@ def test_what_is_wrong_is_named(run, capsys):
 
 def test_what_cannot_be_known_is_said_to_be_so(run, capsys):
     for age, words in ((1.0, "up to 1 pushes old"), (None, "of unknown versions")):
-        certify.reset()
+        pushed()
         ((line, found),) = pushes(run([Engine()]), capsys, scalars(age=age))
         assert verdict(line) == "not known" and words in line and found == {}
-    certify.reset()
+    pushed()
     said = pushes(run([Engine()], lambda n, v, e: 1), capsys, *[scalars(age=1.0)] * 2)
     assert verdict(said[1][0]) == "NOT sound" and said[1][1] == {"off_policy/certified": 0.0}
 
@@ -177,7 +176,7 @@ def test_an_engine_that_tells_nothing_costs_no_run(run, capsys):
         (silent, "no checksums: this engine reports none"),
         (broken, "with AttributeError"),
     ):
-        certify.reset()
+        pushed()
         ((line, _),) = pushes(run([engine]), capsys, scalars())
         assert verdict(line) == "sound" and words in line
 

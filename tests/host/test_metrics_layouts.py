@@ -10,12 +10,13 @@ import torch
 from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import SlimeExtError
-from slime_ext.host import certify, staleness, step_metrics
+from slime_ext.host import staleness, step_metrics
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hosts import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle
+from tests.host.pushed import pushed
 from tests.host.test_context_parallel import local
 from tests.ranks import run_ranks
 from tests.test_tis import arguments, as_slime_calls
@@ -45,7 +46,7 @@ def samples():
 
 def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     """Scalars and curves of an optimizer step over this rank's samples, ``size`` per micro-batch."""
-    certify.reset(5)
+    pushed(5)
     args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
     batch = samples()
     versions = [[str(5 - i % 4), "5"] if i % 7 else [] for i in range(len(batch))]
@@ -59,7 +60,7 @@ def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
         for call in given:
             tis.correct(args, **local(call, cp_rank, cp_size))
         scalars, curves = step.reduce()
-    certify.reset()
+    pushed()
     return {**scalars, **curves}
 
 

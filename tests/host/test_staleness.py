@@ -20,13 +20,13 @@ from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
 from tests.host import trees
+from tests.host.pushed import pushed
 from tests.host.test_train_step import args_of, wrapped
 from tests.test_tis import arguments, as_slime_calls
 
 
 @pytest.fixture(autouse=True)
 def _nobody_says_the_version(monkeypatch):
-    certify.reset()
     monkeypatch.setattr(staleness, "_published", {})
 
 
@@ -63,20 +63,20 @@ def both_ages(versions, indices=(), rollout_id=0, correction=Correction()):  # n
     ],
 )
 def test_an_age_counts_from_the_oldest_weights(spans, age):
-    certify.reset(7)
+    pushed(7)
     torch.testing.assert_close(aged([spans]), torch.tensor([age]).double(), equal_nan=True)
 
 
 def test_without_either_number_there_is_no_age():
     assert aged([["1"]]) is None
-    certify.reset(3)
+    pushed(3)
     assert aged(indices=[5]) is None
 
 
 def test_without_a_host_there_is_nothing_to_note(monkeypatch):
     monkeypatch.setattr(hosts, "current", lambda: None)
     certify.install()
-    assert certify.pushes.version is None
+    assert certify.pushes().version is None
 
 
 def test_the_hosts_pushing_object_says_the_version(monkeypatch):
@@ -101,7 +101,7 @@ def test_the_hosts_pushing_object_says_the_version(monkeypatch):
     monkeypatch.setattr(hosts, "current", lambda: hosts.Host(actor, None))
     certify.install()
     certify.install()
-    assert certify.pushes.version is None
+    assert certify.pushes().version is None
 
     class Delta(Updater):  # of a module that hosts import later
         def update_weights(self):
@@ -109,9 +109,9 @@ def test_the_hosts_pushing_object_says_the_version(monkeypatch):
 
     for cls in (Updater, Delta):
         pushing, other = cls(4), Actor()
-        assert certify.pushes.version == 4 != other.weight_version
+        assert certify.pushes().version == 4 != other.weight_version
         pushing.update_weights()
-        assert certify.pushes.version == 5
+        assert certify.pushes().version == 5
 
 
 class Pusher:
@@ -165,7 +165,7 @@ def test_weights_that_are_pushed_seldom_age_by_optimizer_steps(monkeypatch, inte
 
 
 def test_steps_since_weights_that_another_process_pushed_are_not_known():
-    certify.reset(7)
+    pushed(7)
     versions, steps = both_ages([["5"], ["7"], ["8"], []])
     torch.testing.assert_close(versions, torch.tensor([2.0, 0, math.nan, math.nan]).double(), equal_nan=True)
     torch.testing.assert_close(
@@ -174,12 +174,12 @@ def test_steps_since_weights_that_another_process_pushed_are_not_known():
 
 
 def test_a_critics_step_is_none_of_the_policys():
-    certify.reset(1)
+    pushed(1)
     module = wrapped(
         ModuleType("host.model"), lambda args, rollout_id, step_id, data_iterator, model: ({}, 1)
     )
     module.train_one_step(args_of({"preset": "token_tis"}), 0, 0, None, [SimpleNamespace(role="critic")])
-    assert certify.pushes.steps == 0
+    assert certify.pushes().steps == 0
 
 
 def test_a_step_drops_sequences_with_more_optimizer_steps_behind_them():
@@ -226,7 +226,7 @@ def step_of(given, versions):
 def test_the_hook_drops_samples_that_are_older():
     batch = oracle.random_batch(5, wild=False)
     given = as_slime_calls(batch)
-    certify.reset(9)
+    pushed(9)
     with step_metrics.under_way(step_of(given, [["9"], ["7"]] + [["9"]] * (len(batch) - 2))):
         loss, _, _ = tis.correct(arguments(slime_ext=CONFIG), **given)
     lost = loss.split(given["response_lengths"])[1]
@@ -241,7 +241,7 @@ def test_the_hook_drops_samples_that_are_older():
     ],
 )
 def test_a_bound_on_ages_that_nobody_knows_is_refused(versions, version, line):
-    certify.reset(version)
+    pushed(version)
     given = as_slime_calls(oracle.random_batch(5))
     with step_metrics.under_way(step_of(given, versions)), pytest.raises(ConfigError, match=line):
         tis.correct(arguments(slime_ext=CONFIG), **given)
@@ -288,7 +288,7 @@ def test_the_trainer_finds_its_samples_versions_by_their_index(store):
     made += [sampled(6, ["default", "4"])]  # of an engine before its first push, too
     host.log_rollout(2, None, made, {})
     assert store and not staleness._published  # the trainer is another process
-    certify.reset(4)
+    pushed(4)
     ages = aged(indices=[9, 8, 7, 5, 6], rollout_id=2)
     assert ages[1:3].tolist() == [3, 1] and ages.isnan().tolist() == [True, False, False, True, True]
     assert aged(indices=[8], rollout_id=3) is None  # not logged

@@ -10,12 +10,13 @@ import torch
 from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
-from slime_ext.host import certify, rollout_data, rollout_data_postprocess, step_metrics
+from slime_ext.host import rollout_data, rollout_data_postprocess, step_metrics
 from slime_ext.host.hosts import ranks
 from slime_ext.host.rollout_data import read_ahead
 from slime_ext.host.session import session
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
+from tests.host.pushed import pushed
 
 GEO = {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.97, "high": 1.03}}
 BAND = {"reject": {"low": 0.8, "high": 1.25}}
@@ -266,13 +267,10 @@ def test_the_plan_knows_the_samples_ages():
     versions = [["3" if s == 0 else "8"] for s in data["sample_indices"]]
     mapping = {"steps": [{"reject": {"unit": "sequence", "max_staleness": 2}}], "group": "atomic"}
     data["weight_versions"] = versions
-    certify.reset(8)
-    try:
-        batch = read_ahead(slime.DataIterator(data), 3)
-        args, correction = slime.arguments(mapping), read_config(mapping).correction
-        keep = compute_plan(correction, args, batch, ranks(), data).keep.tolist()
-    finally:
-        certify.reset()
+    pushed(8)
+    batch = read_ahead(slime.DataIterator(data), 3)
+    args, correction = slime.arguments(mapping), read_config(mapping).correction
+    keep = compute_plan(correction, args, batch, ranks(), data).keep.tolist()
     assert keep == [index // slime.GROUP != 0 for index in batch["sample_indices"]] and not all(keep)
 
 
