@@ -10,7 +10,7 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
+from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import hook, step_metrics
 from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import METRICS, REQUIRED
@@ -289,7 +289,6 @@ def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
 
 
 def test_a_coupled_step_without_a_plan_says_once_that_it_is_alone(caplog):
-    warn_once.cache_clear()
     for _ in range(2):
         tis.m2(arguments(), **as_slime_calls(oracle.random_batch(0)))
     assert len([r for r in caplog.records if "a step of its own" in r.getMessage()]) == 1

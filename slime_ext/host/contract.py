@@ -11,13 +11,13 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.core.importing import load_named
 from slime_ext.errors import ConfigError, cut
+from slime_ext.host.session import session
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,8 +67,6 @@ INIT, LOG = "custom_megatron_init_path", "custom_rollout_log_function_path"
 LOG_FLAG = f"--custom-rollout-log-function-path {OURS[LOG]}"
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
 MOST_DIGITS = 18  # of a weight version: what an int64 holds
-# What the policy loss that is running has at hand and does not pass to the hook; ``startup`` fills it in.
-loss_inputs: ContextVar[dict[str, Any] | None] = ContextVar("slime_ext_loss_inputs", default=None)
 
 
 def takes_tis_bounds() -> bool:
@@ -112,9 +110,10 @@ class HookCall:
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
         """The call from the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass
-        more). What the host did not pass comes from the policy loss that is running (``loss_inputs``)."""
+        more). What the host did not pass comes from the policy loss that is running, by way of
+        ``session.loss_inputs``."""
         given = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
-        given = {**(loss_inputs.get() or {}), **given}
+        given = {**(session.loss_inputs.get() or {}), **given}
         if "rollout_log_probs" not in given and "rollout_log_probs" in arguments:
             raise ConfigError(
                 "rollout_log_probs: expected one tensor per sample, got None: the rollout must record the "

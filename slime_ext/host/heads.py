@@ -21,13 +21,13 @@ from slime_ext.errors import DataError
 from slime_ext.host import contract, hosts, staleness, step_metrics
 from slime_ext.host.packing import context_parallel, pack_segments, parallel_state, sum_over
 from slime_ext.host.rollout_data import Samples
+from slime_ext.host.session import session
 from slime_ext.ops.segments import to_device
 from slime_ext.ops.vocabulary import log_probs_at
 
 Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -inf where there is none
 TRAINER = "topk_log_probs"  # in train dumps: the trainer's of the tokens of rollout_topk_token_ids
 FLAG = f"{contract.flag_of('custom_generate_function_path')} slime_ext.host.generate"
-held: dict[int, dict[Any, Any]] = {}  # of this process: rollout -> sample index -> rows, or Ray's reference
 
 
 def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows]:
@@ -36,7 +36,7 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows]:
     Raises:
         DataError: one that ``publish`` did not see, or of another width.
     """
-    known = held.get(rollout_id) or {}
+    known = session.heads.get(rollout_id) or {}
     if not known and (data := staleness.left(staleness.HEADS, rollout_id)):
         known = sys.modules["ray"].cloudpickle.loads(data)
     lacking = [index for index in samples.indices if index not in known]

@@ -111,7 +111,7 @@ def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
 
     Args:
         batch: the policy loss's.
-        inputs: what was noted while it ran, as ``contract.loss_inputs``.
+        inputs: what was noted while it ran, as ``session.loss_inputs``.
     """
     step = step_metrics.current_step()
     if step.layout is None or not step.observes or "cur_log_probs" not in inputs:

@@ -12,7 +12,6 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from torch.nn.functional import pad
 from slime_ext.errors import DataError, warn_once
 from slime_ext.host import contract, hosts, staleness
 from slime_ext.host.configured import center_of_flags
-from slime_ext.host.heads import FLAG, Rows, held
+from slime_ext.host.heads import FLAG, Rows
+from slime_ext.host.session import session
 from slime_ext.ops.divergences import HIGHEST, is_log_prob
 
 FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as in slime since 2e5cd7c
@@ -46,9 +46,6 @@ class Asked:
     answers: list[Rows] = field(default_factory=list)
 
 
-_asked: ContextVar[Asked | None] = ContextVar("slime_ext_asked", default=None)
-
-
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """The host's own ``generate``, with the sampler's head where a correction centers.
 
@@ -66,18 +63,18 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     _publish_with_log(args)
     before = sample.response_length
     asked = Asked(center.top_k, len(rollout.GenerateState(args).tokenizer))
-    token = _asked.set(asked)
+    token = session.asked.set(asked)
     try:
         sample = await rollout.generate(args, sample, sampling_params)
     finally:
-        _asked.reset(token)
+        session.asked.reset(token)
     _keep(sample, before, asked)
     return sample
 
 
 def _asking(post: Callable[..., Any]) -> Callable[..., Any]:
     async def asking(url: str, payload: dict[str, Any], *given: Any, **named: Any) -> Any:
-        asked = _asked.get()
+        asked = session.asked.get()
         if asked is None or "sampling_params" not in payload:
             return await post(url, payload, *given, **named)
         more = {"top_logprobs_num": min(asked.top_k, asked.there)}
@@ -230,14 +227,14 @@ def publish(rollout_id: int, samples: Iterable[Any], top_k: int, vocabulary: int
                 "again: the trainer finds a sample's head by it"
             )
         heads[sample.index] = _checked(sample, top_k, vocabulary)
-    held[rollout_id] = heads
+    session.heads[rollout_id] = heads
     if staleness.store() is not None:
         ray = sys.modules["ray"]
-        held[rollout_id] = {index: ray.put(rows) for index, rows in heads.items()}
-        found = ray.cloudpickle.dumps(held[rollout_id])
+        session.heads[rollout_id] = {index: ray.put(rows) for index, rows in heads.items()}
+        found = ray.cloudpickle.dumps(session.heads[rollout_id])
         staleness.leave(staleness.HEADS, rollout_id, found)
-    for old in list(held)[: -staleness.WAITING[staleness.HEADS]]:
-        del held[old]
+    for past in list(session.heads)[: -staleness.WAITING[staleness.HEADS]]:
+        del session.heads[past]
 
 
 def _checked(sample: Any, top_k: int, vocabulary: int | None) -> Rows:

@@ -31,6 +31,7 @@ from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import certify, contract, hosts
 from slime_ext.host.contract import INIT_FLAG, LOG_FLAG, number_of, versions_of
 from slime_ext.host.rollout_data import Batch, Samples
+from slime_ext.host.session import session
 from slime_ext.ops.segments import to_device
 
 NAMESPACE = b"slime_ext"
@@ -38,8 +39,6 @@ VERSIONS, HEADS = "weight_versions", "heads"
 WAITING = {VERSIONS: 16, HEADS: 4}  # rollouts that may wait for the trainer
 PREFIX, STEP = "rollout/off_policy/", "rollout/step"
 log = logging.getLogger("slime_ext")
-
-_published: dict[bytes, bytes] = {}  # of this process, which is all there is without Ray
 
 
 def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
@@ -176,7 +175,7 @@ def leave(what: str, rollout_id: int, data: bytes) -> None:
     was left ``WAITING`` rollouts before."""
     key, data = _key(what, rollout_id), b"%d %b" % (rollout_id, data)
     if (kv := store()) is None:
-        _published[key] = data
+        session.published[key] = data
     else:
         kv._internal_kv_put(key, data, namespace=NAMESPACE)
 
@@ -184,7 +183,7 @@ def leave(what: str, rollout_id: int, data: bytes) -> None:
 def left(what: str, rollout_id: int) -> bytes | None:
     """What ``leave`` was given; None of a rollout that it does not know."""
     key, kv = _key(what, rollout_id), store()
-    found = _published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
+    found = session.published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
     owner, _, data = (found or b"").partition(b" ")
     return data if owner == b"%d" % rollout_id else None
 

@@ -24,10 +24,11 @@ from slime_ext.config.words import one_line
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, heads, hosts, train_step
 from slime_ext.host.configured import setup_for
-from slime_ext.host.contract import flag_of, loss_inputs
+from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.host.hook import observe
 from slime_ext.host.rules import DYNAMIC, Setup, enforce
+from slime_ext.host.session import session
 
 UNSEEN = (
     f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
@@ -76,12 +77,12 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         if batch.get("dynamic_cp_size") is not None:  # Relax, whatever its flags say
             raise ConfigError(DYNAMIC)
         inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
-        token = loss_inputs.set(inputs)
+        token = session.loss_inputs.set(inputs)
         try:
             found = function(*given, **named)
             observe(args, batch, inputs)
         finally:
-            loss_inputs.reset(token)
+            session.loss_inputs.reset(token)
         return found
 
     return policy_loss_function
@@ -90,7 +91,7 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
     def get_log_probs_and_entropy(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        inputs = loss_inputs.get()
+        inputs = session.loss_inputs.get()
         if inputs is not None:  # inside the policy loss; elsewhere it scores tokens for others
             made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
             inputs.setdefault("cur_log_probs", list(made["log_probs"]))
@@ -115,7 +116,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     names = [name for name in contract.OPTIONAL if takes_all or name in parameters]
 
     def hook(*given: Any, **named: Any) -> Any:
-        held = loss_inputs.get() or {}
+        held = session.loss_inputs.get() or {}
         carried = {name: held[name] for name in names if held.get(name) is not None}
         return function(*given, **(carried | named))
 

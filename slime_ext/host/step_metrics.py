@@ -25,7 +25,7 @@ from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.state import Plan, Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
-from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
+from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.host.hosts import ranks
 from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_usable, usable, wanted
 from slime_ext.host.rollout_data import Samples
@@ -179,7 +179,7 @@ def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
 
 def step_for(call: HookCall) -> OptimizerStep:
     """The open step that this hook call is to be counted in; ``NOWHERE`` if none is open or it has been."""
-    step, inputs = current_step(), loss_inputs.get() or {}
+    step, inputs = current_step(), session.loss_inputs.get() or {}
     if step is NOWHERE:
         return NOWHERE
     # The batch's list of masks stands for the batch, whose images would stay on the device with it.

@@ -20,6 +20,7 @@ from megatron.core import mpu
 
 from slime_ext import host as slime_host
 from slime_ext.host import heads
+from slime_ext.host.session import session
 from tests import oracle
 from tests.downstream.host_loss import DEFAULTS, HOSTS, VOCAB, Layout, _as_one, _step, samples
 from tests.ranks import run_ranks
@@ -101,7 +102,7 @@ def through_the_host(name, folder, layout, cases):
     host, found = HOSTS[name](folder), []
     for case in cases:
         correction, k, temperature = CASES[case]
-        heads.held[0] = {i: sampler_of(s, k, temperature) for i, s in enumerate(samples())}
+        session.heads[0] = {i: sampler_of(s, k, temperature) for i, s in enumerate(samples())}
         centered = correction | {"center": {"top_k": k}}
         with contextlib.redirect_stdout(io.StringIO()):
             (plain, base, *_), (loss, gradient, metrics, dumped) = (

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from slime_ext import host
-from slime_ext.errors import ConfigError, DataError, warn_once
-from slime_ext.host import heads, hosts, rollout_heads, staleness
+from slime_ext.errors import ConfigError, DataError
+from slime_ext.host import heads, hosts, rollout_heads
 from slime_ext.host.rollout_data import Samples
+from slime_ext.host.session import session
 from tests.host import trees
 
 K, VOCABULARY = 3, 5
@@ -67,8 +68,6 @@ def rollout(monkeypatch):
     module.answered = answer(0, 2)
     module.GenerateState = lambda args: SimpleNamespace(tokenizer=range(VOCABULARY))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    heads.held.clear()
-    monkeypatch.setattr(staleness, "_published", {})
     yield module
     hosts.unwrap(host, "log_rollout")
 
@@ -106,7 +105,7 @@ def test_a_log_function_of_the_users_own_is_called_all_the_same(rollout, monkeyp
     monkeypatch.setitem(sys.modules, "own_log", own)
     args = arguments(custom_rollout_log_function_path="own_log.log")
     made = [generated(args, Sample())]
-    assert own.log(0, args, made, None, 1.0) == "logged" and heads.held[0].keys() == {0}
+    assert own.log(0, args, made, None, 1.0) == "logged" and session.heads[0].keys() == {0}
 
 
 @pytest.mark.parametrize(
@@ -324,7 +323,6 @@ def test_heads_may_be_lists_tensors_or_arrays(rollout, written):
 
 
 def test_how_many_ids_there_are_is_what_flags_or_the_checkpoint_say(tmp_path, caplog):
-    warn_once.cache_clear()
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 70}}')
     of = rollout_heads.vocabulary_of
     path = {"hf_checkpoint": str(tmp_path)}
@@ -359,7 +357,7 @@ def test_heads_of_rollouts_that_were_trained_long_ago_are_forgotten(rollout):
     sample = generated(arguments(), Sample())
     for rollout_id in range(9):
         rollout_heads.publish(rollout_id, [sample], K)
-    assert list(heads.held) == [5, 6, 7, 8]
+    assert list(session.heads) == [5, 6, 7, 8]
 
 
 HAS = {"custom_rollout_log_function_path": None, "sglang_router_ip": "127.0.0.1"}
@@ -404,6 +402,6 @@ def test_ray_carries_them_between_processes(rollout, monkeypatch):
     for rollout_id in range(9):
         rollout_heads.publish(rollout_id, made, K)
     assert len(stored) == 4
-    heads.held.clear()  # of another process
+    session.heads.clear()  # of another process
     found = heads.of_step(8, Samples(indices=[1, 0]), K)
     assert len(found) == 2 and torch.equal(found[0][1], made[1].rollout_topk_log_probs)

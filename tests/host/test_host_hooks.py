@@ -10,9 +10,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from slime_ext import tis
-from slime_ext.errors import ConfigError, warn_once
+from slime_ext.errors import ConfigError
 from slime_ext.host import contract, hosts, startup
 from slime_ext.host.configured import setup_for
+from slime_ext.host.session import session
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
@@ -133,7 +134,7 @@ def test_nothing_is_held_after_a_loss_that_failed(host):
 
 
 def test_our_hooks_read_what_the_policy_loss_holds():
-    token = contract.loss_inputs.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
+    token = session.loss_inputs.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
     lists = {key: [torch.zeros(2)] for key in ("train_log_probs", "rollout_log_probs")}
     lists["loss_masks"] = [torch.ones(2)]
     args = types.SimpleNamespace(eps_clip=0.2, eps_clip_high=0.2, use_tis=True)
@@ -142,13 +143,12 @@ def test_our_hooks_read_what_the_policy_loss_holds():
             args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **lists
         )
     finally:
-        contract.loss_inputs.reset(token)
+        session.loss_inputs.reset(token)
     assert torch.equal(loss, torch.full((2,), 0.8))
 
 
 def test_without_init_the_first_call_says_that_it_is_late(host, caplog):
     host(a_loss_module())
-    warn_once.cache_clear()
     setup_for(types.SimpleNamespace(slime_ext={"preset": "token_tis"}, use_tis=True), "correct")
     assert "expected --custom-megatron-init-path slime_ext.host.init at start-up" in caplog.text
 
@@ -162,7 +162,6 @@ def test_without_init_the_first_call_checks_the_flags(host):
 
 def test_after_init_nothing_is_late(host, caplog):
     host(a_loss_module())
-    warn_once.cache_clear()
     wrapped()
     setup_for(types.SimpleNamespace(slime_ext={"preset": "token_tis"}, use_tis=True), "correct")
     assert not caplog.records

@@ -10,18 +10,13 @@ import torch
 
 from slime_ext import host, presets, tis
 from slime_ext.core import metrics
-from slime_ext.errors import ConfigError, GuardError, warn_once
+from slime_ext.errors import ConfigError, GuardError
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 from tests.host import trees
 from tests.host.slime_rollouts import DataIterator
 
 SEED, COUNT = 1, 2  # of the batch, and its micro-batches
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    warn_once.cache_clear()
 
 
 def rollout(proximal=True):

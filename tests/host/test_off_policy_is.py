@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime_ext import tis
-from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
+from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import contract
 from tests.host.test_contract import hook_call
 
@@ -185,7 +185,6 @@ def test_lists_of_different_lengths_are_an_error_with_the_sample():
     ],
 )
 def test_it_warns_once_where_it_counts_a_ratio_twice(fields, warnings, caplog):
-    warn_once.cache_clear()
     args = SimpleNamespace(**vars(ARGS), **fields)
     with caplog.at_level(logging.WARNING, logger="slime_ext"):
         for _ in range(2):

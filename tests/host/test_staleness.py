@@ -16,6 +16,7 @@ from slime_ext.core.state import Tokens
 from slime_ext.core.steps import Reject
 from slime_ext.errors import ConfigError
 from slime_ext.host import certify, hosts, staleness, step_metrics
+from slime_ext.host.session import session
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
@@ -23,11 +24,6 @@ from tests.host import trees
 from tests.host.pushed import pushed
 from tests.host.test_train_step import args_of, wrapped
 from tests.test_tis import arguments, as_slime_calls
-
-
-@pytest.fixture(autouse=True)
-def _nobody_says_the_version(monkeypatch):
-    monkeypatch.setattr(staleness, "_published", {})
 
 
 def aged(versions=None, indices=(), rollout_id=0, correction=Correction()):  # noqa: B008
@@ -287,7 +283,7 @@ def test_the_trainer_finds_its_samples_versions_by_their_index(store):
     made = [sampled(7, ["3", "4"]), sampled(8, ["2"]), sampled(8, ["1"]), sampled(9, []), sampled(5, ["9"])]
     made += [sampled(6, ["default", "4"])]  # of an engine before its first push, too
     host.log_rollout(2, None, made, {})
-    assert store and not staleness._published  # the trainer is another process
+    assert store and not session.published  # the trainer is another process
     pushed(4)
     ages = aged(indices=[9, 8, 7, 5, 6], rollout_id=2)
     assert ages[1:3].tolist() == [3, 1] and ages.isnan().tolist() == [True, False, False, True, True]

@@ -11,7 +11,7 @@ import yaml
 from slime_ext import host
 from slime_ext.core.fields import LARGEST
 from slime_ext.core.steps import Clip, Reject, Reweight
-from slime_ext.errors import ConfigError, warn_once
+from slime_ext.errors import ConfigError
 from slime_ext.host import configured
 from slime_ext.host.flags import check_kinds
 from slime_ext.tools.commands.arguments import Arguments, as_parsed
@@ -238,7 +238,6 @@ WARNED = [
 
 @pytest.mark.parametrize(("more", "line"), WARNED)
 def test_init_warns_and_check_notes_the_same(more, line, caplog):
-    warn_once.cache_clear()
     args = arguments(custom_megatron_init_path=INIT, **more)
     host.init(args)
     there = [record.getMessage() for record in caplog.records]
@@ -399,7 +398,6 @@ IN_THE_FILE = {"kl_coef: 0.1": 1, "get_mismatch_metrics: true": 0, "my_own: 3": 
 
 @pytest.mark.parametrize(("line", "is_named"), IN_THE_FILE.items())
 def test_flags_of_slimes_own_in_the_file_are_warned_of_once(tmp_path, caplog, line, is_named):
-    warn_once.cache_clear()
     both(tmp_path, f"slime_ext: {{preset: token_tis}}\n{line}\n")
     name = line.partition(":")[0]
     said = (

@@ -9,7 +9,7 @@ import torch
 
 from slime_ext import tis
 from slime_ext.config.load import read_config
-from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
+from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import rollout_data, rollout_data_postprocess, step_metrics
 from slime_ext.host.hosts import ranks
 from slime_ext.host.rollout_data import read_ahead
@@ -283,7 +283,6 @@ def hook_call(data):
 
 
 def test_a_call_without_a_plan_is_a_step_of_its_own_and_says_so(caplog):
-    warn_once.cache_clear()
     rollout = slime.samples(0, split=False)[:8]
     data = slime.data_of(rollout)
     loss, _, _ = tis.correct(slime.arguments(CASES["kept"][0]), **hook_call(data))
@@ -308,7 +307,6 @@ def test_a_group_without_a_plan_of_its_own_is_refused(other):
 
 
 def test_the_former_flags_name_does_nothing_and_says_so_once(caplog):
-    warn_once.cache_clear()
     for given in (("args",), ("args", 0, {}), ("args",)):
         assert rollout_data_postprocess(*given) is None
     assert len(caplog.messages) == 1 and "remove the flag" in caplog.messages[0]

@@ -97,10 +97,10 @@ def test_a_micro_batch_does_not_stay_for_its_masks():
             images.append(weakref.ref(pixels))
             batch = {"loss_masks": [torch.ones(3)], "multimodal_train_inputs": {"pixel_values": pixels}}
             call = contract.HookCall(SimpleNamespace(), torch.zeros(3), [], [], batch["loss_masks"], [5], [3])
-            token = contract.loss_inputs.set({"batch": batch})
+            token = session.loss_inputs.set({"batch": batch})
             assert step_metrics.step_for(call) is step
             assert step_metrics.step_for(call) is step_metrics.NOWHERE  # recomputed
-            contract.loss_inputs.reset(token)
+            session.loss_inputs.reset(token)
             del pixels, batch, call
         gc.collect()
         assert not any(reference() is not None for reference in images)
@@ -282,7 +282,6 @@ def test_a_step_without_response_tokens_is_not_judged(caplog):
 
 
 def test_a_loss_that_never_calls_the_hook_is_named(caplog):
-    train_step.warn_once.cache_clear()
     trained(host([]), guarded("stop", steps=1))
     (line,) = caplog.messages
     assert line.startswith("--custom-tis-function-path: expected a call of it in every optimizer step")
