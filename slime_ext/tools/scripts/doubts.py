@@ -177,11 +177,11 @@ class Script:
         """The innermost statement that a line is a part of.
 
         Args:
-            word: with which it begins.
+            word: with which it begins, if one does.
         """
-        parts = (s for s in self.blocks.statements if self.number(s.begin) <= number <= self.number(s.end))
-        found = (part for part in parts if self.text.startswith(word, part.begin))
-        return min(found, key=lambda part: part.end - part.begin, default=None)
+        parts = [s for s in self.blocks.statements if self.number(s.begin) <= number <= self.number(s.end)]
+        found = [part for part in parts if self.text.startswith(word, part.begin)]
+        return min(found or parts, key=lambda part: part.end - part.begin, default=None)
 
     def around(self, number: int) -> Iterator[Block]:
         """The blocks that a line is a part of."""

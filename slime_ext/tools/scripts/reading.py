@@ -211,7 +211,8 @@ def _array(text: str) -> tuple[str, list[str]]:
 def _forbid_lost_arrays(reading: Reading) -> None:
     for line in reading.run.lines:
         if line.words[:1] and line.words[0].startswith("--"):
-            shown = cut(reading.around.shown(line.words[0]))
+            written = reading.around.statement_of(line).split()
+            shown = cut(written[0] if written else reading.around.shown(line.words[0]))
             raise ConfigError(
                 f"{line.place}: expected the launch to go on, got {shown} as a new command: the "
                 "line before it lacks the backslash at its end"

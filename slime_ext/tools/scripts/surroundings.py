@@ -302,13 +302,15 @@ class Surroundings:
         if self.end_of(run) is None or run.lines[-1] not in lines[-1:]:
             return ""
         if lines[-1].words[:1] != ["exit"]:
-            return f", where {self._statement(lines[-1]) or 'a command'} fails under set -e"
+            return f", where {self.statement_of(lines[-1]) or 'a command'} fails under set -e"
         says = [*takewhile(lambda line: {*line.words[:1]} & {"echo", "printf"}, lines[-2::-1])]
-        quoted = SAYS.match(self._statement(says[-1])) if says else None
+        quoted = SAYS.match(self.statement_of(says[-1])) if says else None
         return f', saying "{cut(quoted[2])}"' if quoted else ""
 
-    def _statement(self, line: Line) -> str:
-        """The statement of a line of the script, in one line."""
+    def statement_of(self, line: Line) -> str:
+        """The statement of a command, in one line as the script writes it; empty of another file's."""
+        if line.file != self.path:
+            return ""
         script = self.scripts[self.path]
         found = script.statement(line.number, line.words[0] if line.words else "")
         return " ".join(script.text[found.begin : found.end].split()) if found else ""
