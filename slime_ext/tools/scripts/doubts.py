@@ -10,7 +10,6 @@ import bisect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from slime_ext.tools.scripts import blocks
 from slime_ext.tools.scripts.blocks import Block
@@ -143,11 +142,10 @@ class Script:
         """The line of an offset, from 1."""
         return bisect.bisect_right(self.starts, offset)
 
-    def place(self, block: Block) -> str:
-        """``file:line`` of a block's first condition."""
+    def begins(self, block: Block) -> int:
+        """The line of a block's first condition."""
         begin = block.heads[0][0] if block.heads else block.begin
-        begin += len(self.text[begin:]) - len(self.text[begin:].lstrip())
-        return f"{Path(self.path).name}:{self.number(begin)}"
+        return self.number(begin + len(self.text[begin:]) - len(self.text[begin:].lstrip()))
 
     def head(self, block: Block) -> str:
         """What a block's first condition says, in one line."""

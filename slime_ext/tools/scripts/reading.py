@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
@@ -26,6 +25,7 @@ GUESSES = {  # in their order; what a reader is told where an earlier one led to
 SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
 
 
+OF_A_LIMIT = re.compile(r"resource limit exceeded: [\w \t():/-]*|execution \w+")
 ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)  # as bash traces one that is set
 
 
@@ -59,12 +59,15 @@ class Reading:
         *others, last = started(self.run)
         if note := GUESSES[guess]:
             end = self.around.end_of(first)
-            place = f"{Path(end[0].path).name}:{end[1]}" if end else Path(self.around.path).name
+            place = self.around.place(end[0].path, end[1]) if end else self.around.named(self.around.path)
             how = self.around.how_it_ends(first)
             self.around.notes.append(f"{place}: the script can end here{how}, without a launch; {note}")
         if others:
-            where = f"the script makes another one at {others[-1].where}"
-            self.around.notes.append(f"{last.where}: the launch that is read; {where}")
+            places = [
+                self.around.place(s.line.file, s.line.number) if s.line else "" for s in (last, others[-1])
+            ]
+            where = f"the script makes another one at {places[1]}"
+            self.around.notes.append(f"{places[0]}: the launch that is read; {where}")
 
     def launch(self, path: str) -> Launch:
         """The launch, with a gap for what depends on the machine.
@@ -84,7 +87,9 @@ class Reading:
         folder = None if UNKNOWN.search(found.folder) else found.folder
         gaps += [replace(gap, at=len(flags)) for gap in around.gaps]
         if self.unsure:
-            gaps.append(Gap(len(flags), "a word made of unknown ones", Path(around.path).name, self.unsure))
+            gaps.append(
+                Gap(len(flags), "a word made of unknown ones", around.named(around.path), self.unsure)
+            )
         files = {
             name: Unread(around.spelled(said)) if UNKNOWN.search(said) else said
             for name, said in found.files.items()
@@ -190,10 +195,12 @@ def _veiled(launch: Launch, bare: Launch) -> Launch:
 
 def _without_launch(path: str, reading: Reading) -> Launch:
     if reading.run.error:
-        raise ConfigError(f"{path}: expected a script that ends, got none: {cut(reading.run.error)}")
+        limit = OF_A_LIMIT.match(reading.run.error)
+        got = f"none: {cut(limit[0])}" if limit else "an error in the sandbox"
+        raise ConfigError(f"{path}: expected a script that ends, got {got}")
     notes: tuple[str, ...] = ()
     if end := reading.around.end_of(reading.run):
-        where = f"{Path(end[0].path).name}:{end[1]}{reading.around.how_it_ends(reading.run)}"
+        where = f"{reading.around.place(end[0].path, end[1])}{reading.around.how_it_ends(reading.run)}"
         what = "give it what it asks for, as variables with --env, or as flags behind --"
         notes = (f"it ends at {where}: {what}",)
     return Launch(path, notes=notes)
@@ -213,9 +220,10 @@ def _forbid_lost_arrays(reading: Reading) -> None:
         if line.words[:1] and line.words[0].startswith("--"):
             written = reading.around.statement_of(line).split()
             shown = cut(written[0] if written else reading.around.shown(line.words[0]))
+            place = reading.around.place(line.file, line.number)
             raise ConfigError(
-                f"{line.place}: expected the launch to go on, got {shown} as a new command: the "
-                "line before it lacks the backslash at its end"
+                f"{place}: expected the launch to go on, got {shown} as a new command: the line before it "
+                "lacks the backslash at its end"
             )
 
 

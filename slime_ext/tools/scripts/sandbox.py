@@ -91,8 +91,10 @@ class Sandbox:
             if said[1] in around.paths or said[1] == around.path:
                 got = f"{f'line {said[2]}: ' if said[2] else ''}{cut(said[3])}"
                 got = "more words and operators than the reader takes" if "fuel" in got else got
-                got = got if said[1] == around.path else f"an error in line {said[2] or 1}"
-                raise ConfigError(f"{said[1]}: expected a script that bash can read, got {got}")
+                is_own = said[1] == around.path
+                got = got if is_own else f"an error in line {said[2] or 1}"
+                name = said[1] if is_own else around.named(said[1])
+                raise ConfigError(f"{name}: expected a script that bash can read, got {got}")
         return run
 
     def _shell(self, run: Run, guess: Guess, folder: str, environment: Mapping[str, str]) -> Bash:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slime_ext.tools.scripts.trace import PROGRAMS, TOKEN, Call, Run, program_of
+from slime_ext.tools.scripts.trace import PROGRAMS, TOKEN, Call, Line, Run, program_of
 
 # A traced command that is none of bash's own and names train.py.
 LAUNCH = re.compile(
@@ -26,7 +26,7 @@ class Started:
         words: behind the program.
         environment: variables that its command sets, among them those of ``--runtime-env-json``.
         folder: where it is run.
-        where: ``file:line``.
+        line: of the trace; None where it cannot be told which.
         files: name -> text, of files that its words name and the script itself wrote.
     """
 
@@ -34,7 +34,7 @@ class Started:
     words: tuple[str, ...]
     environment: Mapping[str, str]
     folder: str
-    where: str
+    line: Line | None
     files: Mapping[str, str]
 
 
@@ -42,10 +42,10 @@ def started(run: Run) -> list[Started]:
     """The launches of a run, in their order."""
     calls = [(call, at) for call in run.calls if (at := program_of(call.words)) is not None]
     lines = [line for line in run.lines if LAUNCH.match(line.text)] if len(calls) > 1 else []
-    places = [line.place for line in lines] if len(lines) == len(calls) else [""] * len(calls)
+    places = lines if len(lines) == len(calls) else [None] * len(calls)
     return [
-        Started(call.words[at], call.words[at + 1 :], _environment(call), call.folder, place, call.files)
-        for (call, at), place in zip(calls, places, strict=True)
+        Started(call.words[at], call.words[at + 1 :], _environment(call), call.folder, line, call.files)
+        for (call, at), line in zip(calls, places, strict=True)
     ]
 
 

@@ -15,7 +15,7 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slime_ext.errors import cut
+from slime_ext.errors import ConfigError, cut
 from slime_ext.tools.scripts import doubts
 from slime_ext.tools.scripts.blocks import Block
 from slime_ext.tools.scripts.doubts import COMMENT, FLAG, PROGRAM, Script
@@ -197,7 +197,21 @@ class Surroundings:
 
     def _of_file(self, path: str, text: str) -> str:
         """A part of a file: itself if the file is the script."""
-        return text if path == self.path else f"a part of {Path(path).name}"
+        return text if path == self.path else f"a part of {self.named(path)}"
+
+    def named(self, path: str) -> str:
+        """A file's name, if it has nothing of a variable or another file that the script does not write."""
+        name = Path(path).name
+        if path == self.path or name in self.own_text:
+            return name
+        files = (text for file, text in self.files.items() if self.paths.get(file) not in (path, self.path))
+        others = [*self.request.variables.values(), *files]
+        words = (word for text in others for word in re.split(r"[\s\"'=(){};$]+", text))
+        return HIDDEN if any(word in name and word not in self.own_text for word in words) else name
+
+    def place(self, path: str, number: int) -> str:
+        """``file:line``."""
+        return f"{self.named(path)}:{number}"
 
     def where(self, name: str) -> str:
         """``file:line`` of the last mention of a flag or an unknown word outside comments."""
@@ -206,8 +220,8 @@ class Surroundings:
         for path, text in self.files.items():
             lines = enumerate(text.splitlines(), 1)
             if found := [i for i, line in lines if mention.search(line.partition("#")[0])]:
-                return f"{Path(path).name}:{found[-1]}"
-        return Path(self.path).name
+                return self.place(path, found[-1])
+        return self.named(self.path)
 
     # variables
 
@@ -268,7 +282,7 @@ class Surroundings:
             path, number = self.paths.get(match[1], match[1]), int(match[2])
             if UNKNOWN.search(match[3]):
                 self._unknown_sum(path, number)
-            self._complaint(match[3], f"{Path(match[1]).name}:{number}", run.trace[: match.start()])
+            self._complaint(match[3], self.place(match[1], number), run.trace[: match.start()])
 
     def learn_from_end(self, run: Run) -> None:
         """Variables that a script asks for before it ends without a launch."""
@@ -284,7 +298,7 @@ class Surroundings:
         for name in (name for head in heads for name in REFERENCE.findall(head)):
             is_set = any(e.name == name and not e.adds for e in doubts.assignments(self.text))
             if not (is_set or name in self.request.variables or name.startswith("BASH")):
-                self.needs.setdefault(name, (f"{Path(end[0].path).name}:{number}", self.how_it_ends(run)))
+                self.needs.setdefault(name, (self.place(end[0].path, number), self.how_it_ends(run)))
 
     def end_of(self, run: Run) -> tuple[Script, int] | None:
         """The script and the line that ended a run: ``exit``, or a command that failed under ``set -e``."""
@@ -386,7 +400,8 @@ class Surroundings:
         if found := self._in_checkout(name):
             self.placed[path] = script_text(str(found))
             said = self._said(line, name)
-            self.notes.append(f"{line.place}: {said} is not here; {found} is read in its place")
+            place = self.place(line.file, line.number)
+            self.notes.append(f"{place}: {said} is not here; {found} is read in its place")
             return
         why = f"source {self._said(line, name)}{'' if self.request.is_bare else ' is not here'}"
         self.placed[path] = "\n".join(self._sets_anything(why))
@@ -418,7 +433,12 @@ class Surroundings:
         path = at(folder, name)
         inside = path.removeprefix(self.folder + "/")
         places = [Path(path)] if inside == path else [root / inside for root in self.request.roots]
-        text = next((text for place in places if (text := self.visible.script(place)) is not None), None)
+        try:
+            text = next((text for place in places if (text := self.visible.script(place)) is not None), None)
+        except ConfigError:
+            if self.named(path) != HIDDEN:
+                raise
+            raise ConfigError(f"{self.path}: expected a sourced file that is a script, got another") from None
         if text is not None and path not in self.scripts:
             self.placed.setdefault(path, text)
         return text is not None
@@ -441,9 +461,10 @@ class Surroundings:
         if script is not None:
             for block in script.decided(line.number, first):
                 self._doubt(script, block)
-            self._put_in_place(script, script.in_documents(line.number), line.place)
+            place = self.place(script.path, line.number)
+            self._put_in_place(script, script.in_documents(line.number), place)
         elif tests and first != ":":  # in a text that a program passes to a shell
-            self.gaps.setdefault(Gap(0, self.shown(line.text), Path(self.path).name))
+            self.gaps.setdefault(Gap(0, self.shown(line.text), self.named(self.path)))
 
     def _alternatives(self, run: Run) -> None:
         """Doubts the flags of ``${X:+--flag}`` where it is not known whether X is empty."""
@@ -452,7 +473,7 @@ class Surroundings:
         for script in self.scripts.values():
             for match in ALTERNATIVE.finditer(script.text):
                 if match[1] in variables and (flags := frozenset(FLAG.findall(match[2]))):
-                    place = f"{Path(script.path).name}:{script.number(match.start())}"
+                    place = self.place(script.path, script.number(match.start()))
                     text = self._of_file(script.path, self.spelled(match[0]))
                     self.gaps.setdefault(Gap(0, text, place, flags))
 
@@ -465,7 +486,7 @@ class Surroundings:
         script = self.scripts.get(path)
         if script is None or number > len(script.starts):
             return
-        place = f"{Path(path).name}:{number}"
+        place = self.place(path, number)
         if not self._put_in_place(script, script.sums(number), place):
             for block in [*script.decided(number, "(("), *filter(None, [script.statement(number)])]:
                 self._doubt(script, block)
@@ -480,7 +501,8 @@ class Surroundings:
             return
         script.doubted.add(block.begin)
         script.end_loop(block)
-        head, place = self._of_file(script.path, self.spelled(script.head(block))), script.place(block)
+        head = self._of_file(script.path, self.spelled(script.head(block)))
+        place = self.place(script.path, script.begins(block))
         bodies = {name: text for each in self.scripts.values() for name, text in each.bodies.items()}
         text = doubts.part(script.text[block.begin : block.end], bodies)
         launches = len(PROGRAM.findall(text))

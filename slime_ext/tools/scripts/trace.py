@@ -76,11 +76,6 @@ class Line(NamedTuple):
     text: str
 
     @property
-    def place(self) -> str:
-        """``file:line``."""
-        return f"{Path(self.file).name}:{self.number}"
-
-    @property
     def words(self) -> list[str]:
         """The command's words; none if they cannot be split."""
         return list(_split(self.text))

@@ -32,6 +32,8 @@ PLACES = {  # of a script, beside each flag that a rule reads
     "a command": "WORD a b\npython3 train.py {ours}",
     "an unknown command's words": "curl -H WORD x\npython3 train.py {ours} --lr $(curl -H WORD x)",
     "a sourced name": "source /x/WORD\npython3 train.py {ours}",
+    "a sourced file's name": "source {here}/a-WORD.sh\npython3 train.py {ours} ${{A[@]}}",
+    "a sourced file that is none": "source {here}/b-WORD.sh\npython3 train.py {ours} ${{A[@]}}",
     "a test": "[ -f /x/WORD ] && A=(--eps-clip 3)\npython3 train.py {ours} ${{A[@]}}",
     "a comparison": "[[ $(hostname) == WORD ]] && A=(--eps-clip 3)\npython3 train.py {ours} ${{A[@]}}",
     "an end": 'set -e\n[ -n "" ] || {{ echo "lacks WORD"; exit 1; }}\npython3 train.py {ours}',
@@ -75,6 +77,8 @@ def leaks(tmp_path, monkeypatch, capsys):
             "secret.yaml": f"token: {secret}\nslime_ext: {{preset: token_tis}}",
             "secret.sh": f"X='{secret}'\nsaid() {{ echo '{secret}'; }}",
             ".env": f"X={secret}",
+            f"a-{secret}.sh": "A=(--tis-clip x)\nif smi; then A+=(--kl-coef 1); fi",
+            f"b-{secret}.sh": "A=(\r\n--tis-clip x",
         }.items():
             (tmp_path / name).write_text(text)
         text = f"{before}\n{(PLACES | FLAGS)[place]}".format(here=tmp_path, ours=OURS).replace("WORD", word)
