@@ -1,4 +1,4 @@
-"""``slime-ext convert --from SYSTEM FILE``: another system's settings as a file for --custom-config-path."""
+"""``slime-ext convert FILE``: another system's settings as a file for --custom-config-path."""
 
 from __future__ import annotations
 
@@ -78,15 +78,34 @@ def main(argv: list[str]) -> int:
         prog="slime-ext convert", description="Prints another system's correction in native keys."
     )
     known = ", ".join(CONVERTED)
-    parser.add_argument("--from", dest="system", required=True, metavar="SYSTEM", help=known)
+    whose = f"whose settings these are, where they do not tell: {known}"
+    parser.add_argument("--from", dest="system", metavar="SYSTEM", help=whose)
     parser.add_argument("file", help="the block, or the composed configuration with it: YAML, JSON or TOML")
     args = parser.parse_args(argv)
-    check_known("--from", "system", args.system, CONVERTED)
-    print(plain(convert(args.system, read_settings(args.system, args.file))))
+    if args.system is not None:
+        check_known("--from", "system", args.system, CONVERTED)
+    settings = read_settings(args.file, args.system)
+    print(plain(convert(args.system or system_of(args.file, settings), settings)))
     return 0
 
 
-def read_settings(system: str, path: str) -> dict[str, Any]:
+def system_of(path: str, settings: Mapping[str, Any]) -> str:
+    """Returns the one system whose correction a file holds.
+
+    Raises:
+        ConfigError: none, or several: the same keys mean another algorithm in another system.
+    """
+    systems = [name for name in CONVERTED if is_of(name, settings)]
+    if len(systems) == 1:
+        return systems[0]
+    several = f"settings that {', '.join(systems[:-1])} and {systems[-1]} know" if systems else "none"
+    choices = ", ".join(systems or CONVERTED)
+    raise ConfigError(
+        f"{path}: expected the correction of one system, got {several}: add --from SYSTEM, one of {choices}"
+    )
+
+
+def read_settings(path: str, system: str | None = None) -> dict[str, Any]:
     """Reads a system's block, or its composed configuration, from a YAML, JSON or TOML file.
 
     Nothing is composed here: what a script's overrides or other files add is the system's own business, and a
@@ -96,12 +115,13 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
         ConfigError: the file cannot be read, is a script, or names other files that complete it.
     """
     text = text_of(path)
+    how = COMPOSED.get(system or "", "add --from SYSTEM, which says how to get one")
     if Path(path).suffix in SCRIPTS or text.startswith("#!"):
-        raise ConfigError(f"{path}: expected a YAML, JSON or TOML file, got a script: {COMPOSED[system]}")
+        raise ConfigError(f"{path}: expected a YAML, JSON or TOML file, got a script: {how}")
     settings = read_mapping(path, text)
     if settings.pop("defaults", ALONE) != ALONE:
         expected = "expected a composed configuration, got defaults, which add other files"
-        raise ConfigError(f"{path}: {expected}: {COMPOSED[system]}")
+        raise ConfigError(f"{path}: {expected}: {how}")
     return settings
 
 
@@ -232,11 +252,11 @@ def _home(system: str) -> str:
 
 def _other(system: str, whole: Mapping[str, Any]) -> str:
     """Which other system's file it is."""
-    found = (name for name in CONVERTED if name != system and _is_of(name, whole))
+    found = (name for name in CONVERTED if name != system and is_of(name, whole))
     return next((f": it is a block of {name}; use --from {name}" for name in found), "")
 
 
-def _is_of(system: str, whole: Mapping[str, Any]) -> bool:
+def is_of(system: str, whole: Mapping[str, Any]) -> bool:
     """Whether a file holds a system's block at its place, is that block, or has keys that it alone has."""
     if (home := _find(system, whole)) is not None:
         return not home[1] or any(key not in LOSS_SIDE for key in home[1])

@@ -49,6 +49,36 @@ def test_what_convert_prints_is_what_the_block_means(capsys, tmp_path, system):
     assert load_config(native["slime_ext"]) == load_config(read(system, block).mapping)
 
 
+WHOLE = Path(__file__).parents[1] / "convert/golden/blocks.txt"
+
+
+def accepted_blocks():
+    """Each (system, block as text) of the table that converts."""
+    rows = WHOLE.read_text().split("\n\n")
+    cases = [
+        row.split("\n", 1)
+        for row in rows
+        if row.strip() and not row.split("\n", 1)[1].lstrip().startswith("convert.")
+    ]
+    return [question.split(" ", 1) for question, _ in cases]
+
+
+def test_without_a_system_the_answer_is_that_of_the_systems_own_or_a_question(capsys, tmp_path):
+    """Never another system's reading of the same keys."""
+    answers = {"found": 0, "asked": 0}
+    for system, block in accepted_blocks():
+        file = written(tmp_path / "c.yaml", block)
+        out, err = run(capsys, "convert", file)[1:]
+        if "add --from SYSTEM" not in err:
+            assert (out, err) == run(capsys, "convert", "--from", system, file)[1:], (system, block)
+            answers["found"] += 1
+        else:
+            assert "add --from SYSTEM, one of " in err, (system, block, err)
+            assert system in err.rsplit(" one of ", 1)[1], (system, block, err)
+            answers["asked"] += 1
+    assert answers["found"] > 50 and 0 < answers["asked"] < 20
+
+
 def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):
     block = written(tmp_path / "v.yaml", {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"})
     _, out, _ = run(capsys, "convert", "--from", "verl", block)
