@@ -8,6 +8,7 @@ sources' defaults unless the formula says "ours".
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from slime_ext.core.steps import (
     Veto,
 )
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
-from slime_ext.errors import ConfigError, check_known
+from slime_ext.errors import ConfigError, shown
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
 VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"
@@ -338,7 +339,12 @@ def find(name: str) -> Preset:
     """
     if name in ESTIMATORS and name not in NAMES:
         raise ConfigError(f"preset: expected a correction, got '{name}', {an_estimator(name)}")
-    check_known("preset", "preset", name, sorted(NAMES))
+    if name not in NAMES:  # nearly sixty, so the message names those that look like it
+        first, *more = difflib.get_close_matches(name, NAMES, n=3) or [""]
+        meant = f"; did you mean '{first}'?" if first else ""
+        lists = "slime-ext presets lists all"
+        near = f"or {', '.join(more)}; {lists}" if more else lists
+        raise ConfigError(f"preset: expected a known preset, got {shown(name)}{meant} ({near})")
     return PRESETS[ALIASES.get(name, name)]
 
 

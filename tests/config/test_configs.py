@@ -16,6 +16,7 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.losses import PpoClip
 from slime_ext.core.steps import Reject, Reweight, Truncate, Veto
 from slime_ext.errors import ConfigError
+from slime_ext.tools.commands.presets import KINDS
 from tests.golden import golden, pairs
 
 HERE = Path(__file__).parent
@@ -40,7 +41,9 @@ def refusal(mapping):
 
 def test_when_to_use_each_preset_and_at_what_risk():
     said = loaded(CONFIGS / "presets.yaml")
-    assert set(said) == set(presets.PRESETS) and all(set(entry) == {"use", "risk"} for entry in said.values())
+    assert set(said) == set(presets.PRESETS)
+    assert all(set(entry) - {"for"} == {"use", "risk"} for entry in said.values())
+    assert {kind for entry in said.values() for kind in entry.get("for", ())} == set(KINDS)
 
 
 def digest(keys):

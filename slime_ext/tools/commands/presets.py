@@ -1,10 +1,15 @@
-"""``slime-ext presets``: the table; ``slime-ext presets NAME``: one as YAML and as plain torch."""
+"""``slime-ext presets``: the table; ``slime-ext presets NAME``: one as YAML and as plain torch.
+
+``slime-ext presets --for KIND``: what was measured in such runs, and the presets whose use names them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import textwrap
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -12,14 +17,21 @@ from slime_ext import presets
 from slime_ext.config.files import of_package, read_mapping
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import brief
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, check_known
 from slime_ext.tools.analysis.evidence import evidence
 from slime_ext.tools.commands.output import console, needs, plain, yaml_of
 from slime_ext.tools.plain_torch import function_of, obstacle
 from slime_ext.tools.wording import file_of, flags_of
 
 WIDE = 120  # columns of a terminal from which a preset is one row
-COLUMNS = ("name", "numerator", "loss", "steps", "needs", "source")
+COLUMNS = ("name", "use when", "numerator", "loss", "steps", "needs")
+# Kind of run -> conditions of evidence.yaml that are like it.
+KINDS = {
+    "async": ("lag", "letters"),
+    "moe": ("experts",),
+    "long": ("long",),
+    "int4": ("int4", "symbols"),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -28,11 +40,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "name", nargs="?", help="print its formula, risk, source, flags and keys, and plain torch"
     )
+    parser.add_argument(
+        "--for", dest="kind", metavar="KIND", help=f"those for a kind of run: {', '.join(KINDS)}"
+    )
     help_out = "write what --custom-config-path reads; where FILE ends in .py, the function in plain torch"
     parser.add_argument("--out", type=Path, metavar="FILE", help=help_out)
     args = parser.parse_args(argv)
+    if args.name is not None and args.kind is not None:
+        raise ConfigError(f"--for {args.kind}: expected no NAME beside it, got {args.name}: leave out one")
+    if args.kind is not None:
+        check_known("--for", "kind of run", args.kind, KINDS)
+    if args.name is None and args.out is not None:
+        raise ConfigError(
+            "--out: expected the NAME of a preset beside it, got none: slime-ext presets NAME --out FILE"
+        )
     if args.name is None:
-        _table()
+        _table(args.kind)
     elif args.out is None:
         print(plain(f"{text_of(args.name)}\n\n{torch_of(args.name)}"))
     else:
@@ -47,11 +70,13 @@ def main(argv: list[str]) -> int:
 def text_of(name: str) -> str:
     """The file of a preset or an alias, with what is to be known of it above the keys."""
     preset, canonical = presets.find(name), presets.ALIASES.get(name, name)
-    known = read_mapping(str(of_package("configs/presets.yaml"))).get(canonical, {})
     lines = {
         f"{name} is another name of {canonical}": name != canonical,
         f"{canonical}: {preset.formula}": True,
-        **{f"{key.capitalize()}: {text}": True for key, text in known.items()},
+        **{
+            f"{key.capitalize()}: {advice().get(canonical, {}).get(key)}": canonical in advice()
+            for key in ("use", "risk")
+        },
         **{f"Measured: {text}": True for text in measured(canonical)},
         f"Needs: {needs(preset.correction)}": True,
         f"Source: {preset.source}": True,
@@ -89,7 +114,22 @@ def measured(name: str) -> list[str]:
     ]
 
 
-def _table() -> None:
+def measured_for(kind: str) -> list[str]:
+    """Returns what was measured in runs of a kind, a paragraph per condition."""
+    conditions = [condition for condition in evidence().conditions if condition.name in KINDS[kind]]
+    return [
+        "\n  ".join([f"Measured: {condition.what}{condition.whose}.", *map(str, condition.remedies)])
+        for condition in conditions
+    ]
+
+
+@cache
+def advice() -> dict[str, Any]:
+    """Returns configs/presets.yaml: name -> when to use it, at what risk, for which kinds of runs."""
+    return read_mapping(str(of_package("configs/presets.yaml")))
+
+
+def _table(kind: str | None) -> None:
     """One row per preset; on a narrow terminal everything but its name is in one column."""
     out = console()
     is_wide = out.width >= WIDE
@@ -97,11 +137,19 @@ def _table() -> None:
     for column in COLUMNS if is_wide else COLUMNS[:2]:
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for name, preset in presets.PRESETS.items():
+        if kind is not None and kind not in advice().get(name, {}).get("for", ()):
+            continue
         keys = to_mapping(preset.correction)
         loss = keys["surrogate"] if isinstance(keys["surrogate"], str) else brief([keys["surrogate"]])
         aliases = [f"= {alias}" for alias, other in presets.ALIASES.items() if other == name]
-        source = preset.source.split(", http")[0]
-        row = (keys["numerator"], loss, brief(keys["steps"]), needs(preset.correction), source)
+        use = advice().get(name, {}).get("use", "")
+        row = (use, keys["numerator"], loss, brief(keys["steps"]), needs(preset.correction))
         said = "\n".join(f"{column} {cell}" for column, cell in zip(COLUMNS[1:], row, strict=True))
         table.add_row("\n".join([name, *aliases]), *(row if is_wide else (said,)))
     out.print(table)
+    if kind is not None:
+        for paragraph in measured_for(kind):
+            out.print(f"\n{paragraph}", markup=False, highlight=False)
+        out.print(
+            "\nA number is the held-out score at the end less that of uncorrected runs of the same seeds."
+        )

@@ -7,6 +7,7 @@ import yaml
 from rich.console import Console
 
 from slime_ext import load_config, presets
+from slime_ext.tools.analysis.evidence import evidence
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands import presets as command
 from slime_ext.tools.plain_torch import function_of
@@ -14,15 +15,43 @@ from tests.tools.test_plain_torch import COUPLED
 
 
 def test_everything_is_there_at_any_width(monkeypatch, capsys):
-    sources = {preset.source.split(", http")[0] for preset in presets.PRESETS.values()}
+    uses = [entry["use"] for entry in command.advice().values()]
     for width in (80, 100, 200):
         monkeypatch.setattr(command, "console", lambda width=width: Console(width=width))
         assert cli.main(["presets"]) == 0
         out = capsys.readouterr().out
         words = out.split()
         assert all(name in words for name in (*presets.PRESETS, *presets.ALIASES)) and "…" not in out
-        assert all(word in words for source in sources for word in source.split())
+        assert all(word in words for use in uses for word in use.split())
         assert max(map(len, out.splitlines())) <= width
+
+
+@pytest.mark.parametrize("kind", command.KINDS)
+def test_a_kind_of_run_has_its_presets_and_what_was_measured_in_such_runs(kind, capsys):
+    assert cli.main(["presets", "--for", kind]) == 0
+    table, *measured = capsys.readouterr().out.split("Measured: ")
+    rows = {line.split()[0] for line in table.splitlines()[1:] if line[:1].strip(" =")}
+    assert rows == {name for name, entry in command.advice().items() if kind in entry.get("for", ())}
+    conditions = [each for each in evidence().conditions if each.name in command.KINDS[kind]]
+    for condition, paragraph in zip(conditions, measured, strict=True):
+        said = " ".join(paragraph.split())
+        assert condition.what in said and all(str(remedy) in said for remedy in condition.remedies)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--for", "asnyc"], "--for: expected a known kind of run, got 'asnyc'; did you mean 'async'?"),
+        (["icepop", "--for", "moe"], "--for moe: expected no NAME beside it, got icepop: leave out one"),
+        (["--out", "x.yaml"], "--out: expected the NAME of a preset beside it, got none: "),
+        (["token_tsi"], "got 'token_tsi'; did you mean 'token_tis'? (or token_is, skyrl_token_tis; "),
+        (["zzz"], "preset: expected a known preset, got 'zzz' (slime-ext presets lists all)"),
+    ],
+)
+def test_what_cannot_be_printed_is_one_line(words, line, capsys):
+    assert cli.main(["presets", *words]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", presets.NAMES)
