@@ -43,7 +43,7 @@ def usage() -> str:
     """What ``slime-ext --help`` prints."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     head = "usage: slime-ext COMMAND [FLAG ...]\n       slime-ext --version"
-    return f"{head}\n\n{rows}\n\nslime-ext COMMAND --help names its flags."
+    return f"{head}\n\n{rows}\n\nslime-ext help COMMAND names its flags."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,6 +68,8 @@ def _answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0
+    if words[0] == "help":  # COMMAND: what COMMAND --help prints
+        return _answer([*words[1:2], "--help"])
     if words[0] == "--version":
         print(f"slime-ext {__version__}")
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,14 @@ def test_a_mistake_of_report_is_one_line(tmp_path, capsys):
         assert cli.main(["report", *words]) == 2, words
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1, error
+
+
+def test_help_prints_what_the_flag_prints(capsys):
+    for words in ([], ["convert"]):
+        said = []
+        for line in (["help", *words], [*words, "--help"]):
+            with suppress(SystemExit):
+                cli.main(line)
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1] != ""
+    assert cli.main(["help", "chekc"]) == 2 and "did you mean 'check'" in capsys.readouterr().err
