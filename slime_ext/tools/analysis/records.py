@@ -27,6 +27,7 @@ PER_TOKEN = (
 )  # fmt: skip
 PER_SAMPLE = (
     "lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "cached", "prompts", "responses",
+    "ranks", "engines", "statuses",
 )  # fmt: skip
 
 
@@ -51,6 +52,11 @@ class DumpedRollout:
         groups: [S] prompt that each sample answers, or None.
         steps: [S] optimizer step of the rollout, from 0, that trained each sample, or None.
         cached: [S] tokens of the prompt whose keys and values the engine took from its prefix cache, or None.
+        ranks: [S] data-parallel rank of the trainer that each sample was trained on, or None.
+        engines: [S] name of the engine that sampled each sample, "" where it has none; None where no sample
+            has one.
+        statuses: [S] how each sample ended, in the host's words ("completed", "truncated", "aborted"), "" for
+            unknown.
         prompts: [S] texts, "" for none.
         responses: [S] texts, "" for none.
         entropy: [T] of the trainer's policy at each position, nats, or None.
@@ -89,6 +95,9 @@ class DumpedRollout:
     groups: tuple[int, ...] | None = None
     steps: tuple[int, ...] | None = None
     cached: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+    engines: tuple[str, ...] | None = None
+    statuses: Sequence[str] = ()
     prompts: Sequence[str] = ()
     responses: Sequence[str] = ()
     entropy: Tensor | None = None

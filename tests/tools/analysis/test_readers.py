@@ -51,6 +51,27 @@ def test_what_was_written_is_read_in_the_order_of_the_rollout(tmp_path):
     assert found[0].prompt_lengths == FIRST.prompt_lengths
 
 
+def test_engine_rank_and_status_of_a_sample_are_read(tmp_path):
+    rollout, train = dumps.write_rollout(tmp_path, FIRST), dumps.write_train(tmp_path, FIRST, ranks=2)
+    content = torch.load(rollout)
+    labels = [{"engine": "a"}, {"metadata": {"worker_url": "http://b:1", "dp_rank": 0}}, {"dp_rank": 1}]
+    labels += [{"metadata": None}, {"metadata": {"engine_id": [1]}}, {"metadata": {"engine_id": 3}}, {}]
+    for sample, more in zip(content["samples"], labels, strict=True):
+        sample |= more | {"status": "aborted"}
+    torch.save(content, rollout)
+    found = only([tmp_path])
+    assert found.engines == ("a", "http://b:1 dp 0", "dp 1", "", "", "3", "")
+    assert found.ranks == (0, 1, 0, 1, 0, 1, 0) and set(found.statuses) == {"aborted"}
+    (part, *_) = found.parts(limit=1)
+    assert (part.engines, part.ranks, part.statuses) == (("a",), (0,), ("aborted",))
+
+    alone = torch.load(train)
+    alone["samples"][2]["truncated"] = 1
+    torch.save(alone, train)
+    found = only([train])
+    assert found.engines is None and found.statuses == ("", "", "truncated", "", "", "", "")
+
+
 def test_per_rank_files_become_whole_responses(tmp_path):
     layouts = ({}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2, "pp": 2})
     for cp in (1, 2, 3, 4):

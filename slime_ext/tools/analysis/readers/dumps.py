@@ -199,6 +199,7 @@ def _is_retold(row: DumpedSample, sample: DumpedSample) -> bool:
 def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
     for name in ("prompt", "response", "weight_versions", "group", "cached"):
         setattr(row, name, getattr(sample, name))
+    row.engine, row.status = sample.engine or row.engine, sample.status or row.status
     row.reward = row.reward if sample.reward is None else sample.reward
     row.behavior = sample.behavior if row.behavior is None else row.behavior
     row.kept = sample.kept if row.kept is None else row.kept

@@ -8,6 +8,7 @@ Keys of a line (lists have one entry per response token; None is a missing log-p
     ref_log_probs, token_weight_versions                lists, optional
     rollout_topk_log_probs, topk_log_probs              lists of K each, optional: see ``readers/topk.py``
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
+    engine (or another of ENGINES in ``readers/samples.py``), status, data_parallel_rank    optional
 
 Lines of one rollout are neighbours. Where a rollout's number comes back later in the file, those lines are
 read as a rollout of their own and reported.

@@ -40,6 +40,10 @@ FIELDS: dict[str, tuple[torch.dtype, float, tuple[str, ...]]] = {
     "tail": (torch.float32, torch.nan, ()),
 }
 ALWAYS = ("behavior", "proximal", "mask")  # those of FIELDS that every rollout has
+# Keys of a sample or of its metadata that name the engine that sampled it. slime and vime record no engine,
+# miles one for agents (session_server_id); a custom generate function can.
+ENGINES = ("engine", "engine_id", "engine_url", "worker_id", "worker_url", "server_url", "session_server_id")
+ENGINE_RANK = "dp_rank"  # data-parallel rank inside an engine: SGLang's meta_info["dp_rank"]
 
 
 @dataclass
@@ -70,6 +74,8 @@ class DumpedSample:
     group: int | None = None
     step: int | None = None
     cached: int | None = None  # tokens of the prompt
+    rank: int | None = None  # data-parallel, of the trainer
+    engine: str = ""
     prompt: str = ""
     response: str = ""
     weight_versions: Sequence[str] = ()
@@ -100,11 +106,13 @@ def sample_of(found: Mapping[str, Any], position: int, step: int | None = None) 
         trainer_head=found.get("topk_log_probs"),
         routed=first(found, "rollout_routed_experts", "routed_experts"),
         index=whole_number(found.get("index")),
-        status=cut(text(found.get("status"))),
+        status=cut(text(found.get("status"))) or ("truncated" if found.get("truncated") == 1 else ""),
         prompt_length=int(first(found, "prompt_length", default=total - length)),
         reward=number(first(found, "local_raw_reward", "reward", "rewards")),
         group=whole_number(found.get("group_index")),
         cached=whole_number((found.get("prefix_cache_info") or {}).get("cached_tokens")),
+        rank=whole_number(found.get("data_parallel_rank")),
+        engine=engine_of(found),
         prompt=text(found.get("prompt")),
         response=text(found.get("response")),
         weight_versions=versions_of(found.get("weight_versions")),
@@ -115,6 +123,22 @@ def sample_of(found: Mapping[str, Any], position: int, step: int | None = None) 
 def first(found: Mapping[str, Any], *names: str, default: Any = None) -> Any:
     """The value of the first of the names that is there and not null."""
     return next((found[name] for name in names if found.get(name) is not None), default)
+
+
+def engine_of(found: Mapping[str, Any]) -> str:
+    """The name of the engine that sampled a sample, with the rank inside it; empty where none was recorded.
+
+    >>> engine_of({"metadata": {"engine_url": "http://node3:15000", "dp_rank": 1}}), engine_of({})
+    ('http://node3:15000 dp 1', '')
+    """
+    metadata = found.get("metadata")
+    places = (found, metadata if isinstance(metadata, Mapping) else {})
+    engine, rank = (_label([first(place, *names) for place in places]) for names in (ENGINES, (ENGINE_RANK,)))
+    return f"{engine} dp {rank}".strip() if rank else engine
+
+
+def _label(values: Sequence[Any]) -> str:
+    return next((cut(value) for value in values if isinstance(value, (str, Integral))), "")
 
 
 @dataclass
@@ -162,6 +186,9 @@ def assemble(
         groups=_all([row.group for row in sound]),
         steps=_all([row.step for row in sound]),
         cached=_all([row.cached for row in sound]),
+        ranks=_all([row.rank for row in sound]),
+        engines=tuple(row.engine for row in sound) if any(row.engine for row in sound) else None,
+        statuses=tuple(row.status for row in sound),
         prompts=[row.prompt for row in sound],
         responses=[row.response for row in sound],
         left_out=len(rows) - len(sound),
