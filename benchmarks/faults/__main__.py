@@ -5,6 +5,8 @@ python -m benchmarks.faults figures --out DIR                         # what det
 python -m benchmarks.faults table                                     # what is named
 python -m benchmarks.faults toy --out DIR --only NAME [--seed N]      # in a toy transformer: a folder
 python -m benchmarks.faults threads                                   # eight public threads, rebuilt
+python -m benchmarks.faults mechanism --out DIR --only NAME [--seed N] # one of judge's faults: a folder
+python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults by mechanism: what is said
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults import figures, real
+from benchmarks.faults import figures, judge, real
 from benchmarks.faults.cases import FAULTS, HEALTHY, THREADS, healthy
+from benchmarks.faults.mechanisms import CASES, Runs
 from benchmarks.faults.world import World, write
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.request import Request
@@ -29,21 +32,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["real", "figures", "table", "toy", "threads"])
+    parser.add_argument("what", choices=list(COMMANDS))
     parser.add_argument("--out", type=Path, default=Path("runs/faults"))
-    parser.add_argument("--only", action="append", choices=[*real.NAMES, *FAULTS, HEALTHY])
+    parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    made = {
-        "real": lambda: real.make(given.out, given.only, given.seed),
-        "figures": lambda: figures.write(given.out),
-        "table": figures.table,
-        "toy": lambda: toy(given.out, given.only or list(FAULTS), given.seed or 0),
-        "threads": threads,
-    }
-    print(made[given.what]())
+    print(COMMANDS[given.what](given))
     return 0
+
+
+def mechanisms(out: Path, names: list[str], seed: int) -> str:
+    """Writes the dumps of faults by mechanism; returns how to look at them."""
+    runs = Runs(seed)
+    folders = [runs.write(name, out / f"{name}_{seed}") for name in names]
+    return "\n".join(f"slime-ext analyze {folder}" for folder in folders)
 
 
 def toy(out: Path, names: list[str], seed: int) -> str:
@@ -77,6 +81,18 @@ def threads() -> str:
             f"| {link} | {seen} | {rebuilt} | {said or f'{looked}{document.total.absolute:.2g} nats'} |"
         )
     return "\n".join(lines)
+
+
+COMMANDS = {
+    "real": lambda given: real.make(given.out, given.only, given.seed),
+    "figures": lambda given: figures.write(given.out),
+    "table": lambda given: figures.table(),
+    "toy": lambda given: toy(given.out, given.only or list(FAULTS), given.seed or 0),
+    "threads": lambda given: threads(),
+    "mechanism": lambda given: mechanisms(given.out, given.only or list(CASES), given.seed or 0),
+    "judge": lambda given: judge.judge(given.only, given.seed, given.jobs),
+}
+NAMES = sorted({*real.NAMES, *FAULTS, *CASES, HEALTHY})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,31 +31,67 @@ class Turn:
     reward: float = 0.0
     advantage: float = 0.0
     dropped: bool = False
+    status: str = "completed"
+    rank: int = 0  # data-parallel, of the trainer
+    engine: str = ""  # that sampled it, where the generate function writes that down
+    version: str = ""  # that the engine reports instead of ``versions``: a string at will
+    told_reward: float | None = None  # that reaches the trainer, if not ``reward``
+    advantages: Tensor | None = None  # by token, if not ``advantage`` at all of them
 
 
 def write_rollout(folder: Path, world, rollout_id: int, turns: list[Turn]) -> None:
     """The two files of a rollout."""
     kept = [(i, turn) for i, turn in enumerate(turns) if not turn.dropped]
-    rows = [_sample(world, i, turn) for i, turn in enumerate(turns)]
+    rows = [_sample(world, rollout_id, i, turn) for i, turn in enumerate(turns)]
     _save(folder / f"rollout_data/{rollout_id}.pt", {"rollout_id": rollout_id, "samples": rows})
-    shard = {
-        "rank": 0,
-        "data_parallel_rank": 0,
-        "sample_indices": [i for i, _ in kept],
-        "partition": [i for i, _ in kept],
-        "micro_batch_indices": [list(range(len(kept)))],
-        "num_microbatches": [1],
-        "global_batch_sizes": [len(kept)],
-    }
+    if world.evaluates:
+        name = folder / f"rollout_data/eval_{rollout_id}.pt"
+        _save(name, {"rollout_id": rollout_id, "samples": rows[:4]})
     train = {
         "format_version": FORMAT_VERSION,
         "rollout_id": rollout_id,
         "rank": 0,
-        "samples": [_trained(i, turn) for i, turn in kept],
-        "dp_shards": [shard],
-        "raw_reward": [turn.reward for turn in turns],
+        "samples": [_trained(rollout_id, len(turns), i, turn) for i, turn in kept],
+        "dp_shards": [_shard(rank, rollout_id, turns) for rank in sorted({turn.rank for turn in turns})],
+        "raw_reward": [told(turn) for turn in turns],
     }
     _save(folder / f"train_data/{rollout_id}.pt", train)
+
+
+def _shard(rank: int, rollout_id: int, turns: list[Turn]) -> dict:
+    mine = [i for i, turn in enumerate(turns) if turn.rank == rank and not turn.dropped]
+    return {
+        "rank": rank,
+        "data_parallel_rank": rank,
+        "sample_indices": [rollout_id * len(turns) + i for i in mine],
+        "partition": mine,
+        "micro_batch_indices": [list(range(len(mine)))],
+        "num_microbatches": [1],
+        "global_batch_sizes": [sum(not turn.dropped for turn in turns)],
+    }
+
+
+def told(turn: Turn) -> float:
+    """The reward that reaches the trainer."""
+    return turn.reward if turn.told_reward is None else turn.told_reward
+
+
+def write_arguments(folder: Path, world) -> None:
+    """The flags of the run, as far as they bear on its dumps."""
+    found = {
+        "advantage_estimator": "grpo",
+        "n_samples_per_prompt": 4,
+        "grpo_std_normalization": True,
+        "rewards_normalization": True,
+        "rollout_temperature": world.score_temperature or 1.0,
+        "rollout_top_p": world.top_p if world.replays == "trainer" else 1.0,
+        "rollout_top_k": -1,
+        "rollout_max_response_len": world.length,
+        "rollout_batch_size": world.samples // 4,
+        "num_experts": world.shape.experts or None,
+        "vocab_size": world.shape.vocabulary,
+    }
+    (folder / "args.json").write_text(json.dumps(found))
 
 
 def _save(path: Path, content: dict) -> None:
@@ -62,12 +99,14 @@ def _save(path: Path, content: dict) -> None:
     torch.save(content, path)
 
 
-def _sample(world, i: int, turn: Turn) -> dict:
+def _sample(world, rollout_id: int, i: int, turn: Turn) -> dict:
     """As ``Sample.to_dict`` of slime writes it."""
-    own = [str(v) for v in turn.versions.tolist()]
-    row = {
-        "group_index": i // 4,
-        "index": i,
+    own = [turn.version or str(v) for v in turn.versions.tolist()]
+    nothing = dict.fromkeys(("label", "generate_function_path", "train_metadata", "session_id"))
+    row = nothing | {
+        "group_index": (rollout_id * world.samples + i) // 4,
+        "index": rollout_id * world.samples + i,
+        "rollout_id": rollout_id,
         "prompt": _text(world, turn.prompt),
         "tokens": torch.cat([turn.prompt, turn.tokens]).tolist(),
         "response": _text(world, turn.tokens),
@@ -76,8 +115,10 @@ def _sample(world, i: int, turn: Turn) -> dict:
         "loss_mask": turn.mask.int().tolist(),
         "weight_versions": list(dict.fromkeys(own)) if world.versions else [],
         "rollout_log_probs": turn.behavior.tolist(),
-        "status": "aborted" if turn.dropped else "completed",
-        "metadata": {},
+        "status": "aborted" if turn.dropped else turn.status,
+        "metadata": {"engine": turn.engine} if turn.engine else {},
+        "remove_sample": False,
+        "non_generation_time": 0.0,
         "prefix_cache_info": {"cached_tokens": turn.cached, "total_prompt_tokens": len(turn.prompt)},
     }
     if world.switch:
@@ -97,21 +138,28 @@ def _text(world, ids: Tensor) -> str:
     return world.text.decode(ids) if world.text else " ".join(map(str, ids.tolist()))
 
 
-def _trained(i: int, turn: Turn) -> dict:
+def _trained(rollout_id: int, samples: int, i: int, turn: Turn) -> dict:
     size = len(turn.tokens)
+    uniform = torch.full((size,), turn.advantage)
+    advantages = uniform if turn.advantages is None else turn.advantages
     row = {
-        "data_parallel_rank": 0,
-        "sample_index": i,
+        "data_parallel_rank": turn.rank,
+        "sample_index": rollout_id * samples + i,
         "rollout_position": i,
         "tokens": torch.cat([turn.prompt, turn.tokens]),
         "response_lengths": size,
         "total_lengths": size + len(turn.prompt),
-        "rewards": turn.reward,
+        "rewards": turn.advantage,  # slime's, normalised by group
+        "truncated": int(turn.status == "truncated"),
         "loss_masks": turn.mask.int(),
+        "rollout_ids": rollout_id,
+        "rollout_mask_sums": turn.mask.sum().float(),
         "rollout_log_probs": turn.behavior,
         "log_probs": turn.proximal,
-        "advantages": torch.full((size,), turn.advantage),
-        "local_raw_reward": turn.reward,
+        "kl": torch.zeros(size),
+        "advantages": advantages,
+        "returns": advantages,
+        "local_raw_reward": told(turn),
     }
     more = {"ref_log_probs": turn.reference, "entropy": turn.entropy, "routed_experts": turn.routed}
     return row | {key: values for key, values in more.items() if values is not None}

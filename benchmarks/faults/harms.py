@@ -94,7 +94,7 @@ def interleaved(folder: Path, writers: int = 2) -> None:
         content = torch.load(path, weights_only=True)
         sampled = torch.load(folder / "rollout_data" / path.name, weights_only=True)["samples"]
         for i, row in enumerate(content["samples"]):
-            line = {"rollout_id": content["rollout_id"], "reward": row["rewards"]}
+            line = {"rollout_id": content["rollout_id"], "reward": row["local_raw_reward"]}
             line |= {
                 key: row[key].tolist() for key in ("rollout_log_probs", "log_probs", "advantages", "tokens")
             }

@@ -49,6 +49,11 @@ class How:
         bits: of the weights, with one scale for ``group`` columns of a row (0: all); 0 bits for no rounding.
         eps: layer -> added to the mean square in its norms, instead of the shape's.
         native: products of matrices run in ``dtype``; else their results are rounded to it.
+        window: positions that a query sees, itself included (0: all).
+        stretch: by which rotary positions are divided, as a scaling of the context does.
+        soft_cap: of the logits, cap * tanh(z / cap) (0: none).
+        phantoms: entries of logit 0 beyond the vocabulary that the log-softmax counts in.
+        dropout: share of the outputs of attention and MLP that are zeroed; the others are scaled up.
     """
 
     dtype: torch.dtype = FP32
@@ -59,6 +64,11 @@ class How:
     group: int = 0
     eps: dict[int, float] = field(default_factory=dict)
     native: bool = False
+    window: int = 0
+    stretch: float = 1.0
+    soft_cap: float = 0.0
+    phantoms: float = 0.0
+    dropout: float = 0.0
 
 
 def random(shape: Shape, generator: torch.Generator) -> Weights:
@@ -162,33 +172,41 @@ class Model:
         the N positions whose logits are wanted."""
         cache = cache if cache is not None else Cache()
         begin = cache.length
+        draws = torch.Generator().manual_seed(int(tokens.sum())) if self.how.dropout else None
         x = self._rounded(weights["model.embed_tokens.weight"][tokens].float())
         turn = self._rotary(begin, tokens.shape[1])
         experts, layers = [], []
         for i in range(self.shape.layers):
             w = _Layer(weights, f"model.layers.{i}.")
             eps = self.how.eps.get(i, self.shape.eps)
-            x = self._rounded(
-                x + self._attention(w, i, norm(x, w["input_layernorm"], eps), turn, cache, begin)
-            )
+            out = self._attention(w, i, norm(x, w["input_layernorm"], eps), turn, cache, begin)
+            x = self._rounded(x + self._dropped(out, draws))
             h = self._rounded(norm(x, w["post_attention_layernorm"], eps))
             mine = None if forced is None else forced[:, :, i]
             out, chosen = self._experts(w, h, mine) if self.shape.experts else (self._dense(w, h), None)
-            x = self._rounded(x + out)
+            x = self._rounded(x + self._dropped(out, draws))
             layers.append(x)
             experts.append(chosen)
         head = norm(x[:, since:], weights["model.norm.weight"], self.shape.eps)
         tied = weights["model.embed_tokens.weight"]
         logits = times(self._rounded(head), weights.get("lm_head.weight", tied))
+        if cap := self.how.soft_cap:
+            logits = cap * (logits / cap).tanh()
         return Seen(logits, torch.stack(experts, 2) if self.shape.experts else None, layers)
 
     def _rounded(self, x: Tensor) -> Tensor:
         return x if self.how.dtype == FP32 else x.to(self.how.dtype).float()
 
+    def _dropped(self, x: Tensor, draws: torch.Generator | None) -> Tensor:
+        if draws is None:
+            return x
+        kept = torch.rand(x.shape, generator=draws) >= self.how.dropout
+        return x * kept / (1 - self.how.dropout)
+
     def _rotary(self, begin: int, count: int) -> tuple[Tensor, Tensor]:
         half = self.shape.head // 2
         rate = self.shape.theta ** (-torch.arange(half) / half)
-        angle = torch.outer(torch.arange(begin, begin + count).float(), rate)
+        angle = torch.outer(torch.arange(begin, begin + count) / self.how.stretch, rate)
         both = torch.cat([angle, angle], -1)[:, None]
         return both.cos(), both.sin()
 
@@ -211,10 +229,11 @@ class Model:
         return heads if weight is None else norm(heads, weight, self.shape.eps)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
-        exact = attend(q, k, v, begin)
+        exact = attend(q, k, v, begin, self.how.window)
         if self.how.cache == FP32:
             return exact
-        coarse = attend(q, k.to(self.how.cache).float(), v.to(self.how.cache).float(), begin)
+        k, v = (x.to(self.how.cache).float() for x in (k, v))
+        coarse = attend(q, k, v, begin, self.how.window)
         late = torch.arange(begin, begin + q.shape[1]) >= self.how.cache_from
         return torch.where(late[:, None], coarse, exact)
 
@@ -254,6 +273,14 @@ def times(x: Tensor, w: Tensor) -> Tensor:
     return (x.to(w.dtype) @ w.T).float()
 
 
+def log_softmax(logits: Tensor, how: How) -> Tensor:
+    """Log-probs [.., V], as this arithmetic normalises them."""
+    if not how.phantoms:
+        return logits.log_softmax(-1)
+    beyond = torch.full_like(logits[..., :1], how.phantoms).log()
+    return logits - torch.cat([logits, beyond], -1).logsumexp(-1, keepdim=True)
+
+
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean x^2 + eps) * weight."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
@@ -265,12 +292,14 @@ def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
-    """Causal attention of queries that follow ``begin`` others, [B, N, heads * size]."""
+def attend(q: Tensor, k: Tensor, v: Tensor, begin: int, window: int = 0) -> Tensor:
+    """Causal attention of queries that follow ``begin`` others, [B, N, heads * size], over the ``window``
+    last positions (0: over all)."""
     batch, count, heads, size = q.shape
     q = q.view(batch, count, k.shape[2], heads // k.shape[2], size)
     scores = torch.einsum("bnghd,bmgd->bghnm", q, k) / size**0.5
-    if count > 1:
-        later = torch.arange(k.shape[1]) > torch.arange(begin, begin + count)[:, None]
-        scores = scores.masked_fill(later, -torch.inf)
+    if count > 1 or window:
+        ago = torch.arange(begin, begin + count)[:, None] - torch.arange(k.shape[1])
+        unseen = (ago < 0) | (ago >= window) if window else ago < 0
+        scores = scores.masked_fill(unseen, -torch.inf)
     return torch.einsum("bghnm,bmgd->bnghd", scores.softmax(-1), v).reshape(batch, count, heads * size)

@@ -16,8 +16,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from benchmarks.faults.dump import Turn, write_layers, write_rollout
-from benchmarks.faults.model import BF16, Cache, How, Model, Shape, Weights, random, stored
+from benchmarks.faults.dump import Turn, told, write_arguments, write_layers, write_rollout
+from benchmarks.faults.model import (
+    BF16,
+    Cache,
+    How,
+    Model,
+    Shape,
+    Weights,
+    log_softmax,
+    random,
+    stored,
+)
 
 GROUP = 4  # answers to one prompt
 TOOL = 6  # tokens of a tool's answer
@@ -63,6 +73,18 @@ class World:
         reference: the train dump holds log-probs of the first policy.
         routes: both sides' experts are in the dump; ``replays_routes``: the trainer takes the sampler's;
             ``layer_dumps``: both sides' layer outputs are.
+        trains: whether a weight of this name is trained.
+        processor: of the sampler's logits, before its temperature; ``races``: share of the tokens whose
+            log-prob is taken from the logits of the step after.
+        told: the prompts that the engine sees, of those that the trainer has.
+        holds: what the engine has after a push, of what it should have.
+        engines, astray: how many engines there are, to which samples go in turn (0: nobody writes it down);
+            those that have other weights in a rollout, and the version that they report ("": the right one).
+        handed: what code does to the samples of a rollout on their way to the trainer.
+        packs: samples that the trainer scores as one sequence, all of which they see (0: each alone).
+        ranks, stale_rank: data-parallel ranks of the trainer; one that takes no more steps from a rollout on.
+        scored: what code does to what the trainer computed; ``credited``: to rewards and advantages.
+        evaluates: dumps of evaluations lie between those of training; ``arguments``: so do the flags.
     """
 
     seed: int = 0
@@ -103,6 +125,21 @@ class World:
     versions: bool = True
     noise: float = 0.0
     text: Text | None = None
+    trains: Callable[[str], bool] = lambda name: True
+    processor: Callable[[Tensor, _Rows], Tensor] | None = None
+    races: float = 0.0
+    told: Callable[[Tensor], Tensor] | None = None
+    holds: Callable[[_Run], Weights] | None = None
+    engines: int = 0
+    astray: Callable[[_Run], dict[int, tuple[Weights, str]]] | None = None
+    handed: Callable[[list[Turn], _Run], None] | None = None
+    packs: int = 0
+    ranks: int = 1
+    stale_rank: tuple[int, int] | None = None
+    scored: Callable[[list[Turn], _Run], None] | None = None
+    credited: Callable[[list[Turn], _Run], None] | None = None
+    evaluates: bool = False
+    arguments: bool = False
     harm: Callable[[Path], None] = lambda folder: None
 
 
@@ -119,6 +156,15 @@ NOT_SAMPLING = {
     "entropy": False,
     "layer_dumps": False,
     "versions": False,
+    "trains": None,
+    "handed": None,
+    "packs": 0,
+    "ranks": 0,
+    "stale_rank": None,
+    "scored": None,
+    "credited": None,
+    "evaluates": False,
+    "arguments": False,
     "harm": None,
 }
 
@@ -133,6 +179,11 @@ class _Run:
     number: int = 0
     version: int = 1
     moments: dict = field(default_factory=dict)
+
+    @property
+    def draws(self) -> torch.Generator:
+        """For what happens to a rollout after it was sampled."""
+        return torch.Generator().manual_seed(1000 * self.world.seed + self.number)
 
     @property
     def mine(self) -> Weights:
@@ -156,14 +207,23 @@ def write(world: World, folder: Path, history: Any = None, memo: dict | None = N
         if key not in run.memo:
             run.memo[key] = [turn for part in _sampled(run) for turn in part]
         turns = deepcopy(run.memo[key])
+        if world.handed:
+            world.handed(turns, run)
         scored = _scored(run, turns)
         if world.layer_dumps and not r:
             _dump_layers(run, turns, folder)
         write_rollout(folder, world, world.first + r, turns)
         if len(history) == r + 1 < world.rollouts:
             history.append(_learn(run, scored))
+    if world.arguments:
+        write_arguments(folder, world)
     world.harm(folder)
     return folder
+
+
+def resampled(run: _Run, prompts: Tensor) -> list[Turn]:
+    """Other answers to the same prompts."""
+    return _batch(replace(run, generator=run.draws), prompts)
 
 
 def _push(run: _Run, r: int) -> None:
@@ -181,15 +241,17 @@ def _push(run: _Run, r: int) -> None:
             k: w * (1 + world.noise * r * torch.randn(w.shape, generator=run.generator))
             for k, w in run.history[r].items()
         }
+    if world.holds:
+        run.engine = dict(world.holds(run))
     if r:
         run.version += 1
 
 
 def _learn(run: _Run, scored: Callable[[Weights], Tensor]) -> Weights:
     """The trainer's weights after a step of Adam."""
-    weights = {k: w.clone().requires_grad_() for k, w in run.mine.items()}
-    gradient = torch.autograd.grad(scored(weights), list(weights.values()))
-    found = {}
+    found = dict(run.mine)
+    weights = {k: w.clone().requires_grad_() for k, w in run.mine.items() if run.world.trains(k)}
+    gradient = torch.autograd.grad(scored(found | weights), list(weights.values()))
     for (name, w), g in zip(weights.items(), gradient, strict=True):
         mean, square, count = run.moments.get(name, (torch.zeros_like(g), torch.zeros_like(g), 0))
         mean, square, count = 0.9 * mean + 0.1 * g, 0.95 * square + 0.05 * g.square(), count + 1
@@ -217,10 +279,25 @@ def _sampled(run: _Run) -> Iterator[list[Turn]]:
         if half < len(prompts):
             yield _batch(run, prompts[half:])
     else:
-        turns = _batch(run, prompts)
+        turns = _of_engines(run, prompts)
         for i, turn in enumerate(turns):  # all but the first of a group find its prompt in the cache
             turn.cached = len(turn.prompt) - 1 if i % GROUP else 0
         yield turns
+
+
+def _of_engines(run: _Run, prompts: Tensor) -> list[Turn]:
+    """Responses of several engines, of which some may have other weights."""
+    world = run.world
+    turns = _batch(run, prompts)
+    astray = world.astray(run) if world.astray else {}
+    for engine, (weights, version) in astray.items():
+        others = _batch(replace(run, engine=weights), prompts)
+        for i in range(engine, len(turns), world.engines or 1):
+            turns[i] = others[i]
+            turns[i].version = version
+    for i, turn in enumerate(turns if world.engines else ()):
+        turn.engine = f"http://10.0.0.{2 + i % world.engines}:30000"
+    return turns
 
 
 def _batch(
@@ -230,6 +307,7 @@ def _batch(
     keys and values of the prompts, which are taken from a cache."""
     world = run.world
     model, weights = Model(world.shape, world.engine), stored(run.engine, world.engine)
+    own, prompts = prompts, world.told(prompts) if world.told else prompts
     current, cache = before or weights, Cache()
     rows = _Rows(world, run.generator)
     begins = _turn_begins(world)
@@ -264,7 +342,7 @@ def _batch(
     old = world.length // 3 if before else 0
     cached = 0 if prefix is None else prompts.shape[1] - 1
     return [
-        rows.turn(i, prompts[i], n, None if experts is None else experts[i], (run.version, old), cached)
+        rows.turn(i, own[i], n, None if experts is None else experts[i], (run.version, old), cached)
         for i, n in enumerate(rows.lengths())
     ]
 
@@ -288,6 +366,8 @@ class _Rows:
     def add(self, logits: Tensor, is_tool: bool) -> Tensor:
         """Draws the next token of each response, [B, 1]."""
         world = self.world
+        if world.processor:
+            logits = world.processor(logits, self)
         if world.penalty:
             seen = torch.zeros_like(logits)
             for token in self.tokens:
@@ -298,6 +378,10 @@ class _Rows:
         recorded = drawn
         if world.recorded_temperature is not None:
             recorded = (logits / world.recorded_temperature).log_softmax(-1)
+        if world.races and self.tokens:
+            raced = torch.rand(len(drawn), 1, generator=self.generator) < world.races
+            late = drawn.gather(1, self.tokens[-1])
+            self.log_probs[-1] = torch.where(raced, late, self.log_probs[-1])
         token = torch.multinomial(drawn.exp(), 1, generator=self.generator)
         log_prob = recorded.gather(1, token)
         if is_tool:
@@ -338,8 +422,13 @@ class _Rows:
             kept=torch.stack([k[i] for k in self.kept[:length]]),
             versions=torch.tensor([version - 1] * min(old, length) + [version] * max(length - old, 0)),
             cached=cached,
+            status=self._status(tokens),
             experts=None if experts is None else experts[: len(prompt) + length - 1],
         )
+
+    def _status(self, tokens: Tensor) -> str:
+        end = self.world.text.end if self.world.text else None
+        return "completed" if end is None or int(tokens[-1]) == end else "truncated"
 
 
 def truncated(logits: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -356,15 +445,19 @@ def truncated(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 def _scored(run: _Run, turns: list[Turn]) -> Callable[[Weights], Tensor]:
     """Fills in what the trainer computes of the samples; returns its loss as a function of its weights."""
     world = run.world
-    for turn in turns if world.spoil else ():
-        world.spoil(turn)
+    for i, turn in enumerate(turns):
+        turn.rank = i % world.ranks
+        if world.spoil:
+            world.spoil(turn)
     for turn, found in zip(turns, _told_by(run, turns, run.number), strict=True):
         turn.proximal, turn.routed, entropy = found
         turn.entropy = entropy if world.entropy else None
-    if world.reference:
-        for turn, (own, *_) in zip(turns, _told_by(run, turns, 0), strict=True):
-            turn.reference = own
+    _told_by_others(run, turns)
+    if world.scored:
+        world.scored(turns, run)
     _reward(turns, world)
+    if world.credited:
+        world.credited(turns, run)
     count = sum(int(turn.mask.sum()) for turn in turns)
 
     def loss(weights: Weights) -> Tensor:
@@ -374,10 +467,24 @@ def _scored(run: _Run, turns: list[Turn]) -> Callable[[Weights], Tensor]:
     return loss
 
 
+def _told_by_others(run: _Run, turns: list[Turn]) -> None:
+    """Fills in what a rank of the trainer that is behind computes, and the first policy."""
+    world = run.world
+    if world.stale_rank and run.number > world.stale_rank[1]:
+        for turn, (own, *_) in zip(turns, _told_by(run, turns, world.stale_rank[1]), strict=True):
+            turn.proximal = own if turn.rank == world.stale_rank[0] else turn.proximal
+    if world.reference:
+        for turn, (own, *_) in zip(turns, _told_by(run, turns, 0), strict=True):
+            turn.reference = own
+
+
 def _told_by(run: _Run, turns: list[Turn], number: int) -> list[tuple[Tensor, Tensor | None, Tensor]]:
     """Log-probs, experts and entropies of each sample under the trainer's weights before a rollout."""
     world = run.world
-    sides = (world.trainer, world.score_temperature, world.replays, world.replays_routes, world.routes)
+    sides = (
+        *(world.trainer, world.score_temperature, world.replays, world.replays_routes, world.routes),
+        *(world.packs, [turn.experts.sum().item() for turn in turns if world.replays_routes]),
+    )
     ids = tuple(tuple(turn.prompt.tolist() + turn.tokens.tolist()) for turn in turns)
     key = (repr(sides), number, ids)
     if key not in run.memo:
@@ -393,24 +500,47 @@ def _log_probs(
     world: World, turns: list[Turn], weights: Weights
 ) -> Iterator[tuple[Turn, Tensor, Tensor, Tensor | None]]:
     """Each sample with its log-probs over the vocabulary [R, V], those of its tokens [R], and its experts."""
+    held = stored(weights, world.trainer) if world.trainer.dtype == BF16 else weights
+    for turn, logits, experts in _passes(world, turns, held):
+        logits = logits / (world.score_temperature or 1.0)
+        if world.replays == "trainer":
+            logits = logits.masked_fill(~turn.kept & turn.mask[:, None], -torch.inf)
+        table = log_softmax(logits, world.trainer)
+        yield turn, table, table.gather(1, turn.tokens[:, None])[:, 0], experts
+
+
+def _passes(
+    world: World, turns: list[Turn], weights: Weights
+) -> Iterator[tuple[Turn, Tensor, Tensor | None]]:
+    """Each sample with its logits [R, V] and its experts."""
+    model = Model(world.shape, world.trainer)
+    if world.packs:
+        for begin in range(0, len(turns), world.packs):
+            yield from _packed(model, turns[begin : begin + world.packs], weights)
+        return
     ids = [torch.cat([turn.prompt, turn.tokens]) for turn in turns]
     padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    held = stored(weights, world.trainer) if world.trainer.dtype == BF16 else weights
     forced = None
     if world.replays_routes:
         forced = torch.nn.utils.rnn.pad_sequence([turn.experts for turn in turns], batch_first=True)
     since = min(len(turn.prompt) for turn in turns) - 1
-    seen = Model(world.shape, world.trainer)(held, padded[:, :-1], forced=forced, since=since)
+    seen = model(weights, padded[:, :-1], forced=forced, since=since)
     for i, turn in enumerate(turns):
         size = len(ids[i]) - 1
-        logits = seen.logits[i, len(turn.prompt) - 1 - since : size - since] / (
-            world.score_temperature or 1.0
-        )
-        if world.replays == "trainer":
-            logits = logits.masked_fill(~turn.kept & turn.mask[:, None], -torch.inf)
-        table = logits.log_softmax(-1)
-        experts = seen.experts[i, :size] if world.routes else None
-        yield turn, table, table.gather(1, turn.tokens[:, None])[:, 0], experts
+        logits = seen.logits[i, len(turn.prompt) - 1 - since : size - since]
+        yield turn, logits, seen.experts[i, :size] if world.routes else None
+
+
+def _packed(
+    model: Model, turns: list[Turn], weights: Weights
+) -> Iterator[tuple[Turn, Tensor, Tensor | None]]:
+    """The same of samples that are one sequence."""
+    ids = torch.cat([torch.cat([turn.prompt, turn.tokens]) for turn in turns])
+    logits, begin = model(weights, ids[None]).logits[0], 0
+    for turn in turns:
+        begin += len(turn.prompt)
+        yield turn, logits[begin - 1 : begin - 1 + len(turn.tokens)], None
+        begin += len(turn.tokens)
 
 
 def _reward(turns: list[Turn], world: World) -> None:
@@ -418,9 +548,14 @@ def _reward(turns: list[Turn], world: World) -> None:
         turn.reward = world.text.reward(turn) if world.text else _even(turn, world)
         turn.dropped = len(turn.tokens) > world.most
     for group in range(0, len(turns), GROUP):
-        rewards = torch.tensor([t.reward for t in turns[group : group + GROUP]])
-        for turn, reward in zip(turns[group : group + GROUP], rewards, strict=True):
-            turn.advantage = float((reward - rewards.mean()) / (rewards.std() + 1e-6))
+        credit(turns[group : group + GROUP])
+
+
+def credit(turns: list[Turn]) -> None:
+    """The advantages of a group by slime's GRPO, from the rewards that reach the trainer."""
+    rewards = torch.tensor([told(turn) for turn in turns])
+    for turn, reward in zip(turns, rewards, strict=True):
+        turn.advantage = float((reward - rewards.mean()) / (rewards.std() + 1e-6))
 
 
 def _even(turn: Turn, world: World) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from benchmarks.faults import judge
 from benchmarks.faults.__main__ import analysed
 from benchmarks.faults.cases import ALSO, FAULTS, healthy
+from benchmarks.faults.mechanisms import CASES, Runs
 from benchmarks.faults.model import Cache, Model, Shape, random
 from slime_ext.tools.analysis.findings import DETECTORS
 
@@ -69,3 +72,85 @@ def test_nothing_is_found_in_healthy_runs_of_other_seeds():
     for number in range(100, 108):
         findings = analysed(healthy(number)).findings
         assert [finding.name for finding in findings if finding.severity != "note"] == [], number
+
+
+def test_every_mechanism_says_what_it_is():
+    assert len(CASES) >= 45
+    assert sum("#" in case.source for case in CASES.values()) >= 15
+    for name, case in CASES.items():
+        assert case.mechanism.endswith("."), name
+        assert 1 <= len(case.right) <= 3, name
+
+
+def of_dump(folder, kind, rollout=0):
+    return torch.load(folder / kind / f"{rollout}.pt", weights_only=True)["samples"]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Small runs of one seed, so that a test takes a second."""
+    return Runs(0, most_rollouts=2)
+
+
+def test_a_dump_holds_what_slime_writes(runs, tmp_path):
+    folder = runs.write("end_zero", tmp_path)
+    (sampled, *_), (trained, *_) = of_dump(folder, "rollout_data"), of_dump(folder, "train_data")
+    real = {
+        "group_index",
+        "index",
+        "rollout_id",
+        "weight_versions",
+        "status",
+        "metadata",
+        "prefix_cache_info",
+    }
+    assert real <= sampled.keys()
+    assert {"data_parallel_rank", "truncated", "rewards", "local_raw_reward", "returns"} <= trained.keys()
+    assert {row["data_parallel_rank"] for row in of_dump(folder, "train_data")} == {0, 1, 2, 3}
+    ended = [row["tokens"][-1] == 0 for row in of_dump(folder, "rollout_data")]
+    assert ended == [row["status"] == "completed" for row in of_dump(folder, "rollout_data")]
+    assert any(ended) and not all(ended)
+
+
+def test_advantages_follow_from_rewards_by_group_unless_that_is_the_fault(runs, tmp_path):
+    for name, sign in (("end_zero", 1), ("flipped_sign", -1)):
+        rows = of_dump(runs.write(name, tmp_path / name), "train_data")
+        for begin in range(0, len(rows), 4):
+            rewards = [row["local_raw_reward"] for row in rows[begin : begin + 4]]
+            mean = sum(rewards) / 4
+            deviation = (sum((r - mean) ** 2 for r in rewards) / 3) ** 0.5 + 1e-6
+            for row, reward in zip(rows[begin : begin + 4], rewards, strict=True):
+                assert row["advantages"][0].item() == pytest.approx(sign * (reward - mean) / deviation)
+
+
+def test_a_run_says_the_same_whatever_was_written_before(tmp_path):
+    one, other = Runs(1, most_rollouts=2), Runs(1, most_rollouts=2)
+    other.write("presence_penalty", tmp_path / "before")
+    for name in ("swapped", "retried"):
+        mine, theirs = one.write(name, tmp_path / "one" / name), other.write(name, tmp_path / "other" / name)
+        for a, b in zip(of_dump(mine, "train_data"), of_dump(theirs, "train_data"), strict=True):
+            assert torch.equal(a["rollout_log_probs"], b["rollout_log_probs"])
+
+
+def finding(name, *others, severity="error"):
+    return SimpleNamespace(name=name, or_else=others, is_fault=severity != "note")
+
+
+@pytest.mark.parametrize(
+    ("findings", "k3", "wanted"),
+    [
+        ((), 1e-4, "silent"),
+        ((), 0.1, "silent beside k3"),
+        ((finding("unexplained"),), 0.1, "cause open"),
+        ((finding("penalties"),), 0.1, "named"),
+        ((finding("quantised"),), 0.1, "misnamed"),
+        ((finding("quantised", "penalties"),), 0.1, "one of three"),
+        ((finding("quantised", "penalties", "layer", "temperature"),), 0.1, "misnamed"),
+        ((finding("penalties"), finding("quantised")), 0.1, "another beside it"),
+        ((finding("penalties"), finding("quantised", "layer")), 0.1, "named"),
+        ((finding("penalties", severity="note"),), 0.1, "silent beside k3"),
+    ],
+)
+def test_a_verdict(findings, k3, wanted):
+    said = SimpleNamespace(findings=findings, total=SimpleNamespace(k3=k3))
+    assert judge.verdict("presence_penalty", said) == wanted
