@@ -14,6 +14,7 @@ from textwrap import dedent, indent
 ROOT = Path(__file__).parents[1]
 CONSOLE = re.compile(r"^>>> .*\n(?:(?:>>> |\.\.\. |\S).*\n)*", re.M)  # doctests stand at the margin here
 CODE = re.compile(r"(?<=\n\n)    .*\n(?:(?:    .*)?\n)*", re.M)
+PICTURE = re.compile(r"^(!\[[^\]]*\]\(img/(\w+))\.png\)$", re.M)
 LANGUAGES = {  # how a block of code begins
     r">>> ": "pycon",
     r"(from|import|class|def|check_\w+\() *": "python",
@@ -24,11 +25,14 @@ LANGUAGES = {  # how a block of code begins
 
 
 def page(text: str) -> str:
-    """A page's text with its code in fences, for colours, and links that leave docs/ as words."""
+    """A page's text with its code in fences, for colours, and links that leave docs/ as words.
+
+    Pictures get their dark variants.
+    """
     text = CONSOLE.sub(
         lambda found: "\n" + re.sub("^", "    ", found[0].rstrip("\n"), flags=re.M) + "\n\n", text
     )
-    text = CODE.sub(_fenced, text)
+    text = PICTURE.sub(_in_both_palettes, CODE.sub(_fenced, text))
     return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:examples|configs|benchmarks)/[^)]*\)", r"`\1`", text)
 
 
@@ -38,6 +42,14 @@ def _fenced(found: re.Match[str]) -> str:
         return found[0]
     language = next((name for begin, name in LANGUAGES.items() if re.match(begin, code)), "text")
     return indent(f"```{language}\n{code}```\n\n", " " * 4 * found[0].startswith(" " * 8))  # 8: in a list
+
+
+def _in_both_palettes(found: re.Match[str]) -> str:
+    """A picture that has a dark variant, NAME_dark.png, as two pictures of which the theme shows one."""
+    start, name = found.groups()
+    if not (ROOT / f"docs/img/{name}_dark.png").exists():
+        return found[0]
+    return f"{start}.png#only-light)\n{start}_dark.png#only-dark)"
 
 
 def main(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.evidence.sentences``: three sentences of docs/what_each_method_does.md against runs.
+"""``python -m benchmarks.evidence.sentences``: four sentences of benchmarks/fidelity/RESULTS.md against runs.
 
 Plain torch, nothing of slime_ext: a softmax policy over 8 tokens with one row of logits per last token learns
 by sampled policy gradient (SGD), from a sampler whose logits are off by 0.15 for the whole run (*stale*). The

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from rich.progress import track
 
-from benchmarks.fidelity import exact, page
+from benchmarks.fidelity import exact, page, picture
 from slime_ext import presets
 from slime_ext.config.files import read_mapping
+from slime_ext.core.correction import Correction
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 from slime_ext.tools.commands.output import PlainConsole, console
@@ -21,7 +22,7 @@ USER_ERROR = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the tables of the named presets, or with ``--page`` the page of all methods; 2 for a mistake."""
+    """Prints the tables of the named presets, prints RESULTS.md or draws the figures; 2 for a mistake."""
     given = _parser().parse_args(argv)
     try:
         _print(given)
@@ -32,29 +33,40 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(given: argparse.Namespace) -> None:
-    for name in given.preset:
-        presets.find(name)  # raises at a mistake before any table is computed
-    files = [(file, read_mapping(file)) for file in given.config]
-    if given.page and (given.preset or files):
-        raise ConfigError(
-            "--page: expected no preset and no --config beside it, got some: the page has its own list of "
-            "methods"
-        )
     torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other
     errors = console(stderr=True)
     shown = functools.partial(
         track, description="", transient=True, console=errors, disable=not errors.is_terminal
     )
-    if given.page:
-        print(page.page(seed=given.seed, under_way=shown), end="")
+    if given.results or given.figures:
+        _print_all(given, shown)
         return
-    chosen = {name: presets.get(name) for name in given.preset}
+    for table in exact.tables(_chosen(given), given.seed, shown):
+        PlainConsole(highlight=False, width=80).print(table)
+
+
+def _print_all(given: argparse.Namespace, shown: Callable[[list], Iterable]) -> None:
+    """Prints RESULTS.md, draws the figures, or both."""
+    if given.preset or given.config:
+        flag = "--results" if given.results else "--figures"
+        raise ConfigError(
+            f"{flag}: expected no preset and no --config beside it, got some: it has its own list of methods"
+        )
+    if given.results:
+        print(page.results(seed=given.seed, under_way=shown), end="")
+    if given.figures:
+        picture.write(shown)
+
+
+def _chosen(given: argparse.Namespace) -> dict[str, Correction]:
+    """Returns the presets and files that are named; raises at a mistake before any table is computed."""
+    chosen = {name: presets.find(name).correction for name in given.preset}
+    files = [(file, read_mapping(file)) for file in given.config]
     chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
     for name, correction in chosen.items():
         if correction.needs_ages:
             raise ConfigError(f"{name}: expected no max_staleness, got one: nothing has an age here")
-    for table in exact.tables(chosen, given.seed, shown):
-        PlainConsole(highlight=False, width=80).print(table)
+    return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,7 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         "--config", action="append", default=[], metavar="FILE", help="a correction of your own, a file"
     )
     parser.add_argument(
-        "--page", action="store_true", help="docs/what_each_method_does.md, with long responses; minutes"
+        "--results", action="store_true", help="print RESULTS.md, with long responses; takes minutes"
+    )
+    parser.add_argument(
+        "--figures", action="store_true", help="draw the figures of docs/what_each_method_does.md"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random policies")
     return parser

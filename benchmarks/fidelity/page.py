@@ -1,4 +1,4 @@
-"""``python -m benchmarks.fidelity --page``: docs/what_each_method_does.md, every number computed, and the
+"""``python -m benchmarks.fidelity --results``: benchmarks/fidelity/RESULTS.md, every number computed, and the
 sentences that follow from them by rule."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEW = 50  # responses that carry a mean; of fewer neither it nor its standard er
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of one method."""
+    """Everything computed for one method."""
 
     correction: Correction
     exact: Mapping[str, Sequence[Fidelity]]  # mismatch of ``exact`` -> one for each seed
@@ -47,30 +47,36 @@ class Row:
 
 
 def methods(vocabulary: int) -> dict[str, Correction]:
-    """The page's methods; score centering over one token, two, and the whole vocabulary."""
+    """Names the corrections that are compared; score centering over one token, two, and all tokens."""
     plain = Correction("target", Reinforce(), (Reweight("sequence"),))
     named = {name: presets.get(name) for name in NAMES}
     return named | {PRODUCT: plain} | centerings((1, 2, vocabulary), vocabulary)
 
 
-def page(
+def drawn(seeds: Sequence[int] = SEEDS) -> dict[str, list[World]]:
+    """Draws the worlds of the short laboratory, one for each mismatch and seed."""
+    return {
+        name: [World.of(name, seed) for seed in seeds] for name in exact.MISMATCHES if name != "on-policy"
+    }
+
+
+def results(
     lengths: Mapping[int, int] | None = None,
     seed: int = 0,
     under_way: Callable[[list], Iterable] = iter,
     seeds: Sequence[int] = SEEDS,
 ) -> str:
-    """The whole page as Markdown.
+    """Returns RESULTS.md.
 
     Args:
         lengths: tokens of a response -> responses; those of ``markov`` by default.
         seed: of the long laboratory's policies and responses.
-        under_way: shows how far it is.
+        under_way: wraps the list of methods to show progress.
         seeds: of the short laboratory's worlds.
     """
     lengths = lengths or markov.LENGTHS
     short, long = methods(exact.VOCABULARY), methods(markov.VOCABULARY)
-    names = [name for name in exact.MISMATCHES if name != "on-policy"]
-    worlds = {name: [World.of(name, one) for one in seeds] for name in names}
+    worlds = drawn(seeds)
     chains = {
         (mismatch, length): Chain.of(spread, length, responses, seed)
         for (mismatch, spread), (length, responses) in product(markov.MISMATCHES.items(), lengths.items())
@@ -96,39 +102,62 @@ def page(
     return "\n".join(parts)
 
 
-INTRODUCTION = """# What each method does, exactly
+def short_rows(
+    worlds: Mapping[str, Sequence[World]], under_way: Callable[[list], Iterable] = iter
+) -> dict[str, Row]:
+    """Evaluates in the short laboratory what the figures show: methods that need no pairs of samples."""
+    chosen = {
+        name: correction
+        for name, correction in methods(exact.VOCABULARY).items()
+        if not correction.is_coupled and not _is_centering(name)
+    }
+    return {
+        name: Row(
+            chosen[name], {world: _exact(chosen[name], of_world) for world, of_world in worlds.items()}, {}
+        )
+        for name in under_way(list(chosen))
+    }
 
-Bias, variance and direction of the gradient that a method makes of off-policy samples, on policies small
-enough to know the true one. This page is the output of one command; the last section holds the output of
-another:
 
-    python -m benchmarks.fidelity --page > docs/what_each_method_does.md
+INTRODUCTION = """# Bias and variance of every correction
 
-There are two laboratories. The *short* one has 3 tokens, 4 steps, and advantages that are any number for
-each of the 81 responses. All are added up, so a world's numbers have no error. But one world is one draw:
-each is drawn {seeds} times, and a cell shows the mean over them, with the smallest and the largest. The
-*long* one is a Markov policy over 8 tokens with responses of {lengths} tokens, whose reward is a sum over
-tokens. It is one draw (seed {seed}), its true gradient is exact, and a method's mean is sampled with control
-variates and printed with its standard error.
+The numbers behind [docs/what_each_method_does.md](../../docs/what_each_method_does.md), which says what follows
+from them. One command prints this page, another one what its last section holds:
 
-Bias is relative to the norm of the true gradient: 0 is unbiased, 1 as far off as no gradient at all. Cosine
-is with the true gradient. Variance is of one response's estimate, in the long laboratory relative to the
-squared norm of the true gradient. Kept is the part of the tokens that stays. `metrics_only` corrects
-nothing; the formulas of the others: [corrections.md](corrections.md).
+    python -m benchmarks.fidelity --results > benchmarks/fidelity/RESULTS.md
+
+The policies are small enough to know the true gradient. There are two laboratories:
+
+- The *short* one has 3 tokens and 4 steps, and each of the 81 responses has an advantage drawn at random. All 81
+  are added up, so the numbers of a world have no error. A world is one draw, and another draw has other numbers:
+  each is drawn {seeds} times, and a cell shows the mean over the draws with the smallest and the largest.
+- The *long* one is a Markov policy over 8 tokens, with responses of {lengths} tokens whose reward is a sum over
+  tokens. It is drawn once (seed {seed}). Its true gradient is exact. The mean of a method is sampled, with control
+  variates, and printed with its standard error.
+
+| column | what it is |
+|---|---|
+| bias | norm of the estimate's mean minus the true gradient, over the norm of the true gradient: 0 is unbiased, 1 is as wrong as no gradient |
+| cosine | between the estimate's mean and the true gradient |
+| variance | of the estimate from one response; in the long laboratory over the squared norm of the true gradient |
+| kept | share of the tokens that are not rejected |
+
+`metrics_only` corrects nothing. The formulas of the others: [corrections.md](../../docs/corrections.md).
 
 What this is not: a language model, or a run. Bounds made for thousands of tokens and a large vocabulary act
-differently on 8 tokens. The long chain forgets its past within a few tokens and its reward is a sum, so
-what token weights leave out, the prefix, costs little there. In the short one, the bias that they leave is
-its price. A method with another aim than the gradient of this reward (`delightful`, every trust region) is
-not worse for missing it.
-"""
+differently on 8 tokens. The long chain forgets its past within a few tokens, and its reward is a sum, so token
+weights lose little there by leaving out the prefix. In the short laboratory that is where their bias comes from.
+Some methods (`delightful`, every trust region) do not aim at the gradient of this reward. They are not worse for
+missing it.
+"""  # noqa: E501
 
 IN_RUNS = """
 ## In runs
 
-Does a bias show in a run? Each sentence was written down before its eight seeds were run (settings: commit ea9842a),
-in plain torch without this package: 60 steps of SGD on 64 responses, from a sampler that is stale throughout. Eight
-other seeds had been looked at before (`--pilot`), with the same answers. The gain is of the exact expected reward.
+Does a bias show in a run? Each sentence was written down before its eight seeds were run (settings: commit ea9842a).
+The runs use plain torch without this package: 60 steps of SGD on 64 responses, from a sampler that is stale
+throughout. Eight other seeds had been looked at before (`--pilot`), with the same answers. The gain is that of the
+exact expected reward.
 
     python -m benchmarks.evidence.sentences
 
@@ -140,8 +169,8 @@ other seeds had been looked at before (`--pilot`), with the same answers. The ga
 | Beside token weights capped at 2 centering adds nothing | token, centered 5.683, token 5.683 | +0.000 ± 0.000 | - | says nothing: no ratio reached 2 (largest 1.56), so both are one estimator |
 
 A bias of 0.24 whose direction is right (cosine 0.98) cost these runs nothing that eight seeds show. Losing the
-gradient cost everything: sequence weights are nearly all below 1 at 1,024 tokens, and with SGD the steps shrink with
-them. The tables say what a method does to the gradient; whether a run notices is another question.
+gradient cost everything: at 1,024 tokens nearly all sequence weights are below 1, and with SGD the steps shrink with
+them. The tables say what a method does to the gradient. Whether a run notices is another question.
 """  # noqa: E501
 
 
@@ -200,9 +229,9 @@ def _distances(worlds: Mapping[str, Sequence[World]], chains: Mapping[tuple[str,
             off = f"{markov.MISMATCHES[name]:g}"
             cells.append([f"long, {name}", off, f"{chain.k3:.2g}", f"{float(chain.ratios.max()):.3g}"])
     text = """
-Off is how far the sampler's logits are off, in standard deviations. k3 is nats per token, the mean over the
-worlds with the smallest and the largest. Where the largest ratio is below 2, no cap of 2 ever acts: every
-method that differs from `token_tis` in its bounds alone is `token_tis` there.
+Off: how far the sampler's logits are off, in standard deviations. k3: nats per token, the mean over the
+worlds with the smallest and the largest. Where the largest ratio is below 2, a cap of 2 never acts. A method
+that differs from `token_tis` only in its bounds is `token_tis` there.
 """
     return _table("How far apart the policies are", ["world", "off", "k3", "largest ratio"], cells) + text
 
@@ -228,7 +257,7 @@ def _exact_table(rows: Mapping[str, Row]) -> str:
         if not _is_centering(name)
     ]
     title = "Four steps, nothing sampled"
-    text = "\n`m2` and `p3o` couple samples: one world each, as pairs of responses.\n"
+    text = "\n`m2` and `p3o` couple samples, so they are evaluated on pairs of responses, in one world.\n"
     return _table(title, ["bias / cosine / variance / kept", *worlds], cells) + text
 
 
@@ -291,8 +320,8 @@ def _compared(rows: Mapping[str, Row], worlds: Mapping[str, Sequence[World]]) ->
         if name != NONE and not _is_centering(name)
     ]
     text = f"""
-By the sign test over the worlds, two-sided, p below {SURE}. A smaller bias is no better run: variance, what
-is kept, and the step size count as well (last section).
+Two methods are told apart if the sign test over the worlds has p below {SURE}, two-sided. A smaller bias
+does not make a better run: variance, the tokens kept and the step size count as well (last section).
 """
     return _table("What follows: the bias", ["method", *shown], cells, column="---") + text
 
@@ -317,10 +346,10 @@ def _centering_table(seeds: Sequence[int]) -> str:
             ]
         )
     text = """
-Over all tokens a constant advantage moves nothing in the mean, so what centering takes away is what a
-baseline that is off puts in. A token weight rho that no bound cuts does the same without a head: the
-sampler's mean of rho times the score is the trainer's mean of the score, which is 0. There centering adds
-nothing; it acts where f is 1, or where a bound acts.
+Centered over all tokens, a constant that is added to every advantage moves nothing in the mean: centering
+removes what a wrong baseline adds. A token weight rho without a bound does the same without a head, because
+the sampler's mean of rho times the score is the trainer's mean of the score, which is 0. So centering acts
+only where f is 1 or where a bound acts.
 """
     title = "Score centering, four steps, nothing sampled"
     return _table(title, ["bias / variance", *worlds], cells) + text
@@ -345,9 +374,9 @@ def _sampled_table(rows: Mapping[str, Row], mismatch: str, lengths: Mapping[int,
             )
         cells.append([", ".join(map(_code, names)), *said])
     columns = ["bias ± error / cosine / variance / kept", *(f"{length:,}" for length in lengths)]
-    text = """
-Methods in one row are one estimator in this world: nothing here tells them apart. "Carried by": the effective
-number of responses, where it is small; neither the mean nor its error can be trusted there.
+    text = f"""
+Methods in one row are one estimator in this world: nothing tells them apart here. "Carried by" is the
+effective number of responses, shown where it is below {FEW}. Do not trust the mean or its error there.
 """
     return _table(f"Markov policy, {mismatch}, by response length", columns, cells) + text
 
@@ -356,8 +385,8 @@ def _products(chains: Mapping[tuple[str, int], Chain]) -> str:
     found = [f"{chain.ess_of_products:.2g} ({mismatch}, {n:,})" for (mismatch, n), chain in chains.items()]
     return (
         "\nEffective sample size of the uncapped product of ratios, exact, as a part of the responses: "
-        f"{', '.join(found)}. It is unbiased at every length. Where that part of all responses is a few, a "
-        "sample no longer shows it, and its standard error is too small as well.\n"
+        f"{', '.join(found)}. The product is unbiased at every length. Where the effective sample is only a "
+        "few responses, a sample does not show that, and its standard error is too small.\n"
     )
 
 

@@ -219,7 +219,7 @@ def test_an_estimate_of_two_sequences_is_compared_as_one_of_one():
     ("words", "said"),
     [
         (["token_ti"], "did you mean 'token_tis'?"),
-        (["--page", "token_tis"], "--page: expected no preset and no --config beside it, got some"),
+        (["--results", "token_tis"], "--results: expected no preset and no --config beside it, got some"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
     ids=str,

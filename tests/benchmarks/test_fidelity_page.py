@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.fidelity import markov, page
+from benchmarks.fidelity import markov, page, picture
 from benchmarks.fidelity.exact import Fidelity, World
 from benchmarks.fidelity.markov import Chain, evaluate
 from benchmarks.fidelity.page import Row, against
@@ -89,7 +91,7 @@ def test_steps_that_couple_samples_are_steps_of_their_own():
 
 def test_the_page_has_every_method_and_reads_nothing_but_numbers_of_this_run():
     chosen = (0, 1, 4, 12, 14, -1)
-    text = page.page({4: 128}, under_way=lambda pairs: [pairs[i] for i in chosen], seeds=(0, 1))
+    text = page.results({4: 128}, under_way=lambda pairs: [pairs[i] for i in chosen], seeds=(0, 1))
     for title in (
         "How far apart",
         "Four steps",
@@ -155,3 +157,52 @@ def test_the_sign_test_counts_coins():
                 abs(2 * sum(coins) - n) >= abs(2 * wins - n) for coins in itertools.product((0, 1), repeat=n)
             ]
             assert page.sign_test(wins, n - wins) == pytest.approx(sum(as_uneven) / 2**n)
+
+
+ROOT = Path(__file__).parents[2]
+RESULTS = (ROOT / "benchmarks/fidelity/RESULTS.md").read_text()
+
+
+def test_the_committed_results_are_those_of_this_code():
+    """A few rows of the exact table and of the comparison; a change of any step would show in them."""
+    worlds = {name: drawn for name, drawn in page.drawn().items() if name in picture.WORLDS}
+    names = (page.NONE, page.TOKEN, "icepop", "seq_is")
+    rows = page.short_rows(worlds, lambda _: names)
+    for name in names:
+        (line,) = re.findall(rf"^\| `{name}` \| (.*/.*) \|$", section("Four steps"), re.M)
+        cells = dict(zip(("mismatch", "stale", "stale + drift", "far"), line.split(" | "), strict=True))
+        for world in worlds:
+            assert cells[world].startswith(page._ranged(rows[name].biases(world)) + " / ")
+    said = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section("What follows"), re.M))
+    for name in names[1:]:
+        for world, cell in zip(worlds, said[name].split(" | "), strict=True):
+            assert against(page.NONE, rows[name], rows[page.NONE], world) in cell
+    assert picture.side_of(rows, "seq_is", "far") == "smaller"
+    assert picture.side_of(rows, page.NONE, "far") == "larger"
+    assert picture.side_of(rows, "icepop", "stale") == "same"
+
+
+def section(title):
+    start = RESULTS.index(f"\n## {title}")
+    return RESULTS[start : RESULTS.index("\n## ", start + 1)]
+
+
+NUMBER = re.compile(r"(?<![\w.])(?:\d+\.\d+|\d+ of \d+)(?![\w.])")
+
+
+def test_every_number_of_the_page_is_in_the_results():
+    """Numbers with decimals, and counts of draws or seeds. The evidence has those of other runs."""
+    text = (ROOT / "docs/what_each_method_does.md").read_text()
+    text = re.sub(r"about 0\.001|about 0\.25|weights 0\.45|p below 0\.05", "", text)
+    assert {*NUMBER.findall(text)} - {"0.0007"} <= {*NUMBER.findall(RESULTS)}  # 0.00066 there
+
+
+def test_the_figures_are_drawn_for_both_palettes(tmp_path, monkeypatch):
+    worlds = {name: drawn for name, drawn in page.drawn(range(2)).items() if name in picture.WORLDS}
+    monkeypatch.setattr(page, "drawn", lambda: worlds)
+    picture.write(folder=tmp_path)
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {path.name for path in (ROOT / "docs/img").glob("fidelity_*.png")}
+    assert set(picture.LABELS) == set(picture.WORLDS) and all(
+        set(named) <= {*page.NAMES, page.PRODUCT} for named in picture.LABELS.values()
+    )
