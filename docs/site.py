@@ -14,6 +14,9 @@ from textwrap import dedent, indent
 ROOT = Path(__file__).parents[1]
 CONSOLE = re.compile(r"^>>> .*\n(?:(?:>>> |\.\.\. |\S).*\n)*", re.M)  # doctests stand at the margin here
 CODE = re.compile(r"(?<=\n\n)    .*\n(?:(?:    .*)?\n)*", re.M)
+OUTSIDE = re.compile(
+    r"\[[^\]]+\]\((?:\.\./)?((?:examples|configs|benchmarks|tests)/[^)]*)\)"
+)  # a link that leaves docs/
 PICTURE = re.compile(r"^(!\[[^\]]*\]\(img/(\w+))\.png\)$", re.M)
 LANGUAGES = {  # how a block of code begins
     r">>> ": "pycon",
@@ -25,7 +28,7 @@ LANGUAGES = {  # how a block of code begins
 
 
 def page(text: str) -> str:
-    """A page's text with its code in fences, for colours, and links that leave docs/ as words.
+    """A page's text with its code in fences, for colours, and links that leave docs/ as paths.
 
     Pictures get their dark variants.
     """
@@ -33,7 +36,7 @@ def page(text: str) -> str:
         lambda found: "\n" + re.sub("^", "    ", found[0].rstrip("\n"), flags=re.M) + "\n\n", text
     )
     text = PICTURE.sub(_in_both_palettes, CODE.sub(_fenced, text))
-    return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:examples|configs|benchmarks)/[^)]*\)", r"`\1`", text)
+    return OUTSIDE.sub(lambda link: f"`{link[1]}`", text)
 
 
 def _fenced(found: re.Match[str]) -> str:
