@@ -4,7 +4,7 @@
 
 A line of JSON per run goes to OUT/faults.jsonl as it ends; a fault
 that is there already is not run again. The status is 1 where something did not go as FAULTS says. The table
-of what was found is in docs/slime.md.
+of what was found is in tests/downstream/RESULTS.md.
 """
 
 from __future__ import annotations
