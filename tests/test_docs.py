@@ -30,7 +30,9 @@ RESULTS = [
     path for room in ("benchmarks", "tests") for path in sorted((DOCS.parent / room).rglob("RESULTS.md"))
 ]
 FIRST = DOCS / "token_tis.md"
-CORRECTIONS, CONFIGURATION = (DOCS / name for name in ("corrections.md", "configuration.md"))
+CORRECTIONS, CONFIGURATION, CONVERT = (
+    DOCS / name for name in ("corrections.md", "configuration.md", "convert.md")
+)
 # Sections of corrections.md that hold examples.
 SECTIONS = (
     "From REINFORCE to decoupled PPO",
@@ -128,12 +130,18 @@ def test_every_field_of_a_step_and_surrogate_is_there_with_its_default():
 
 
 def test_every_field_of_a_system_is_in_its_table():
-    text = CONFIGURATION.read_text()
-    for title in ("verl", "SkyRL", "fireworks", "slime_mis"):
-        keys, _ = CONVERTED[title.lower()]
-        start = re.search(rf"^### {title}", text, re.M).start()
-        own = text[start : text.find("\n### ", start + 1)]
-        assert not [key for key in keys if not re.search(rf"\b{key}\b", own)], title
+    names = {
+        "nemo_rl": "NeMo-RL",
+        "prime_rl": "prime-rl",
+        "open_instruct": "open-instruct",
+        "ms_swift": "ms-swift",
+    }
+    for name, (keys, _) in CONVERTED.items():
+        title = re.search(rf"^## {names.get(name, name)}$", CONVERT.read_text(), re.M | re.I)
+        assert title, name
+        own = section(CONVERT, title[0].removeprefix("## "))
+        missing = [key for key in keys if not re.search(rf"\b{key}\b", own)]
+        assert not missing, (name, missing)
 
 
 def test_the_yaml_of_the_documents_loads():

@@ -1,7 +1,7 @@
 """Other systems' configurations, read as they are: one mapping per system, from its block to our native keys.
 
 If a system's code and documentation differ, we follow the code. Settings that it silently ignores are
-refused. docs/configuration.md lists these readings.
+refused. docs/convert.md lists these readings.
 """
 
 from __future__ import annotations
