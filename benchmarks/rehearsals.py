@@ -6,7 +6,7 @@ each.
 
 HOSTS has the checkouts as folders (slime-624b824, slime-v0.3.1, miles-31f1ca9). A case is a line of
 OUT/results.jsonl as soon as it has ended; cases that have a line are not run again. --table prints the
-lines as the table of docs/rehearse.md and runs nothing.
+lines as the table of benchmarks/RESULTS.md and runs nothing.
 """
 
 from __future__ import annotations

@@ -176,12 +176,11 @@ SCRIPTS = [f for room in OURS for f in (DOCS.parent / room).rglob("*.py")]
 SOURCE = "\n".join(f.read_text() for f in SCRIPTS)
 
 
-OF_MEGATRON = {"--use-gated-attention", "--use-kitchen-attention"}  # a refusal in docs/rehearse.md names them
 
 
 def test_flags_that_a_document_names_are_there():
     for path in PAGES:
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", path.read_text())) - OF_MEGATRON
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", path.read_text()))
         dests = {flag: flag.removeprefix("--").replace("-", "_") for flag in named}
         unknown = [f for f, dest in dests.items() if not re.search(rf'{f}(?![\w-])|"{dest}"', SOURCE)]
         assert not unknown, path
