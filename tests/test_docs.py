@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import get_args, get_type_hints
 import yaml
 
 import slime_ext
+from benchmarks.faults import __main__ as faults
 from slime_ext import load_config, presets, steps, testing
 from slime_ext.config.load import KEYS, KNOWN_STEPS
 from slime_ext.core.losses import SURROGATES
@@ -29,7 +31,7 @@ PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
 RESULTS = [
     path for room in ("benchmarks", "tests") for path in sorted((DOCS.parent / room).rglob("RESULTS.md"))
 ]
-FIRST = DOCS / "token_tis.md"
+FIRST, SKILL = DOCS / "token_tis.md", DOCS.parent / "SKILL.md"
 CORRECTIONS, CONFIGURATION, CONVERT = (
     DOCS / name for name in ("corrections.md", "configuration.md", "convert.md")
 )
@@ -95,7 +97,7 @@ COMMAND = re.compile(r"(?:slime-ext|make|python|pip|bash|cd|git|HOSTS=\S+|PYTHON
 
 
 def test_a_command_is_copied_without_its_explanation():
-    for path in PAGES:
+    for path in (*PAGES, SKILL):
         explained = [line for b in blocks(path.read_text()) for line in b.splitlines() if COMMAND.match(line)]
         assert not explained, (path, explained)
 
@@ -155,7 +157,7 @@ def test_the_yaml_of_the_documents_loads():
 
 
 def test_links_between_files_hold():
-    for path in (*PAGES, *RESULTS):
+    for path in (*PAGES, *RESULTS, SKILL):
         targets = re.findall(r"\]\(([^):]+)\)", path.read_text())
         assert all((path.parent / target.split("#")[0]).exists() for target in targets), path
 
@@ -176,10 +178,8 @@ SCRIPTS = [f for room in OURS for f in (DOCS.parent / room).rglob("*.py")]
 SOURCE = "\n".join(f.read_text() for f in SCRIPTS)
 
 
-
-
 def test_flags_that_a_document_names_are_there():
-    for path in PAGES:
+    for path in (*PAGES, SKILL):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", path.read_text()))
         dests = {flag: flag.removeprefix("--").replace("-", "_") for flag in named}
         unknown = [f for f, dest in dests.items() if not re.search(rf'{f}(?![\w-])|"{dest}"', SOURCE)]
@@ -215,7 +215,7 @@ def blocks(text):
 
 def test_commands_that_a_document_names_are_there():
     targets = set(re.findall(r"^([a-z-]+):", (DOCS.parent / "Makefile").read_text(), re.M))
-    for path in (*PAGES, *RESULTS):
+    for path in (*PAGES, *RESULTS, SKILL):
         text = path.read_text()
         code = "\n".join([*blocks(text), *re.findall(r"`([^`\n]+)`", text)])
         assert set(re.findall(r"(?:^|/| )slime-ext ([a-z]+)", code)) <= cli.COMMANDS.keys(), path
@@ -260,3 +260,48 @@ def test_the_site_has_the_readme_first_and_its_links_hold(tmp_path):
         targets = re.findall(r"\]\(([^):]+)\)", path.read_text())
         assert all((tmp_path / target.split("#")[0]).exists() for target in targets), path
         assert ">>> " not in re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), path
+
+
+LAUNCH = (
+    "pkill -9 python\npython3 train.py --rollout-batch-size 32 --n-samples-per-prompt 8 {} --eps-clip 0.2\n"
+)
+FIELD = re.compile(r"`((?:resolved|error|recommendation)\.\w+)`")
+
+
+def test_the_commands_of_the_skill_run_and_print_the_fields_that_it_names(tmp_path, monkeypatch, capsys):
+    """Each runs once, on a launch without slime_ext and on dumps of a sampler that keeps its weights."""
+    monkeypatch.chdir(tmp_path)
+    text = SKILL.read_text()
+    assert re.fullmatch(r"name: slime-ext\ndescription: .+", text.split("---\n")[1].strip())
+    Path("run.sh").write_text(LAUNCH.format(""))
+    faults.toy(tmp_path, ["frozen_sampler"], 0)
+    Path("frozen_sampler_0").rename("DUMPS")
+    commands = [
+        line.split()[1:] for b in blocks(text) for line in b.splitlines() if line.startswith("slime-ext ")
+    ]
+    assert ["rehearse", "run.sh"] in commands  # needs a host: tests/cpu runs it
+    status, shown = {}, {}
+    for words in commands:
+        if words[0] != "rehearse":
+            status[" ".join(words)] = cli.main(words)
+            shown[words[0]] = capsys.readouterr().out
+    assert list(status.values()) == [0, 0, 1, 0]
+    checked, report = json.loads(shown["check"]), json.loads(Path("report.json").read_text())
+    assert checked["status"] == "unused" and checked["resolved"]["first"].split("\n")[0] in text
+    Path("run.sh").write_text(LAUNCH.format(checked["resolved"]["first"].split("\n")[0]))
+    assert cli.main(commands[0]) == 0 and json.loads(capsys.readouterr().out)["status"] == "ok"
+    Path("run.sh").write_text(LAUNCH.format("--use-tis --custom-tis-function-path slime_ext.tis.token_tiss"))
+    assert cli.main(commands[0]) == 1
+    refused = json.loads(capsys.readouterr().out)
+    assert refused["status"] == "error"
+    assert report["findings"][0]["name"] == "frozen_sampler" and not report["recommendation"]["is_made"]
+    known = {
+        "resolved": checked["resolved"],
+        "error": refused["error"],
+        "recommendation": report["recommendation"],
+    }
+    for name in FIELD.findall(text):
+        assert name.split(".")[1] in known[name.split(".")[0]], name
+    assert {"findings", "recommendation", "detectors", "skipped", "unread"} <= report.keys()
+    assert {"name", "severity", "title", "evidence", "fix", "or_else"} <= report["findings"][0].keys()
+    assert {"nothing", "could not look"} <= {detector["state"] for detector in report["detectors"]}
