@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 CONSOLE = re.compile(r"^>>> .*\n(?:(?:>>> |\.\.\. |\S).*\n)*", re.M)  # doctests stand at the margin here
 CODE = re.compile(r"(?<=\n\n)    .*\n(?:(?:    .*)?\n)*", re.M)
 OUTSIDE = re.compile(
-    r"\[[^\]]+\]\((?:\.\./)?((?:examples|configs|benchmarks|tests)/[^)]*)\)"
+    r"\[[^\]]+\]\((?:\.\./)?((?:examples|configs|benchmarks|tests)/[^)]*|SKILL\.md)\)"
 )  # a link that leaves docs/
 PICTURE = re.compile(r"^(!\[[^\]]*\]\(img/(\w+))\.png\)$", re.M)
 LANGUAGES = {  # how a block of code begins

@@ -73,6 +73,11 @@ def test_the_first_page_has_the_function_that_the_command_prints_and_its_calls_r
     assert test.examples and doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
 
+def test_the_example_of_the_readme_runs():
+    ran = doctest.testfile(str(DOCS.parent / "README.md"), module_relative=False)
+    assert ran.attempted and not ran.failed
+
+
 def test_every_public_name_is_in_the_reference():
     page = (DOCS / "reference.md").read_text()
     public = {*slime_ext.FILES, *steps.__all__, *testing.__all__} - {"PREFIX_STEPS", "STEPS", "samples"}

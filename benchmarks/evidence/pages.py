@@ -11,8 +11,7 @@ from benchmarks.evidence.settings import ROOT, Settings
 
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
 PACKAGE = "slime_ext/tools/analysis/evidence.yaml"
-README, CORRECTIONS, EVIDENCE, RESULTS = (
-    "README.md",
+CORRECTIONS, EVIDENCE, RESULTS = (
     "docs/corrections.md",
     "docs/evidence.md",
     "benchmarks/evidence/RESULTS.md",
@@ -25,7 +24,6 @@ def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
     (root / PACKAGE).write_text(pooled.text(found))
     on_a_host = [name for name, c in of.conditions.items() if of.panels[c.panels[0]].host]
     made = {
-        README: pooled.advice(found, names=on_a_host),
         CORRECTIONS: pooled.advice(found),
         EVIDENCE: pooled.advice(found, names=on_a_host, planned=True),
         RESULTS: f"{pooled.report(of, rows)}\n\n{table.text(of, rows)}",

@@ -587,7 +587,7 @@ def test_what_each_correction_would_have_done_is_the_mean_of_the_seeds_that_have
     assert list(table.effects([row("B", 3)])) == []
 
 
-PAGES = (pages.README, pages.CORRECTIONS, pages.EVIDENCE, pages.RESULTS)
+PAGES = (pages.CORRECTIONS, pages.EVIDENCE, pages.RESULTS)
 
 
 def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):
