@@ -103,9 +103,13 @@ RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
         (
             {"correction": {"preset": "icepop", "denominator": "kept"}},
             ConfigError,
-            "denominator: expected host",
+            "correction: expected no denominator: kept",
         ),
-        ({"correction": {"preset": "icepop", "group": "atomic"}}, ConfigError, "group: expected ignore"),
+        (
+            {"correction": {"preset": "icepop", "group": "atomic"}},
+            ConfigError,
+            "correction: expected no group",
+        ),
         ({"lengths": [3]}, DataError, r"loss: expected shape \[3\], the sum of lengths, got \[2\]"),
         ({"behavior": torch.zeros(2, 1)}, DataError, r"behavior: expected shape \[2\].* got \[2, 1\]"),
         ({"proximal": NAN}, NonFiniteError, "proximal: expected finite log-probs"),

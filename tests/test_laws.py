@@ -16,12 +16,15 @@ from slime_ext import presets
 from slime_ext.core.correction import Correction, HookInputs, Plan, apply
 from slime_ext.core.losses import Bounds
 from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.needs import Need
 from slime_ext.core.steps import Reject, Reweight, Truncate, Veto
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
 
-NAMES = st.sampled_from([name for name, p in presets.PRESETS.items() if not p.correction.is_coupled])
+NAMES = st.sampled_from(
+    [name for name, p in presets.PRESETS.items() if Need.WHOLE_STEP not in p.correction.needs]
+)
 SEEDS = st.integers(0, 2**32)
 REJECTIONS = (
     Reject("token", "ratio", low=0.9, high=1.1),

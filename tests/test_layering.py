@@ -33,7 +33,7 @@ FLOORS = {
         "__main__",
     ),
     "core/": (
-        "fields importing lazy_attributes state",
+        "fields importing lazy_attributes needs state",
         "losses steps",
         "scoped prefix_steps terms metrics",
         "centering idle",
@@ -71,6 +71,7 @@ FLOORS = {
 }
 MATHEMATICS = (
     "ops",
+    "core/needs",
     "core/state",
     "core/losses",
     "core/steps",

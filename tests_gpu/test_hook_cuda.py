@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from slime_ext import presets, tis
+from slime_ext.core.needs import Need
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls, column
 
@@ -78,7 +79,7 @@ def compare(name, dtype):
             loss, _, _ = correct(args, **call)
         specification = oracle.SPECS[name]
         expected = column(oracle.correct(specification, batch), "loss")
-        if presets.get(name).steps or presets.get(name).needs_target:
+        if presets.get(name).steps or Need.TARGET in presets.get(name).needs:
             torch.testing.assert_close(loss.detach().double().cpu(), expected, rtol=2e-5, atol=1e-5)
 
 

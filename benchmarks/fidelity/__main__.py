@@ -14,6 +14,7 @@ from benchmarks.fidelity import exact, page, picture
 from slime_ext import presets
 from slime_ext.config.files import read_mapping
 from slime_ext.core.correction import Correction
+from slime_ext.core.needs import ANY_AGE, Need, require
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 from slime_ext.tools.commands.output import PlainConsole, console
@@ -64,8 +65,7 @@ def _chosen(given: argparse.Namespace) -> dict[str, Correction]:
     files = [(file, read_mapping(file)) for file in given.config]
     chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
     for name, correction in chosen.items():
-        if correction.needs_ages:
-            raise ConfigError(f"{name}: expected no max_staleness, got one: nothing has an age here")
+        require(correction.needs, frozenset(Need) - ANY_AGE, name, "nothing has an age here")
     return chosen
 
 

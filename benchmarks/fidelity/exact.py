@@ -21,6 +21,7 @@ from slime_ext import presets
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Outcome, Tokens
 from slime_ext.core.losses import Bounds, Reinforce
+from slime_ext.core.needs import Need
 from slime_ext.core.state import Head, Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.ops import surrogates
@@ -147,7 +148,7 @@ def evaluate(correction: Correction, world: World, *, host_loss: HostLoss = ppo,
         host_loss: what the weights multiply where the correction's surrogate is ``host``.
         batch: sequences per optimizer step, 1 or 2; matters only to steps that couple samples.
     """
-    if batch == 1 and not correction.is_coupled:
+    if batch == 1 and Need.WHOLE_STEP not in correction.needs:
         estimates, weights, keep = _estimates(correction, world, range(len(TOKENS)), host_loss)
         probability = world.log_probs(world.behavior).sum(1).exp()
         return _summary(world, probability, estimates, weights, keep, 1)
@@ -246,7 +247,8 @@ def tables(
         seed: of the random policies.
         under_way: shows how far it is.
     """
-    presets_alone = {n: p.correction for n, p in presets.PRESETS.items() if not p.correction.is_coupled}
+    every = {name: preset.correction for name, preset in presets.PRESETS.items()}
+    presets_alone = {n: c for n, c in every.items() if Need.WHOLE_STEP not in c.needs}
     chosen = chosen or presets_alone | centerings((1, 2, VOCABULARY))
     worlds = {name: World.of(name, seed) for name in MISMATCHES}
     cells = {
@@ -269,6 +271,6 @@ def tables(
 
 
 def _cells(correction: Correction, world: World) -> list[str]:
-    f = evaluate(correction, world, batch=2 if correction.is_coupled else 1)
+    f = evaluate(correction, world, batch=2 if Need.WHOLE_STEP in correction.needs else 1)
     bias = f"{f.bias / f.true:.3f}" if f.bias / f.true > 1e-9 else "0"
     return [bias, f"{f.cosine:.3f}", f"{f.variance:.2f}", f"{f.ess:.2f}", f"{f.kept:.2f}"]

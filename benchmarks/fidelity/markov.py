@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.fidelity.exact import ppo
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
+from slime_ext.core.needs import Need
 from slime_ext.core.state import Head, Tokens
 from slime_ext.ops.segments import Segments
 
@@ -144,7 +145,7 @@ def evaluate(correction: Correction, chain: Chain) -> Sampled:
     slopes = torch.linalg.lstsq(*centered, driver="gelsd").solution
     mean, left = estimates.mean(0) - controls.mean(0) @ slopes, estimates - controls @ slopes
     # The responses of a coupled step depend on each other: its mean is one estimate.
-    scale = STEP if correction.is_coupled else 1
+    scale = STEP if Need.WHOLE_STEP in correction.needs else 1
     spread, noise = (x.view(-1, scale, x.shape[1]).mean(1).var(0).sum() * scale for x in (estimates, left))
     noise = noise / (len(estimates) - controls.shape[1])
     ess = weights.mean().square() / weights.square().mean().clamp_min(1e-300)

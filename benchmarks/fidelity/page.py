@@ -17,6 +17,7 @@ from benchmarks.fidelity.markov import Chain, Sampled
 from slime_ext import presets
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
+from slime_ext.core.needs import Need
 from slime_ext.core.steps import Reweight
 
 NONE, TOKEN = "metrics_only", "token_tis"
@@ -109,7 +110,7 @@ def short_rows(
     chosen = {
         name: correction
         for name, correction in methods(exact.VOCABULARY).items()
-        if not correction.is_coupled and not _is_centering(name)
+        if Need.WHOLE_STEP not in correction.needs and not _is_centering(name)
     }
     return {
         name: Row(
@@ -176,7 +177,7 @@ them. The tables say what a method does to the gradient. Whether a run notices i
 
 def _exact(correction: Correction, worlds: Sequence[World]) -> list[Fidelity]:
     """One for each world; a method that couples samples takes seconds a world and gets the first alone."""
-    if correction.is_coupled:
+    if Need.WHOLE_STEP in correction.needs:
         return [exact.evaluate(correction, worlds[0], batch=2)]
     return [exact.evaluate(correction, world) for world in worlds]
 

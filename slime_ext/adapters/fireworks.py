@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.adapters.seam import correction_named, naming, refuse, with_ppo
+from slime_ext.adapters.seam import correction_named, naming, with_ppo
 from slime_ext.config.flat import correct
-from slime_ext.errors import DataError
+from slime_ext.core.needs import Need, require
+from slime_ext.errors import ConfigError, DataError
 
+OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP})
 NAN = "the token would be left out in silence"
 NAMES = {  # of our tensors
     "behavior": "fireworks.loss: inf_logprobs",
@@ -65,16 +67,9 @@ def loss(
     starts = [prompt_len] * len(advantages) if isinstance(prompt_len, int) else list(prompt_len)
     where = "fireworks.loss"
     lengths = {len(advantages), len(starts), len(inf_logprobs), len(old_policy_logprobs)}
-    refuse(
-        [
-            (len(lengths) > 1, f"{where}: expected lists of one length, got {sorted(lengths)}"),
-            (found.group != "ignore", f"{where}: expected group ignore, got {found.group}: no groups here"),
-            (found.denominator != "host", f"{where}: expected denominator host, got kept: it sums"),
-            (found.needs_ages, f"{where}: expected no max_staleness, got one: samples carry no versions"),
-            (found.mask_scope != "policy", f"{where}: expected mask_scope policy, got all: no other terms"),
-            (found.center is not None, f"{where}: expected no center, got one: samples carry no head"),
-        ]
-    )
+    if len(lengths) > 1:
+        raise ConfigError(f"{where}: expected lists of one length, got {sorted(lengths)}")
+    require(found.needs, OFFERS, where, "samples carry no group, version or head, and the loss is a sum")
     acting = with_ppo(found, eps_clip, eps_clip if eps_clip_high is None else eps_clip_high)
 
     per_sample = _numbers("advantages", None, advantages, 0, len(advantages))

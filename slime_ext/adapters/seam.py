@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,11 @@ from slime_ext.config.flat import correct
 from slime_ext.config.load import OF_A_HOST, block_of, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Anchor, HostLoss, PpoClip
+from slime_ext.core.needs import Need
 from slime_ext.errors import ConfigError, DataError, SlimeExtError, warn_once
 
 KEY = "slime_ext"
+ONE_MICRO_BATCH = frozenset({Need.TARGET, Need.ADVANTAGES})  # what a loss of one micro-batch offers
 Rule = tuple[bool, str]  # whether it is broken, and the line that says so
 
 
@@ -101,21 +103,3 @@ def refuse(rules: Iterable[Rule]) -> None:
     for is_broken, line in rules:
         if is_broken:
             raise ConfigError(line)
-
-
-def alone(correction: Correction, where: str, why: str) -> list[Rule]:
-    """Rules for a seam that sees some samples of a step only, and returns a loss, no masks.
-
-    Args:
-        where: what names the correction, for errors.
-        why: what the seam sees.
-    """
-    needs: dict[str, Callable[[], bool]] = {
-        "step coupled over the optimizer step": lambda: correction.is_coupled,
-        "group": lambda: correction.group != "ignore",
-        "denominator: kept": lambda: correction.denominator != "host",
-        "mask_scope: all": lambda: correction.mask_scope != "policy",
-        "max_staleness": lambda: correction.needs_ages,
-        "center": lambda: correction.center is not None,
-    }
-    return [(is_so(), f"{where}: expected no {name}, got one: {why}") for name, is_so in needs.items()]

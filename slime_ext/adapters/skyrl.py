@@ -17,8 +17,16 @@ from typing import Any
 
 from torch import Tensor
 
-from slime_ext.adapters.seam import Rule, alone, correct_padded, correction_named, refuse, with_ppo
+from slime_ext.adapters.seam import (
+    ONE_MICRO_BATCH,
+    Rule,
+    correct_padded,
+    correction_named,
+    refuse,
+    with_ppo,
+)
 from slime_ext.core.correction import Correction
+from slime_ext.core.needs import require
 from slime_ext.errors import ConfigError, SlimeExtError
 
 NAME = "slime_ext"
@@ -97,7 +105,8 @@ def check(correction: Correction, config: Any) -> None:
             "generator.sampling_params.logprobs: expected 1, got none: the correction reads them",
         ),
     ]
-    refuse([*rules, *alone(correction, NAME, "SkyRL's loss sees one micro-batch and returns no masks")])
+    refuse(rules)
+    require(correction.needs, ONE_MICRO_BATCH, NAME, "SkyRL's loss sees one micro-batch and returns no masks")
     with_ppo(correction, algorithm.eps_clip_low, algorithm.eps_clip_high)  # it may refuse the steps
 
 

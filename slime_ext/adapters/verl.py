@@ -20,16 +20,21 @@ from typing import Any
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.adapters.seam import Rule, alone, correct_padded, correction_named, refuse, with_ppo
+from slime_ext.adapters.seam import ONE_MICRO_BATCH, correct_padded, correction_named, refuse, with_ppo
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import HostLoss
+from slime_ext.core.needs import Need, require
 from slime_ext.errors import ConfigError
 
 KEY = "slime_ext"
 WEIGHTS = f"algorithm.rollout_correction.{KEY}"
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
-LATER = f"verl computes weights before both exist; {LOSS}={KEY}.<preset> sees them"
+WEIGHTS_OFFER = frozenset({Need.WHOLE_STEP, Need.KEPT_COUNT, Need.MASKS})
+LOG_PROBS_ALONE = (
+    f"verl computes weights from rollout and proximal log-probs alone (a loss, {LOSS}={KEY}.<preset>, sees "
+    "the target's and advantages)"
+)
 NAMES = {"mask": "response_mask", "behavior": "rollout_log_probs", "proximal": "old_log_probs"}
 NAMES_OF_LOSS = {  # of the tensors of a policy loss; in bypass mode the rollout's log-probs are both
     "mask": "response_mask",
@@ -111,47 +116,46 @@ def check(config: Any) -> None:
     """
     block = config.algorithm.get("rollout_correction") or {}
     mode = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
-    rules: list[Rule] = []
-    if (named := block.get(KEY)) is not None:
-        rules += _of_weights(correction_named(named), block)
-    if mode.startswith(f"{KEY}."):
-        rules += _of_loss(presets.get(mode.partition(".")[2]), block)
-    if rules and not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
-        rules.append((True, f"{LOG_PROBS}: expected true, got false: the correction reads them"))
-    refuse(rules)
+    has_weights, has_loss = block.get(KEY) is not None, mode.startswith(f"{KEY}.")
+    if has_weights:
+        _check_weights(correction_named(block[KEY]), block)
+    if has_loss:
+        _check_loss(presets.get(mode.partition(".")[2]), block)
+    if (has_weights or has_loss) and not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
+        raise ConfigError(f"{LOG_PROBS}: expected true, got false: the correction reads them")
 
 
-def _of_weights(c: Correction, block: Any) -> list[Rule]:
-    own = [key for key in ("rollout_is", "rollout_rs") if block.get(key) is not None]
-    reads_later = c.needs_target or c.needs_advantages
-    halved = (c.mask_scope == "all") != (c.denominator == "kept")
-    unknown = c.group != "ignore" or c.needs_ages
+def _check_weights(correction: Correction, block: Any) -> None:
+    theirs = [key for key in ("rollout_is", "rollout_rs") if block.get(key) is not None]
     in_bypass = f"verl computes no weights then; {LOSS}={KEY}.<preset> is a loss"
-    return [
-        (bool(block.get("bypass_mode")), f"{BYPASS}: expected false beside {KEY}, got true: {in_bypass}"),
-        (bool(own), f"{WEIGHTS}: expected no {own} beside it, got them: verl would correct twice"),
-        (reads_later, f"{WEIGHTS}: expected numerator proximal and surrogate host, got others: {LATER}"),
-        (
-            halved,
-            f"{WEIGHTS}: expected mask_scope all with denominator kept, got one: verl divides by its mask",
-        ),
-        (unknown, f"{WEIGHTS}: expected no group and no max_staleness, got one: verl hands over neither"),
-    ]
+    refuse(
+        [
+            (bool(block.get("bypass_mode")), f"{BYPASS}: expected false beside {KEY}, got true: {in_bypass}"),
+            (bool(theirs), f"{WEIGHTS}: expected no {theirs} beside it, got them: verl would correct twice"),
+        ]
+    )
+    require(correction.needs, WEIGHTS_OFFER, WEIGHTS, LOG_PROBS_ALONE)
+    if (correction.mask_scope == "all") != (correction.denominator == "kept"):
+        raise ConfigError(
+            f"{WEIGHTS}: expected mask_scope all with denominator kept, got one: verl divides by its mask"
+        )
 
 
-def _of_loss(c: Correction, block: Any) -> list[Rule]:
-    is_one = c.numerator != "target" and bool(c.steps)
-    twice = isinstance(c.surrogate, HostLoss) and c.sets_weights
+def _check_loss(correction: Correction, block: Any) -> None:
+    is_proximal = correction.numerator != "target" and bool(correction.steps)
+    twice = isinstance(correction.surrogate, HostLoss) and correction.sets_weights
     without = f"verl's loss has no rollout log-probs then; +{WEIGHTS}=<preset> weights it"
-    return [
-        (not block.get("bypass_mode"), f"{BYPASS}: expected true beside {LOSS}, got false: {without}"),
-        (
-            is_one,
-            f"{LOSS}: expected numerator target, got proximal: in bypass mode it is the rollout's policy",
-        ),
-        (twice, f"{LOSS}: expected a surrogate, got host: the ratio would be counted twice"),
-        *alone(c, LOSS, "verl's loss sees one micro-batch and returns no masks"),
-    ]
+    refuse(
+        [
+            (not block.get("bypass_mode"), f"{BYPASS}: expected true beside {LOSS}, got false: {without}"),
+            (
+                is_proximal,
+                f"{LOSS}: expected numerator target, got proximal: in bypass mode it is the rollout's policy",
+            ),
+            (twice, f"{LOSS}: expected a surrogate, got host: the ratio would be counted twice"),
+        ]
+    )
+    require(correction.needs, ONE_MICRO_BATCH, LOSS, "verl's loss sees one micro-batch and returns no masks")
 
 
 def install() -> None:

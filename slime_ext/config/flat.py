@@ -16,10 +16,14 @@ from slime_ext.core.correction import Correction, HookInputs, apply
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.names import scalars
 from slime_ext.core.metrics.totals import reduce
+from slime_ext.core.needs import Need, require
 from slime_ext.core.state import Tokens, expect
 from slime_ext.errors import DataError, NonFiniteError
 from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import Segments
+
+OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP, Need.MASKS})
+NEEDS_A_HOST = "it needs a host: --custom-tis-function-path slime_ext.tis.correct"
 
 
 def correct(
@@ -92,13 +96,10 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
         "target": tokens.target,
         "advantages": tokens.advantages,
     }
-    needs = {"target": correction.needs_target, "advantages": correction.needs_advantages}
-    for name, is_needed in needs.items():
-        expect(given[name] is not None or not is_needed, name, "a tensor", "None", "this correction reads it")
-    why = "it needs a host: --custom-tis-function-path slime_ext.tis.correct"
-    expect(not correction.needs_ages, "correction", "no max_staleness", "one", why)
-    expect(correction.denominator == "host", "denominator", "host", correction.denominator, why)
-    expect(correction.group == "ignore", "group", "ignore", correction.group, why)
+    for name, need in {"target": Need.TARGET, "advantages": Need.ADVANTAGES}.items():
+        is_there = given[name] is not None or need not in correction.needs
+        expect(is_there, name, "a tensor", "None", "this correction reads it")
+    require(correction.needs, OFFERS, "correction", NEEDS_A_HOST)
     size = tokens.segments.size
     for name, values in given.items():
         if values is not None and values.shape != (size,):
@@ -113,7 +114,7 @@ def _check_values(correction: Correction, given: Mapping[str, Tensor | None], se
     """Raises NonFiniteError at the first value at a response token that would make the loss NaN."""
     why = "the loss would be NaN"
     checks = [("proximal", "finite log-probs", why), ("target", "finite log-probs", why)]
-    if correction.needs_advantages:
+    if Need.ADVANTAGES in correction.needs:
         checks.append(("advantages", "finite numbers", why))
     if correction.on_nonfinite == "raise":
         why = "on_nonfinite: raise asks to stop here"

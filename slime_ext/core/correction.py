@@ -18,6 +18,7 @@ from slime_ext.core.idle import check_steps, is_ours, name_of
 from slime_ext.core.losses import SURROGATES, Bounds, HostLoss, LossInputs, PpoClip, Reinforce, Surrogate
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import LARGEST, StepSums, measure
+from slime_ext.core.needs import ANY_AGE, PLANNED, Need
 from slime_ext.core.state import (
     MODEST,
     NO_PLAN,
@@ -100,29 +101,31 @@ class Correction:
         return not self.steps and isinstance(self.surrogate, HostLoss) and not self.terms
 
     @cached_property
-    def is_coupled(self) -> bool:
-        """Whether a step computes a number over the whole optimizer step."""
-        return any(step.is_coupled for step in self.steps)
+    def needs(self) -> frozenset[Need]:
+        """What the correction reads or returns besides log-probs and loss; a place may not offer it."""
+        has_own_loss = not isinstance(self.surrogate, HostLoss)
+        is_needed = {
+            Need.TARGET: self.numerator == "target" or has_own_loss or bool(self.terms),
+            Need.ADVANTAGES: has_own_loss or any(step.reads_advantages for step in self.steps),
+            Need.WHOLE_STEP: any(step.is_coupled for step in self.steps),
+            Need.GROUPS: self.group != "ignore",
+            Need.KEPT_COUNT: self.denominator != "host",
+            Need.MASKS: self.mask_scope != "policy",
+            Need.AGES: any(step.reads_ages for step in self.steps),
+            Need.AGE_STEPS: any(step.reads_age_steps for step in self.steps),
+            Need.HEAD: self.center is not None,
+        }
+        return frozenset(need for need, is_so in is_needed.items() if is_so)
 
     @cached_property
     def needs_plan(self) -> bool:
         """Whether the correction needs numbers over the whole optimizer step before it begins."""
-        return self.is_coupled or self.denominator != "host" or self.group != "ignore"
-
-    @cached_property
-    def needs_target(self) -> bool:
-        """Whether the correction reads the target policy's log-probs."""
-        return self.numerator == "target" or not isinstance(self.surrogate, HostLoss) or bool(self.terms)
+        return not self.needs.isdisjoint(PLANNED)
 
     @cached_property
     def needs_ages(self) -> bool:
         """Whether the correction reads the samples' ages, in weight versions or in optimizer steps."""
-        return any(step.reads_ages or step.reads_age_steps for step in self.steps)
-
-    @cached_property
-    def needs_advantages(self) -> bool:
-        """Whether the correction reads the advantages."""
-        return not isinstance(self.surrogate, HostLoss) or any(step.reads_advantages for step in self.steps)
+        return not self.needs.isdisjoint(ANY_AGE)
 
     def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
         """Weights and keep for packed tokens, all detached.
@@ -133,7 +136,8 @@ class Correction:
             observe: also return the sequences' statistics, which metrics read.
         """
         if plan is None:
-            plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
+            is_coupled = Need.WHOLE_STEP in self.needs
+            plan = plan_step(self, [tokens], tokens.segments.all_sum) if is_coupled else NO_PLAN
         read = self.read(tokens)
         table = tabulate(self.observed_statistics if observe else self.statistics, read)
         inputs = replace(read, table=table, plan=plan.numbers)

@@ -16,6 +16,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.core.importing import load_named
+from slime_ext.core.needs import Need
 from slime_ext.errors import ConfigError, cut
 from slime_ext.host.session import session
 
@@ -131,11 +132,12 @@ class HookCall:
     def require(self, correction: Correction, who: str) -> None:
         """Raises ConfigError unless the host passed what the correction of function ``who`` reads."""
         target = "cur_log_probs (the trainer's log-probs with gradient)"
-        for is_read, value, what, instead in (
-            (correction.needs_target, self.cur_log_probs, target, ", or use numerator: proximal"),
-            (correction.needs_advantages, self.advantages, "advantages", ""),
-        ):
-            if is_read and value is None:
+        passed = {
+            Need.TARGET: (self.cur_log_probs, target, ", or use numerator: proximal"),
+            Need.ADVANTAGES: (self.advantages, "advantages", ""),
+        }
+        for need, (value, what, instead) in passed.items():
+            if need in correction.needs and value is None:
                 raise ConfigError(
                     f"{who}: expected {what}, got none: add {INIT_FLAG}, which passes them on in every slime "
                     f"since v0.2.0{instead}"

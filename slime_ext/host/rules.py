@@ -20,6 +20,7 @@ from slime_ext.config.loaded import Loaded
 from slime_ext.config.places import FOREIGN, PLACES
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import DualClip, HostLoss
+from slime_ext.core.needs import Need
 from slime_ext.core.steps import Reject, Veto
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import contract
@@ -644,8 +645,9 @@ def flag_unknown_to_host(s: Setup) -> str | None:
 def _init_is_missed(s: Setup) -> str:
     """Where a hook call lacks what only ``init`` brings to it, and stops, or corrects other than it says."""
     passed = {name for name in contract.OPTIONAL if s.host and s.host.passes(name)}
-    reads = {"cur_log_probs": s.correction.needs_target, "advantages": s.correction.needs_advantages}
-    unpassed = " and ".join(name for name, is_read in reads.items() if is_read and name not in passed)
+    reads = {"cur_log_probs": Need.TARGET, "advantages": Need.ADVANTAGES}
+    needed = (name for name, need in reads.items() if need in s.correction.needs)
+    unpassed = " and ".join(name for name in needed if name not in passed)
     who = f"{s.host.name} does not pass" if s.host else "no release of slime or miles passes"
     patched = "" if s.host else " (name a patched checkout with --host DIR)"
     whys = {

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction, plan_step
+from slime_ext.core.needs import Need
 from slime_ext.core.state import Plan, Tokens
 from slime_ext.core.steps import STEPS
 from slime_ext.errors import ConfigError, DataError, warn_once
@@ -69,7 +70,7 @@ def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
 
 def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
     """The plan of tokens that are an optimizer step of their own, every sequence a rollout of its own."""
-    if correction.group != "ignore":
+    if Need.GROUPS in correction.needs:
         raise ConfigError(
             f"slime_ext.group: expected {INIT_FLAG} beside {correction.group}, got a call outside of its "
             "optimizer step: which samples share a prompt is not known there"
@@ -231,7 +232,7 @@ def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRo
             f"{len(groups)}: the run went on with another --n-samples-per-prompt than it began with; use "
             "ignore"
         )
-    if correction.is_coupled and now & later:
+    if Need.WHOLE_STEP in correction.needs and now & later:
         coupled = what_couples(replace(correction, denominator="host", group="ignore"))
         raise ConfigError(
             f"slime_ext.group: expected all samples of a prompt in one optimizer step beside {coupled}, got "

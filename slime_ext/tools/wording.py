@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_ext.core.correction import Correction
+from slime_ext.core.needs import Need
 from slime_ext.host.contract import INIT_FLAG, OURS, TIS
 
 
@@ -33,4 +34,4 @@ def file_of(mapping: Mapping[str, Any], correction: Correction) -> dict[str, Any
 
 def acts(correction: Correction) -> bool:
     """Whether there is anything to do but measure."""
-    return bool(correction.steps) or correction.needs_target
+    return bool(correction.steps) or Need.TARGET in correction.needs

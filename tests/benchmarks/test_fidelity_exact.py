@@ -15,13 +15,14 @@ from benchmarks.fidelity.exact import World, evaluate
 from slime_ext import presets
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import PpoClip, Reinforce
+from slime_ext.core.needs import Need
 from slime_ext.core.steps import MinPrefixReweight, Normalize, Reweight, Truncate
 from tests import oracle
 
 WORLD = World.of("stale + drift")
 SEQUENCE, TOKEN = (Reweight("sequence"),), (Reweight("token"),)
 UNBIASED = Correction("target", Reinforce(), SEQUENCE)
-UNCOUPLED = [name for name, preset in presets.PRESETS.items() if not preset.correction.is_coupled]
+UNCOUPLED = [name for name, p in presets.PRESETS.items() if Need.WHOLE_STEP not in p.correction.needs]
 SEQ, TOK, MINIMUM = ("reweight", "sequence"), ("reweight", "token"), ("min_prefix",)
 PURE = {"numerator": "target", "loss": ("reinforce",)}
 DECOUPLED = {"numerator": "proximal", "loss": ("reinforce",)}

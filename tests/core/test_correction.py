@@ -11,8 +11,10 @@ import torch
 
 import slime_ext
 from slime_ext import presets
+from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Plan, Tokens, largest_product, plan_step
 from slime_ext.core.losses import SURROGATES, Bounds, DualClip, HostLoss, LossInputs, PpoClip, Reinforce, Sapo
+from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PrefixReweight
 from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import StatisticKey, tabulate
@@ -27,6 +29,7 @@ from slime_ext.core.steps import (
     Truncate,
     Veto,
 )
+from slime_ext.core.terms import SquaredLogRatio
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
 from tests import oracle
@@ -108,10 +111,23 @@ def test_what_every_step_did_is_told_apart():
 
 
 def test_what_a_correction_needs_from_the_host():
-    assert not Correction(steps=WEIGHTED).needs_target and Correction(surrogate=PpoClip()).needs_target
-    assert Correction(numerator="target").needs_target and Correction(surrogate=Reinforce()).needs_advantages
-    assert Correction(steps=(SignedClip(),)).needs_advantages
-    assert Correction(steps=(Reject("token", "tv", high=0.1, when="outward"),)).needs_advantages
+    own_loss = {Need.TARGET, Need.ADVANTAGES}
+    needs = {
+        Correction(steps=WEIGHTED): set(),
+        Correction(surrogate=PpoClip()): own_loss,
+        Correction(numerator="target"): {Need.TARGET},
+        Correction(terms=(SquaredLogRatio(),)): {Need.TARGET},
+        Correction("target", Reinforce(), WEIGHTED, center=Center()): own_loss | {Need.HEAD},
+        Correction(steps=(SignedClip(),)): {Need.ADVANTAGES},
+        Correction(steps=(Reject("token", "tv", high=0.1, when="outward"),)): {Need.ADVANTAGES},
+        Correction(steps=(Reject("sequence", max_staleness=3),)): {Need.AGES},
+        Correction(steps=(Reject("sequence", max_staleness_steps=3),)): {Need.AGE_STEPS},
+        Correction(steps=(SecondMoment(),)): {Need.WHOLE_STEP},
+        Correction(steps=(Veto(0.5),), group="atomic"): {Need.GROUPS},
+        Correction(steps=(Veto(0.5),), denominator="kept"): {Need.KEPT_COUNT},
+        Correction(steps=(Veto(0.5),), mask_scope="all"): {Need.MASKS},
+    }
+    assert {correction: set(correction.needs) for correction in needs} == needs
 
 
 def test_corrections_print_compare_and_hash():

@@ -10,6 +10,7 @@ import torch
 from slime_ext import correct
 from slime_ext.core.correction import Correction, plan_step
 from slime_ext.core.losses import Bounds, LossInputs, Reinforce
+from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject, PrefixReweight
 from slime_ext.core.steps import EssTruncate, Reject, Reweight, Truncate
 from slime_ext.core.terms import FAR, ReverseK3, SquaredLogRatio
@@ -160,7 +161,7 @@ def test_a_term_is_added_to_the_hosts_loss_at_rejected_tokens_too():
     loss, base = (c.loss(outcome, packed, host_loss, Bounds())[0] for c in (pulled, plain))
     log_ratio = torch.where(outcome.finite, packed.target - packed.behavior, 0)
     torch.testing.assert_close(loss - base, 0.1 * log_ratio.square())
-    assert pulled.needs_target and (outcome.finite & ~outcome.keep).any()
+    assert Need.TARGET in pulled.needs and (outcome.finite & ~outcome.keep).any()
     assert not Correction(terms=(SquaredLogRatio(),)).is_identity
 
 

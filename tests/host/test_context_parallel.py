@@ -13,6 +13,7 @@ import torch.distributed as dist
 from slime_ext import presets, tis
 from slime_ext.core.correction import Correction, Tokens, plan_step
 from slime_ext.core.losses import Bounds
+from slime_ext.core.needs import Need
 from slime_ext.core.state import Step
 from slime_ext.core.steps import Clip, EssTruncate, Normalize, Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
@@ -208,7 +209,7 @@ def test_any_split_equals_one_process_with_one_all_reduce(size, seeds):
     for rank, found in enumerate(run_ranks(split_anyhow, size, seeds)):
         assert {case for case, (close, _) in found.items() if not close} == set(), rank
         calls = {name: n for (name, _), (_, n) in found.items()}
-        assert max(n for name, n in calls.items() if not CORRECTIONS[name].is_coupled) == 1
+        assert max(n for name, n in calls.items() if Need.WHOLE_STEP not in CORRECTIONS[name].needs) == 1
         assert calls["token_tis"] == 0 and calls["seq_is_rs"] == 1
 
 

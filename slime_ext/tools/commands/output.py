@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from slime_ext.core.needs import Need
 from slime_ext.errors import printable
 
 INLINE = 88
@@ -60,8 +61,8 @@ def yaml_of(value: Any) -> str:
 def needs(correction: Any) -> str:
     """What a correction needs from the host beside log-probs and masks."""
     found = {
-        "cur_log_probs": correction.needs_target,
-        "advantages": correction.needs_advantages,
+        "cur_log_probs": Need.TARGET in correction.needs,
+        "advantages": Need.ADVANTAGES in correction.needs,
         "whole step": correction.needs_plan,
         "the sampler's head": correction.center is not None,
     }
