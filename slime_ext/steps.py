@@ -1,7 +1,8 @@
 """The steps of a correction, and the classes to write your own with: docs/your_own_correction.md."""
 
+from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PREFIX_STEPS, PrefixBudget, PrefixReject, PrefixReweight
-from slime_ext.core.state import State, Step, StepInputs, statistics_of
+from slime_ext.core.state import Effect, State, Step, StepInputs, statistics_of
 from slime_ext.core.steps import (
     STEPS,
     Clip,
@@ -21,8 +22,10 @@ __all__ = [
     "PREFIX_STEPS",
     "STEPS",
     "Clip",
+    "Effect",
     "EssTruncate",
     "MinPrefixReweight",
+    "Need",
     "Normalize",
     "PrefixBudget",
     "PrefixReject",

@@ -86,7 +86,7 @@ MUTATIONS = {
     ),
     "a weight that is undone passes": Mutation(
         "core/idle.py",
-        "if step.sets_weights and earlier.sets_weights:",
+        "if Effect.REWEIGHT in step.effects and Effect.REWEIGHT in earlier.effects:",
         "if False:",
         "tests/core/test_idle.py",
     ),

@@ -149,7 +149,9 @@ def call_on(device, batch, correction):
     names = ("proximal", "behavior", "target", "advantages")
     moved = {name: getattr(packed, name).detach().to(device) for name in names}
     packed = replace(packed, segments=segments, ages=ages, **moved)
-    numbers = {step: torch.ones((), device=device) for step in correction.steps if step.is_coupled}
+    numbers = {
+        step: torch.ones((), device=device) for step in correction.steps if Need.WHOLE_STEP in step.needs
+    }
     plan = Plan({step: number.double() for step, number in numbers.items()})
     inputs = HookInputs(packed, host_loss.to(device), plan, layout=MetricsLayout.of(correction))
     return lambda: apply(correction, inputs)

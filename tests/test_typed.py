@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import slime_ext
-from slime_ext.steps import State, Step, StepInputs, statistics_of
+from slime_ext.steps import Effect, Need, State, Step, StepInputs, statistics_of
 from slime_ext.testing import Sample, check_step
 
 
@@ -27,13 +27,13 @@ from slime_ext.testing import Sample, check_step
 class Tempered(Step):
     power: float = 0.5
 
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
     unit = "sequence"
     statistics = statistics_of("sequence", "sum", "ratio")
 
     @cached_property
-    def reads_advantages(self) -> bool:
-        return self.power > 1
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.ADVANTAGES}) if self.power > 1 else frozenset()
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         own = inputs.prefix("turn", "mean", inputs.advantages * inputs.log_ratio)

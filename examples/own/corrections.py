@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from slime_ext import Correction, correct
-from slime_ext.steps import Step
+from slime_ext.steps import Effect, Need, Step
 from slime_ext.testing import check_hook, check_step
 
 
@@ -19,7 +19,7 @@ class Tempered(Step):
 
     power: float = 0.5
 
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
 
     def __call__(self, state, inputs):
         return state.reweight("token", (self.power * inputs.log_ratio).exp())
@@ -34,8 +34,8 @@ def tempered(sample, power=0.5):
 class Centered(Step):
     """w_t = ratio_t / geometric mean of the step's ratios."""
 
-    is_coupled = True
-    sets_weights = True
+    needs = frozenset({Need.WHOLE_STEP})
+    effects = frozenset({Effect.REWEIGHT})
 
     def number_for_step(self, batches, all_sum):
         """[] float64: the mean log-ratio of the step."""

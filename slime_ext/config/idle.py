@@ -14,7 +14,7 @@ from slime_ext.core.metrics.guards import Guard
 from slime_ext.core.metrics.names import CERTIFICATE, reach_of
 from slime_ext.core.metrics.options import Options
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import expect
+from slime_ext.core.state import Effect, expect
 from slime_ext.core.steps import Reject
 from slime_ext.errors import ConfigError
 
@@ -29,7 +29,8 @@ def forbid_idle_guards(
     """
     steps, surrogate = correction.steps, correction.surrogate
     constant = {  # metric -> why it is always 0, or never there
-        "clipped_fraction": not any(step.is_bound for step in steps) and "no step bounds weights",
+        "clipped_fraction": not any(Effect.BOUND in step.effects for step in steps)
+        and "no step bounds weights",
         "surrogate_clipped_fraction": not isinstance(surrogate, PpoClip | DualClip)
         and "this surrogate clips nothing",
         **dict.fromkeys(CERTIFICATE, not options.certify and "metrics.certify is false"),
@@ -60,7 +61,7 @@ def notes_of(mapping: Mapping[str, Any], correction: Correction) -> Iterator[str
         usual = "mean" if isinstance(step, Reject) else "sum"
         if step.unit == "token" and step.aggregate != usual:
             yield f"steps[{i}]: aggregate: {step.aggregate} changes nothing at unit token"
-    rejects = any(step.rejects for step in correction.steps)
+    rejects = any(Effect.REJECT in step.effects for step in correction.steps)
     for key, idle in {"mask_scope": "policy", "denominator": "host", "group": "ignore"}.items():
         if not rejects and mapping.get(key, idle) != idle:
             yield (

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from slime_ext.core.needs import ANY_AGE, Need
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import ABSENT, Head, State, Step, StepInputs, expect
+from slime_ext.core.state import ABSENT, Effect, Head, State, Step, StepInputs, expect
 from slime_ext.core.steps import Reject, Reweight
 from slime_ext.errors import DataError
 from slime_ext.ops.centering import centering
@@ -51,16 +52,16 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     weights = of_tokens
     for step in (part for whole in steps for part in _parts(whole)):
         own = of_tokens if step.unit == "token" and not step.statistics else of_units
-        if step.sets_weights:
+        if Effect.REWEIGHT in step.effects:
             weights = own
-        bounds = step.is_bound and not isinstance(step, ZeroOutside)
+        bounds = Effect.BOUND in step.effects and not isinstance(step, ZeroOutside)
         (weights if bounds and own is of_tokens else own).append(step)
     return tuple(of_tokens), tuple(of_units)
 
 
 def _parts(step: Step) -> Iterator[Step]:
     """A rejection of tokens that also drops old sequences, as two; any other step as it is."""
-    if not (isinstance(step, Reject) and step.unit == "token" and (step.reads_ages or step.reads_age_steps)):
+    if not (isinstance(step, Reject) and step.unit == "token" and step.needs & ANY_AGE):
         yield step
         return
     if (step.low, step.high) != (None, None):
@@ -97,10 +98,10 @@ def _reads_others(step: Step) -> bool:
     there, found = torch.ones(3, dtype=torch.bool), []
     for lengths in ([3], [1, 1, 1]):
         inputs = StepInputs(Segments.whole(lengths, there), p - q, there, p, q, advantages=torch.ones_like(p))
-        state = inputs.start if step.sets_weights else Reweight()(inputs.start, inputs)
+        state = inputs.start if Effect.REWEIGHT in step.effects else Reweight()(inputs.start, inputs)
         state = step(state, inputs)
         found.append(torch.where(inputs.kept(state), state.weights, 0))
-    return step.reads_ages or step.reads_age_steps or not torch.equal(*found)
+    return bool(step.needs & ANY_AGE) or not torch.equal(*found)
 
 
 def mean_score(
@@ -123,7 +124,7 @@ def mean_score(
             f"{shapes[0]} and {shapes[1]}: ask the sampler for as many"
         )
 
-    reads_advantages = any(step.reads_advantages for step in steps)
+    reads_advantages = any(Need.ADVANTAGES in step.needs for step in steps)
 
     def weight(log_p: Tensor, log_q: Tensor, rows: slice) -> Tensor:
         flat = log_p.reshape(-1), log_q.reshape(-1)

@@ -22,6 +22,7 @@ from slime_ext.core.needs import ANY_AGE, PLANNED, Need
 from slime_ext.core.state import (
     MODEST,
     NO_PLAN,
+    Effect,
     Outcome,
     Plan,
     SequenceStatistics,
@@ -31,6 +32,7 @@ from slime_ext.core.state import (
     StepInputs,
     Tokens,
     Unit,
+    check_declared,
     expect,
     tabulate,
     weight_ranges,
@@ -92,7 +94,7 @@ class Correction:
         _check_relations(self)
         _check_added(self)
         for i, step in enumerate(self.steps):
-            if step.is_coupled:
+            if Need.WHOLE_STEP in step.needs:
                 _check_coupled(self, i)
 
     @cached_property
@@ -106,16 +108,14 @@ class Correction:
         has_own_loss = not isinstance(self.surrogate, HostLoss)
         is_needed = {
             Need.TARGET: self.numerator == "target" or has_own_loss or bool(self.terms),
-            Need.ADVANTAGES: has_own_loss or any(step.reads_advantages for step in self.steps),
-            Need.WHOLE_STEP: any(step.is_coupled for step in self.steps),
+            Need.ADVANTAGES: has_own_loss,
             Need.GROUPS: self.group != "ignore",
             Need.KEPT_COUNT: self.denominator != "host",
             Need.MASKS: self.mask_scope != "policy",
-            Need.AGES: any(step.reads_ages for step in self.steps),
-            Need.AGE_STEPS: any(step.reads_age_steps for step in self.steps),
             Need.HEAD: self.center is not None,
         }
-        return frozenset(need for need, is_so in is_needed.items() if is_so)
+        of_steps = (step.needs for step in self.steps)
+        return frozenset(need for need, is_so in is_needed.items() if is_so).union(*of_steps)
 
     @cached_property
     def needs_plan(self) -> bool:
@@ -266,7 +266,7 @@ class Correction:
     @cached_property
     def sets_weights(self) -> bool:
         """Whether a step turns ratios into weights."""
-        return any(step.sets_weights for step in self.steps)
+        return any(Effect.REWEIGHT in step.effects for step in self.steps)
 
     @cached_property
     def bounds_weights(self) -> bool:
@@ -312,6 +312,7 @@ def _check_parts(correction: Correction) -> None:
 
 
 def _check_fields_of_step(step: Step, here: str) -> None:
+    check_declared(step, here)
     if is_ours(step):
         check_fields(f"{here}.", step)
     try:
@@ -341,7 +342,8 @@ def _check_relations(correction: Correction) -> None:
         expect(not correction.is_identity, key, f"{idle} without steps", value, why)
         why = "what is rejected must be known before the optimizer step begins"
         _expect_proximal(correction, f"{key}: {value}", why)
-    free = correction.group != "rebaseline" or not any(step.reads_advantages for step in correction.steps)
+    reads_advantages = any(Need.ADVANTAGES in step.needs for step in correction.steps)
+    free = correction.group != "rebaseline" or not reads_advantages
     wanted = "ignore or atomic beside a step that reads advantages"
     why = "what is rejected would depend on the advantages that it changes"
     expect(free, "group", wanted, correction.group, why)
@@ -415,7 +417,7 @@ def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum
     read = [correction.read(tokens) for tokens in batches]
     read = [replace(inputs, table=tabulate(correction.statistics, inputs)) for inputs in read]
     for i, step in enumerate(correction.steps):
-        if step.is_coupled:
+        if Need.WHOLE_STEP in step.needs:
             now = [replace(inputs, plan=numbers) for inputs in read]
             before = [(correction.run(inputs, correction.steps[:i]), inputs) for inputs in now]
             numbers[step] = step.number_for_step(before, all_sum)

@@ -19,9 +19,20 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.losses import SURROGATES
+from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PREFIX_STEPS
 from slime_ext.core.scoped import FORMS, Scoped
-from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Unit, expect, tabulate
+from slime_ext.core.state import (
+    Effect,
+    State,
+    StatisticKey,
+    Step,
+    StepInputs,
+    Unit,
+    expect,
+    only_bounds,
+    tabulate,
+)
 from slime_ext.core.steps import STEPS, Normalize, SecondMoment
 from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError
@@ -74,7 +85,7 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
     """Refuses a step that the steps before it make idle, or whose place makes one of them idle."""
     step, before = steps[i], steps[:i]
     for j, earlier in enumerate(before):
-        if step.sets_weights and earlier.sets_weights:
+        if Effect.REWEIGHT in step.effects and Effect.REWEIGHT in earlier.effects:
             raise ConfigError(
                 f"{here}: expected one step that sets weights, got a second after steps[{j}]: it would undo "
                 "the first"
@@ -84,13 +95,13 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
             raise ConfigError(
                 f"{here}: expected it once, got a second after steps[{j}]: one of them would never act"
             )
-    if step.is_bound and not step.sets_weights and not any(earlier.sets_weights for earlier in before):
+    if only_bounds(step) and not any(Effect.REWEIGHT in earlier.effects for earlier in before):
         raise ConfigError(
             f"{here}: expected a reweight step before it, got none: weights are 1 there and it would never "
             "act"
         )
     if getattr(step, "over", "response") == "kept":
-        rejects = any(earlier.rejects for earlier in before)
+        rejects = any(Effect.REJECT in earlier.effects for earlier in before)
         expect(rejects, f"{here}.over", "a step that rejects before it", "none", "every token is kept there")
 
 
@@ -104,7 +115,7 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
             step = replace(step, over="response")
         before = replace(state, step=i)
         try:
-            if step.is_coupled:
+            if Need.WHOLE_STEP in step.needs:
                 number = step.number_for_step([(before, inputs)], identity)
                 inputs = replace(inputs, plan={**inputs.plan, step: number})
             state = step(before, inputs)
@@ -115,8 +126,8 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
         if not isinstance(state, State):
             return
         # After normalize the data's mean decides what a bound reaches.
-        is_relative = step.is_bound and any(isinstance(earlier, Normalize) for earlier in steps[:i])
-        if is_ours(step) and not is_relative:
+        is_normalized = any(isinstance(earlier, Normalize) for earlier in steps[:i])
+        if is_ours(step) and not (is_normalized and Effect.BOUND in step.effects):
             _check_effect(step, before, state, inputs, f"steps[{i}].{name_of(step)}")
 
 
@@ -130,8 +141,8 @@ def _check_effect(step: Step, before: State, after: State, inputs: StepInputs, h
         if effect.kind == "kept"
     )
     if not changed and not rejected:
-        rejects = step.rejects and not (step.sets_weights or step.is_bound)
-        wanted, got = ("rejects a token", "rejects") if rejects else ("changes a weight", "changes")
+        only_rejects = step.effects == {Effect.REJECT}
+        wanted, got = ("rejects a token", "rejects") if only_rejects else ("changes a weight", "changes")
         raise ConfigError(
             f"{here}: expected a step that {wanted}, got one that {got} none ({TRIED}): tighten its bounds, "
             "or remove it"

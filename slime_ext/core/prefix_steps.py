@@ -16,7 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slime_ext.core.state import ByPosition, State, StatisticKey, Step, StepInputs, Unit, expect
+from slime_ext.core.needs import Need
+from slime_ext.core.state import ByPosition, Effect, State, StatisticKey, Step, StepInputs, Unit, expect
 from slime_ext.core.steps import COUNT, KEPT, Statistic, When, _log, applies, check_interval
 from slime_ext.ops.prefixes import prefix_sums, response_order
 
@@ -51,7 +52,7 @@ class PrefixReweight(_OfPrefix):
 
     aggregate: PrefixAggregate = "sum"
 
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
 
     @cached_property
     def statistics(self) -> tuple[StatisticKey, ...]:
@@ -83,7 +84,7 @@ class PrefixReject(_OfPrefix):
     growth: Growth = "constant"
     when: When = "always"
 
-    rejects = True
+    effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
         there = [self.low, self.high] != [None, None]
@@ -91,8 +92,8 @@ class PrefixReject(_OfPrefix):
         check_interval("prefix_reject", self.statistic, self.low, self.high)
 
     @cached_property
-    def reads_advantages(self) -> bool:
-        return self.when != "always"
+    def needs(self) -> frozenset[Need]:
+        return frozenset() if self.when == "always" else frozenset({Need.ADVANTAGES})
 
     @cached_property
     def statistics(self) -> tuple[StatisticKey, ...]:
@@ -141,7 +142,7 @@ class PrefixBudget(_OfPrefix):
     last: float = 0.8
     when: When = "outward"
 
-    rejects = True
+    effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
         expect(self.high >= 0, "prefix_budget.high", "a number >= 0", self.high, KEPT)
@@ -150,8 +151,8 @@ class PrefixBudget(_OfPrefix):
         expect(0 < self.last <= 1, "prefix_budget.last", "a number in (0, 1]", self.last, why)
 
     @cached_property
-    def reads_advantages(self) -> bool:
-        return self.when != "always"
+    def needs(self) -> frozenset[Need]:
+        return frozenset() if self.when == "always" else frozenset({Need.ADVANTAGES})
 
     @cached_property
     def statistics(self) -> tuple[StatisticKey, ...]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from slime_ext.core.state import (
     ByPosition,
+    Effect,
     ExceedsLimit,
     State,
     StatisticKey,
@@ -144,7 +145,7 @@ class ZeroOutside(Step):
     low: float = 0.5
     high: float = 2.0
 
-    is_bound = True
+    effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
         ok, bounds = 0 <= self.low <= 1 <= self.high, [self.low, self.high]

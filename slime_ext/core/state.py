@@ -9,15 +9,17 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
 
-from slime_ext.errors import ConfigError, check_known
+from slime_ext.core.needs import Need
+from slime_ext.errors import ConfigError, check_known, shown
 from slime_ext.ops import divergences
 from slime_ext.ops.prefixes import prefix_mean, prefix_sum, response_order, shard_sums
 from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identity
@@ -309,66 +311,78 @@ class WeightRange(NamedTuple):
         return self._replace(low=min(max(self.low, low), high), high=max(min(self.high, high), low))
 
 
+class Effect(Enum):
+    """What a step's call does: the method of ``State`` that it calls."""
+
+    REWEIGHT = "reweight"
+    BOUND = "bound"
+    REJECT = "reject"
+
+
+GONE = {  # former attributes of a step -> what says the same
+    "reads_advantages": "needs = frozenset({Need.ADVANTAGES})",
+    "reads_ages": "needs = frozenset({Need.AGES})",
+    "reads_age_steps": "needs = frozenset({Need.AGE_STEPS})",
+    "is_coupled": "needs = frozenset({Need.WHOLE_STEP})",
+    "sets_weights": "effects = frozenset({Effect.REWEIGHT})",
+    "is_bound": "effects = frozenset({Effect.BOUND})",
+    "rejects": "effects = frozenset({Effect.REJECT})",
+}
+
+
 class Step:
-    """The interface of a step. The defaults describe one that needs only per-token values."""
+    """The interface of a step. The defaults describe one that needs only per-token values.
 
-    if TYPE_CHECKING:  # read-only to the checker, so that a step of any kind may compute one of them
+    A subclass replaces the four properties by class attributes, or by properties that read its fields. (Plain
+    attributes here would not let a type checker accept the second.)
 
-        @property
-        def unit(self) -> Unit:
-            """What one non-finite behavior log-prob rejects with its token."""
-            return "token"
+    Raises:
+        ConfigError: a subclass has an attribute of ``GONE``, which nothing reads; or annotates one of the
+            four without a value, which ``dataclass`` would take from here.
+    """
 
-        @property
-        def statistics(self) -> tuple[StatisticKey, ...]:
-            """The statistics that the call reads with ``StepInputs.total``."""
-            return ()
+    @property
+    def unit(self) -> Unit:
+        """What one non-finite behavior log-prob rejects with its token."""
+        return "token"
 
-        @property
-        def reads_advantages(self) -> bool:
-            """Whether the call reads ``inputs.advantages``."""
-            return False
+    @property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        """The statistics that the call reads with ``StepInputs.total``."""
+        return ()
 
-        @property
-        def reads_ages(self) -> bool:
-            """Whether the call reads ``inputs.ages``."""
-            return False
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the call reads besides log-probs: ``ADVANTAGES``, ``AGES``, ``AGE_STEPS``; and ``WHOLE_STEP``
+        if it reads ``inputs.plan[self]``, which ``number_for_step`` computes over the optimizer step."""
+        return frozenset()
 
-        @property
-        def reads_age_steps(self) -> bool:
-            """Whether the call reads ``inputs.age_steps``."""
-            return False
+    @property
+    def effects(self) -> frozenset[Effect]:
+        """What the call does to weights and flags."""
+        return frozenset()
 
-        @property
-        def sets_weights(self) -> bool:
-            """Whether it replaces the weights: ``state.reweight``."""
-            return False
-
-        @property
-        def is_bound(self) -> bool:
-            """Whether it bounds weights, or zeroes some: ``state.bound``."""
-            return False
-
-        @property
-        def rejects(self) -> bool:
-            """Whether it takes tokens out of the loss: ``state.reject``."""
-            return False
-
-        @property
-        def is_coupled(self) -> bool:
-            """Whether it computes a number over the whole optimizer step: ``number_for_step``."""
-            return False
-    else:
-        unit, statistics = "token", ()
-        reads_advantages = reads_ages = reads_age_steps = False
-        sets_weights = is_bound = rejects = is_coupled = False
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, instead in GONE.items():
+            if hasattr(cls, name):
+                raise ConfigError(
+                    f"{cls.__qualname__}.{name}: expected {instead}, got the attribute's former name: import "
+                    f"{instead.partition('{')[2].partition('.')[0]} from slime_ext.steps"
+                )
+        for name in vars(cls).get("__annotations__", ()):
+            if name in vars(Step) and getattr(cls, name) is vars(Step)[name]:
+                raise ConfigError(
+                    f"{cls.__qualname__}.{name}: expected a value beside the annotation, got none: write "
+                    f"{name}: ... = ..."
+                )
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         """The range of the weights after this step. A user's bounding step is trusted to leave modest
         weights."""
-        if self.is_bound:
+        if Effect.BOUND in self.effects:
             return WeightRange(0.0, MODEST)
-        return WeightRange(0.0, math.inf) if self.sets_weights else before
+        return WeightRange(0.0, math.inf) if Effect.REWEIGHT in self.effects else before
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
         """[] float64: a coupled step's number over all micro-batches of the optimizer step. Every call reads
@@ -386,6 +400,22 @@ class Step:
 
 
 Batches = Sequence[tuple[State, StepInputs]]
+OF_STEPS = (Need.ADVANTAGES, Need.WHOLE_STEP, Need.AGES, Need.AGE_STEPS)
+
+
+def check_declared(step: Step, where: str) -> None:
+    """Raises ConfigError unless ``needs`` and ``effects`` are sets of what a step can need and do."""
+    for name, known in {"needs": OF_STEPS, "effects": tuple(Effect)}.items():
+        members = getattr(step, name)
+        wanted = f"a frozenset of {', '.join(map(str, known))}"
+        is_set = isinstance(members, Set) and all(member in known for member in members)
+        example = f"write {name} = frozenset({{{known[0]}}})"
+        expect(is_set, f"{where}.{name}", wanted, shown(members), example)
+
+
+def only_bounds(step: Step) -> bool:
+    """Whether a step bounds weights and sets none itself, so that another step must set them before it."""
+    return Effect.BOUND in step.effects and Effect.REWEIGHT not in step.effects
 
 
 def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:

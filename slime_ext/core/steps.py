@@ -22,10 +22,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slime_ext.core.needs import Need
 from slime_ext.core.state import (
     MODEST,
     Aggregate,
     Batches,
+    Effect,
     ExceedsLimit,
     Level,
     State,
@@ -55,7 +57,7 @@ class _AtLevel(Step):
 
     level: Level
 
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
 
     @cached_property
     def unit(self) -> Unit:
@@ -110,7 +112,7 @@ class MinPrefixReweight(Step):
     """
 
     unit = "sequence"
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
     statistics = (StatisticKey("by_shard", "sequence", "ratio"),)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
@@ -134,8 +136,8 @@ class SignedClip(_AtLevel):
     negative_low: float = 0.0
     negative_high: float = 1.0
 
-    reads_advantages = True
-    is_bound = True
+    needs = frozenset({Need.ADVANTAGES})
+    effects = frozenset({Effect.REWEIGHT, Effect.BOUND})
 
     def __post_init__(self) -> None:
         for sign in ("positive", "negative"):
@@ -166,7 +168,7 @@ class Truncate(Step):
 
     high: float = 2.0
 
-    is_bound = True
+    effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
         why = "below 1 it would shrink on-policy tokens"
@@ -189,7 +191,7 @@ class Clip(Step):
     low: float = 0.5
     high: float = 2.0
 
-    is_bound = True
+    effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
         why = "it would raise on-policy tokens"
@@ -230,7 +232,7 @@ class Reject(Step):
     max_staleness: int | None = None
     max_staleness_steps: int | None = None
 
-    rejects = True
+    effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
         bounds = [self.low, self.high]
@@ -250,16 +252,13 @@ class Reject(Step):
             expect(value == idle, f"reject.{name}", "low or high beside it", value, why)
 
     @cached_property
-    def reads_advantages(self) -> bool:
-        return self.when != "always"
-
-    @cached_property
-    def reads_ages(self) -> bool:
-        return self.max_staleness is not None
-
-    @cached_property
-    def reads_age_steps(self) -> bool:
-        return self.max_staleness_steps is not None
+    def needs(self) -> frozenset[Need]:
+        reads = {
+            Need.ADVANTAGES: self.when != "always",
+            Need.AGES: self.max_staleness is not None,
+            Need.AGE_STEPS: self.max_staleness_steps is not None,
+        }
+        return frozenset(need for need, is_read in reads.items() if is_read)
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
@@ -323,7 +322,7 @@ class Veto(Step):
     high: float | None = None
 
     unit = "sequence"
-    rejects = True
+    effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
         bounds = [self.low, self.high]
@@ -365,7 +364,7 @@ class Normalize(Step):
 
     level: Literal["token", "sequence"] = "token"
 
-    is_coupled = True
+    needs = frozenset({Need.WHOLE_STEP})
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
@@ -407,8 +406,8 @@ class EssTruncate(Step):
     234, which computes it over the optimizer step, as here.
     """
 
-    is_bound = True
-    is_coupled = True
+    needs = frozenset({Need.WHOLE_STEP})
+    effects = frozenset({Effect.BOUND})
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
         """[] float64: the effective sample size as a fraction; 1 if no token counts."""
@@ -445,8 +444,8 @@ class SecondMoment(Step):
 
     threshold: float = 0.04
 
-    is_coupled = True
-    rejects = True
+    needs = frozenset({Need.WHOLE_STEP})
+    effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
         why = "nothing would be kept"

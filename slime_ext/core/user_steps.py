@@ -20,13 +20,17 @@ from torch import Tensor
 
 from slime_ext.core.correction import Correction
 from slime_ext.core.importing import load_named
+from slime_ext.core.needs import Need
 from slime_ext.core.state import (
+    Effect,
     State,
     StatisticKey,
     Step,
     StepInputs,
     Tokens,
+    check_declared,
     expect,
+    only_bounds,
     tabulate,
     weight_ranges,
 )
@@ -41,7 +45,8 @@ WAITS = (
     "it waits for the device in every micro-batch: use torch.where, no .item(), .tolist(), .cpu(), print, "
     "`if` on a tensor or boolean index"
 )
-READS = {"advantages": "reads_advantages", "ages": "reads_ages"}  # field of StepInputs -> what declares it
+# Field of StepInputs -> what declares that a step reads it.
+READS = {"advantages": Need.ADVANTAGES, "ages": Need.AGES, "age_steps": Need.AGE_STEPS}
 RANKS = 2  # that a response is split over, each of which holds two shards of it
 # Tokens of the prompt for each token of the response -> how that splits the responses over the ranks.
 PROMPTS = {
@@ -149,6 +154,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     """
     _check_is_step(step)
     where = where or type(step).__name__
+    check_declared(step, where)
     try:
         hash(step)
     except TypeError as error:
@@ -159,18 +165,18 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     inputs, before = _before(step, where, tokens)
     state = _called(step, where, inputs, before)
     _check_state(step, where, state, inputs)
-    _check_declared(step, where, before, state)
+    _check_effects(step, where, before, state)
     _check_range(step, where, batch)
     _check_waits(step, where, batch)
     weights = _weights(inputs, state)
-    if not step.is_coupled:
+    if Need.WHOLE_STEP not in step.needs:
         age = torch.arange(len(batch), dtype=torch.float64)
         alone = [
             replace(packed([s]), ages=age[i : i + 1], age_steps=2 * age[i : i + 1])
             for i, s in enumerate(batch)
         ]
         found = torch.cat([_run(step, where, part) for part in alone])
-        what = "take sums per unit, or set is_coupled and number_for_step"
+        what = "take sums per unit, or say Need.WHOLE_STEP in needs and define number_for_step"
         _check_same(inputs, weights, found, where, "whatever shares the micro-batch", what)
     what = "take sums with inputs.total, inputs.aggregate or inputs.prefix"
     for prompt, when in PROMPTS.items():
@@ -203,7 +209,7 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
         inputs = correction.read(tokens)
         inputs = replace(inputs, table=tabulate(correction.statistics, inputs))
         before = correction.run(inputs, first)
-        if step.is_coupled:
+        if Need.WHOLE_STEP in step.needs:
             versions = _versions(inputs, before)
             number = step.number_for_step([(before, inputs)], tokens.segments.all_sum)
             _check_unwritten(where, versions, _versions(inputs, before))
@@ -215,21 +221,21 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
 
 def _first(step: Step) -> tuple[Step, ...]:
     """What comes before a step that is tried: ``reweight`` if it only bounds weights."""
-    return (Reweight(),) if step.is_bound and not step.sets_weights else ()
+    return (Reweight(),) if only_bounds(step) else ()
 
 
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     versions = _versions(inputs, before)
-    undeclared = {flag: f"inputs.{name}" for name, flag in READS.items() if not getattr(step, flag)}
-    hidden: Any = {name: None for name, flag in READS.items() if flag in undeclared}
+    undeclared = {name: need for name, need in READS.items() if need not in step.needs}
+    hidden: Any = dict.fromkeys(undeclared)
     watched, thrown_away = _watched(before)
     try:
         state = step(watched, replace(inputs, **hidden))
     except Exception as error:
         if undeclared and "NoneType" in str(error):
-            flags, fields = (" or ".join(names) for names in zip(*undeclared.items(), strict=True))
-            got = f"False: the step reads {fields}"
-            raise ConfigError(f"{where}: {flags}: expected True, got {got}") from error
+            wanted, fields = " or ".join(map(str, undeclared.values())), " or inputs.".join(undeclared)
+            got = f"none of them: the step reads inputs.{fields}"
+            raise ConfigError(f"{where}: needs: expected {wanted}, got {got}") from error
         raise failed(where, error) from error
     _check_unwritten(where, versions, _versions(inputs, before))
     for name in thrown_away(state):
@@ -335,8 +341,9 @@ def _check_range(step: Step, where: str, batch: Sequence[Sample]) -> None:
             raise failed(where, error) from error
         over = weights > highest * (1 + EXACT)
         wanted, got = f"at most {highest:g}", f"{_got(inputs, weights, over)}{when}"
-        flag = "is_bound" if step.is_bound else "neither is_bound nor sets_weights"
-        why = f"the class says {flag}; cap them, or define weight_range"
+        neither = f"neither {Effect.BOUND} nor {Effect.REWEIGHT}"
+        says = Effect.BOUND if Effect.BOUND in step.effects else neither
+        why = f"the class says {says}; cap them, or define weight_range"
         expect(not over.any(), f"{where}: weights", wanted, got, why)
 
 
@@ -351,18 +358,20 @@ def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int
     expect(is_bool == (values.dtype is torch.bool), where, wanted, values.dtype, why)
 
 
-def _check_declared(step: Step, where: str, before: State, state: State) -> None:
+def _check_effects(step: Step, where: str, before: State, state: State) -> None:
     """What the call did to weights and flags is what the class says."""
-    effects = {effect.kind for effect in state.step_effects[len(before.step_effects) :]}
-    changed = state.weights is not before.weights and not (step.is_coupled or "clipped" in effects)
-    declared = {
-        "sets_weights": ("reweight", changed, step.sets_weights or step.is_bound),
-        "is_bound": ("bound", "clipped" in effects, step.is_bound),
-        "rejects": ("reject", "kept" in effects, step.rejects),
+    kinds = {effect.kind for effect in state.step_effects[len(before.step_effects) :]}
+    is_coupled = Need.WHOLE_STEP in step.needs
+    did = {
+        Effect.REWEIGHT: state.weights is not before.weights and "clipped" not in kinds and not is_coupled,
+        Effect.BOUND: "clipped" in kinds,
+        Effect.REJECT: "kept" in kinds,
     }
-    for name, (call, did, says) in declared.items():
-        wanted, why = f"True beside state.{call}", "the steps after it are checked by what it says"
-        expect(says or not did, f"{where}: {name}", wanted, False, why)
+    for effect, is_so in did.items():
+        is_said = effect in step.effects or (effect is Effect.REWEIGHT and Effect.BOUND in step.effects)
+        wanted = f"{effect} beside state.{effect.value}"
+        why = "the steps after it are checked by what it says"
+        expect(is_said or not is_so, f"{where}: effects", wanted, "none", why)
 
 
 def _weights(inputs: StepInputs, state: State) -> Tensor:
@@ -391,8 +400,7 @@ def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
     """Runs the step on PyTorch's meta device, where tensors have no values: code that reads one would wait
     for a GPU."""
     tokens = packed(batch, device="meta")
-    only_bounds = step.is_bound and not step.sets_weights
-    correction = Correction(steps=(Reweight(), step) if only_bounds else (step,))
+    correction = Correction(steps=(*_first(step), step))
     try:
         inputs = correction.read(tokens)
         number = torch.ones((), dtype=torch.float64, device="meta")

@@ -90,7 +90,8 @@ def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
 def what_couples(correction: Correction) -> str:
     """The keys of a correction that need a plan, for messages."""
     names = {cls: name for name, cls in STEPS.items()}
-    steps = [names.get(type(step), type(step).__name__) for step in correction.steps if step.is_coupled]
+    coupled = [step for step in correction.steps if Need.WHOLE_STEP in step.needs]
+    steps = [names.get(type(step), type(step).__name__) for step in coupled]
     kept = ["denominator: kept"] if correction.denominator != "host" else []
     group = [f"group: {correction.group}"] if correction.group != "ignore" else []
     return ", ".join([*steps, *kept, *group])

@@ -19,8 +19,9 @@ from typing import Any
 from slime_ext.core.centering import split
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import EPS_C, Delightful, DualClip, HostLoss, PpoClip, Reinforce, Sapo
+from slime_ext.core.needs import Need, lacking
 from slime_ext.core.prefix_steps import PREFIX_STEPS, PrefixBudget, PrefixReject, PrefixReweight
-from slime_ext.core.state import Step
+from slime_ext.core.state import Effect, Step
 from slime_ext.core.steps import STEPS, Clip, MinPrefixReweight, Reject, Reweight, SignedClip, Truncate, Veto
 from slime_ext.core.terms import FAR, ReverseK3, SquaredLogRatio
 from slime_ext.errors import ConfigError
@@ -29,6 +30,12 @@ from slime_ext.ops.centering import FLOOR
 from slime_ext.ops.divergences import EDGE, HIGHEST, LOWEST
 
 WIDTH = 100  # columns of the printed text
+OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.MASKS, Need.HEAD})
+WHY_NOT = {
+    Need.WHOLE_STEP: "needs one number of the whole optimizer step",
+    Need.AGES: "reads the age of a sample",
+    Need.AGE_STEPS: "reads the age of a sample",
+}
 ARGUMENTS = {
     "loss": "the policy loss, with grad",
     "behavior": "log-probs under the policy that sampled the tokens, nats",
@@ -117,20 +124,16 @@ def obstacle(correction: Correction) -> str | None:
     for part in (correction.surrogate, *correction.terms):
         if type(part) not in LOSS_LINES | TERM_LINES:
             return f"{type(part).__name__}, which has no lines here: read {_code_of(part)}"
-    for key, idle in {"denominator": "host", "group": "ignore"}.items():
-        if (value := getattr(correction, key)) != idle:
-            return f"{key}: {value}, which reads the whole optimizer step: read slime_ext/host/step_plan.py"
+    for need in lacking(correction.needs, OFFERS):
+        part = f"group: {correction.group}" if need is Need.GROUPS else need.value
+        return f"{part}, which reads the whole optimizer step: read slime_ext/host/step_plan.py"
     return None
 
 
 def _obstacle_in(step: Step) -> str | None:
-    if step.is_coupled:
-        return "needs one number of the whole optimizer step"
-    if type(step) not in STEP_LINES:
-        return "has no lines here"
-    if step.reads_ages or step.reads_age_steps:
-        return "reads the age of a sample"
-    return None
+    for need in lacking(step.needs, OFFERS):
+        return WHY_NOT[need]
+    return None if type(step) in STEP_LINES else "has no lines here"
 
 
 # ---- parts of the function ----
@@ -181,7 +184,7 @@ def _definitions(lines: Sequence[str], numerator: str) -> Lines:
 def _steps(steps: Sequence[Step]) -> Lines:
     """The lines of the steps, each with its name in YAML behind its first line."""
     lines: Lines = []
-    if not any(step.sets_weights for step in steps):
+    if not any(Effect.REWEIGHT in step.effects for step in steps):
         lines.append("weight = torch.ones_like(log_ratio)")
     for step in steps:
         first, *rest = STEP_LINES[type(step)](step)

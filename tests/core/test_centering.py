@@ -16,7 +16,7 @@ from slime_ext.core.centering import Center, split
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds, Reinforce
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import Head, statistics_of
+from slime_ext.core.state import Effect, Head, statistics_of
 from slime_ext.core.steps import Clip, Reject, Reweight, SignedClip, Step, Truncate, Veto
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments
@@ -241,7 +241,7 @@ def test_a_bound_goes_with_its_weights_and_a_band_of_its_own_does_not():
 class OfSequence(Step):
     """A user's step that says unit token, its default, and reads the sum of its sequence."""
 
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
     statistics = statistics_of("sequence", "sum", "ratio")
 
     def __call__(self, state, inputs):
@@ -275,7 +275,7 @@ def test_old_sequences_are_dropped_whole_whatever_the_unit_beside_the_age():
 class Relative(Step):
     """A token's ratio over the mean ratio of its sequence."""
 
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
 
     def __call__(self, state, inputs):
         mean = inputs.aggregate("sequence", "mean", inputs.log_ratio)
@@ -284,7 +284,7 @@ class Relative(Step):
 
 @dataclass(frozen=True)
 class Alone(Step):
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
 
     def __call__(self, state, inputs):
         return state.reweight("token", (inputs.log_ratio / 2).exp())

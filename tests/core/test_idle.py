@@ -19,6 +19,7 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.losses import SURROGATES, PpoClip, Reinforce
 from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject
 from slime_ext.core.scoped import ScopedReject, ScopedReweight, ZeroOutside
+from slime_ext.core.state import Effect
 from slime_ext.core.steps import (
     Clip,
     MinPrefixReweight,
@@ -258,7 +259,7 @@ def test_steps_are_tried_on_the_cpu_whatever_the_default_device_is():
 class Late(Step):
     """A user's own: drops what comes after a place that the batch does not reach."""
 
-    rejects = True
+    effects = frozenset({Effect.REJECT})
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.reject("token", inputs.segments.within < 10**6)
@@ -266,7 +267,7 @@ class Late(Step):
 
 @dataclass(frozen=True)
 class Broken(Step):
-    rejects = True
+    effects = frozenset({Effect.REJECT})
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         raise LookupError("no")
@@ -274,7 +275,7 @@ class Broken(Step):
 
 @dataclass(frozen=True)
 class Halved(Step):
-    is_bound = True
+    effects = frozenset({Effect.BOUND})
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.bound(state.weights.clamp(max=0.5))

@@ -11,7 +11,7 @@ import torch
 from slime_ext.core import steps as module
 from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.core.state import statistics_of
+from slime_ext.core.state import Effect, statistics_of
 from slime_ext.core.steps import Clip, Normalize, Reject, Reweight, SecondMoment, SignedClip, Truncate, Veto
 from slime_ext.core.user_steps import on_ranks
 from slime_ext.errors import ConfigError
@@ -112,7 +112,7 @@ TIGHTEST = [
 
 @pytest.mark.parametrize("step", TIGHTEST, ids=str)
 def test_the_tightest_bounds_leave_on_policy_data_alone(step):
-    steps = (step,) if step.sets_weights else (Reweight(), step)
+    steps = (step,) if Effect.REWEIGHT in step.effects else (Reweight(), step)
     got = outcome([1.0, 1.0], *steps, advantages=[1.0, -1.0])
     assert got.weights.tolist() == [1.0, 1.0] and got.keep.all()
 

@@ -15,7 +15,8 @@ from benchmarks.fidelity import __main__ as fidelity
 from slime_ext import load_config, tis
 from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
-from slime_ext.core.state import statistics_of
+from slime_ext.core.needs import Need
+from slime_ext.core.state import Effect, statistics_of
 from slime_ext.core.steps import STEPS, Reject, Step, Truncate, Veto
 from slime_ext.core.user_steps import packed, split
 from slime_ext.errors import ConfigError, SlimeExtError
@@ -30,7 +31,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/own"
 class Tempered(Step):
     power: float = 0.5
 
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
 
     def __call__(self, state, inputs):
         return state.reweight("token", self.ratio(inputs))
@@ -41,7 +42,7 @@ class Tempered(Step):
 
 @dataclass(frozen=True)
 class Silent(Tempered):
-    sets_weights = False
+    effects = frozenset()
 
 
 def ratios(sample):
@@ -87,11 +88,14 @@ BREAKS = {  # what the line names -> what the call does
     "expected a State, got a Tensor": lambda self, s, i: i.log_ratio,
     "keep['token']: expected bool": lambda self, s, i: replace(s, keep={"token": s.keep["token"] * 1.0}),
     "unit token, turn or sequence, got 'tokens'": lambda self, s, i: s.reweight("tokens", i.log_ratio),
-    "reads_advantages or reads_ages: expected True, got False: the step": lambda self, s, i: s.reweight(
-        "token", (i.advantages > 0) * self.ratio(i)
+    "needs: expected Need.ADVANTAGES or Need.AGES or Need.AGE_STEPS, got none of them": lambda self, s, i: (
+        s.reweight("token", (i.advantages > 0) * self.ratio(i))
     ),
-    "the step reads inputs.advantages or inputs.ages": lambda self, s, i: s.reweight(
+    "the step reads inputs.advantages or inputs.ages or inputs.age_steps": lambda self, s, i: s.reweight(
         "sequence", (-i.ages).exp()
+    ),
+    "got none of them: the step reads inputs": lambda self, s, i: s.reweight(
+        "sequence", (-i.age_steps).exp()
     ),
     "at `if inputs.log_ratio.max() > 0:` (test_user_steps.py:": lambda self, s, i: s.reweight(
         "token", self.ratio(i) * branch(i)
@@ -152,12 +156,12 @@ def formatted(values):
 
 def bounded(call, **more):
     """A step that says that it bounds the weights."""
-    return step(call, **{"sets_weights": False, "is_bound": True} | more)
+    return step(call, **{"effects": frozenset({Effect.BOUND})} | more)
 
 
-UNBOUNDED = {  # what the line says -> a step that says is_bound
+UNBOUNDED = {  # what the line says -> a step that says that it bounds
     "weights: expected at most 4.29497e+09, got ": lambda self, s, i: s.bound(s.weights * 0.5),
-    "where ratios are above e^200: the class says is_bound": lambda self, s, i: s.bound(s.weights.sqrt()),
+    "where ratios are above e^200: the class says Effect.BOUND": lambda self, s, i: s.bound(s.weights.sqrt()),
     "where ratios are below e^-200": lambda self, s, i: s.bound(1 / s.weights.clamp(max=1)),
 }
 
@@ -175,8 +179,8 @@ def test_a_step_that_only_zeroes_weights_says_their_range():
     def call(self, s, i):
         return s.bound(torch.where(i.advantages < 0, 0, s.weights))
 
-    more = {"reads_advantages": True}
-    with pytest.raises(ConfigError, match="the class says is_bound; cap them, or define weight_range"):
+    more = {"needs": frozenset({Need.ADVANTAGES})}
+    with pytest.raises(ConfigError, match=r"the class says Effect\.BOUND; cap them, or define weight_range"):
         check_step(bounded(call, **more))
     check_step(bounded(call, **more, weight_range=lambda self, before: before))
 
@@ -222,7 +226,7 @@ def coupled(number):
     """A step whose number for the step is the function's."""
     return step(
         lambda self, s, i: s.reweight("token", self.ratio(i) * i.plan[self]),
-        is_coupled=True,
+        needs=frozenset({Need.WHOLE_STEP}),
         number_for_step=number,
     )
 
@@ -259,20 +263,86 @@ def test_behind_a_long_prompt_the_first_rank_holds_every_response():
 
 
 UNDECLARED = {  # the line -> what the call does without saying so
-    "sets_weights: expected True beside state.reweight": lambda self, s, i: s.reweight(
+    "effects: expected Effect.REWEIGHT beside state.reweight": lambda self, s, i: s.reweight(
         "token", self.ratio(i)
     ),
-    "is_bound: expected True beside state.bound": lambda self, s, i: s.bound(self.ratio(i).clamp(max=1)),
-    "rejects: expected True beside state.reject": lambda self, s, i: s.reject("token", self.ratio(i) < 2),
+    "effects: expected Effect.BOUND beside state.bound": lambda self, s, i: s.bound(
+        self.ratio(i).clamp(max=1)
+    ),
+    "effects: expected Effect.REJECT beside state.reject": lambda self, s, i: s.reject(
+        "token", self.ratio(i) < 2
+    ),
 }
 
 
 def test_a_class_that_does_not_say_what_its_call_does_is_refused_itself():
     for text, call in UNDECLARED.items():
         with pytest.raises(ConfigError, match=text):
-            check_step(step(call, sets_weights=False))
-    with pytest.raises(ConfigError, match=r"steps\[0\].*Silent: sets_weights: expected True"):
+            check_step(step(call, effects=frozenset()))
+    with pytest.raises(ConfigError, match=r"steps\[0\].*Silent: effects: expected Effect.REWEIGHT"):
         load_config({"steps": [f"{HERE}.Silent", "truncate"]})
+
+
+FORMER = {
+    "reads_advantages": "needs = frozenset({Need.ADVANTAGES})",
+    "reads_ages": "needs = frozenset({Need.AGES})",
+    "reads_age_steps": "needs = frozenset({Need.AGE_STEPS})",
+    "is_coupled": "needs = frozenset({Need.WHOLE_STEP})",
+    "sets_weights": "effects = frozenset({Effect.REWEIGHT})",
+    "is_bound": "effects = frozenset({Effect.BOUND})",
+    "rejects": "effects = frozenset({Effect.REJECT})",
+}
+
+
+@pytest.mark.parametrize(("name", "instead"), FORMER.items())
+def test_a_class_with_a_former_attribute_is_refused_where_it_is_defined(name, instead):
+    """Otherwise it would say nothing, and a step that changes weights would count as one that does not."""
+    for value in (True, False, property(lambda self: True)):
+        with pytest.raises(ConfigError) as caught:
+            type("Former", (Step,), {name: value})
+        assert str(caught.value).startswith(
+            f"Former.{name}: expected {instead}, got the attribute's former name"
+        )
+        kind = instead.partition("{")[2].partition(".")[0]
+        assert str(caught.value).endswith(f": import {kind} from slime_ext.steps")
+
+
+def test_a_field_without_a_value_which_would_take_the_interfaces_is_refused():
+    said = r"Own\.unit: expected a value beside the annotation, got none: write unit: \.\.\. = "
+    with pytest.raises(ConfigError, match=said):
+        type("Own", (Step,), {"__annotations__": {"unit": str}})
+    type("Own", (Step,), {"__annotations__": {"unit": str, "power": float, "base": None}, "unit": "turn"})
+    again = dataclass(frozen=True)(type("Own", (Reject,), {"__annotations__": {"unit": str}}))
+    assert again(high=2.0).unit == "token"
+
+
+def test_a_module_with_a_former_attribute_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "former.py").write_text(
+        "from slime_ext.steps import Step\nclass Own(Step):\n    is_coupled = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"steps\[0\] former.Own.*ConfigError: Own.is_coupled: ") as caught:
+        load_config({"steps": ["former.Own"]})
+    assert "\n" not in str(caught.value)
+
+
+DECLARED = {  # what a class declares wrongly -> the line
+    "Own.needs: expected a frozenset of Need.ADVANTAGES, Need.WHOLE_STEP, ": {"needs": Need.ADVANTAGES},
+    "got frozenset({<Need.TARGET: ": {"needs": frozenset({Need.TARGET})},
+    "Own.effects: expected a frozenset of Effect.REWEIGHT, Effect.BOUND, Effect.REJECT, got {'reweight'}: "
+    "write effects = frozenset({Effect.REWEIGHT})": {"effects": {"reweight"}},
+    "got 'reweight'": {"effects": "reweight"},
+}
+
+
+def test_needs_and_effects_are_sets_of_what_a_step_can_need_and_do():
+    for line, declared in DECLARED.items():
+        own = step(lambda self, s, i: s.reweight("token", self.ratio(i)), **declared)
+        for refuse in (check_step, lambda own: Correction(steps=(own,))):
+            with pytest.raises(ConfigError) as caught:
+                refuse(own)
+            assert line in str(caught.value), caught.value
+    check_step(step(lambda self, s, i: s.reweight("token", self.ratio(i)), effects={Effect.REWEIGHT}))
 
 
 def test_a_definition_in_plain_python_is_compared():

@@ -14,7 +14,7 @@ from slime_ext import presets, tis
 from slime_ext.core.correction import Correction, Tokens, plan_step
 from slime_ext.core.losses import Bounds
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Step
+from slime_ext.core.state import Effect, Step
 from slime_ext.core.steps import Clip, EssTruncate, Normalize, Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.errors import DataError
@@ -56,7 +56,7 @@ class Aggregated(Step):
     of: str = "sequence"
     how: str = "mean"
 
-    sets_weights = True
+    effects = frozenset({Effect.REWEIGHT})
 
     def __call__(self, state, inputs):
         if self.how.startswith("prefix"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from slime_ext.core.state import Step
+from slime_ext.core.state import Effect, Step
 from slime_ext.ops.histogram import LogBins
 
 HISTOGRAM = LogBins(low=-20, high=7, digits=4)  # of log-ratios, nats: 16 bins per power of 2
@@ -133,9 +133,9 @@ def _numbered(things: Sequence[object]) -> list[str]:
 
 def _effects(correction: Steps) -> Iterator[EffectCount]:
     for place, (step, name) in enumerate(zip(correction.steps, step_names(correction), strict=True)):
-        if step.is_bound:
+        if Effect.BOUND in step.effects:
             yield EffectCount(f"steps/{name}/clipped_fraction", "clipped", place)
-        if step.rejects:
+        if Effect.REJECT in step.effects:
             yield EffectCount(f"steps/{name}/rejected_fraction", "rejected", place)
             yield EffectCount(f"steps/{name}/kept_fraction", "kept", place)
     if correction.group == "atomic":

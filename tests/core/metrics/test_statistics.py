@@ -17,7 +17,7 @@ from slime_ext.core.correction import Correction, HookInputs, Plan, Tokens, appl
 from slime_ext.core.metrics import MetricsLayout, layout
 from slime_ext.core.metrics import measure as module
 from slime_ext.core.metrics.measure import measure
-from slime_ext.core.state import Step
+from slime_ext.core.state import Effect, Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.ops.segments import Segments
@@ -366,7 +366,7 @@ def test_what_each_step_did_is_counted_token_by_token(name):
         units = tuple(OfUnit(s.unit) for s in steps)  # of all steps
         totals = totals_of(Correction(steps=steps), packed)
         for i, named in enumerate(layout.step_names(Correction(steps=steps))):
-            if steps[i].rejects:
+            if Effect.REJECT in steps[i].effects:
                 kept = Correction(steps=(*steps[: i + 1], *units))(packed).keep.sum()
                 assert totals[f"steps/{named}/kept_fraction"] == kept, (seed, named)
 

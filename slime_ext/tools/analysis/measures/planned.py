@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import NO_PLAN, Correction, Plan, Tokens
+from slime_ext.core.needs import Need
 from slime_ext.host.hosts import Ranks
 from slime_ext.host.packing import pack
 from slime_ext.host.rollout_data import KEYS, call_of
@@ -33,11 +34,11 @@ StepPart = tuple[Tensor | None, Tokens, Plan]
 
 def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
     """Why a correction cannot be applied to a rollout; None if it can."""
-    reads_advantages = any(step.reads_advantages for step in correction.steps)
+    reads_advantages = any(Need.ADVANTAGES in step.needs for step in correction.steps)
     reasons = {
         NO_ADVANTAGES: rollout.advantages is None and (reads_advantages or correction.group == "rebaseline"),
         NO_AGES: rollout.newest is None and correction.needs_ages,
-        NO_AGE_STEPS: any(step.reads_age_steps for step in correction.steps),
+        NO_AGE_STEPS: any(Need.AGE_STEPS in step.needs for step in correction.steps),
         NO_HEADS: correction.center is not None,
         NO_GROUPS: rollout.groups is None and correction.group != "ignore",
         STOPS: correction.on_nonfinite == "raise" and not bool(rollout.finite.equal(rollout.mask)),
