@@ -458,8 +458,8 @@ MUTATIONS = {
     ),
     "terms at kept tokens alone": Mutation(
         "core/correction.py",
-        "term(LossInputs(vars(tokens), outcome.finite)",
-        "term(LossInputs(vars(tokens), outcome.keep)",
+        "term(LossInputs(tokens, outcome.finite)",
+        "term(LossInputs(tokens, outcome.keep)",
         "tests/test_presets.py",
     ),
     "a term that pushes": Mutation(

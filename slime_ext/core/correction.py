@@ -227,7 +227,7 @@ class Correction:
         else:
             # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN. Its
             # log-ratio and advantage read 0, so that it is not clipped either.
-            loss, clipped = self.surrogate(LossInputs(vars(tokens), outcome.keep), bounds)
+            loss, clipped = self.surrogate(LossInputs(tokens, outcome.keep), bounds)
         loss = torch.where(outcome.keep, loss, 0)
         if self.center is None:
             factor = outcome.factor.to(loss.dtype)
@@ -241,7 +241,7 @@ class Correction:
     def added(self, outcome: Outcome, tokens: Tokens) -> Iterator[Tensor]:
         """[T] what each loss term adds, nats; 0 at tokens without a finite behavior log-prob."""
         for term in self.terms:
-            yield term(LossInputs(vars(tokens), outcome.finite), outcome.numbers)
+            yield term(LossInputs(tokens, outcome.finite), outcome.numbers)
 
     def _centered_loss(self, center: Center, outcome: Outcome, tokens: Tokens, loss: Tensor) -> Tensor:
         """[T] m_t (f_t loss_t + A_t C_t). A limit of m_t holds for both: with two limits the sum would not be
@@ -257,7 +257,7 @@ class Correction:
         factor, head_factor = outcome.factor.to(loss.dtype), outcome.head_factor
         assert head_factor is not None
         counts = head_factor > 0
-        advantages = LossInputs(vars(tokens), counts).advantages
+        advantages = LossInputs(tokens, counts).advantages
         term = mean_score(self._split[0], tokens.head, advantages, counts, self.run, center.top_k)
         if not (self.bounds_products and self._bounds_head_factor):
             factor, head_factor = (_limited(x, loss, advantages * term) for x in (factor, head_factor))

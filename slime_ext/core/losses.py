@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from slime_ext.core.state import expect
+from slime_ext.core.state import Tokens, expect
 from slime_ext.ops import surrogates
 from slime_ext.ops.divergences import wide
 
@@ -37,12 +36,12 @@ class LossInputs:
     """What a surrogate reads, [T] each, finite at every token even if masked positions hold NaN.
 
     Args:
-        given: the host's tensors by name.
+        tokens: the host's tensors.
         valid: [T] bool, the tokens whose loss counts; elsewhere log-probs, their differences and advantages
             read 0.
     """
 
-    given: Mapping[str, Tensor]
+    tokens: Tokens
     valid: Tensor
 
     @cached_property
@@ -61,7 +60,7 @@ class LossInputs:
 
     def _wide(self, name: str) -> Tensor:
         """A host's tensor in float32 or wider: in bfloat16 the loss would be coarser than the correction."""
-        values = self.given[name]
+        values: Tensor = getattr(self.tokens, name)
         return values.to(wide(values.dtype))
 
 

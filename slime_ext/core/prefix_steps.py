@@ -112,7 +112,7 @@ class PrefixReject(_OfPrefix):
         if self.high is not None:
             inside = inside & (value <= self._limit(self.high))
         if self.when != "always":
-            inside = inside >= applies(self.when, "token", inputs)
+            inside = inside | ~applies(self.when, "token", inputs)
         return state.reject("token", inside)
 
     def _limit(self, bound: float) -> float:
@@ -169,7 +169,7 @@ class PrefixBudget(_OfPrefix):
         granted = before - fall * before * (before - 1) / 2
         inside = (own <= self.high) & (spent <= self.high + self.budget * granted)
         if self.when != "always":
-            inside = inside >= applies(self.when, "token", inputs)
+            inside = inside | ~applies(self.when, "token", inputs)
         return state.reject("token", inside)
 
 

@@ -285,7 +285,7 @@ class Reject(Step):
             # The second is false for NaN, too.
             inside = value <= high if low == -math.inf else value.clamp(low, high) == value
         if self.when != "always":
-            inside = inside >= applies(self.when, self.unit, inputs)  # or it does not apply
+            inside = inside | ~applies(self.when, self.unit, inputs)
         return state.reject(self.unit, inside)
 
     @cached_property

@@ -32,15 +32,15 @@ from slime_ext.host.rollout_data import Samples
 from slime_ext.host.session import session
 from slime_ext.ops.segments import Segments
 
-SPAN = 2**32  # more tokens than a hook call has
-
 
 @dataclass
 class NonFiniteTracker:
     """The first non-finite log-prob of each kind in one optimizer step on this rank."""
 
     calls: list[tuple[Segments, Sequence[int | None]]] = field(default_factory=list)
-    first: Tensor | None = None  # [kinds] float64: SPAN x number of the hook call + index of the token in it
+    # [2, kinds] float64: the number of the hook call, and the token's index in it; infinite where all are
+    # finite.
+    first: Tensor | None = None
 
     def look(
         self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] = ()
@@ -54,14 +54,16 @@ class NonFiniteTracker:
         ]
         rows = pad(torch.stack(bad).to(torch.uint8), (0, 1))  # this rank may hold no token
         is_any, index = rows.max(1)  # the first of equals
-        found = torch.where(is_any > 0, index.double() + SPAN * len(self.calls), torch.inf)
-        self.first = found if self.first is None else torch.minimum(self.first, found)
+        place = torch.stack([torch.full_like(index, len(self.calls)), index])
+        place = torch.where(is_any > 0, place.double(), torch.inf)
+        # Calls come in order, so that what was noted first stays.
+        self.first = place if self.first is None else torch.where(self.first < torch.inf, self.first, place)
         self.calls.append((segments, samples))
 
     def vector(self, device: torch.device | str = "cpu") -> Tensor:
-        """[kinds] float64, the first that was found of each kind, for all ranks; infinite: none."""
-        none = torch.full((len(CONSEQUENCES),), torch.inf, dtype=torch.float64, device=device)
-        return none if self.first is None else self.first
+        """[2 kinds] float64, ``first`` as one row, which every rank gets."""
+        none = torch.full((2 * len(CONSEQUENCES),), torch.inf, dtype=torch.float64, device=device)
+        return none if self.first is None else self.first.view(-1)
 
     def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
         """Stops on every rank if one of them found something.
@@ -71,11 +73,11 @@ class NonFiniteTracker:
             rank: this one.
         """
         for other in sorted(range(len(per_rank)), key=lambda r: r != rank):
-            for (kind, consequence), place in zip(CONSEQUENCES.items(), per_rank[other], strict=True):
-                if place < math.inf:
-                    call, index = divmod(int(place), SPAN)
-                    where = f"data rank {other}, micro-batch {call}, token {index} of it"
-                    where = self._place(call, index) if other == rank else where
+            calls, tokens = per_rank[other][: len(CONSEQUENCES)], per_rank[other][len(CONSEQUENCES) :]
+            for (kind, consequence), call, token in zip(CONSEQUENCES.items(), calls, tokens, strict=True):
+                if call < math.inf:
+                    where = f"data rank {other}, micro-batch {int(call)}, token {int(token)} of it"
+                    where = self._place(int(call), int(token)) if other == rank else where
                     raise NonFiniteError(
                         f"{kind}, {where}: expected {wanted(kind)}, got another value: {consequence}"
                     )

@@ -327,6 +327,3 @@ def highest(unit: str, maxima: Tensor) -> Tensor:
     if unit == "turn":
         maxima = torch.where(maxima[..., 1] > 0, maxima[..., 0], -torch.inf)
     return maxima.amax(1)
-
-
-__test__ = {"Segments.blocks": Segments.blocks.__doc__}  # doctest finds no cached_property by itself

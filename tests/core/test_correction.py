@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -337,7 +338,7 @@ def test_own_losses_of_lower_precision_are_computed_in_float32(dtype):
     exact = {name: values.double() for name, values in rounded.items()}
     valid = torch.ones(64, dtype=torch.bool)
     for surrogate in (kind() for kind in SURROGATES.values() if kind is not HostLoss):
-        loss, clipped = surrogate(LossInputs(rounded, valid), Bounds())
-        expected, also = surrogate(LossInputs(exact, valid), Bounds())
+        loss, clipped = surrogate(LossInputs(SimpleNamespace(**rounded), valid), Bounds())
+        expected, also = surrogate(LossInputs(SimpleNamespace(**exact), valid), Bounds())
         torch.testing.assert_close(loss.double(), expected, rtol=2e-6, atol=2e-6)
         assert loss.dtype == torch.float32 and torch.equal(clipped, also), surrogate

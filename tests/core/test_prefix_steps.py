@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,7 +128,8 @@ def test_the_cap_of_extreme_weights(weights):
 
 def gradient(term, log_ratio, numbers=()):
     target = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
-    inputs = LossInputs({"target": target, "behavior": torch.zeros(1)}, torch.ones(1, dtype=torch.bool))
+    packed = SimpleNamespace(target=target, behavior=torch.zeros(1))
+    inputs = LossInputs(packed, torch.ones(1, dtype=torch.bool))
     value = term(inputs, dict(numbers))
     return value.item(), torch.autograd.grad(value.sum(), target)[0].item()
 
