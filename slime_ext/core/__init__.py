@@ -1,0 +1,43 @@
+"""The mathematics of a correction, its metrics and its guards.
+
+These records hold what a hook call needs, in the order in which an optimizer step meets them.
+
+Before its first call:
+
+    Reporter            what a run does with its metrics: layout, file, guards
+    Ranks               this process among those that train a step
+    MetricsLayout       names and places of the sums that calls add up
+    EffectCount         one of them: tokens that a step clipped, rejected or kept
+    Samples             the step's samples, found again by their loss masks
+    SampleRow           one sample on whatever rank, for what couples samples
+    OptimizerStep       what the calls of one step share: samples, plan, sums
+    NonFiniteTracker    its first log-prob that is not finite
+    Plan                numbers, factors and groups that need the whole step
+
+In each call:
+
+    HookCall            the host's arguments, lists of one tensor per sample
+    Parallel            this rank among those that share sequences
+    Segments            lengths of the packed sequences, response mask, sums over both
+    Head                the sampler's likeliest tokens, for center
+    Tokens              the call's tensors, packed: one number per token
+    Bounds              the host's PPO clip range
+    HookInputs          Tokens, and all else that decides the result
+    StepInputs          what each step reads: log-ratios and statistics
+    StatisticKey        the name of one statistic
+    ExceedsLimit        its quantity: how far a token is above a limit
+    ByPosition          its quantity: a token's, times the tokens before it
+    State               weights and keep flags between two steps
+    StepEffect          what one step clipped or rejected, for metrics
+    SequenceStatistics  ratio and length of each sequence, for metrics
+    Outcome             what the steps decided: weights, keep flags
+    LossInputs          the tokens of a loss of ours, 0 where they do not count
+    StepSums            the call's share of the metrics
+    HookResult          loss, kept tokens and sums, for the host and the step
+
+At the end of the step:
+
+    Totals              the sums of all ranks, as Python numbers
+    Guard               the range of a metric, and what happens outside
+    Watch               for how many steps each metric has been outside
+"""

@@ -40,7 +40,7 @@ LARGEST_LOG = 709.0  # nats; exp of more overflows a float64
 
 
 @dataclass(frozen=True)
-class KeptInputs(StepInputs):
+class _KeptInputs(StepInputs):
     """Inputs whose sums and counts leave out the tokens that are not ``kept``."""
 
     kept_tokens: Tensor | None = None  # [T] bool
@@ -75,7 +75,7 @@ class Scoped(Step):
         values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
         if self.clamp is not None:
             values["log_ratio"] = inputs.log_ratio.clamp(-self.clamp, self.clamp)
-        own = KeptInputs(**values, kept_tokens=inputs.kept(state) if self.over == "kept" else None)
+        own = _KeptInputs(**values, kept_tokens=inputs.kept(state) if self.over == "kept" else None)
         return super().__call__(
             state, replace(own, table={**inputs.table, **tabulate(super().statistics, own)})
         )

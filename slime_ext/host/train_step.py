@@ -106,12 +106,12 @@ class Reporter:
         place = ", ".join(f"{name} {value}" for name, value in where.items())
         if first:
             self._write(where, place, scalars, curves)
-        for alarm in self.watch.look(scalars, place):
-            if alarm.action == "stop":
-                raise GuardError(alarm.line)
-            session.leaves_loss_alone |= alarm.action == "metrics_only"
+        for action, line in self.watch.look(scalars, place):
+            if action == "stop":
+                raise GuardError(line)
+            session.leaves_loss_alone |= action == "metrics_only"
             if first:
-                log.warning(alarm.line)
+                log.warning(line)
         return {**scalars, **curves} if self.options.curves == "log" else scalars
 
     def _write(self, where: Mapping[str, int], place: str, scalars: Values, curves: Values) -> None:

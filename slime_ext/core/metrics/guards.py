@@ -54,14 +54,6 @@ class Guard:
 DEFAULT: Mapping[str, Guard] = {"kept_fraction": Guard(min=0.1, steps=3)}
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """A guard that acted."""
-
-    action: Action
-    line: str
-
-
 @dataclass
 class Watch:
     """Counts the optimizer steps that each guard's metric has been outside."""
@@ -70,8 +62,8 @@ class Watch:
     outside: dict[str, int] = field(default_factory=dict)
     last: tuple[str, dict[str, int]] = ("", {})  # the latest step, and the counts before it
 
-    def look(self, values: Mapping[str, float], where: str) -> Iterator[Alarm]:
-        """The guards that act on a step's metrics: after ``steps`` in a row, then after twice as many, ...
+    def look(self, values: Mapping[str, float], where: str) -> Iterator[tuple[Action, str]]:
+        """Yields action and line of each guard that acts: after ``steps`` in a row, twice as many, ...
 
         Args:
             values: metrics by their full names.
@@ -90,7 +82,7 @@ class Watch:
             count = self.outside[name] = self.outside.get(name, 0) + 1
             turns, rest = divmod(count, guard.steps)
             if not rest and turns & (turns - 1) == 0:
-                yield Alarm(guard.action, _line(name, guard, value, count, where))
+                yield guard.action, _line(name, guard, value, count, where)
 
 
 def _line(name: str, guard: Guard, value: float, count: int, where: str) -> str:
