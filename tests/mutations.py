@@ -115,7 +115,10 @@ MUTATIONS = {
         "ops/surrogates.py", "log_ratio.clamp(max=most)", "log_ratio", "tests/core/test_correction.py"
     ),
     "a surrogate of rejected tokens": Mutation(
-        "core/correction.py", "vars(tokens), outcome.keep", "vars(tokens), outcome.finite", SUITE
+        "core/correction.py",
+        "self.surrogate(LossInputs(tokens, outcome.keep)",
+        "self.surrogate(LossInputs(tokens, outcome.finite)",
+        SUITE,
     ),
     "versions digit by digit": Mutation(
         "host/contract.py", " and not isinstance(value, str)", "", "tests/host/test_rollout_log.py"
@@ -205,7 +208,7 @@ MUTATIONS = {
         "host/certify.py", "float(self.steps - before)", "float(self.steps)", "tests/host/test_staleness.py"
     ),
     "ages of weights to come": Mutation(
-        "host/staleness.py", " or v > now", "", "tests/host/test_staleness.py"
+        "host/staleness.py", " or v > current", "", "tests/host/test_staleness.py"
     ),
     "a loss of any length": Mutation(
         "host/hook.py",
@@ -299,20 +302,20 @@ MUTATIONS = {
     ),
     "a prefix without its token": Mutation(
         "ops/prefixes.py",
-        "found, distance = segments.zeroed(values).double(), 1",
-        "found, distance = 0 * segments.zeroed(values).double(), 1",
+        "running, distance = segments.zeroed(values).double(), 1",
+        "running, distance = 0 * segments.zeroed(values).double(), 1",
         "tests/core/test_prefix_steps.py",
     ),
     "a prefix reaches into the sequence before": Mutation(
         "ops/prefixes.py",
-        "torch.where(within >= distance, found.roll(distance), 0)",
-        "found.roll(distance)",
+        "torch.where(within >= distance, running.roll(distance), 0)",
+        "running.roll(distance)",
         "tests/core/test_prefix_steps.py",
     ),
     "a shard forgets the sums before it": Mutation(
         "ops/prefixes.py",
-        "return found + before.index_select(0, places)",
-        "return found + 0 * before.index_select(0, places)",
+        "return running + before.index_select(0, places)",
+        "return running + 0 * before.index_select(0, places)",
         CONTEXT_PARALLEL,
     ),
     "masked tokens count in a prefix": Mutation(
@@ -323,8 +326,8 @@ MUTATIONS = {
     ),
     "a budget that forgets what was spent": Mutation(
         "core/prefix_steps.py",
-        "(own <= self.high) & (spent <=",
-        "(own <= self.high) & (own <=",
+        "(weighted <= self.high) & (spent <=",
+        "(weighted <= self.high) & (weighted <=",
         "tests/core/test_prefix_steps.py",
     ),
     "bounds that do not grow": Mutation(
@@ -443,8 +446,8 @@ MUTATIONS = {
     ),
     "a token may spend the budget at once": Mutation(
         "core/prefix_steps.py",
-        "(own <= self.high) &",
-        "(own <= self.high + self.budget) &",
+        "(weighted <= self.high) &",
+        "(weighted <= self.high + self.budget) &",
         "tests/core/test_prefix_steps.py",
     ),
     "the budget of the token itself": Mutation(

@@ -88,7 +88,7 @@ def _loaded(correction: str | Path | Mapping[str, Any] | Correction) -> Correcti
 def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
     """Raises unless everything that the correction reads was passed, has the right shape, and is finite where
     required."""
-    given = {
+    read = {
         "loss": loss,
         "mask": tokens.segments.mask,
         "behavior": tokens.behavior,
@@ -97,20 +97,20 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
         "advantages": tokens.advantages,
     }
     for name, need in {"target": Need.TARGET, "advantages": Need.ADVANTAGES}.items():
-        is_there = given[name] is not None or need not in correction.needs
+        is_there = read[name] is not None or need not in correction.needs
         expect(is_there, name, "a tensor", "None", "this correction reads it")
     require(correction.needs, OFFERS, "correction", NEEDS_A_HOST)
     size = tokens.segments.size
-    for name, values in given.items():
+    for name, values in read.items():
         if values is not None and values.shape != (size,):
             got = list(values.shape)
             raise DataError(
                 f"{name}: expected shape [{size}], the sum of lengths, got {got}: pack the tokens"
             )
-    _check_values(correction, given, tokens.segments)
+    _check_values(correction, read, tokens.segments)
 
 
-def _check_values(correction: Correction, given: Mapping[str, Tensor | None], segments: Segments) -> None:
+def _check_values(correction: Correction, tensors: Mapping[str, Tensor | None], segments: Segments) -> None:
     """Raises NonFiniteError at the first value at a response token that would make the loss NaN."""
     why = "the loss would be NaN"
     checks = [("proximal", "finite log-probs", why), ("target", "finite log-probs", why)]
@@ -120,7 +120,7 @@ def _check_values(correction: Correction, given: Mapping[str, Tensor | None], se
         why = "on_nonfinite: raise asks to stop here"
         checks.append(("behavior", "log-probs above -1000 and at most 0", why))
     for name, wanted, why in checks:
-        if (values := given[name]) is None:
+        if (values := tensors[name]) is None:
             continue
         is_sound = is_log_prob(values) if name == "behavior" else values.isfinite()
         if (wrong := segments.mask & ~is_sound).any():

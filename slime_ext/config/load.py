@@ -75,11 +75,11 @@ def block_of(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or one of our keys is beside ``slime_ext:``.
     """
-    found: Any = read_mapping(str(config)) if is_file_name(config) else config
-    block: Any = found.get(ROOT, found) if isinstance(found, Mapping) else found
+    mapping: Any = read_mapping(str(config)) if is_file_name(config) else config
+    block: Any = mapping.get(ROOT, mapping) if isinstance(mapping, Mapping) else mapping
     if not isinstance(block, Mapping):
         raise ConfigError(f"{ROOT}: expected a mapping, got {shown(block)}: see the files in configs/")
-    for key in (key for key in KEYS if block is not found and key in found):
+    for key in (key for key in KEYS if block is not mapping and key in mapping):
         raise ConfigError(
             f"{key}: expected it under {ROOT}, got it beside: nothing reads it there; indent it"
         )
@@ -123,19 +123,19 @@ def with_preset(mapping: Any, preset: str | None) -> Any:
             f"{ROOT}: expected a mapping in --custom-config-path, got none: slime_ext.tis.correct reads its "
             "configuration there; or name a preset, as in --custom-tis-function-path slime_ext.tis.token_tis"
         )
-    given = {} if mapping is None else mapping
-    if preset is None or not isinstance(given, Mapping):
-        return given
-    if not _is_same_preset(given.get("preset", preset), preset):
+    keys = {} if mapping is None else mapping
+    if preset is None or not isinstance(keys, Mapping):
+        return keys
+    if not _is_same_preset(keys.get("preset", preset), preset):
         raise ConfigError(
             f"{ROOT}.preset: expected {preset} (which --custom-tis-function-path names), got "
-            f"{cut(given['preset'])}: name one"
+            f"{cut(keys['preset'])}: name one"
         )
-    return {**given, "preset": preset}
+    return {**keys, "preset": preset}
 
 
-def _is_same_preset(given: Any, preset: str) -> bool:
-    return isinstance(given, str) and len({presets.ALIASES.get(name, name) for name in (given, preset)}) == 1
+def _is_same_preset(name: Any, preset: str) -> bool:
+    return isinstance(name, str) and presets.ALIASES.get(name, name) == presets.ALIASES.get(preset, preset)
 
 
 def to_mapping(correction: Correction) -> dict[str, Any]:
@@ -205,16 +205,17 @@ def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, optio
 def _guards(mapping: Any, correction: Correction, options: Options) -> dict[str, Guard]:
     """The default guards and those of the mapping; None removes one."""
     where = f"{ROOT}.guards"
-    found, known = dict(guards.DEFAULT), known_names(correction)
-    given = mapping_of(where, mapping)
-    for name, fields in given.items():
-        found.pop(name, None)
+    watched, known = dict(guards.DEFAULT), known_names(correction)
+    changes = mapping_of(where, mapping)
+    for name, fields in changes.items():
+        watched.pop(name, None)
         if fields is not None:
-            found[name] = read_fields(f"{where}.{name}", Guard, fields)
-    for name in (*given, *found):
+            watched[name] = read_fields(f"{where}.{name}", Guard, fields)
+    for name in (*changes, *watched):
         check_known(where, "metric", name, known)
-    forbid_idle_guards({name: found[name] for name in given if name in found}, correction, options, where)
-    return found
+    changed = {name: watched[name] for name in changes if name in watched}
+    forbid_idle_guards(changed, correction, options, where)
+    return watched
 
 
 def _preset(name: Any) -> Correction:

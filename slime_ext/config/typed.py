@@ -61,20 +61,20 @@ def _value(where: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list):  # YAML has no tuples
         value = tuple(value)
     if is_plain(hint):  # by the rule of the object that it goes into
-        found = _number(value, hint)
-        check_value(where, found, hint)
-        return found
+        converted = _number(value, hint)
+        check_value(where, converted, hint)
+        return converted
     try:
-        found = _adapter(hint).validate_python(_number(value, hint))
+        converted = _adapter(hint).validate_python(_number(value, hint))
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
         near = did_you_mean(cut(value), re.findall("'(.*?)'", expected))
         raise ConfigError(f"{where}: expected {expected}, got {shown(value)}{near}") from None
-    if isinstance(found, float) and not is_float32(found):
+    if isinstance(converted, float) and not is_float32(converted):
         raise ConfigError(f"{where}: expected {FLOAT32}, got {shown(value)}")
-    if isinstance(found, int) and abs(found) > MOST:
+    if isinstance(converted, int) and abs(converted) > MOST:
         raise ConfigError(f"{where}: expected a whole number up to {MOST}, got {shown(value)}")
-    return found
+    return converted
 
 
 @functools.cache
@@ -92,12 +92,12 @@ def _number(value: Any, hint: Any) -> Any:
     (3.0, 3, True)
     """
     wanted = {hint, *get_args(hint)} & {int, float}
-    found = as_number(value) if wanted and isinstance(value, str | int) else None
-    if found is None:
+    number = as_number(value) if wanted and isinstance(value, str | int) else None
+    if number is None:
         return value
     if float in wanted:
-        return found
-    return int(found) if found.is_integer() else value
+        return number
+    return int(number) if number.is_integer() else value
 
 
 def read_fields(where: str, cls: type[T], values: Any) -> T:

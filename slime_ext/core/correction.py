@@ -418,8 +418,8 @@ def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum
     read = [replace(inputs, table=tabulate(correction.statistics, inputs)) for inputs in read]
     for i, step in enumerate(correction.steps):
         if Need.WHOLE_STEP in step.needs:
-            now = [replace(inputs, plan=numbers) for inputs in read]
-            before = [(correction.run(inputs, correction.steps[:i]), inputs) for inputs in now]
+            planned = [replace(inputs, plan=numbers) for inputs in read]
+            before = [(correction.run(inputs, correction.steps[:i]), inputs) for inputs in planned]
             numbers[step] = step.number_for_step(before, all_sum)
     return Plan(numbers)
 

@@ -162,12 +162,12 @@ class PrefixBudget(_OfPrefix):
         before = (response_order(inputs.segments) - 1).clamp_min(0).double()
         count = inputs.segments.expand_to_tokens("sequence", inputs.table[COUNT])
         fall = (1 - self.last) / (count - 1).clamp_min(1)
-        own = (1 - fall * before) * inputs.value_of(self.statistic)
+        weighted = (1 - fall * before) * inputs.value_of(self.statistic)
         # sum of v_i D_i = sum of D_i - fall * sum of (i - 1) D_i, and likewise with D = 1.
         spent = self._sums(inputs, self.statistic)
         spent = spent - fall * self._sums(inputs, ByPosition(self.statistic))
         granted = before - fall * before * (before - 1) / 2
-        inside = (own <= self.high) & (spent <= self.high + self.budget * granted)
+        inside = (weighted <= self.high) & (spent <= self.high + self.budget * granted)
         if self.when != "always":
             inside = inside | ~applies(self.when, "token", inputs)
         return state.reject("token", inside)

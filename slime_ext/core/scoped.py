@@ -75,9 +75,9 @@ class Scoped(Step):
         values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
         if self.clamp is not None:
             values["log_ratio"] = inputs.log_ratio.clamp(-self.clamp, self.clamp)
-        own = _KeptInputs(**values, kept_tokens=inputs.kept(state) if self.over == "kept" else None)
+        scoped = _KeptInputs(**values, kept_tokens=inputs.kept(state) if self.over == "kept" else None)
         return super().__call__(
-            state, replace(own, table={**inputs.table, **tabulate(super().statistics, own)})
+            state, replace(scoped, table={**inputs.table, **tabulate(super().statistics, scoped)})
         )
 
     def plain(self) -> Step:

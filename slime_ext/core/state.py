@@ -420,10 +420,10 @@ def only_bounds(step: Step) -> bool:
 
 def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:
     """The range of the weights before each step, and after the last one."""
-    found = [WeightRange()]
+    ranges = [WeightRange()]
     for step in steps:
-        found.append(step.weight_range(found[-1]))
-    return found
+        ranges.append(step.weight_range(ranges[-1]))
+    return ranges
 
 
 def statistics_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[StatisticKey, ...]:

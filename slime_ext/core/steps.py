@@ -264,11 +264,13 @@ class Reject(Step):
     def statistics(self) -> tuple[StatisticKey, ...]:
         if not self._reads_ratio:
             return ()
-        own = (self._exceeds,) if self._exceeds else statistics_of(self.unit, self.aggregate, self.statistic)
+        of_value = statistics_of(self.unit, self.aggregate, self.statistic)
+        if self._exceeds:
+            of_value = (self._exceeds,)
         if self.when == "always":
-            return own
+            return of_value
         signs = ("advantage", "ratio") if self.when.startswith("outward") else ("advantage",)
-        return own + tuple(key for name in signs for key in statistics_of(self.unit, "sum", name))
+        return of_value + tuple(key for name in signs for key in statistics_of(self.unit, "sum", name))
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         if self.max_staleness is not None:
@@ -545,8 +547,8 @@ def _largest(micro_batches: Sequence[Tensor], all_sum: AllSum) -> Tensor:
     def none(cuts: Tensor) -> Tensor:
         return all_sum((distance <= cuts).double()) == 0
 
-    found = FAR - (_last(none, distance.device) + 1).view(torch.float64)
-    return torch.where(found > -torch.inf, found, 0)
+    largest = FAR - (_last(none, distance.device) + 1).view(torch.float64)
+    return torch.where(largest > -torch.inf, largest, 0)
 
 
 def _total(parts: Iterable[Tensor]) -> Tensor:
@@ -570,11 +572,11 @@ def _up_to(cuts: Tensor, values: Tensor, sums: Tensor) -> Tensor:
 
 def _last(holds: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
     """[] int64, the bits of the largest finite value >= 0 for which ``holds`` (true, then false), or -1."""
-    found = torch.zeros((), dtype=torch.int64, device=device)
+    prefix = torch.zeros((), dtype=torch.int64, device=device)
     digits = torch.arange(256, device=device)
     for shift in range(56, -8, -8):
-        bits = found + (digits[:128] if shift == 56 else digits) * 2**shift
+        bits = prefix + (digits[:128] if shift == 56 else digits) * 2**shift
         good = holds(bits.clamp(max=TOP).view(torch.float64)) & (bits <= TOP)
         last = good.sum() - 1
-        found = bits.index_select(0, last.clamp_min(0).view(1)).squeeze(0)
-    return torch.where(last < 0, -1, found)
+        prefix = bits.index_select(0, last.clamp_min(0).view(1)).squeeze(0)
+    return torch.where(last < 0, -1, prefix)

@@ -69,11 +69,11 @@ class ReverseK3(Term):
         return self.times_one_minus_ess
 
     def __call__(self, inputs: LossInputs, numbers: Mapping[Step, Tensor]) -> Tensor:
-        found = self.coefficient * k3(-inputs.log_ratio("behavior").clamp(min=-FAR))
+        penalty = self.coefficient * k3(-inputs.log_ratio("behavior").clamp(min=-FAR))
         if not self.times_one_minus_ess:
-            return found
+            return penalty
         ess = next(number for step, number in numbers.items() if isinstance(step, EssTruncate))
-        return (1 - ess).to(found.dtype) * found
+        return (1 - ess).to(penalty.dtype) * penalty
 
 
 TERMS: dict[str, type[Term]] = {"squared_log_ratio": SquaredLogRatio, "reverse_k3": ReverseK3}

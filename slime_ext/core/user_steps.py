@@ -88,16 +88,16 @@ def samples(seed: int = 0) -> list[Sample]:
         drawn = torch.randn(len(mask), generator=generator, dtype=torch.float64).tolist()
         return tuple(mean + spread * x if bit else float("nan") for x, bit in zip(drawn, mask, strict=True))
 
-    found: list[Sample] = []
+    batch: list[Sample] = []
     for mask in masks:
         proximal, noise, drift = (numbers(mask, *of) for of in ((-4, 0.5), (0, 0.6), (0, 0.1)))
-        if len(found) == 3:
+        if len(batch) == 3:
             noise = (-6.0, *noise[1:])
-        if len(found) == 4:
+        if len(batch) == 4:
             noise = (0.0, *(x * NEAR for x in noise[1:]))
         behavior, target = (tuple(x + y for x, y in zip(proximal, of, strict=True)) for of in (noise, drift))
-        found.append(Sample(mask, proximal, behavior, target, numbers(mask, 0, 1)))
-    return found
+        batch.append(Sample(mask, proximal, behavior, target, numbers(mask, 0, 1)))
+    return batch
 
 
 def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
@@ -122,14 +122,14 @@ def load_step(path: str, where: str) -> type[Step]:
             ``slime_ext.steps.Step``.
     """
     where = f"{where} {path}"
-    found = load_named(path, where, "class")
-    is_step = isinstance(found, type) and issubclass(found, Step)
-    expect(is_step, where, "a class made from slime_ext.steps.Step", _kind(found), "a step is one")
-    parameters = getattr(found, "__dataclass_params__", None)
-    frozen = parameters is not None and parameters.frozen and "__dataclass_fields__" in vars(found)
+    cls = load_named(path, where, "class")
+    is_step = isinstance(cls, type) and issubclass(cls, Step)
+    expect(is_step, where, "a class made from slime_ext.steps.Step", _kind(cls), "a step is one")
+    parameters = getattr(cls, "__dataclass_params__", None)
+    frozen = parameters is not None and parameters.frozen and "__dataclass_fields__" in vars(cls)
     why = "its fields are its configuration, and a plan is found by them"
     expect(frozen, where, "@dataclass(frozen=True) above the class", "none", why)
-    step: type[Step] = found
+    step: type[Step] = cls
     return step
 
 
@@ -175,24 +175,24 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
             replace(packed([s]), ages=age[i : i + 1], age_steps=2 * age[i : i + 1])
             for i, s in enumerate(batch)
         ]
-        found = torch.cat([_run(step, where, part) for part in alone])
+        again = torch.cat([_run(step, where, part) for part in alone])
         what = "take sums per unit, or say Need.WHOLE_STEP in needs and define number_for_step"
-        _check_same(inputs, weights, found, where, "whatever shares the micro-batch", what)
+        _check_same(inputs, weights, again, where, "whatever shares the micro-batch", what)
     what = "take sums with inputs.total, inputs.aggregate or inputs.prefix"
     for prompt, when in PROMPTS.items():
-        found = _run_split(step, where, tokens, prompt)
-        _check_same(inputs, weights, found, where, when, what)
+        again = _run_split(step, where, tokens, prompt)
+        _check_same(inputs, weights, again, where, when, what)
     if definition is not None:
         for batch in map(samples, range(3)):
             compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
 
 
-def _check_is_step(given: object) -> None:
+def _check_is_step(candidate: object) -> None:
     """Raises ConfigError for a function, a class or anything else that is no step."""
     wanted = "an instance of a class made from slime_ext.steps.Step"
-    if isinstance(given, type):
-        expect(False, "check_step", wanted, _kind(given), f"write {given.__name__}(...)")
-    expect(isinstance(given, Step), "check_step", wanted, _kind(given), "check_hook tries a function")
+    if isinstance(candidate, type):
+        expect(False, "check_step", wanted, _kind(candidate), f"write {candidate.__name__}(...)")
+    expect(isinstance(candidate, Step), "check_step", wanted, _kind(candidate), "check_hook tries a function")
 
 
 def _run(step: Step, where: str, tokens: Tokens) -> Tensor:
@@ -390,8 +390,8 @@ def _place(inputs: StepInputs, flags: Tensor) -> str:
     return f"sample {int(inputs.segments.ids[token])}, token {int(inputs.segments.within[token])}"
 
 
-def _check_same(inputs: StepInputs, weights: Tensor, found: Tensor, where: str, when: str, what: str) -> None:
-    differs = ~torch.isclose(found, weights, rtol=EXACT, atol=0)
+def _check_same(inputs: StepInputs, weights: Tensor, again: Tensor, where: str, when: str, what: str) -> None:
+    differs = ~torch.isclose(again, weights, rtol=EXACT, atol=0)
     got = f"others for {_place(inputs, differs)}"
     expect(not differs.any(), where, f"the same weights {when}", got, what)
 
@@ -513,10 +513,10 @@ def on_ranks(function: Callable[[int, AllSum], Any], where: str, ranks: int = RA
 
 
 def compare(
-    where: str, batch: Sequence[Sample], found: Tensor, definition: Definition, tolerance: float
+    where: str, batch: Sequence[Sample], weights: Tensor, definition: Definition, tolerance: float
 ) -> None:
     """Raises ConfigError at the first response token whose weight is not the definition's."""
-    parts = torch.split(found, [len(sample.mask) for sample in batch])
+    parts = torch.split(weights, [len(sample.mask) for sample in batch])
     for i, (sample, part) in enumerate(zip(batch, parts, strict=True)):
         for t, (got, wanted) in enumerate(
             zip(part.tolist(), _defined(where, definition, sample), strict=True)

@@ -134,8 +134,8 @@ def _keys_of_file(args: Any) -> tuple[str, ...]:
     is_ours = function_of(args) or getattr(args, "slime_ext", None) is not None
     if not (is_ours and isinstance(path, str) and Path(path).is_file()):
         return ()
-    found = read_yaml(path, f"--custom-config-path {path}")
-    return tuple(map(str, found)) if isinstance(found, Mapping) else ()
+    content = read_yaml(path, f"--custom-config-path {path}")
+    return tuple(map(str, content)) if isinstance(content, Mapping) else ()
 
 
 def center_of_flags(args: Any) -> Center | None:

@@ -113,21 +113,21 @@ class HookCall:
         """The call from the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass
         more). What the host did not pass comes from the policy loss that is running, by way of
         ``session.loss_inputs``."""
-        given = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
-        given = {**(session.loss_inputs.get() or {}), **given}
-        if "rollout_log_probs" not in given and "rollout_log_probs" in arguments:
+        keywords = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
+        keywords = {**(session.loss_inputs.get() or {}), **keywords}
+        if "rollout_log_probs" not in keywords and "rollout_log_probs" in arguments:
             raise ConfigError(
                 "rollout_log_probs: expected one tensor per sample, got None: the rollout must record the "
                 "log-probs of the sampled tokens (return_logprob); a custom generate function has to fill "
                 "them in"
             )
-        missing = [key for key in REQUIRED[1:] if key not in given]
+        missing = [key for key in REQUIRED[1:] if key not in keywords]
         if missing:
             raise ConfigError(
                 f"hook call: expected the keywords {', '.join(REQUIRED)}, got no {', '.join(missing)}: "
                 "call it as slime's policy loss does"
             )
-        return cls(args, **{key: value for key, value in given.items() if key in cls.__dataclass_fields__})
+        return cls(args, **{key: value for key, value in keywords.items() if key in cls.__dataclass_fields__})
 
     def require(self, correction: Correction, who: str) -> None:
         """Raises ConfigError unless the host passed what the correction of function ``who`` reads."""

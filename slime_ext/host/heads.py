@@ -45,16 +45,16 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows]:
             f"center: expected the sampler's head of every sample of rollout {rollout_id}, got none of "
             f"{len(lacking)} of {len(samples.indices)}, the first is {lacking[0]}: sample them with {FLAG}"
         )
-    found = [known[index] for index in samples.indices]
-    if found and not isinstance(found[0], tuple):
-        found = sys.modules["ray"].get(found)
-    for ids, _ in found:
+    heads = [known[index] for index in samples.indices]
+    if heads and not isinstance(heads[0], tuple):
+        heads = sys.modules["ray"].get(heads)
+    for ids, _ in heads:
         if ids.shape[1] != top_k:
             raise DataError(
                 f"center.top_k: expected {ids.shape[1]}, as in the rollout, got {top_k}: both read the same "
                 "configuration"
             )
-    return found
+    return heads
 
 
 def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[str, Any]) -> Head | None:

@@ -36,15 +36,15 @@ def read_ahead(iterator: Any, count: int) -> Batch:
 
     Source: slime, backends/megatron_utils/data.py; the same from v0.2.0 on and in miles.
     """
-    at, found = iterator.offset, dict[str, Any]()
+    at, joined = iterator.offset, dict[str, Any]()
     try:
         batches = [iterator.get_next(KEYS) for _ in range(count)]
     finally:
         iterator.offset = at
     for key in KEYS:
         parts = [part for batch in batches if (part := batch.get(key)) is not None]
-        found[key] = [value for part in parts for value in part] if len(parts) == count else None
-    return found
+        joined[key] = [value for part in parts for value in part] if len(parts) == count else None
+    return joined
 
 
 def first_of(data: Batch, keys: Sequence[str]) -> Any:
@@ -68,25 +68,25 @@ def numbers(values: Tensor) -> Any:
 
 def rest_of(rollout: Batch, batch: Batch) -> dict[str, Any]:
     """The rollout's samples that are not in a batch."""
-    own = set(map(id, batch["loss_masks"]))
-    places = [i for i, mask in enumerate(rollout["loss_masks"]) if id(mask) not in own]
+    taken = set(map(id, batch["loss_masks"]))
+    places = [i for i, mask in enumerate(rollout["loss_masks"]) if id(mask) not in taken]
     held = {key: rollout.get(key) for key in KEYS}
     return {key: None if all_ is None else [all_[i] for i in places] for key, all_ in held.items()}
 
 
 def set_advantages(rollout: Batch, loss_masks: Sequence[Tensor], values: Sequence[float | None]) -> None:
     """Gives the samples with these masks one advantage each; None leaves them as they are."""
-    given = dict(zip(map(id, loss_masks), values, strict=True))
+    of_mask = dict(zip(map(id, loss_masks), values, strict=True))
     rollout["advantages"][:] = [
-        was if (value := given.get(id(mask))) is None else torch.full_like(was, value)
+        was if (value := of_mask.get(id(mask))) is None else torch.full_like(was, value)
         for was, mask in zip(rollout["advantages"], rollout["loss_masks"], strict=True)
     ]
 
 
 def call_of(batch: Batch, args: Any, **more: Any) -> HookCall:
     """The hook call that a micro-batch would make, with ``more`` than it has; without a loss but there."""
-    given = {name: batch.get(key) for name, key in OF_CALL.items()}
-    return HookCall.of(args, {"pg_loss": torch.zeros(0)} | given | more)
+    keywords = {name: batch.get(key) for name, key in OF_CALL.items()}
+    return HookCall.of(args, {"pg_loss": torch.zeros(0)} | keywords | more)
 
 
 def group_keys(data: Batch, group_size: int) -> list[int]:
@@ -126,8 +126,8 @@ class Samples:
 
     def places(self, loss_masks: Sequence[Tensor]) -> list[int] | None:
         """The places of a hook call's samples, in its order; None unless the step has every one."""
-        found = [self._places[id(mask)] for mask in loss_masks if id(mask) in self._places]
-        return found if len(found) == len(loss_masks) else None
+        known = [self._places[id(mask)] for mask in loss_masks if id(mask) in self._places]
+        return known if len(known) == len(loss_masks) else None
 
 
 class SampleRow(NamedTuple):
@@ -192,14 +192,14 @@ def rebaselined(rows: Sequence[SampleRow], *, by_std: bool) -> list[float | None
     for row in rows:
         if not row.is_rejected and not math.isnan(row.reward):
             groups[row.group].append(row.reward)
-    broken, found = broken_groups(rows), list[float | None]()
+    broken, advantages = broken_groups(rows), list[float | None]()
     for row in rows:
         rewards = groups[row.group]
         if row.group not in broken:
-            found.append(None)
+            advantages.append(None)
         elif row.is_rejected or math.isnan(row.reward) or len(rewards) < 2:
-            found.append(0.0)
+            advantages.append(0.0)
         else:
             centred = row.reward - statistics.fmean(rewards)
-            found.append(centred / (statistics.stdev(rewards) + EPSILON) if by_std else centred)
-    return found
+            advantages.append(centred / (statistics.stdev(rewards) + EPSILON) if by_std else centred)
+    return advantages

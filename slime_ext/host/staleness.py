@@ -67,17 +67,19 @@ def with_ages(
     """
     places = samples.places(loss_masks) if samples.versions else None
     versions = [samples.versions[place] for place in places or ()]
-    now = certify.pushes().version
-    if now is None or not versions:
+    current = certify.pushes().version
+    if current is None or not versions:
         if correction.needs_ages:
             raise ConfigError(
                 "max_staleness: expected weight versions of trainer and samples, got none of the "
-                f"{'trainer' if now is None else 'samples'}: add {INIT_FLAG} and {LOG_FLAG}; a "
+                f"{'trainer' if current is None else 'samples'}: add {INIT_FLAG} and {LOG_FLAG}; a "
                 "custom generate function has to keep Sample.index and Sample.weight_versions"
             )
         return tokens
-    known = [None if v is None or v > now else v for v in versions]
-    ages = [[math.nan, math.nan] if v is None else [now - v, certify.pushes().steps_since(v)] for v in known]
+    known = [None if v is None or v > current else v for v in versions]
+    ages = [
+        [math.nan, math.nan] if v is None else [current - v, certify.pushes().steps_since(v)] for v in known
+    ]
     table = to_device(torch.tensor(ages, dtype=torch.float64), tokens.segments.mask.device)
     return replace(tokens, ages=table[:, 0], age_steps=table[:, 1])
 
@@ -136,10 +138,10 @@ def version_metrics(samples: Sequence[Any]) -> dict[str, float]:
         ``versions`` that occur, ``mixed`` the share of samples with more than one version, ``no_log_probs``
         the share of samples that came without behavior log-probs.
     """
-    known = [found for sample in samples if (found := set(_versions(sample)))]
+    known = [versions for sample in samples if (versions := set(_versions(sample)))]
     return {
         "versions": float(len(set().union(*known))),
-        "mixed": sum(len(found) > 1 for found in known) / max(len(known), 1),
+        "mixed": sum(len(versions) > 1 for versions in known) / max(len(known), 1),
         "no_log_probs": sum(map(_lacks_log_probs, samples)) / max(len(samples), 1),
     }
 
@@ -183,8 +185,8 @@ def leave(what: str, rollout_id: int, data: bytes) -> None:
 def left(what: str, rollout_id: int) -> bytes | None:
     """What ``leave`` was given; None of a rollout that it does not know."""
     key, kv = _key(what, rollout_id), store()
-    found = session.published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
-    owner, _, data = (found or b"").partition(b" ")
+    published = session.published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
+    owner, _, data = (published or b"").partition(b" ")
     return data if owner == b"%d" % rollout_id else None
 
 
@@ -200,8 +202,8 @@ def _key(what: str, rollout_id: int) -> bytes:
 
 
 def _versions(sample: Any) -> list[int]:
-    found = map(number_of, versions_of(sample.weight_versions))
-    return [number for number in found if number is not None]
+    numbers = map(number_of, versions_of(sample.weight_versions))
+    return [number for number in numbers if number is not None]
 
 
 def _oldest(names: Any) -> int | None:

@@ -79,11 +79,11 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
         token = session.loss_inputs.set(inputs)
         try:
-            found = function(*given, **named)
+            loss = function(*given, **named)
             observe(args, batch, inputs)
         finally:
             session.loss_inputs.reset(token)
-        return found
+        return loss
 
     return policy_loss_function
 
@@ -150,6 +150,10 @@ def _who_passes(host: hosts.Host | None) -> str:
     """Who passes cur_log_probs and advantages to the hook."""
     if host is None:
         return "no slime in this process: the caller passes cur_log_probs and advantages"
-    own = host.passes("cur_log_probs")
-    who = "passes cur_log_probs itself" if own else "init passes cur_log_probs and advantages to the hook"
+    passes_itself = host.passes("cur_log_probs")
+    who = (
+        "passes cur_log_probs itself"
+        if passes_itself
+        else "init passes cur_log_probs and advantages to the hook"
+    )
     return f"{host.name}: {who}"

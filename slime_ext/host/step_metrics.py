@@ -154,10 +154,10 @@ class OptimizerStep:
         rank, size = here.place
         device = _device() if self.measured is None else self.measured.sums.device
         extra = self.tracker.vector(device)
-        totals, found = metrics.reduce(
+        totals, per_rank = metrics.reduce(
             self.layout, self.measured, here.all_sum, rank, size, device=device, extra=extra
         )
-        self.tracker.check(found, rank)
+        self.tracker.check(per_rank, rank)
         return metrics.scalars(totals), metrics.curves(totals)
 
 

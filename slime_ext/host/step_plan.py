@@ -225,15 +225,17 @@ def _rebaseline(
 def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRow]) -> None:
     """As many samples as whole groups have, in more groups: the host counted on from another size. And
     numbers of a step that is not trained yet, which decide about its samples, are not known."""
-    now, later = ({row.group for row in rows if (row.step == OTHER) is other} for other in (False, True))
-    wanted, groups = len(rows) / size, now | later
+    this_step, other_steps = (
+        {row.group for row in rows if (row.step == OTHER) is other} for other in (False, True)
+    )
+    wanted, groups = len(rows) / size, this_step | other_steps
     if wanted.is_integer() and len(groups) > wanted:
         raise ConfigError(
             f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
             f"{len(groups)}: the run went on with another --n-samples-per-prompt than it began with; use "
             "ignore"
         )
-    if Need.WHOLE_STEP in correction.needs and now & later:
+    if Need.WHOLE_STEP in correction.needs and this_step & other_steps:
         coupled = what_couples(replace(correction, denominator="host", group="ignore"))
         raise ConfigError(
             f"slime_ext.group: expected all samples of a prompt in one optimizer step beside {coupled}, got "
@@ -243,11 +245,11 @@ def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRo
 
 def _refuse_split_rollouts(args: Any, rollout: Batch) -> None:
     """slime's baseline is a prompt's only while there are as many samples as the flags say."""
-    found, prompts = len(rollout.get("raw_reward") or ()), getattr(args, "rollout_batch_size", None)
-    if found and prompts and found != (wanted := prompts * args.n_samples_per_prompt):
+    count, prompts = len(rollout.get("raw_reward") or ()), getattr(args, "rollout_batch_size", None)
+    if count and prompts and count != (wanted := prompts * args.n_samples_per_prompt):
         raise ConfigError(
             f"slime_ext.group: expected {wanted} samples (--rollout-batch-size x --n-samples-per-prompt) for "
-            f"rebaseline, got {found}: slime takes one baseline over all samples of split rollouts; use "
+            f"rebaseline, got {count}: slime takes one baseline over all samples of split rollouts; use "
             "ignore or atomic"
         )
 

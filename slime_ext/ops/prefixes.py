@@ -61,12 +61,12 @@ def prefix_sums(segments: Segments, values: Tensor, sums: Tensor, unit: str = "s
     index = torch.arange(segments.size, device=values.device)
     begins = torch.where(places != places.roll(1), index, 0)
     within = index - (begins.cummax(0).values if segments.size else begins)
-    found, distance = segments.zeroed(values).double(), 1
+    running, distance = segments.zeroed(values).double(), 1
     while distance < max((stop - start for _, start, stop, _ in segments.local_shards), default=0):
-        found = found + torch.where(within >= distance, found.roll(distance), 0)
+        running = running + torch.where(within >= distance, running.roll(distance), 0)
         distance *= 2
     before = torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1]], 1).cumsum(1).view(-1)
-    return found + before.index_select(0, places)
+    return running + before.index_select(0, places)
 
 
 def prefix_sum(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:

@@ -87,5 +87,5 @@ class Watch:
 
 def _line(name: str, guard: Guard, value: float, count: int, where: str) -> str:
     times = f"for {count} optimizer steps" if count > 1 else "in one optimizer step"
-    found = f"expected {guard.range}, got {value:.4g} {times} ({where})"
-    return f"{PREFIX}{name}: {found}: {AFTERWARDS[guard.action]}"
+    what = f"expected {guard.range}, got {value:.4g} {times} ({where})"
+    return f"{PREFIX}{name}: {what}: {AFTERWARDS[guard.action]}"

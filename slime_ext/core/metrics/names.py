@@ -151,8 +151,8 @@ def known_names(correction: Steps) -> list[str]:
     """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
     layout = MetricsLayout.of(correction)
     more = CENTER if layout.head else ()
-    own = (*(effect.name for effect in layout.effects), *layout.terms)
-    return [*METRICS, *STALENESS, *STALENESS_STEPS, *more, *CERTIFICATE, *own]
+    of_correction = (*(effect.name for effect in layout.effects), *layout.terms)
+    return [*METRICS, *STALENESS, *STALENESS_STEPS, *more, *CERTIFICATE, *of_correction]
 
 
 def scalars(totals: Totals) -> dict[str, float]:
@@ -162,9 +162,10 @@ def scalars(totals: Totals) -> dict[str, float]:
     for name, more in optional.items():
         known |= more if totals[name] else {}
     known |= CENTER if TAIL in totals.sums else {}
-    found = {name: value(totals) for name, value in known.items()}
-    own = {name: totals.mean(name, "response") for name in totals.sums if name.startswith(OF_CORRECTION)}
-    return {f"{PREFIX}{name}": value for name, value in {**found, **own}.items()}
+    values = {name: value(totals) for name, value in known.items()}
+    of_correction = [name for name in totals.sums if name.startswith(OF_CORRECTION)]
+    values |= {name: totals.mean(name, "response") for name in of_correction}
+    return {f"{PREFIX}{name}": value for name, value in values.items()}
 
 
 def curves(totals: Totals) -> dict[str, float]:

@@ -49,8 +49,8 @@ class Totals:
         """The log-ratio below which a share ``q`` of the tokens lies, off by at most 3.1% of itself."""
         if not self["counted"]:
             return 0.0
-        found = HISTOGRAM.quantile(self.histogram, q)
-        return min(max(found, -self.highest["log_ratio_min"]), self.highest["log_ratio_max"])
+        log_ratio = HISTOGRAM.quantile(self.histogram, q)
+        return min(max(log_ratio, -self.highest["log_ratio_min"]), self.highest["log_ratio_max"])
 
 
 def reduce(
@@ -77,14 +77,14 @@ def reduce(
         The totals, and ``extra`` of every rank.
     """
     sums, highest, log_sums = measured or StepSums.nothing(layout, device)
-    own = torch.cat([highest, log_sums, *([] if extra is None else [extra.double()])])
-    slots = own.new_zeros(size, own.numel())
-    slots[rank] = own
+    of_rank = torch.cat([highest, log_sums, *([] if extra is None else [extra.double()])])
+    slots = of_rank.new_zeros(size, of_rank.numel())
+    slots[rank] = of_rank
     flat = all_sum(torch.cat([sums, slots.reshape(-1)]))
     names, after = len(layout.names), len(layout.names) + HISTOGRAM.size
     histogram = HISTOGRAM.ordered(flat[names:after])
     numbers = iter(torch.cat([flat[:names], histogram, flat[after:]]).tolist())
-    parts = (names, HISTOGRAM.count, layout.size - after, *[own.numel()] * size)
+    parts = (names, HISTOGRAM.count, layout.size - after, *[of_rank.numel()] * size)
     named, counts, curves, *per_rank = (list(islice(numbers, part)) for part in parts)
     split = len(HIGHEST) + len(LOG_SUMS)
     totals = _totals(dict(zip(layout.names, named, strict=True)), counts, curves, per_rank)
