@@ -150,6 +150,7 @@ class Correction:
             log_ratio, count = (inputs.table[key] for key in OBSERVED)
             sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
         expand = inputs.segments.expand_to_tokens
+        # Selected, because the weight of a rejected token may be infinite, and infinity times 0 is NaN.
         weights = torch.where(keep, expand(state.unit, state.weights), 0)
         return Outcome(
             weights,
@@ -389,8 +390,10 @@ def _forbid_double_count(correction: Correction) -> None:
 
 
 def largest_product(dtype: torch.dtype) -> float:
-    """The largest loss of one token with an unbounded weight. bfloat16 can hold it too, and a quarter of the
-    exponents is left for sums over tokens."""
+    """The cap on weight times loss of one token: max(bfloat16) ** 0.75 for float32.
+
+    A quarter of the exponents is left, so that sums over many tokens cannot overflow.
+    """
     largest: float = torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
     return largest
 
@@ -399,6 +402,7 @@ def _limited(factor: Tensor, *losses: Tensor) -> Tensor:
     """[T] factors cut to where each product with the losses is below ``largest_product``: an infinite one
     times 0 is NaN."""
     largest = functools.reduce(torch.maximum, (loss.detach().abs() for loss in losses))
+    # A loss below 1 counts as 1, because the factor alone must not overflow either.
     most = largest_product(largest.dtype) / largest.clamp_min(1)
     return torch.minimum(factor, most)
 
@@ -467,6 +471,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
+    # The host averages it over tokens, and one infinite ratio would make the mean infinite.
     ratio = outcome.ratio.clamp(max=LARGEST[torch.float32])
     measured = None
     if layout is not None:

@@ -158,6 +158,7 @@ class State:
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside`` and records the others."""
+        # Flags are joined and weights stay, so that rejections commute and metrics count each step alone.
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "kept", unit, inside)
         return replace(self, keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))

@@ -150,6 +150,7 @@ class SignedClip(_AtLevel):
         positive = ratio.clamp(self.positive_low, self.positive_high)
         negative = ratio.clamp(self.negative_low, self.negative_high)
         weights = torch.where(inputs.advantages < 0, negative, positive)
+        # First the ratio, then its bound: so that ``bound`` records where the clip changed it.
         return state.reweight("token", ratio).bound(weights, log_ratio)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
@@ -284,7 +285,7 @@ class Reject(Step):
         else:
             low, high = self._limits
             value = inputs.total(self.unit, self.aggregate, self.statistic)
-            # The second is false for NaN, too.
+            # One operation fewer than two comparisons. NaN is outside in both forms: it equals nothing.
             inside = value <= high if low == -math.inf else value.clamp(low, high) == value
         if self.when != "always":
             inside = inside | ~applies(self.when, self.unit, inputs)
@@ -417,6 +418,7 @@ class EssTruncate(Step):
         largest = _largest(logs, all_sum)
         shares = (self._share(x - largest, inputs) for x, (_, inputs) in zip(logs, batches, strict=True))
         total, square, count = all_sum(_total(shares)).unbind()
+        # The scale of the weights cancels, so that sums of weights over the largest give the same number.
         return torch.where(square > 0, total.square() / (count * square), 1)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:

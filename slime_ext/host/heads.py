@@ -112,8 +112,13 @@ def _trainer(logits: Tensor, ids: Tensor, named: Mapping[str, Any]) -> Tensor:
 
 
 def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
-    """[T] int64, the row of the logits that makes each local response token: the host's own function cuts row
-    numbers as it cuts logits, in whatever layout."""
+    """Finds the row of the logits that predicts each response token.
+
+    Passing row numbers through the host's own slicing function works in any layout.
+
+    Returns:
+        [T] int64.
+    """
     host = hosts.current()
     assert host is not None
     cut = hosts.function_of(host.name, hosts.RESPONSES)

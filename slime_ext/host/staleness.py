@@ -173,8 +173,8 @@ def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
 
 
 def leave(what: str, rollout_id: int, data: bytes) -> None:
-    """Leaves something about a rollout for the trainer's processes of the same Ray job, in the place of what
-    was left ``WAITING`` rollouts before."""
+    """Publishes data about a rollout to the trainers of the same Ray job; keeps the last ``WAITING``
+    rollouts."""
     key, data = _key(what, rollout_id), b"%d %b" % (rollout_id, data)
     if (kv := store()) is None:
         session.published[key] = data

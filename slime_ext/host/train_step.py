@@ -78,9 +78,13 @@ class Reporter:
         return MetricsLayout.of(correction, curves=is_read) if self.options.enabled else None
 
     def report(self, step: OptimizerStep, where: Mapping[str, int]) -> dict[str, float]:
-        """Reduces a step, writes it to the file, judges it; what belongs into the host's log. {} on all
-        pipeline stages but the last. Where that one raises (a guard, a non-finite log-prob), all do: whoever
-        started the run may see one stage's error alone.
+        """Ends an optimizer step: reduces its sums over ranks, writes one line to the file, runs the guards.
+
+        If the last pipeline stage raises (a guard, a non-finite log-prob), every stage raises the same error,
+        because whoever started the run may see the error of one stage alone.
+
+        Returns:
+            The metrics for the host's log, empty except on the last pipeline stage.
         """
         error: Exception | None = None
         values: dict[str, float] = {}

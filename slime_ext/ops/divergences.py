@@ -50,6 +50,7 @@ def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor,
     dtype = wide(numerator.dtype, behavior.dtype)
     numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
     finite = mask & is_log_prob(behavior)
+    # Selected, not multiplied by the mask: a masked token may hold NaN, and NaN times 0 is NaN.
     return torch.where(finite, numerator - behavior, 0), finite, numerator, behavior
 
 
@@ -89,6 +90,7 @@ def k3(log_ratio: Tensor, ratio_minus_one: Tensor | None = None) -> Tensor:
         ratio_minus_one: e^l - 1, where it is known.
     """
     ratio_minus_one = torch.expm1(log_ratio) if ratio_minus_one is None else ratio_minus_one
+    # expm1 keeps the digits that e^l - 1 would cancel near l = 0; what rounding leaves below 0 is cut off.
     return (ratio_minus_one - log_ratio).clamp_min(0)
 
 
@@ -123,7 +125,7 @@ def binary_kl(numerator: Tensor, behavior: Tensor) -> Tensor:
     Probabilities are clamped to [1e-6, 1 - 1e-6] in float64, where 1 - p still tells them apart.
     """
     p, q = _clamped(numerator), _clamped(behavior)
-    return torch.lerp(*_log_ratios(q, p), q)
+    return torch.lerp(*_log_ratios(q, p), q)  # one operation for the mean with weights 1 - q and q
 
 
 def binary_kl_max(numerator: Tensor, behavior: Tensor) -> Tensor:

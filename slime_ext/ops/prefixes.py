@@ -87,5 +87,6 @@ def response_order(segments: Segments) -> Tensor:
     counts = mask.cumsum(0)
     begins = host_ints(list(accumulate(segments.lengths, initial=0))[:-1], device)
     first = begins.repeat_interleave(host_ints(segments.lengths, device), output_size=len(mask))
+    # Counts are integers, so that the difference of running sums is exact here, unlike in ``prefix_sums``.
     order = counts - (counts - mask.long()).index_select(0, first)
     return order if segments.shards is None else order.index_select(0, segments.positions)

@@ -261,6 +261,7 @@ class Segments:
         )
         table = table.scatter_reduce(0, index, values.double(), "amax").view(self.turn_bound, -1)
         held = table > -torch.inf
+        # Only SUMs go over ranks: one rank holds a shard, the others add 0, and the flag tells 0 from none.
         return torch.stack([torch.where(held, table, 0), held.double()], 2)
 
     def sum(self, values: Tensor, unit: str = "sequence") -> Tensor:

@@ -27,6 +27,7 @@ def ess(weights: Tensor, mask: Tensor) -> Tensor:
     >>> ess(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([True, True, True]))
     tensor(0.6667, dtype=torch.float64)
     """
+    # float64, because the square of a float32 weight above 1.8e19 is infinite in float32.
     counted = torch.where(mask, weights, 0).double().clamp(max=LARGEST_WEIGHT)
     total, square = counted.sum(), counted.square().sum()
     return torch.where(square > 0, total.square() / (mask.sum() * square), 0)

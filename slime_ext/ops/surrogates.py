@@ -46,6 +46,7 @@ def ppo_clip(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: fl
     ratio, negative = _ratio(log_ratio), -advantages
     plain = ratio * negative
     bounded = ratio.clamp(1 - eps_low, 1 + eps_high) * negative
+    # bounded > plain is false where both are equal, so a ratio at the bound counts as unclipped.
     return torch.maximum(plain, bounded), bounded > plain
 
 
@@ -68,7 +69,7 @@ def dual_clip(
     """
     loss, clipped = ppo_clip(log_ratio, advantages, eps_low, eps_high)
     ceiling = -eps_c * advantages
-    over = (advantages < 0) & (loss > ceiling)
+    over = (advantages < 0) & (loss > ceiling)  # only there: -eps_c A would cut most losses of A > 0
     return torch.where(over, ceiling, loss), clipped | over
 
 

@@ -39,10 +39,10 @@ def log_probs_at(
         [T, K] nats, the same on every rank, in float32 or more. The gradient is that of this rank's logits,
         once: every rank computes the same loss, so nothing is added up on the way back.
     """
-    found: Tensor = _LogProbsAt.apply(  # type: ignore[no-untyped-call]
+    log_probs: Tensor = _LogProbsAt.apply(  # type: ignore[no-untyped-call]
         logits, ids.long() - offset, temperature, part, parts, all_sum
     )
-    return found
+    return log_probs
 
 
 class _LogProbsAt(torch.autograd.Function):
@@ -61,6 +61,8 @@ class _LogProbsAt(torch.autograd.Function):
         for rows in chunks(logits, AT_ONCE):
             some = logits[rows].to(dtype, copy=True).div_(temperature)
             found[rows, parts:] = torch.where(held[rows], some.gather(1, at[rows]), 0)
+            # The maximum is subtracted before exp, which would overflow; -inf - -inf would be NaN, so a row
+            # whose logits are all -inf subtracts the lowest number instead.
             most = some.amax(1, keepdim=True).clamp_min(torch.finfo(some.dtype).min)
             found[rows, part] = most[:, 0] + some.sub_(most).exp_().sum(1).log()
             del some  # before the next rows are read

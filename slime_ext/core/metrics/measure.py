@@ -251,8 +251,10 @@ def _sums_by_bin(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Ten
 
 
 def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tensor:
-    """As ``_sums_by_bin``. A bin has several lanes, and neighbouring tokens add to different ones: most of
-    them lie in the same few bins, where on a GPU each would wait for the one before."""
+    """Adds up rows as ``_sums_by_bin``, on a GPU, where atomic adds to the same few bins would collide.
+
+    Each bin has several counters (lanes). Token i uses lane i mod lanes, and the lanes are added at the end.
+    """
     lanes = max(COUNTERS // bins, 1)
     even = index.shape[0] // lanes * lanes
     ones = torch.ones(1, dtype=torch.float64, device=index.device).expand(index.shape)
