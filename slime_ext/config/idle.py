@@ -40,7 +40,7 @@ def forbid_idle_guards(
         if why := constant.get(name):
             raise ConfigError(f"{here}: expected no guard, got one: {why}")
         low, high = reach_of(name)
-        inside = f"the metric lies in {_interval(low, high)}"
+        inside = f"the metric lies in {low:g} .. {high:g}"
         wanted = f"a number above {low:g}, at most {high:g}", f"a number from {low:g}, below {high:g}"
         expect(guard.min is None or low < guard.min <= high, f"{here}.min", wanted[0], guard.min, inside)
         expect(guard.max is None or low <= guard.max < high, f"{here}.max", wanted[1], guard.max, inside)
@@ -70,7 +70,3 @@ def notes_of(mapping: Mapping[str, Any], correction: Correction) -> Iterator[str
             )
     if "preset" in mapping and "steps" in mapping and not mapping["steps"]:
         yield f"steps: [] takes out those of preset: {mapping['preset']}"
-
-
-def _interval(low: float, high: float) -> str:
-    return f"{low:g} .. {high:g}"

@@ -55,7 +55,7 @@ def check_value(where: str, value: Any, hint: Any) -> None:
             near = did_you_mean(cut(value), words)
             raise ConfigError(f"{where}: expected {listed}, got {shown(value)}{near}")
         return
-    if (fault := _fault(value, _kinds(hint))) is not None:
+    if (fault := _fault(value, {hint, *get_args(hint)} & PLAIN)) is not None:
         raise ConfigError(f"{where}: expected {fault}, got {shown(value)}")
 
 
@@ -78,10 +78,6 @@ def _fault(value: Any, kinds: set[type]) -> str | None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         return "a whole number"
     return None if abs(int(value)) <= MOST else f"a whole number up to {MOST}"
-
-
-def _kinds(hint: Any) -> set[type]:
-    return {hint, *get_args(hint)} & PLAIN
 
 
 def check_fields(where: str, thing: Any) -> None:

@@ -29,7 +29,6 @@ class Need(Enum):
     HEAD = "center"
 
 
-EVERYTHING = frozenset(Need)
 PLANNED = frozenset({Need.WHOLE_STEP, Need.GROUPS, Need.KEPT_COUNT})  # computed before the step is trained
 ANY_AGE = frozenset({Need.AGES, Need.AGE_STEPS})
 

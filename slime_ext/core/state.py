@@ -463,7 +463,10 @@ def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[Statistic
         summed = segments.all_sum(torch.cat([share.reshape(-1) for share in shares]))
         parts = torch.split(summed, [share.numel() for share in shares])
         shares = [part.view(share.shape) for part, share in zip(parts, shares, strict=True)]
-    table = {key: _finished(key, share) for key, share in zip(others, shares, strict=False)}
+    table = {
+        key: highest(key.unit, share) if key.aggregate == "max" else share
+        for key, share in zip(others, shares, strict=False)
+    }
     return table | dict(zip(sums, shares[-1].unbind() if sums else (), strict=True))
 
 
@@ -476,11 +479,6 @@ def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
         return shard_sums(segments, segments.zeroed(values))
     values = torch.where(segments.mask, values if key.aggregate == "max" else -values, -torch.inf)
     return segments.local_turn_maxima(values) if key.unit == "turn" else segments.local_maxima(values)
-
-
-def _finished(key: StatisticKey, summed: Tensor) -> Tensor:
-    """A statistic from the summed shares of all ranks."""
-    return highest(key.unit, summed) if key.aggregate == "max" else summed
 
 
 def expect(ok: bool, where: str, expected: str, got: object, why: str) -> None:
