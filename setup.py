@@ -53,6 +53,7 @@ setup(
     install_requires=[TORCH, "pydantic>=2.7,<3", "PyYAML>=6,<7"],
     extras_require={
         "te": ["transformer-engine[pytorch]"],
+        "dumps": ["safetensors>=0.4,<1", "straw-queue>=0.1.2,<0.2"],  # for tensors outside a dump's own file
         "tools": TOOLS,
         "train": [*TOOLS, *HOST, *MODEL],
         "dev": [
@@ -63,6 +64,7 @@ setup(
             "ruff==0.17.5",
             "pre-commit",
             "psutil",
+            "straw-queue>=0.1.2,<0.2",
             "playwright>=1.45,<2",
         ],
     },

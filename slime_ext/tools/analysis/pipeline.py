@@ -53,7 +53,7 @@ class Result(Additive):
 
     collectors: dict[str, Any]
     skipped: list[Skipped] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)  # file, remark
     rollouts: int = 0
 
     def read(self, job: Job) -> None:
@@ -64,7 +64,7 @@ class Result(Additive):
                 self.skipped.append(found)
             else:
                 self.rollouts += 1
-                self.notes += [f"{found.source}: {note}" for note in found.notes]
+                self.notes += [(found.source, note) for note in found.notes]
                 for collector in self.collectors.values():
                     collector.add(found)
             found = None  # freed before the next one is read
@@ -101,7 +101,7 @@ def collect(
             for job in share:
                 done(job)
     result.skipped.sort(key=lambda skipped: _in_numbers(skipped.path))
-    result.notes.sort()
+    result.notes.sort(key=lambda note: (_in_numbers(note[0]), note[1]))
     return result
 
 

@@ -120,9 +120,16 @@ def _of_evaluations(count: int) -> tuple[str, ...]:
     return (f"{count} dumps of evaluations (eval_<number> in the name) are left out",) if count else ()
 
 
-def _first(notes: list[str]) -> tuple[str, ...]:
-    more = len(notes) - MOST_NOTES
-    return (*notes[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
+def _first(notes: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Remarks of files as lines, one for each remark that several files share."""
+    files: dict[str, list[str]] = {}
+    for file, note in notes:
+        files.setdefault(note, []).append(file)
+    lines = [
+        f"{of[0]}{f' and {len(of) - 1} more' if len(of) > 1 else ''}: {note}" for note, of in files.items()
+    ]
+    more = len(lines) - MOST_NOTES
+    return (*lines[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
 
 
 def _name(paths: Sequence[str]) -> str:

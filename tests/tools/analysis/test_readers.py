@@ -132,10 +132,14 @@ CALLS = """
 """.split()
 ALLOWED = """
     __builtin__.bytes _codecs.encode builtins.bytes collections.OrderedDict
+    miles.utils.types.AdapterRef miles.utils.types.RewardSpec
     numpy._core.multiarray._reconstruct numpy._core.multiarray.scalar
-    numpy.core.multiarray._reconstruct numpy.core.multiarray.scalar numpy.dtype numpy.ndarray torch.Size
-    torch._utils._rebuild_parameter torch._utils._rebuild_tensor_v2
+    numpy.core.multiarray._reconstruct numpy.core.multiarray.scalar numpy.dtype numpy.ndarray
+    slime.data.tensor.DiskTensorRef slime.utils.tensor_store.DiskTensorRef
+    straw.protocol.RecordRef straw.protocol.RecordSetRef straw.protocol.SegmentRef straw.tensor.TensorRef
+    torch.Size torch._utils._rebuild_parameter torch._utils._rebuild_tensor_v2
     torch._utils._rebuild_tensor_v3 torch.storage.UntypedStorage
+    vime.data.tensor.DiskTensorRef vime.utils.tensor_store.DiskTensorRef
 """.split()
 
 

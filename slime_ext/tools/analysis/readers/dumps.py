@@ -18,7 +18,8 @@ import torch
 from slime_ext.errors import DataError, cut
 from slime_ext.host.contract import number_of
 from slime_ext.tools.analysis.document import Skipped
-from slime_ext.tools.analysis.readers.find import Job
+from slime_ext.tools.analysis.readers.archive import read_archive
+from slime_ext.tools.analysis.readers.find import ARCHIVE, Job
 from slime_ext.tools.analysis.readers.ranks import merge_ranks
 from slime_ext.tools.analysis.readers.routes import compared_routes
 from slime_ext.tools.analysis.readers.samples import (
@@ -29,7 +30,9 @@ from slime_ext.tools.analysis.readers.samples import (
     assemble,
     rollout_number,
     sample_of,
+    whole_number,
 )
+from slime_ext.tools.analysis.readers.spilled import with_tensors
 from slime_ext.tools.analysis.readers.topk import compare_heads
 from slime_ext.tools.analysis.readers.unpickle import load_plain
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -69,8 +72,9 @@ class _Content:
     paths: list[Path] = field(default_factory=list)
     rows: dict[str, list[DumpedSample]] = field(default_factory=dict)
     ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
 
-    def take(self, kind: str, found: Mapping[str, Any]) -> None:
+    def take(self, kind: str, found: Mapping[str, Any], path: Path) -> None:
         """Adds the content of a file.
 
         Raises:
@@ -83,8 +87,16 @@ class _Content:
             )
         if kind == RANK:
             self.ranks.append((int(found.get("rank", len(self.ranks))), found["rollout_data"]))
-        else:
-            self.rows[kind] = (rows_of_rollout if kind == ROLLOUT else rows_of_train)(found)
+            return
+        samples = [self._with_tensors(sample, i, path) for i, sample in enumerate(found["samples"])]
+        self.rows[kind] = rows_of_rollout(samples) if kind == ROLLOUT else rows_of_train(samples, found)
+
+    def _with_tensors(self, sample: Mapping[str, Any], i: int, path: Path) -> Mapping[str, Any]:
+        def failed(name: str, why: str) -> None:
+            position = whole_number(sample.get("rollout_position"))
+            self.notes.lack(name, i if position is None else position, why)
+
+        return with_tensors(sample, path, failed)
 
     def rollout(self) -> DumpedRollout | Skipped:
         """The rollout that the files make up."""
@@ -95,7 +107,7 @@ class _Content:
             return Skipped(source, str(error))
         except MALFORMED as error:
             return Skipped(source, _of_another_kind(error))
-        about, notes = self.rows.get(ROLLOUT, []), Notes()
+        about, notes = self.rows.get(ROLLOUT, []), self.notes
         of_all: dict[str, Any] = dict(_join(rows, about, notes))
         if rows:
             of_all |= _dropped(rows, about)
@@ -122,12 +134,12 @@ def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
     Raises:
         DataError: it is no dump, or a second one of the same rollout.
     """
-    found = load_plain(path)
+    found = read_archive(path) if path.name.endswith(ARCHIVE) else load_plain(path)
     kind = kind_of(found)
     try:
         rollout_id = rollout_number(found.get("rollout_id", number))
         content = contents.setdefault(rollout_id, _Content(rollout_id))
-        content.take(kind, found)
+        content.take(kind, found, path)
     except DataError:
         raise
     except MALFORMED as error:
@@ -205,10 +217,10 @@ def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
     row.kept = sample.kept if row.kept is None else row.kept
 
 
-def rows_of_rollout(found: Mapping[str, Any]) -> list[DumpedSample]:
+def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
     """The samples of a rollout dump, without what the train dump holds; lists of numbers as tensors, which
     take a tenth of their memory."""
-    rows = [sample_of(sample, i) for i, sample in enumerate(found["samples"])]
+    rows = [sample_of(sample, i) for i, sample in enumerate(samples)]
     for row in rows:
         row.proximal = row.mask = row.tokens = row.advantages = row.entropy = row.reference = None
         row.token_versions = ()
@@ -218,11 +230,11 @@ def rows_of_rollout(found: Mapping[str, Any]) -> list[DumpedSample]:
     return rows
 
 
-def rows_of_train(found: Mapping[str, Any]) -> list[DumpedSample]:
+def rows_of_train(samples: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> list[DumpedSample]:
     """The samples of a train dump; log-probs are over the whole response."""
     steps = step_of_position(found.get("dp_shards") or ())
     rows = []
-    for i, sample in enumerate(found["samples"]):
+    for i, sample in enumerate(samples):
         position = sample.get("rollout_position")
         position = i if position is None else int(position)
         rows.append(sample_of(sample, position, steps.get(position)))

@@ -12,7 +12,8 @@ from slime_ext.errors import DataError
 
 KINDS = ("rollout_data", "train_data")
 DUMPS = ("", "dump", "dumps")  # the folder that holds them: itself, or one in a folder of slime-ext train
-SUFFIXES = (".pt", ".jsonl")
+TORCH, ARCHIVE, JSONL = ".pt", ".straw.json", ".jsonl"
+ENDINGS = (TORCH, ARCHIVE, JSONL)
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
 LEVELS, MOST_NAMED = 3, 3  # below a folder without dumps, where some are looked for; folders that are named
 SHOWN = 60  # characters of a mistake
@@ -81,7 +82,7 @@ class Job:
 
     @property
     def is_jsonl(self) -> bool:
-        return self.paths[0].suffix == ".jsonl"
+        return self.paths[0].suffix == JSONL
 
     def __str__(self) -> str:
         """The paths, with their common folder written once."""
@@ -129,7 +130,7 @@ def _jobs(files: Sequence[Path], wanted: RolloutRanges) -> list[Job]:
     """One job per rollout, ordered by number; a JSONL file is a job of its own."""
     together: dict[tuple[int, str], list[Path]] = {}
     for path, number in _numbers(files).items():
-        is_dump = path.suffix == ".pt"
+        is_dump = path.suffix != JSONL
         key = (-1 if number is None or not is_dump else number, "" if is_dump else str(path))
         together.setdefault(key, []).append(path)
     return [
@@ -176,7 +177,8 @@ def _files(given: str) -> list[Path]:
     named = " or ".join(map(str, below[:MOST_NAMED])) + (" or another" if len(below) > MOST_NAMED else "")
     advice = f"{named}, which hold dumps" if below else "the folder of --dump-details"
     raise DataError(
-        f"{given}: expected rollout_data/*.pt, train_data/*.pt or *.jsonl, got no such file: give {advice}"
+        f"{given}: expected rollout_data/*.pt, train_data/*.pt, *.straw.json or *.jsonl, got no such file: "
+        f"give {advice}"
     )
 
 
@@ -205,7 +207,7 @@ def _of_folder(path: Path) -> list[Path]:
 
 
 def _is_dump(path: Path) -> bool:
-    return path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    return path.name.endswith(ENDINGS) and not path.name.startswith(".") and path.is_file()
 
 
 def _root(path: Path) -> Path:

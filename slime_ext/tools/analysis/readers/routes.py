@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
+from slime_ext.tools.analysis.readers.spilled import loaded
 
 MOST_EXPERTS = 1 << 16
 
@@ -26,6 +27,8 @@ def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[
     """
     layers, chosen = [], []
     for row, sample in pairs:
+        if sample.routed is None or row.routed is None:
+            continue
         theirs, mine = (_of_response(row, routed) for routed in (sample.routed, row.routed))
         if theirs is None or mine is None or theirs.shape != mine.shape:
             continue
@@ -45,7 +48,7 @@ def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[
 def _of_response(row: DumpedSample, routed: Any) -> Tensor | None:
     """Experts [response, layers, active] of a sample; None where they are missing or of another shape."""
     try:
-        found = torch.as_tensor(routed)[row.prompt_length - 1 :][: row.response_length].long()
+        found = torch.as_tensor(loaded(routed))[row.prompt_length - 1 :][: row.response_length].long()
     except (*NO_NUMBERS, IndexError):
         return None
     is_whole = row.prompt_length > 0 and found.dim() == 3 and len(found) == row.response_length

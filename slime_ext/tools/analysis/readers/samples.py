@@ -20,6 +20,7 @@ from slime_ext.errors import cut
 from slime_ext.host.contract import MOST_DIGITS, number_of, versions_of
 from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.document import Skipped
+from slime_ext.tools.analysis.readers.spilled import loaded
 from slime_ext.tools.analysis.records import DumpedRollout
 
 UNKNOWN = -1  # version of the weights of a token
@@ -143,16 +144,33 @@ def _label(values: Sequence[Any]) -> str:
 
 @dataclass
 class Notes:
-    """Remarks about samples; those of one kind become one line with their number and the first."""
+    """Remarks about samples; those of one kind become one line with their number and the first.
+
+    Args:
+        kinds: kind -> the samples.
+        lacking: reason -> position of a sample -> fields that it lacks.
+    """
 
     kinds: dict[str, list[str]] = field(default_factory=dict)
+    lacking: dict[str, dict[int, set[str]]] = field(default_factory=dict)
 
     def add(self, kind: str, row: DumpedSample, more: str = "") -> None:
         self.kinds.setdefault(kind, []).append(f"sample {row.position}{more}")
 
+    def lack(self, name: str, position: int, why: str) -> None:
+        """Adds that a sample lacks a field; one reason becomes one line, whatever the fields."""
+        self.lacking.setdefault(why, {}).setdefault(position, set()).add(name)
+
     def lines(self) -> tuple[str, ...]:
+        lacking = {
+            f"without {', '.join(sorted(set().union(*names.values())))}: {why}": [
+                f"sample {i}" for i in names
+            ]
+            for why, names in self.lacking.items()
+        }
         return tuple(
-            f"{len(v)} sample{'s' * (len(v) > 1)} {kind} (first: {v[0]})" for kind, v in self.kinds.items()
+            f"{len(v)} sample{'s' * (len(v) > 1)} {kind} (first: {v[0]})"
+            for kind, v in (self.kinds | lacking).items()
         )
 
 
@@ -253,6 +271,7 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
     Raises:
         TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
     """
+    values = loaded(values)
     if isinstance(values, (list, tuple)):
         code = "q" if dtype == torch.int64 else "d"
         try:

@@ -13,6 +13,7 @@ from torch import Tensor
 from slime_ext.ops.centering import FLOOR
 from slime_ext.ops.divergences import is_log_prob
 from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
+from slime_ext.tools.analysis.readers.spilled import loaded
 
 
 def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
@@ -23,7 +24,7 @@ def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
     if sampler is None or trainer is None:
         return
     try:
-        heads = [torch.as_tensor(values).double() for values in (sampler, trainer)]
+        heads = [torch.as_tensor(loaded(values)).double() for values in (sampler, trainer)]
     except NO_NUMBERS:
         return
     if heads[0].dim() == 2 and heads[0].shape == heads[1].shape and len(heads[0]) == row.response_length:

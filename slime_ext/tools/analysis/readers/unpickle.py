@@ -44,6 +44,52 @@ class Array(numpy.ndarray):
         super().__setstate__((1, shape, numpy.dtype(dtype.str), bool(is_fortran), content))
 
 
+class Fields:
+    """Stands in for a dataclass of a host: keeps the fields that a pickle gives it. It has no other method,
+    and ``__setstate__`` keeps a pickle from setting attributes of the class itself."""
+
+    __slots__ = ("state",)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def fields(self) -> dict[str, Any]:
+        """The fields by name, those of dataclasses inside them too.
+
+        Raises:
+            AttributeError, TypeError: a pickle gave it something else.
+        """
+        return {k: v.fields() if isinstance(v, Fields) else v for k, v in dict(self.state).items()}
+
+
+class DiskTensor(Fields):
+    """Stands in for slime's ``DiskTensorRef``."""
+
+    __slots__ = ()
+
+
+class PoolTensor(Fields):
+    """Stands in for straw's ``TensorRef``."""
+
+    __slots__ = ()
+
+
+# Dataclasses in dumps -> what stands in for them. Those of miles are in samples of several LoRA adapters.
+DATACLASSES: dict[str, type[Fields]] = {
+    "miles.utils.types.AdapterRef": Fields,
+    "miles.utils.types.RewardSpec": Fields,
+    "straw.protocol.RecordRef": Fields,
+    "straw.protocol.RecordSetRef": Fields,
+    "straw.protocol.SegmentRef": Fields,
+    "straw.tensor.TensorRef": PoolTensor,
+    **{
+        f"{host}.{module}.DiskTensorRef": DiskTensor
+        for host in ("slime", "vime")
+        for module in ("utils.tensor_store", "data.tensor")
+    },
+}
+
+
 def _number(dtype: DTypeName, content: bytes) -> Any:
     found = Array(0)
     found.__setstate__((1, (), dtype, False, content))
@@ -61,16 +107,20 @@ def _names() -> dict[str, Any]:
     found = {f"torch._utils.{name}": _own(getattr(_utils, name)) for name in rebuilds}
     for core in ("numpy._core.multiarray", "numpy.core.multiarray"):  # as numpy 2 and numpy 1 name it
         found |= {f"{core}._reconstruct": lambda *_: Array(0), f"{core}.scalar": _own(_number)}
-    return found | {
-        "collections.OrderedDict": dict,
-        "torch.Size": tuple,
-        "torch.storage.UntypedStorage": torch.UntypedStorage,
-        "_codecs.encode": lambda text, _: text.encode("latin1"),  # bytes, as protocol 2 writes them
-        "builtins.bytes": lambda: b"",  # empty arrays call it
-        "__builtin__.bytes": lambda: b"",
-        "numpy.dtype": _own(DTypeName),
-        "numpy.ndarray": "ndarray",
-    }
+    return (
+        found
+        | DATACLASSES
+        | {
+            "collections.OrderedDict": dict,
+            "torch.Size": tuple,
+            "torch.storage.UntypedStorage": torch.UntypedStorage,
+            "_codecs.encode": lambda text, _: text.encode("latin1"),  # bytes, as protocol 2 writes them
+            "builtins.bytes": lambda: b"",  # empty arrays call it
+            "__builtin__.bytes": lambda: b"",
+            "numpy.dtype": _own(DTypeName),
+            "numpy.ndarray": "ndarray",
+        }
+    )
 
 
 class PlainUnpickler(pickle.Unpickler):

@@ -1,0 +1,145 @@
+"""Tensors that a dump names instead of holding: in a file of safetensors, or in a pool of straw.
+
+slime and vime keep large fields of a sample (routed experts, heads, supports) on disk, and a dump names them:
+``DiskTensorRef`` (slime/utils/tensor_store.py, later slime/data/tensor.py) is a file of safetensors with the
+one tensor "tensor", ``TensorRef`` (straw/tensor.py of straw-queue 0.1.6) a record of a pool. A tensor is read
+where it is used, because the experts of one rollout can take tens of gigabytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.readers.unpickle import DiskTensor, Fields, PoolTensor
+
+CODECS = ("bytes.v1", "json.v1", "slime.v1", "tensor.v1")  # slime/data/codec.py at 5dcf67c
+DTYPES = {
+    "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F16": "float16",
+    "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool",
+}  # fmt: skip
+UNREADABLE = "its file cannot be read"
+OWN_FOLDER = 3  # last parts of the path of a dump's own copy: <dump>_r3_spill/<a number>/<file>
+
+
+class NotThere(Exception):
+    """Why a tensor cannot be read."""
+
+
+@dataclass
+class SpilledTensor:
+    """A tensor on disk.
+
+    Args:
+        read: returns it.
+        failed: is told why ``read`` raised.
+    """
+
+    read: Callable[[], Tensor]
+    failed: Callable[[str], None] = lambda _: None
+
+    def load(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            ValueError: it cannot be read; ``failed`` was told why.
+        """
+        try:
+            return self.read()
+        except Exception as error:
+            self.failed(UNREADABLE)
+            raise ValueError("a tensor on disk cannot be read") from error
+
+
+def loaded(value: Any) -> Any:
+    """The value itself; of a tensor on disk, or of the parts in which one was recorded, the tensor."""
+    if isinstance(value, SpilledTensor):
+        return value.load()
+    is_parts = isinstance(value, (list, tuple)) and value and all(isinstance(v, Tensor) for v in value)
+    return torch.cat(list(value)) if is_parts and value[0].dim() else value
+
+
+def with_tensors(
+    sample: Mapping[str, Any], dump: Path, failed: Callable[[str, str], None]
+) -> Mapping[str, Any]:
+    """A sample whose tensors on disk can be loaded, without those that are not there.
+
+    Args:
+        dump: the file that holds the sample.
+        failed: is told the name of a field and why it is left out.
+    """
+    named = {key: v for key, v in sample.items() if isinstance(v, (Fields, SpilledTensor))}
+    if not named:
+        return sample
+    return dict(sample) | {key: opened(v, dump, partial(failed, key)) for key, v in named.items()}
+
+
+def opened(value: Any, dump: Path, failed: Callable[[str], None]) -> SpilledTensor | None:
+    """A tensor that a dump names; None for one that is not there, and for other objects without data."""
+    try:
+        if isinstance(value, SpilledTensor):
+            return SpilledTensor(value.read, failed)
+        if isinstance(value, DiskTensor):
+            return SpilledTensor(_in_file(value.fields(), dump), failed)
+        if isinstance(value, PoolTensor):
+            return SpilledTensor(_in_pool(value.fields()), failed)
+    except NotThere as error:
+        failed(str(error))
+    except Exception:  # corrupt bytes, or other fields than a host's, may lead anywhere
+        failed(UNREADABLE)
+    return None
+
+
+def _in_file(about: Mapping[str, Any], dump: Path) -> Callable[[], Tensor]:
+    """Reads a ``DiskTensorRef``: from where it was written, or beside a dump that was moved.
+
+    Raises:
+        NotThere: there is no such file, or it holds another tensor.
+    """
+    written = Path(about["path"])
+    moved = dump.parent.joinpath(*written.parts[-OWN_FOLDER:])
+    path = next((p for p in (written, moved) if p.is_file()), None)
+    if path is None:
+        raise NotThere("its file is not there")
+    safetensors = _package("safetensors", "safetensors")
+    with safetensors.safe_open(path, framework="pt") as file:  # reads the header alone
+        there = file.get_slice("tensor")
+        shape, dtype = tuple(there.get_shape()), DTYPES.get(there.get_dtype())
+    if shape != tuple(about["shape"]) or dtype != about["dtype"]:
+        raise NotThere("its file holds another tensor")
+
+    def read() -> Tensor:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return file.get_tensor("tensor")
+
+    return read
+
+
+def _in_pool(about: Mapping[str, Any]) -> Callable[[], Tensor]:
+    """Reads a ``TensorRef`` of straw.
+
+    Raises:
+        NotThere: straw is not installed, or there is no such pool.
+    """
+    tensor, protocol = _package("straw.tensor", "straw-queue"), _package("straw.protocol", "straw-queue")
+    if not Path(about["root"]).is_dir():
+        raise NotThere("its pool of straw is not there")
+    known = {key: about[key] for key in ("shape", "dtype", "nbytes", "root", "run_id")}
+    record = protocol.RecordRef.from_dict(about["record_ref"])
+    found = tensor.TensorRef(path="", record_ref=record, codecs=CODECS, **known)
+    found.validate()
+    return found.load
+
+
+def _package(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise NotThere(f"reading it takes {name}: pip install {name}") from None
