@@ -83,6 +83,7 @@ ARGUMENTS: dict[str, Argument] = {
     "loss_type": Argument(TEXT, "policy_loss", choices=("policy_loss", "sft_loss", "custom_loss")),
     "train_backend": Argument(TEXT, "megatron", choices=("megatron", "fsdp")),
     "pg_loss_type": Argument(TEXT, choices=("ppo", "reinforce")),
+    "rollout_data_transport": Argument(TEXT, "object-store", choices=("object-store", "nixl", "straw")),
     "custom_config_path": Argument(PATH),
     "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),
     "check_for_nan_in_loss_and_grad": Argument(SWITCH, True, "--no-check-for-nan-in-loss-and-grad"),

@@ -863,6 +863,21 @@ def missing_metrics(s: Setup) -> str | None:
 
 
 @rule(HINT)
+def ages_of_straw(s: Setup) -> str | None:
+    """Batches come from straw, which drops no sample for its age, and nothing bounds the age."""
+    # slime/utils/staleness.py at 85f762d, docs/en/advanced/straw.md at 12e4668.
+    is_bounded = s.correction.needs_ages or any(name.startswith("staleness_") for name in s.loaded.guards)
+    if s.a.rollout_data_transport != "straw" or is_bounded:
+        return None
+    return (
+        "--rollout-data-transport straw: the oldest samples come first, and none is dropped for its age: "
+        "bound it with slime_ext.steps: [{reject: {max_staleness: 4}}]. slime's staleness/max counts "
+        "versions from the oldest token's to the engines' when a batch is made; off_policy/staleness_max "
+        "counts them to the trainer's latest push, so weights that are pushed in between make it larger"
+    )
+
+
+@rule(HINT)
 def init_of_your_own(s: Setup) -> str | None:
     """``--custom-megatron-init-path`` names an init of the user's own, which has to call ours."""
     if s.a.custom_megatron_init_path in (None, OURS[INIT]):

@@ -39,6 +39,7 @@ AGES = {"steps": [{"reject": {"max_staleness": 4}}]}
 HOOK, OFF = {"custom_tis_function_path": "slime_ext.tis.correct"}, {"use_tis": False}
 INIT = {"custom_megatron_init_path": "slime_ext.host.init"}
 SEED = {"function": "off_policy_is_function", "of": TARGET}
+STRAW = {"rollout_data_transport": "straw"}
 THEIRS = {"custom_tis_function_path": "my.hook"}
 ALONE = {"function": "", "of": None}  # nothing of ours but init
 
@@ -254,6 +255,10 @@ CASES = [
     ("missing_metrics", INIT, None),
     ("missing_metrics", {"of": TARGET}, None),  # which is refused
     ("missing_metrics", ALONE, None),
+    ("ages_of_straw", STRAW, "--rollout-data-transport straw: the oldest samples come first"),
+    ("ages_of_straw", STRAW | {"of": AGES}, None),
+    ("ages_of_straw", STRAW | {"of": WATCHED}, None),
+    ("ages_of_straw", {"rollout_data_transport": "nixl"}, None),
     ("init_of_your_own", {"custom_megatron_init_path": "my.init"}, "no metrics and no check at start-up unl"),
     ("init_of_your_own", INIT, None),
     ("init_of_your_own", {}, None),

@@ -1,9 +1,10 @@
 """Tensors that a dump names instead of holding: in a file of safetensors, or in a pool of straw.
 
-slime and vime keep large fields of a sample (routed experts, heads, supports) on disk, and a dump names them:
-``DiskTensorRef`` (slime/utils/tensor_store.py, later slime/data/tensor.py) is a file of safetensors with the
-one tensor "tensor", ``TensorRef`` (straw/tensor.py of straw-queue 0.1.6) a record of a pool. A tensor is read
-where it is used, because the experts of one rollout can take tens of gigabytes.
+slime and vime keep large fields of a sample (routed experts, heads, supports) on disk, and a dump names them.
+Beside --rollout-routed-experts-store-dir it holds ``DiskTensorRef`` (slime/utils/tensor_store.py, later
+slime/data/tensor.py), a file of safetensors with the one tensor "tensor"; beside straw ``TensorRef``
+(straw/tensor.py of straw-queue 0.1.6), a record of a pool. A tensor is read where it is used, because the
+experts of one rollout can take tens of gigabytes.
 """
 
 from __future__ import annotations
