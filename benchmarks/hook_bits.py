@@ -39,6 +39,7 @@ from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import SEEDS
 
 CALLS = 1000
+SINCE = ("off_policy/log_ratio_max",)  # metrics that records of older commits do not have
 PARTS = ("loss", "gradient", "masks", "metrics")
 MAPPINGS: dict[str, dict[str, Any]] = {  # beside the presets: keys and steps that none of them has
     "normalize tokens": {"steps": ["reweight", "truncate", "normalize"]},
@@ -142,6 +143,7 @@ def call_digests(name: str, seed: int) -> dict[str, str]:
         with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
             loss, masks, channel = function(args, **call)
             scalars, curves = step.reduce()
+            scalars = {name: value for name, value in scalars.items() if name not in SINCE}
     except SlimeExtError as error:
         return dict.fromkeys(PARTS, f"{type(error).__name__}: {error}")
     # The host multiplies by the masks that came back; a masked token may hold anything.

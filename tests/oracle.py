@@ -416,6 +416,7 @@ def metrics(batch, weights, keep, numerator):
         "ratio_mean": math.fsum(ratio) / n,
         "ratio_min": min(ratio, default=0.0),
         "ratio_max": max(ratio, default=0.0),
+        "log_ratio_max": max(map(abs, l), default=0.0),
         "chi2_token": math.fsum(r * r - 1 for r in ratio) / n,
         "ess_ratio": ess(ratio),
         "ess_weight": ess(kept),

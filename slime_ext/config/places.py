@@ -10,7 +10,7 @@ from typing import Any
 from slime_ext.config.load import KEYS, KNOWN_STEPS, SYSTEMS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.metrics.guards import Guard
-from slime_ext.core.metrics.names import METRICS, STALENESS, STALENESS_STEPS
+from slime_ext.core.metrics.names import EXACT, METRICS, STALENESS, STALENESS_STEPS
 from slime_ext.core.metrics.options import Options
 from slime_ext.core.terms import TERMS
 
@@ -24,7 +24,7 @@ def _keys() -> Iterator[tuple[str, Iterable[str]]]:
     yield "as a field under slime_ext.surrogate", _fields(*SURROGATES.values())
     yield "as a field of a metric under slime_ext.guards", _fields(Guard)
     yield "under slime_ext.metrics", _fields(Options)
-    yield "under slime_ext.guards", (*METRICS, *STALENESS, *STALENESS_STEPS)
+    yield "under slime_ext.guards", (*METRICS, *STALENESS, *STALENESS_STEPS, *EXACT)
 
 
 def _fields(*classes: Any) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from slime_ext.core.correction import Correction
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.metrics.guards import Watch
-from slime_ext.core.metrics.names import PREFIX
+from slime_ext.core.metrics.names import EXACT, PREFIX
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, heads, hosts, staleness, step_metrics
 from slime_ext.host.configured import setup_for
@@ -73,9 +73,12 @@ class Reporter:
 
     def layout(self, correction: Correction) -> MetricsLayout | None:
         """What is measured: curves only where anything would read them; None: nothing."""
-        curves = self.options.curves
+        if not self.options.enabled:
+            return None
+        curves, is_guarded = self.options.curves, not EXACT.keys().isdisjoint(self.watch.guards)
+        differing = self.options.differing or is_guarded
         is_read = curves == "log" or (curves == "file" and self.file is not None)
-        return MetricsLayout.of(correction, curves=is_read) if self.options.enabled else None
+        return MetricsLayout.of(correction, curves=is_read, differing=differing)
 
     def report(self, step: OptimizerStep, where: Mapping[str, int]) -> dict[str, float]:
         """Ends an optimizer step: reduces its sums over ranks, writes one line to the file, runs the guards.

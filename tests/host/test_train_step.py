@@ -227,6 +227,21 @@ def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, caplog):
     assert steps_in(blocked / "b" / train_step.FILE) == [(3, 2)]
 
 
+def test_unequal_log_probs_are_counted_when_asked_or_guarded():
+    module = host([oracle.random_batch(1, wild=False)])
+    name, guard = "off_policy/differing_fraction", {"differing_fraction": {"max": 0, "action": "stop"}}
+    losses = trained(module, args_of({"preset": "geo_rs"}))
+    assert name not in losses and losses["off_policy/log_ratio_max"] > 0
+    assert trained(module, args_of({"preset": "geo_rs", "metrics": {"differing": True}}))[name] == 1
+    with pytest.raises(
+        GuardError, match="differing_fraction: expected at most 0, got 1 in one optimizer step"
+    ):
+        trained(module, args_of({"preset": "geo_rs", "guards": guard}))
+    equal = [sequence | {"behavior": sequence["proximal"]} for sequence in oracle.random_batch(1, wild=False)]
+    losses = trained(host([equal]), args_of({"preset": "geo_rs", "guards": guard}))
+    assert losses[name] == losses["off_policy/log_ratio_max"] == 0
+
+
 def test_curves_go_to_the_log_when_asked():
     losses = trained(
         host([oracle.random_batch(1)]), args_of({"preset": "geo_rs", "metrics": {"curves": "log"}})

@@ -17,6 +17,7 @@ HISTOGRAM = LogBins(low=-20, high=7, digits=4)  # of log-ratios, nats: 16 bins p
 CURVE_COLUMNS = ("counted", "kept", "k3", "ratio_minus_one", "weight")
 COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
 TAIL = "tail"  # probability that the sampler's head leaves out
+DIFFERING = "differing"  # tokens whose log-ratio is not exactly 0
 PER_SEQUENCE = (
     *("log_ratio", "response", "sequences", "kept_sequences"),
     *("aged", "aged_steps", "age", "age_steps"),
@@ -89,25 +90,27 @@ class MetricsLayout:
         terms: the metric of each loss term, a sum over response tokens, nats.
         curves: whether the three curves are measured.
         head: whether the tokens come with the sampler's head.
+        differing: whether tokens with unequal log-probs are counted, which takes an operation more.
     """
 
     effects: tuple[EffectCount, ...] = ()
     terms: tuple[str, ...] = ()
     curves: bool = True
     head: bool = False
+    differing: bool = False
 
     @classmethod
-    def of(cls, correction: Steps, *, curves: bool = True) -> MetricsLayout:
+    def of(cls, correction: Steps, *, curves: bool = True, differing: bool = False) -> MetricsLayout:
         """The layout of a correction's metrics."""
         terms = tuple(f"terms/{name}/mean" for name in _numbered(correction.terms))
-        return cls(tuple(_effects(correction)), terms, curves, correction.center is not None)
+        return cls(tuple(_effects(correction)), terms, curves, correction.center is not None, differing)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The sums of one number each, in their order; the histogram and the curves follow."""
         effects = (effect.name for effect in self.effects)
-        tail = (TAIL,) if self.head else ()
-        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *self.terms, *PER_SEQUENCE, *tail)
+        optional = (*([TAIL] if self.head else []), *([DIFFERING] if self.differing else []))
+        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *self.terms, *PER_SEQUENCE, *optional)
 
     @property
     def size(self) -> int:

@@ -19,6 +19,7 @@ from slime_ext.core.metrics.layout import (
     AGES,
     CURVE_BINS,
     CURVE_COLUMNS,
+    DIFFERING,
     HIGHEST,
     HISTOGRAM,
     LOG_PROBABILITIES,
@@ -94,6 +95,8 @@ def measure(
         "clipped": (outcome.clipped & mask).sum(),
         **{effect.name: row.sum() for effect, row in _affected(outcome, layout.effects, tokens.segments)},
     }
+    if layout.differing:  # float32 numbers are equal exactly where their difference is 0
+        counts[DIFFERING] = log_ratio.count_nonzero()
     numbers = {
         "log_behavior": torch.where(counted, behavior, 0).sum(),
         "k3": divergence.sum(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from slime_ext.core.metrics.layout import TAIL, MetricsLayout, Steps
+from slime_ext.core.metrics.layout import DIFFERING, TAIL, MetricsLayout, Steps
 from slime_ext.core.metrics.totals import Totals
 
 PREFIX = "off_policy/"
@@ -31,6 +31,10 @@ def _ratio_at(q: float) -> Value:
 
 def _extreme(name: str, sign: int) -> Value:
     return lambda t: _exp(sign * t.highest[name]) if t["counted"] else 0.0
+
+
+def _largest_log_ratio(t: Totals) -> float:
+    return max(t.highest["log_ratio_max"], t.highest["log_ratio_min"]) if t["counted"] else 0.0
 
 
 def _share_gone(kept: str, of: str) -> Value:
@@ -75,6 +79,7 @@ METRICS: dict[str, Value] = {
     "ratio_mean": lambda t: 1 + t.mean("ratio_minus_one") if t["counted"] else 0.0,
     "ratio_min": _extreme("log_ratio_min", -1),
     "ratio_max": _extreme("log_ratio_max", 1),
+    "log_ratio_max": _largest_log_ratio,
     **{f"ratio_p{q:02d}": _ratio_at(q / 100) for q in (1, 10, 50, 90, 99)},
     "chi2_token": lambda t: t.mean("ratio_minus_one_squared") + 2 * t.mean("ratio_minus_one"),
     "chi2_sequence": _chi2_sequence,
@@ -103,6 +108,7 @@ STALENESS_STEPS: dict[str, Value] = {
     "staleness_steps_max": lambda t: max(t.highest["age_steps_max"], 0.0),
 }
 CENTER: dict[str, Value] = {"tail_fraction": _mean(TAIL)}
+EXACT: dict[str, Value] = {"differing_fraction": _mean(DIFFERING)}
 CERTIFICATE = ("certified", "certified_k3_kl")  # host/certify.py has their values
 OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # a bin's sums -> one of its numbers
     "k3_kl": lambda row: row["k3"] / row["counted"],
@@ -152,7 +158,7 @@ def known_names(correction: Steps) -> list[str]:
     layout = MetricsLayout.of(correction)
     more = CENTER if layout.head else ()
     of_correction = (*(effect.name for effect in layout.effects), *layout.terms)
-    return [*METRICS, *STALENESS, *STALENESS_STEPS, *more, *CERTIFICATE, *of_correction]
+    return [*METRICS, *STALENESS, *STALENESS_STEPS, *EXACT, *more, *CERTIFICATE, *of_correction]
 
 
 def scalars(totals: Totals) -> dict[str, float]:
@@ -161,6 +167,7 @@ def scalars(totals: Totals) -> dict[str, float]:
     known = dict(METRICS)
     for name, more in optional.items():
         known |= more if totals[name] else {}
+    known |= EXACT if DIFFERING in totals.sums else {}
     known |= CENTER if TAIL in totals.sums else {}
     values = {name: value(totals) for name, value in known.items()}
     of_correction = [name for name in totals.sums if name.startswith(OF_CORRECTION)]

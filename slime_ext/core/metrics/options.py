@@ -18,16 +18,18 @@ class Options:
             host's ``log``.
         file: JSON lines, one per optimizer step; None: off_policy.jsonl in the folder of --save, if there is
             one.
+        differing: whether ``differing_fraction`` is measured; a guard on it measures it too.
         certify: whether each weight push gets a certificate: a line, ``certified`` and ``certified_k3_kl``.
     """
 
     enabled: bool = True
     curves: Literal["none", "file", "log"] = "none"
     file: str | None = None
+    differing: bool = False
     certify: bool = True
 
     def __post_init__(self) -> None:
-        for name, idle in {"file": None, "curves": "none"}.items():
+        for name, idle in {"file": None, "curves": "none", "differing": False}.items():
             value = getattr(self, name)
             is_read = self.enabled or value == idle
             expect(is_read, name, "enabled: true beside it", repr(value), "nothing would be written")

@@ -15,9 +15,9 @@ from tests.core.metrics.test_statistics import accumulated
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 PER_STEP = ("rejected_fraction", "kept_fraction", "clipped_fraction")  # under steps/<place>_<name>/
 FROZEN = """
-    tokens sequences k1_kl k3_kl ratio_mean ratio_min ratio_max ratio_p01 ratio_p10 ratio_p50 ratio_p90
-    ratio_p99 chi2_token chi2_sequence log1p_chi2_sequence ess_ratio ess_sequence ess_weight weight_mean
-    weight_max kept_fraction rejected_fraction rejected_sequence_fraction clipped_fraction
+    tokens sequences k1_kl k3_kl ratio_mean ratio_min ratio_max log_ratio_max ratio_p01 ratio_p10 ratio_p50
+    ratio_p90 ratio_p99 chi2_token chi2_sequence log1p_chi2_sequence ess_ratio ess_sequence ess_weight
+    weight_mean weight_max kept_fraction rejected_fraction rejected_sequence_fraction clipped_fraction
     surrogate_clipped_fraction nonfinite_fraction perplexity_behavior perplexity_numerator
     staleness_mean staleness_max staleness_known_fraction staleness_steps_mean staleness_steps_max
 """.split()
@@ -61,6 +61,7 @@ def test_the_page_has_every_name_and_no_other():
         names.METRICS,
         names.STALENESS,
         names.STALENESS_STEPS,
+        names.EXACT,
         names.CENTER,
         names.CERTIFICATE,
         PER_STEP,

@@ -104,6 +104,26 @@ def test_scalars_match_the_oracle(name):
             assert got[key] == pytest.approx(value, rel=1e-10, abs=1e-12), (seed, key)
 
 
+def test_tokens_that_differ_in_a_bit_are_counted():
+    """One bit, at large and at small log-probs; masked tokens and those without a log-prob do not count."""
+    proximal = torch.tensor([-3.0, -1.5, -2e-7, -0.0, 0.0, -7.0, -1.0, -1.0, torch.nan])
+    behavior = proximal.clone()
+    behavior[3] = 0.0
+    for i in (0, 2, 6):
+        behavior[i] = torch.nextafter(proximal[i], torch.tensor(0.0))
+    behavior[7] = torch.nan
+    segments = Segments.whole([4, 5], torch.tensor([1, 1, 1, 1, 1, 1, 0, 1, 0]))
+    packed = Tokens(segments, proximal, behavior, target=proximal, advantages=None)
+    for exact, share in ((False, 2 / 6), (True, 0.0)):
+        one = replace(packed, behavior=torch.where(behavior.isnan(), behavior, proximal)) if exact else packed
+        correction = presets.get("token_tis")
+        plan = MetricsLayout.of(correction, differing=True)
+        measured = measure(one, correction(one, observe=True), plan)
+        found = metrics.scalars(metrics.reduce(plan, measured)[0])
+        assert found["off_policy/differing_fraction"] == share
+        assert found["off_policy/log_ratio_max"] == (0.0 if exact else 2.0**-22)
+
+
 @pytest.mark.parametrize("name", ["token_tis", "geo_rs"])
 def test_curves_match_the_oracle(name):
     correction = presets.get(name)
