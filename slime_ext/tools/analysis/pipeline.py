@@ -139,7 +139,10 @@ def _start() -> None:
     keep_tensors_off_the_heap()
 
 
-def _read_share(result: Result, jobs: Sequence[Job]) -> Result:
+def _read_share(empty: Result, jobs: Sequence[Job]) -> Result:
+    # A tensor comes from the other process in shared memory: what a share adds in place to one of ``empty``
+    # would be counted by the shares after it, too.
+    result = copy.deepcopy(empty)
     for job in jobs:
         result.read(job)
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -41,6 +42,9 @@ def test_processes_find_what_one_finds(folder):
     assert (alone.rollouts, len(alone.skipped), len(seen)) == (3, 1, 4)
     assert (both.rollouts, both.skipped, both.notes) == (3, alone.skipped, alone.notes)
     assert one.timeline == two.timeline and one.sums.values == pytest.approx(two.sums.values)
+    assert one.sums.distribution() == two.sums.distribution()
+    counts = [[p.count for curve in d.all_curves() for p in curve.points] for d in (one, two)]
+    assert counts[0] == counts[1] and torch.allclose(one.statistics.means.sums, two.statistics.means.sums)
 
 
 @pytest.mark.slow
