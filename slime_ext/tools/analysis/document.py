@@ -117,6 +117,10 @@ class Numbers(FrozenModel):
     ess_token: float | None = Field(None, description="effective sample size of e^l, in (0, 1]")
     ess_geometric: float | None = Field(None, description="of the geometric means of sequences")
     ess_sequence: float | None = Field(None, description="of the products over sequences")
+    log_ratio_max: float | None = Field(None, description="largest |l|")
+    differing_fraction: float | None = Field(
+        None, description="share of tokens whose two log-probs differ in any bit"
+    )
     ratio_p01: float | None = Field(
         None, description="1st percentile of e^l, l rounded towards 0 by at most 0.4%"
     )
@@ -244,6 +248,37 @@ class Suggestion(FrozenModel):
     config: str = Field(description="YAML for --custom-config-path")
 
 
+class FirstDifference(FrozenModel):
+    """The first response token whose two log-probs differ."""
+
+    rollout_id: int
+    position: int = Field(description="of the sample in the rollout's dump")
+    token: int = Field(description="position in the response")
+    sampler: str = Field(description="log-prob as float.hex() writes it")
+    trainer: str = Field(description="likewise")
+    bits: int = Field(description="of 32, those that differ")
+
+
+class PartOfRun(FrozenModel):
+    """Response tokens of a rollout, or at some place in the response."""
+
+    label: str
+    tokens: int
+    differing: int
+
+
+class Exact(FrozenModel):
+    """Whether the two log-probs of every response token are equal, bit for bit (``--expect exact``)."""
+
+    tokens: int
+    differing: int = Field(description="tokens whose log-probs differ, or that lack one")
+    largest: float = Field(description="largest |l|, nats")
+    first: FirstDifference | None = None
+    by_rollout: tuple[PartOfRun, ...] = ()
+    by_position: tuple[PartOfRun, ...] = ()
+    precision: str = Field("", description="which side lost digits, where they tell")
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A file, or a part of one, that was not analysed."""
@@ -275,3 +310,4 @@ class Document(FrozenModel):
     effects: tuple[Effect, ...] = ()
     recommendation: Recommendation | None = None
     suggestions: tuple[Suggestion, ...] = ()
+    exact: Exact | None = Field(None, description="null without --expect exact")

@@ -38,6 +38,7 @@ class Request:
         presets: names of those that are applied to the run.
         rate: wished rejection rate of the suggestions, or None for none.
         tokenizer: folder of the tokenizer, or None.
+        exact: whether it is asked where the two log-probs of a token differ.
     """
 
     paths: tuple[str, ...]
@@ -47,6 +48,7 @@ class Request:
     presets: tuple[str, ...] = SHORTLIST
     rate: float | None = None
     tokenizer: str | None = None
+    exact: bool = False
 
     def files(self) -> DumpFiles:
         """The files to read.

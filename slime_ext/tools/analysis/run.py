@@ -15,6 +15,7 @@ from slime_ext.tools.analysis.findings import examine
 from slime_ext.tools.analysis.findings.recommend import recommend
 from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.exactness import Exactness
 from slime_ext.tools.analysis.measures.layer_outputs import layer_distances
 from slime_ext.tools.analysis.measures.suggest import Ranking
 from slime_ext.tools.analysis.measures.tally import Tally
@@ -55,7 +56,8 @@ def collectors_of(request: Request) -> dict[str, Any]:
     tallies |= {name: Tally(own.correction, own.bounds) for name, own in request.configs.items()}
     vocabulary = vocabulary_of(request.paths, request.tokenizer)
     statistics = DetectorStatistics(vocabulary=vocabulary)
-    return {
+    exactness = {"exactness": Exactness()} if request.exact else {}
+    return exactness | {
         "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer), statistics=statistics),
         "whatif": WhatIf(tallies),
         "ranking": Ranking(request.rate),
@@ -105,6 +107,7 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
             steps=diagnosis.steps or None,
         ),
         suggestions=ranking.suggestions(),
+        exact=result.collectors["exactness"].found() if request.exact else None,
     )
 
 

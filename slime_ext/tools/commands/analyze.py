@@ -28,7 +28,7 @@ from slime_ext.tools.folders import make_folder, refuse_link, write_file
 
 FOUND = 1
 EVERY_S = 2.0
-ANY, ALL = "any", "all"
+ANY, ALL, EXACT = "any", "all", "exact"
 FINDINGS = get_args(FindingName)
 STDOUT = "-"
 OUT, JSON = "--out", "--json"
@@ -37,18 +37,25 @@ Configs = Sequence[tuple[str, Mapping[str, Any]]]
 
 def main(argv: list[str]) -> int:
     """Analyses runs, prints the summary and writes the files asked for; 1 if a finding of --fail-on is
-    there."""
+    there, or if what --expect says is not so."""
     given = _parser().parse_args(argv)
     _check(given)
     screen, configs = console(stderr=given.json == STDOUT), _read_configs(given.config)
     documents = _followed(given, configs, screen) if given.follow else _documents(given, configs)
     _show(given, documents, screen)
-    return FOUND if _is_failed(given, documents[0].findings) else 0
+    is_unexpected = given.expect == EXACT and not _is_exact(documents[0])
+    return FOUND if is_unexpected or _is_failed(given, documents[0].findings) else 0
 
 
 def _is_failed(given: argparse.Namespace, findings: Sequence[Finding]) -> bool:
     """Whether one of the findings is of --fail-on; a note only if it is named there."""
     return any(f.name in given.fail_on or (ANY in given.fail_on and f.is_fault) for f in findings)
+
+
+def _is_exact(document: Document) -> bool:
+    """Whether every token was compared, and none differs."""
+    found = document.exact
+    return found is not None and found.tokens > 0 and not (found.differing or document.unread)
 
 
 def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Console) -> None:
@@ -127,6 +134,11 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help=f"exit with {FOUND} if found; or '{ANY}': any fault, a note is none",
     )
+    parser.add_argument(
+        "--expect",
+        choices=[EXACT],
+        help=f"exit with {FOUND} unless every token's two log-probs are equal, bit for bit; says where not",
+    )
     parser.add_argument("--tokenizer", metavar="DIR", help="to show tokens as text")
     return parser
 
@@ -151,6 +163,8 @@ def _check_follow(given: argparse.Namespace) -> None:
     """What goes with --follow alone, and what does not go with it."""
     if given.follow and given.against is not None:
         raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
+    if given.follow and given.expect is not None:
+        raise ConfigError("--expect: expected none beside --follow, got one: ask it of the whole run")
     if given.alert_exit and not given.follow:
         raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
     if not given.follow and (given.every, given.idle) != (EVERY_S, math.inf):
@@ -241,6 +255,7 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
 
 def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
     more = {"presets": given.presets, "rate": given.suggest, "tokenizer": given.tokenizer}
+    more["exact"] = given.expect == EXACT
     return Request(tuple(paths), given.rollouts, given.jobs, **more)
 
 

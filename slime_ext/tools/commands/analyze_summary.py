@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slime_ext.tools.analysis.document import UNCORRECTED, Document
+from slime_ext.tools.analysis.document import UNCORRECTED, Document, PartOfRun
 from slime_ext.tools.analysis.texts import counted, legible
 
 if TYPE_CHECKING:  # it imports torch
     from slime_ext.tools.analysis.follow import News
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
-MOST_SKIPPED = 5
+MOST_SKIPPED, MOST_PARTS = 5, 8
 VERDICTS = {"good": "", "bad": "[red]outside[/red]", "": ""}
 L = "l (log-ratio) is log trainer - log sampler of a response token, in nats; ratio is e^l"
 
@@ -35,6 +35,7 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
         )
         _say(screen, f"{', '.join(counted(*size) for size in sizes)}; {L}")
         _skipped(screen, document)
+        _exact(screen, document)
         _findings(screen, document)
         _recommendation(screen, document)
         _not_looked(screen, document)
@@ -82,6 +83,40 @@ def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
     """Prints a line. Words are wrapped on a terminal, but never a line that is to be pasted
     (``is_exact``)."""
     screen.print(legible(text), markup=False, soft_wrap=is_exact or not screen.is_terminal)
+
+
+def _exact(screen: Console, document: Document) -> None:
+    """What ``--expect exact`` found: the first token that differs, and where the others are."""
+    found = document.exact
+    if found is None:
+        return
+    tokens = counted(found.tokens, "response token")
+    if not found.differing:
+        what = (
+            "no token to compare"
+            if not found.tokens
+            else f"both log-probs of {tokens} are equal, bit for bit"
+        )
+        _say(screen, f"{'exact: ' if found.tokens else 'not exact: '}{what}\n")
+        return
+    share = f"{found.differing:,} of {tokens} differ ({found.differing / found.tokens:.3g})"
+    _say(screen, f"not exact: {share}, by at most {found.largest:.3g} nats")
+    if at := found.first:
+        where = f"rollout {at.rollout_id}, sample {at.position}, token {at.token}"
+        values = f"sampler {at.sampler}, trainer {at.trainer}"
+        _say(screen, f"  first: {where}: {values}; {counted(at.bits, 'bit')} of 32", is_exact=True)
+    for name, parts in (("rollout", found.by_rollout), ("position", found.by_position)):
+        _say(screen, f"  by {name}: {_shares(parts)}")
+    _say(screen, f"  {found.precision}\n")
+
+
+def _shares(parts: Sequence[PartOfRun]) -> str:
+    """The share of differing tokens of the parts that have any, the largest first."""
+    some = sorted((p for p in parts if p.differing), key=lambda p: -p.differing / p.tokens)
+    shown = [f"{p.label}: {p.differing / p.tokens:.3g} of {p.tokens:,}" for p in some[:MOST_PARTS]]
+    more, rest = len(some) - len(shown), len(parts) - len(some)
+    shown += [f"{more} more differ"] * bool(more) + [f"{rest} exact"] * bool(rest)
+    return ", ".join(shown)
 
 
 def _findings(screen: Console, document: Document) -> None:

@@ -1,0 +1,135 @@
+"""Whether the sampler's log-probs are the trainer's, bit for bit, and where not (``--expect exact``).
+
+Both are compared as a loss reads them, in float32. 0.0 and -0.0 are equal, NaN is equal to nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.metrics.layout import CURVES, POSITIONS
+from slime_ext.tools.analysis.document import Exact, FirstDifference, PartOfRun
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive, zeros
+
+SIDES = ("sampler", "trainer")
+COARSE = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+LABELS = CURVES["by_position"]
+
+
+@dataclass
+class Exactness(Additive):
+    """A collector (see ``pipeline``) of the tokens whose two log-probs differ.
+
+    Args:
+        by_rollout: [2] number of response tokens, and of those that differ, by rollout.
+        by_position: [bins, 2] the same by the token's position in the response.
+        fits: dtype and side -> response tokens with both log-probs whose log-prob the dtype holds exactly.
+        rounded: dtype and side -> differing tokens at which that side is the other one, rounded to the dtype.
+        firsts: the first differing token of each rollout.
+        counts: "finite": response tokens with both log-probs.
+        largest: the largest |l| of a token with both log-probs, nats, of each part of a rollout.
+    """
+
+    by_rollout: dict[int, Tensor] = field(default_factory=dict)
+    by_position: Tensor = field(default_factory=lambda: zeros(len(LABELS), 2))
+    fits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    rounded: Counter[tuple[str, str]] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    firsts: list[FirstDifference] = field(default_factory=list)
+    largest: list[float] = field(default_factory=list)
+
+    def add(self, rollout: DumpedRollout) -> None:
+        """Adds a rollout, part by part."""
+        first: FirstDifference | None = None
+        for part in rollout.parts():
+            differs = part.mask & (part.behavior != part.proximal)
+            first = first or _first(part, differs)
+            self._count(part, differs)
+        self.firsts += [first] if first else []
+
+    def _count(self, part: DumpedRollout, differs: Tensor) -> None:
+        found = torch.stack([part.mask, differs])
+        numbers = found.sum(1).double()
+        self.by_rollout[part.rollout_id] = self.by_rollout.get(part.rollout_id, zeros(2)) + numbers
+        bins = torch.bucketize(part.segments.within, torch.tensor(POSITIONS), right=True)
+        self.by_position += torch.stack(
+            [torch.bincount(bins[row], minlength=len(LABELS)) for row in found], 1
+        ).double()
+        self.counts.update(finite=int(part.finite.count_nonzero()))
+        self.largest.append(float(part.log_ratio.abs().max()) if part.size else 0.0)
+        values = dict(zip(SIDES, (part.behavior, part.proximal), strict=True))
+        for (side, mine), other in zip(values.items(), reversed([*values.values()]), strict=True):
+            for name, dtype in COARSE.items():
+                fits = part.finite & (mine.to(dtype).float() == mine)
+                is_rounded = differs & (other.to(dtype).float() == mine)
+                self.fits[name, side] += int(fits.count_nonzero())
+                self.rounded[name, side] += int(is_rounded.count_nonzero())
+
+    def merge(self, other: Exactness) -> None:
+        """Adds what was counted of other rollouts."""
+        rollouts, self.by_rollout = self.by_rollout, {}
+        super().merge(other)
+        self.by_rollout = rollouts
+        for rollout, numbers in other.by_rollout.items():
+            self.by_rollout[rollout] = self.by_rollout.get(rollout, zeros(2)) + numbers
+
+    def found(self) -> Exact:
+        """What was found, for the document."""
+        tokens, differing = (int(n) for n in sum(self.by_rollout.values(), zeros(2)).tolist())
+        return Exact(
+            tokens=tokens,
+            differing=differing,
+            largest=max(self.largest, default=0.0),
+            first=min(self.firsts, key=lambda f: (f.rollout_id, f.position, f.token), default=None),
+            by_rollout=tuple(_parts((str(k), self.by_rollout[k]) for k in sorted(self.by_rollout))),
+            by_position=tuple(_parts(zip(LABELS, self.by_position, strict=True))),
+            precision=self._precision(differing) if differing else "",
+        )
+
+    def _precision(self, differing: int) -> str:
+        """Which side lost digits, where they tell."""
+        finite = self.counts["finite"]
+        for name in COARSE:
+            coarse = [side for side in SIDES if finite and self.fits[name, side] == finite]
+            if len(coarse) == 1:
+                (side,) = coarse
+                (other,) = set(SIDES) - {side}
+                is_rounded = self.rounded[name, side] == differing
+                more = f", each that of the {other} rounded" if is_rounded else ""
+                return (
+                    f"all log-probs of the {side} are {name} numbers{more}; those of the {other} have more "
+                    f"digits: the {side} computes or stores them in {name}"
+                )
+            if coarse:
+                return f"the digits do not tell: all log-probs of both sides are {name} numbers"
+        return "the digits do not tell: both sides have more digits than bfloat16 and float16"
+
+
+def _first(part: DumpedRollout, differs: Tensor) -> FirstDifference | None:
+    """The first token that differs, in the order of the samples."""
+    if not differs.any():
+        return None
+    at = int(differs.int().argmax())
+    values = torch.stack([part.behavior[at], part.proximal[at]])
+    bits = values.view(torch.int32).tolist()
+    return FirstDifference(
+        rollout_id=part.rollout_id,
+        position=part.positions[int(part.segments.ids[at])],
+        token=int(part.segments.within[at]),
+        sampler=float(values[0]).hex(),
+        trainer=float(values[1]).hex(),
+        bits=((bits[0] ^ bits[1]) & 0xFFFFFFFF).bit_count(),
+    )
+
+
+def _parts(rows: Iterator[tuple[str, Tensor]]) -> Iterator[PartOfRun]:
+    for label, numbers in rows:
+        tokens, differing = (int(n) for n in numbers.tolist())
+        if tokens:
+            yield PartOfRun(label=label, tokens=tokens, differing=differing)
