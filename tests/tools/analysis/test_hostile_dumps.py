@@ -98,10 +98,10 @@ def test_flipped_bytes_never_stop_an_analysis(tmp_path):
 def test_a_file_that_cannot_be_opened_is_not_called_cut_off(tmp_path, monkeypatch):
     dumps.write_train(tmp_path, FIRST)
 
-    def denied(path, **_):
+    def denied(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(zipfile, "ZipFile", denied)
+    monkeypatch.setattr(Path, "open", denied)
     assert reason([tmp_path]).endswith("0.pt: cannot be read: Permission denied")
 
 

@@ -191,8 +191,10 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
 def _begins_otherwise(mine: Any, theirs: Any) -> list[bool]:
     """Whether two lists of the sampler's log-probs of one sample begin with other numbers: the train dump has
     a copy of the rollout dump's. Empty where there is nothing to compare."""
+    if mine is None or theirs is None:
+        return []
     try:
-        both = (as_tensor(values[:BEGIN], torch.float64).tolist() for values in (mine, theirs))
+        both = (as_tensor(values[:BEGIN], torch.float32).tolist() for values in (mine, theirs))
         differences = [abs(a - b) for a, b in zip(*both, strict=False)]
     except MALFORMED:  # none, or no numbers: said elsewhere
         return []

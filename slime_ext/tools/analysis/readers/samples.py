@@ -123,7 +123,10 @@ def sample_of(found: Mapping[str, Any], position: int, step: int | None = None) 
 
 def first(found: Mapping[str, Any], *names: str, default: Any = None) -> Any:
     """The value of the first of the names that is there and not null."""
-    return next((found[name] for name in names if found.get(name) is not None), default)
+    for name in names:
+        if (value := found.get(name)) is not None:
+            return value
+    return default
 
 
 def engine_of(found: Mapping[str, Any]) -> str:
@@ -133,13 +136,16 @@ def engine_of(found: Mapping[str, Any]) -> str:
     ('http://node3:15000 dp 1', '')
     """
     metadata = found.get("metadata")
-    places = (found, metadata if isinstance(metadata, Mapping) else {})
-    engine, rank = (_label([first(place, *names) for place in places]) for names in (ENGINES, (ENGINE_RANK,)))
+    places = (found, metadata) if isinstance(metadata, Mapping) and metadata else (found,)
+    engine, rank = _label(places, ENGINES), _label(places, (ENGINE_RANK,))
     return f"{engine} dp {rank}".strip() if rank else engine
 
 
-def _label(values: Sequence[Any]) -> str:
-    return next((cut(value) for value in values if isinstance(value, (str, Integral))), "")
+def _label(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    for place in places:
+        if isinstance(value := first(place, *names), (str, Integral)):
+            return cut(value)
+    return ""
 
 
 @dataclass
@@ -271,6 +277,8 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
     Raises:
         TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
     """
+    if type(values) is Tensor and values.dtype == dtype and values.dim() == 1 and values.is_cpu:
+        return values.detach()  # most fields of most dumps
     values = loaded(values)
     if isinstance(values, (list, tuple)):
         code = "q" if dtype == torch.int64 else "d"
@@ -315,7 +323,11 @@ def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | 
     """[T] the weight version of each token; None where no row has any."""
     if not any(row.weight_versions or row.token_versions for row in rows):
         return None
-    masks = mask.split([row.response_length for row in rows])
+    lengths = [row.response_length for row in rows]
+    if all(len(row.weight_versions) == 1 and not row.token_versions for row in rows):
+        alike = torch.tensor([_number(row.weight_versions[0]) for row in rows])
+        return alike.repeat_interleave(torch.tensor(lengths))
+    masks = mask.split(lengths)
     return torch.cat([_versions_of(row, own, notes) for row, own in zip(rows, masks, strict=True)])
 
 
