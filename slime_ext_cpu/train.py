@@ -20,9 +20,7 @@ import slime_ext
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, SlimeExtError, check_known, cut, shown
 from slime_ext.host import contract
-from slime_ext.presets import NAMES
-from slime_ext.tools.commands.arguments import apart
-from slime_ext.tools.commands.check import check_file
+from slime_ext.tools.commands.script_flags import apart
 from slime_ext.tools.folders import free_name, is_file, is_folder, new_folder
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext_cpu import driver, host_log, machine, progress, tiny
@@ -245,6 +243,9 @@ def _correction(name: str) -> str:
     Raises:
         ConfigError: neither a file nor a preset, or a file that is wrong.
     """
+    from slime_ext.presets import NAMES  # imports torch, which takes two seconds
+    from slime_ext.tools.check.answer import check_file
+
     if name.endswith((".yaml", ".yml")):
         text = text_of(name, f"--correction {name}")
         check_file(name)

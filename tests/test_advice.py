@@ -12,7 +12,7 @@ from slime_ext.config.files import read_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.steps import Reject, Veto
 from slime_ext.tools.analysis.evidence import evidence
-from slime_ext.tools.commands.presets import measured, text_of
+from slime_ext.tools.commands.preset_texts import measured, text_of
 
 ROOT = Path(__file__).parents[1]
 MODES = sorted((ROOT / "configs/modes").glob("*.yaml"))

@@ -40,13 +40,14 @@ FLOORS = {
         "correction",
         "user_steps",
     ),
-    "config/": ("files numbers words", "typed loaded", "idle", "load", "places flat"),
+    "config/": ("files foreign numbers words", "typed loaded", "idle", "load", "places flat"),
     "tools/": (
         "checkout folders plain_torch wording",
         "analysis",
         "report",
         "scripts",
         "convert",
+        "check",
         "commands",
     ),
     "tools/scripts/": (
@@ -54,9 +55,10 @@ FLOORS = {
         "doubts starts visible",
         "surroundings",
         "sandbox",
-        "reading",
+        "script_run",
         "reader read",
     ),
+    "tools/check/": ("veil", "functions", "setup", "answer"),
     "tools/analysis/": (
         "document tables texts",
         "evidence evidence.yaml records",

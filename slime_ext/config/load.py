@@ -15,6 +15,7 @@ from typing import Any
 
 from slime_ext import presets
 from slime_ext.config.files import is_file_name, read_mapping
+from slime_ext.config.foreign import SYSTEMS
 from slime_ext.config.idle import forbid_idle_guards, notes_of
 from slime_ext.config.loaded import Loaded
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
@@ -38,10 +39,6 @@ ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 OF_A_HOST = ("guards", "metrics")
 KEYS = ("preset", "surrogate", "steps", "terms", "center", *PLAIN, *OF_A_HOST)
-SYSTEMS = (  # whose blocks slime-ext convert reads
-    *("verl", "skyrl", "fireworks", "slime_mis", "trl", "areal", "nemo_rl", "prime_rl", "roll", "openrlhf"),
-    *("open_instruct", "ms_swift"),
-)
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
 
 

@@ -1,5 +1,4 @@
-"""Where each of our keys belongs, to help when one lost its indentation under ``slime_ext:``, and which keys
-are another system's."""
+"""Where each of our keys belongs, to help when one lost its indentation under ``slime_ext:``."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from slime_ext.config.load import KEYS, KNOWN_STEPS, SYSTEMS
+from slime_ext.config.load import KEYS, KNOWN_STEPS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.metrics.guards import Guard
 from slime_ext.core.metrics.names import EXACT, METRICS, STALENESS, STALENESS_STEPS
@@ -33,9 +32,3 @@ def _fields(*classes: Any) -> list[str]:
 
 # Of a key that several places have, the first of them.
 PLACES = {key: place for place, keys in reversed([*_keys()]) for key in keys}
-MIS = (  # what slime's examples/train_infer_mismatch_helper/mis.py reads at the top of a file, beside use_tis
-    *("use_rs", "tis_level", "rs_level", "tis_mode", "tis_lower_bound", "tis_upper_bound"),
-    *("rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "tis_batch_normalize"),
-)
-# Keys of another system alone -> that system.
-FOREIGN = {system: system for system in SYSTEMS} | dict.fromkeys(MIS, "slime_mis")

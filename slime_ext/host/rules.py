@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
+from slime_ext.config.foreign import FOREIGN
 from slime_ext.config.loaded import Loaded
-from slime_ext.config.places import FOREIGN, PLACES
+from slime_ext.config.places import PLACES
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import DualClip, HostLoss
 from slime_ext.core.needs import Need

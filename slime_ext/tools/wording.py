@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime_ext.core.correction import Correction
 from slime_ext.core.needs import Need
 from slime_ext.host.contract import INIT_FLAG, OURS, TIS
+
+if TYPE_CHECKING:
+    from slime_ext.core.correction import Correction
 
 
 def flags_of(name: str, correction: Correction) -> str:
@@ -35,3 +37,14 @@ def file_of(mapping: Mapping[str, Any], correction: Correction) -> dict[str, Any
 def acts(correction: Correction) -> bool:
     """Whether there is anything to do but measure."""
     return bool(correction.steps) or Need.TARGET in correction.needs
+
+
+def needs(correction: Correction) -> str:
+    """What a correction needs from the host beside log-probs and masks."""
+    found = {
+        "cur_log_probs": Need.TARGET in correction.needs,
+        "advantages": Need.ADVANTAGES in correction.needs,
+        "whole step": correction.needs_plan,
+        "the sampler's head": correction.center is not None,
+    }
+    return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"

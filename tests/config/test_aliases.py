@@ -12,8 +12,8 @@ import yaml
 
 from slime_ext import load_config
 from slime_ext.config.files import read_yaml
+from slime_ext.config.foreign import SYSTEMS
 from slime_ext.config.load import KEYS
-from slime_ext.config.places import SYSTEMS
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown
 from slime_ext.host.flags import ARGUMENTS, check_kinds
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from slime_ext import host, presets
-from slime_ext.config.load import SYSTEMS, Loaded, load_config, read_config, to_mapping
+from slime_ext.config.foreign import SYSTEMS
+from slime_ext.config.load import Loaded, load_config, read_config, to_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import PpoClip
 from slime_ext.core.steps import Reject, Reweight, Truncate, Veto

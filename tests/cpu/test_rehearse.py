@@ -11,7 +11,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.output import console
 from slime_ext_cpu import driver, rehearse
-from slime_ext_cpu.rehearsal import checks, evidence
+from slime_ext_cpu.rehearsal import checks, evidence, main, run
 from tests.cpu.rehearsal.launches import launch
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def script(tmp_path, monkeypatch):
     """A launch whose script writes a file."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rehearse.run, "prepare", lambda *given: pytest.fail("went on"))
+    monkeypatch.setattr(run, "prepare", lambda *given: pytest.fail("went on"))
     text = (ROOT / "examples/rehearse_tiny.sh").read_text()
     text = text.replace("${HERE}/../configs/modes/decoupled.yaml", "c.yaml").replace("${HERE}/..", str(ROOT))
     path = tmp_path / "run.sh"
@@ -77,7 +77,7 @@ def test_a_wrong_line_or_a_failed_run_is_status_1(tmp_path, monkeypatch, capsys,
     lines = [checks.PageLine(name, state, "text") for name, state in states]
     monkeypatch.setattr(checks, "lines", lambda launch, seen: lines)
     seen = evidence.Evidence(status=run_status, seconds=1.0, log=tmp_path / "log")
-    assert rehearse._report(launch(), {}, seen, tmp_path, console()) == status
+    assert main._report(launch(), {}, seen, tmp_path, console()) == status
     out, page = capsys.readouterr().out, json.loads((tmp_path / "page.json").read_text())
     assert all(f"{name} {state} text" in " ".join(out.split()) for name, state in states)
     assert [(line["name"], line["state"]) for line in page["lines"]] == states
@@ -85,8 +85,8 @@ def test_a_wrong_line_or_a_failed_run_is_status_1(tmp_path, monkeypatch, capsys,
 
 
 def test_the_status_of_the_command_is_that_of_its_page(script, monkeypatch, tmp_path):
-    monkeypatch.setattr(rehearse.run, "prepare", lambda *given: ([], {}))
-    monkeypatch.setattr(rehearse, "_status", lambda ran: 0)
+    monkeypatch.setattr(run, "prepare", lambda *given: ([], {}))
+    monkeypatch.setattr(main, "_status", lambda ran: 0)
     monkeypatch.setattr(driver.HostRun, "check", lambda ran: None)
     monkeypatch.setattr(
         evidence, "gather", lambda out, status, seconds: evidence.Evidence(status, seconds, out)

@@ -14,8 +14,9 @@ from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError
 from slime_ext.host import configured
 from slime_ext.host.flags import check_kinds
-from slime_ext.tools.commands.arguments import Arguments, as_parsed
-from slime_ext.tools.commands.check import checked
+from slime_ext.host.rules import Setup
+from slime_ext.tools.check.answer import judged
+from slime_ext.tools.check.setup import as_parsed, with_correction
 from slime_ext.tools.scripts.launch import Launch
 from tests.host import trees
 
@@ -25,6 +26,12 @@ PLANNED = {"steps": ["reweight", {"truncate": {"high": 2.0}}, "normalize"]}
 
 def arguments(**more):
     return Namespace(**{"use_tis": True, "custom_tis_function_path": TOKEN, **more})
+
+
+def checked(args, script="run.sh", file=()):
+    """What ``check`` answers where a launch has these arguments."""
+    launch = Launch(script)
+    return judged(with_correction(Setup(Namespace(**args), file=file), launch), launch)
 
 
 def refusal(**more):
@@ -146,12 +153,10 @@ def test_one_line_that_names_what_is_wrong(more, line):
 
 @pytest.mark.parametrize(("more", "line"), BROKEN, ids=range(len(BROKEN)))
 def test_check_refuses_what_init_refuses(more, line):
-    given = Arguments(
-        as_parsed(vars(arguments(custom_megatron_init_path=INIT, **more))), launch=Launch("run.sh")
-    )
+    args = as_parsed(vars(arguments(custom_megatron_init_path=INIT, **more)))
     with pytest.raises(ConfigError):
-        check_kinds(given.namespace())
-        checked(given)
+        check_kinds(Namespace(**args))
+        checked(args)
 
 
 LET_THROUGH = [
@@ -241,7 +246,7 @@ def test_init_warns_and_check_notes_the_same(more, line, caplog):
     args = arguments(custom_megatron_init_path=INIT, **more)
     host.init(args)
     there = [record.getMessage() for record in caplog.records]
-    noted = checked(Arguments(as_parsed(vars(args)), launch=Launch("run.sh"))).notes
+    noted = checked(as_parsed(vars(args))).notes
     for lines in (there, [note.message for note in noted]):
         assert [said.startswith(line) for said in lines] == [True] * bool(line), lines
 
@@ -326,11 +331,11 @@ def both(tmp_path, text, **more):
     path.write_text(text)
     flags = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis.correct", **more}
     inside = yaml.safe_load(text)
-    args = Arguments({**flags, **inside}, of_file=tuple(inside))
+    args = {**flags, **inside}
     said = []
     for call in (
-        lambda: checked(args),
-        lambda: host.init(Namespace(custom_config_path=str(path), **args.values)),
+        lambda: checked(args, script="", file=tuple(inside)),
+        lambda: host.init(Namespace(custom_config_path=str(path), **args)),
     ):
         try:
             call()
@@ -408,8 +413,7 @@ def test_flags_of_slimes_own_in_the_file_are_warned_of_once(tmp_path, caplog, li
 
 def test_check_says_what_an_init_of_the_users_own_has_to_call():
     for init, noted in (("my.init", True), (INIT, False)):
-        values = vars(arguments(custom_megatron_init_path=init))
-        notes = checked(Arguments(values, launch=Launch("run.sh"))).notes
+        notes = checked(vars(arguments(custom_megatron_init_path=init))).notes
         assert (
             any("unless my.init calls slime_ext.host.init(args)" in note.message for note in notes) is noted
         )

@@ -10,7 +10,6 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from slime_ext.core.needs import Need
 from slime_ext.errors import printable
 
 INLINE = 88
@@ -56,14 +55,3 @@ def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = ()) -> T
 def yaml_of(value: Any) -> str:
     """YAML in the order of the mapping, small mappings on one line."""
     return yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=INLINE).rstrip()
-
-
-def needs(correction: Any) -> str:
-    """What a correction needs from the host beside log-probs and masks."""
-    found = {
-        "cur_log_probs": Need.TARGET in correction.needs,
-        "advantages": Need.ADVANTAGES in correction.needs,
-        "whole step": correction.needs_plan,
-        "the sampler's head": correction.center is not None,
-    }
-    return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"

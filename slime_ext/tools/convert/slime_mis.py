@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_ext.config.places import MIS
+from slime_ext.config.foreign import MIS
 from slime_ext.tools.convert.block import SAFE, Block, Reading, band, capped, native, veto
 
 KEYS = ("use_tis", *MIS)

@@ -134,14 +134,13 @@ def in_reader(request: Request) -> Launch:
         got = f"signal {-reader.returncode}" if reader.returncode < 0 else cut(last.partition(":")[0])
         what = "look for a part that calls itself, or that is nested too deep"
         raise ConfigError(f"{path}: expected a script that can be read, got {got} from its reader: {what}")
-    found = pickle.loads(reader.stdout)
-    if isinstance(found, SlimeExtError):
-        raise found
-    launch: Launch = found
-    return launch
+    answer: Launch | SlimeExtError = pickle.loads(reader.stdout)
+    if isinstance(answer, SlimeExtError):
+        raise answer
+    return answer
 
 
-def launch_of(
+def read_launch(
     path: str, given: Sequence[str] = (), host: str | None = None, environment: Iterable[str] = ()
 ) -> Launch:
     """As ``read_script``, of a script that has to start a host. A Python launcher is executed.
@@ -153,10 +152,10 @@ def launch_of(
     Raises:
         ConfigError: as ``read_script``, or it launches nothing.
     """
-    found = read_script(
+    launch = read_script(
         path, given, Path(host) if host and is_folder(host) else None, run=True, environment=environment
     )
-    if not found.program:
-        what = f": {'; '.join(found.notes)}" if found.notes else ""
+    if not launch.program:
+        what = f": {'; '.join(launch.notes)}" if launch.notes else ""
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")
-    return found
+    return launch

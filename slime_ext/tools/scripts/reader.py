@@ -7,7 +7,7 @@ import resource
 import sys
 
 from slime_ext.errors import SlimeExtError
-from slime_ext.tools.scripts.reading import launch_of
+from slime_ext.tools.scripts.script_run import launch_of
 
 MOST_BYTES = 4 << 30  # of memory
 MOST_S = 60  # of a processor, for a reader whose parent was killed
@@ -19,7 +19,7 @@ def main() -> None:
         hard = resource.getrlimit(what)[1]
         resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:
-        found: object = launch_of(pickle.load(sys.stdin.buffer))
+        answer: object = launch_of(pickle.load(sys.stdin.buffer))
     except SlimeExtError as error:
-        found = error
-    sys.stdout.buffer.write(pickle.dumps(found))
+        answer = error
+    sys.stdout.buffer.write(pickle.dumps(answer))

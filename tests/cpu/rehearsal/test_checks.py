@@ -12,7 +12,7 @@ from rich.console import Console
 
 from slime_ext_cpu.rehearsal import checks
 from slime_ext_cpu.rehearsal.evidence import Evidence
-from slime_ext_cpu.rehearse import page
+from slime_ext_cpu.rehearsal.main import page
 from tests.cpu.rehearsal.launches import launch
 
 PATH = "slime_ext.tis.correct"

@@ -13,8 +13,8 @@ from slime_ext.tools.commands import cli
 from slime_ext.tools.scripts.launch import Gap
 from slime_ext_cpu import driver
 from slime_ext_cpu.rehearsal import run
+from slime_ext_cpu.rehearsal.main import of_rules
 from slime_ext_cpu.rehearsal.preflight import known_flags, mistakes, unknown_to_engine
-from slime_ext_cpu.rehearse import of_rules
 from tests.cpu.rehearsal.launches import WORDS, launch
 
 PARSER = """

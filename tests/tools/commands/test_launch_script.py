@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.scripts import reading
-from slime_ext.tools.scripts.read import launch_of as read
+from slime_ext.tools.scripts import script_run
+from slime_ext.tools.scripts.read import read_launch as read
 from slime_ext.tools.scripts.read import request_of
 from slime_ext_cpu.rehearsal.replace import sizes_of
 
@@ -129,7 +129,7 @@ def test_what_a_user_may_not_look_into_is_not_there(script, monkeypatch):
     monkeypatch.setattr(os, "stat", of_a_user)
     lines = "cd /closed/slime\nsource /closed/slime/models/small.sh\npython3 train.py --x 1"
     path = script(f"{lines} --custom-config-path /closed/c.yaml ${{MODEL_ARGS[@]}}")
-    launch = reading.launch_of(request_of(path))  # in this process
+    launch = script_run.launch_of(request_of(path))  # in this process
     assert [flag.name for flag in launch.flags] == ["--x", "--custom-config-path"] and launch.gaps
 
 

@@ -8,16 +8,16 @@ from rich.console import Console
 
 from slime_ext import load_config, presets
 from slime_ext.tools.analysis.evidence import evidence
-from slime_ext.tools.commands import cli
-from slime_ext.tools.commands import presets as command
+from slime_ext.tools.commands import cli, preset_texts
+from slime_ext.tools.commands.presets import KINDS
 from slime_ext.tools.plain_torch import function_of
 from tests.tools.test_plain_torch import COUPLED
 
 
 def test_everything_is_there_at_any_width(monkeypatch, capsys):
-    uses = [entry["use"] for entry in command.advice().values()]
+    uses = [entry["use"] for entry in preset_texts.advice().values()]
     for width in (80, 100, 200):
-        monkeypatch.setattr(command, "console", lambda width=width: Console(width=width))
+        monkeypatch.setattr(preset_texts, "console", lambda width=width: Console(width=width))
         assert cli.main(["presets"]) == 0
         out = capsys.readouterr().out
         words = out.split()
@@ -26,13 +26,13 @@ def test_everything_is_there_at_any_width(monkeypatch, capsys):
         assert max(map(len, out.splitlines())) <= width
 
 
-@pytest.mark.parametrize("kind", command.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_run_has_its_presets_and_what_was_measured_in_such_runs(kind, capsys):
     assert cli.main(["presets", "--for", kind]) == 0
     table, *measured = capsys.readouterr().out.split("Measured: ")
     rows = {line.split()[0] for line in table.splitlines()[1:] if line[:1].strip(" =")}
-    assert rows == {name for name, entry in command.advice().items() if kind in entry.get("for", ())}
-    conditions = [each for each in evidence().conditions if each.name in command.KINDS[kind]]
+    assert rows == {name for name, entry in preset_texts.advice().items() if kind in entry.get("for", ())}
+    conditions = [each for each in evidence().conditions if each.name in KINDS[kind]]
     for condition, paragraph in zip(conditions, measured, strict=True):
         said = " ".join(paragraph.split())
         assert condition.what in said and all(str(remedy) in said for remedy in condition.remedies)

@@ -6,8 +6,8 @@ import pytest
 
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DERIVED
+from slime_ext.tools.check.veil import veiled
 from slime_ext.tools.commands import cli
-from slime_ext.tools.commands.veil import veiled
 
 pytestmark = pytest.mark.usefixtures("in_process")
 SECRETS = ("Xq7secretword", "31337.625", "48611", "slime_ext.tis.Xq7secretword", "--Xq7secretword", "-48611")

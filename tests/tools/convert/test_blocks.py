@@ -6,7 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from slime_ext.config.load import SYSTEMS, load_config
+from slime_ext.config.foreign import SYSTEMS
+from slime_ext.config.load import load_config
 from slime_ext.errors import ConfigError
 from slime_ext.tools.convert import CONVERTED, read
 from tests.golden import pairs

@@ -12,7 +12,7 @@ import pytest
 from slime_ext.errors import ConfigError
 from slime_ext.tools.scripts.launch import Unread
 from slime_ext.tools.scripts.read import request_of
-from slime_ext.tools.scripts.reading import Reading, followed
+from slime_ext.tools.scripts.script_run import ScriptRun, followed, written
 from slime_ext.tools.scripts.trace import TOKEN, UNKNOWN
 from tests.tools.scripts import bash
 from tests.tools.scripts.own_scripts import GIVEN_WORDS, SCRIPTS
@@ -25,34 +25,35 @@ def difference(script: Path, given=(), environment=None, *, lenient: bool = Fals
     """What is read otherwise than bash reads it; empty where nothing is. Unknown words may be any."""
     theirs = bash.launches(script, given, environment, lenient=lenient)
     try:
-        reading = followed(request_of(str(script), given, environment=environment or {}))
+        script_run = followed(request_of(str(script), given, environment=environment or {}))
     except ConfigError as error:
         return "" if "that bash can read" in str(error) else str(error)
-    around = reading.around
-    if reading.started is None:
+    around = script_run.around
+    if script_run.started is None:
         return "" if not theirs or around.evaluated or around.needs else f"no launch, bash: {theirs}"
-    words = reading.started.words
+    words = script_run.started.words
     is_sure = not (around.needs or around.gaps or any(s.doubted for s in around.scripts.values()))
     if not theirs:
         return f"{words}, bash: no launch" if is_sure else ""
     if around.needs or any("is read in its place" in note for note in around.notes):  # which bash does not
         return ""
-    if is_sure and not reading.unsure:
-        return "" if fits(reading, words, theirs[-1]) else f"{words}, bash: {theirs[-1]}"
-    return _of_flags(reading, theirs[-1])
+    if is_sure and not script_run.unsure:
+        return "" if fits(script_run, words, theirs[-1]) else f"{words}, bash: {theirs[-1]}"
+    return _of_flags(script_run, theirs[-1])
 
 
-def _of_flags(reading: Reading, theirs: list[str]) -> str:
+def _of_flags(script_run: ScriptRun, theirs: list[str]) -> str:
     """As ``difference``, of flags that do not depend on the machine."""
-    launch = reading.launch("run.sh")
-    bash_has = {flag.name: flag.values for flag in reading.written(tuple(theirs))[0]}
+    launch = script_run.launch("run.sh")
+    flags, _ = written(theirs, script_run.around, script_run.around.where)
+    bash_has = {flag.name: flag.values for flag in flags}
     names = bash_has.keys() | {flag.name for flag in launch.flags}
     ours = {flag.name: flag.values for flag in launch.flags}
     wrong = [n for n in names if launch.is_known(n) and ours.get(n) != bash_has.get(n)]
     return "".join(f"{name}: {ours.get(name)}, bash: {bash_has.get(name)}; " for name in wrong)
 
 
-def fits(reading: Reading, words: tuple[str, ...], theirs: list[str]) -> bool:
+def fits(script_run: ScriptRun, words: tuple[str, ...], theirs: list[str]) -> bool:
     """Whether words, of which some are unknown, can be the ones that bash has."""
 
     @cache
@@ -60,7 +61,7 @@ def fits(reading: Reading, words: tuple[str, ...], theirs: list[str]) -> bool:
         if i == len(words):
             return j == len(theirs)
         if TOKEN.fullmatch(words[i]):
-            can_be_flags = any(unknown.can_be_flags for unknown in reading.around.meant(words[i]))
+            can_be_flags = any(unknown.can_be_flags for unknown in script_run.around.meant(words[i]))
             most = len(theirs) if can_be_flags else j + 1
             return any(from_here(i + 1, end) for end in range(j, min(most, len(theirs)) + 1))
         is_known = UNKNOWN.search(words[i]) is None
@@ -92,8 +93,8 @@ def test_nearly_everything_of_them_is_known(home, tmp_path):
             continue
         (tmp_path / "run.sh").write_text(text)
         with contextlib.suppress(ConfigError):
-            reading = followed(request_of(str(tmp_path / "run.sh"), GIVEN_WORDS, environment=home))
-        launch = reading.launch("run.sh")
+            script_run = followed(request_of(str(tmp_path / "run.sh"), GIVEN_WORDS, environment=home))
+        launch = script_run.launch("run.sh")
         if launch.gaps or any(isinstance(word, Unread) for flag in launch.flags for word in flag.values):
             unknown.append(name)
     assert not unknown

@@ -1,0 +1,323 @@
+"""The third pass of ``check``: the lines of the rules, and what a launch resolves to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slime_ext.config import load as config
+from slime_ext.config.foreign import FOREIGN
+from slime_ext.config.words import brief, one_line
+from slime_ext.errors import ConfigError, cut
+from slime_ext.host import contract
+from slime_ext.host.configured import BOUNDS
+from slime_ext.host.contract import flag_of
+from slime_ext.host.flags import ARGUMENTS
+from slime_ext.host.hosts import HostCode
+from slime_ext.host.rules import (
+    HINT,
+    HOST,
+    OF_INIT_ALONE,
+    REFUSE,
+    WARN,
+    ArgumentUnknownError,
+    BrokenRuleError,
+    HostUnknownError,
+    Line,
+    Setup,
+    require,
+    said,
+    unchecked,
+)
+from slime_ext.tools.check.setup import (
+    is_correction_unknown,
+    names_ours,
+    overridden,
+    setup_of,
+    why_unknown,
+    with_correction,
+    with_flags,
+)
+from slime_ext.tools.checkout import Checkout, checkout_in
+from slime_ext.tools.convert import CONVERTED
+from slime_ext.tools.scripts.launch import Launch, Unread
+from slime_ext.tools.scripts.read import host_root, is_script, read_script
+from slime_ext.tools.wording import needs
+
+INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
+OFFERED = {  # what a launch without anything of ours could begin with
+    "first": (INIT, "measures the mismatch only; applies no correction"),
+    "then": (
+        {"use_tis": True, "custom_tis_function_path": f"{contract.TIS}.token_tis", **INIT},
+        "policy loss times min(proximal / behavior, 2); slime-ext presets lists the others",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What ``check`` says of a file.
+
+    Args:
+        rows: what the file resolves to, by name.
+        line: the same in one line.
+        notes: what its reader should know.
+        uses_ours: whether anything of slime_ext would run.
+        unread: what is known only where the script runs, a line each; no rule over it was checked.
+        skipped: rules that read an argument which is known only there, a line each.
+        unasked: what was not checked because it needs the host's code, a line each.
+    """
+
+    rows: Mapping[str, str]
+    line: str
+    notes: tuple[Line, ...] = ()
+    uses_ours: bool = True
+    unread: tuple[str, ...] = ()
+    skipped: tuple[Line, ...] = ()
+    unasked: tuple[Line, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """``ok``; ``incomplete`` where not all is known; ``unused`` where nothing of slime_ext would run."""
+        if self.unread or self.unasked:
+            return "incomplete"
+        return "ok" if self.uses_ours else "unused"
+
+
+def check(
+    path: str,
+    args_path: str | None = None,
+    own: Sequence[str] = (),
+    host: HostCode | None = None,
+    *,
+    run: bool = False,
+    environment: Sequence[str] = (),
+) -> Answer:
+    """Reads a launch script or a YAML, and says what it leads to.
+
+    Args:
+        args_path: a launch script, for a YAML ``path``.
+        own: flags of the script's own.
+        host: the code that the launch will run; by default that of the checkout whose train.py it starts.
+        run: whether a Python launcher may be executed.
+        environment: names of the variables that the script may see.
+
+    Raises:
+        ConfigError: the first thing that is wrong.
+    """
+    script, file = _script_and_file(path, args_path, own)
+    launch = read_script(script, own, run=run, environment=environment) if script else Launch("")
+    if script and not launch.program:
+        got = f"none: {'; '.join(launch.notes) or 'check the script that starts train.py'}"
+        raise ConfigError(f"{script}: expected a launch of slime or miles, got {got}")
+    return answer(launch, file, host)
+
+
+def check_file(path: str) -> None:
+    """Raises ConfigError for a mistake in a YAML; one that names nothing of ours is the host's own matter."""
+    setup = setup_of(Launch(""), path)
+    if names_ours(setup):
+        require(setup, (REFUSE, HOST))
+
+
+def answer(launch: Launch, file: str = "", host: HostCode | None = None) -> Answer:
+    """What a launch leads to.
+
+    Args:
+        launch: a script's; ``Launch("")`` where there is none.
+        file: a YAML that is checked, with or without a launch.
+        host: as for ``check``.
+
+    Raises:
+        ConfigError: as ``slime_ext.host.init`` refuses it, or the host.
+    """
+    setup = setup_of(launch, file, host or host_of(launch))
+    if not names_ours(setup):
+        found = _without_ours(setup, launch, file)
+    elif is_correction_unknown(setup, launch):
+        words = "used by this launch; its correction is known only where the script runs"
+        found = Answer({"slime_ext": words}, words)
+    else:
+        found = judged(setup, launch)
+    notes = (*map(Line, (*launch.notes, *overridden(launch))), *found.notes)
+    return replace(found, notes=notes, unread=tuple(why_unknown(launch)))
+
+
+def judged(setup: Setup, launch: Launch) -> Answer:
+    """What a launch that names something of slime_ext leads to.
+
+    Args:
+        setup: of ``with_correction``.
+
+    Raises:
+        BrokenRuleError: it breaks a rule that refuses, or one of the host's.
+    """
+    require(setup, (REFUSE, HOST))
+    rows, line = _described(setup)
+    loading = tuple(map(Line, setup.loaded.notes))
+    if not launch.script:  # and what the flags beside this file still have to say
+        return Answer(rows, line, (*loading, *said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))))
+    skipped, unasked = (tuple(unchecked(setup, kind)) for kind in (ArgumentUnknownError, HostUnknownError))
+    notes = (*loading, *said(setup, (WARN, HINT)))
+    return Answer(rows, line, notes, skipped=skipped, unasked=unasked)
+
+
+def line_of(error: Exception) -> Line:
+    """An error as a line, with the rule that raised it."""
+    return Line(str(error), error.rule if isinstance(error, BrokenRuleError) else None)
+
+
+def _script_and_file(path: str, args_path: str | None, own: Sequence[str]) -> tuple[str, str]:
+    """The launch script and the YAML among two files; empty where there is none.
+
+    Raises:
+        ConfigError: a combination that means nothing.
+    """
+    script = next((file for file in (path, args_path) if file and is_script(file)), "")
+    if args_path and not script:
+        raise ConfigError(f"--args: expected a launch script, got {cut(args_path)}: give run.sh there")
+    if args_path and script == path:
+        raise ConfigError(f"--args: expected a YAML before it, got the script {cut(path)}: check it alone")
+    if own and not script:
+        raise ConfigError(f"{path}: expected no flags behind -- beside a YAML, got {cut(own[0])}")
+    return script, "" if path == script else path
+
+
+def host_of(launch: Launch) -> Checkout | None:
+    """The checkout whose train.py a launch starts, or that its script lies in; None where neither is here."""
+    if not launch.script:
+        return None
+    root = host_root(launch.script)
+    runs_in = Path(launch.folder or root or Path.cwd())
+    folders = ((runs_in / launch.program).parent, root)
+    return next((found for folder in folders if folder and (found := checkout_in(folder))), None)
+
+
+# A launch without anything of ours.
+
+
+def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
+    """What a launch that names nothing of slime_ext leads to: the flags that add it, or why none would act.
+
+    Raises:
+        ConfigError: the file is no launch, and holds nothing for slime_ext.
+    """
+    if not launch.script:
+        _forbid_bare_block(setup, file)
+        raise ConfigError(f"{file}: expected the key slime_ext, got none: slime-ext presets NAME prints one")
+    is_unknown = "custom_tis_function_path" in setup.unknown
+    if is_unknown and _may_use_ours(launch):
+        words = "not known whether this launch uses it"
+        return Answer({"slime_ext": words}, words, uses_ours=False)
+    theirs = getattr(setup.args, "custom_tis_function_path", None)
+    if theirs:  # the keys of the file are for that hook
+        setup = replace(setup, file=())
+    replaced = cut(theirs) if theirs else "slime's own weights" if _get(setup, "use_tis") else ""
+    rows: dict[str, str] = {}
+    refused: dict[str, Line] = {}
+    for when, (flags, what) in OFFERED.items():
+        try:
+            offered = with_correction(with_flags(setup, flags), launch)
+            require(offered, (REFUSE, HOST))
+            require(offered, (WARN,), OF_INIT_ALONE)
+        except ConfigError as error:
+            refused.setdefault(str(error), line_of(error))
+            continue
+        comments = [what]
+        if replaced and "use_tis" in flags:
+            comments.append(f"in place of {replaced}{_unread_block(setup) if theirs else ''}")
+        if own := _get(setup, "custom_megatron_init_path"):
+            comments.append(f"in place of {cut(own)}: or keep it and call slime_ext.host.init(args) there")
+        rows[when] = "\n# ".join([_spelled(flags, setup), *comments])
+    verb = "mentioned" if is_unknown else "used"
+    words = f"not {verb} by this launch; add these flags" if rows else "nothing for it in this launch"
+    return Answer({"slime_ext": words, **rows}, words, notes=tuple(refused.values()), uses_ours=False)
+
+
+def _may_use_ours(launch: Launch) -> bool:
+    """Whether a launch with unknown flags can use anything of slime_ext.
+
+    It mentions it, or names a function or a file that is not known. In any other launch it does not matter
+    what a helper prints.
+    """
+    named = (launch.flag(flag_of(name)) for name in ("custom_tis_function_path", "custom_config_path"))
+    words = (word for flag in named if flag for word in flag.values)
+    return "slime_ext" in launch.text or any(isinstance(word, Unread) for word in words)
+
+
+def _spelled(flags: Mapping[str, Any], setup: Setup) -> str:
+    """Flags as they are pasted into a script's array, without those that the launch has."""
+    missing = {name: value for name, value in flags.items() if _get(setup, name) != value}
+    return "\n".join(flag_of(k) if v is True else f"{flag_of(k)} {v}" for k, v in missing.items())
+
+
+def _get(setup: Setup, name: str) -> Any:
+    return getattr(setup.args, name, None)
+
+
+def _forbid_bare_block(setup: Setup, file: str) -> None:
+    """Raises ConfigError for another system's keys at the top of the file, where nothing of ours looks."""
+    foreign = vars(setup.args).keys() - ARGUMENTS.keys()
+    shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in CONVERTED.items()}
+    system = max(shared, key=lambda name: len(shared[name]))
+    if keys := shared[system]:
+        raise ConfigError(
+            f"{file}: expected the key slime_ext, got keys of {system} ({', '.join(map(cut, keys[:3]))}), "
+            "which slime_ext does not read where they are; leave them there for a hook that does, or "
+            f"translate them: slime-ext convert --from {system} {file}"
+        )
+
+
+def _unread_block(setup: Setup) -> str:
+    """What becomes of the keys of a hook that ours would replace."""
+    system = next((FOREIGN[key] for key in vars(setup.args) if key in FOREIGN), "")
+    path = _get(setup, "custom_config_path")
+    if not system or not path:
+        return ""
+    file = cut(path)
+    return f": leave out {file}, whose keys are its own, or slime-ext convert --from {system} {file}"
+
+
+# What a correction is.
+
+
+def _who_corrects(setup: Setup) -> str:
+    """What corrects the loss of a launch in which ours only measures."""
+    switches = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
+    if unknown := [flag_of(name) for name in switches if name in setup.unknown]:
+        return f"what corrects is not known, because {' and '.join(unknown)} is not"
+    hook = setup.a.custom_tis_function_path
+    weights = cut(hook) if hook else "the host's own weights"
+    # slime takes the loss that the hook returns under --get-mismatch-metrics, too, and its own weights act
+    named = (
+        "--use-tis" if setup.a.use_tis else "--get-mismatch-metrics" if setup.a.get_mismatch_metrics else ""
+    )
+    parts = [f"{weights} ({named})"] if named else []
+    parts += ["the host's score centering (--use-score-centering)"] if setup.a.use_score_centering else []
+    return f"what corrects is {' and '.join(parts)}" if parts else "nothing corrects (--use-tis is off)"
+
+
+def _described(setup: Setup) -> tuple[dict[str, str], str]:
+    """What there is to know of a correction: by name, and in one line."""
+    if not setup.function:
+        line = f"measures; {_who_corrects(setup)}"
+        return {"slime_ext": line}, line
+    correction, keys = setup.correction, config.to_mapping(setup.correction)
+    mapping = getattr(setup.args, "slime_ext", None)
+    surrogate = keys["surrogate"]
+    rows = {
+        "function": f"{contract.TIS}.{setup.function}",
+        **({"read as": ", ".join(map(str, mapping))} if mapping else {}),
+        "numerator": keys["numerator"],
+        "loss": surrogate if isinstance(surrogate, str) else brief([surrogate]),
+        "steps": brief(keys["steps"]),
+        "masks": keys["mask_scope"],
+        **{key: keys[key] for key in ("denominator", "group") if keys[key] not in ("host", "ignore")},
+        "needs": needs(correction),
+    }
+    is_seed = setup.function in contract.SEEDS
+    if bounds := [dest for dest in BOUNDS if is_seed and dest in setup.unknown]:
+        rows["steps"] += f" with the defaults of {', '.join(map(flag_of, bounds))}"
+    return rows, f"{setup.function}: {one_line(keys)}"

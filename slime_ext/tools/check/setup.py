@@ -1,0 +1,341 @@
+"""The second pass of ``check``: a launch -> the ``Setup`` that the rules look at."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from slime_ext.config.files import located, read_mapping, text_of
+from slime_ext.errors import ConfigError, cut, did_you_mean
+from slime_ext.host import configured, contract
+from slime_ext.host.configured import loaded_from, near_function
+from slime_ext.host.contract import flag_of
+from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, FUNCTION, NEARLY, check_kinds
+from slime_ext.host.hosts import HostCode
+from slime_ext.host.rules import MEASURING, Setup
+from slime_ext.tools.check.functions import check_functions
+from slime_ext.tools.check.veil import veiled
+from slime_ext.tools.folders import find_own_steps, is_file
+from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.scripts.read import host_root, own_folder
+from slime_ext.tools.scripts.visible import Visible
+
+NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
+OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
+ALIKE = (
+    *contract.FUNCTIONS,
+    "custom_agent_function_path",
+)  # names of slime and miles that look like ours
+
+
+def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Setup:
+    """What a launch means for slime_ext: every argument, and the correction that they name.
+
+    Keys of --custom-config-path override flags, as in slime.
+
+    Args:
+        launch: a script's; ``Launch("")`` where there is none.
+        file: a YAML that is read before the one that the launch names.
+        host: the code that the launch will run, where it is at hand.
+
+    Raises:
+        ConfigError: a flag or a key that the host or slime_ext refuses, a file that cannot be read, or a
+            configuration that does not load.
+    """
+    values, unknown = _of_flags(launch) if launch.script else ({}, set(ARGUMENTS))
+    setup = Setup(SimpleNamespace(**values), unknown=frozenset(unknown), host=host)
+    if file:
+        setup = with_keys(setup, keys_of(file))
+    check_kinds(setup.args, setup.unknown)
+    if not hasattr(setup.args, "slime_ext"):
+        _forbid_unread_path(launch)
+        if path := getattr(setup.args, "custom_config_path", None):
+            setup = with_keys(setup, keys_of(*_config_of(launch, path, file)))
+            check_kinds(setup.args, setup.unknown)
+    for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):
+        contract.forbid_respelled(str(getattr(setup.args, dest, None) or ""), flag_of(dest))
+    is_known = names_ours(setup) and not is_correction_unknown(setup, launch)
+    return with_correction(setup, launch) if is_known else setup
+
+
+def with_flags(setup: Setup, flags: Mapping[str, Any]) -> Setup:
+    """The setup of the same launch with more flags, by dest name."""
+    args = SimpleNamespace(**(vars(setup.args) | flags))
+    return replace(setup, args=args, unknown=frozenset(setup.unknown) - flags.keys())
+
+
+def with_keys(setup: Setup, keys: Mapping[str, Any]) -> Setup:
+    """The setup of the same launch with the keys of its --custom-config-path."""
+    return replace(with_flags(setup, keys), file=tuple(keys))
+
+
+def with_correction(setup: Setup, launch: Launch) -> Setup:
+    """The setup with the function of ``slime_ext.tis`` that it names, and what that function is made of.
+
+    Raises:
+        ConfigError: the configuration does not load, or a flag names a function that does not exist.
+    """
+    setup = replace(setup, function=_function_of(setup, launch))
+    find_own_steps(getattr(setup.args, "slime_ext", None))
+    setup = loaded_from(setup)
+    check_functions(setup, launch)
+    return setup
+
+
+def names_ours(setup: Setup) -> bool:
+    """Whether the launch names a function of slime_ext, or has the key ``slime_ext:``."""
+    names = (*contract.OURS, "custom_tis_function_path")
+    functions = [getattr(setup.args, name, None) for name in names]
+    is_configured = getattr(setup.args, "slime_ext", None) is not None
+    return is_configured or any(str(function).startswith("slime_ext") for function in functions)
+
+
+def is_correction_unknown(setup: Setup, launch: Launch) -> bool:
+    """Whether the correction is named or written where nothing of it is seen here."""
+    if not launch.script or getattr(setup.args, "slime_ext", None) is not None:
+        return False
+    is_in_file = contract.function_of(setup.args) == "correct"
+    unknown = setup.unknown
+    return "custom_tis_function_path" in unknown or (is_in_file and "custom_config_path" in unknown)
+
+
+def _function_of(setup: Setup, launch: Launch) -> str:
+    """The function in ``slime_ext.tis`` that a launch names; a mapping alone is for ``correct``; empty where
+    another's function runs, or none."""
+    path = getattr(setup.args, "custom_tis_function_path", None)
+    mapping = getattr(setup.args, "slime_ext", None)
+    if path is None:
+        measures = isinstance(mapping, Mapping) and set(mapping) <= MEASURING
+        return "" if launch.script or mapping is None or measures else "correct"
+    name = contract.function_of(setup.args)
+    if name not in configured.NAMES and str(path).startswith("slime_ext"):
+        last = str(path).rpartition(".")[2]
+        near = f": write {contract.TIS}.{last}" if last in configured.NAMES else near_function(last)
+        raise ConfigError(
+            f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{cut(path)}'{near}"
+        )
+    return name
+
+
+# Flags of the command line.
+
+
+def _of_flags(launch: Launch) -> tuple[dict[str, Any], set[str]]:
+    """A launch's flags as the host's parser reads them, and the names of those whose values are unknown.
+    Flags of other parts of the host are left out."""
+    values: dict[str, Any] = {}
+    for flag, after in zip_longest(launch.flags, launch.flags[1:]):
+        forbid_misspelt(launch.script, flag.name)
+        name = OFF.get(flag.name) or NAMES.get(flag.name)
+        if name is None:
+            continue
+        if ARGUMENTS[name].kind.parse is None:
+            _forbid_value(launch.script, flag)
+        text = next(iter(flag.values), after and after.name)
+        values[name] = False if flag.name in OFF else _value(launch.script, flag, text)
+        if launch.is_known(flag.name):
+            _forbid_no_choice(launch.script, flag, ARGUMENTS[name].choices, values[name])
+    unknown = {name for name, value in values.items() if value is None}
+    unknown |= {name for spelled, name in (NAMES | OFF).items() if launch.gap(spelled)}
+    return as_parsed(values, unknown), unknown
+
+
+def why_unknown(launch: Launch) -> list[str]:
+    """A line for each reason why an argument that a rule reads is unknown."""
+    counting: dict[str, WrittenFlag] = {}  # dest name -> the flag that counts, in the order of those flags
+    for flag in launch.flags:
+        if name := OFF.get(flag.name) or NAMES.get(flag.name):
+            counting.pop(name, None)
+            counting[name] = flag
+    reasons = [
+        f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+        f"{_of_environment(str(flag))}"
+        for name, flag in counting.items()
+        if ARGUMENTS[name].kind.parse and isinstance(next(iter(flag.values), None), Unread)
+    ]
+    for gap in dict.fromkeys(gap for spelled in NAMES | OFF if (gap := launch.gap(spelled))):
+        names = None if gap.names is None else frozenset(gap.names & (NAMES.keys() | OFF.keys()))
+        reasons.append(str(replace(gap, names=names)))
+    return reasons
+
+
+def overridden(launch: Launch) -> Iterator[str]:
+    """A line for each flag that a launch gives two values; the last counts."""
+    written = [flag for flag in launch.flags if not any(isinstance(word, Unread) for word in flag.values)]
+    for name in filter(launch.is_known, NAMES):
+        same = [flag for flag in written if flag.name == name]
+        if other := next((flag for flag in same if flag.values != same[-1].values), None):
+            yield f"{same[-1].where}: {same[-1]} counts, {other} in {other.where} does not"
+
+
+def _of_environment(text: str) -> str:
+    """How the first variable that is set here, and that a text names, is read."""
+    names = (name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name in os.environ)
+    return next((f"; --env {name} reads it" for name in names), "")
+
+
+def _forbid_value(script: str, switch: WrittenFlag) -> None:
+    for word in (word for word in switch.values if not isinstance(word, Unread)):
+        raise ConfigError(
+            f"{script}: {switch.name}: expected no value, got {cut(veiled(word, switch.instead))}: a switch "
+            "is on where it stands; leave it out to switch it off"
+        )
+
+
+def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
+    """The arguments that a host's parser makes of flags: defaults, and what slime derives from other flags
+    before it merges the keys of --custom-config-path (slime/utils/arguments.py, slime_validate_args).
+
+    Args:
+        flags: values by dest name, of those that the command line gives.
+        unknown: dest names of flags whose values cannot be known; they and what follows from them are left
+            out.
+    """
+    found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
+    for name in unknown:
+        found.pop(name, None)
+    derived = {
+        "eps_clip_high": lambda: (
+            found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
+        ),
+        "use_critic": lambda: found["advantage_estimator"] == "ppo",
+        "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
+    }
+    for name, value in derived.items():
+        try:
+            found[name] = value()
+        except KeyError:  # an unknown one among what it follows from
+            found.pop(name, None)
+    return found
+
+
+def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
+    """What the host's parser makes of a flag's text; None where that is known only where the script runs."""
+    parse = ARGUMENTS[NAMES[flag.name]].kind.parse
+    if parse is None:
+        return True
+    if not text or text.startswith("--"):
+        got = text if not text or text in NAMES else "another flag"
+        raise ConfigError(f"{script}: {flag.name}: expected a value, got {got or 'none'}")
+    if isinstance(text, Unread):
+        return None
+    try:
+        return veiled(parse(text), flag.instead)
+    except ValueError:
+        got = cut(veiled(text, flag.instead))
+        raise ConfigError(f"{script}: {flag.name}: expected a number, got '{got}'") from None
+
+
+def _forbid_no_choice(script: str, flag: WrittenFlag, choices: Collection[str], value: Any) -> None:
+    """Raises ConfigError for a word that the host's parser refuses. A fork can take more than slime and miles
+    do: where the script lies in a checkout, a word that its parser's file has in quotes passes."""
+    if not choices or value is None or value in choices:
+        return
+    root = host_root(script)
+    files = [root / kind / "utils/arguments.py" for kind in ("slime", "miles")] if root else []
+    if any('"' + str(value) + '"' in text_of(str(file)) for file in files if is_file(file)):
+        return
+    known = f"one of {', '.join(choices)}"
+    near = did_you_mean(value, choices)
+    raise ConfigError(f"{flag.where}: {flag.name}: expected {known}, got '{cut(value)}'{near}")
+
+
+# The file of --custom-config-path.
+
+
+def keys_of(path: str, text: str | None = None) -> dict[str, Any]:
+    """The keys of a file for --custom-config-path.
+
+    Args:
+        path: as messages name it.
+        text: what it holds, where it cannot be read at that path.
+
+    Raises:
+        ConfigError: it cannot be read, or has a name in it that slime would pass over.
+    """
+    keys = read_mapping(path, text)
+    for key in keys:
+        if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
+            raise ConfigError(f"{path}: expected the key slime_ext, got {cut(key)}{near}")
+        forbid_misspelt(path, key)
+    return keys
+
+
+def _forbid_unread_path(launch: Launch) -> None:
+    path = launch.value("--custom-config-path")
+    if isinstance(path, Unread):
+        raise ConfigError(
+            f"{launch.script}: --custom-config-path: expected a path that the script itself says, got "
+            f"'{cut(path)}': slime-ext check FILE --args {launch.script} checks the file with its flags"
+        )
+    if isinstance(launch.files.get(path), Unread):
+        raise ConfigError(
+            f"{launch.script}: {cut(path)}: expected a text that the script itself says, got one that "
+            f"depends on the machine: slime-ext check FILE --args {launch.script} checks a copy of it"
+        )
+
+
+def _config_of(launch: Launch, path: str, file: str) -> tuple[str, str | None]:
+    """The file of --custom-config-path: how messages name it, and its text where it lies elsewhere.
+
+    A launch's lies in the folder in which its program runs: the script's ``cd``, the host's checkout that the
+    script lies in, else the working directory of this command. Of a script only files are read that it may
+    see.
+
+    Args:
+        file: the YAML that names it, if no launch does.
+
+    Raises:
+        ConfigError: there is none, or the script may not see it.
+    """
+    if not launch.script:
+        return located(path, file), None
+    where = f"{launch.script}: --custom-config-path"
+    if path in launch.veiled:
+        raise ConfigError(
+            f"{where}: expected a text that the script itself says, got one with parts of another file or of "
+            f"a variable: slime-ext check FILE --args {launch.script} checks a copy of it"
+        )
+    if (text := launch.files.get(path)) is not None:
+        return path, text
+    folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
+    if not is_file(found := folder / str(path)):
+        shown = "the folder that it changes to" if str(folder) in launch.veiled else folder
+        raise ConfigError(
+            f"{where}: expected a file where the script runs, got no {cut(path)} in {shown}: run slime-ext "
+            "there, or name it from the script's own folder"
+        )
+    if not Visible([own_folder(launch.script), Path.cwd()]).is_file(found):
+        raise ConfigError(
+            f"{where}: expected a file below the script's checkout or the working directory, got "
+            f"{cut(path)}: slime-ext check FILE --args {launch.script} reads it"
+        )
+    flag = launch.flag("--custom-config-path")
+    is_veiled = str(folder) in launch.veiled or (flag and flag.instead)
+    name = str(flag) if is_veiled else str(found)
+    return name, text_of(str(found), name)
+
+
+def forbid_misspelt(path: str, name: str) -> None:
+    """Stops at a flag, or a key of a file, that is nearly one of those that decide whether ours runs, or one
+    that is read here with dashes for underscores, or the reverse.
+
+    Raises:
+        ConfigError: with the right name.
+    """
+    as_flag = name.startswith("--")
+    dest = name.removeprefix("--").replace("-", "_")
+    known = dest in ARGUMENTS or dest in ALIKE
+    near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)
+    for right in (flag_of(near_name) if as_flag else near_name for near_name in near):
+        if name != right:
+            raise ConfigError(
+                f"{path}: expected {right}, got {cut(name)}: slime ignores a name it does not know"
+            )

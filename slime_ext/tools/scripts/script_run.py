@@ -1,0 +1,271 @@
+"""The launch that a script makes: its run in the sandbox, and the launch's words, known and unknown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from slime_ext.errors import ConfigError, cut
+from slime_ext.host.contract import flag_of
+from slime_ext.host.flags import ARGUMENTS, DECISIVE
+from slime_ext.tools.scripts.launch import Gap, Launch, Unread, WrittenFlag
+from slime_ext.tools.scripts.sandbox import Sandbox
+from slime_ext.tools.scripts.starts import Started, started
+from slime_ext.tools.scripts.surroundings import Request, Surroundings
+from slime_ext.tools.scripts.trace import UNKNOWN, Guess, Run, narrowed
+
+GUESSES = {  # in their order; what a reader is told where an earlier one led to no launch
+    Guess(): "",
+    Guess(is_there=True): "read as if each file that it tests were there",
+    Guess(fails=True): "read as if each command failed whose answer is not known here",
+    Guess(fails=True, is_there=True): "read as if each such command failed, and each file were there",
+}
+SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
+OF_A_LIMIT = re.compile(r"resource limit exceeded: [\w \t():/-]*|execution \w+")
+ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)  # as bash traces one that is set
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """The run of a script in which it makes its launch; where it makes none, the first run.
+
+    Args:
+        around: what the script found around it.
+        run: its trace, and the programs that it would start.
+        started: the last launch of the run; None where it makes none.
+        unsure: flags whose values are made of the letters of unknown words.
+    """
+
+    around: Surroundings
+    run: Run
+    started: Started | None = None
+    unsure: frozenset[str] = frozenset()
+
+    def launch(self, path: str) -> Launch:
+        """The launch, with a gap for what depends on the machine. Raises ValueError where there is none."""
+        if self.started is None:
+            raise ValueError("expected a launch, got none")
+        around, started = self.around, self.started
+        flags, gaps = written(started.words, around, around.where)
+        notes = tuple(around.notes) + tuple(
+            f"{place}: ${name} is set by nothing here, and without it the script ends{how}"
+            for name, (place, how) in around.needs.items()
+        )
+        gaps += [replace(gap, at=len(flags)) for gap in around.gaps]
+        if self.unsure:
+            here = around.named(around.path)
+            gaps.append(Gap(len(flags), "a word made of unknown ones", here, self.unsure))
+        return Launch(
+            path,
+            started.program,
+            flags=tuple(flags),
+            environment={name: around.spelled(said) for name, said in started.environment.items()},
+            gaps=tuple(gaps),
+            folder=None if UNKNOWN.search(started.folder) else started.folder,
+            notes=notes,
+            files={
+                name: Unread(around.spelled(said)) if UNKNOWN.search(said) else said
+                for name, said in started.files.items()
+            },
+            text=around.text,
+        )
+
+    def commands(self) -> list[list[str]]:
+        """The commands that the script starts."""
+        shown = self.around.shown
+        return [[Unread(shown(w)) if UNKNOWN.search(w) else w for w in call.words] for call in self.run.calls]
+
+
+def launch_of(request: Request) -> Launch:
+    """The launch that a script makes; one without a program or flags where it makes none.
+
+    Raises:
+        ConfigError: the script cannot be read, ends its launch too early, or gives its flags to nothing.
+    """
+    script_run = followed(request)
+    if script_run.started is None:
+        return _without_launch(request.path, script_run.around, script_run.run)
+    _forbid_lost_arrays(script_run.around, script_run.run)
+    _forbid_unused_arrays(script_run)
+    launch = script_run.launch(request.path)
+    return _veiled(launch, _bare(request)) if script_run.around.has_seen else launch
+
+
+def followed(request: Request) -> ScriptRun:
+    """Runs a script until it makes a launch: guess after guess of what its machine would answer.
+
+    Raises:
+        ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
+    """
+    around = Surroundings(request)
+    sandbox = Sandbox(around, request.given)
+    first: Run | None = None
+    for guess in GUESSES:
+        run = sandbox.run(guess, lambda run: bool(started(run)))
+        first = first or run
+        if launches := started(run):
+            break
+    else:
+        return ScriptRun(around, first)
+    _note_guess(around, first, guess)
+    _note_other_launches(around, launches)
+    wide = started(sandbox.once(guess._replace(is_wide=True)))
+    narrow = _values(launches[-1].words, around)
+    again = _values(tuple(map(narrowed, wide[-1].words)) if wide else (), around)
+    unsure = frozenset(name for name, values in narrow.items() if again.get(name) != values)
+    return ScriptRun(around, run, launches[-1], unsure)
+
+
+def _note_guess(around: Surroundings, first: Run, guess: Guess) -> None:
+    """Notes by which guess the launch is reached, where the first one reached none."""
+    if note := GUESSES[guess]:
+        end = around.end_of(first)
+        place = around.place(end[0].path, end[1]) if end else around.named(around.path)
+        how = around.how_it_ends(first)
+        around.notes.append(f"{place}: the script can end here{how}, without a launch; {note}")
+
+
+def _note_other_launches(around: Surroundings, launches: Sequence[Started]) -> None:
+    """Notes which one of several launches is read."""
+    if launches[1:]:
+        last, other = (
+            around.place(each.line.file, each.line.number) if each.line else "" for each in launches[:-3:-1]
+        )
+        around.notes.append(f"{last}: the launch that is read; the script makes another one at {other}")
+
+
+def _values(words: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...]]:
+    """The values that count, by flag."""
+    return {flag.name: flag.values for flag in written(words, around, lambda name: "")[0]}
+
+
+def written(
+    words: Sequence[str], around: Surroundings, where: Callable[[str], str]
+) -> tuple[list[WrittenFlag], list[Gap]]:
+    """Words as flags with their places. An unknown word behind a flag without a value is its value; anywhere
+    else it can be any flags.
+
+    Args:
+        where: ``file:line`` of a flag or an unknown word.
+    """
+    flags: list[WrittenFlag] = []
+    gaps: list[Gap] = []
+    for word in words:
+        text = Unread(around.shown(word)) if UNKNOWN.search(word) else word
+        waits = bool(flags) and not flags[-1].values and flags[-1].name not in SWITCHES
+        if word.startswith("--") and len(word) > 2:
+            name, has_value, said = text.partition("=")
+            flags.append(WrittenFlag(name, (type(text)(said),) if has_value else (), where(name)))
+        elif gap := _gap(len(flags), word, around, where, waits=waits):
+            gaps.append(gap)
+        elif flags:
+            flags[-1] = replace(flags[-1], values=(*flags[-1].values, text))
+    return flags, gaps
+
+
+def _gap(at: int, word: str, around: Surroundings, where: Callable[[str], str], *, waits: bool) -> Gap | None:
+    """What a word can stand for that is not known; None where it is the value of a flag, or nothing.
+
+    Args:
+        waits: whether the flag before it has no value yet.
+    """
+    meant = around.meant(word)
+    is_value = waits and not any(unknown.is_words for unknown in meant)
+    if not meant or is_value or not any(unknown.can_be_flags for unknown in meant):
+        return None
+    text, names = around.shown(word), [unknown.names for unknown in meant]
+    known = frozenset[str]().union(*(some for some in names if some is not None))
+    return Gap(at, text, meant[0].where or where(text), None if None in names else known)
+
+
+def _bare(request: Request) -> Launch:
+    """The launch of a script that sees no other file and no variable."""
+    try:
+        script_run = followed(request.bare)
+    except ConfigError:
+        return Launch(request.path)
+    return script_run.launch(request.path) if script_run.started else Launch(request.path)
+
+
+def _veiled(launch: Launch, bare: Launch) -> Launch:
+    """A launch whose flags say what messages may show of them: words that are the same without any other file
+    or variable are the script's own."""
+    left = {name: [flag for flag in bare.flags if flag.name == name] for name in {f.name for f in bare.flags}}
+    flags = []
+    for flag in launch.flags:
+        same = left[flag.name].pop(0) if left.get(flag.name) else None
+        if same is None or same.values != flag.values or any(isinstance(v, Unread) for v in same.values):
+            shown = " ".join(same.values) if same else ""
+            flag = replace(flag, instead=shown or f"what {flag.where} says") if flag.values else flag
+        flags.append(flag)
+    veiled = {name for name, text in launch.files.items() if bare.files.get(name) != text}
+    veiled |= {launch.folder} - {bare.folder, None}
+    return replace(launch, flags=tuple(flags), veiled=frozenset(veiled))
+
+
+def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
+    if run.error:
+        limit = OF_A_LIMIT.match(run.error)
+        got = f"none: {cut(limit[0])}" if limit else "an error in the sandbox"
+        raise ConfigError(f"{path}: expected a script that ends, got {got}")
+    notes: tuple[str, ...] = ()
+    if end := around.end_of(run):
+        where = f"{around.place(end[0].path, end[1])}{around.how_it_ends(run)}"
+        what = "give it what it asks for, as variables with --env, or as flags behind --"
+        notes = (f"it ends at {where}: {what}",)
+    return Launch(path, notes=notes)
+
+
+def _array(text: str) -> tuple[str, list[str]]:
+    """The array that a traced command sets, and the words that it gives to it."""
+    match = ARRAY.fullmatch(text)
+    try:
+        return (match[1], shlex.split(match[2])) if match else ("", [])
+    except ValueError:
+        return "", []
+
+
+def _forbid_lost_arrays(around: Surroundings, run: Run) -> None:
+    for line in run.lines:
+        if line.words[:1] and line.words[0].startswith("--"):
+            written = around.statement_of(line).split()
+            shown = cut(written[0] if written else around.shown(line.words[0]))
+            place = around.place(line.file, line.number)
+            raise ConfigError(
+                f"{place}: expected the launch to go on, got {shown} as a new command: the line before it "
+                "lacks the backslash at its end"
+            )
+
+
+def _forbid_unused_arrays(script_run: ScriptRun) -> None:
+    """Raises ConfigError for an array whose flags decide whether ours runs, and never reach the launch."""
+    around, decisive = script_run.around, {flag_of(name) for name in DECISIVE}
+    for line in script_run.run.lines:
+        name, words = _array(line.text)
+        acts = decisive & {word.partition("=")[0] for word in words}
+        if acts and (got := _misused(name, words, acts, script_run)):
+            name = around.shown(name)
+            right = f'"${{{name}[@]}}"'
+            raise ConfigError(
+                f"{around.path}: {name}: expected {right} in the launch, got {got}: its flags do not reach it"
+            )
+
+
+def _misused(name: str, words: Sequence[str], flags: Collection[str], script_run: ScriptRun) -> str:
+    """How a script names an array in place of ``"${NAME[@]}"``: not at all (``none``), without the dollar,
+    which leaves the name itself, as ``"${NAME[*]}"``, which is one word, or as ``$NAME``, which is the first
+    word; empty where it does right."""
+    text, launched = script_run.around.text, script_run.started.words if script_run.started else ()
+    left = re.compile(rf"\{{?{name}(\[[@*]\])?\}}?")
+    if word := next((word for word in launched if left.fullmatch(word)), ""):
+        return word
+    if len(words) > 1 and " ".join(words) in launched:
+        return f'"${{{name}[*]}}"'
+    if not re.search(rf"(?<!\w){name}(?!\w|\+?=)", text):
+        return "none"
+    first = re.search(rf"\${name}(?!\w)(\[[@*]\])?|\$\{{{name}\}}", text)
+    given = {word.partition("=")[0] for word in launched}
+    is_whole = re.search(rf"\$\{{{name}\[[@*]\]", text) or flags <= given
+    return first[0] if first and not is_whole else ""
