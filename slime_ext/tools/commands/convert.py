@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slime_ext.config import load as config
 from slime_ext.config.files import read_mapping, text_of
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.host.contract import flag_of
@@ -131,11 +130,13 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: as ``slime_ext.tools.convert.read``.
     """
+    from slime_ext.config.load import read_config  # imports torch, which takes two seconds
+
     where, block = _block(system, whole)
     block, beside = _without_loss(system, whole, where, block)
     reading = read(system, block)
     try:  # what is printed must load
-        correction = config.read_config(reading.mapping).correction
+        correction = read_config(reading.mapping).correction
     except ConfigError as error:
         raise ConfigError(f"convert.{system}: expected settings that this project has, got {error}") from None
     file = file_of(reading.mapping, correction)

@@ -8,7 +8,6 @@ from pathlib import Path
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands.output import plain
 from slime_ext.tools.folders import make_folder
-from slime_ext.tools.report.run_picture import PICTURES, draw
 
 
 def main(argv: list[str]) -> int:
@@ -32,6 +31,9 @@ def main(argv: list[str]) -> int:
         help="a name for each folder; equal names are seeds of one setting",
     )
     args = parser.parse_args(argv)
+
+    from slime_ext.tools.report.run_picture import PICTURES, draw  # imports torch, which takes two seconds
+
     if args.labels and len(args.labels) != len(args.folders):
         raise ConfigError(f"--labels: expected {len(args.folders)} names, got {len(args.labels)}")
     out = args.out or Path(args.folders[0]) / "report.png"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,16 +18,30 @@ from tests.tools.report.test_run_picture import slime_run
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/modes/stale.yaml"
 GONE = "slime-ext: working directory: expected one that exists"  # torch finds none of its libraries there
-HEAVY = ("torch", "pydantic", "rich", "numpy", "yaml", "transformers")
+HEAVY = ("torch", "numpy", "matplotlib", "jinja2", "bashkit", "transformers", "ray")  # half a second or more
+PACKAGES = (*HEAVY, "pydantic", "rich", "yaml")
+HELP = """
+import contextlib, io, json, sys
+from slime_ext.tools.commands import cli
+imported = {}
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        cli.main(words)
+    imported[" ".join(words)] = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+print(json.dumps(imported))
+"""
 
 
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys; from slime_ext.tools.commands import cli; cli.main(['--help']);"
-        f"print([name for name in {HEAVY} if name in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.splitlines()[-1] == "[]"
+@pytest.mark.parametrize(
+    ("words", "packages"),
+    [([["--help"], ["--version"]], PACKAGES), ([[name, "--help"] for name in cli.COMMANDS], HEAVY)],
+    ids=["slime-ext", "commands"],
+)
+def test_help_imports_nothing_heavy(words, packages):
+    """A command parses its words before it imports what it works with."""
+    code = [sys.executable, "-c", HELP, json.dumps(words), json.dumps(packages)]
+    imported = json.loads(subprocess.run(code, capture_output=True, text=True, check=True).stdout)
+    assert len(imported) == len(words) and not any(imported.values()), imported
 
 
 def _command(monkeypatch, function):
