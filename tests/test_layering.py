@@ -53,6 +53,7 @@ FLOORS = {
     "tools/scripts/": (
         "launch modules trace python_script blocks",
         "doubts starts visible",
+        "config_file",
         "surroundings",
         "sandbox",
         "script_run",

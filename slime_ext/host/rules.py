@@ -106,6 +106,13 @@ class Setup:
         """The identity where no correction of ours runs."""
         return self.loaded.correction
 
+    @property
+    def names_ours(self) -> bool:
+        """Whether the launch names a function of slime_ext, or has the key ``slime_ext:``."""
+        functions = [getattr(self.args, name, None) for name in (*OURS, "custom_tis_function_path")]
+        is_configured = getattr(self.args, "slime_ext", None) is not None
+        return is_configured or any(str(function).startswith("slime_ext") for function in functions)
+
     def known_host(self, question: str = "") -> HostCode:
         """The host's code. Raises HostUnknownError where none is at hand; ``question`` is what it would have
         told, for a line on what was not checked."""

@@ -33,7 +33,6 @@ from slime_ext.host.rules import (
 )
 from slime_ext.tools.check.setup import (
     is_correction_unknown,
-    names_ours,
     overridden,
     setup_of,
     why_unknown,
@@ -43,7 +42,7 @@ from slime_ext.tools.check.setup import (
 from slime_ext.tools.checkout import Checkout, checkout_in
 from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.scripts.launch import Launch, Unread
-from slime_ext.tools.scripts.read import host_root, is_script, read_script
+from slime_ext.tools.scripts.read import is_script, read_script
 from slime_ext.tools.wording import needs
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
@@ -118,7 +117,7 @@ def check(
 def check_file(path: str) -> None:
     """Raises ConfigError for a mistake in a YAML; one that names nothing of ours is the host's own matter."""
     setup = setup_of(Launch(""), path)
-    if names_ours(setup):
+    if setup.names_ours:
         require(setup, (REFUSE, HOST))
 
 
@@ -134,7 +133,7 @@ def answer(launch: Launch, file: str = "", host: HostCode | None = None) -> Answ
         ConfigError: as ``slime_ext.host.init`` refuses it, or the host.
     """
     setup = setup_of(launch, file, host or host_of(launch))
-    if not names_ours(setup):
+    if not setup.names_ours:
         found = _without_ours(setup, launch, file)
     elif is_correction_unknown(setup, launch):
         words = "used by this launch; its correction is known only where the script runs"
@@ -189,9 +188,8 @@ def host_of(launch: Launch) -> Checkout | None:
     """The checkout whose train.py a launch starts, or that its script lies in; None where neither is here."""
     if not launch.script:
         return None
-    root = host_root(launch.script)
-    runs_in = Path(launch.folder or root or Path.cwd())
-    folders = ((runs_in / launch.program).parent, root)
+    runs_in = Path(launch.folder or launch.root or Path.cwd())
+    folders = ((runs_in / launch.program).parent, launch.root)
     return next((found for folder in folders if folder and (found := checkout_in(folder))), None)
 
 

@@ -14,7 +14,6 @@ from slime_ext.tools.check.veil import Veiled
 from slime_ext.tools.checkout import signature_of
 from slime_ext.tools.scripts.launch import Launch
 from slime_ext.tools.scripts.modules import fault_of, file_of
-from slime_ext.tools.scripts.read import host_root
 
 
 def check_functions(setup: Setup, launch: Launch) -> None:
@@ -39,8 +38,9 @@ def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> N
     """Raises ConfigError for a function of the user's own that is no dotted path, or that a package which is
     seen from here does not define; a hook must take the keywords that the host calls it with."""
     script = Path(launch.script).resolve() if launch.script else None
-    near = [script.parent, host_root(str(script))] if script else []
-    folders = [Path.cwd(), *(folder for folder in near if folder), *map(Path, sys.path)]
+    near = [script.parent] if script else []
+    near += [launch.root] if launch.root else []
+    folders = [Path.cwd(), *near, *map(Path, sys.path)]
     if fault := fault_of(function, folders):
         fault = "it is not there" if isinstance(function, Veiled) else fault
         raise ConfigError(

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import zip_longest
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +22,8 @@ from slime_ext.host.rules import MEASURING, Setup
 from slime_ext.tools.check.functions import check_functions
 from slime_ext.tools.check.veil import veiled
 from slime_ext.tools.folders import find_own_steps, is_file
+from slime_ext.tools.scripts.config_file import config_file
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.scripts.read import host_root, own_folder
-from slime_ext.tools.scripts.visible import Visible
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
@@ -55,13 +53,17 @@ def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Se
         setup = with_keys(setup, keys_of(file))
     check_kinds(setup.args, setup.unknown)
     if not hasattr(setup.args, "slime_ext"):
-        _forbid_unread_path(launch)
-        if path := getattr(setup.args, "custom_config_path", None):
-            setup = with_keys(setup, keys_of(*_config_of(launch, path, file)))
+        path = getattr(setup.args, "custom_config_path", None) or ""
+        if launch.script:
+            name, text = config_file(launch, path)
+        else:
+            name, text = path and located(path, file), None
+        if name:
+            setup = with_keys(setup, keys_of(name, text))
             check_kinds(setup.args, setup.unknown)
     for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):
         contract.forbid_respelled(str(getattr(setup.args, dest, None) or ""), flag_of(dest))
-    is_known = names_ours(setup) and not is_correction_unknown(setup, launch)
+    is_known = setup.names_ours and not is_correction_unknown(setup, launch)
     return with_correction(setup, launch) if is_known else setup
 
 
@@ -87,14 +89,6 @@ def with_correction(setup: Setup, launch: Launch) -> Setup:
     setup = loaded_from(setup)
     check_functions(setup, launch)
     return setup
-
-
-def names_ours(setup: Setup) -> bool:
-    """Whether the launch names a function of slime_ext, or has the key ``slime_ext:``."""
-    names = (*contract.OURS, "custom_tis_function_path")
-    functions = [getattr(setup.args, name, None) for name in names]
-    is_configured = getattr(setup.args, "slime_ext", None) is not None
-    return is_configured or any(str(function).startswith("slime_ext") for function in functions)
 
 
 def is_correction_unknown(setup: Setup, launch: Launch) -> bool:
@@ -141,7 +135,7 @@ def _of_flags(launch: Launch) -> tuple[dict[str, Any], set[str]]:
         text = next(iter(flag.values), after and after.name)
         values[name] = False if flag.name in OFF else _value(launch.script, flag, text)
         if launch.is_known(flag.name):
-            _forbid_no_choice(launch.script, flag, ARGUMENTS[name].choices, values[name])
+            _forbid_no_choice(launch, flag, ARGUMENTS[name].choices, values[name])
     unknown = {name for name, value in values.items() if value is None}
     unknown |= {name for spelled, name in (NAMES | OFF).items() if launch.gap(spelled)}
     return as_parsed(values, unknown), unknown
@@ -233,12 +227,12 @@ def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
         raise ConfigError(f"{script}: {flag.name}: expected a number, got '{got}'") from None
 
 
-def _forbid_no_choice(script: str, flag: WrittenFlag, choices: Collection[str], value: Any) -> None:
+def _forbid_no_choice(launch: Launch, flag: WrittenFlag, choices: Collection[str], value: Any) -> None:
     """Raises ConfigError for a word that the host's parser refuses. A fork can take more than slime and miles
     do: where the script lies in a checkout, a word that its parser's file has in quotes passes."""
     if not choices or value is None or value in choices:
         return
-    root = host_root(script)
+    root = launch.root
     files = [root / kind / "utils/arguments.py" for kind in ("slime", "miles")] if root else []
     if any('"' + str(value) + '"' in text_of(str(file)) for file in files if is_file(file)):
         return
@@ -266,61 +260,6 @@ def keys_of(path: str, text: str | None = None) -> dict[str, Any]:
             raise ConfigError(f"{path}: expected the key slime_ext, got {cut(key)}{near}")
         forbid_misspelt(path, key)
     return keys
-
-
-def _forbid_unread_path(launch: Launch) -> None:
-    path = launch.value("--custom-config-path")
-    if isinstance(path, Unread):
-        raise ConfigError(
-            f"{launch.script}: --custom-config-path: expected a path that the script itself says, got "
-            f"'{cut(path)}': slime-ext check FILE --args {launch.script} checks the file with its flags"
-        )
-    if isinstance(launch.files.get(path), Unread):
-        raise ConfigError(
-            f"{launch.script}: {cut(path)}: expected a text that the script itself says, got one that "
-            f"depends on the machine: slime-ext check FILE --args {launch.script} checks a copy of it"
-        )
-
-
-def _config_of(launch: Launch, path: str, file: str) -> tuple[str, str | None]:
-    """The file of --custom-config-path: how messages name it, and its text where it lies elsewhere.
-
-    A launch's lies in the folder in which its program runs: the script's ``cd``, the host's checkout that the
-    script lies in, else the working directory of this command. Of a script only files are read that it may
-    see.
-
-    Args:
-        file: the YAML that names it, if no launch does.
-
-    Raises:
-        ConfigError: there is none, or the script may not see it.
-    """
-    if not launch.script:
-        return located(path, file), None
-    where = f"{launch.script}: --custom-config-path"
-    if path in launch.veiled:
-        raise ConfigError(
-            f"{where}: expected a text that the script itself says, got one with parts of another file or of "
-            f"a variable: slime-ext check FILE --args {launch.script} checks a copy of it"
-        )
-    if (text := launch.files.get(path)) is not None:
-        return path, text
-    folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
-    if not is_file(found := folder / str(path)):
-        shown = "the folder that it changes to" if str(folder) in launch.veiled else folder
-        raise ConfigError(
-            f"{where}: expected a file where the script runs, got no {cut(path)} in {shown}: run slime-ext "
-            "there, or name it from the script's own folder"
-        )
-    if not Visible([own_folder(launch.script), Path.cwd()]).is_file(found):
-        raise ConfigError(
-            f"{where}: expected a file below the script's checkout or the working directory, got "
-            f"{cut(path)}: slime-ext check FILE --args {launch.script} reads it"
-        )
-    flag = launch.flag("--custom-config-path")
-    is_veiled = str(folder) in launch.veiled or (flag and flag.instead)
-    name = str(flag) if is_veiled else str(found)
-    return name, text_of(str(found), name)
 
 
 def forbid_misspelt(path: str, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 class Unread(str):
@@ -71,6 +72,8 @@ class Launch:
         files: name -> text, of YAML and JSON that its flags name and the script itself writes.
         veiled: names of those of them, and the folder, if a part of it comes from another file or a variable.
         text: all that was read.
+        root: the checkout of slime or miles that the script lies in.
+        own_folder: where the script's own files are: that checkout, its repository, or its folder.
     """
 
     script: str
@@ -83,6 +86,8 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     veiled: frozenset[str] = frozenset()
     text: str = ""
+    root: Path | None = None
+    own_folder: Path | None = None
 
     @property
     def asynchronous(self) -> bool:

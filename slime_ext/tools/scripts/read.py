@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slime_ext.config.files import text_of
@@ -117,7 +118,8 @@ def read_script(
         ConfigError: the script cannot be read in time, ends its launch too early, or gives its flags to
             nothing.
     """
-    return in_reader(request_of(path, given, checkout, run=run, environment=environment))
+    launch = in_reader(request_of(path, given, checkout, run=run, environment=environment))
+    return replace(launch, root=host_root(path), own_folder=own_folder(path))
 
 
 def in_reader(request: Request) -> Launch:
