@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,16 +34,16 @@ from slime_ext.host.rules import (
     unchecked,
 )
 from slime_ext.tools.check.setup import (
+    NAMES,
+    OFF,
     is_correction_unknown,
-    overridden,
     setup_of,
-    why_unknown,
     with_correction,
     with_flags,
 )
 from slime_ext.tools.checkout import Checkout, checkout_in
 from slime_ext.tools.convert import CONVERTED
-from slime_ext.tools.scripts.launch import Launch, Unread
+from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.read import is_script, read_script
 from slime_ext.tools.wording import needs
 
@@ -140,8 +142,8 @@ def answer(launch: Launch, file: str = "", host: HostCode | None = None) -> Answ
         found = Answer({"slime_ext": words}, words)
     else:
         found = judged(setup, launch)
-    notes = (*map(Line, (*launch.notes, *overridden(launch))), *found.notes)
-    return replace(found, notes=notes, unread=tuple(why_unknown(launch)))
+    notes = (*map(Line, (*launch.notes, *_overridden(launch))), *found.notes)
+    return replace(found, notes=notes, unread=tuple(_why_unknown(launch)))
 
 
 def judged(setup: Setup, launch: Launch) -> Answer:
@@ -161,6 +163,40 @@ def judged(setup: Setup, launch: Launch) -> Answer:
     skipped, unasked = (tuple(unchecked(setup, kind)) for kind in (ArgumentUnknownError, HostUnknownError))
     notes = (*loading, *said(setup, (WARN, HINT)))
     return Answer(rows, line, notes, skipped=skipped, unasked=unasked)
+
+
+def _why_unknown(launch: Launch) -> list[str]:
+    """A line for each reason why an argument that a rule reads is unknown."""
+    counting: dict[str, WrittenFlag] = {}  # dest name -> the flag that counts, in the order of those flags
+    for flag in launch.flags:
+        if name := OFF.get(flag.name) or NAMES.get(flag.name):
+            counting.pop(name, None)
+            counting[name] = flag
+    reasons = [
+        f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+        f"{_of_environment(str(flag))}"
+        for name, flag in counting.items()
+        if ARGUMENTS[name].kind.parse and isinstance(next(iter(flag.values), None), Unread)
+    ]
+    for gap in dict.fromkeys(gap for spelled in NAMES | OFF if (gap := launch.gap(spelled))):
+        names = None if gap.names is None else frozenset(gap.names & (NAMES.keys() | OFF.keys()))
+        reasons.append(str(replace(gap, names=names)))
+    return reasons
+
+
+def _overridden(launch: Launch) -> Iterator[str]:
+    """A line for each flag that a launch gives two values; the last counts."""
+    written = [flag for flag in launch.flags if not any(isinstance(word, Unread) for word in flag.values)]
+    for name in filter(launch.is_known, NAMES):
+        same = [flag for flag in written if flag.name == name]
+        if other := next((flag for flag in same if flag.values != same[-1].values), None):
+            yield f"{same[-1].where}: {same[-1]} counts, {other} in {other.where} does not"
+
+
+def _of_environment(text: str) -> str:
+    """How the first variable that is set here, and that a text names, is read."""
+    names = (name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name in os.environ)
+    return next((f"; --env {name} reads it" for name in names), "")
 
 
 def line_of(error: Exception) -> Line:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import os
-import re
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +19,12 @@ from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, FUNCTION, NEARLY, check_kinds
 from slime_ext.host.hosts import HostCode
 from slime_ext.host.rules import MEASURING, Setup
-from slime_ext.tools.check.functions import check_functions
-from slime_ext.tools.check.veil import veiled
+from slime_ext.tools.check.veil import Veiled, veiled
+from slime_ext.tools.checkout import signature_of
 from slime_ext.tools.folders import find_own_steps, is_file
 from slime_ext.tools.scripts.config_file import config_file
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.scripts.modules import fault_of, file_of
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
@@ -87,7 +88,7 @@ def with_correction(setup: Setup, launch: Launch) -> Setup:
     setup = replace(setup, function=_function_of(setup, launch))
     find_own_steps(getattr(setup.args, "slime_ext", None))
     setup = loaded_from(setup)
-    check_functions(setup, launch)
+    _check_functions(setup, launch)
     return setup
 
 
@@ -139,40 +140,6 @@ def _of_flags(launch: Launch) -> tuple[dict[str, Any], set[str]]:
     unknown = {name for name, value in values.items() if value is None}
     unknown |= {name for spelled, name in (NAMES | OFF).items() if launch.gap(spelled)}
     return as_parsed(values, unknown), unknown
-
-
-def why_unknown(launch: Launch) -> list[str]:
-    """A line for each reason why an argument that a rule reads is unknown."""
-    counting: dict[str, WrittenFlag] = {}  # dest name -> the flag that counts, in the order of those flags
-    for flag in launch.flags:
-        if name := OFF.get(flag.name) or NAMES.get(flag.name):
-            counting.pop(name, None)
-            counting[name] = flag
-    reasons = [
-        f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
-        f"{_of_environment(str(flag))}"
-        for name, flag in counting.items()
-        if ARGUMENTS[name].kind.parse and isinstance(next(iter(flag.values), None), Unread)
-    ]
-    for gap in dict.fromkeys(gap for spelled in NAMES | OFF if (gap := launch.gap(spelled))):
-        names = None if gap.names is None else frozenset(gap.names & (NAMES.keys() | OFF.keys()))
-        reasons.append(str(replace(gap, names=names)))
-    return reasons
-
-
-def overridden(launch: Launch) -> Iterator[str]:
-    """A line for each flag that a launch gives two values; the last counts."""
-    written = [flag for flag in launch.flags if not any(isinstance(word, Unread) for word in flag.values)]
-    for name in filter(launch.is_known, NAMES):
-        same = [flag for flag in written if flag.name == name]
-        if other := next((flag for flag in same if flag.values != same[-1].values), None):
-            yield f"{same[-1].where}: {same[-1]} counts, {other} in {other.where} does not"
-
-
-def _of_environment(text: str) -> str:
-    """How the first variable that is set here, and that a text names, is read."""
-    names = (name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name in os.environ)
-    return next((f"; --env {name} reads it" for name in names), "")
 
 
 def _forbid_value(script: str, switch: WrittenFlag) -> None:
@@ -278,3 +245,43 @@ def forbid_misspelt(path: str, name: str) -> None:
             raise ConfigError(
                 f"{path}: expected {right}, got {cut(name)}: slime ignores a name it does not know"
             )
+
+
+# Functions that flags name: nothing is imported.
+
+
+def _check_functions(setup: Setup, launch: Launch) -> None:
+    """Raises ConfigError for a function that does not exist, or that the wrong flag names."""
+    named = {
+        dest: getattr(setup.args, dest, None)
+        for dest, argument in ARGUMENTS.items()
+        if argument.kind is FUNCTION
+    }
+    for dest, function in named.items():
+        is_ours = dest in (*contract.OURS, "custom_tis_function_path")
+        if function and not (function.startswith("slime_ext") and is_ours):
+            _check_function(dest, function, setup, launch)
+    for dest, ours in contract.OURS.items():
+        function = named.get(dest) or ours
+        if function.startswith("slime_ext") and function != ours:
+            near = did_you_mean(function, [ours])
+            raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{cut(function)}'{near}")
+
+
+def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> None:
+    """Raises ConfigError for a function of the user's own that is no dotted path, or that a package which is
+    seen from here does not define; a hook must take the keywords that the host calls it with."""
+    script = Path(launch.script).resolve() if launch.script else None
+    near = [script.parent] if script else []
+    near += [launch.root] if launch.root else []
+    folders = [Path.cwd(), *near, *map(Path, sys.path)]
+    if fault := fault_of(function, folders):
+        fault = "it is not there" if isinstance(function, Veiled) else fault
+        raise ConfigError(
+            f"{flag_of(dest)}: expected package.module.function, got '{cut(function)}': {fault}"
+        )
+    module, _, name = function.rpartition(".")
+    file = file_of(module, folders) if dest == "custom_tis_function_path" else None
+    if file and (signature := signature_of(file.read_text("utf-8", "ignore"), name)):
+        more = contract.OPTIONAL if setup.host and setup.host.passes("cur_log_probs") else ()
+        contract.require_keywords(function, signature, (*contract.REQUIRED, *more))
