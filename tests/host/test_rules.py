@@ -41,6 +41,7 @@ INIT = {"custom_megatron_init_path": "slime_ext.host.init"}
 SEED = {"function": "off_policy_is_function", "of": TARGET}
 STRAW = {"rollout_data_transport": "straw"}
 THEIRS = {"custom_tis_function_path": "my.hook"}
+BATCHES = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 32}  # two steps
 ALONE = {"function": "", "of": None}  # nothing of ours but init
 
 
@@ -127,6 +128,8 @@ CASES = [
     ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4},
      "slime_ext.numerator: expected proximal beside the host's surrogate with 4 optimizer steps per rollout"),
     ("target_counted_twice", {"of": TARGET, "keep_old_actor": True}, "slime_ext.numerator: expected pr"),
+    ("target_counted_twice", {"of": TARGET, **BATCHES}, "slime_ext.numerator: expected proximal beside the "),
+    ("target_counted_twice", {"of": TARGET, **BATCHES, "use_dynamic_global_batch_size": True}, None),
     ("target_counted_twice", {"of": TARGET}, None),
     ("target_counted_twice", {"of": TARGET, "keep_old_actor": True, "pg_loss_type": "reinforce"}, None),
     ("target_counted_twice", {**SEED, "num_steps_per_rollout": 4}, None),
