@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import ARGUMENTS, DERIVED
+from slime_ext.host.flags import ARGUMENTS, COUNT, DERIVED, FUNCTION, NUMBER
 from slime_ext.tools.check.veil import veiled
 from slime_ext.tools.commands import cli
 
 pytestmark = pytest.mark.usefixtures("in_process")
-SECRETS = ("Xq7secretword", "31337.625", "48611", "slime_ext.tis.Xq7secretword", "--Xq7secretword", "-48611")
+WORD, NUMBERS = "Xq7secretword", ("31337.625", "48611", "-48611")
+OF_A_KIND = {  # what an argument of the kind can hold: each is refused, or read, in a branch of its own
+    **dict.fromkeys((NUMBER, COUNT), (WORD, *NUMBERS)),
+    FUNCTION: (WORD, f"slime_ext.tis.{WORD}"),
+}
 PARTS = ("Xq7secret", "31337", "48611")  # of them, which no message has for another reason
 SOURCES = {  # how a script comes to the secret that X then has
     "a variable": ("", "$GIVEN"),
@@ -27,7 +31,7 @@ SOURCES = {  # how a script comes to the secret that X then has
     "another tool": ("source {here}/secret.sh\nX=$(echo $X | tr z y)", "$X"),
 }
 OURS = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
-NAMED = [flag_of(name) for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED]
+NAMED = {flag_of(name): argument.kind for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 PLACES = {  # of a script, beside each flag that a rule reads
     "a command": "WORD a b\npython3 train.py {ours}",
     "an unknown command's words": "curl -H WORD x\npython3 train.py {ours} --lr $(curl -H WORD x)",
@@ -96,8 +100,11 @@ def leaks(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_secret_is_shown(leaks, source):
     places = [*PLACES, *(FLAGS if source in KNOWN else SOME)]
-    secrets = SECRETS if source in KNOWN else SECRETS[:1]
-    found = {(secret, place): leaks(secret, source, place) for secret in secrets for place in places}
+    found = {
+        (secret, place): leaks(secret, source, place)
+        for place in places
+        for secret in (OF_A_KIND.get(NAMED.get(place), (WORD, f"--{WORD}")) if source in KNOWN else (WORD,))
+    }
     assert not {case: lines for case, lines in found.items() if lines}
 
 
