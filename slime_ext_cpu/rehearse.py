@@ -11,9 +11,8 @@ from slime_ext.tools.commands.script_flags import OWN, apart
 from slime_ext_cpu.rehearsal.run import TIMEOUT_S
 
 
-def main(argv: list[str]) -> int:
-    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is reported before
-    the run."""
+def command_line() -> argparse.ArgumentParser:
+    """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext rehearse", description="Rehearses a launch script of slime or miles without a GPU."
     )
@@ -24,8 +23,14 @@ def main(argv: list[str]) -> int:
     what = "let the script see this variable (again for another); what others hold is not known"
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)
     parser.epilog = OWN
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is reported before
+    the run."""
     words, own = apart(argv)
-    given = parser.parse_args(words, argparse.Namespace(own=own))
+    given = command_line().parse_args(words, argparse.Namespace(own=own))
 
     from slime_ext_cpu.rehearsal.main import rehearse  # imports torch, which takes two seconds
 

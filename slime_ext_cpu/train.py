@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
     """
     words, flags = apart(argv)
-    given = _parser().parse_args(words, argparse.Namespace(flags=flags))
+    given = command_line().parse_args(words, argparse.Namespace(flags=flags))
     for name in (*DEFAULTS, "out"):
         if given.load and (value := getattr(given, name)) is not None:
             raise ConfigError(
@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
         return _go_on(given) if given.load else _begin(given)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext train",
         description="Trains a model on the real miles (or a checkout of slime or miles) without a GPU.",

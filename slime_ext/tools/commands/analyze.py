@@ -38,7 +38,7 @@ Configs = Sequence[tuple[str, Mapping[str, Any]]]
 def main(argv: list[str]) -> int:
     """Analyses runs, prints the summary and writes the files asked for; 1 if a finding of --fail-on is
     there, or if what --expect says is not so."""
-    given = _parser().parse_args(argv)
+    given = command_line().parse_args(argv)
     _check(given)
     screen, configs = console(stderr=given.json == STDOUT), _read_configs(given.config)
     documents = _followed(given, configs, screen) if given.follow else _documents(given, configs)
@@ -69,7 +69,8 @@ def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Cons
                 screen.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext analyze",
         description="Reads dumps of a run (slime's --dump-details, slime-ext train, JSONL) and says what is "
@@ -132,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FINDING",
         action="append",
         default=[],
-        help=f"exit with {FOUND} if found; or '{ANY}': any fault, a note is none",
+        help=f"exit with {FOUND} if parser; or '{ANY}': any fault, a note is none",
     )
     parser.add_argument(
         "--expect",

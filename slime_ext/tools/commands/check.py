@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 LAST_LINES = {"ok": "ok", "incomplete": "not all known, so not all checked", "unused": ""}
 
 
-def main(argv: list[str]) -> int:
-    """Prints what the file resolves to and returns 0, or with --json 1 for an error, which is in the object.
-    Raises ConfigError as ``check``."""
+def command_line() -> argparse.ArgumentParser:
+    """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext check",
         description="Checks a configuration, or a launch script's arguments. A launch without slime_ext gets "
@@ -34,8 +33,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--ignore", metavar="NAME", action="append", default=[], help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for CI")
     add_flags_of_reading(parser)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Prints what the file resolves to and returns 0, or with --json 1 for an error, which is in the object.
+    Raises ConfigError as ``check``."""
     words, own = apart(argv)
-    given = parser.parse_args(words)
+    given = command_line().parse_args(words)
 
     from slime_ext.tools.check.answer import Answer, check, line_of  # imports torch, which takes two seconds
     from slime_ext.tools.checkout import named_checkout

@@ -22,9 +22,10 @@ COMMANDS = {
     "doctor": "versions of what a launch runs on, and what is missing here",
     "analyze": "what is wrong in a run's dumps; what corrections would do",
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
+    "completion": "a script that completes commands and flags after TAB",
 }
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
-REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # module -> package
+REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML", "shtab": "shtab"}  # module -> package
 TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit")
 # Extra of setup.py -> modules that it brings; of `train` those whose absence tells that it is not installed.
 MODULES = {"tools": TOOLS, "train": (*TOOLS, "psutil", "ray", "transformers"), "": ()}
@@ -92,7 +93,7 @@ def _run(name: str, argv: list[str]) -> int:
     _check_extra(name)
     working_folder()  # torch finds none of its libraries from one that was removed
     try:
-        command = importlib.import_module(ELSEWHERE.get(name, f"slime_ext.tools.commands.{name}"))
+        command = importlib.import_module(module_of(name))
         return int(command.main(argv) or 0)
     except SlimeExtError as error:
         if name not in JUDGES:
@@ -106,6 +107,11 @@ def _run(name: str, argv: list[str]) -> int:
             raise
         why = f"{name}: expected the package {package}, got none: pip install {package}"
         raise ConfigError(why) from None
+
+
+def module_of(name: str) -> str:
+    """Returns the module of a command."""
+    return ELSEWHERE.get(name, f"slime_ext.tools.commands.{name}")
 
 
 def _check_extra(name: str) -> None:

@@ -71,8 +71,8 @@ COMPOSED = {  # system -> how its user gets the file to convert
 }
 
 
-def main(argv: list[str]) -> int:
-    """Prints native YAML, with a comment wherever the meaning could surprise."""
+def command_line() -> argparse.ArgumentParser:
+    """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext convert", description="Prints another system's correction in native keys."
     )
@@ -80,7 +80,12 @@ def main(argv: list[str]) -> int:
     whose = f"whose settings these are, where they do not tell: {known}"
     parser.add_argument("--from", dest="system", metavar="SYSTEM", help=whose)
     parser.add_argument("file", help="the block, or the composed configuration with it: YAML, JSON or TOML")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Prints native YAML, with a comment wherever the meaning could surprise."""
+    args = command_line().parse_args(argv)
     if args.system is not None:
         check_known("--from", "system", args.system, CONVERTED)
     settings = read_settings(args.file, args.system)

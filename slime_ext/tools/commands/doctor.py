@@ -38,12 +38,17 @@ class Part(NamedTuple):
     is_missing: bool = False
 
 
-def main(argv: list[str]) -> int:
-    """Prints a line for each part, then what is missing; returns 0."""
+def command_line() -> argparse.ArgumentParser:
+    """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext doctor", description="Versions of what a launch runs on, and what is missing here."
     )
-    _, others = parser.parse_known_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Prints a line for each part, then what is missing; returns 0."""
+    _, others = command_line().parse_known_args(argv)
     if others:
         raise ConfigError(
             f"doctor: expected no words, got {others[0]}: slime-ext check {others[0]} judges a launch"

@@ -19,8 +19,8 @@ KINDS = {
 }
 
 
-def main(argv: list[str]) -> int:
-    """Prints the table, or one preset; writes its file, or its function."""
+def command_line() -> argparse.ArgumentParser:
+    """Returns the flags of the command."""
     parser = argparse.ArgumentParser(prog="slime-ext presets", description="Corrections by name.")
     parser.add_argument(
         "name", nargs="?", help="print its formula, risk, source, flags and keys, and plain torch"
@@ -30,7 +30,12 @@ def main(argv: list[str]) -> int:
     )
     help_out = "write what --custom-config-path reads; where FILE ends in .py, the function in plain torch"
     parser.add_argument("--out", type=Path, metavar="FILE", help=help_out)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Prints the table, or one preset; writes its file, or its function."""
+    args = command_line().parse_args(argv)
     if args.name is not None and args.kind is not None:
         raise ConfigError(f"--for {args.kind}: expected no NAME beside it, got {args.name}: leave out one")
     if args.kind is not None:

@@ -10,8 +10,8 @@ from slime_ext.tools.commands.output import plain
 from slime_ext.tools.folders import make_folder
 
 
-def main(argv: list[str]) -> int:
-    """Draws the picture and prints its path."""
+def command_line() -> argparse.ArgumentParser:
+    """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext report",
         description="Draws runs of slime, miles or `slime-ext train` into one picture, from TensorBoard "
@@ -30,7 +30,12 @@ def main(argv: list[str]) -> int:
         default=(),
         help="a name for each folder; equal names are seeds of one setting",
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Draws the picture and prints its path."""
+    args = command_line().parse_args(argv)
 
     from slime_ext.tools.report.run_picture import PICTURES, draw  # imports torch, which takes two seconds
 
