@@ -250,7 +250,7 @@ MUTATIONS = {
         "core/metrics/measure.py", "step <= effect.step", "step == effect.step", "tests/core/metrics"
     ),
     "the tail is not modelled": Mutation(
-        "ops/centering.py", "alpha * f[:, -1:]", "f[:, -1:]", "tests/ops/test_centering.py"
+        "ops/centering.py", "alpha * g[:, -1:]", "g[:, -1:]", "tests/ops/test_centering.py"
     ),
     "the tail's ratio upside down": Mutation(
         "ops/centering.py", "q_tail / p_tail", "p_tail / q_tail", "tests/ops/test_centering.py"
@@ -292,6 +292,78 @@ MUTATIONS = {
         "core/centering.py",
         'own = of_tokens if step.unit == "token" and not step.statistics else of_units',
         "own = of_tokens",
+        "tests/core/test_centering.py",
+    ),
+    "a clipped candidate has a slope": Mutation(
+        "core/losses.py",
+        "return -signs * slope",
+        "return torch.ones_like(slope)",
+        "tests/core/test_centering.py",
+    ),
+    "candidates are weighted by the trainer's ratio": Mutation(
+        "core/centering.py",
+        'of = log_p if numerator == "target" else log_o',
+        "of = log_p",
+        "tests/core/test_centering.py",
+    ),
+    "the tail's proximal is the trainer's": Mutation(
+        "ops/centering.py",
+        "_tail(log_o.exp()).log()",
+        "p_tail.log()",
+        "tests/core/test_centering.py",
+    ),
+    "the sampler's probability is left out of a support": Mutation(
+        "ops/centering.py",
+        "coefficients = log_q.exp()",
+        "coefficients = torch.ones_like(log_q)",
+        "tests/ops/test_centering.py",
+    ),
+    "a support's gradient without its slope": Mutation(
+        "ops/centering.py",
+        "slopes[0].index_select(0, owner) * coefficients",
+        "coefficients",
+        "tests/ops/test_centering.py",
+    ),
+    "a support's gradient is not normalised": Mutation(
+        "ops/vocabulary.py",
+        "slope = slope - found.exp() * segment_sums(slope, offsets).index_select(0, owner)",
+        "",
+        "tests/ops/test_centering.py",
+    ),
+    "a support's candidates of other ranks": Mutation(
+        "ops/vocabulary.py",
+        "torch.where(held, slope / ctx.temperature, 0)",
+        "(slope / ctx.temperature)",
+        "tests/ops/test_centering.py",
+    ),
+    "a mean weight divides the loss alone": Mutation(
+        "core/centering.py",
+        "isinstance(step, Normalize) or (bounds",
+        "(bounds",
+        "tests/core/test_centering.py",
+    ),
+    "a rejected group keeps its center": Mutation(
+        "core/correction.py",
+        'state = state.reject("sequence", plan.keep)\n        return',
+        "pass\n        return",
+        "tests/core/test_centering.py",
+    ),
+    "numbers of a step leave the candidates alone": Mutation(
+        "core/correction.py",
+        "numbers=outcome.numbers,",
+        "numbers=dict.fromkeys(outcome.numbers, torch.ones(())),",
+        "tests/core/test_centering.py",
+    ),
+    "the host's floor is forgotten": Mutation(
+        "core/losses.py",
+        "PpoClip() if bounds.c is None else DualClip()",
+        "PpoClip()",
+        "tests/core/test_centering.py",
+    ),
+    "an infinite weight where the clip acts": Mutation(
+        "core/centering.py",
+        "weights.clamp(max=most) * factor",
+        "weights * factor",
         "tests/core/test_centering.py",
     ),
     "a head's log-probs over a rank's own part": Mutation(
@@ -434,8 +506,8 @@ MUTATIONS = {
     ),
     "an id of the next rank is this one's": Mutation(
         "ops/vocabulary.py",
-        "(at < logits.shape[1])",
-        "(at <= logits.shape[1])",
+        "(at < width)",
+        "(at <= width)",
         "tests/ops/test_centering.py",
     ),
     "a token is in a head once": Mutation(

@@ -394,6 +394,88 @@ def centering(sampler, trainer, f):
     return math.fsum(c * x for c, x in zip(coefficients, trainer, strict=True))
 
 
+def log_softmax(row, within=None):
+    """Log-probs of a row of logits, over some of its ids alone or all; {id: log-prob}."""
+    ids = range(len(row)) if within is None else within
+    if not ids:
+        return {}
+    top = max(row[v] for v in ids)
+    total = top + math.log(math.fsum(exp(row[v] - top) for v in ids))
+    return {v: row[v] - total for v in ids}
+
+
+def score_factor(loss, advantage, log_p, log_o, log_q):
+    """The factor of a loss whose gradient is -A x factor x grad log p: 1 of -A log p; of PPO's the ratio, and
+    0 where the clip acts. ("ppo", anchor, eps_low, eps_high[, eps_c])"""
+    if loss[0] == "reinforce":
+        return 1.0
+    _, anchor, low, high, *ceiling = loss
+    ratio = exp(log_p - {"proximal": log_o, "behavior": log_q}[anchor])
+    if advantage > 0:
+        return 0.0 if ratio > 1 + high else ratio
+    is_floored = bool(ceiling) and ratio > ceiling[0]
+    return 0.0 if ratio < 1 - low or is_floored else ratio
+
+
+def surrogate(loss, advantage, log_p, log_o, log_q):
+    """The loss itself."""
+    if loss[0] == "reinforce":
+        return -advantage * log_p
+    _, anchor, low, high, *ceiling = loss
+    ratio = exp(log_p - {"proximal": log_o, "behavior": log_q}[anchor])
+    found = max(-ratio * advantage, -min(max(ratio, 1 - low), 1 + high) * advantage)
+    return min(found, -ceiling[0] * advantage) if ceiling and advantage < 0 else found
+
+
+def weight_alone(specification, advantage, log_p, log_o, log_q):
+    """The weight of a token that is a sequence of its own, 0 where it is rejected."""
+    s = {"mask": [1], "target": [log_p], "behavior": [log_q], "proximal": [log_o]}
+    (found,) = correct(specification, [s | {"advantage": [advantage], "host_loss": [0.0]}])
+    return found["weights"][0]
+
+
+def candidate_coefficients(head, factor, *, has_tail):
+    """stopgrad(q_v g_v - alpha p_v) of each candidate.
+
+    Args:
+        head: (log_p, log_o, log_q) of each.
+        factor: g of such a triple.
+        has_tail: whether there are tokens beside them, which q is rho p of; alpha = rho g(tail).
+    """
+    alpha = 0.0
+    if has_tail:
+        p, o, q = (max(1 - math.fsum(map(exp, side)), 1e-6) for side in zip(*head, strict=True))
+        alpha = q / p * factor(math.log(p), math.log(o), math.log(q))
+    return [exp(q) * factor(p, o, q) - alpha * exp(p) for p, o, q in head]
+
+
+def centered(of_tokens, of_units, loss, batch, heads, *, has_tail):
+    """m (f surrogate + A C) of every token, and its gradient in the log-probs: of the sampled token, and of
+    each candidate.
+
+    Args:
+        of_tokens, of_units: specifications of the steps that give f, and of those that give m.
+        heads: for each token of the batch, (log_p, log_o, log_q) of each candidate.
+    """
+    out, each = [], iter(heads)
+    for s, found in zip(batch, correct(of_units, batch), strict=True):
+        for i, m in enumerate(found["weights"]):
+            head, a = next(each), s["advantage"][i]
+            if not m:
+                out.append((0.0, 0.0, [0.0] * len(head)))
+                continue
+            own = s["target"][i], s["proximal"][i], s["behavior"][i]
+
+            def g(p, o, q, a=a):
+                return weight_alone(of_tokens, a, p, o, q) * score_factor(loss, a, p, o, q)
+
+            held = [a * m * c for c in candidate_coefficients(head, g, has_tail=has_tail)]
+            added = math.fsum(c * log_p for c, (log_p, _, _) in zip(held, head, strict=True))
+            value = m * weight_alone(of_tokens, a, *own) * surrogate(loss, a, *own) + added
+            out.append((value, -a * m * g(*own), held))
+    return out
+
+
 # ---- metrics ----
 
 

@@ -15,7 +15,19 @@ from torch import Tensor
 from slime_ext.core.centering import Center, check_center, mean_score, split
 from slime_ext.core.fields import check_fields
 from slime_ext.core.idle import check_steps, is_ours, name_of
-from slime_ext.core.losses import SURROGATES, Bounds, HostLoss, LossInputs, PpoClip, Reinforce, Surrogate
+from slime_ext.core.losses import (
+    SURROGATES,
+    Bounds,
+    Delightful,
+    HostLoss,
+    LossInputs,
+    PpoClip,
+    Reinforce,
+    Surrogate,
+    reads_proximal,
+    score_factor,
+    written_out,
+)
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import LARGEST, StepSums, measure
 from slime_ext.core.needs import ANY_AGE, PLANNED, Need
@@ -69,8 +81,8 @@ class Correction:
         group: what a rejected sample does to the others of its prompt: ``ignore`` nothing, ``rebaseline``
             computes their advantages without it, ``atomic`` rejects them too.
         terms: added to the policy loss of every response token with a finite behavior log-prob.
-        center: subtracts the sampler's mean of the weighted score; needs the sampler's head. None: no
-            centering.
+        center: subtracts the sampler's mean of the weighted score, whatever the surrogate; needs the
+            sampler's head or its support. None: no centering.
 
     Raises:
         ConfigError: a field has a word or a number that it cannot have, a step changes nothing, or the
@@ -100,7 +112,7 @@ class Correction:
     @cached_property
     def is_identity(self) -> bool:
         """Whether the host's loss stays unchanged (metrics only)."""
-        return not self.steps and isinstance(self.surrogate, HostLoss) and not self.terms
+        return not (self.steps or self.terms or self.center) and isinstance(self.surrogate, HostLoss)
 
     @cached_property
     def needs(self) -> frozenset[Need]:
@@ -108,7 +120,7 @@ class Correction:
         has_own_loss = not isinstance(self.surrogate, HostLoss)
         is_needed = {
             Need.TARGET: self.numerator == "target" or has_own_loss or bool(self.terms),
-            Need.ADVANTAGES: has_own_loss,
+            Need.ADVANTAGES: has_own_loss or self.center is not None,
             Need.GROUPS: self.group != "ignore",
             Need.KEPT_COUNT: self.denominator != "host",
             Need.MASKS: self.mask_scope != "policy",
@@ -126,6 +138,13 @@ class Correction:
     def needs_ages(self) -> bool:
         """Whether the correction reads the samples' ages, in weight versions or in optimizer steps."""
         return not self.needs.isdisjoint(ANY_AGE)
+
+    @cached_property
+    def needs_proximal_head(self) -> bool:
+        """Whether ``center`` reads the proximal policy's log-probs at the head. Where the rollout is one
+        optimizer step they are the target's."""
+        of_weights = self.numerator == "proximal" and bool(self._split[0])
+        return self.center is not None and (of_weights or reads_proximal(self.surrogate))
 
     def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
         """Weights and keep for packed tokens, all detached.
@@ -163,7 +182,7 @@ class Correction:
             state.step_effects,
             sequences,
             plan.numbers,
-            None if self.center is None else self._head_factor(inputs),
+            None if self.center is None else self._head_factor(inputs, plan),
         )
 
     @cached_property
@@ -197,9 +216,11 @@ class Correction:
     def _split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         return split(self.steps)
 
-    def _head_factor(self, inputs: StepInputs) -> Tensor:
+    def _head_factor(self, inputs: StepInputs, plan: Plan) -> Tensor:
         """[T] the factor of turns and sequences on C_t, as on the loss; 0 at tokens that do not count."""
         state = self.run(inputs, self._split[1])
+        if plan.keep is not None:
+            state = state.reject("sequence", plan.keep)
         return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
 
     def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
@@ -234,7 +255,7 @@ class Correction:
             factor = outcome.factor.to(loss.dtype)
             loss = loss * (factor if self.bounds_products else _limited(factor, loss))
         else:
-            loss = self._centered_loss(self.center, outcome, tokens, loss)
+            loss = self._centered_loss(self.center, outcome, tokens, loss, bounds)
         for value in self.added(outcome, tokens) if self.terms else ():
             loss = loss + value
         return loss, clipped
@@ -244,7 +265,9 @@ class Correction:
         for term in self.terms:
             yield term(LossInputs(tokens, outcome.finite), outcome.numbers)
 
-    def _centered_loss(self, center: Center, outcome: Outcome, tokens: Tokens, loss: Tensor) -> Tensor:
+    def _centered_loss(
+        self, center: Center, outcome: Outcome, tokens: Tokens, loss: Tensor, bounds: Bounds
+    ) -> Tensor:
         """[T] m_t (f_t loss_t + A_t C_t). A limit of m_t holds for both: with two limits the sum would not be
         centered.
 
@@ -259,8 +282,20 @@ class Correction:
         assert head_factor is not None
         counts = head_factor > 0
         advantages = LossInputs(tokens, counts).advantages
-        term = mean_score(self._split[0], tokens.head, advantages, counts, self.run, center.top_k)
-        if not (self.bounds_products and self._bounds_head_factor):
+        surrogate = written_out(self.surrogate, bounds)
+        is_plain = isinstance(surrogate, Reinforce)  # whose factor is 1
+        term = mean_score(
+            self._split[0],
+            tokens.head,
+            advantages,
+            counts,
+            self.run,
+            center.top_k,
+            numerator=self.numerator,
+            factor=None if is_plain else functools.partial(score_factor, surrogate, bounds),
+            numbers=outcome.numbers,
+        )
+        if not (self.bounds_products and self._bounds_head_factor and is_plain):
             factor, head_factor = (_limited(x, loss, advantages * term) for x in (factor, head_factor))
         return loss * factor + advantages * head_factor * term
 
@@ -363,12 +398,9 @@ def _check_added(correction: Correction) -> None:
         why = "its cap is the effective sample size that the term reads"
         expect(has_cap or not term.reads_ess, f"terms[{i}]", "the step ess_truncate beside it", "none", why)
     if correction.center is not None:
-        surrogate = type(correction.surrogate).__name__
-        why = "what is centered is the score, grad log p of the policy being trained"
-        is_score = isinstance(correction.surrogate, Reinforce)
-        expect(is_score, "surrogate", "reinforce beside center", surrogate, why)
-        is_target = correction.numerator == "target"
-        expect(is_target, "numerator", "target beside center", correction.numerator, why)
+        is_linear = not isinstance(correction.surrogate, Delightful)
+        why = "its gate reads the probability of a single token, and what the head leaves out has none"
+        expect(is_linear, "surrogate", "another beside center", "delightful", why)
         check_center(correction.steps)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from slime_ext.core.state import Tokens, expect
 from slime_ext.ops import surrogates
 from slime_ext.ops.divergences import wide
+from slime_ext.ops.segments import Segments
 
 Anchor = Literal["proximal", "behavior"]
 EPS_C = 3.0  # the value of the paper, and the default of verl's clip_ratio_c
@@ -24,11 +25,17 @@ TAU = (1e-6, 1e6)  # beyond them float32 does not tell SAPO's gate from a consta
 
 @dataclass(frozen=True)
 class Bounds:
-    """The host's clip range, for surrogates that name none of their own."""
+    """The host's clip range, for surrogates that name none of their own.
+
+    Args:
+        low, high, c: --eps-clip, --eps-clip-high and --eps-clip-c.
+        has_ratio: whether the host's loss is PPO's; else -A log pi_target, which clips nothing.
+    """
 
     low: float = 0.2
     high: float = 0.2
     c: float | None = None
+    has_ratio: bool = True
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,55 @@ SURROGATES: dict[str, Any] = {
     "sapo": Sapo,
     "delightful": Delightful,
 }
+
+
+def written_out(surrogate: Surrogate, bounds: Bounds) -> Surrogate:
+    """The surrogate itself; for the host's loss ours of the same equation, which can be evaluated at other
+    tokens than the sampled ones."""
+    if not isinstance(surrogate, HostLoss):
+        return surrogate
+    if not bounds.has_ratio:
+        return Reinforce()
+    return PpoClip() if bounds.c is None else DualClip()
+
+
+def reads_proximal(surrogate: Surrogate) -> bool:
+    """Whether a surrogate reads the proximal policy's log-probs; of the host's loss, whether PPO's does."""
+    return isinstance(surrogate, HostLoss) or getattr(surrogate, "anchor", None) == "proximal"
+
+
+def score_factor(
+    surrogate: Surrogate,
+    bounds: Bounds,
+    target: Tensor,
+    proximal: Tensor,
+    behavior: Tensor,
+    advantages: Tensor,
+) -> Tensor:
+    """g of tokens [N]: what a surrogate of ours multiplies their scores by, its gradient being -A g grad log
+    pi_target.
+
+    The surrogates are |A| times what they are at the sign of A, so g depends on A by its sign alone, and an A
+    of 0 has one, too. ``Delightful`` is not, and is none of them.
+
+    Args:
+        target, proximal, behavior: [N] log-probs, nats.
+        advantages: [N]; NaN counts as positive.
+
+    >>> p, o = torch.tensor([0.55, 0.1]).log(), torch.tensor([0.5, 0.5]).log()
+    >>> score_factor(PpoClip(), Bounds(), p, o, o, torch.tensor([2.0, -2.0]))  # the second is clipped
+    tensor([1.1000, 0.0000])
+    """
+    if isinstance(surrogate, HostLoss | Delightful):
+        raise TypeError(f"surrogate: expected one that is linear in |A|, got {type(surrogate).__name__}")
+    signs = torch.where(advantages < 0, -1.0, 1.0).to(target.dtype)
+    there = torch.ones_like(signs, dtype=torch.bool)
+    with torch.enable_grad():
+        free = target.detach().requires_grad_()
+        tokens = Tokens(Segments.whole([len(free)], there), proximal, behavior, free, signs)
+        loss, _ = surrogate(LossInputs(tokens, there), bounds)
+        (slope,) = torch.autograd.grad(loss.sum(), free)
+    return -signs * slope
 
 
 def _check_range(surrogate: PpoClip | DualClip, name: str) -> None:

@@ -39,6 +39,21 @@ class Head:
 
     sampler: Tensor  # [T, K] log-probs, nats; -inf where a head is shorter
     trainer: Tensor  # [T, K] log-probs of the same tokens under the policy being trained, nats, with grad
+    proximal: Tensor | None = None  # [T, K] under the proximal policy; None: equal to the trainer's
+
+
+@dataclass(frozen=True)
+class Support:
+    """All tokens that the sampler could draw at each of T tokens, N together, normalised over them.
+
+    Beside it every log-prob of ``Tokens`` is normalised over the support, too: the ratio of a sampled token
+    is that of the policies that top-p or top-k sampling leaves.
+    """
+
+    sampler: Tensor  # [N] log-probs, nats
+    trainer: Tensor  # [N] log-probs of the same tokens under the policy being trained, nats, with grad
+    offsets: Tensor  # [T + 1] int64: those at token t are offsets[t] to offsets[t + 1] - 1; there may be none
+    proximal: Tensor | None = None  # [N] under the proximal policy; None: equal to the trainer's
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,7 @@ class Tokens:
     target: Tensor | None = None  # log-probs under the policy that is being trained, nats, with grad
     advantages: Tensor | None = None
     ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
-    head: Head | None = None  # what ``center`` reads
+    head: Head | Support | None = None  # what ``center`` reads
     age_steps: Tensor | None = None  # [S] the trainer's optimizer steps since its weights; NaN where unknown
 
 

@@ -63,17 +63,27 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     if is_late:
         warn_once(LATE)
         check_kinds(args)
-    says = getattr(host.loss, "get_pg_loss_type", None) if host else None
-    try:
-        loss_type = says(args) if says else None
-    except ValueError as error:  # flags that the host's own parser refuses, set by a file
-        raise ConfigError(f"--pg-loss-type: {error}") from None
-    file = _keys_of_file(args)
+    file, loss_type = _keys_of_file(args), _loss_type(args, host)
     setup = loaded_from(Setup(args, function, file=file, pg_loss_type=loss_type, host=host, trains=True))
     enforce(setup, ALL if is_late else OF_THE_CORRECTION)
     for note in setup.loaded.notes:
         warn_once(f"slime_ext: {note}")
     return setup
+
+
+def loss_has_ratio(args: Any) -> bool:
+    """Whether the policy loss of this process's host is PPO's; else -A log pi_target."""
+    host = hosts.current()
+    return Setup(args, pg_loss_type=_loss_type(args, host), host=host).has_ratio
+
+
+def _loss_type(args: Any, host: hosts.Host | None) -> str | None:
+    """What the host's ``get_pg_loss_type`` says; None where it has none."""
+    says = getattr(host.loss, "get_pg_loss_type", None) if host else None
+    try:
+        return says(args) if says else None
+    except ValueError as error:  # flags that the host's own parser refuses, set by a file
+        raise ConfigError(f"--pg-loss-type: {error}") from None
 
 
 def loaded_from(setup: Setup) -> Setup:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction, HookInputs, HookResult, apply
-from slime_ext.core.losses import Bounds
+from slime_ext.core.losses import Bounds, HostLoss
 from slime_ext.core.state import Tokens
 from slime_ext.errors import warn_once
 from slime_ext.host import staleness, step_metrics
+from slime_ext.host.configured import loss_has_ratio
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.packing import Parallel, context_parallel, pack, require_flat, unpack_masks
 from slime_ext.host.rollout_data import call_of
@@ -63,7 +64,7 @@ def run(
         tokens,
         call.pg_loss,
         plan=plan_for(call, correction, tokens) if correction.needs_plan else None,
-        bounds=bounds_of(call.args),
+        bounds=bounds_of(call.args, correction),
         acts=changes_loss(call.args, correction),
         layout=step.layout,
         counts_sequences=parallel.rank == 0,
@@ -87,10 +88,13 @@ def packed(call: HookCall, correction: Correction, parallel: Parallel) -> Tokens
     return tokens
 
 
-def bounds_of(args: Any) -> Bounds:
-    """Reads the host's PPO clip range: --eps-clip, --eps-clip-high, --eps-clip-c."""
+def bounds_of(args: Any, correction: Correction) -> Bounds:
+    """Reads the host's PPO clip range: --eps-clip, --eps-clip-high, --eps-clip-c; and whether its loss is
+    PPO's, where a correction centers that."""
     low, high = getattr(args, "eps_clip", 0.2), getattr(args, "eps_clip_high", None)
-    return Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
+    is_asked = correction.center is not None and isinstance(correction.surrogate, HostLoss)
+    has_ratio = not is_asked or loss_has_ratio(args)
+    return Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None), has_ratio)
 
 
 def changes_loss(args: Any, correction: Correction) -> bool:

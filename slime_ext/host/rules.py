@@ -448,6 +448,56 @@ def center_beside_top_k(s: Setup) -> str | None:
 
 
 @rule(REFUSE, CORRECTION)
+def center_beside_sequence_ratio(s: Setup) -> str | None:
+    """``center`` is set on the host's loss, which has one ratio for a whole sequence (GSPO)."""
+    if not _centers_the_hosts_loss(s) or s.a.advantage_estimator != "gspo":
+        return None
+    return (
+        "--advantage-estimator: expected another beside center on the host's loss, got gspo: its ratio is of "
+        "a whole sequence, and a token that was not sampled has none"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def center_beside_cispo(s: Setup) -> str | None:
+    """``center`` is set on the host's CISPO loss, whose clipped ratio keeps its slope."""
+    if not _centers_the_hosts_loss(s) or "cispo" not in (s.a.advantage_estimator, s.a.pg_loss_type):
+        return None
+    return (
+        "--advantage-estimator: expected another beside center on the host's loss, got cispo: its clipped "
+        "ratio keeps its slope, and center knows the slope of PPO alone; the preset cispo, of the ratio to "
+        "the sampler, can be centered"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def center_beside_opsm(s: Setup) -> str | None:
+    """``center`` is set on the host's loss, which ``--use-opsm`` masks before our hook sees it."""
+    if not _centers_the_hosts_loss(s) or not s.a.use_opsm:
+        return None
+    return (
+        "--use-opsm: expected off beside center on the host's loss, got on: it drops sequences from the loss "
+        "and not from what center adds; write its step under slime_ext.steps, as the preset opsm has it"
+    )
+
+
+@rule(REFUSE, CORRECTION)
+def center_without_proximal_head(s: Setup) -> str | None:
+    """``center`` reads the proximal policy's log-probs at the head, which differ from the target's."""
+    if not (s.correction.needs_proximal_head and s.acts and s.has_ratio and s.is_second_step_trained):
+        return None
+    return (
+        f"slime_ext.center: expected one optimizer step per rollout and no --keep-old-actor, got {s.steps} "
+        "steps: it reads the proximal policy's log-probs at the head, which are the target's only then; use "
+        "surrogate: reinforce with numerator: target"
+    )
+
+
+def _centers_the_hosts_loss(s: Setup) -> bool:
+    return s.correction.center is not None and s.acts and not s.own_loss
+
+
+@rule(REFUSE, CORRECTION)
 def ratio_applied_twice(s: Setup) -> str | None:
     """The host's loss and the correction's weights would both have the ratio to the sampler."""
     is_in_loss = s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio

@@ -127,6 +127,12 @@ def obstacle(correction: Correction) -> str | None:
     for need in lacking(correction.needs, OFFERS):
         part = f"group: {correction.group}" if need is Need.GROUPS else need.value
         return f"{part}, which reads the whole optimizer step: read slime_ext/host/step_plan.py"
+    is_score = isinstance(correction.surrogate, Reinforce) and correction.numerator == "target"
+    if correction.center is not None and not is_score:
+        return (
+            "center beside another loss than -A log pi_target with weights target / behavior: read "
+            "slime_ext/core/centering.py"
+        )
     return None
 
 

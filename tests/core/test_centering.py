@@ -13,11 +13,35 @@ import torch
 from slime_ext import load_config
 from slime_ext.config.load import read_config, to_mapping
 from slime_ext.core.centering import Center, split
-from slime_ext.core.correction import Correction
-from slime_ext.core.losses import Bounds, Reinforce
+from slime_ext.core.correction import Correction, plan_step
+from slime_ext.core.losses import (
+    Bounds,
+    Delightful,
+    DualClip,
+    HostLoss,
+    LossInputs,
+    PpoClip,
+    Reinforce,
+    Sapo,
+    score_factor,
+)
+from slime_ext.core.metrics.layout import MetricsLayout
+from slime_ext.core.metrics.measure import measure
+from slime_ext.core.needs import Need
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import Effect, Head, statistics_of
-from slime_ext.core.steps import Clip, Reject, Reweight, SignedClip, Step, Truncate, Veto
+from slime_ext.core.state import Effect, Head, Plan, Support, Tokens, statistics_of
+from slime_ext.core.steps import (
+    Clip,
+    EssTruncate,
+    Normalize,
+    Reject,
+    Reweight,
+    SecondMoment,
+    SignedClip,
+    Step,
+    Truncate,
+    Veto,
+)
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments
 from tests import oracle
@@ -319,15 +343,321 @@ def test_a_head_that_is_missing_or_of_another_width():
         wide.loss(wide(packed), packed, host_loss, Bounds())
 
 
+LEVELS = ("token", "turn", "sequence", "geometric")
+
+
+@pytest.mark.parametrize("first", LEVELS)
+@pytest.mark.parametrize("second", LEVELS)
+def test_two_levels_of_weights_never_reach_the_center(first, second):
+    """The second replaces the first's weights, so that ``split`` would give both to C_t."""
+    steps = (Reweight(first), Truncate(2.0), Reweight(second), Truncate(5.0))
+    with pytest.raises(ConfigError, match=r"steps\[2\].reweight: expected one step that sets weights"):
+        Correction("target", Reinforce(), steps, center=Center(K))
+
+
+def test_a_mean_weight_divides_the_weights_of_its_level():
+    """Whatever the mean is over: a bound behind it bounds the quotient."""
+    mean, cap = Normalize("sequence"), Truncate(1.5)
+    assert split((Reweight(), Truncate(2.0), mean, cap)) == ((Reweight(), Truncate(2.0), mean, cap), ())
+    of_sequences = (Reweight("sequence"), Truncate(2.0), Normalize(), cap)
+    assert split(of_sequences) == ((), of_sequences)
+
+
+# ---- other losses than REINFORCE ----
+
+PPO = ("ppo", "proximal", 0.05, 0.1)
+BOUNDS = Bounds(0.05, 0.1)
+FLOORED = Bounds(0.05, 0.1, 1.2)
+BYPASS = ("ppo", "behavior", 0.05, 0.1)
+PROXIMAL, TARGET = {"numerator": "proximal"}, {"numerator": "target"}
+CAPPED = ((Reweight(), Truncate(1.1)), (TOKEN, ("truncate", 1.1)))
+# name -> surrogate, bounds, the oracle's loss, numerator, steps, the oracle's that give f, and those of m
+LOSSES = {
+    "the host's PPO": (HostLoss(), BOUNDS, PPO, "proximal", *CAPPED, ()),
+    "the host's PPO alone": (HostLoss(), BOUNDS, PPO, "proximal", (), (), ()),
+    "the host's dual clip": (HostLoss(), FLOORED, (*PPO, 1.2), "proximal", *CAPPED, ()),
+    "the host's REINFORCE": (HostLoss(), Bounds(has_ratio=False), ("reinforce",), "target", *CAPPED, ()),
+    "ours": (PpoClip(), BOUNDS, PPO, "proximal", *CAPPED, ()),
+    "our dual clip": (DualClip(eps_c=1.2), BOUNDS, (*PPO, 1.2), "proximal", *CAPPED, ()),
+    "bypass": (PpoClip("behavior"), BOUNDS, BYPASS, "proximal", (), (), ()),
+    "REINFORCE, proximal": (Reinforce(), BOUNDS, ("reinforce",), "proximal", *CAPPED, ()),
+    "sequences dropped, an outward band": (
+        HostLoss(),
+        BOUNDS,
+        PPO,
+        "proximal",
+        (
+            Reweight(),
+            Reject("token", "tv", high=0.05, when="outward"),
+            Reject("sequence", "ratio", "mean", 0.99, 1.01),
+        ),
+        (TOKEN, ("reject", "token", "tv", "-", -INF, 0.05, "outward")),
+        (GEO,),
+    ),
+    "weights of sequences": (
+        HostLoss(),
+        BOUNDS,
+        PPO,
+        "proximal",
+        (Reweight("sequence"), Truncate(1.05)),
+        (),
+        (SEQ, ("truncate", 1.05)),
+    ),
+}
+
+
+def three_sides(batch, seed):
+    """(log_p, log_o, log_q) of the K candidates at each token: [T][K], and as a head."""
+    rng = random.Random(seed + 1000)
+    found = []
+    for sampler, trainer in zip(*heads(batch, seed), strict=True):
+        # Not normalised: a head is a part of a distribution, and its tail is never empty.
+        found.append([(p, p + min(rng.gauss(0, 0.1), 0.1), q) for p, q in zip(trainer, sampler, strict=True)])
+    p, o, q = (
+        torch.tensor([[each[side] for each in row] for row in found], dtype=torch.float64)
+        for side in range(3)
+    )
+    return found, Head(q, p.requires_grad_(), o)
+
+
+def host_loss_of(packed, bounds):
+    """As slime computes it, with its gradient; 0 at masked tokens, which may hold anything."""
+    target, proximal, a = map(packed.segments.zeroed, (packed.target, packed.proximal, packed.advantages))
+    if not bounds.has_ratio:
+        return -target * a
+    ratio = (target - proximal).exp()
+    found = torch.maximum(-ratio * a, -ratio.clamp(1 - bounds.low, 1 + bounds.high) * a)
+    return found if bounds.c is None else torch.where(a < 0, torch.minimum(found, -bounds.c * a), found)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_centered_by_its_own_slope(name):
+    surrogate, bounds, loss_of, numerator, steps, f, m = LOSSES[name]
+    clipped = 0
+    for seed in range(12):
+        batch = oracle.random_batch(seed, wild=False)
+        packed, _ = tokens(batch)
+        sides, head = three_sides(batch, seed)
+        packed = replace(packed, head=head)
+        correction = Correction(numerator, surrogate, steps, center=Center(K))
+        loss, _ = correction.loss(correction(packed), packed, host_loss_of(packed, bounds), bounds)
+        of_tokens, of_units = (oracle.spec(*each, numerator=numerator) for each in (f, m))
+        expected = oracle.centered(of_tokens, of_units, loss_of, batch, sides, has_tail=True)
+        slopes = torch.autograd.grad(loss.sum(), [packed.target, head.trainer])
+        for got, column in zip((loss, *slopes), zip(*expected, strict=True), strict=True):
+            wanted = torch.tensor(list(column), dtype=torch.float64).view_as(got)
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+        clipped += sum(
+            oracle.score_factor(loss_of, a, *each) == 0
+            for a, row in zip(packed.advantages.tolist(), sides, strict=True)
+            for each in row
+        )
+    assert clipped > 0 or loss_of == ("reinforce",)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_without_proximal_log_probs_at_the_head_they_are_the_targets(name):
+    surrogate, bounds, *_, steps, _, _ = LOSSES[name]
+    batch = oracle.random_batch(3, wild=False)
+    packed, _ = tokens(batch)
+    _, head = three_sides(batch, 3)
+    correction = Correction(LOSSES[name][3], surrogate, steps, center=Center(K))
+    same = replace(head, proximal=head.trainer.detach())
+    one, other = (
+        correction.loss(correction(packed), replace(packed, head=each), packed.target * 0, bounds)[0]
+        for each in (same, replace(head, proximal=None))
+    )
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "surrogate", [PpoClip(), PpoClip("behavior"), DualClip(eps_c=1.5), Sapo(), Reinforce()]
+)
+def test_the_factor_is_the_slope_by_finite_differences_whatever_the_advantage(surrogate):
+    step, bounds = 1e-6, Bounds(0.2, 0.28)
+    rng = random.Random(0)
+    rows = [
+        (*(-rng.expovariate(1.0) for _ in range(3)), a) for a in (1.7, -0.3, 0.0, 1e-30) for _ in range(40)
+    ]
+    p, o, q, a = (torch.tensor(x, dtype=torch.float64) for x in zip(*rows, strict=True))
+    got = score_factor(surrogate, bounds, p, o, q, a)
+
+    def loss(target, sign):
+        segments = Segments.whole([len(p)], torch.ones(len(p)))
+        return surrogate(LossInputs(Tokens(segments, o, q, target, sign), segments.mask), bounds)[0]
+
+    sign = torch.where(a < 0, -1.0, 1.0).double()
+    slope = (loss(p + step, sign) - loss(p - step, sign)) / (2 * step)
+    torch.testing.assert_close(got, -sign * slope, rtol=1e-5, atol=1e-7)
+    assert got.isfinite().all() and not got.requires_grad
+
+
+def test_far_ratios_and_weights_leave_no_nan():
+    """Where the weight is infinite the clip may act: 0 times infinity. In float32, beyond all exponents."""
+    sides = [
+        [(0.0, -300.0, -900.0), (-300.0, -1e-3, -1.0), (-900.0, -1e-6, -2.0)],
+        [(-1.0, -1.0, -900.0), (-2.0, -990.0, -0.5), (-990.0, -2.0, -3.0)],
+    ]
+    p, o, q = (torch.tensor([[x[i] for x in row] for row in sides]) for i in range(3))
+    for sign in (1.0, -1.0):
+        for steps in ((), (Reweight(),), (Reweight(), Truncate(2.0))):
+            head = Head(q, p.clone().requires_grad_(), o)
+            row = torch.tensor([-1.0, -1.0])
+            segments = Segments.whole([2], torch.ones(2))
+            packed = Tokens(
+                segments, row, row, row.clone().requires_grad_(), torch.full((2,), sign), head=head
+            )
+            correction = Correction("proximal", HostLoss(), steps, center=Center(K))
+            loss, _ = correction.loss(correction(packed), packed, packed.target * -sign, BOUNDS)
+            (gradient,) = torch.autograd.grad(loss.sum(), head.trainer)
+            assert loss.isfinite().all() and gradient.isfinite().all(), (sign, steps)
+
+
+def test_a_gate_of_single_tokens_is_not_centered():
+    with pytest.raises(ConfigError, match="surrogate: expected another beside center, got delightful"):
+        Correction("target", Delightful(), (), center=Center(K))
+    with pytest.raises(TypeError, match=r"linear in \|A\|"):
+        score_factor(Delightful(), BOUNDS, *[torch.zeros(1)] * 4)
+
+
+def test_the_hosts_loss_with_a_center_is_a_correction():
+    centered = Correction(center=Center(K))
+    assert not centered.is_identity and Need.ADVANTAGES in centered.needs and centered.needs_proximal_head
+    assert not Correction("target", Reinforce(), CAPPED[0], center=Center(K)).needs_proximal_head
+    assert Correction("proximal", Reinforce(), CAPPED[0], center=Center(K)).needs_proximal_head
+    assert not Correction("proximal", Reinforce(), (), center=Center(K)).needs_proximal_head
+    assert not Correction("proximal", PpoClip("behavior"), (), center=Center(K)).needs_proximal_head
+    assert not Correction("proximal", HostLoss(), CAPPED[0]).needs_proximal_head
+
+
+COUPLED = {
+    "normalized": (Reweight(), Truncate(2.0), Normalize()),
+    "normalized, mean over sequences": (Reweight(), Truncate(2.0), Normalize("sequence"), Truncate(1.1)),
+    "capped at the effective sample size": (Reweight(), EssTruncate()),
+    "second moment": (Reweight(), Truncate(2.0), SecondMoment(0.01)),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_numbers_of_the_whole_step_act_on_every_candidate(name):
+    """A candidate that is the sampled token has the weight that the loss has for it."""
+    batch = oracle.random_batch(4, wild=False)
+    packed, _ = tokens(batch)
+    columns = [x.detach()[:, None] for x in (packed.behavior, packed.target, packed.proximal)]
+    head = Head(columns[0] - 1e-12, columns[1].requires_grad_(), columns[2])
+    packed = replace(packed, head=head)
+    correction = Correction("proximal", Reinforce(), COUPLED[name], center=Center(1))
+    plan = plan_step(correction, [packed])
+    outcome = correction(packed, plan)
+    loss, _ = correction.loss(outcome, packed, packed.target * 0, BOUNDS)
+    (slope,) = torch.autograd.grad(loss.sum(), head.trainer)
+    q, p, o = (x.detach().exp() for x in columns)
+    q_tail, p_tail, o_tail = ((1 - x).clamp_min(1e-6) for x in (q, p, o))
+    tail = Correction("proximal", Reinforce(), COUPLED[name])
+    names = ("behavior", "target", "proximal")
+    sides = {key: x[:, 0].log() for key, x in zip(names, (q_tail, p_tail, o_tail), strict=True)}
+    alone = replace(packed, head=None, **sides)
+    alpha = (q_tail / p_tail)[:, 0] * tail(alone, plan).weights
+    wanted = packed.advantages * (q[:, 0] * outcome.weights - alpha * p[:, 0])
+    torch.testing.assert_close(
+        slope[:, 0], torch.where(packed.segments.mask, wanted, 0), rtol=1e-9, atol=1e-10
+    )
+
+
+def test_a_group_that_is_rejected_has_no_center():
+    batch = oracle.random_batch(3, wild=False)
+    packed, host_loss = with_heads(batch, 3)
+    correction = Correction(
+        "proximal",
+        Reinforce(),
+        (Reject("sequence", "ratio", "mean", 0.01, 100.0),),
+        group="atomic",
+        center=Center(K),
+    )
+    keep = torch.tensor([i % 2 == 0 for i in range(len(batch))])
+    loss, _ = correction.loss(correction(packed, Plan(keep=keep)), packed, host_loss, BOUNDS)
+    gone = ~packed.segments.expand(keep)
+    assert gone.any() and not loss[gone].any() and loss[~gone].any()
+
+
+# ---- over a support ----
+
+
+def with_support(batch, seed, has_proximal=True):
+    """Ragged candidates: 0 to 4 at each token, and what the oracle reads."""
+    rng = random.Random(seed)
+    packed, host_loss = tokens(batch)
+    rows = []
+    for s in batch:
+        for bit in s["mask"]:
+            n = rng.randint(1, 4) if bit else rng.randint(0, 4)
+            sides = [[rng.gauss(0, 1) for _ in range(n)] for _ in range(3)]
+            own = [[*oracle.log_softmax(side).values()] for side in sides]
+            rows.append([tuple(side[v] for side in own) for v in range(n)])
+    p, o, q = (torch.tensor([x[i] for row in rows for x in row], dtype=torch.float64) for i in range(3))
+    offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    support = Support(q, p.requires_grad_(), offsets, o if has_proximal else None)
+    return replace(packed, head=support), host_loss, rows
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_centered_over_a_support(name):
+    surrogate, bounds, loss_of, numerator, steps, f, m = LOSSES[name]
+    for seed in range(6):
+        batch = oracle.random_batch(seed, wild=False)
+        packed, _, rows = with_support(batch, seed)
+        correction = Correction(numerator, surrogate, steps, center=Center(K))
+        loss, _ = correction.loss(correction(packed), packed, host_loss_of(packed, bounds), bounds)
+        of_tokens, of_units = (oracle.spec(*each, numerator=numerator) for each in (f, m))
+        expected = oracle.centered(of_tokens, of_units, loss_of, batch, rows, has_tail=False)
+        slopes = torch.autograd.grad(loss.sum(), [packed.target, packed.head.trainer])
+        columns = [*zip(*expected, strict=True)]
+        wanted = columns[0], columns[1], [c for row in columns[2] for c in row]
+        for got, column in zip((loss, *slopes), wanted, strict=True):
+            torch.testing.assert_close(
+                got, torch.tensor(list(column), dtype=torch.float64), rtol=1e-9, atol=1e-12
+            )
+
+
+def test_a_support_that_does_not_fit_is_refused():
+    packed, host_loss, _ = with_support(oracle.random_batch(1, wild=False), 1)
+    correction = Correction("target", Reinforce(), (), center=Center(K))
+    for wrong in (
+        replace(packed.head, offsets=packed.head.offsets[1:]),
+        replace(packed.head, sampler=packed.head.sampler[1:]),
+        replace(packed.head, proximal=packed.head.sampler[1:]),
+    ):
+        with pytest.raises(DataError, match="support: expected log-probs of the same tokens"):
+            correction.loss(correction(packed), replace(packed, head=wrong), host_loss, BOUNDS)
+
+
+def test_a_support_leaves_no_tail_in_the_metrics():
+    packed, _, _ = with_support(oracle.random_batch(1, wild=False), 1)
+    correction = Correction("target", Reinforce(), (), center=Center(K))
+    layout = MetricsLayout.of(correction)
+    sums = measure(packed, correction(packed, observe=True), layout)
+    totals = dict(zip(layout.names, sums.sums.tolist(), strict=False))
+    assert totals["tail"] == 0.0
+
+
 def test_nothing_waits_for_the_device():
     """Tensors on the meta device have no values: whatever reads one raises."""
     packed, host_loss = with_heads(oracle.random_batch(2), 2)
     segments = Segments.whole(packed.segments.lengths, packed.segments.full_mask.to("meta"))
     names = ("proximal", "behavior", "target", "advantages")
     fields = {name: getattr(packed, name).detach().to("meta") for name in names}
-    head = Head(*(values.detach().to("meta") for values in vars(packed.head).values()))
+    head = Head(*(values.detach().to("meta") for values in (packed.head.sampler, packed.head.trainer)))
     moved = replace(packed, segments=segments, head=head, **fields)
-    for name in CASES:
-        centered = correction(name)
-        loss, _ = centered.loss(centered(moved), moved, host_loss.to("meta"), Bounds())
-        assert loss.shape == host_loss.shape
+    support = Support(
+        *(torch.zeros(9, device="meta") for _ in range(2)), torch.zeros(1 + len(host_loss)).long().to("meta")
+    )
+    for held in (head, support):
+        moved = replace(moved, head=held)
+        for name in CASES:
+            centered = correction(name)
+            loss, _ = centered.loss(centered(moved), moved, host_loss.to("meta"), Bounds())
+            assert loss.shape == host_loss.shape
+        for surrogate, bounds, _, numerator, steps, *_ in LOSSES.values():
+            centered = Correction(numerator, surrogate, steps, center=Center(K))
+            loss, _ = centered.loss(centered(moved), moved, host_loss.to("meta"), bounds)
+            assert loss.shape == host_loss.shape

@@ -112,6 +112,6 @@ def test_every_record_of_a_step_is_listed(made):
 
 
 def test_what_is_listed_is_made(made):
-    """The head comes from an engine, and the others before the first step, or not with one rank."""
-    assert set(LISTED) - made <= {"Head", "Guard", "Parallel"}
+    """Head and support come from an engine, and the others before the first step, or not with one rank."""
+    assert set(LISTED) - made <= {"Head", "Support", "Guard", "Parallel"}
     assert len(LISTED) == len(set(LISTED))

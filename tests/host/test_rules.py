@@ -31,6 +31,7 @@ from slime_ext.host.rules import (
 DEFAULTS = {name: argument.default for name, argument in ARGUMENTS.items()}
 TOKEN = {"preset": "token_tis"}
 PLANNED, CENTERED = {"preset": "m2"}, {"preset": "cispo", "center": {"top_k": 8}}
+ON_HOST = TOKEN | {"center": {"top_k": 8}}
 TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
 REINFORCE, KEPT = {"surrogate": "reinforce"}, {"preset": "geo_rs", "denominator": "kept"}
 REBASED = {"preset": "geo_rs", "group": "rebaseline"}
@@ -117,6 +118,22 @@ CASES = [
     ("center_beside_top_k", {"of": CENTERED, "rollout_top_k": 20}, "--rollout-top-k: expected -1 beside cen"),
     ("center_beside_top_k", {"of": CENTERED, "rollout_top_k": -1}, None),
     ("center_beside_top_k", {"rollout_top_k": 20}, None),
+    ("center_beside_sequence_ratio", {"of": ON_HOST, "advantage_estimator": "gspo"}, "--advantage-estimat"),
+    ("center_beside_sequence_ratio", {"of": ON_HOST}, None),
+    ("center_beside_sequence_ratio", {"advantage_estimator": "gspo"}, None),
+    ("center_beside_cispo", {"of": ON_HOST, "advantage_estimator": "cispo"}, "--advantage-estimator: e"),
+    ("center_beside_cispo", {"of": ON_HOST, "pg_loss_type": "cispo"}, "--advantage-estimator: expected a"),
+    ("center_beside_cispo", {"of": ON_HOST}, None),
+    ("center_beside_cispo", {"of": CENTERED, "advantage_estimator": "cispo"}, None),
+    ("center_beside_opsm", {"of": ON_HOST, "use_opsm": True}, "--use-opsm: expected off beside center"),
+    ("center_beside_opsm", {"of": CENTERED, "use_opsm": True}, None),
+    ("center_beside_opsm", {"use_opsm": True}, None),
+    ("center_without_proximal_head", {"of": ON_HOST, "num_steps_per_rollout": 4}, "slime_ext.center: expect"),
+    ("center_without_proximal_head", {"of": ON_HOST, "keep_old_actor": True}, "slime_ext.center: expec"),
+    ("center_without_proximal_head", {"of": ON_HOST}, None),
+    ("center_without_proximal_head", {"of": ON_HOST, "num_steps_per_rollout": 4, "pg_loss_type": "reinforce"},
+     None),
+    ("center_without_proximal_head", {"of": CENTERED, "num_steps_per_rollout": 4}, None),
     ("ratio_applied_twice", {"use_rollout_logprobs": True},
      "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. Remove"),
     ("ratio_applied_twice", {"use_rollout_logprobs": True, "of": REINFORCE}, None),

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from slime_ext.core.user_steps import on_ranks
 from slime_ext.ops import centering as ops
 from slime_ext.ops import vocabulary
-from slime_ext.ops.vocabulary import log_probs_at
+from slime_ext.ops.vocabulary import log_probs_at, log_probs_within
 from tests import oracle
 from tests.ranks import run_ranks
 
@@ -46,9 +46,9 @@ def random_heads(seed, tokens=4, vocabulary=7, k=3, spread=0.5):
 def as_tensor(f):
     """A weight of the ratio as ``centering`` calls it."""
 
-    def weight(log_p, log_q, rows):
-        ratios = (log_p - log_q).exp().tolist()
-        return torch.tensor([[f(r) for r in row] for row in ratios], dtype=log_p.dtype)
+    def weight(given):
+        ratios = (given.trainer - given.sampler).double().exp()
+        return ratios.apply_(f).to(given.trainer.dtype)
 
     return weight
 
@@ -98,7 +98,7 @@ def test_with_the_whole_vocabulary_the_weighted_score_has_mean_zero():
     (centered,) = torch.autograd.grad(centering(wide(sampler), log_p, as_tensor(f)).sum(), free)
     log_p = log_probs_at(free, torch.tensor(ids))
     ratio = (log_p.detach() - wide(sampler)).exp()
-    score = wide(sampler).exp() * as_tensor(f)(log_p.detach(), wide(sampler), None) * log_p
+    score = wide(sampler).exp() * ratio.clone().apply_(f) * log_p
     (mean,) = torch.autograd.grad(score.sum(), free)
     assert ratio.std() > 0.1
     torch.testing.assert_close(centered, mean, rtol=0, atol=2e-6)  # what the floor of the tail leaves
@@ -111,9 +111,9 @@ def test_chunks_and_packing_do_not_matter(monkeypatch):
     monkeypatch.setattr(ops, "CHUNK", 8)  # two tokens
     seen = []
 
-    def weight(log_p, log_q, rows):
-        seen.append(rows)
-        return as_tensor(WEIGHTS["truncated"])(log_p, log_q, rows)
+    def weight(given):
+        seen.append(len(given.trainer))
+        return as_tensor(WEIGHTS["truncated"])(given)
 
     assert torch.equal(whole, centering(wide(sampler), trainer, weight)) and len(seen) == 6
     parts = [
@@ -145,7 +145,7 @@ def test_probabilities_at_the_ends_are_finite():
     sampler = torch.tensor([[0.0, -200.0], [-1e-8, -90.0]])
     trainer = torch.tensor([[-200.0, 0.0], [-1e-9, -1.0]], requires_grad=True)
     for f in WEIGHTS.values():
-        got = centering(sampler, trainer, lambda p, q, rows, f=f: (p - q).exp().double().apply_(f).float())
+        got = centering(sampler, trainer, as_tensor(f))
         assert got.isfinite().all()
 
 
@@ -231,3 +231,103 @@ def test_log_probs_at_are_the_log_softmax_with_its_gradient(monkeypatch, at_once
         torch.testing.assert_close(free.grad, expected.grad)
         assert torch.equal(free, given)  # float32 is read where it lies
     assert got.dtype == torch.float32
+
+
+# ---- over a support ----
+
+
+def random_supports(seed, sizes=(3, 0, 1, 5), vocabulary=7):
+    """Logits of the trainer [tokens], ids of a ragged support, and the sampler's log-probs over it."""
+    rng = random.Random(seed)
+    logits = [[rng.gauss(0, 1.5) for _ in range(vocabulary)] for _ in sizes]
+    ids = [rng.sample(range(vocabulary), n) for n in sizes]
+    sampler = [log_softmax([rng.gauss(0, 1) for _ in row]) if row else [] for row in ids]
+    return logits, ids, sampler
+
+
+def joined(rows):
+    return [x for row in rows for x in row]
+
+
+def ragged(ids):
+    """Flat ids, the row of each, and offsets."""
+    rows = torch.tensor([t for t, row in enumerate(ids) for _ in row])
+    return torch.tensor(joined(ids)), rows, torch.tensor([0, *map(len, ids)]).cumsum(0)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("most", [2, 2**20])
+def test_over_a_support_matches_the_loop(monkeypatch, name, most):
+    monkeypatch.setattr(ops, "CHUNK", most)
+    for seed in range(5):
+        logits, ids, sampler = random_supports(seed)
+        of_trainer = [oracle.log_softmax(row, own) for row, own in zip(logits, ids, strict=True)]
+        f, slope = WEIGHTS[name], [0.5, 2.0, -1.0, 3.0]
+        held = [
+            [math.exp(q) * f(math.exp(p[v] - q)) for v, q in zip(own, qs, strict=True)]
+            for p, own, qs in zip(of_trainer, ids, sampler, strict=True)
+        ]
+        expected = [
+            math.fsum(c * p[v] for c, v in zip(row, own, strict=True))
+            for row, p, own in zip(held, of_trainer, ids, strict=True)
+        ]
+        trainer = wide([p[v] for p, own in zip(of_trainer, ids, strict=True) for v in own]).requires_grad_()
+        counts, (_, _, offsets) = torch.ones(len(ids), dtype=torch.bool), ragged(ids)
+        got = ops.exact_centering(wide(joined(sampler)), trainer, offsets, as_tensor(f), counts)
+        torch.testing.assert_close(got, wide(expected), rtol=1e-12, atol=1e-14)
+        (gradient,) = torch.autograd.grad((got * wide(slope)).sum(), trainer)
+        by_hand = [c * s for row, s in zip(held, slope, strict=True) for c in row]
+        torch.testing.assert_close(gradient, wide(by_hand), rtol=1e-12, atol=1e-14)
+
+
+def test_a_support_at_a_token_that_does_not_count_may_hold_anything():
+    _, ids, sampler = random_supports(1)
+    (_, rows, offsets), counts = ragged(ids), torch.tensor([True, True, True, False])
+    clean, last = wide(joined(sampler)), rows == 3
+    trainer = clean - 0.1
+    broken = [torch.where(last, torch.nan, x).requires_grad_() for x in (clean, trainer)]
+    found = [
+        ops.exact_centering(q, p, offsets, as_tensor(WEIGHTS["unbounded"]), counts)
+        for q, p in ((clean, trainer), broken)
+    ]
+    (gradient,) = torch.autograd.grad(found[1].sum(), broken[1])
+    assert torch.equal(*found) and found[1][3] == 0 and not gradient[last].any() and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_log_probs_within_are_a_masked_log_softmax_with_its_gradient(dtype, temperature):
+    logits, ids, _ = random_supports(4)
+    flat, rows, offsets = ragged(ids)
+    slope = torch.randn(len(flat), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    free, expected = (wide(logits).to(dtype).requires_grad_() for _ in range(2))
+    got = log_probs_within(free, flat, rows, offsets, temperature=temperature)
+    inside = torch.zeros(len(logits), 7, dtype=torch.bool)
+    inside[rows, flat] = True
+    masked = (expected.to(got.dtype) / temperature).masked_fill(~inside, -math.inf)
+    masked = torch.where(inside.any(1, keepdim=True), masked, 0)  # a row without ids
+    reference = masked.log_softmax(1)[rows, flat]
+    torch.testing.assert_close(got, reference)
+    (got * slope).sum().backward()
+    (reference * slope).sum().backward()
+    torch.testing.assert_close(free.grad, expected.grad)
+    assert got[rows == 2].item() == 0 and not free.grad[2].any()  # a support of one token
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_support_may_lie_on_any_ranks(parts):
+    logits, ids, _ = random_supports(8, vocabulary=8)
+    (flat, rows, offsets), per = ragged(ids), 8 // parts
+    slope = torch.arange(1.0, 1 + len(flat), dtype=torch.float64)
+
+    def on(rank, all_sum):
+        part = wide(logits)[:, rank * per : (rank + 1) * per].clone().requires_grad_()
+        found = log_probs_within(part, flat, rows, offsets, offset=rank * per, all_sum=all_sum)
+        return found.detach(), torch.autograd.grad((found * slope).sum(), part)[0]
+
+    found, gradients = zip(*on_ranks(on, "", parts), strict=True)
+    whole = wide(logits).requires_grad_()
+    expected = log_probs_within(whole, flat, rows, offsets)
+    (gradient,) = torch.autograd.grad((expected * slope).sum(), whole)
+    assert all(torch.equal(each, expected.detach()) for each in found)
+    assert torch.equal(torch.cat(gradients, 1), gradient) and gradient.any()

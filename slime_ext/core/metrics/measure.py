@@ -29,7 +29,7 @@ from slime_ext.core.metrics.layout import (
     EffectCount,
     MetricsLayout,
 )
-from slime_ext.core.state import Outcome, SequenceStatistics, Tokens
+from slime_ext.core.state import Outcome, SequenceStatistics, Support, Tokens
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import Segments, as_numbers, to_device
 
@@ -165,7 +165,9 @@ def _affected(
 
 
 def _missing_probability(tokens: Tokens, outcome: Outcome) -> Tensor:
-    """[T] the probability that the sampler's head leaves out; NaN without a head."""
+    """[T] the probability that the sampler's head leaves out, 0 beside a support; NaN without a head."""
+    if isinstance(tokens.head, Support):
+        return torch.zeros_like(outcome.weights, dtype=torch.float64)
     if tokens.head is None:
         return torch.full_like(outcome.weights, torch.nan, dtype=torch.float64)
     tail = (1 - tokens.head.sampler.exp().sum(1, dtype=torch.float64)).clamp_min(0)
