@@ -265,16 +265,34 @@ MUTATIONS = {
         "ops/centering.py", "keepdim=True)).clamp_min(FLOOR)", "keepdim=True))", "tests/ops/test_centering.py"
     ),
     "the head at another temperature": Mutation(
-        "host/heads.py", "temperature=temperature, ", "", "tests/downstream/test_heads.py"
+        "host/heads.py",
+        "at_rows, temperature=_temperature(named), ",
+        "at_rows, ",
+        "tests/downstream/test_heads.py",
     ),
     "the vocabulary's parts in one place": Mutation(
         "host/heads.py", '"offset": part * width', '"offset": 0', "tests/downstream/test_heads.py"
     ),
     "the heads of other samples": Mutation(
         "host/heads.py",
-        "[known[index] for index in samples.indices]",
-        "list(known.values())",
+        "heads = [known[index] for index in samples.indices]",
+        "heads = list(known.values())",
         "tests/host/test_heads.py",
+    ),
+    "the proximal policy's heads of other samples": Mutation(
+        "host/heads.py",
+        "return [known[index] for index in samples.indices]",
+        "return list(known.values())",
+        "tests/host/test_proximal_heads.py",
+    ),
+    "a reference is scored for the proximal policy": Mutation(
+        "host/proximal_heads.py",
+        'name == hosts.TARGET and not call["store_prefix"]',
+        "name == hosts.TARGET",
+        "tests/host/test_proximal_heads.py",
+    ),
+    "the host stores the heads": Mutation(
+        "host/proximal_heads.py", "found.pop(COLUMN)", "found[COLUMN]", "tests/host/test_proximal_heads.py"
     ),
     "centering at a rejected sequence": Mutation(
         "core/correction.py",

@@ -1,8 +1,9 @@
-"""The sampler's head in the trainer: its K most likely tokens at each response token, for ``center``.
+"""The sampler's head in the trainer: its K most likely tokens at each response token, for ``center``; or its
+support, all that it could draw.
 
-``rollout_heads`` leaves the heads of a rollout by the index of each sample. Here an optimizer step finds
-those of its samples, and ``at_logits`` makes the trainer's log-probs of the same tokens from the logits that
-the policy loss sees.
+``rollout_heads`` leaves those of a rollout by the index of each sample. Here an optimizer step finds those of
+its samples, and ``at_logits`` makes the trainer's log-probs of the same tokens from the logits that the
+policy loss sees.
 """
 
 from __future__ import annotations
@@ -11,27 +12,34 @@ import copy
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from slime_ext.core.state import Head
-from slime_ext.errors import DataError
+from slime_ext.core.state import Head, Support
+from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import contract, hosts, staleness, step_metrics
 from slime_ext.host.packing import context_parallel, pack_segments, parallel_state, sum_over
 from slime_ext.host.rollout_data import Samples
 from slime_ext.host.session import session
+from slime_ext.ops.centering import owners
 from slime_ext.ops.segments import to_device
-from slime_ext.ops.vocabulary import log_probs_at
+from slime_ext.ops.vocabulary import log_probs_at, log_probs_within
 
 Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -inf where there is none
-TRAINER = "topk_log_probs"  # in train dumps: the trainer's of the tokens of rollout_topk_token_ids
+# Of a sampler that draws from a support, as slime records it: ids [N] int32 of all response tokens' supports,
+# offsets [R + 1] int64 between those of two tokens, and log-probs [N] float32, normalised over each support.
+SupportRows = tuple[Tensor, Tensor, Tensor]
+# In train dumps: the trainer's of the tokens of rollout_topk_token_ids, or of rollout_top_p_token_ids.
+TRAINER, OF_SUPPORT = "topk_log_probs", "top_p_log_probs"
 FLAG = f"{contract.flag_of('custom_generate_function_path')} slime_ext.host.generate"
 
 
-def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows]:
-    """The heads of an optimizer step's samples, in their order.
+def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | SupportRows]:
+    """The heads, or the supports, of an optimizer step's samples, in their order.
 
     Raises:
         DataError: one that ``publish`` did not see, or of another width.
@@ -48,8 +56,8 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows]:
     heads = [known[index] for index in samples.indices]
     if heads and not isinstance(heads[0], tuple):
         heads = sys.modules["ray"].get(heads)
-    for ids, _ in heads:
-        if ids.shape[1] != top_k:
+    for rows in heads:
+        if len(rows) == 2 and (ids := rows[0]).shape[1] != top_k:
             raise DataError(
                 f"center.top_k: expected {ids.shape[1]}, as in the rollout, got {top_k}: both read the same "
                 "configuration"
@@ -57,8 +65,33 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows]:
     return heads
 
 
-def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[str, Any]) -> Head | None:
-    """The head of a micro-batch's local response tokens; None unless the optimizer step has heads.
+def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
+    """What the host's log-prob pass said of the heads of an optimizer step's samples: ``proximal_heads``.
+    None where it was not asked, because the target is the proximal policy.
+
+    Args:
+        is_moved: whether it may be another one.
+
+    Raises:
+        ConfigError: it is another one, and nothing is known of it.
+    """
+    known = session.scored.by_index if session.scored else None
+    if known is not None:
+        return [known[index] for index in samples.indices]
+    if is_moved:
+        raise ConfigError(
+            "center: expected the proximal policy's log-probs at the head from the host's log-prob pass, got "
+            f"none ({hosts.SCORE} was not seen before the optimizer step): use one optimizer step per "
+            "rollout, or surrogate: reinforce with numerator: target"
+        )
+    return None
+
+
+def at_logits(
+    given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> Head | Support | None:
+    """The head, or the support, of a micro-batch's local response tokens; None unless the optimizer step has
+    some.
 
     Args:
         given, named: of the call of ``get_log_probs_and_entropy``.
@@ -66,6 +99,7 @@ def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[st
 
     Raises:
         DataError: the samples are not those of the step.
+        ConfigError: there are supports, and the host's log-probs are of the whole vocabulary.
     """
     step = step_metrics.current_step()
     if not step.heads:
@@ -77,38 +111,81 @@ def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[st
             "center: expected a policy loss on the samples of its optimizer step, got others: their heads "
             "are not known"
         )
-    here = context_parallel()
+    held, sizes = gathered([step.heads[place] for place in places], batch, logits, named)
+    if context_parallel().size == 1 and getattr(named["args"], "save_debug_train_data", None):
+        key, each = OF_SUPPORT if isinstance(held, Support) else TRAINER, torch.split(held.trainer, sizes)
+        _keep(key, step.rollout, [step.samples.indices[place] for place in places], each)
+    if step.proximal_heads is None:
+        return held
+    return replace(held, proximal=torch.cat([step.proximal_heads[place] for place in places]))
+
+
+def gathered(
+    rows: Sequence[tuple[Tensor, ...]], batch: Mapping[str, Any], logits: Tensor, named: Mapping[str, Any]
+) -> tuple[Head | Support, list[int]]:
+    """The sampler's side of the local response tokens beside what these logits say of the same tokens; and
+    how many rows of the head, or entries of the support, each sample has here.
+
+    Args:
+        rows: of each of the micro-batch's samples.
+        batch: ``loss_masks`` and lengths of them.
+        named: of the call of ``get_log_probs_and_entropy``.
+    """
     lengths = batch["total_lengths"], batch["response_lengths"], batch.get("max_seq_lens")
-    segments = pack_segments(batch["loss_masks"], *lengths, here)
-    parts = [(step.heads[places[i]], start, stop) for i, start, stop, _ in segments.local_shards]
-    ids, sampler = (
-        to_device(torch.cat([rows[n][start:stop] for rows, start, stop in parts]), logits.device)
-        for n in (0, 1)
-    )
-    trainer = _trainer(logits, ids, named)
-    if here.size == 1 and getattr(named["args"], "save_debug_train_data", None):
-        each = torch.split(trainer, [stop - start for _, start, stop, _ in segments.local_shards])
-        _keep(step.rollout, [step.samples.indices[place] for place in places], each)
-    return Head(sampler, trainer)
+    segments = pack_segments(batch["loss_masks"], *lengths, context_parallel())
+    parts = [(rows[i], start, stop) for i, start, stop, _ in segments.local_shards]
+    if all(len(each) == 2 for each in rows):
+        return _head(parts, logits, named), list(segments.local_lengths)
+    sizes = [0] * len(rows)
+    for i, start, stop, _ in segments.local_shards:
+        sizes[i] += int(rows[i][1][stop]) - int(rows[i][1][start])
+    return _support(parts, logits, named), sizes
 
 
-def _keep(rollout: dict[str, Any], indices: Sequence[Any], log_probs: Sequence[Tensor]) -> None:
-    """Adds the trainer's log-probs [R, K] of samples to the rollout, which the host dumps whole."""
+def _keep(key: str, rollout: dict[str, Any], indices: Sequence[Any], log_probs: Sequence[Tensor]) -> None:
+    """Adds the trainer's log-probs of samples to the rollout, which the host dumps whole."""
     of_all = rollout["sample_indices"]
-    kept, places = rollout.setdefault(TRAINER, [None] * len(of_all)), {i: at for at, i in enumerate(of_all)}
+    kept, places = rollout.setdefault(key, [None] * len(of_all)), {i: at for at, i in enumerate(of_all)}
     for index, values in zip(indices, log_probs, strict=True):
         kept[places[index]] = values.detach()
 
 
-def _trainer(logits: Tensor, ids: Tensor, named: Mapping[str, Any]) -> Tensor:
-    """[T, K] the trainer's log-probs of the tokens ``ids`` at T local response tokens, with grad."""
+def _head(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[str, Any]) -> Head:
+    ids, sampler = (
+        to_device(torch.cat([rows[n][start:stop] for rows, start, stop in parts]), logits.device)
+        for n in (0, 1)
+    )
     rows = _rows_that_respond(logits, named)
     flat = logits.reshape(-1, logits.shape[-1])
-    temperature = getattr(named["args"], "rollout_temperature", 1.0)
     # Of all rows, then those that respond: of the logits no copy is made, and their gradient is written once.
     at_rows = ids.new_zeros(len(flat), ids.shape[1]).index_copy(0, rows, ids)
     share = _share(logits.shape[-1])
-    return log_probs_at(flat, at_rows, temperature=temperature, **share).index_select(0, rows)
+    trainer = log_probs_at(flat, at_rows, temperature=_temperature(named), **share).index_select(0, rows)
+    return Head(sampler, trainer)
+
+
+def _support(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[str, Any]) -> Support:
+    if named.get("top_p_token_ids") is None:
+        raise ConfigError(
+            "center: expected a host whose log-probs are normalised over what --rollout-top-p leaves "
+            "(slime's main), got one that normalises over the whole vocabulary: leave out --rollout-top-p"
+        )
+    spans = [slice(int(rows[1][start]), int(rows[1][stop])) for rows, start, stop in parts]
+    ids, sampler = (
+        torch.cat([rows[n][span] for (rows, *_), span in zip(parts, spans, strict=True)]) for n in (0, 2)
+    )
+    sizes = [rows[1][start : stop + 1].diff() for rows, start, stop in parts]
+    offsets = pad(torch.cat(sizes).cumsum(0), (1, 0))
+    ids, sampler, offsets = (to_device(values, logits.device) for values in (ids, sampler, offsets))
+    rows = _rows_that_respond(logits, named).index_select(0, owners(offsets, len(ids)))
+    share = {key: value for key, value in _share(logits.shape[-1]).items() if key in ("offset", "all_sum")}
+    flat = logits.reshape(-1, logits.shape[-1])
+    trainer = log_probs_within(flat, ids, rows, offsets, temperature=_temperature(named), **share)
+    return Support(sampler, trainer, offsets)
+
+
+def _temperature(named: Mapping[str, Any]) -> float:
+    return float(getattr(named["args"], "rollout_temperature", 1.0))
 
 
 def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:

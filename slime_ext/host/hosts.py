@@ -32,6 +32,8 @@ from slime_ext.ops.segments import AllSum, identity
 log = logging.getLogger("slime_ext")
 LOSS, TARGET, STEP = "policy_loss_function", "get_log_probs_and_entropy", "train_one_step"
 RESPONSES = "get_responses"  # which cuts a micro-batch's logits into its samples
+SCORE = "forward_only"  # which has ``TARGET`` score a rollout's samples before they are trained
+TRAIN = "train_actor"  # the method that has a rollout scored and trained
 LEADING = {
     LOSS: ("args", "batch", "logits", "sum_of_sample_mean"),
     TARGET: ("logits",),
@@ -257,6 +259,27 @@ def weight_updaters() -> Iterator[type]:
                 code = getattr(inspect.unwrap(inspect.getattr_static(cls, "__init__")), "__code__", None)
                 if code is not None and "weight_version" in code.co_names:
                     yield cls
+
+
+def trainers() -> Iterator[type]:
+    """The host's classes that score and train a rollout, each that has the method itself.
+
+    Ray makes a subclass of an actor's class, and puts a wrapper of each method into it.
+    """
+    host = current()
+    for module in modules(host.name) if host else ():
+        for cls in list(vars(module).values()):
+            if isinstance(cls, type) and cls.__module__ == module.__name__:
+                for one in (cls, *_below(cls)):
+                    if TRAIN in vars(one):
+                        yield one
+
+
+def _below(cls: type) -> Iterator[type]:
+    """The subclasses of a class, and theirs."""
+    found: list[type] = type.__subclasses__(cls)
+    for each in found:
+        yield from (each, *_below(each))
 
 
 def command_line() -> list[str]:

@@ -27,7 +27,7 @@ from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import contract
 from slime_ext.host.contract import INIT, INIT_FLAG, LOG, LOG_FLAG, OURS, flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE
-from slime_ext.host.hosts import RESPONSES, STEP, HostCode
+from slime_ext.host.hosts import RESPONSES, SCORE, STEP, HostCode
 
 WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
 WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that subtract a group's mean, and nothing later
@@ -199,6 +199,12 @@ class Setup:
     def is_second_step_trained(self) -> bool:
         """Whether target and proximal can differ."""
         return self.steps > 1 or bool(self.a.keep_old_actor)
+
+    @property
+    def reads_proximal_head(self) -> bool:
+        """Whether ``center`` reads the proximal policy's log-probs at the head. Beside a host's REINFORCE the
+        proximal policy is the target."""
+        return self.correction.needs_proximal_head and self.acts and self.has_ratio
 
     @property
     def skips_proximal(self) -> bool:
@@ -483,13 +489,18 @@ def center_beside_opsm(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def center_without_proximal_head(s: Setup) -> str | None:
-    """``center`` reads the proximal policy's log-probs at the head, which differ from the target's."""
-    if not (s.correction.needs_proximal_head and s.acts and s.has_ratio and s.is_second_step_trained):
+    """``center`` reads the proximal policy's log-probs, and the host's pass for them is not known."""
+    if not (s.reads_proximal_head and s.is_second_step_trained):
+        return None
+    host = s.known_host(
+        "whether this host's log-prob pass can be reached, where center reads the proximal policy"
+    )
+    if host.defines(SCORE) and s.a.train_backend != "fsdp":
         return None
     return (
         f"slime_ext.center: expected one optimizer step per rollout and no --keep-old-actor, got {s.steps} "
-        "steps: it reads the proximal policy's log-probs at the head, which are the target's only then; use "
-        "surrogate: reinforce with numerator: target"
+        f"steps on a {host.name} without {SCORE}: center reads the proximal policy's log-probs at the head, "
+        "which are the target's only then; use surrogate: reinforce with numerator: target"
     )
 
 

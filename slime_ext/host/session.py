@@ -15,6 +15,7 @@ from slime_ext.errors import warn_once
 if TYPE_CHECKING:  # these modules import this one
     from slime_ext.core.correction import Correction
     from slime_ext.host.certify import PushRecord
+    from slime_ext.host.proximal_heads import ScoredRollout
     from slime_ext.host.rollout_heads import Asked
     from slime_ext.host.step_metrics import OptimizerStep
     from slime_ext.host.train_step import Reporter
@@ -50,6 +51,9 @@ class Session:
 
     heads: dict[int, dict[Any, Any]] = field(default_factory=dict)
     """Rollout -> sample index -> the sampler's head at each token, or Ray's reference to it."""
+
+    scored: ScoredRollout | None = None
+    """The rollout that is scored and trained, with what the host's log-prob pass said of its heads."""
 
     asked: ContextVar[Asked | None] = field(
         default_factory=lambda: ContextVar("slime_ext_asked", default=None)

@@ -22,7 +22,7 @@ from typing import Any
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import one_line
 from slime_ext.errors import ConfigError
-from slime_ext.host import contract, heads, hosts, train_step
+from slime_ext.host import contract, heads, hosts, proximal_heads, train_step
 from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import check_command_line, check_kinds
@@ -51,6 +51,7 @@ def init(args: Any) -> None:
     if host is not None:
         wrap_loss(host)
         train_step.install(host)
+        proximal_heads.install(host)
     check_functions(args, host)
     setup = setup_for(args)
     enforce(setup)

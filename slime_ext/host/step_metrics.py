@@ -100,15 +100,17 @@ class OptimizerStep:
         layout: what hook calls measure; None: nothing.
         samples: those that the step trains, where they are known.
         plan: what was computed for them before, for a correction, in their order and on the CPU.
-        heads: the sampler's head of each of them, for ``center``; ``rollout``: the host's own data of the
-            rollout, then.
+        heads: the sampler's head or support of each of them, for ``center``; ``rollout``: the host's own data
+            of the rollout, then.
+        proximal_heads: the proximal policy's log-probs there; None where they are the target's.
         observes: whether the policy loss is measured where it does not call our hook.
     """
 
     layout: MetricsLayout | None = None
     samples: Samples = field(default_factory=Samples)
     plan: tuple[Correction, Plan] | None = None
-    heads: Sequence[tuple[Tensor, Tensor]] = ()
+    heads: Sequence[tuple[Tensor, ...]] = ()
+    proximal_heads: Sequence[Tensor] | None = None
     rollout: dict[str, Any] = field(default_factory=dict)
     observes: bool = False
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)

@@ -147,7 +147,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         args = call["args"]
         if getattr(call["model"][0], "role", "actor") != "actor":  # a critic's
             return function(*given, **named)
-        reporter = _reporter_of(args)
+        reporter = reporter_of(args)
         if call["step_id"] and reporter.setup.refuses_second_step:
             raise ConfigError(TWICE.format(call["step_id"] + 1))
         where = {key: call[key] for key in ("rollout_id", "step_id")}
@@ -168,7 +168,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
     return train_one_step
 
 
-def _reporter_of(args: Any) -> Reporter:
+def reporter_of(args: Any) -> Reporter:
     """The reporter of a run, which keeps the counts of its guards and writes its file."""
     for known, reporter in session.reporters:
         if known is args:
@@ -200,6 +200,9 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
         step.plan = measured, plan
     if measured.center is not None:
         step.heads = heads.of_step(call["rollout_id"], step.samples, measured.center.top_k)
+        if reporter.setup.reads_proximal_head:
+            is_moved = call["step_id"] > 0 or bool(getattr(call["args"], "keep_old_actor", False))
+            step.proximal_heads = heads.proximal_of(step.samples, is_moved=is_moved)
         step.rollout = getattr(iterator, "rollout_data", step.rollout)
     return step
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_ext.host import hosts, proximal_heads
 from tests.downstream.drift import main, report
 
 # Flag that names a function of ours -> its name where the host calls it, and how many arguments it gets.
@@ -57,6 +58,28 @@ def test_a_trainer_has_its_loss_and_its_step_before_it_calls_init(host):
     (actor,) = (host.folder / host.name / "backends/megatron_utils").glob("actor.py")
     imports = [node for node in ast.parse(actor.read_text()).body if isinstance(node, ast.ImportFrom)]
     assert {"loss", "model", "initialize"} <= {str(node.module).rpartition(".")[2] for node in imports}
+
+
+def test_the_log_prob_pass_is_what_our_wrapper_around_it_reads(host):
+    """``host.proximal_heads``: the pass is a global of the trainer's module, gets the host's own function and
+    the prefix of what it scores, and its micro-batches have the rollout's own token tensors."""
+    room = host.folder / host.name / "backends"
+    actor = ast.parse((room / "megatron_utils/actor.py").read_text())
+    imported = {a.name for n in actor.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert {hosts.SCORE, hosts.TARGET} <= imported
+    methods = {n.name: n for n in ast.walk(actor) if isinstance(n, ast.FunctionDef)}
+    assert [a.arg for a in methods[hosts.TRAIN].args.args][:3] == ["self", "rollout_id", "rollout_data"]
+    passes = [n for n in ast.walk(methods["compute_log_prob"]) if _called(n) == hosts.SCORE]
+    assert [_name(call.args[0]) for call in passes] == [hosts.TARGET]
+    assert [{k.arg: _name(k.value) for k in call.keywords}["store_prefix"] for call in passes] == [
+        "store_prefix"
+    ]
+    (score,) = [found for found in [host.tree.defining(hosts.SCORE)] if found]
+    assert {*proximal_heads.PARAMETERS} <= {*score.parameters}
+    names = [n.value for n in ast.walk(score.node) if isinstance(n, ast.Constant)]
+    assert "unconcat_tokens" in names  # of the batch, and so of the host's function
+    taken = [t for t in host.tree.texts.values() if 'batch["unconcat_tokens"] = tokens' in t]
+    assert taken and all('tokens = batch["tokens"]' in text for text in taken)
 
 
 def _call_in(text: str, dest: str):

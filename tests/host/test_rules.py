@@ -54,6 +54,7 @@ def a_host(**says):
 
 
 HOST, WITHOUT_FLAGS = a_host(), a_host(accepts=lambda *_: False)
+UNSCORED = a_host(defines=lambda name: name != "forward_only")
 # (rule, arguments, line): what the rule says of a launch with these arguments starts with the line; None
 # where it says nothing. Arguments that are no flags: the function, what it is made ``of``, the keys of the
 # file, the host's code. Neighbours differ in what the rule looks at.
@@ -128,12 +129,14 @@ CASES = [
     ("center_beside_opsm", {"of": ON_HOST, "use_opsm": True}, "--use-opsm: expected off beside center"),
     ("center_beside_opsm", {"of": CENTERED, "use_opsm": True}, None),
     ("center_beside_opsm", {"use_opsm": True}, None),
-    ("center_without_proximal_head", {"of": ON_HOST, "num_steps_per_rollout": 4}, "slime_ext.center: expect"),
-    ("center_without_proximal_head", {"of": ON_HOST, "keep_old_actor": True}, "slime_ext.center: expec"),
-    ("center_without_proximal_head", {"of": ON_HOST}, None),
-    ("center_without_proximal_head", {"of": ON_HOST, "num_steps_per_rollout": 4, "pg_loss_type": "reinforce"},
-     None),
-    ("center_without_proximal_head", {"of": CENTERED, "num_steps_per_rollout": 4}, None),
+    ("center_without_proximal_head", {"of": ON_HOST, "num_steps_per_rollout": 4, "host": UNSCORED},
+     "slime_ext.center: expected one optimizer step per rollout and no --keep-old-actor, got 4 steps"),
+    ("center_without_proximal_head", {"of": ON_HOST, "keep_old_actor": True, "host": UNSCORED}, "slime_ext"),
+    ("center_without_proximal_head", {"of": ON_HOST, "num_steps_per_rollout": 4, "host": HOST}, None),
+    ("center_without_proximal_head", {"of": ON_HOST, "host": UNSCORED}, None),
+    ("center_without_proximal_head", {"of": ON_HOST, "num_steps_per_rollout": 4, "pg_loss_type": "reinforce",
+      "host": UNSCORED}, None),
+    ("center_without_proximal_head", {"of": CENTERED, "num_steps_per_rollout": 4, "host": UNSCORED}, None),
     ("ratio_applied_twice", {"use_rollout_logprobs": True},
      "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. Remove"),
     ("ratio_applied_twice", {"use_rollout_logprobs": True, "of": REINFORCE}, None),
