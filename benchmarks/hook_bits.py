@@ -33,6 +33,7 @@ from torch import Tensor
 
 from slime_ext import presets, tis
 from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.state import Head
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import step_metrics
 from slime_ext.host.configured import setup_for
@@ -40,6 +41,7 @@ from slime_ext.host.contract import SEEDS
 
 CALLS = 1000
 SINCE = ("off_policy/log_ratio_max",)  # metrics that records of older commits do not have
+HEAD = 128  # tokens of each head: those of the preset that centers
 PARTS = ("loss", "gradient", "masks", "metrics")
 MAPPINGS: dict[str, dict[str, Any]] = {  # beside the presets: keys and steps that none of them has
     "normalize tokens": {"steps": ["reweight", "truncate", "normalize"]},
@@ -85,7 +87,17 @@ def random_call(seed: int) -> dict[str, Any]:
         "response_lengths": lengths,
         "cur_log_probs": target,
         "advantages": columns["advantages"],
+        "head": _head(seed, sum(lengths)),
     }
+
+
+def _head(seed: int, tokens: int) -> Head:
+    """A head at each token, wide enough for the presets, of policies that are half a nat apart."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(tokens, 2 * HEAD, generator=draw)
+    other = logits + 0.5 * torch.randn(logits.shape, generator=draw)
+    sampler, trainer = (values.log_softmax(1)[:, :HEAD] for values in (logits, other))
+    return Head(sampler, trainer.requires_grad_())
 
 
 def _sample(rng: random.Random, length: int) -> dict[str, list[float]]:
@@ -130,6 +142,7 @@ def arguments(name: str) -> SimpleNamespace:
     )
     if name in MAPPINGS:
         args.slime_ext = MAPPINGS[name]
+    args.custom_generate_function_path = "slime_ext.host.generate"
     args.custom_tis_function_path = f"slime_ext.tis.{'correct' if name in MAPPINGS else name}"
     return args
 
@@ -148,7 +161,9 @@ def call_digests(name: str, seed: int) -> dict[str, str]:
         return dict.fromkeys(PARTS, f"{type(error).__name__}: {error}")
     # The host multiplies by the masks that came back; a masked token may hold anything.
     counted = torch.where(torch.cat(list(masks)) > 0, loss, 0).sum()
-    gradients = torch.autograd.grad(counted, call["cur_log_probs"], allow_unused=True)
+    read = [*call["cur_log_probs"], call["head"].trainer]
+    *gradients, of_head = torch.autograd.grad(counted, read, allow_unused=True)
+    gradients += [] if of_head is None else [of_head]
     metrics = [*_bytes_of(channel), *_bytes_of(scalars), *_bytes_of(curves)]
     values = [_bits(loss)], map(_bits, gradients), map(_bits, masks), metrics
     return {part: _digest(pieces) for part, pieces in zip(PARTS, values, strict=True)}

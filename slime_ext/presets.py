@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Delightful, PpoClip, Reinforce
 from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject, PrefixReweight
@@ -265,6 +266,15 @@ AUTUMN_2026 = {
         SAO,
         TOKEN,
         Reject("token", "ratio", low=0.2, high=4.0),
+        **PURE,
+    ),
+    "score_centering": _preset(
+        "-min(rho_t, 2) A log pi + A C_t, C_t the sampler's mean of min(rho, 2) log pi, from its 128 "
+        "likeliest tokens, target (cap of slime's --tis-clip)",
+        "Score centering, https://arxiv.org/abs/2609.20807; slime, --use-score-centering 2e5cd7c",
+        TOKEN,
+        CAP,
+        center=Center(),
         **PURE,
     ),
     "ipo": _preset(

@@ -239,12 +239,13 @@ def _check_flags(words: Sequence[str], host: str, task: Task) -> None:
 
 
 def _correction(name: str) -> str:
-    """What --custom-config-path is given: a file's own text, or a preset's three keys.
+    """What --custom-config-path is given: a file's own text, or a preset's three keys, and for one that
+    centers the function that asks for the sampler's head.
 
     Raises:
         ConfigError: neither a file nor a preset, or a file that is wrong.
     """
-    from slime_ext.presets import NAMES  # imports torch, which takes two seconds
+    from slime_ext.presets import NAMES, get  # imports torch, which takes two seconds
     from slime_ext.tools.check.answer import check_file
 
     if name.endswith((".yaml", ".yml")):
@@ -254,7 +255,8 @@ def _correction(name: str) -> str:
     check_known("--correction", "preset", name, NAMES)
     switch = "get_mismatch_metrics" if name == MEASURE else "use_tis"
     keys = {switch: "true", "custom_tis_function_path": f"{contract.TIS}.{name}", **contract.OURS}
-    ours = ("custom_tis_function_path", "custom_megatron_init_path", switch)
+    centers = ("custom_generate_function_path",) if get(name).center is not None else ()
+    ours = ("custom_tis_function_path", "custom_megatron_init_path", *centers, switch)
     return "".join(f"{key}: {keys[key]}\n" for key in ours)
 
 

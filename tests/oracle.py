@@ -24,8 +24,9 @@ def is_log_prob(value):
     return -1000 < value <= 0.01
 
 
-def spec(*steps, numerator="proximal", loss=("host",), terms=()):
-    return {"steps": steps, "numerator": numerator, "loss": loss, "terms": terms}
+def spec(*steps, numerator="proximal", loss=("host",), terms=(), center=None):
+    """``center``: f, the weight of a token of the head by its ratio."""
+    return {"steps": steps, "numerator": numerator, "loss": loss, "terms": terms, "center": center}
 
 
 CAP2 = ("truncate", 2.0)
@@ -89,6 +90,7 @@ SPECS = {
     "flash_reinforce": spec(TOKEN, ("reject", "sequence", "binary_kl", "mean", -INF, 5e-3, "always"), **PURE),
     "sao_math": spec(TOKEN, ("reject", "token", "ratio", "-", 0.7, 6.0, "always"), **PURE),
     "sao_code": spec(TOKEN, ("reject", "token", "ratio", "-", 0.2, 4.0, "always"), **PURE),
+    "score_centering": spec(TOKEN, CAP2, center=lambda ratio: min(ratio, 2.0), **PURE),
     "ipo": spec(
         TOKEN,
         ("reject", "token", "tv", "-", -INF, 0.1, "always"),
@@ -176,6 +178,8 @@ def correct(specification, batch):
             s["loss"][i] += (
                 math.fsum(term_loss(term, s, i) for term in specification.get("terms", ())) if finite else 0
             )
+            if finite and (f := specification["center"]):
+                s["loss"][i] += s["advantage"][i] * centering(*heads(s)[i], f)
     return seqs
 
 
@@ -377,6 +381,18 @@ def ppo(ratio, advantage, eps):
 
 
 # ---- score centering ----
+
+
+def heads(sequence, k=5, rest=3):
+    """Log-probs of sampler and trainer of k tokens out of k + rest, at each token of a sequence."""
+    rng = random.Random(len(sequence["mask"]))
+    found = []
+    for _ in sequence["mask"]:
+        logits = [rng.gauss(0, 1) for _ in range(k + rest)]
+        other = [x + rng.gauss(0, 0.5) for x in logits]
+        totals = [math.log(math.fsum(map(math.exp, row))) for row in (logits, other)]
+        found.append([[x - z for x in row[:k]] for row, z in zip((logits, other), totals, strict=True)])
+    return found
 
 
 def centering_coefficients(sampler, trainer, f):

@@ -17,6 +17,7 @@ from slime_ext.core.correction import Correction, HookInputs, Plan, apply
 from slime_ext.core.losses import Bounds
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.needs import Need
+from slime_ext.core.state import Head
 from slime_ext.core.steps import Reject, Reweight, Truncate, Veto
 from slime_ext.ops.segments import Segments
 from tests import oracle
@@ -148,7 +149,8 @@ def call_on(device, batch, correction):
     segments = Segments.whole(packed.segments.lengths, packed.segments.full_mask.to(device))
     names = ("proximal", "behavior", "target", "advantages")
     moved = {name: getattr(packed, name).detach().to(device) for name in names}
-    packed = replace(packed, segments=segments, ages=ages, **moved)
+    head = Head(packed.head.sampler.to(device), packed.head.trainer.to(device))
+    packed = replace(packed, segments=segments, ages=ages, head=head, **moved)
     numbers = {
         step: torch.ones((), device=device) for step in correction.steps if Need.WHOLE_STEP in step.needs
     }

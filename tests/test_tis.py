@@ -24,6 +24,7 @@ NAMES = (*SEEDS, *presets.PRESETS)
 
 def arguments(**fields):
     defaults = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2, "eps_clip_high": 0.2}
+    defaults["custom_generate_function_path"] = "slime_ext.host.generate"
     return SimpleNamespace(**defaults | fields)
 
 
@@ -44,6 +45,7 @@ def as_slime_calls(batch, **changes):
         "response_lengths": lengths,
         "cur_log_probs": split(packed.target),
         "advantages": split(packed.advantages),
+        "head": packed.head,
     }
     return call | changes
 

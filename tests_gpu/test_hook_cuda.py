@@ -14,6 +14,7 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.core.needs import Need
+from slime_ext.core.state import Head
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls, column
 
@@ -50,6 +51,8 @@ def moved(value, dtype, device):
     """Tensors of log-probs in ``dtype``, the loss in float32, masks as they are; all on the device."""
     if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
         return [moved(x, dtype, device) for x in value]
+    if isinstance(value, Head):
+        return Head(*(moved(x, torch.float32, device) for x in (value.sampler, value.trainer)))
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().to(device, dtype if value.is_floating_point() else None)

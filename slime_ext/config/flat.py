@@ -17,12 +17,12 @@ from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.names import scalars
 from slime_ext.core.metrics.totals import reduce
 from slime_ext.core.needs import Need, require
-from slime_ext.core.state import Tokens, expect
+from slime_ext.core.state import Head, Tokens, expect
 from slime_ext.errors import DataError, NonFiniteError
 from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import Segments
 
-OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP, Need.MASKS})
+OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP, Need.MASKS, Need.HEAD})
 NEEDS_A_HOST = "it needs a host: --custom-tis-function-path slime_ext.tis.correct"
 
 
@@ -36,6 +36,7 @@ def correct(
     mask: Tensor | None = None,
     target: Tensor | None = None,
     advantages: Tensor | None = None,
+    head: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The corrected policy loss of packed responses, T tokens in S sequences.
 
@@ -49,6 +50,8 @@ def correct(
         mask: [T] not 0 where the behavior policy sampled the token; None: everywhere.
         target: [T] log-probs under the policy being trained, nats, with grad.
         advantages: [T].
+        head: what ``center`` reads: [T, K] log-probs of the sampler's K most likely tokens, under the sampler
+            and under the policy being trained, nats, the second with grad.
 
     Returns:
         loss [T], 0 at rejected and masked tokens; keep [T] bool, the tokens that stay in the loss; metrics by
@@ -70,7 +73,7 @@ def correct(
     if mask is not None and not mask.isfinite().all():
         raise DataError("mask: expected a number at every token, got NaN or an infinity: write 0 or 1")
     segments = Segments.whole(lengths, torch.ones_like(loss) if mask is None else mask)
-    tokens = Tokens(segments, proximal, behavior, target, advantages)
+    tokens = Tokens(segments, proximal, behavior, target, advantages, head=head and Head(*head))
     _check(correction, tokens, loss)
     layout = MetricsLayout.of(correction, curves=False)
     result = apply(correction, HookInputs(tokens, loss, layout=layout))
@@ -99,6 +102,8 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
     for name, need in {"target": Need.TARGET, "advantages": Need.ADVANTAGES}.items():
         is_there = read[name] is not None or need not in correction.needs
         expect(is_there, name, "a tensor", "None", "this correction reads it")
+    has_head = tokens.head is not None or Need.HEAD not in correction.needs
+    expect(has_head, "head", "log-probs of sampler and trainer", "None", "this correction centers")
     require(correction.needs, OFFERS, "correction", NEEDS_A_HOST)
     size = tokens.segments.size
     for name, values in read.items():
@@ -106,6 +111,11 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
             got = list(values.shape)
             raise DataError(
                 f"{name}: expected shape [{size}], the sum of lengths, got {got}: pack the tokens"
+            )
+    for values in () if tokens.head is None else (tokens.head.sampler, tokens.head.trainer):
+        if len(values) != size:
+            raise DataError(
+                f"head: expected {size} rows, the sum of lengths, got {len(values)}: write one for each token"
             )
     _check_values(correction, read, tokens.segments)
 

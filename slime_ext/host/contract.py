@@ -66,6 +66,7 @@ OURS = {  # argument -> the function of ours that it may name
 }
 INIT, LOG = "custom_megatron_init_path", "custom_rollout_log_function_path"
 LOG_FLAG = f"--custom-rollout-log-function-path {OURS[LOG]}"
+GENERATE_FLAG = f"--custom-generate-function-path {OURS['custom_generate_function_path']}"
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
 MOST_DIGITS = 18  # of a weight version: what an int64 holds
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.core.needs import Need
-from slime_ext.host.contract import INIT_FLAG, OURS, TIS
+from slime_ext.host.contract import GENERATE_FLAG, INIT_FLAG, OURS, TIS
 
 if TYPE_CHECKING:
     from slime_ext.core.correction import Correction
@@ -16,8 +16,9 @@ def flags_of(name: str, correction: Correction) -> str:
     """The flags, all slime's own, that make a launch use the preset ``name``; ``init`` alone measures."""
     if not acts(correction):
         return INIT_FLAG
-    plan = " --get-mismatch-metrics" if correction.needs_plan else ""
-    return f"--use-tis --custom-tis-function-path {TIS}.{name} {INIT_FLAG}{plan}"
+    more = " --get-mismatch-metrics" if correction.needs_plan else ""
+    more += f" {GENERATE_FLAG}" if correction.center is not None else ""
+    return f"--use-tis --custom-tis-function-path {TIS}.{name} {INIT_FLAG}{more}"
 
 
 def file_of(mapping: Mapping[str, Any], correction: Correction) -> dict[str, Any]:

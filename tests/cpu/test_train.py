@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import yaml
 
+from slime_ext import host
 from slime_ext.errors import ConfigError
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext_cpu import driver, progress, train
@@ -49,6 +52,15 @@ def a_run(folder, checkpoint=False):
         (folder / train.CHECKPOINT).mkdir()
         (folder / train.CHECKPOINT / train.LATEST).write_text("19")
     return folder
+
+
+@pytest.mark.parametrize("name", ["token_tis", "score_centering"])
+def test_a_presets_file_is_all_that_its_run_needs(name, capsys):
+    keys = yaml.safe_load(train._correction(name))
+    asks = "custom_generate_function_path" in keys
+    assert asks is (name == "score_centering") and keys["use_tis"] is True
+    host.init(Namespace(**keys))
+    assert f"slime_ext: {name}: " in capsys.readouterr().out
 
 
 MISTAKES = """

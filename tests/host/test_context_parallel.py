@@ -14,7 +14,7 @@ from slime_ext import presets, tis
 from slime_ext.core.correction import Correction, Tokens, plan_step
 from slime_ext.core.losses import Bounds
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Effect, Step
+from slime_ext.core.state import Effect, Head, Step
 from slime_ext.core.steps import Clip, EssTruncate, Normalize, Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.errors import DataError
@@ -92,7 +92,8 @@ def shard(packed, pieces, slots, all_sum):
     index = [begins[s] + i for s, start, stop, _ in pieces for i in range(start, stop)]
     fields = {key: getattr(packed, key).detach()[index] for key in LOCAL}
     fields["target"].requires_grad_()
-    return replace(packed, segments=segments, **fields), index
+    head = Head(packed.head.sampler[index], packed.head.trainer[index])
+    return replace(packed, segments=segments, head=head, **fields), index
 
 
 def split_anyhow(seeds):

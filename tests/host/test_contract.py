@@ -7,12 +7,14 @@ tests/downstream/test_contract_source.py reads the real source against this.
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 
 import pytest
 import torch
 
 from slime_ext import presets, tis
+from slime_ext.core.state import Head
 from slime_ext.host import contract
 from slime_ext.host.session import session
 
@@ -38,6 +40,7 @@ HOST_CALLS = {  # what a host's call may carry beside the contract's keywords
 
 def arguments(**more):
     given = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2, "eps_clip_high": 0.28}
+    given["custom_generate_function_path"] = "slime_ext.host.generate"
     return Namespace(**given | {"slime_ext": {"preset": "token_tis"}} | more)
 
 
@@ -57,7 +60,8 @@ def hook_call(seed=0):
         "response_lengths": list(LENGTHS),
     }
     cur = [t.requires_grad_() for t in local()]
-    return given, {"cur_log_probs": cur, "advantages": local(1.0)}
+    rows = torch.full((sum(LENGTHS), 128), math.log(1 / 200))
+    return given, {"cur_log_probs": cur, "advantages": local(1.0), "head": Head(rows, rows + 0.1)}
 
 
 def call(name, how="stock, carried by init", seed=0, **more):

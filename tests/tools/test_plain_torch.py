@@ -7,6 +7,7 @@ import functools
 import random
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ PURE = {"numerator": "target", "surrogate": Reinforce()}
 CENTERED = {**PURE, "center": Center(K)}
 BAND = Reject("token", "ratio", low=0.8, high=1.2)
 PRESETS = {name: preset.correction for name, preset in presets.PRESETS.items() if name not in COUPLED}
+PRESETS |= {name: replace(each, center=Center(K)) for name, each in PRESETS.items() if each.center}
 # What no preset has: other fields of the steps, other surrogates and terms, score centering.
 OTHERS = {
     "geometric_clip": Correction(steps=(Reweight("geometric"), Clip(0.95, 1.05))),

@@ -68,7 +68,9 @@ def sizes(effect):
 
 def test_it_is_the_hook_exactly():
     for make in [rollout, lambda: with_holes(rollout())]:
-        for name in [n for n in presets.PRESETS if n != "metrics_only"]:
+        for name in [
+            n for n, p in presets.PRESETS.items() if n != "metrics_only" and not p.correction.center
+        ]:
             r = make()
             slope, metrics = run_hook(name, r)
             applied = apply(presets.get(name), r)
