@@ -35,7 +35,6 @@ Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -
 SupportRows = tuple[Tensor, Tensor, Tensor]
 # In train dumps: the trainer's of the tokens of rollout_topk_token_ids, or of rollout_top_p_token_ids.
 TRAINER, OF_SUPPORT = "topk_log_probs", "top_p_log_probs"
-FLAG = f"{contract.flag_of('custom_generate_function_path')} slime_ext.host.generate"
 
 
 def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | SupportRows]:
@@ -51,7 +50,8 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | Suppor
     if lacking:
         raise DataError(
             f"center: expected the sampler's head of every sample of rollout {rollout_id}, got none of "
-            f"{len(lacking)} of {len(samples.indices)}, the first is {lacking[0]}: sample them with {FLAG}"
+            f"{len(lacking)} of {len(samples.indices)}, the first is {lacking[0]}: sample them with "
+            f"{contract.GENERATE_FLAG}"
         )
     heads = [known[index] for index in samples.indices]
     if heads and not isinstance(heads[0], tuple):

@@ -3,6 +3,9 @@
 ``generate`` (``slime_ext.host.generate`` for --custom-generate-function-path) runs the host's own generate
 function and asks SGLang for the head in the same request. The head stays with its sample, under the names
 that slime has for it, until the host logs the rollout; then it goes to Ray's object store.
+
+With --rollout-top-p the tokens that top-p leaves are the sampler's whole support. slime keeps their ids and
+offsets itself, because its trainer normalises over them; ``generate`` adds their log-probs.
 """
 
 from __future__ import annotations
@@ -11,26 +14,32 @@ import functools
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
-from slime_ext.errors import DataError, warn_once
+from slime_ext.errors import DataError, cut, warn_once
 from slime_ext.host import contract, hosts, staleness
 from slime_ext.host.configured import center_of_flags
-from slime_ext.host.heads import FLAG, Rows
+from slime_ext.host.engine_answers import FLAT, NO_NUMBERS, OF_SUPPORT, none, read, read_support
+from slime_ext.host.heads import Rows, SupportRows
 from slime_ext.host.session import session
 from slime_ext.ops.divergences import HIGHEST, is_log_prob
 
 FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as in slime since 2e5cd7c
+SUPPORT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_top_p_log_probs")
 NEAR = 1e-3  # nats between a token's log-prob as it was recorded and as its head has it
 MASS = 1.0001  # of a head; the rounding of float32 log-probs stays below it
-NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError, IndexError, KeyError)  # of making a tensor
+WHOLE = 0.999  # of a support, whose log-probs are normalised over it
+LARGE_TAIL = 0.1  # the share of the sampler's probability that a head should not leave out
+BLOCK = 2**20  # entries of supports that are checked at once: bounds memory
+OURS = contract.OURS["custom_generate_function_path"]
 NO_VOCABULARY = (
     "center: expected --vocab-size, or a config.json with vocab_size at --hf-checkpoint, got neither: ids of "
     "the sampler's head have no upper bound"
@@ -43,7 +52,10 @@ class Asked:
 
     top_k: int
     there: int  # tokens of the vocabulary, of which there may be fewer
+    top_p: float = 1.0  # below it the support is asked for
+    sample: Any = None  # its index
     answers: list[Rows] = field(default_factory=list)
+    supports: list[Tensor] = field(default_factory=list)
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
@@ -62,14 +74,21 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     hosts.wrap(rollout, "post", _asking)
     _publish_with_log(args)
     before = sample.response_length
-    asked = Asked(center.top_k, len(rollout.GenerateState(args).tokenizer))
+    there, top_p = len(rollout.GenerateState(args).tokenizer), top_p_of(args)
+    asked = Asked(center.top_k, there, top_p, sample.index)
     token = session.asked.set(asked)
     try:
         sample = await rollout.generate(args, sample, sampling_params)
     finally:
         session.asked.reset(token)
-    _keep(sample, before, asked)
+    (_keep if asked.top_p == 1 else _keep_support)(sample, before, asked)
     return sample
+
+
+def top_p_of(args: Any) -> float:
+    """The share of the probability that the sampler draws from; 1 is the whole vocabulary."""
+    top_p = getattr(args, "rollout_top_p", None)
+    return 1.0 if top_p is None else float(top_p)
 
 
 def _asking(post: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,50 +96,36 @@ def _asking(post: Callable[..., Any]) -> Callable[..., Any]:
         asked = session.asked.get()
         if asked is None or "sampling_params" not in payload:
             return await post(url, payload, *given, **named)
-        more = {"top_logprobs_num": min(asked.top_k, asked.there)}
-        output = await post(url, payload | more, *given, **named)
-        asked.answers.append(read(output["meta_info"], asked.top_k))
+        output = await post(url, payload | _request(payload["sampling_params"], asked), *given, **named)
+        if asked.top_p == 1:
+            asked.answers.append(read(output["meta_info"], asked.top_k, asked.sample))
+        else:
+            asked.supports.append(read_support(output["meta_info"], asked.sample))
         return output
 
     return asking
 
 
-def read(meta_info: Mapping[str, Any], top_k: int) -> Rows:
-    """The heads of an answer of SGLang's, one for each token that it sampled.
+def _request(sampling: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    """What is added to a request. Raises DataError for one that samples from other tokens than are asked for.
 
-    Raises:
-        DataError: it has others.
+    A user's generate function may have sampling parameters of its own.
     """
-    sampled = meta_info.get("output_token_logprobs") or ()
-    heads = meta_info.get("output_top_logprobs") or ()
-    if len(heads) != len(sampled) or not all(heads):
-        raise DataError(
-            f"output_top_logprobs: expected the head of each of {len(sampled)} sampled tokens, got "
-            f"{sum(map(bool, heads))}: center needs an engine that answers top_logprobs_num, as SGLang does"
-        )
-    if not heads:
-        return _none(0, top_k)
-    try:
-        ids = torch.tensor([[entry[1] for entry in head] for head in heads], dtype=torch.int64)
-        log_probs = torch.tensor([[entry[0] for entry in head] for head in heads], dtype=torch.float32)
-    except NO_NUMBERS:
-        ids = log_probs = torch.zeros(0)
-    if ids.dim() != 2 or ids.shape[1] > top_k:
-        raise DataError(
-            f"output_top_logprobs: expected as many pairs of a log-prob and an id at every token, at most "
-            f"{top_k} (center.top_k), got others: what answers is no SGLang, or changes its answers"
-        )
-    short = (0, top_k - ids.shape[1])
-    return pad(ids, short), pad(log_probs, short, value=-torch.inf)
-
-
-def _none(tokens: int, top_k: int) -> Rows:
-    return torch.zeros(tokens, top_k, dtype=torch.int64), torch.full((tokens, top_k), -torch.inf)
+    for name, wanted in {"top_p": asked.top_p, "top_k": -1, "min_p": 0.0}.items():
+        if (value := sampling.get(name, wanted)) not in (None, wanted):
+            raise DataError(
+                f"sampling_params.{name}, sample {asked.sample}: expected {wanted} beside center, got "
+                f"{cut(str(value))}: what the sampler draws from would not be what the head describes"
+            )
+    if asked.top_p == 1:
+        return {"top_logprobs_num": min(asked.top_k, asked.there)} | FLAT
+    custom = {**(sampling.get("custom_params") or {}), **OF_SUPPORT}
+    return {"sampling_params": {**sampling, "custom_params": custom}}
 
 
 def _keep(sample: Any, before: int, asked: Asked) -> None:
     """Adds the answers to what the sample has; tokens that the engine did not sample have no head."""
-    ids, log_probs = (torch.cat(parts) for parts in zip(_none(0, asked.top_k), *asked.answers, strict=True))
+    ids, log_probs = (torch.cat(parts) for parts in zip(none(0, asked.top_k), *asked.answers, strict=True))
     if len(ids) != sample.response_length - before:
         raise DataError(
             f"{FIELDS[1]}, sample {sample.index}: expected the heads of {sample.response_length - before} "
@@ -132,6 +137,13 @@ def _keep(sample: Any, before: int, asked: Asked) -> None:
         setattr(sample, name, torch.cat([old, new]))
 
 
+def _keep_support(sample: Any, before: int, asked: Asked) -> None:
+    """Adds the log-probs of the answers to those that the sample has; the host has added ids and offsets."""
+    was = getattr(sample, SUPPORT[2], None)
+    parts = [] if was is None else [_tensor(SUPPORT[2], sample, was).float()]
+    setattr(sample, SUPPORT[2], torch.cat([*parts, torch.zeros(0), *asked.supports]))
+
+
 def _rows_of(sample: Any, tokens: int, top_k: int) -> Rows:
     """A sample's heads, with none at the tokens behind them.
 
@@ -140,7 +152,7 @@ def _rows_of(sample: Any, tokens: int, top_k: int) -> Rows:
     """
     given = [getattr(sample, name, None) for name in FIELDS]
     if any(values is None for values in given):
-        return _none(tokens, top_k)
+        return none(tokens, top_k)
     ids, log_probs = (_tensor(name, sample, values) for name, values in zip(FIELDS, given, strict=True))
     wanted = f"[{tokens} or fewer, {top_k}], its response tokens and center.top_k"
     for name, values in zip(FIELDS, (ids, log_probs), strict=True):
@@ -161,8 +173,10 @@ def _rows_of(sample: Any, tokens: int, top_k: int) -> Rows:
 def _tensor(name: str, sample: Any, values: Any) -> Tensor:
     """A CPU tensor from what a sample has: a tensor, an array or lists of numbers."""
     try:
+        # What slime has put into its store of tensors loads itself.
+        values = values.load() if hasattr(values, "load") else values
         return torch.as_tensor(values).detach().cpu()
-    except NO_NUMBERS:
+    except (*NO_NUMBERS, OSError):
         raise DataError(
             f"{name}, sample {sample.index}: expected numbers, one row or one number per response token, got "
             "something else: see slime_ext.host.generate"
@@ -181,7 +195,8 @@ def _publish_with_log(args: Any) -> None:
 def _publishing(log: Callable[..., Any]) -> Callable[..., Any]:
     def log_rollout(rollout_id: int, args: Any, samples: Sequence[Any], *given: Any, **named: Any) -> Any:
         if (center := center_of_flags(args)) is not None:
-            publish(rollout_id, samples, center.top_k, vocabulary_of(args))
+            is_exact = top_p_of(args) != 1
+            publish(rollout_id, samples, center.top_k, vocabulary_of(args), is_exact=is_exact)
         return log(rollout_id, args, samples, *given, **named)
 
     return log_rollout
@@ -210,23 +225,34 @@ def _of_checkpoint(path: str) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def publish(rollout_id: int, samples: Iterable[Any], top_k: int, vocabulary: int | None = None) -> None:
-    """Leaves the heads of a rollout's samples for the trainer.
+def publish(
+    rollout_id: int,
+    samples: Iterable[Any],
+    top_k: int,
+    vocabulary: int | None = None,
+    *,
+    is_exact: bool = False,
+) -> None:
+    """Leaves the heads, or the supports, of a rollout's samples for the trainer.
 
     Args:
         vocabulary: how many token ids the model has; None: ids have no upper bound.
+        is_exact: whether the sampler drew from the supports that the samples hold.
 
     Raises:
         DataError: two samples of one index, or a token that counts without a head that is one and fits it.
     """
-    heads: dict[Any, Rows] = {}
+    heads: dict[Any, Rows | SupportRows] = {}
     for sample in staleness.flat(samples):
         if sample.index is None or sample.index in heads:
             raise DataError(
                 f"Sample.index: expected one of its own for every sample beside center, got {sample.index} "
                 "again: the trainer finds a sample's head by it"
             )
-        heads[sample.index] = _checked(sample, top_k, vocabulary)
+        heads[sample.index] = (
+            _checked_support(sample, vocabulary) if is_exact else _checked(sample, top_k, vocabulary)
+        )
+    _warn_of_tail(heads.values(), top_k)
     session.heads[rollout_id] = heads
     if staleness.store() is not None:
         ray = sys.modules["ray"]
@@ -237,75 +263,183 @@ def publish(rollout_id: int, samples: Iterable[Any], top_k: int, vocabulary: int
         del session.heads[past]
 
 
-def _checked(sample: Any, top_k: int, vocabulary: int | None) -> Rows:
-    """A sample's heads. There is a sound one at each token that counts, and it has the recorded log-prob for
-    it. An entry that is no log-prob, such as -inf, reads as absent."""
-    count = sample.response_length
-    ids, log_probs = _rows_of(sample, count, top_k)
-    counts = torch.ones(count) if sample.loss_mask is None else _column("loss_mask", sample, sample.loss_mask)
-    counts = counts > 0
-    _check_sound(sample, counts, ids, log_probs, vocabulary)
-    log_probs = torch.where(is_log_prob(log_probs), log_probs, -torch.inf)
-    lacking = counts & (log_probs.amax(1) == -torch.inf)
-    if lacking.any():
-        raise DataError(
-            f"{FIELDS[1]}, sample {sample.index}: expected a head at each response token that counts, got "
-            f"none at token {_first(lacking)}: sample it with {FLAG}"
+def _warn_of_tail(heads: Iterable[tuple[Tensor, ...]], top_k: int) -> None:
+    """Says before the first step that the head is too small; the trainer's metric says it of each step."""
+    tables = [rows[1] for rows in heads if len(rows) == 2]
+    masses = [table.double().exp().sum(1)[(table > -torch.inf).any(1)] for table in tables]
+    if masses and (all_of_them := torch.cat(masses)).numel() and float(all_of_them.mean()) < 1 - LARGE_TAIL:
+        warn_once(
+            f"center.top_k: expected a head with at least {1 - LARGE_TAIL:.0%} of the sampler's probability, "
+            f"got {top_k} tokens with less in the mean: what they leave out is modelled; raise center.top_k, "
+            "and watch off_policy/tail_fraction"
         )
+
+
+class Response(NamedTuple):
+    """What a sample says of its response tokens, [R] each."""
+
+    counts: Tensor  # bool
+    sampled: Tensor  # the tokens
+    recorded: Tensor  # their log-probs
+
+
+def _response(sample: Any) -> Response:
+    count = sample.response_length
+    counts = torch.ones(count) if sample.loss_mask is None else _column("loss_mask", sample, sample.loss_mask)
     sampled = _column("tokens", sample, sample.tokens[len(sample.tokens) - count :])
     recorded = sample.rollout_log_probs
     if recorded is None or len(recorded) == 0:
         recorded = [0.0] * count
-    recorded = _column("rollout_log_probs", sample, recorded)
-    own = (ids == sampled[:, None]) & (log_probs > -torch.inf) & counts[:, None]
-    apart = torch.where(own, log_probs - recorded[:, None], 0).abs().amax(1)
-    if (apart > NEAR).any():
-        at = int(apart.argmax())
-        raise DataError(
-            f"rollout_log_probs, sample {sample.index}, response token {at}: expected the log-prob that the "
-            f"sampler's head has for it, got one {float(apart[at]):.3g} nats away: both must be of the same "
-            "pass and temperature"
-        )
+    return Response(counts > 0, sampled, _column("rollout_log_probs", sample, recorded))
+
+
+def _checked(sample: Any, top_k: int, vocabulary: int | None) -> Rows:
+    """A sample's heads. There is a sound one at each token that counts, and it has the recorded log-prob for
+    it. An entry that is no log-prob, such as -inf, reads as absent."""
+    ids, log_probs = _rows_of(sample, sample.response_length, top_k)
+    log_probs = _checked_rows(sample, _response(sample), ids, log_probs, Where("head", FIELDS), vocabulary)
     return ids.int(), log_probs
 
 
-def _check_sound(sample: Any, counts: Tensor, ids: Tensor, log_probs: Tensor, vocabulary: int | None) -> None:
-    """Raises DataError at the first token that counts whose head cannot be part of a distribution."""
+def _checked_support(sample: Any, vocabulary: int | None) -> SupportRows:
+    """A sample's supports. At each token that counts there is a sound one, with the sampled token in it."""
+    ids, offsets, log_probs = _ragged(sample)
+    response, widths = _response(sample), offsets.diff().tolist()
+    for rows in _blocks(widths):
+        entries, own = slice(int(offsets[rows.start]), int(offsets[rows.stop])), widths[rows]
+        of_ids, of_log_probs = (list(torch.split(values[entries], own)) for values in (ids, log_probs))
+        table = pad_sequence(of_ids, True), pad_sequence(of_log_probs, True, -torch.inf)
+        of_rows = Response(*(values[rows] for values in response))
+        where = Where("support", SUPPORT[::2], rows.start)
+        _checked_rows(sample, of_rows, *table, where, vocabulary)
+    return ids.int(), offsets, torch.where(is_log_prob(log_probs), log_probs, -torch.inf)
+
+
+def _ragged(sample: Any) -> SupportRows:
+    """A sample's supports, one after another, and where each begins.
+
+    Raises:
+        DataError: the sample lacks one of the fields, or they do not fit each other.
+    """
+    count, given = sample.response_length, [getattr(sample, name, None) for name in SUPPORT]
+    lacking = next((name for name, values in zip(SUPPORT, given, strict=True) if values is None), None)
+    if lacking is not None and count == 0:
+        return torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), torch.zeros(0)
+    if lacking is not None:
+        raise DataError(
+            f"{lacking}, sample {sample.index}: expected the tokens that --rollout-top-p leaves at each "
+            f"response token, got none: record {', '.join(SUPPORT)} in your generate function, as slime's "
+            f"own does with {OURS}"
+        )
+    ids, offsets, log_probs = (_tensor(name, sample, v) for name, v in zip(SUPPORT, given, strict=True))
+    whole = not any(values.is_floating_point() or values.is_complex() for values in (ids, offsets))
+    fits = whole and offsets.shape == (count + 1,) and ids.dim() == 1 and log_probs.shape == ids.shape
+    if fits:
+        offsets = offsets.long()
+        rises = bool((offsets.diff() >= 0).all()) and int(offsets[0]) == 0
+        fits = rises and int(offsets[-1]) == len(ids)
+    if not fits:
+        raise DataError(
+            f"{SUPPORT[1]}, sample {sample.index}: expected {count + 1} whole numbers that rise from 0 to "
+            f"the length of the other two fields, got shapes {list(offsets.shape)}, {list(ids.shape)} and "
+            f"{list(log_probs.shape)}: one row per response token, an empty one where the engine drew none"
+        )
+    return ids.long(), offsets, log_probs.float()
+
+
+def _blocks(widths: Sequence[int]) -> Iterator[slice]:
+    """Rows whose table has at most ``BLOCK`` entries, or a single row."""
+    start, widest = 0, 0
+    for row, width in enumerate(widths):
+        widest = max(widest, width)
+        if row > start and widest * (row + 1 - start) > BLOCK:
+            yield slice(start, row)
+            start, widest = row, width
+    if widths:
+        yield slice(start, len(widths))
+
+
+class Where(NamedTuple):
+    """What a message calls a table, the fields of its ids and log-probs, and the token of its first row."""
+
+    what: str
+    fields: tuple[str, ...]
+    first: int = 0
+
+
+def _checked_rows(
+    sample: Any, response: Response, ids: Tensor, log_probs: Tensor, where: Where, vocabulary: int | None
+) -> Tensor:
+    """Log-probs [R, K] in which what is none is -inf.
+
+    Raises:
+        DataError: a token that counts has no row, one that is no part of a distribution, or another log-prob
+            than was recorded.
+    """
+    _check_sound(sample, response.counts, ids, log_probs, where, vocabulary)
+    counts, what = response.counts, where.what
+    log_probs = torch.where(is_log_prob(log_probs), log_probs, -torch.inf)
+    lacking = counts & ~(log_probs > -torch.inf).any(1)
+    if lacking.any():
+        raise DataError(
+            f"{where.fields[1]}, sample {sample.index}: expected a {what} at each response token that "
+            f"counts, got none at token {where.first + _first(lacking)}: sample it with "
+            f"{contract.GENERATE_FLAG}"
+        )
+    own = (ids == response.sampled[:, None]) & (log_probs > -torch.inf) & counts[:, None]
+    if what == "support" and (outside := counts & ~own.any(1)).any():
+        raise DataError(
+            f"{where.fields[0]}, sample {sample.index}, response token {where.first + _first(outside)}: "
+            "expected the sampled token in the sampler's support, got others: the sampler drew from more "
+            "than was recorded"
+        )
+    off = torch.where(own, log_probs - response.recorded[:, None], 0).abs()
+    apart = off.amax(1) if off.shape[1] else off.new_zeros(len(off))
+    if (apart > NEAR).any():
+        at = int(apart.argmax())
+        raise DataError(
+            f"rollout_log_probs, sample {sample.index}, response token {where.first + at}: expected the "
+            f"log-prob that the sampler's {what} has for it, got one {float(apart[at]):.3g} nats away: both "
+            "must be of the same pass and temperature"
+        )
+    return log_probs
+
+
+def _check_sound(
+    sample: Any, counts: Tensor, ids: Tensor, log_probs: Tensor, where: Where, vocabulary: int | None
+) -> None:
+    """Raises DataError at the first token that counts whose row cannot be part of a distribution."""
     there, last = is_log_prob(log_probs), (1 << 31 if vocabulary is None else vocabulary) - 1
     mass = torch.where(there, log_probs, -torch.inf).double().exp().sum(1)
     # Entries that are absent get numbers below 0 of their own: they repeat no id.
     distinct = torch.where(there, ids, -1 - torch.arange(ids.shape[1])).sort(1).values
     twice = distinct[:, 1:] == distinct[:, :-1]
-    faults = (
-        (FIELDS[1], "numbers", "NaN", log_probs.isnan(), "the engine's pass overflowed there"),
+    of_ids, of_log_probs = where.fields
+    over = "whole vocabulary" if where.what == "head" else "support"
+    logits = log_probs > HIGHEST
+    foreign = there & ((ids < 0) | (ids > last))
+    faults = [
+        (of_log_probs, "numbers", "NaN", log_probs.isnan(), "the engine's pass overflowed there"),
+        (of_log_probs, "log-probs of at most 0", "one above", logits, "write log-probs, not logits"),
+        (of_ids, f"ids from 0 to {last}", "another", foreign, "of the model's tokens"),
+        (of_ids, "each id once", "one twice", twice, "its probability would count twice"),
         (
-            FIELDS[1],
-            "log-probs of at most 0",
-            "one above",
-            log_probs > HIGHEST,
-            "write log-probs, not logits",
-        ),
-        (
-            FIELDS[0],
-            f"ids from 0 to {last}",
-            "another",
-            there & ((ids < 0) | (ids > last)),
-            "of the model's tokens",
-        ),
-        (FIELDS[0], "each id once", "one twice", twice, "its probability would count twice"),
-        (
-            FIELDS[1],
+            of_log_probs,
             "probabilities that add up to at most 1",
             "more",
             (mass > MASS)[:, None],
-            "normalise them over the whole vocabulary, at the temperature of sampling",
+            f"normalise them over the {over}, at the temperature of sampling",
         ),
-    )
+    ]
+    if where.what == "support":
+        short = there.any(1) & (mass < WHOLE)
+        why = "normalise them over the support, not over the whole vocabulary"
+        faults.append((of_log_probs, "probabilities that add up to 1", "less", short[:, None], why))
     for name, wanted, got, flags, why in faults:
         if (wrong := counts & flags.any(1)).any():
             raise DataError(
-                f"{name}, sample {sample.index}, response token {_first(wrong)}: expected {wanted} in the "
-                f"sampler's head, got {got}: {why}"
+                f"{name}, sample {sample.index}, response token {where.first + _first(wrong)}: expected "
+                f"{wanted} in the sampler's {where.what}, got {got}: {why}"
             )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import math
+import struct
 import sys
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import ModuleType, SimpleNamespace
 
 import numpy
@@ -21,6 +24,7 @@ from slime_ext.host.session import session
 from tests.host import trees
 
 K, VOCABULARY = 3, 5
+IDS, LOG_PROBS = "rollout_topk_token_ids", "rollout_topk_log_probs"
 CENTERED = {"numerator": "target", "surrogate": "reinforce", "center": {"top_k": K}}
 
 
@@ -174,12 +178,21 @@ def shortens(rollout):
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
-        (drops, "output_top_logprobs: expected the head of each of 2 sampled tokens, got 0"),
-        (hides, "output_top_logprobs: expected the head of each of 2 sampled tokens, got 1"),
+        (drops, "output_top_logprobs, sample 0: expected the head of each of 2 sampled tokens, got 0"),
+        (hides, "output_top_logprobs, sample 0: expected the head of each of 2 sampled tokens, got 1"),
         (shortens, "rollout_topk_log_probs, sample 0: expected the heads of 1 new tokens, got 2"),
-        (ragged, "output_top_logprobs: expected as many pairs of a log-prob and an id at every token, at mo"),
-        (widens, "output_top_logprobs: expected as many pairs of a log-prob and an id at every token, at mo"),
-        (nulls, "output_top_logprobs: expected as many pairs of a log-prob and an id at every token, at mo"),
+        (
+            ragged,
+            "output_top_logprobs, sample 0: expected as many pairs of a log-prob and an id at every token",
+        ),
+        (
+            widens,
+            "output_top_logprobs, sample 0: expected as many pairs of a log-prob and an id at every token",
+        ),
+        (
+            nulls,
+            "output_top_logprobs, sample 0: expected as many pairs of a log-prob and an id at every token",
+        ),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_in_one_line(rollout, fault, line):
@@ -187,6 +200,321 @@ def test_an_answer_that_does_not_fit_is_refused_in_one_line(rollout, fault, line
     with pytest.raises(DataError) as caught:
         generated(arguments(), Sample())
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ---- binary answers: slime's build of SGLang, and SGLang itself where it is asked for flat arrays ----
+
+ASKED = ("return_flat_raw_output_top_logprobs", "return_flat_raw_top_logprobs_b64")
+FORMS = {  # name -> ids, log-probs, shape, and what else stands in the answer
+    "slime": ("output_topk_token_ids", "output_topk_log_probs", "output_topk_shape", {}),
+    "flat": (
+        "output_top_logprobs_idx_flat_b64",
+        "output_top_logprobs_val_flat_b64",
+        "output_top_logprobs_shape",
+        {
+            "output_top_logprobs_null_prefix": 0,
+            "output_top_logprobs_idx_flat_b64_dtype": "int32",
+            "output_top_logprobs_val_flat_b64_dtype": "float32",
+        },
+    ),
+}
+
+
+def packed(kind, values):
+    """Base64 of little-endian numbers of 4 bytes."""
+    flat = [x for row in values for x in row] if values and isinstance(values[0], list) else values
+    return base64.b64encode(struct.pack(f"<{len(flat)}{kind}", *flat)).decode()
+
+
+def binary(form, begin, count, **changes):
+    """The answer of ``answer`` in base64."""
+    ids, log_probs, shape, more = FORMS[form]
+    listed = answer(begin, count)["meta_info"]
+    tops = listed.pop("output_top_logprobs")
+    listed[ids] = packed("i", [[entry[1] for entry in head] for head in tops])
+    listed[log_probs] = packed("f", [[entry[0] for entry in head] for head in tops])
+    return {"meta_info": listed | more | {shape: [count, K]} | changes}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_binary_head_is_the_head_of_the_lists(rollout, form):
+    made = []
+    for answered in (answer(0, 2), binary(form, 0, 2)):
+        rollout.answered = answered
+        made.append(generated(arguments(), Sample()))
+    assert all(rollout.asked[0][flag] is True for flag in ASKED)
+    for name in (IDS, LOG_PROBS):
+        one, other = (getattr(sample, name) for sample in made)
+        assert torch.equal(one, other) and one.dtype == other.dtype and one.shape == (2, K)
+    rollout_heads.publish(0, made[1:], K, 50)
+    rollout.answered = {"meta_info": {"output_token_logprobs": [], FORMS[form][2]: [0, K]}}  # aborted
+    assert generated(arguments(), made[1]).rollout_topk_log_probs.shape == (2, K)
+
+
+def test_a_binary_head_that_is_shorter_is_filled_up(rollout):
+    rollout.answered = binary("slime", 0, 2)
+    made = generated(arguments(CENTERED | {"center": {"top_k": 8}}), Sample())
+    assert made.rollout_topk_log_probs[0].tolist() == [-0.5, -1.5, -2.5, *[-math.inf] * 5]
+
+
+TO_SGLANG, SIX = (
+    "what answers is no SGLang, or changes its answers",
+    "expected 6 numbers of 4 bytes in base64, got ",
+)
+SHAPE = "output_topk_shape, sample 7: expected [2, 3 or fewer], the sampled tokens and center.top_k, got "
+UNFIT = [  # the form, what is changed, the line
+    ("slime", "output_topk_shape", [3, 3], f"{SHAPE}[3, 3]: "),
+    ("slime", "output_topk_shape", [2, 4], f"{SHAPE}[2, 4]: "),
+    ("slime", "output_topk_shape", None, f"{SHAPE}NoneType: {TO_SGLANG}"),
+    ("slime", "output_topk_token_ids", "%%", f"{SIX}something else: {TO_SGLANG}"),
+    ("slime", "output_topk_log_probs", packed("f", [0.0]), f"{SIX}1: "),
+    ("slime", "output_topk_log_probs", "AAAA", SIX),
+    ("flat", "output_top_logprobs_val_flat_b64", None, f"{SIX}something else"),
+    ("flat", "output_top_logprobs_val_flat_b64_dtype", "float16", "expected float32, got str: "),
+    (
+        "flat",
+        "output_top_logprobs_null_prefix",
+        1,
+        "the head of each of 2 sampled tokens, got none of the fi",
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "name", "value", "line"), UNFIT)
+def test_a_binary_answer_that_does_not_fit_is_refused_in_one_line(rollout, form, name, value, line):
+    rollout.answered = binary(form, 0, 2, **{name: value})
+    with pytest.raises(DataError) as caught:
+        generated(arguments(), Sample(7))
+    assert line in str(caught.value) and ", sample 7: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([[-0.5, -1.5, math.nan]] * 2, "response token 0: expected numbers in the sampler's head, got NaN"),
+        ([[-0.5, -1.5, 0.3]] * 2, "response token 0: expected log-probs of at most 0 in the sampler's head"),
+        ([[-0.5, -0.7, -2.5]] * 2, "response token 0: expected probabilities that add up to at most 1"),
+    ],
+)
+def test_what_binary_heads_hold_is_checked_as_lists_are(rollout, values, line):
+    rollout.answered = binary("slime", 0, 2, output_topk_log_probs=packed("f", values))
+    sample = generated(arguments(), Sample(7))
+    with pytest.raises(DataError) as caught:
+        rollout_heads.publish(0, [sample], K, 50)
+    assert str(caught.value).startswith(f"{LOG_PROBS}, sample 7, {line}")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "line"),
+    [
+        ({"top_p": 0.9}, "sampling_params.top_p, sample 0: expected 1.0 beside center, got 0.9: "),
+        ({"top_k": 20}, "sampling_params.top_k, sample 0: expected -1 beside center, got 20: "),
+        ({"min_p": 0.1}, "sampling_params.min_p, sample 0: expected 0.0 beside center, got 0.1: "),
+        ({"top_p": 1, "top_k": -1, "min_p": 0, "temperature": 0.7}, None),
+    ],
+)
+def test_a_request_that_samples_from_other_tokens_is_refused(rollout, sampling, line):
+    if line is None:
+        assert asyncio.run(host.generate(arguments(), Sample(), sampling)).response_length == 2
+        return
+    with pytest.raises(DataError) as caught:
+        asyncio.run(host.generate(arguments(), Sample(), sampling))
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value) and not rollout.asked
+
+
+# ---- supports: --rollout-top-p on a host that keeps what top-p left ----
+
+P_IDS, P_OFFSETS, P_LOG_PROBS = rollout_heads.SUPPORT
+SUPPORTS = {0: ([0, 7], [0.75, 0.25]), 1: ([1, 7, 8], [0.5, 0.3, 0.2]), 2: ([2], [1.0])}
+
+
+def support_answer(begin, count, **changes):
+    """What slime's build of SGLang answers under top-p; each id is the first of its support."""
+    rows = [SUPPORTS[begin + i] for i in range(count)]
+    offsets = [0, *accumulate(len(ids) for ids, _ in rows)]
+    log_probs = [math.log(p) for _, row in rows for p in row]
+    return {
+        "meta_info": {
+            "output_token_logprobs": [[math.log(p[0]), ids[0], None] for ids, p in rows],
+            "top_p_token_ids": packed("i", [i for ids, _ in rows for i in ids]),
+            "top_p_token_offsets": packed("i", offsets),
+            "top_p_log_probs": packed("f", log_probs),
+        }
+        | changes
+    }
+
+
+@pytest.fixture
+def keeping(rollout):
+    """The same host, which keeps ids and offsets as slime's samples do."""
+    plain = rollout.generate
+
+    def numbers(text):
+        return list(struct.unpack(f"<{len(base64.b64decode(text)) // 4}i", base64.b64decode(text)))
+
+    async def generate(args, sample, sampling_params):
+        sample = await plain(args, sample, sampling_params)
+        meta_info = rollout.answered["meta_info"]
+        if "top_p_token_ids" in meta_info:
+            ids, offsets = getattr(sample, P_IDS, []), getattr(sample, P_OFFSETS, [0])
+            setattr(sample, P_IDS, ids + numbers(meta_info["top_p_token_ids"]))
+            new = numbers(meta_info["top_p_token_offsets"])[1:]
+            setattr(sample, P_OFFSETS, offsets + [offsets[-1] + i for i in new])
+        return sample
+
+    rollout.generate = generate
+    return rollout
+
+
+def drawn(keeping, index=0):
+    """A sample of two tokens, a tool's and one more."""
+    sample, args = Sample(index), arguments(rollout_top_p=0.9)
+    keeping.answered = support_answer(0, 2)
+    generated(args, sample)
+    sample.tokens += [8]
+    sample.response_length += 1
+    sample.rollout_log_probs += [0.0]
+    setattr(sample, P_OFFSETS, [*getattr(sample, P_OFFSETS), 5])
+    keeping.answered = support_answer(2, 1)
+    generated(args, sample)
+    sample.loss_mask = [1, 1, 0, 1]
+    return sample
+
+
+def test_a_support_reaches_the_step(keeping):
+    sample = drawn(keeping)
+    asked = keeping.asked[0]
+    assert asked["sampling_params"]["custom_params"] == {
+        "return_top_p_token_ids": True,
+        "return_top_p_log_probs": True,
+    }
+    assert "top_logprobs_num" not in asked
+    rollout_heads.publish(0, [sample], K, 50, is_exact=True)
+    ((ids, offsets, log_probs),) = heads.of_step(0, Samples(indices=[0]), K)
+    assert ids.tolist() == [0, 7, 1, 7, 8, 2] and offsets.tolist() == [0, 2, 5, 5, 6]
+    assert log_probs.exp().tolist() == pytest.approx([0.75, 0.25, 0.5, 0.3, 0.2, 1.0])
+    assert (ids.dtype, offsets.dtype, log_probs.dtype) == (torch.int32, torch.int64, torch.float32)
+
+
+def test_the_hosts_log_publishes_supports_where_the_flags_say_top_p(keeping):
+    args = arguments(rollout_top_p=0.9)
+    sample = drawn(keeping, 7)
+    sample.weight_versions = []
+    generated(args, copy.deepcopy(sample))
+    module, _, name = args.custom_rollout_log_function_path.rpartition(".")
+    getattr(sys.modules[module], name)(3, args, [sample], {})
+    assert len(session.heads[3][7]) == 3
+
+
+def test_parameters_of_the_users_own_stay_in_the_request(keeping):
+    keeping.answered = support_answer(0, 1)
+    sampling = {"top_p": 0.9, "custom_params": {"mine": 1}}
+    asyncio.run(host.generate(arguments(rollout_top_p=0.9), Sample(), sampling))
+    assert keeping.asked[0]["sampling_params"]["custom_params"]["mine"] == 1
+    assert sampling == {"top_p": 0.9, "custom_params": {"mine": 1}}
+
+
+class Stored:
+    """A field that slime keeps in its store of tensors."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def load(self):
+        return torch.tensor(self.values)
+
+
+@pytest.mark.parametrize("written", [list, torch.tensor, numpy.array, Stored])
+def test_supports_may_be_lists_tensors_arrays_or_stored(keeping, written):
+    sample = drawn(keeping)
+    for name in rollout_heads.SUPPORT:
+        values = getattr(sample, name)
+        setattr(sample, name, written(values.tolist() if hasattr(values, "tolist") else values))
+    rollout_heads.publish(0, [sample], K, 50, is_exact=True)
+    assert heads.of_step(0, Samples(indices=[0]), K)[0][1].tolist() == [0, 2, 5, 5, 6]
+
+
+def test_a_large_support_is_checked_in_parts(keeping, monkeypatch):
+    monkeypatch.setattr(rollout_heads, "BLOCK", 3)
+    sample = drawn(keeping)
+    assert [(r.start, r.stop) for r in rollout_heads._blocks([2, 3, 0, 1])] == [(0, 1), (1, 2), (2, 4)]
+    rollout_heads.publish(0, [sample], K, 50, is_exact=True)
+    getattr(sample, P_LOG_PROBS)[5] = -0.2
+    with pytest.raises(
+        DataError, match="sample 0, response token 3: expected probabilities that add up to 1"
+    ):
+        rollout_heads.publish(1, [sample], K, 50, is_exact=True)
+
+
+WRONG_SUPPORTS = {  # what is wrong with the sample -> the line that names it
+    f"{P_LOG_PROBS}, sample 0, response token 1: expected probabilities that add up to at most 1 in the sampl"
+    "er's support, got more": (P_LOG_PROBS, 3, -0.4),
+    f"{P_LOG_PROBS}, sample 0, response token 1: expected probabilities that add up to 1 in the sampler's sup"
+    "port, got less: normalise them over the support": (P_LOG_PROBS, 3, -4.0),
+    f"{P_LOG_PROBS}, sample 0, response token 0: expected numbers in the sampler's support, got NaN": (
+        P_LOG_PROBS,
+        1,
+        math.nan,
+    ),
+    f"{P_IDS}, sample 0, response token 1: expected each id once in the sampler's support": (P_IDS, 3, 8),
+    f"{P_IDS}, sample 0, response token 3: expected ids from 0 to 49 in the sampler's support": (
+        P_IDS,
+        5,
+        50,
+    ),
+    f"{P_IDS}, sample 0, response token 0: expected the sampled token in the sampler's support, got others": (
+        P_IDS,
+        0,
+        9,
+    ),
+    "rollout_log_probs, sample 0, response token 1: expected the log-prob that the sampler's support has for "
+    "it, got one 0.1 nats away": ("rollout_log_probs", 1, math.log(0.5) - 0.1),
+    f"{P_OFFSETS}, sample 0: expected 5 whole numbers that rise from 0 to the length of the other two": (
+        P_OFFSETS,
+        1,
+        6,
+    ),
+    f"{P_LOG_PROBS}, sample 0: expected a support at each response token that counts, got none at token 2": (
+        "loss_mask",
+        2,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("line", WRONG_SUPPORTS)
+def test_a_support_that_is_no_distribution_is_refused(keeping, line):
+    sample = drawn(keeping)
+    name, at, value = WRONG_SUPPORTS[line]
+    getattr(sample, name)[at] = value
+    with pytest.raises(DataError) as caught:
+        rollout_heads.publish(0, [sample], K, 50, is_exact=True)
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", rollout_heads.SUPPORT)
+def test_a_sample_without_its_support_is_refused(keeping, name):
+    sample = drawn(keeping)
+    delattr(sample, name)
+    with pytest.raises(DataError) as caught:
+        rollout_heads.publish(0, [sample], K, 50, is_exact=True)
+    assert str(caught.value).startswith(
+        f"{name}, sample 0: expected the tokens that --rollout-top-p leaves at"
+    )
+    sample.response_length = 0  # aborted before its first token
+    sample.loss_mask, sample.tokens, sample.rollout_log_probs = [], [9, 9], []
+    rollout_heads.publish(1, [sample], K, 50, is_exact=True)
+
+
+@pytest.mark.parametrize("name", ["top_p_token_ids", "top_p_log_probs"])
+def test_an_engine_that_answers_no_support_is_refused(keeping, name):
+    keeping.answered = support_answer(0, 2)
+    del keeping.answered["meta_info"][name]
+    with pytest.raises(
+        DataError, match=f"{name}, sample 4: expected it in the engine's answer beside center"
+    ):
+        generated(arguments(rollout_top_p=0.9), Sample(4))
 
 
 def twice(samples):
@@ -231,7 +559,6 @@ def replaced(field, change):
     return lambda samples: setattr(samples[1], field, change(getattr(samples[1], field)))
 
 
-IDS, LOG_PROBS = "rollout_topk_token_ids", "rollout_topk_log_probs"
 OTHERS = [[0.5, 0.5, 0.1], [0.5, 0.3, 0.1]]
 TABLE = "sample 1: expected a table of [2 or fewer, 3], its response tokens and center.top_k, got "
 SPOILED = {  # what is wrong with sample 1 -> the line that names it
@@ -358,6 +685,20 @@ def test_heads_of_rollouts_that_were_trained_long_ago_are_forgotten(rollout):
     for rollout_id in range(9):
         rollout_heads.publish(rollout_id, [sample], K)
     assert list(session.heads) == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(("mass", "warns"), [(0.85, True), (0.95, False)])
+def test_a_head_that_leaves_much_out_is_said_before_the_first_step(rollout, caplog, mass, warns):
+    samples = [generated(arguments(), Sample(index)) for index in (0, 1)]
+    for sample in samples:
+        rows = torch.tensor([[mass / 2, mass / 4, mass / 4]] * 2).log()
+        sample.rollout_topk_log_probs, sample.rollout_log_probs = rows, rows[:, 0].tolist()
+    rollout_heads.publish(0, samples, K)
+    rollout_heads.publish(1, samples, K)
+    said = [record.message for record in caplog.records if "center.top_k" in record.message]
+    assert len(said) == warns and all(
+        "at least 90% of the sampler's probability, got 3 tok" in x for x in said
+    )
 
 
 HAS = {"custom_rollout_log_function_path": None, "sglang_router_ip": "127.0.0.1"}

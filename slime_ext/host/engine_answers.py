@@ -1,0 +1,178 @@
+"""What SGLang answers about the tokens that it could have drawn, in each form that it has.
+
+The head, its K most likely tokens, comes as lists (output_top_logprobs), or in base64: from SGLang itself
+where it is asked for flat arrays, and from slime's build of it always (slime, utils/score_centering.py
+2e5cd7c). The support, the tokens that top-p leaves, comes from slime's build alone.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from slime_ext.errors import DataError
+from slime_ext.host.heads import Rows
+
+# Flat arrays in base64 instead of lists. A release without output_top_logprobs_val_flat_b64 passes over the
+# flags, and so does a router that does not know them (sglang-router 0.3.2): then lists come. A release that
+# flattens prompts alone wants the first flag beside the last.
+FLAT = dict.fromkeys(
+    (
+        "return_flat_raw_top_logprobs",
+        "return_flat_raw_output_top_logprobs",
+        "return_flat_raw_top_logprobs_b64",
+    ),
+    True,
+)
+OF_SUPPORT = dict.fromkeys(("return_top_p_token_ids", "return_top_p_log_probs"), True)
+LISTS = "output_top_logprobs"
+NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError, IndexError, KeyError)  # of making a tensor
+CHANGED = "what answers is no SGLang, or changes its answers"
+
+
+class Packed(NamedTuple):
+    """The fields of a head in base64: int32, float32, and the shape of both."""
+
+    ids: str
+    log_probs: str
+    shape: str
+    lacking: str = ""  # how many tokens at the beginning have no head
+
+
+PACKED = (
+    Packed("output_topk_token_ids", "output_topk_log_probs", "output_topk_shape"),
+    Packed(
+        "output_top_logprobs_idx_flat_b64",
+        "output_top_logprobs_val_flat_b64",
+        "output_top_logprobs_shape",
+        "output_top_logprobs_null_prefix",
+    ),
+)
+
+
+def none(tokens: int, top_k: int) -> Rows:
+    """Heads of tokens that the engine did not sample."""
+    return torch.zeros(tokens, top_k, dtype=torch.int64), torch.full((tokens, top_k), -torch.inf)
+
+
+def read(meta_info: Mapping[str, Any], top_k: int, sample: Any = None) -> Rows:
+    """The heads of an answer, one for each token that was sampled; of fewer than ``top_k`` tokens filled up
+    with -inf.
+
+    Args:
+        sample: the index of the sample, for messages.
+
+    Raises:
+        DataError: there are others.
+    """
+    count = len(meta_info.get("output_token_logprobs") or ())
+    packed = next((names for names in PACKED if names.ids in meta_info), None)
+    if count == 0 and not meta_info.get(LISTS):
+        return none(0, top_k)
+    if packed is None:
+        ids, log_probs = _listed(meta_info, count, top_k, sample)
+    else:
+        ids, log_probs = _unpacked(meta_info, packed, count, top_k, sample)
+    short = (0, top_k - ids.shape[1])
+    return pad(ids.long(), short), pad(log_probs, short, value=-torch.inf)
+
+
+def _listed(meta_info: Mapping[str, Any], count: int, top_k: int, sample: Any) -> Rows:
+    heads = meta_info.get(LISTS) or ()
+    if len(heads) != count or not all(heads):
+        raise DataError(
+            f"{LISTS}, sample {sample}: expected the head of each of {count} sampled tokens, got "
+            f"{sum(map(bool, heads))}: center needs an engine that answers top_logprobs_num, as SGLang does"
+        )
+    try:
+        ids = torch.tensor([[entry[1] for entry in head] for head in heads], dtype=torch.int64)
+        log_probs = torch.tensor([[entry[0] for entry in head] for head in heads], dtype=torch.float32)
+    except NO_NUMBERS:
+        ids = log_probs = torch.zeros(0)
+    if ids.dim() != 2 or ids.shape[1] > top_k:
+        raise DataError(
+            f"{LISTS}, sample {sample}: expected as many pairs of a log-prob and an id at every token, at "
+            f"most {top_k} (center.top_k), got others: {CHANGED}"
+        )
+    return ids, log_probs
+
+
+def _unpacked(meta_info: Mapping[str, Any], names: Packed, count: int, top_k: int, sample: Any) -> Rows:
+    if lacking := meta_info.get(names.lacking):
+        raise DataError(
+            f"{names.ids}, sample {sample}: expected the head of each of {count} sampled tokens, got none of "
+            f"the first {lacking}: {CHANGED}"
+        )
+    shape = meta_info.get(names.shape)
+    try:
+        rows, width = (int(size) for size in shape or ())
+    except (TypeError, ValueError):
+        rows = width = -1
+    if rows != count or not 0 < width <= top_k:
+        raise DataError(
+            f"{names.shape}, sample {sample}: expected [{count}, {top_k} or fewer], the sampled tokens and "
+            f"center.top_k, got {_brief(shape)}: {CHANGED}"
+        )
+    both = {names.ids: torch.int32, names.log_probs: torch.float32}
+    for name, kind in both.items():
+        wanted = str(kind).removeprefix("torch.")
+        if (marked := meta_info.get(f"{name}_dtype", wanted)) != wanted:
+            raise DataError(
+                f"{name}_dtype, sample {sample}: expected {wanted}, got {_brief(marked)}: {CHANGED}"
+            )
+    ids, log_probs = (_numbers(meta_info, name, kind, rows * width, sample) for name, kind in both.items())
+    return ids.view(rows, width), log_probs.view(rows, width)
+
+
+def read_support(meta_info: Mapping[str, Any], sample: Any = None) -> Tensor:
+    """[N] float32, the log-probs of all tokens that top-p left at an answer's tokens, after one another; the
+    host keeps their ids and offsets.
+
+    Raises:
+        DataError: the engine did not answer them.
+    """
+    if not meta_info.get("output_token_logprobs"):
+        return torch.zeros(0)
+    names = "top_p_token_ids", "top_p_log_probs"
+    lacking = next((name for name in names if meta_info.get(name) is None), None)
+    if lacking is not None:
+        raise DataError(
+            f"{lacking}, sample {sample}: expected it in the engine's answer beside center and "
+            "--rollout-top-p, got none: slime's build of SGLang answers return_top_p_log_probs, and a router "
+            "may drop the question (sglang-router 0.3.2 does); without both leave out --rollout-top-p"
+        )
+    ids = _numbers(meta_info, names[0], torch.int32, None, sample)
+    return _numbers(meta_info, names[1], torch.float32, len(ids), sample)
+
+
+def _numbers(
+    meta_info: Mapping[str, Any], name: str, kind: torch.dtype, count: int | None, sample: Any
+) -> Tensor:
+    """[count] numbers from base64 of little-endian bytes, as both ends write them, or from a list."""
+    value, got = meta_info.get(name), "something else"
+    try:
+        if isinstance(value, str):
+            data = bytearray(base64.b64decode(value, validate=True))
+            found = torch.frombuffer(data, dtype=kind) if data else torch.zeros(0, dtype=kind)
+        else:
+            found = torch.tensor(value, dtype=kind)
+        if found.dim() == 1 and count in (None, len(found)):
+            return found
+        got = f"{found.numel()}"
+    except NO_NUMBERS:
+        pass
+    wanted = "" if count is None else f"{count} "
+    raise DataError(
+        f"{name}, sample {sample}: expected {wanted}numbers of 4 bytes in base64, got {got}: {CHANGED}"
+    )
+
+
+def _brief(value: Any) -> str:
+    """A shape or a word of an answer as far as a line has room, and nothing else of it."""
+    is_shape = isinstance(value, list | tuple) and all(isinstance(size, int) for size in value)
+    return str(list(value[:4])) if is_shape else type(value).__name__
