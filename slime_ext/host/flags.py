@@ -92,12 +92,14 @@ ARGUMENTS: dict[str, Argument] = {
 }
 ARGUMENTS |= dict.fromkeys(("eps_clip_high", "eps_clip_c"), Argument(NUMBER))
 ARGUMENTS |= dict.fromkeys(
-    ("num_steps_per_rollout", "global_batch_size", "rollout_batch_size"), Argument(COUNT)
+    ("num_steps_per_rollout", "global_batch_size", "rollout_batch_size", "rollout_max_response_len"),
+    Argument(COUNT),
 )
 ARGUMENTS |= dict.fromkeys(("custom_tis_function_path", GENERATE, *contract.FUNCTIONS), Argument(FUNCTION))
 ARGUMENTS |= dict.fromkeys(
     "use_tis get_mismatch_metrics use_rollout_logprobs keep_old_actor use_opsm normalize_advantages use_opd "
     "use_dynamic_global_batch_size use_rollout_routing_replay use_routing_replay use_score_centering "
+    "use_sampling_support_replay "
     "release_train allgather_cp dynamic_context_parallel".split(),
     Argument(SWITCH, False),
 )

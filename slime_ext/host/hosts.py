@@ -128,6 +128,12 @@ class HostCode(ABC):
         return any("can_reuse_log_probs_in_loss" in text for text in self.near_texts())
 
     @property
+    def replays_top_p(self) -> bool:
+        """Whether its log-probs are normalised over the tokens that --rollout-top-p leaves, which its samples
+        then hold (slime since v0.3.1, vime)."""
+        return any("top_p_token_offsets" in text for text in self.near_texts())
+
+    @property
     def fault(self) -> str:
         """A function that we wrap and that has other first parameters, as a refusal; empty where all fit."""
         for name, wanted in LEADING.items():

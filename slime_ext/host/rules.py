@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,10 +21,12 @@ from typing import Any, NamedTuple
 from slime_ext.config.foreign import FOREIGN
 from slime_ext.config.loaded import Loaded
 from slime_ext.config.places import PLACES
+from slime_ext.core.centering import split
 from slime_ext.core.correction import Correction
-from slime_ext.core.losses import DualClip, HostLoss
+from slime_ext.core.losses import DualClip, HostLoss, PpoClip, Reinforce
 from slime_ext.core.needs import Need
-from slime_ext.core.steps import Reject, Veto
+from slime_ext.core.state import weight_ranges
+from slime_ext.core.steps import Normalize, Reject, Reweight, Veto
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import contract
 from slime_ext.host.contract import INIT, INIT_FLAG, LOG, LOG_FLAG, OURS, flag_of
@@ -412,7 +416,8 @@ def proximal_not_computed(s: Setup) -> str | None:
 
 # The correction's parts beside the arguments.
 
-WHOLE = ": the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
+WHOLE = "the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
+BYTES_OF_ENTRY = 8  # of a head: an id and a log-prob
 
 
 @rule(REFUSE, CORRECTION)
@@ -420,9 +425,12 @@ def center_without_generate(s: Setup) -> str | None:
     """``center`` is set without the generate function that asks for the sampler's head."""
     if s.correction.center is None or s.a.custom_generate_function_path:
         return None
+    top_k = s.correction.center.top_k
     return (
         "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: it asks "
-        f"SGLang for the sampler's {s.correction.center.top_k} most likely tokens"
+        f"SGLang for the sampler's {top_k} most likely tokens, {BYTES_OF_ENTRY * top_k:,} bytes for each "
+        "response token, four times as many where they come as JSON, and less than a tenth of SGLang's time "
+        "with a model of 135M (docs/slime.md)"
     )
 
 
@@ -439,10 +447,16 @@ def center_beside_allgather_cp(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def center_beside_top_p(s: Setup) -> str | None:
-    """``center`` is set, and the sampler leaves tokens out by top-p."""
+    """``center`` is set, and nothing records which tokens the sampler leaves by top-p."""
     if s.correction.center is None or s.a.rollout_top_p in (None, 1):
         return None
-    return f"--rollout-top-p: expected 1.0 beside center, got {s.a.rollout_top_p}{WHOLE}"
+    host = s.known_host("whether this host records what --rollout-top-p leaves, which center then reads")
+    if host.replays_top_p:
+        return None
+    return (
+        f"--rollout-top-p: expected 1.0 beside center, got {s.a.rollout_top_p}: {WHOLE}; {host.name} does "
+        "not record the tokens that top-p leaves (rollout_top_p_token_ids, _offsets), as slime since v0.3.1"
+    )
 
 
 @rule(REFUSE, CORRECTION)
@@ -450,7 +464,10 @@ def center_beside_top_k(s: Setup) -> str | None:
     """``center`` is set, and the sampler leaves tokens out by top-k."""
     if s.correction.center is None or s.a.rollout_top_k in (None, -1):
         return None
-    return f"--rollout-top-k: expected -1 beside center, got {s.a.rollout_top_k}{WHOLE}"
+    return (
+        f"--rollout-top-k: expected -1 beside center, got {s.a.rollout_top_k:g}: {WHOLE}; what top-p leaves "
+        "slime records since v0.3.1, what top-k leaves no host does"
+    )
 
 
 @rule(REFUSE, CORRECTION)
@@ -955,6 +972,121 @@ def init_of_your_own(s: Setup) -> str | None:
         f"no metrics and no check at start-up unless {s.a.custom_megatron_init_path} calls "
         "slime_ext.host.init(args)"
     )
+
+
+# What a correction cannot do.
+
+USUAL_K3 = 1e-3  # nats a token, between a sampler and a trainer whose numerics differ
+VANISHED = 0.1  # the median weight below which a correction mostly silences responses
+
+
+@rule(WARN)
+def center_without_effect(s: Setup) -> str | None:
+    """``center`` is set, and what it subtracts has mean 0 already."""
+    correction = s.correction
+    if correction.center is None or not s.acts or split(correction.steps)[0] != (Reweight(),):
+        return None
+    # E_q[(p / q) grad log p] = E_p[grad log p] = 0, for p the policy that is trained. Beside PPO's loss, or
+    # with weights of the proximal policy, p is the target while both are one: in a rollout's first step.
+    is_of_target = correction.numerator == "target" and isinstance(correction.surrogate, Reinforce)
+    is_known = isinstance(correction.surrogate, Reinforce | HostLoss | PpoClip | DualClip)
+    if not is_known or (s.is_second_step_trained and not is_of_target):
+        return None
+    return (
+        "slime_ext.center: expected a bound on the token weights beside it, such as truncate: {high: 2.0}, "
+        "got none: the sampler's mean of the ratio times the score is 0, so the gradient that center adds is "
+        "exactly 0" + ("" if is_of_target else " while a rollout is one optimizer step")
+    )
+
+
+@rule(WARN)
+def sequence_weights_vanish(s: Setup) -> str | None:
+    """Weights are products over responses of the longest length that the launch allows."""
+    tokens, steps = s.a.rollout_max_response_len, s.correction.steps
+    of_sequences = any(isinstance(step, Reweight) and step.level == "sequence" for step in steps)
+    of_mean_1 = any(isinstance(step, Normalize) for step in steps)
+    if not (of_sequences and tokens and s.acts and s.function) or of_mean_1:
+        return None
+    bounds = weight_ranges(steps)[-1]
+    mean, median = expected_weight(tokens, USUAL_K3, bounds.high)
+    if max(median, bounds.low) >= VANISHED:
+        return None
+    return (
+        "slime_ext.steps: expected weights of tokens, or a geometric mean, beside --rollout-max-response-len "
+        f"{tokens}, got the product over a response: at a k3 of {USUAL_K3:g} the weight of one that long has "
+        f"the mean {mean:.2g} and the median {median:.1g}, so that it hardly counts"
+    )
+
+
+def expected_weight(tokens: int, k3: float, cap: float) -> tuple[float, float]:
+    """Mean and median under the sampler of min(Pi, cap), Pi the product of the ratios of a response.
+
+    Log-ratios are taken as independent and normal. With mean -k3 and variance 2 k3 the mean of each ratio is
+    1, and k3 is the estimator's own mean to second order. With s^2 = 2 tokens k3, log Pi is N(-s^2 / 2, s^2):
+
+        E[min(Pi, cap)] = Phi((log cap - s^2 / 2) / s) + cap Phi(-(log cap + s^2 / 2) / s)
+
+    >>> [round(x, 4) for x in expected_weight(8192, 1e-3, 2.0)]
+    [0.0601, 0.0003]
+    >>> expected_weight(8192, 1e-3, math.inf)[0]
+    1.0
+    """
+    spread, median = math.sqrt(2 * tokens * k3), math.exp(-tokens * k3)
+    if cap == math.inf:
+        return 1.0, median
+    phi, of_cap = statistics.NormalDist().cdf, math.log(cap) if cap > 0 else -math.inf
+    mean = phi((of_cap - spread**2 / 2) / spread) + cap * phi(-(of_cap + spread**2 / 2) / spread)
+    return mean, min(median, cap)
+
+
+UNSEEN = (
+    "the sampler draws from a part of the vocabulary and SGLang records log-probs over the whole, so every "
+    "ratio is too large by 1 / the probability of that part"
+)
+
+
+@rule(WARN)
+def top_p_without_replay(s: Setup) -> str | None:
+    """The sampler leaves tokens out by top-p, and the trainer's log-probs keep them."""
+    if not s.function or s.a.rollout_top_p in (None, 1) or s.a.use_sampling_support_replay:
+        return None
+    host = s.known_host("whether this host's trainer normalises over what --rollout-top-p leaves")
+    if host.replays_top_p:
+        return None
+    return (
+        f"--rollout-top-p: expected 1.0, or a host that replays what top-p leaves, got {s.a.rollout_top_p}: "
+        f"{UNSEEN}; slime replays it since v0.3.1, miles' main with --use-sampling-support-replay"
+    )
+
+
+@rule(WARN)
+def top_k_without_replay(s: Setup) -> str | None:
+    """The sampler leaves tokens out by top-k, and the trainer's log-probs keep them."""
+    if not s.function or s.a.rollout_top_k in (None, -1) or s.a.use_sampling_support_replay:
+        return None
+    return (
+        f"--rollout-top-k: expected -1, or a host that replays what top-k leaves, got {s.a.rollout_top_k:g}: "
+        f"{UNSEEN}; miles' main replays it with --use-sampling-support-replay"
+    )
+
+
+@rule(HOST)
+def score_centering_refused(s: Setup) -> str | None:
+    """The host refuses its own score centering beside another flag."""
+    if not s.a.use_score_centering:
+        return None
+    reducer, estimator = s.a.custom_pg_loss_reducer_function_path, s.a.advantage_estimator
+    refused = {  # flag -> whether it is refused, what the host expects, what it gets
+        "--use-opsm": (s.a.use_opsm, "off", "on"),
+        "--use-opd": (s.a.use_opd, "off", "on"),
+        "--rollout-top-k": (s.a.rollout_top_k not in (None, -1), "-1", f"{s.a.rollout_top_k or -1:g}"),
+        "--custom-pg-loss-reducer-function-path": (reducer, "none", reducer),
+        "--advantage-estimator": (estimator in ("gspo", "cispo"), "grpo or reinforce", estimator),
+    }
+    for flag, (is_refused, wanted, got) in refused.items():
+        if is_refused:
+            return f"{flag}: expected {wanted} beside --use-score-centering, got {got}: the host refuses both"
+    return None
 
 
 ALL = tuple(RULES.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,7 @@ from slime_ext.host.rules import (
     Rule,
     Setup,
     Severity,
+    expected_weight,
     require,
     said,
     unchecked,
@@ -34,6 +36,7 @@ PLANNED, CENTERED = {"preset": "m2"}, {"preset": "cispo", "center": {"top_k": 8}
 ON_HOST = TOKEN | {"center": {"top_k": 8}}
 TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
 REINFORCE, KEPT = {"surrogate": "reinforce"}, {"preset": "geo_rs", "denominator": "kept"}
+RAW = REINFORCE | {"numerator": "target", "steps": ["reweight"], "center": {"top_k": 8}}
 REBASED = {"preset": "geo_rs", "group": "rebaseline"}
 WATCHED = {"preset": "token_tis", "guards": {"staleness_mean": {"max": 4}}}
 AGES = {"steps": [{"reject": {"max_staleness": 4}}]}
@@ -50,7 +53,7 @@ def a_host(**says):
     """The code of a host in which everything fits, but for what ``says`` says."""
     fits = {"name": "slime", "fault": "", "has_step": True, "carries_versions": True}
     yes = dict.fromkeys(("passes", "defines", "accepts"), lambda *_: True)
-    return SimpleNamespace(**fits | yes | {"may_skip_proximal": True} | says)
+    return SimpleNamespace(**fits | yes | {"may_skip_proximal": True, "replays_top_p": True} | says)
 
 
 HOST, WITHOUT_FLAGS = a_host(), a_host(accepts=lambda *_: False)
@@ -113,7 +116,9 @@ CASES = [
     ("center_beside_allgather_cp", {"of": CENTERED, "allgather_cp": True}, "--allgather-cp: expected off be"),
     ("center_beside_allgather_cp", {"allgather_cp": True}, None),
     ("center_beside_allgather_cp", {"of": CENTERED}, None),
-    ("center_beside_top_p", {"of": CENTERED, "rollout_top_p": 0.9}, "--rollout-top-p: expected 1.0 beside c"),
+    ("center_beside_top_p", {"of": CENTERED, "rollout_top_p": 0.9, "host": a_host(replays_top_p=False)},
+     "--rollout-top-p: expected 1.0 beside center, got 0.9: "),
+    ("center_beside_top_p", {"of": CENTERED, "rollout_top_p": 0.9, "host": HOST}, None),
     ("center_beside_top_p", {"of": CENTERED, "rollout_top_p": 1.0}, None),
     ("center_beside_top_p", {"rollout_top_p": 0.9}, None),
     ("center_beside_top_k", {"of": CENTERED, "rollout_top_k": 20}, "--rollout-top-k: expected -1 beside cen"),
@@ -283,6 +288,41 @@ CASES = [
     ("ages_of_straw", STRAW | {"of": WATCHED}, None),
     ("ages_of_straw", {"rollout_data_transport": "nixl"}, None),
     ("init_of_your_own", {"custom_megatron_init_path": "my.init"}, "no metrics and no check at start-up unl"),
+    ("center_without_effect", {"of": RAW}, "slime_ext.center: expected a bound on the token weights besid"),
+    ("center_without_effect", {"of": RAW, "num_steps_per_rollout": 4}, "slime_ext.center: expected a bound"),
+    ("center_without_effect", {"of": RAW | {"steps": ["reweight", {"truncate": {"high": 2.0}}]}}, None),
+    ("center_without_effect", {"of": RAW | {"steps": []}}, None),
+    ("center_without_effect", {"of": RAW, **OFF}, None),
+    ("center_without_effect", {"of": REINFORCE | {"numerator": "target", "steps": ["reweight"]}}, None),
+    ("sequence_weights_vanish", {"of": {"preset": "seq_is"}, "rollout_max_response_len": 8192},
+     "slime_ext.steps: expected weights of tokens, or a geometric mean, beside --rollout-max-response-len 8"),
+    ("sequence_weights_vanish", {"of": {"preset": "seq_is"}, "rollout_max_response_len": 1024}, None),
+    ("sequence_weights_vanish", {"of": {"preset": "seq_is"}}, None),
+    ("sequence_weights_vanish", {"of": {"preset": "seq_is"}, "rollout_max_response_len": 8192, **OFF}, None),
+    ("sequence_weights_vanish", {"rollout_max_response_len": 8192}, None),
+    ("sequence_weights_vanish", {"of": {"preset": "fireworks_geometric"}, "rollout_max_response_len": 8192},
+     None),
+    ("sequence_weights_vanish", {"rollout_max_response_len": 8192, "of": {"steps": [
+        {"reweight": {"level": "sequence"}}, {"clip": {"low": 0.5, "high": 2.0}}]}}, None),
+    ("sequence_weights_vanish", {"rollout_max_response_len": 8192, "of": {"steps": [
+        {"reweight": {"level": "sequence"}}, {"truncate": {"high": 2.0}}, "normalize"]}}, None),
+    ("top_p_without_replay", {"rollout_top_p": 0.9, "host": a_host(replays_top_p=False)},
+     "--rollout-top-p: expected 1.0, or a host that replays what top-p leaves, got 0.9: the sampler draws"),
+    ("top_p_without_replay", {"rollout_top_p": 0.9, "host": HOST}, None),
+    ("top_p_without_replay", {"rollout_top_p": 1.0, "host": a_host(replays_top_p=False)}, None),
+    ("top_p_without_replay", {"rollout_top_p": 0.9, "use_sampling_support_replay": True}, None),
+    ("top_p_without_replay", {"rollout_top_p": 0.9, "host": a_host(replays_top_p=False), **ALONE}, None),
+    ("top_k_without_replay", {"rollout_top_k": 50}, "--rollout-top-k: expected -1, or a host that replays"),
+    ("top_k_without_replay", {"rollout_top_k": -1}, None),
+    ("top_k_without_replay", {"rollout_top_k": 50, "use_sampling_support_replay": True}, None),
+    ("top_k_without_replay", {"rollout_top_k": 50, **ALONE}, None),
+    ("score_centering_refused", {"use_score_centering": True, "use_opsm": True, **ALONE},
+     "--use-opsm: expected off beside --use-score-centering, got on: the host refuses both"),
+    ("score_centering_refused", {"use_score_centering": True, "advantage_estimator": "gspo", **ALONE},
+     "--advantage-estimator: expected grpo or reinforce beside --use-score-centering, got gspo: the host r"),
+    ("score_centering_refused", {"use_score_centering": True, "rollout_top_k": 20}, "--rollout-top-k: expe"),
+    ("score_centering_refused", {"use_score_centering": True, **ALONE}, None),
+    ("score_centering_refused", {"use_opsm": True}, None),
     ("init_of_your_own", INIT, None),
     ("init_of_your_own", {}, None),
 ]  # fmt: skip
@@ -353,6 +393,20 @@ def test_every_rule_reads_listed_arguments_alone_and_is_left_out_where_none_is_k
         assert all("\n" not in line.message for line in said(setup, tuple(Severity), rules))
         unknown = Setup(args, "correct", Loaded(correction), {*ARGUMENTS, "slime_ext"})
         assert not [*said(unknown, tuple(Severity), rules)]
+
+
+def test_the_expected_weight_of_a_long_response_is_that_of_sampled_ones():
+    """Against a sum over a fine grid of standard normal numbers."""
+    for tokens, k3, cap in ((8192, 1e-3, 2.0), (1000, 1e-3, 5.0), (50, 0.01, 1.0)):
+        spread = math.sqrt(2 * tokens * k3)
+        grid = [i / 1000 for i in range(-10000, 10001)]
+        density = [math.exp(-z * z / 2) / math.sqrt(2 * math.pi) / 1000 for z in grid]
+        weights = [min(math.exp(-(spread**2) / 2 + spread * z), cap) for z in grid]
+        mean = math.fsum(d * w for d, w in zip(density, weights, strict=True))
+        assert expected_weight(tokens, k3, cap) == pytest.approx(
+            (mean, min(math.exp(-tokens * k3), cap)), rel=1e-4
+        )
+    assert expected_weight(100, 1e-3, math.inf)[0] == 1
 
 
 def test_a_rule_that_reads_what_is_not_known_is_left_out():
