@@ -96,6 +96,45 @@ MUTATIONS = {
     "a head's mass may be 2": Mutation(
         "host/rollout_heads.py", "MASS = 1.0001", "MASS = 2.0", "tests/host/test_heads.py"
     ),
+    "a support may lack half of its mass": Mutation(
+        "host/rollout_heads.py", "WHOLE = 0.999", "WHOLE = 0.5", "tests/host/test_heads.py"
+    ),
+    "a support without the sampled token": Mutation(
+        "host/rollout_heads.py",
+        "(outside := counts & ~own.any(1)).any()",
+        "False",
+        "tests/host/test_heads.py",
+    ),
+    "a block forgets its first row": Mutation(
+        "host/rollout_heads.py",
+        "start, widest = row, width",
+        "start, widest = row, 0",
+        "tests/host/test_heads.py",
+    ),
+    "ids and log-probs of a binary head change places": Mutation(
+        "host/engine_answers.py",
+        "return ids.view(rows, width), log_probs.view(rows, width)",
+        "return log_probs.view(rows, width), ids.view(rows, width)",
+        "tests/host/test_heads.py",
+    ),
+    "any sampling beside a head": Mutation(
+        "host/rollout_heads.py", "not in (None, wanted):", "is NotImplemented:", "tests/host/test_heads.py"
+    ),
+    "a capped weight is centered to 0": Mutation(
+        "host/rules.py", "split(correction.steps)[0] != (Reweight(),)", "False", "tests/host/test_rules.py"
+    ),
+    "prime-rl's clip drops both signs": Mutation(
+        "tools/convert/prime_rl.py",
+        'reject("token", "sum", None, high, when="positive_advantage")',
+        'reject("token", "sum", None, high)',
+        "tests/tools/convert/test_gates.py",
+    ),
+    "SkyRL's centering is left out": Mutation(
+        "tools/convert/skyrl.py",
+        '{**reading.mapping, "center": {"top_k": top_k}}',
+        "{**reading.mapping}",
+        "tests/tools/convert/test_centering.py",
+    ),
     "a transposed tensor is flattened": Mutation(
         "adapters/seam.py",
         "mask.dim() != 2 or values.shape != mask.shape",

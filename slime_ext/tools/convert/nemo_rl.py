@@ -6,6 +6,7 @@ nemo_rl/algorithms/grpo.py (seq_logprob_error_threshold).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ SEQUENCE = "sequence_level_importance_ratios"
 RATIOS = ("use_cispo", "force_on_policy_ratio", "disable_ppo_ratio")
 KEYS = (
     *("use_importance_sampling_correction", TYPE, HIGH, LOW, SEQUENCE, "seq_logprob_error_threshold"),
-    *(*RATIOS, "positive_example_nll_weight", "ratio_clip_min", "ratio_clip_max"),
+    *(*RATIOS, "positive_example_nll_weight", "ratio_clip_min", "ratio_clip_max", "score_centering"),
 )
 TOKEN = {"reweight": {"level": "token"}}
 RAISES = "NeMo-RL raises AssertionError"
@@ -36,9 +37,19 @@ def read(block: Block) -> Reading:
         block.refuse("seq_logprob_error_threshold", "null", why)
     if block.number("positive_example_nll_weight", 0.0) not in (0, None):
         block.refuse("positive_example_nll_weight", "0", "no term here is a likelihood of good samples")
+    _forbid_centering(block)
     corrects = block.flag("use_importance_sampling_correction")
     steps, notes = _weights(block) if corrects else ([], ())
     return _beside_loss(block, steps, notes)
+
+
+def _forbid_centering(block: Block) -> None:
+    """Refuses what only the nightly has: to 7ea279a and clipped_pg.py c004980 the loss has no such key."""
+    value = block.values.get("score_centering")
+    is_on = value.get("enabled", True) if isinstance(value, Mapping) else value
+    if is_on not in (None, False):
+        why = "what NeMo-RL's nightly centers beside its clip is in no source that was read for this"
+        block.refuse("score_centering", "false, or enabled: false", why)
 
 
 def _weights(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:

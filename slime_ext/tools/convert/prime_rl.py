@@ -1,8 +1,8 @@
 """prime-rl's ``trainer.loss``, with and without ``kl_tau``.
 
 Releases until Autumn 2026 (559b447) add a squared log-ratio to the loss, kl_tau of 1e-3 by default, and bound
-no weight: types default (DPPO) and ipo. Today's have no such term and cap the weight of ipo: types ipo,
-icepop and cispo. Defaults differ, so a block has to show its release.
+no weight: types default (DPPO) and ipo. Today's have no such term, and cap the weights of ipo and ppo:
+types ipo, icepop, ppo and cispo. Defaults differ, so a block has to show its release.
 
 Source: https://github.com/PrimeIntellect-ai/prime-rl, prime_rl/configs/trainer.py (LossConfig);
 src/prime_rl/trainer/rl/loss.py.
@@ -29,8 +29,15 @@ FIELDS = {  # type -> the keys that it has beside those of every type
     "ipo": ("eps", "ipo_threshold", "kl_tau", "max_importance_ratio", "score_centering"),
     "icepop": ("ratio_low", "ratio_high"),
     "cispo": ("ratio_low", "ratio_high"),
+    "ppo": ("ratio_low", "ratio_high", "max_importance_ratio"),
 }
 TOKEN = {"reweight": {"level": "token"}}
+HEAD = 128  # read where the sampler's support is not recorded
+OVER_MASK = (
+    "prime-rl centers over its sampling mask: give --rollout-top-p as in prime-rl, on a host that records "
+    "what it leaves (slime since v0.3.1); without it center reads a head of "
+    f"{HEAD} tokens and models the rest"
+)
 UNBOUNDED = "nothing bounds the weights, as in prime-rl; truncate: {high: 2.0} after reweight would"
 
 
@@ -52,9 +59,6 @@ def read(block: Block) -> Reading:
     kind = block.choice("type", TYPES, "default" if is_dppo else "")
     if not kind:
         block.refuse("type", "a value", "its default was default and is ipo now")
-    if kind == "ppo":
-        why = "it caps the ratio on the side that PPO does not clip, and no surrogate here does"
-        block.refuse("type", "ipo, icepop or cispo", why)
     for key in (key for key in block.values if key in KEYS[1:-1] and block.has(key)):
         if key not in (*FIELDS[kind], "teacher_tau"):
             block.refuse(key, f"a key of type {kind}", "prime-rl refuses it there")
@@ -73,9 +77,6 @@ def _forbid_factors(block: Block) -> None:
         block.refuse("adv_tau", "1", "it scales the advantages, which no correction here does")
     if block.number("teacher_tau", 0.0) not in (0, None):
         block.refuse("teacher_tau", "0", "no correction here has a teacher's term")
-    if block.flag("score_centering"):
-        why = "it centers over the sampling mask, center: {top_k: K} here over the sampler's likeliest tokens"
-        block.refuse("score_centering", "false", why)
 
 
 def _with_term(block: Block, kind: str) -> Reading:
@@ -98,10 +99,31 @@ def _of_today(block: Block, kind: str) -> Reading:
     if kind == "ipo":
         steps.append({"truncate": {"high": block.given("max_importance_ratio", 1e4, least=1)}})
         steps.append(reject("token", "sum", None, block.positive("eps", 0.3), statistic="tv"))
+        if block.flag("score_centering"):
+            return native(steps, (OVER_MASK,), "target", "reinforce", center={"top_k": HEAD})
         return native(steps, numerator="target", surrogate="reinforce")
+    if kind == "ppo":
+        return _ppo(block)
     low = block.given("ratio_low", 0.0 if kind == "cispo" else 0.2, least=0)
     low, high = block.interval("ratio_low", low, block.given("ratio_high", 5.0))
     if kind == "icepop":
         return native([TOKEN, band("token", low, high)], (UNBOUNDED,), "target", "reinforce")
     steps.append({"clip": {"low": low, "high": high}} if low > 0 else {"truncate": {"high": high}})
     return native(steps, numerator="target", surrogate="reinforce")
+
+
+def _ppo(block: Block) -> Reading:
+    """PPO over the ratio to the sampler, which is capped where PPO does not clip it.
+
+    Where its clip acts a token's gradient is 0; elsewhere that of -A r is -A min(r, cap) grad log p. So it is
+    REINFORCE with capped weights, without tokens that A > 0 and r > high, or A < 0 and r < low.
+    """
+    low, high = block.interval("ratio_low", block.given("ratio_low", 0.8), block.given("ratio_high", 1.2))
+    cap = block.given("max_importance_ratio", 1e4)
+    if cap < high:
+        block.refuse("max_importance_ratio", f"at least ratio_high, {high:g}", "prime-rl refuses it")
+    clipped = [
+        reject("token", "sum", None, high, when="positive_advantage"),
+        reject("token", "sum", low, None, when="negative_advantage"),
+    ]
+    return native([TOKEN, {"truncate": {"high": cap}}, *clipped], numerator="target", surrogate="reinforce")

@@ -7,7 +7,7 @@ Source: https://github.com/NovaSky-AI/SkyRL/pull/849; off_policy_correction_util
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +32,15 @@ DEPRECATED = ("use_tis", "tis_imp_ratio_cap")
 NESTED = "off_policy_correction"
 OUTLIER = "outlier_token_is_threshold"
 LOSS = ("policy_loss_type", "eps_clip_low", "eps_clip_high", "clip_ratio_c", "cispo", "sapo", "dppo")
-KEYS = (*OWN, *DEPRECATED, NESTED, *LOSS)
-LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo", "rollout_is", "dppo")
+CENTERING = "score_centering"
+KEYS = (*OWN, *DEPRECATED, NESTED, *LOSS, CENTERING)
+OF_THE_TARGET = ("reinforce", "rollout_is", "dppo")  # losses whose weights are target / rollout, or 1
+LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo", *OF_THE_TARGET)
+FORMER_DEFAULT = (
+    "policy_loss_type is absent: read as regular, SkyRL's default before 0.5.0; since then it is dppo with "
+    "score_centering, so write the one that is meant"
+)
+DEFAULT = "policy_loss_type is absent: read as dppo, SkyRL's default since 0.5.0, which has score_centering"
 TWO_RATIOS = (
     "SkyRL masks on old/rollout but weights by current/rollout, and a correction has one ratio; the nearest "
     "leaves policy_loss_type out: both of old/rollout"
@@ -48,6 +55,8 @@ DEPRECATED_PAIR = (
 CAPS = {"token": ("token_tis_ratio_clip_high", 2.0), "sequence": ("sequence_tis_ratio_clip_high", 5.0)}
 MASKS = {"geometric": ("geo_mask", "mean", 0.99, 1.01), "product": ("product_mask", "sum", 0.5, 2.0)}
 IGNORED = "{key} is ignored by SkyRL {when}"
+UNREAD = "what SkyRL centers beside this loss is in no source that was read for this"
+READ_BY = {"rollout_is": ("eps_clip_low", "eps_clip_high"), "dppo": ("dppo",)}  # of the keys of the loss
 
 
 def read(block: Block) -> Reading:
@@ -59,14 +68,20 @@ def read(block: Block) -> Reading:
             slime nor a surrogate here has.
     """
     block = _flat(block)
-    loss = block.choice("policy_loss_type", LOSSES)
-    if loss in ("rollout_is", "dppo"):
-        return _with_own_weights(block, loss)
-    notes, pair = _deprecated(block)
+    top_k = _centering(block)
+    loss, notes = block.choice("policy_loss_type", LOSSES), list[str]()
+    if loss is None:
+        loss = "dppo" if block.has(CENTERING) else None
+        notes.append(DEFAULT if loss else FORMER_DEFAULT)
+    if loss in OF_THE_TARGET:
+        return _centered(block, loss, top_k, _with_own_weights(block, loss, notes))
+    if top_k is not None:
+        block.refuse(CENTERING, f"enabled: false beside policy_loss_type: {loss}", UNREAD)
+    of_pair, pair = _deprecated(block)
     tokens = _token_mask(block)
     scope = {"over": "kept"} if tokens else {}
     steps = [*_outliers(block), *tokens, *_weights(block, scope, pair), *_sequence_mask(block, scope)]
-    return _beside_loss(block, loss, native(steps, (*notes, *_ignored(block, pair))))
+    return _beside_loss(block, loss, native(steps, (*notes, *of_pair, *_ignored(block, pair))))
 
 
 def _beside_loss(block: Block, loss: str | None, reading: Reading) -> Reading:
@@ -97,15 +112,52 @@ def _part(block: Block, key: str, defaults: Mapping[str, float | None]) -> dict[
     return {name: part.given(name, default or 0.0, least=0) for name, default in defaults.items()}
 
 
-def _with_own_weights(block: Block, loss: str) -> Reading:
-    """Losses of the target's ratio to the sampler: 0 outside a range, or dropped by a divergence."""
-    for key in ("tis_ratio_type", "sequence_mask_metric", "use_tis"):
+def _centering(block: Block) -> int | None:
+    """How many tokens SkyRL asks the sampler for; None where it does not center."""
+    nested = block.values.get(CENTERING)
+    if nested is None:
+        return None
+    if not isinstance(nested, Mapping):
+        block.refuse(CENTERING, "a mapping")
+    part = Block.closed(f"{block.where}.{CENTERING}", nested, ("enabled", "top_k"))
+    part.required("enabled", "its default differs between releases")
+    if not part.flag("enabled"):
+        return None
+    part.required("top_k", "it decides how much of the sampler's distribution is modelled")
+    top_k = part.given("top_k", 0, least=1)
+    if top_k != int(top_k):
+        part.refuse("top_k", "a whole number")
+    return int(top_k)
+
+
+def _centered(block: Block, loss: str, top_k: int | None, reading: Reading) -> Reading:
+    """A reading whose weighted score is centered over the sampler's head, where SkyRL's is.
+
+    For reinforce f is 1, for rollout_is the ratio inside its band (tests/train/test_score_centering.py of
+    SkyRL PR 2244); the tail is modelled as here, with masses of at least 1e-6.
+    """
+    if top_k is None:
+        return reading
+    if loss == "dppo":
+        block.refuse(CENTERING, "enabled: false beside policy_loss_type: dppo", UNREAD)
+    return replace(reading, mapping={**reading.mapping, "center": {"top_k": top_k}})
+
+
+def _with_own_weights(block: Block, loss: str, notes: Sequence[str] = ()) -> Reading:
+    """Losses of the target's ratio to the sampler: 0 outside a range, or dropped by a divergence; or without
+    a ratio."""
+    bounds = [key for key in OWN if "is_threshold" in key]
+    for key in ("tis_ratio_type", "sequence_mask_metric", "use_tis", *bounds):
         if block.has(key) and block.values[key] is not False:
             block.refuse(key, f"null beside policy_loss_type: {loss}", TWO_RATIOS)
+    unread = [key for key in LOSS[1:] if key not in READ_BY.get(loss, ()) and block.has(key)]
+    notes = [*notes, *(IGNORED.format(key=key, when=f"beside policy_loss_type: {loss}") for key in unread)]
+    if loss == "reinforce":
+        return native([], notes, numerator="target", surrogate="reinforce")
     if loss == "rollout_is":
         low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:3])
         steps = inside("token", max(0.0, 1 - low), 1 + high, clamp=SAFE)
-        return native(steps, numerator="target", surrogate="reinforce")
+        return native(steps, notes, numerator="target", surrogate="reinforce")
     far = _part(block, "dppo", {"delta_low": 0.2, "delta_high": 0.2})
     own = Block(f"{block.where}.dppo", block.values.get("dppo") or {})
     kind = own.choice("dppo_type", ("binary_tv", "binary_kl"), "binary_tv")
@@ -113,7 +165,7 @@ def _with_own_weights(block: Block, loss: str) -> Reading:
     ends = {"outward_positive": far["delta_high"], "outward_negative": far["delta_low"]}
     drops = [reject("token", "sum", None, at, statistic=statistic, when=when) for when, at in ends.items()]
     weigh = {"reweight": {"level": "token", "clamp": SAFE}}
-    notes = (DPPO_EDGE,) if kind == "binary_kl" else ()
+    notes = (*notes, *((DPPO_EDGE,) if kind == "binary_kl" else ()))
     return native([weigh, *drops], notes, numerator="target", surrogate="reinforce")
 
 

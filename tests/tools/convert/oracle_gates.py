@@ -74,8 +74,10 @@ def ms_swift(s, mode, threshold):
     return [min(w, threshold) if how == "truncate" else w * (w <= threshold) for w in ratios(logs)]
 
 
-def prime_rl(s, eps=None, cap=math.inf, low=0.0, high=math.inf, clip=None):
+def prime_rl(s, eps=None, cap=math.inf, low=0.0, high=math.inf, clip=None, ppo=None):
     logs, q, p = read(s, "target")
+    if ppo is not None:
+        return [ppo_slope(w, a, *ppo, cap) for w, a in zip(ratios(logs), s["advantage"], strict=True)]
     if clip is not None:
         return [min(max(w, clip[0]), clip[1]) for w in ratios(logs)]
     far = [
@@ -83,6 +85,15 @@ def prime_rl(s, eps=None, cap=math.inf, low=0.0, high=math.inf, clip=None):
         for a, b, w in zip(q, p, ratios(logs), strict=True)
     ]
     return [0.0 if drop else min(w, cap) for drop, w in zip(far, ratios(logs), strict=True)]
+
+
+def ppo_slope(ratio, advantage, low, high, cap):
+    """What multiplies -A grad log p: the capped ratio, or 0 where PPOLoss takes its clipped side."""
+    capped = min(ratio, cap)
+    if advantage == 0 and ratio > high:
+        return 0.0  # any number would do
+    clipped = min(max(capped, low), high)
+    return capped if advantage * capped <= advantage * clipped else 0.0
 
 
 def runs(mask):

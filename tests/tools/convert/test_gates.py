@@ -59,6 +59,9 @@ SAME = [
     ("prime_rl", {"type": "icepop"}, of(low=0.2, high=5.0)),
     ("prime_rl", {"type": "cispo", "ratio_high": 1.5}, of(clip=(0.0, 1.5))),
     ("prime_rl", {"type": "cispo", "ratio_low": 0.5}, of(clip=(0.5, 5.0))),
+    ("prime_rl", {"type": "ppo"}, of(ppo=(0.8, 1.2), cap=1e4)),
+    ("prime_rl", {"type": "ppo", "ratio_low": 0.9, "ratio_high": 1.5, "max_importance_ratio": 1.6},
+     of(ppo=(0.9, 1.5), cap=1.6)),
     ("open_instruct", {"rho_clamp_lower_bound": 0.5, "rho_clamp_upper_bound": 0}, of(clamp=(0.5, 1e300))),
     *(("trl", {f"{TRL}_mode": mode, f"{TRL}_clip_min": low, f"{TRL}_clip_max": high},
        of(mode=mode, low=low, high=high))
