@@ -11,10 +11,11 @@ from statistics import fmean
 from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, holm, judge, sloped
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
 from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
-from benchmarks.evidence.settings import Arm, Panel, Primary, Settings, Slope, base
+from benchmarks.evidence.settings import ROOT, Arm, Panel, Primary, Settings, Slope, base
 from benchmarks.fidelity.exact import World, evaluate
 from benchmarks.fidelity.page import SEEDS
-from slime_ext import presets
+from slime_ext import load_config, presets
+from slime_ext.config.files import read_mapping
 
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "end - B", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
@@ -262,8 +263,14 @@ def _exact(of: Settings, panel: Panel, lines: Rows) -> str:
 def preset_of(arm: Arm, name: str) -> str | None:
     if name == UNCORRECTED:
         return "metrics_only"
-    path = arm.flags.get("custom_tis_function_path")
-    return path and path.rpartition(".")[2]
+    if path := arm.flags.get("custom_tis_function_path"):
+        return path.rpartition(".")[2]
+    if file := arm.flags.get("correction"):  # a preset that was a file when the panel was frozen
+        correction = load_config(read_mapping(str(ROOT / file))["slime_ext"])
+        return next(
+            (name for name, preset in presets.PRESETS.items() if preset.correction == correction), None
+        )
+    return None
 
 
 def _versions(row: Row) -> str:
