@@ -122,11 +122,14 @@ def test_readme_and_corrections_say_what_the_table_says():
     def end(condition, arm):
         return f"{next(r.end for r in condition.remedies if r.arm == arm):.2f}"
 
+    def seeds(condition, arm):
+        return next(r.seeds for r in condition.remedies if r.arm == arm)
+
     for text in (
         f"(k3 {lag.range}; 0.002 without lag)",
-        f"{lag.uncorrected.end:.2f} of the held-out sums instead of {end(lag, 'A')}, on 20 of 20 seeds",
-        f"A quarter of the learning rate: {end(lag, 'F')} without any correction",
-        f"Score centering: {end(lag, 'S')}. `token_tis`: {end(lag, 'C')},",
+        f"ends at {lag.uncorrected.end:.2f} of the held-out sums instead of {end(lag, 'A')}, on 20 of 20 seeds",
+        f"a quarter of the learning rate, uncorrected, {end(lag, 'F')} ({seeds(lag, 'F')} seeds)",
+        f"score centering {end(lag, 'S')} ({seeds(lag, 'S')} seeds), `token_tis` {end(lag, 'C')} ({seeds(lag, 'C')}",
         f"INT4 weights (k3 {int4.range}), scored with INT4: uncorrected {int4.uncorrected.end:.2f}",
         f"`token_tis` {end(int4, 'C')}. If you serve unrounded weights",
         f"k3 between {round(long.k3[1], 3)} and {lag.k3[0]:.2g}, several optimizer steps",
