@@ -47,7 +47,6 @@ setup(
         "slime_ext": ["py.typed"],
         "slime_ext_cpu": ["requirements.txt", "site/*.py"],
         "slime_ext.tools.analysis": ["evidence.yaml"],
-        "slime_ext.tools.analysis.findings": ["faults.yaml"],
         "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],
     },
     # All that a training process imports: tests/alone.py.

@@ -625,13 +625,13 @@ MUTATIONS = {
         "tests/tools/analysis/test_readers.py",
     ),
     "half of the samples may be left out": Mutation(
-        "tools/analysis/findings/gross.py",
+        "tools/analysis/detectors/left_out.py",
         "LEFT_OUT = 0.01",
         "LEFT_OUT = 0.5",
         "tests/tools/analysis/test_gross.py",
     ),
     "unexplained by chance": Mutation(
-        "tools/analysis/findings/numerics.py",
+        "tools/analysis/detectors/unexplained.py",
         "\nSURE = 3.0",
         "\nSURE = 0.0",
         "tests/tools/analysis/test_findings.py",

@@ -21,7 +21,6 @@ from slime_ext.config.load import KEYS, KNOWN_STEPS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.steps import Step
 from slime_ext.host.rules import RULES, Severity
-from slime_ext.tools.analysis.findings import FAULTS
 from slime_ext.tools.commands import cli
 from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.plain_torch import function_of
@@ -227,11 +226,6 @@ def test_commands_that_a_document_names_are_there():
         assert set(re.findall(r"^make ((?!-)[a-z-]+)", code, re.M)) <= targets, path
         for name in set(re.findall(r"python -m ((?:slime_ext|benchmarks|tests)[\w.]*)", code)):
             assert importlib.util.find_spec(name), (path, name)
-
-
-def test_every_detector_is_in_the_table_of_analyze():
-    cells = re.findall(r"^\| (`.*?) \| (?:error|warning) \|", (DOCS / "analyze.md").read_text(), re.M)
-    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == set(FAULTS)
 
 
 def test_every_rule_of_a_launch_is_in_the_table_with_its_severity_and_docstring():

@@ -65,6 +65,7 @@ FLOORS = {
         "evidence evidence.yaml records",
         "readers",
         "measures",
+        "detectors",
         "findings",
         "page request",
         "pipeline",

@@ -8,51 +8,32 @@ known is null. ``Document.model_json_schema()`` is the schema.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 VERSION = 1
 UNCORRECTED = "metrics_only"  # the preset that only measures, recommended where no correction is
 Severity = Literal["error", "warning", "note"]
-FindingName = Literal[
-    "no_response_tokens",
-    "left_out",
-    "other_run",
-    "repeated_rollouts",
-    "outside_vocabulary",
-    "nan_log_probs",
-    "missing_log_probs",
-    "positive_log_probs",
-    "retokenised",
-    "off_by_one",
-    "greedy_sampling",
-    "tool_tokens",
-    "stale_prefix",
-    "prefix_mismatch",
-    "kept_mass",
-    "truncated_sampling",
-    "before_temperature",
-    "temperature",
-    "unlike_entropy",
-    "duplicate_samples",
-    "frozen_sampler",
-    "partial_push",
-    "growing_mismatch",
-    "resumed_wrong_weights",
-    "stale_weights",
-    "stale_cache",
-    "layer",
-    "batch_shape",
-    "kv_precision",
-    "expert_routing",
-    "position_drift",
-    "routing_flips",
-    "quantised",
-    "unexplained",
-    "equal_columns",
-    "selection_bias",
-    "reward_collapse",
+FINDINGS = tuple(
+    sorted(
+        Path(file.name).stem
+        for file in files(__package__).joinpath("detectors").iterdir()
+        if file.name.endswith(".py") and not file.name.startswith("_")
+    )
+)  # by the names of their modules, none of which is imported
+
+
+def _known(name: str) -> str:
+    if name not in FINDINGS:
+        raise ValueError(f"expected the name of a module of detectors/, got '{name}'")
+    return name
+
+
+FindingName = Annotated[
+    str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(FINDINGS)})
 ]
 CurveName = Literal["position", "staleness", "probability", "length", "turn", "outcome"]
 
@@ -68,6 +49,9 @@ class Finding(FrozenModel):
 
     name: FindingName = Field(description="what --fail-on names")
     severity: Severity
+    says: Literal["cause", "symptom"] = Field(
+        "cause", description="symptom: several causes remain, as ``ruled_out`` and ``or_else`` say"
+    )
     title: str = Field(description="one plain sentence")
     evidence: str = Field(description="the figures that it rests on")
     fix: str = Field(description="what to do about it")

@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slime_ext.config.files import read_mapping
 from slime_ext.errors import ConfigError, did_you_mean
-from slime_ext.tools.analysis.document import Document, Finding, FindingName
+from slime_ext.tools.analysis.document import FINDINGS, Document, Finding
 from slime_ext.tools.analysis.request import SHORTLIST, Request
 from slime_ext.tools.analysis.texts import decoder
 from slime_ext.tools.commands.analyze_summary import show_news, summary
@@ -29,7 +29,6 @@ from slime_ext.tools.folders import make_folder, refuse_link, write_file
 FOUND = 1
 EVERY_S = 2.0
 ANY, ALL, EXACT = "any", "all", "exact"
-FINDINGS = get_args(FindingName)
 STDOUT = "-"
 OUT, JSON = "--out", "--json"
 Configs = Sequence[tuple[str, Mapping[str, Any]]]
@@ -67,6 +66,20 @@ def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Cons
                 write(path, documents)
             if path != STDOUT:
                 screen.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+class _List(argparse.Action):
+    """Prints what can be found, as --help prints what can be given."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from slime_ext.tools.analysis.findings import DETECTORS  # and torch
+
+        screen = console()
+        for name, found in sorted(DETECTORS.items()):
+            asks = f"; needs {found.asks}" if found.asks else ""
+            said = f"{name} ({found.severity}, {found.says}): {found.what}{asks}"
+            screen.print(" ".join(said.split()), markup=False, soft_wrap=True)
+        parser.exit()
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -133,13 +146,14 @@ def command_line() -> argparse.ArgumentParser:
         metavar="FINDING",
         action="append",
         default=[],
-        help=f"exit with {FOUND} if parser; or '{ANY}': any fault, a note is none",
+        help=f"exit with {FOUND} if found; or '{ANY}': any fault, a note is none",
     )
     parser.add_argument(
         "--expect",
         choices=[EXACT],
         help=f"exit with {FOUND} unless every token's two log-probs are equal, bit for bit; says where not",
     )
+    parser.add_argument("--findings", action=_List, nargs=0, help="list all findings, and exit")
     parser.add_argument("--tokenizer", metavar="DIR", help="to show tokens as text")
     return parser
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slime_ext.tools.analysis.findings import DETECTORS, examine, numerics
+from slime_ext.tools.analysis.detectors import unexplained
+from slime_ext.tools.analysis.findings import DETECTORS, examine
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.rollouts import rollout as random_rollout
 from tests.tools.analysis.synthetic import (
@@ -201,7 +202,7 @@ def test_an_unexplained_distance_is_three_standard_errors_above_what_arithmetic_
     """Above 0.05 nats, that is: a few tokens far off move the mean of a short run as much as its error."""
     statistics = SimpleNamespace(means={"absolute": (mean, error, 0.0)})
     d = SimpleNamespace(statistics=statistics, sums=Sums(finite=1000, k3=0.01))
-    assert (numerics.unexplained(d) is not None) == is_one
+    assert (unexplained.look(d) is not None) == is_one
 
 
 def mistaken(cases):

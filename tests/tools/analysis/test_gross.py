@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from benchmarks.faults.harms import append_twice, edited, of_other_run
-from slime_ext.tools.analysis.findings import examine, gross
+from slime_ext.tools.analysis.detectors import left_out
+from slime_ext.tools.analysis.findings import examine
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
@@ -175,7 +176,7 @@ def test_one_sample_in_a_hundred_or_one_file_in_ten_is_much_to_leave_out(samples
     d = SimpleNamespace(
         statistics=SimpleNamespace(counts=counts), unread=files[0], timeline=[None] * files[1]
     )
-    assert (gross.left_out(d) is not None) == is_found
+    assert (left_out.look(d) is not None) == is_found
 
 
 def test_shares_are_of_the_samples_that_were_read(tmp_path, rollouts):

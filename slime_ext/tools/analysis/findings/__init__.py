@@ -1,35 +1,54 @@
-"""Findings in plain words: one detector for each row of faults.yaml, each looking at a ``Diagnosis``."""
+"""Findings in plain words: each detector of ``detectors/`` looks at a ``Diagnosis``."""
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.document import Finding, Looked
-from slime_ext.tools.analysis.findings import (
-    gross,
-    inside,
-    log_probs,
-    numerics,
-    push,
-    reward,
-    sampling,
-    selection,
-    turns,
-    weights,
-)
-from slime_ext.tools.analysis.findings.detector import Fault, Lacks, faults
+from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
+from importlib import import_module
+
+from slime_ext.tools.analysis.detectors.shared.detector import ANY_CAUSE, Detector, Lacks, Look
+from slime_ext.tools.analysis.document import FINDINGS, Finding, Looked
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
-MODULES = (gross, log_probs, turns, sampling, push, weights, inside, numerics, selection, reward)
-FAULTS = faults()
-# The function of a finding's name in one of these modules.
-DETECTORS = {name: getattr(module, name) for name in FAULTS for module in MODULES if hasattr(module, name)}
+_MODULES = {name: import_module(f"slime_ext.tools.analysis.detectors.{name}") for name in FINDINGS}
+
+
+def _before(name: str, detectors: Mapping[str, Detector]) -> frozenset[str]:
+    """The findings to which one of this name is left."""
+    named = detectors[name].after
+
+    def goes_before(other: str) -> bool:
+        one = detectors[other]
+        # All others go before one that is left to any cause.
+        is_cause = ANY_CAUSE in named and one.explains and ANY_CAUSE not in one.after
+        return other in named or one.group in named or is_cause
+
+    return frozenset(other for other in detectors if other != name and goes_before(other))
+
+
+def _in_order(before: Mapping[str, Iterable[str]]) -> list[str]:
+    """Each after those that go before it, else by name."""
+    sorter, order = TopologicalSorter(before), []
+    sorter.prepare()
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        order += ready
+        sorter.done(*ready)
+    return order
+
+
+_ALL: dict[str, Detector] = {name: module.DETECTOR for name, module in _MODULES.items()}
+BEFORE = {name: _before(name, _ALL) for name in _ALL}
+DETECTORS = {name: _ALL[name] for name in _in_order(BEFORE)}
+LOOKS: dict[str, Look] = {name: _MODULES[name].look for name in DETECTORS}
 
 
 def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ...]]:
-    """The faults of a run, the gravest first, and what each detector did."""
+    """The findings of a run, the gravest first, and what each detector did."""
     found: dict[str, Finding] = {}
     looked = []
-    for name, fault in FAULTS.items():
-        state, detail = _look(name, fault, diagnosis, found)
+    for name, detector in DETECTORS.items():
+        state, detail = _look(name, detector, diagnosis, found)
         looked.append(Looked(name=name, state=state, detail=detail))
     if "left_out" in found:
         found = {
@@ -45,14 +64,15 @@ def _of_those_read(finding: Finding) -> Finding:
     )
 
 
-def _look(name: str, fault: Fault, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:
+def _look(name: str, detector: Detector, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:
+    threshold = " ".join(detector.threshold.split())
     try:
-        figures = DETECTORS[name](diagnosis)
+        figures = LOOKS[name](diagnosis)
     except Lacks as lacks:
         return "could not look", str(lacks)
-    if alike := [other for other in found if other in fault.after]:
+    if alike := [other for other in found if other in BEFORE[name]]:
         return "left to another", alike[0]
     if figures is None:
-        return "nothing", fault.template.threshold
-    found[name] = fault.finding(figures)
-    return "found", fault.template.threshold
+        return "nothing", threshold
+    found[name] = detector.finding(name, figures)
+    return "found", threshold

@@ -1,12 +1,39 @@
-"""Who is dropped between sampling and training."""
+"""The finding ``selection_bias``."""
 
 from __future__ import annotations
 
 import math
 
-from slime_ext.tools.analysis.findings.detector import Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.detector_statistics import ABOUT
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="warning",
+    what="""
+        samples are dropped by their length, reward, age or place in the data, which moves the mean
+        advantage
+    """,
+    asks="dropped samples",
+    title="Samples are dropped by their {{ worst }}: what is trained on is not what was sampled.",
+    evidence="""
+        {{ dropped | share(samples) }} of the samples are dropped ({% for name, (theirs, ours) in
+        means.items() -%} {{ name }} {{ "%.3g" | format(theirs) }} against {{ "%.3g" | format(ours) }}{{
+        ", " if not loop.last }} {%- endfor %}; {{ "%.0f" | format(z | abs) }} standard errors): {{
+        reasons | join(", ") }}. The mean reward of the others is {{ "%+.3g" | format(moved) }} from that
+        of all: {{ "%+.2g" | format(advantage) }} of an advantage of one standard deviation.
+    """,
+    threshold="5 standard errors between dropped and kept, in length, reward or age",
+    ruled_out="""
+        Chance: samples that are dropped at random differ by less. A dump that is missing: its samples
+        differ by their place, not by length, reward and age.
+    """,
+    fix="""
+        Slow and hard answers are the ones that a time limit, a limit of age or length, or a rejection
+        drops. Pace sampling instead of dropping, drop whole groups, count the advantage over all samples
+        of the group, or give the dropped a reward.
+    """,
+)
 
 FEWEST_DROPPED, FEWEST_KEPT = 10, 30  # samples
 SURE = 5.0  # standard errors between the groups
@@ -15,7 +42,7 @@ Sums = list[float]  # how many numbers are known, their sum, their sum of square
 WHY = {"truncated": "cut at the length limit", "completed": "complete", "": "of unknown status"}
 
 
-def selection_bias(d: Diagnosis) -> Figures | None:
+def look(d: Diagnosis) -> Figures | None:
     """Finds that dropped samples differ from those that are trained on in length, reward, place in the data
     or age of their weights, and what that does to the mean reward, from which advantages are counted."""
     kept, dropped = (dict(zip(ABOUT, group, strict=True)) for group in d.statistics.fates.tolist())

@@ -1,25 +1,45 @@
-"""What makes every other number worthless: nothing to train on, a column copied from the other, files of
-another run, samples that are missing or there twice."""
+"""The finding ``duplicate_samples``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.findings.detector import Figures, need, need_tokens
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.tables import earlier, run_begins
 
-LEFT_OUT = 0.01  # share of the samples
-UNREAD = 0.1  # share of the rollouts
-OTHERS = 0.5  # share of the samples that both dumps hold
-EQUAL_TOKENS = 100  # tokens
-ALIKE = 1e-6  # nats, mean |l|; engines that close have whole rollouts without a difference by chance
+DETECTOR = Detector(
+    severity="warning",
+    after=(
+        "positive_log_probs",
+        "greedy_sampling",
+        "kept_mass",
+        "before_temperature",
+        "unlike_entropy",
+    ),
+    what="samples appear twice, within a rollout or across rollouts, more often than chance makes",
+    asks="",
+    title="Samples are there twice.",
+    evidence="""
+        {{ twice }} of {{ samples }} samples ({{ twice | share(samples) }}) have prompt, tokens and
+        log-probs of another, bit by bit, where chance makes {{ "%.2g" | format(chance) if chance >= 0.01
+        else "none" }}; {{ across }} of them those of an earlier rollout.
+    """,
+    threshold="copies e^12 times as likely as chance, and 2 more samples (0.1%) than chance makes",
+    ruled_out="Chance: how probable each sample is was counted, by its own log-probs.",
+    fix="""
+        {% if across > twice / 2 -%} A buffer that hands out samples again, or a rollout that was loaded
+        from a dump: meant, or each is trained on twice. {%- else -%} Within a rollout either the sample
+        was copied (a custom generate function that returns one list for a group, a retry that keeps both)
+        or the engine samples less than its log-probs say (greedily, with top-p): look whether most
+        answers to a prompt are the same. {%- endif %}
+    """,
+)
+
 TWICE, TWICE_SHARE = 2, 1e-3  # samples, beyond what chance makes
 COPIED = (1e-3, 1e-2, 1e-1)  # shares of copies that are set against chance
 BY_CHANCE = 12.0  # nats: chance gets there in one of 160,000 runs
@@ -30,34 +50,7 @@ TRUNCATED = (
 )
 
 
-def no_response_tokens(d: Diagnosis) -> Figures | None:
-    """Finds rollouts in which every token is masked."""
-    blank = tuple(sorted(d.statistics.blank))
-    return {"rollouts": blank, "blank": len(blank), "every": len(d.timeline)} if blank else None
-
-
-def left_out(d: Diagnosis) -> Figures | None:
-    """Finds that a part of the samples, or of the files, could not be read."""
-    out, read = d.statistics.counts["left_out"], d.statistics.counts["samples"]
-    is_much = out >= max(1, LEFT_OUT * (out + read)) or d.unread >= max(1, UNREAD * len(d.timeline))
-    return {"out": out, "samples": out + read, "files": d.unread} if is_much else None
-
-
-def other_run(d: Diagnosis) -> Figures | None:
-    """Finds that the sampler's log-probs of most samples begin otherwise in the train dump than in the
-    rollout dump."""
-    paired, foreign = d.statistics.counts["paired"], d.statistics.counts["foreign"]
-    need(paired, "rollout dumps and train dumps that both hold rollout_log_probs")
-    return {"foreign": foreign, "paired": paired} if foreign > OTHERS * paired else None
-
-
-def repeated_rollouts(d: Diagnosis) -> Figures | None:
-    """Finds rollout numbers that come back in a file after others."""
-    again = tuple(sorted(set(d.statistics.again)))
-    return {"rollouts": again} if again else None
-
-
-def duplicate_samples(d: Diagnosis) -> Figures | None:
+def look(d: Diagnosis) -> Figures | None:
     """Finds more samples of the tokens and the log-probs of another, bit by bit, than chance makes: among
     those of a prompt, or among all."""
     prints = sorted(d.statistics.prints, key=lambda own: own.rollout_id)
@@ -118,39 +111,3 @@ class _Copies(NamedTuple):
         evidence = float(torch.stack(against).logsumexp(0)) - math.log(2 * len(COPIED))
         chance = float((sums - of_pool).clamp(max=1.0).sum())
         return cls(keys, alike > 0, int((before > 0).sum()), evidence, chance)
-
-
-def outside_vocabulary(d: Diagnosis) -> Figures | None:
-    """Finds token ids that the model has no row for."""
-    vocabulary, counts = d.statistics.ids, d.statistics.counts
-    lacks = (
-        "the number of token ids: --tokenizer, the tokenizer/ of slime's dumps, or args.json with vocab_size "
-        "or hf_checkpoint in the run's folder"
-    )
-    need(vocabulary is not None, lacks)
-    if not counts["beyond"]:
-        return None
-    return {
-        "count": counts["beyond"],
-        "tokens": d.sums["tokens"],
-        "samples": counts["beyond_in"],
-        "sequences": d.sums["sequences"],
-        "vocabulary": vocabulary,
-    }
-
-
-def equal_columns(d: Diagnosis) -> Figures | None:
-    """Finds rollouts in which the log-probs of both sides are equal at every token, bit by bit."""
-    need_tokens(d, EQUAL_TOKENS)
-    equal = tuple(s.rollout_id for s in d.statistics.rollouts if not s.absolute and s.surprise)
-    tokens = sum(s.tokens for s in d.statistics.rollouts if s.rollout_id in equal)
-    every, others = len(d.statistics.rollouts), [s for s in d.statistics.rollouts if s.absolute]
-    if tokens < EQUAL_TOKENS or (others and _equal_by_chance(others)):
-        return None
-    severity = "note" if len(equal) == every else "warning"  # two engines may be meant to be bitwise alike
-    return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}
-
-
-def _equal_by_chance(others: Sequence[RolloutSummary]) -> bool:
-    """Whether the rollouts with differences differ so rarely, or so little, that some may have none."""
-    return max(s.absolute for s in others) < ALIKE or not any(s.median for s in others)

@@ -1,70 +1,76 @@
-"""The engine's weights are not the trainer's: old ones, wrong ones after a resume, an old KV cache."""
+"""The finding ``stale_weights``."""
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import pairwise, takewhile
 from statistics import median
 
 from slime_ext.core.metrics.names import HEALTHY
-from slime_ext.tools.analysis.findings.ages import UNTOLD, fresh_and_stale
-from slime_ext.tools.analysis.findings.detector import FEW, Figures, need
-from slime_ext.tools.analysis.findings.sampling import is_scaled
+from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
+
+DETECTOR = Detector(
+    severity="warning",
+    after=(
+        "other_run",
+        "positive_log_probs",
+        "retokenised",
+        "greedy_sampling",
+        "tool_tokens",
+        "other_policy",
+        "prefixes",
+        "pushes",
+        "resumed_wrong_weights",
+    ),
+    what="responses come from older weights; a note while k3 of all tokens is healthy",
+    asks="versions, or rollout 0",
+    title="Responses come from older weights than the ones they train.",
+    evidence="""
+        {% if oldest is defined -%} The weights are {{ "%g" | format(newest) }} to {{ "%g" |
+        format(oldest) }} versions behind the trainer's: k3 {{ k3 | nats }}. No token is of fresh weights
+        to compare with: how much of it is numerics cannot be told. {%- elif held is defined -%} Version
+        {{ held | join(", ") }} sampled rollout after rollout: k3 {{ k3 | nats }} at tokens of weights
+        that had sampled an earlier rollout. No token is known to be of fresh weights: how much of it is
+        numerics, or another fault, cannot be told; rollout 0, or one just after a push, would tell. {%-
+        elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0, where sampler and trainer have the
+        same weights, and {{ later | nats }} after it (median). {%- else -%} k3 is {{ k3 | nats }} on
+        tokens from old weights and {{ fresh | nats }} on tokens from current ones {%- if worst %} (worst:
+        {{ (worst.k3 / worst.count) | nats }} in rollout {{ worst.rollout_id }}, version {{ worst.version
+        }}){% endif %}. {%- endif %} {%- if all_tokens is defined %} Over all tokens it is {{ all_tokens |
+        nats }}, which is healthy.{% endif %}
+    """,
+    threshold="""
+        k3 of older weights 3 times that of fresh ones (or that of rollout 0), and 2e-3 nats; a note where
+        k3 of all tokens is healthy
+    """,
+    ruled_out="""
+        Numerics: fresh weights go through the same arithmetic, and their k3 is the one it is compared
+        with.
+    """,
+    fix="""
+        {% if all_tokens is defined %}Nothing yet, if this lag is meant. If k3 leaves its healthy range:
+        push{% else -%} Push{% endif %} weights more often (--update-weights-interval), bound the lag of
+        an asynchronous run, reject old tokens (reject: {max_staleness: ...}) or correct for it: see what
+        each correction would do. If no lag was meant, look whether the engine confirms its weight
+        updates.
+    """,
+)
 
 FEWEST = 100  # tokens on each side
 MATTERS = 2e-3  # nats of k3 that old weights must make; a lag of one rollout that does no harm makes 1.5e-3
 ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; bfloat16 alone makes 1e-3
 TIMES = 3.0  # as much as fresh ones
-FIRST_TIMES, FIRST_MATTERS = 6.0, 5e-3
 NOISY = 0.05  # nats, mean |l| that two engines in bfloat16 stay below
 PUSHED = (
     "whether what is pushed is what the trainer has: record ref_log_probs (slime: --use-kl-loss with "
     "coefficient 0), or push before rollout 1 and compare a checksum"
 )
-CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # of k3
 
 
-def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
-    """The first rollouts of the run, or after its weight versions began anew, in which the policies are far
-    apart, at most a third of all, and the median k3 of the rest."""
-    rest = median(s.k3 for s in rollouts[len(rollouts) // 3 :])
-    limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
-    begins = [0, *(i for i, (a, b) in enumerate(pairwise(rollouts), 1) if 0 <= b.version < a.version)]
-    bad = [s for begin in begins for s in takewhile(lambda s: s.k3 >= limit, rollouts[begin:])]
-    is_few = len(bad) <= max(1, len(rollouts) // 3)
-    return (bad if is_few and any(s.top_share < FEW for s in bad) else []), rest
-
-
-def _aged(versions: list[VersionSums]) -> set[int]:
-    tokens: Counter[int] = Counter()
-    for v in versions:
-        tokens[v.rollout_id] += v.count if v.age > 0 else -v.count
-    return {rollout_id for rollout_id, more in tokens.items() if more > 0}
-
-
-def resumed_wrong_weights(d: Diagnosis) -> Figures | None:
-    """Finds that k3 of the first rollouts is a multiple of that of the others."""
-    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
-    need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
-    bad, rest = _first_off(rollouts)
-    if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
-        return None
-    found = {"worst": max(s.k3 for s in bad), "rest": rest, "rollouts": tuple(s.rollout_id for s in bad)}
-    if all(_is_start(s, rollouts) for s in bad[:1]):
-        return found
-    return found | {"or_else": ("stale_weights",), "untold": UNTOLD}
-
-
-def _is_start(rollout: RolloutSummary, rollouts: list[RolloutSummary]) -> bool:
-    """Whether the run or its engine started with a rollout, and not only the part of the run that is looked
-    at."""
-    return rollout.rollout_id == 0 or rollout is not rollouts[0]
-
-
-def stale_weights(d: Diagnosis) -> Figures | None:
+def look(d: Diagnosis) -> Figures | None:
     """Finds that k3 of tokens of older weights is a multiple of that of fresh ones or of rollout 0, or
     that no weights are fresh. A note where nothing else can be the cause and k3 of all tokens is healthy: an
     asynchronous run lags."""
@@ -127,15 +133,3 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
 
 def _ids(versions: list[VersionSums]) -> tuple[int, ...]:
     return tuple(sorted({c.rollout_id for c in versions}))
-
-
-def stale_cache(d: Diagnosis) -> Figures | None:
-    """Finds that k3 behind a weight update inside a response is a multiple of that of the same weights
-    elsewhere."""
-    (count, *_, after), (count_pure, *_, pure) = d.statistics.switched.tolist()
-    is_enough = min(count, count_pure) >= FEWEST
-    need(is_enough, "weight versions by token, and a weight update inside responses")
-    k3_after, k3_pure = after / count, pure / count_pure
-    if k3_after < max(CACHE_MATTERS, CACHE_TIMES * k3_pure):
-        return None
-    return {"after": k3_after, "pure": k3_pure}

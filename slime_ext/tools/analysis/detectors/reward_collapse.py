@@ -1,4 +1,4 @@
-"""A reward that collapsed, and what moved before it."""
+"""The finding ``reward_collapse``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,36 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from slime_ext.tools.analysis.findings.detector import Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="warning",
+    what="the reward fell from one rollout on and stayed down; what moved first is named",
+    asks="8 rollouts with rewards",
+    title="The reward collapsed at rollout {{ begin }}.",
+    evidence="""
+        Mean reward {{ "%.3g" | format(before) }} over the three rollouts before, {{ "%.3g" |
+        format(after) }} since then ({{ "%.0f" | format([z, 999] | min) }} standard errors). {%- if moved
+        %} First moved {{ moved[0] }}: from {{ "%.3g" | format(moved[2]) }} to {{ "%.3g" |
+        format(moved[3]) }} at rollout {{ moved[1] }}. {%- else %} Neither the log-ratios, the sampler's
+        log-probs nor the length of responses moved before.{% endif %}
+    """,
+    threshold="""
+        40% of the level before and 60% of the run's range of rewards lost, by 4 standard errors, never
+        regained
+    """,
+    ruled_out="Noise between rollouts: it is counted in the standard errors.",
+    fix="""
+        {% if moved and moved[0] == "mean |log-ratio|" -%} The policies parted first: look at the other
+        findings, and at the rollouts around {{ moved[1] }}. {%- elif moved -%} Look at responses of
+        rollout {{ moved[1] }} and before: a policy that became certain or long before it lost its reward
+        is one of the optimizer (learning rate, KL, entropy) or of the reward, not of the sampler. {%-
+        else -%} Look at what changed at rollout {{ begin }}: the prompts, the reward function or its
+        service, a restart. {%- endif %}
+    """,
+)
 
 FEWEST = 8  # rollouts
 BEFORE, AFTER = 3, 2  # rollouts on each side of the fall
@@ -33,7 +60,7 @@ class Fall(NamedTuple):
     z: float
 
 
-def reward_collapse(d: Diagnosis) -> Figures | None:
+def look(d: Diagnosis) -> Figures | None:
     """Finds the rollout from which on the reward is below most of what it was and does not come back, and
     what left its course first."""
     rollouts = [s for s in d.statistics.rollouts if s.reward is not None and abs(s.reward) < LARGEST]

@@ -1,0 +1,1 @@
+"""One module for each finding, named as it: see ``shared.detector.Detector``."""

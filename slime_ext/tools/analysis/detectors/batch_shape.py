@@ -1,0 +1,40 @@
+"""The finding ``batch_shape``."""
+
+from __future__ import annotations
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="warning",
+    what="the trainer scores the same tokens otherwise in training than in the log-prob pass",
+    asks="`policy_loss_debug/` (miles)",
+    title="The trainer scores the same tokens otherwise when it trains on them.",
+    evidence="""
+        Before the first optimizer step log-probs differ by {{ trained | nats }} between the log-prob pass
+        and training, over {{ tokens }} tokens; trainer and sampler by {{ sampled | nats }}.
+    """,
+    threshold="1e-3 nats between the two passes, and 20% of the distance between trainer and sampler",
+    ruled_out="""
+        Other weights: both passes come before the first optimizer step. Text: both score one batch.
+    """,
+    fix="""
+        Give both passes the same micro-batches and kernels (the same --micro-batch-size or
+        --max-tokens-per-gpu, the same attention backend, dropout 0), or have training reuse its own
+        log-probs as the old ones: else the ratio of the first step is not 1, and clips.
+    """,
+)
+
+FEWEST = 100  # tokens of a block
+# nats between the two passes; share of the distance between trainer and sampler. The same batch gives 0.
+TWICE_MATTERS, TWICE_SHARE = 1e-3, 0.2
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds that the same weights score the same tokens otherwise in training than in the log-prob pass."""
+    lacks = "the first call of policy_loss_debug/ in the run's folder (miles: --dump-details)"
+    need(d.calls, lacks)
+    (call,) = d.calls
+    need(call.tokens >= FEWEST, f"{FEWEST} response tokens in the first call of policy_loss_debug/")
+    is_apart = call.trained >= max(TWICE_MATTERS, TWICE_SHARE * call.sampled)
+    return call._asdict() if is_apart else None

@@ -1,0 +1,59 @@
+"""The finding ``equal_columns``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="warning",
+    after=("other_run", "positive_log_probs", "greedy_sampling"),
+    what="both sides' log-probs are equal bit by bit: copied, or computed so",
+    asks="100 tokens",
+    title="""
+        {% if equal == every %}The log-probs of both sides are the same, bit by bit. {%- else %}In {{
+        equal }} of {{ every }} rollouts the log-probs of both sides are the same, bit by bit.{% endif %}
+    """,
+    evidence="""
+        At all {{ tokens }} response tokens{{ "" if equal == every else " of these rollouts" }}.
+    """,
+    threshold="""
+        a rollout in which every log-ratio is exactly 0, over 100 tokens; in another, if there is one,
+        most are not
+    """,
+    ruled_out="""
+        {% if equal == every -%} Nothing rules out that sampler and trainer compute bitwise alike (slime:
+        --true-on-policy-mode); any other pair of engines differs in the last bits. {%- else -%} Sides
+        that compute bitwise alike at most tokens: in another rollout they differ at most tokens. {%-
+        endif %}
+    """,
+    fix="""
+        Unless both sides are meant to be bitwise alike, one column is a copy of the other: the trainer
+        took the sampler's for its own (slime: --use-rollout-logprobs), or a script wrote one list under
+        both names. Nothing can be said of the mismatch then: have the trainer score the tokens
+        (--get-mismatch-metrics).
+    """,
+)
+
+EQUAL_TOKENS = 100  # tokens
+ALIKE = 1e-6  # nats, mean |l|; engines that close have whole rollouts without a difference by chance
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds rollouts in which the log-probs of both sides are equal at every token, bit by bit."""
+    need_tokens(d, EQUAL_TOKENS)
+    equal = tuple(s.rollout_id for s in d.statistics.rollouts if not s.absolute and s.surprise)
+    tokens = sum(s.tokens for s in d.statistics.rollouts if s.rollout_id in equal)
+    every, others = len(d.statistics.rollouts), [s for s in d.statistics.rollouts if s.absolute]
+    if tokens < EQUAL_TOKENS or (others and _equal_by_chance(others)):
+        return None
+    severity = "note" if len(equal) == every else "warning"  # two engines may be meant to be bitwise alike
+    return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}
+
+
+def _equal_by_chance(others: Sequence[RolloutSummary]) -> bool:
+    """Whether the rollouts with differences differ so rarely, or so little, that some may have none."""
+    return max(s.absolute for s in others) < ALIKE or not any(s.median for s in others)

@@ -1,0 +1,61 @@
+"""The finding ``expert_routing``."""
+
+from __future__ import annotations
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="warning",
+    after=("spoilt", "other_policy", "prefixes", "pushes", "layer"),
+    what="the sides route to different experts, or agree on them and differ in shares or weights",
+    asks="both sides' experts",
+    title="The two sides route tokens to other experts, most in layer {{ layer }}.",
+    evidence="""
+        {{ tokens | share(of) }} of the tokens have another expert in some layer: mean |log-ratio| {{
+        apart | nats }} there, {{ same | nats }} where all are the same. Overlap {{ lowest | share(1) }}
+        in layer {{ layer }}, {{ overlap | share(1) }} over all; expert {{ expert }} is missed most ({{
+        missed | share(1) }} of its tokens). {%- if is_noisy %} Tokens with the same experts are {{ same |
+        nats }} off, too far for bfloat16: the experts' weights or their shares part too, and replaying
+        ids alone will not mend it.{% endif %}
+    """,
+    threshold="""
+        30 tokens with other experts, 2 times as far off as the others, that hold 20% of the squared
+        log-ratio
+    """,
+    ruled_out="Noise of all tokens: where the experts agree the distance is {{ same | nats }}.",
+    fix="""
+        Replay the sampler's experts in the trainer (slime, miles: --use-rollout-routing-replay), compute
+        the router in float32 on both sides (--moe-router-dtype fp32), or drop these tokens (icepop).
+    """,
+)
+
+APART_TOKENS, APART_TIMES, APART_HOLD = 30, 2.0, 0.2  # tokens, mean |l| over that of others, share of sum l^2
+NOISY = 0.025  # nats; two engines in bfloat16 stay below
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds that tokens for which the two sides chose other experts are a multiple as far off as the rest."""
+    routes, experts = d.statistics.routes, d.statistics.experts
+    lacks = (
+        "the experts of both sides: rollout_routed_experts (slime, miles: --use-rollout-routing-replay) "
+        "and routed_experts in the train dump"
+    )
+    need(len(routes), lacks)
+    (m, b, t, *_), (n, a, s, *_) = d.curves.tables["overlap"].tolist()
+    if m < APART_TOKENS or not n or b / m < APART_TIMES * a / n or t < APART_HOLD * (s + t):
+        return None
+    overlap = (routes[:, 0] / routes[:, 1].clamp_min(1)).tolist()
+    missed = experts[:, 1] / experts[:, 0].clamp_min(1)
+    return {
+        "tokens": m,
+        "of": n + m,
+        "apart": b / m,
+        "same": a / n,
+        "is_noisy": a / n >= NOISY,
+        "layer": min(range(len(overlap)), key=overlap.__getitem__),
+        "lowest": min(overlap),
+        "overlap": sum(overlap) / len(overlap),
+        "expert": int(missed.argmax()),
+        "missed": float(missed.max()),
+    }

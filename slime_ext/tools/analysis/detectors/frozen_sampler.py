@@ -1,0 +1,90 @@
+"""The finding ``frozen_sampler``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.detectors.shared.push import (
+    MATTERS,
+    Growth,
+    advances,
+    growth,
+    ways,
+    with_versions,
+)
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="error",
+    group="pushes",
+    after=("spoilt", "other_policy", "prefixes", "stale_cache"),
+    what="versions advance but nothing arrives: the sampler stays at the first policy",
+    asks="6 rollouts, versions",
+    title="""
+        {% if way -%} The sampler still has its first weights: pushes advance its version and change
+        nothing. {%- else -%} The distance grows from the first push on. {%- endif %}
+    """,
+    evidence="""
+        {% if way %}The sampler is {{ way[0] | nats }} from the first policy, the trainer {{ way[1] | nats
+        }}. {% endif %}Mean |log-ratio| {{ before | nats }} before the first push, {{ late | nats }} at
+        the end ({{ (late / [before, 1e-12] | max) | factor }}), while the versions went from {{ first }}
+        to {{ last }}.
+    """,
+    threshold="""
+        3 times the distance of the first rollout at the end, rising by 35% over the run, from the first
+        push on; with ref_log_probs twice, while the sampler stays at the first policy and the trainer
+        leaves it
+    """,
+    ruled_out="""
+        A lag of weights: its distance stops growing after as many rollouts as it lags, or falls with each
+        push.
+    """,
+    fix="""
+        Compare a checksum of a trained weight on both sides after a push. Usual causes: a LoRA adapter
+        that is trained and never sent (the engine lists none), a push of the base weights, names that the
+        engine does not know and skips. Whether all or a part never arrives shows with ref_log_probs in
+        the dump (--use-kl-loss with coefficient 0), and so does a noise that grows: weights that outgrow
+        a narrow dtype, scales fixed at the begin.
+    """,
+)
+
+SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
+NO_MOVE = 2.0  # times the distance at the begin, likewise
+# Of a sampler that stays: the trainer's way over its own, and the distance over that at the begin.
+LEFT = 2.0
+UNTOLD = (
+    "how far each side is from the first policy: record ref_log_probs (slime: --use-kl-loss with "
+    "coefficient 0)"
+)
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds weight versions that advance while the distance grows from the first push on, as the trainer
+    moves away from the first policy."""
+    rollouts = with_versions(d)
+    found, way = _from_the_first_push(rollouts), ways(rollouts)
+    if way:
+        found = _left_behind(rollouts, way)
+    if found is None:
+        return None
+    figures = {**found.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
+    return figures if way else figures | {"or_else": ("partial_push", "growing_mismatch"), "untold": UNTOLD}
+
+
+def _from_the_first_push(rollouts: Sequence[RolloutSummary]) -> Growth | None:
+    """The growth of a run whose versions advance, if it began with the first push that the run shows."""
+    found = growth(rollouts) if advances(rollouts) else None
+    return found if found and len(found.since) >= len(rollouts) - 2 else None
+
+
+def _left_behind(rollouts: Sequence[RolloutSummary], way: tuple[float, float]) -> Growth | None:
+    """The distance of a sampler that is still at the first policy, of which the trainer has left."""
+    before, late = rollouts[0].absolute, fmean(s.absolute for s in rollouts[-len(rollouts) // 3 :])
+    pushed, moved = way
+    is_still = pushed <= max(SAME * moved, NO_MOVE * before) and moved >= LEFT * pushed
+    if not is_still or not advances(rollouts) or late < max(LEFT * before, MATTERS):
+        return None
+    return Growth(before, late, rollouts[1:])

@@ -1,0 +1,40 @@
+"""The finding ``left_out``."""
+
+from __future__ import annotations
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="warning",
+    what="a part of the samples, or of the files, could not be read; shares are of the others",
+    asks="",
+    title="""
+        {% if out %}{{ out | share(samples) }} of the samples could not be read {%- else %}Files could not
+        be read{% endif %}: what is said here is of the others.
+    """,
+    evidence="""
+        {% if out %}{{ out | int }} of {{ samples | int }} samples are left out{{ "; " if files }}{% endif
+        %} {%- if files %}{{ files }} file{{ "s or parts of them" if files > 1 else " or part of one" }}
+        could not be read{% endif %}, for the reasons under "Left out".
+    """,
+    threshold="""
+        1% of the samples, or files of one rollout in ten (lines of JSONL are listed, not counted)
+    """,
+    ruled_out="Samples that the trainer dropped: those are another finding, selection_bias.",
+    fix="""
+        Read the reasons: lists of another length than the response come from a custom generate function
+        that appends to one list and not to the other; files that are cut off from a full disk or a run
+        that was killed.
+    """,
+)
+
+LEFT_OUT = 0.01  # share of the samples
+UNREAD = 0.1  # share of the rollouts
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds that a part of the samples, or of the files, could not be read."""
+    out, read = d.statistics.counts["left_out"], d.statistics.counts["samples"]
+    is_much = out >= max(1, LEFT_OUT * (out + read)) or d.unread >= max(1, UNREAD * len(d.timeline))
+    return {"out": out, "samples": out + read, "files": d.unread} if is_much else None

@@ -1,0 +1,50 @@
+"""The finding ``nan_log_probs``."""
+
+from __future__ import annotations
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.detectors.shared.log_probs import sentinels
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="error",
+    what="log-probs that are not finite, or a number that stands for minus infinity (-9999)",
+    asks="",
+    title="""
+        {{ "All" if is_all else "Some" }} log-probs of the {% if of_trainer %}trainer are NaN or infinite.
+        {%- elif sentinels %}sampler are {{ "%g" | format(sentinel) }}, which stands for minus infinity.
+        {%- else %}sampler are NaN or infinite.{% endif %}
+    """,
+    evidence="""
+        {{ sequences }} sequences lack a log-prob of the sampler at some of their tokens; {{ of_trainer }}
+        tokens lack one of the trainer. In all {{ lacking | share(tokens) }} of the response tokens. {%-
+        if sentinels %} {{ sentinels }} tokens have a number of -1000 or less, mostly {{ "%g" |
+        format(sentinel) }}.{% endif %}
+    """,
+    threshold="one token: no healthy engine writes one",
+    ruled_out="Masked tokens: tool output and padding are not counted.",
+    fix="""
+        A log-prob of -inf comes from top-k or top-p masking of a token that was drawn all the same; some
+        servers write it as a number (vLLM: -9999.0). NaN comes from an overflow in the engine.
+        Corrections reject such a token (on_nonfinite: reject); of the trainer it stops the run. Sample
+        with top-p 1 and top-k -1, or find the request that made it.
+    """,
+)
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds tokens of a response without a log-prob of the sampler (NaN, infinite, or a number that stands
+    for minus infinity), and any without a finite one of the trainer."""
+    tokens, of_trainer = d.sums["tokens"], int(d.sums["no_proximal"])
+    sequences = d.statistics.counts["partial"]
+    if not sequences and not of_trainer:
+        return None
+    lacking = tokens - d.sums["finite"]
+    return {
+        "sequences": sequences,
+        "of_trainer": of_trainer,
+        "is_all": of_trainer == tokens,
+        "lacking": lacking,
+        "tokens": tokens,
+        **sentinels(d),
+    }

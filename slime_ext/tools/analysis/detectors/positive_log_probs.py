@@ -1,0 +1,27 @@
+"""The finding ``positive_log_probs``."""
+
+from __future__ import annotations
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="error",
+    group="spoilt",
+    what="log-probs above 0",
+    asks="",
+    title="Some values recorded as the sampler's log-probs are above 0.",
+    evidence="{{ count }} response tokens ({{ count | share(tokens) }}).",
+    threshold="one value above 1e-4, which arithmetic alone does not reach",
+    ruled_out="Rounding: a log-softmax in any dtype stays below 1e-4.",
+    fix="""
+        Log-probs cannot be positive: probabilities, logits or negated log-probs were recorded. Record the
+        log-softmax at the sampled token.
+    """,
+)
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds behavior log-probs above 0."""
+    count = d.statistics.counts["positive"]
+    return {"count": count, "tokens": d.sums["tokens"]} if count else None

@@ -1,0 +1,74 @@
+"""The finding ``prefix_mismatch``."""
+
+from __future__ import annotations
+
+import math
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.measures.curves import NEAR, beyond_certainty
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="error",
+    group="prefixes",
+    after=("spoilt", "stale_prefix"),
+    what="the start of a turn is scored after different text than it was sampled after",
+    asks="60 tokens at starts",
+    title="""
+        The begin of {{ "later turns" if is_later else "the responses" }} is scored after another text
+        than it was sampled after.
+    """,
+    evidence="""
+        Mean |log-ratio| {{ near | nats }} over the first {{ tokens }} tokens, {{ far | nats }} {{ "in the
+        first turn" if is_later else "in the rest of them" }}: {{ (near / [far, 1e-12] | max) | factor }}
+        {%- if after is not none %}, {{ after | nats }} further on in these turns{% endif %}.
+    """,
+    threshold="""
+        3 times the distance elsewhere, 0.05 nats more, by 6 standard errors, and 1.7 times that of tokens
+        as certain
+    """,
+    ruled_out="""
+        Tokens that are less certain there: as certain ones are {{ as_sure | factor }} as far off as
+        elsewhere. Errors that add up along the response: right {{ "in the first turn" if is_later else
+        "in the rest of them" }} the distance is only {{ far | nats }}.
+    """,
+    fix="""
+        Compare the ids of the engine's request with the ids before this place in the sample: a chat
+        template that drops earlier reasoning, a missing BOS, a tool's answer that was cut or tokenised
+        otherwise, a prompt that was truncated on one side. Keep the ids of earlier turns as they were.
+    """,
+)
+
+FEWEST = 60  # tokens
+TIMES, MATTERS, SURE = 3.0, 0.05, 6.0  # of mean |l| of a turn's begin; nats; standard errors
+EVENED = 1.7  # the same over tokens of which the sampler was as sure
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds that the begin of later turns (or of all responses) is a multiple as far off as the turn before
+    it (or as the rest), also beside tokens of which the sampler was as sure."""
+    tables = d.curves.by_surprise("part_of_turn")
+    begin, rest, later, after = tables.sum(1).tolist()
+    is_enough = min(begin[0] + rest[0], max(later[0], begin[0])) >= FEWEST
+    need(is_enough, f"{FEWEST} tokens at the begin of turns")
+    is_later = later[0] >= FEWEST
+    here, there = (tables[2], tables[0] + tables[1]) if is_later else (tables[0], tables[1])
+    begin, other = here.sum(0).tolist(), there.sum(0).tolist()
+    if min(begin[0], other[0]) < FEWEST:
+        return None
+    near, far = begin[1] / begin[0], other[1] / other[0]
+    error = math.sqrt(begin[2]) / begin[0]
+    if near < max(TIMES * far, far + MATTERS, far + SURE * error):
+        return None
+    as_sure = beyond_certainty(here, there)
+    if as_sure < EVENED:  # tokens that are less certain at the begin of a turn
+        return None
+    further = after[1] / after[0] if is_later and after[0] else None
+    return {
+        "near": near,
+        "far": far,
+        "after": further,
+        "is_later": is_later,
+        "tokens": NEAR,
+        "as_sure": as_sure,
+    }

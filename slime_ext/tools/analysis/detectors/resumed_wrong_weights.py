@@ -1,0 +1,74 @@
+"""The finding ``resumed_wrong_weights``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise, takewhile
+from statistics import median
+
+from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD
+from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.versions import VersionSums
+
+DETECTOR = Detector(
+    severity="error",
+    after=("spoilt", "other_policy", "prefixes"),
+    what="the first rollouts after a start or a resume come from other weights than the trainer's",
+    asks="4 rollouts",
+    title="The first rollouts after a start were sampled from other weights than the trainer's.",
+    evidence="""
+        k3 {{ worst | nats }} in rollout {{ rollouts | join(", ") }}, {{ rest | nats }} in the others: {{
+        (worst / rest) | factor if rest else "infinitely many times" }} as much.
+    """,
+    threshold="k3 of the first rollouts 6 times that of the others, and 5e-3 nats",
+    ruled_out="""
+        Staleness: most tokens of these rollouts are not known to be of older weights; numerics: the same
+        engine agrees later.
+    """,
+    fix="""
+        After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights
+        before the first rollout, and check that --ref-load and --load name the checkpoint that is meant.
+    """,
+)
+
+FEWEST = 100  # tokens on each side
+FIRST_TIMES, FIRST_MATTERS = 6.0, 5e-3
+
+
+def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
+    """The first rollouts of the run, or after its weight versions began anew, in which the policies are far
+    apart, at most a third of all, and the median k3 of the rest."""
+    rest = median(s.k3 for s in rollouts[len(rollouts) // 3 :])
+    limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
+    begins = [0, *(i for i, (a, b) in enumerate(pairwise(rollouts), 1) if 0 <= b.version < a.version)]
+    bad = [s for begin in begins for s in takewhile(lambda s: s.k3 >= limit, rollouts[begin:])]
+    is_few = len(bad) <= max(1, len(rollouts) // 3)
+    return (bad if is_few and any(s.top_share < FEW for s in bad) else []), rest
+
+
+def _aged(versions: list[VersionSums]) -> set[int]:
+    tokens: Counter[int] = Counter()
+    for v in versions:
+        tokens[v.rollout_id] += v.count if v.age > 0 else -v.count
+    return {rollout_id for rollout_id, more in tokens.items() if more > 0}
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds that k3 of the first rollouts is a multiple of that of the others."""
+    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
+    bad, rest = _first_off(rollouts)
+    if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
+        return None
+    found = {"worst": max(s.k3 for s in bad), "rest": rest, "rollouts": tuple(s.rollout_id for s in bad)}
+    if all(_is_start(s, rollouts) for s in bad[:1]):
+        return found
+    return found | {"or_else": ("stale_weights",), "untold": UNTOLD}
+
+
+def _is_start(rollout: RolloutSummary, rollouts: list[RolloutSummary]) -> bool:
+    """Whether the run or its engine started with a rollout, and not only the part of the run that is looked
+    at."""
+    return rollout.rollout_id == 0 or rollout is not rollouts[0]

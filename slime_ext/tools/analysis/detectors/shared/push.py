@@ -1,0 +1,85 @@
+"""Weights that never arrive: the sampler's versions advance, the policies part all the same.
+
+With theta_0 the weights at the run's begin, a sampler that nothing reaches is at theta_0 while the trainer
+moves on: the distance is that to the first policy, and grows as the trainer moves. A sampler that a part of
+the weights reaches moves too, and the distance grows all the same. A lag of bounded length does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+from slime_ext.tools.analysis.detectors.shared.detector import Figures, need
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
+ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
+RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset over that of the first, of the middle
+ARRIVES = 0.9  # of the way of the trainer; a sampler that went further has all of the weights, and noise
+ADVANCES = 0.8  # share of the rollouts with newer weights than the one before; all of the first ones
+BEGINS = 3  # rollouts: a lag begins with weights that sample two of them
+
+
+class Growth(NamedTuple):
+    """Mean |l| before an onset, over the last rollouts, and the rollouts since the onset."""
+
+    before: float
+    late: float
+    since: Sequence[RolloutSummary]
+
+    def figures(self) -> Figures:
+        return {
+            "before": self.before,
+            "late": self.late,
+            "rollouts": tuple(s.rollout_id for s in self.since),
+        }
+
+
+def enough(d: Diagnosis) -> list[RolloutSummary]:
+    """The rollouts that are large enough, with mean |l| of tokens as certain as those of the run."""
+    evened = zip(d.statistics.rollouts, d.statistics.evened(), strict=True)
+    rollouts = [s._replace(absolute=absolute) for s, absolute in evened if s.tokens >= FEWEST]
+    need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts of {FEWEST} tokens")
+    return rollouts
+
+
+def with_versions(d: Diagnosis) -> list[RolloutSummary]:
+    rollouts = enough(d)
+    need(any(s.version >= 0 for s in rollouts), "weight versions of the samples")
+    return rollouts
+
+
+def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
+    """Where mean |l| began to grow and never came back, if it did.
+
+    The onset is the first rollout from which on every mean |l| is ABOVE times the median before; the growth
+    is one if the end is TIMES that median, and the last third since the onset RISES times the first third and
+    STILL times the middle one.
+    """
+    values = [s.absolute for s in rollouts]
+    for onset in range(1, len(values) - 2):
+        before, since = median(values[:onset]), values[onset:]
+        third = max(len(since) // 3, 1)
+        first, middle, late = (fmean(part) for part in (since[:third], since[third:-third], since[-third:]))
+        least = max(TIMES * before, MATTERS, RISES * first, STILL * middle)
+        if min(since) >= ABOVE * before and late >= least:
+            return Growth(before, late, rollouts[onset:])
+    return None
+
+
+def advances(rollouts: Sequence[RolloutSummary]) -> bool:
+    """Whether nearly every rollout has newer weights than the one before, as the engine tells it."""
+    newer = [b.version > a.version >= 0 for a, b in pairwise(rollouts)]
+    return fmean(newer) >= ADVANCES and all(newer[: BEGINS - 1])
+
+
+def ways(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
+    """How far sampler and trainer are from the first policy over the last third of the run; None where the
+    dumps do not tell."""
+    late = rollouts[-max(len(rollouts) // 3, 1) :]
+    if any(s.moved is None or s.pushed is None for s in late):
+        return None
+    return fmean(s.pushed for s in late), fmean(s.moved for s in late)

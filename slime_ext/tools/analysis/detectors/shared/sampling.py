@@ -1,0 +1,84 @@
+"""The sampler draws from another distribution than the one whose log-probs are compared.
+
+What tells the cases apart is exact. If q is the distribution that was drawn from and recorded, the mean of
+the ratio p / q over its tokens is 1 and the mean log-ratio is below 0 (Gibbs), whatever p is. A temperature
+between the two keeps both. Recording another distribution than was drawn from (before temperature) breaks
+both. Top-p and top-k leave p mass outside what was drawn from: the mean ratio is the mass that is left, m. If
+that is all, the ratio is m in every context and the mean log-ratio is log m; a temperature besides takes it
+further down."""
+
+from __future__ import annotations
+
+import math
+
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+FEWEST = 300  # tokens
+EXPLAINED = 0.35  # share of the variance of l that the probability explains under a temperature
+LOWEST, HIGHEST = 0.2, 5.0  # temperatures; noise looks like one of 0, a few odd tokens like one far off
+LIKELY = 2  # bins of probability, above 0.56
+RISES = 10.0  # times mean |l| of an earlier rollout: what acts on every token alike does not begin later
+LEANS = 0.5  # |mean l| over mean |l| where 3/4 of |l| has one sign
+SURE = 6.0  # standard errors
+SMALL = 0.01  # nats, mean |l| that arithmetic alone may make
+
+
+def by_probability(d: Diagnosis) -> float:
+    """Share of the variance of the log-ratio that the behavior probability explains (correlation ratio)."""
+    count, sums = d.curves.column("probability", "count"), d.curves.column("probability", "log_ratio")
+    total, n = float(d.curves.column("probability", "squared").sum()), float(count.sum())
+    if not n:
+        return 0.0
+    mean = float(sums.sum()) / n
+    between = float((sums.square() / count.clamp_min(1)).sum()) - n * mean**2
+    within = total - n * mean**2
+    return between / within if within > 0 else 0.0
+
+
+def implied_temperature(d: Diagnosis) -> float:
+    """Sampling temperature over the trainer's, to first order: 1 + Var(l) / Cov(l, log q).
+
+    At a temperature T, l = (T - 1) (log q + H) - KL with H the entropy of the context. H is the mean of
+    -log q in it, so Cov(l, log q) = (T - 1) Var(log q + H) and Var(l) = (T - 1)^2 Var(log q + H), however
+    much the entropies of contexts differ. Noise of the sampler's logits makes the tokens likelier that it
+    favours: Cov(l, log q) = -Var(l), a temperature of 0.
+    """
+    count, x, y = (d.curves.column("probability", c) for c in ("count", "x", "log_ratio"))
+    held = count > 0
+    n = count[held]
+    x, y = (x[held] / n).clamp_min(1e-30).log(), y[held] / n
+    x_mean, y_mean = (n * x).sum() / n.sum(), (n * y).sum() / n.sum()
+    covariance = float((n * (x - x_mean) * (y - y_mean)).sum())
+    variance = float(d.curves.column("probability", "squared").sum() - n.sum() * y_mean.square())
+    return 1 + variance / covariance if covariance else math.inf
+
+
+def _leaning(d: Diagnosis) -> float | None:
+    """Mean l over mean |l| of likely tokens. Between two temperatures it has one sign there, as log q + H
+    > 0."""
+    log_ratio, absolute = (
+        float(d.curves.column("probability", c)[:LIKELY].sum()) for c in ("log_ratio", "absolute")
+    )
+    return log_ratio / absolute if absolute else None
+
+
+def is_scaled(d: Diagnosis) -> bool:
+    """Whether the log-ratios are as between two temperatures."""
+    if (d.sums.mean("absolute") or 0.0) < SMALL or _began_later(d):
+        return False
+    temperature, leaning = implied_temperature(d), _leaning(d)
+    if by_probability(d) < EXPLAINED or not LOWEST <= temperature <= HIGHEST:
+        return False
+    return leaning is None or math.copysign(leaning, leaning * (temperature - 1)) >= LEANS
+
+
+def _began_later(d: Diagnosis) -> bool:
+    """Whether a rollout as far off as the run is on average has an earlier one that was hardly off: as where
+    weights lag, whose pushes take the distance away."""
+    lowest, mean = math.inf, d.sums.mean("absolute") or 0.0
+    for rollout in sorted(d.statistics.rollouts):
+        if rollout.tokens >= FEWEST:
+            if rollout.absolute >= max(mean, RISES * lowest):
+                return True
+            lowest = min(lowest, rollout.absolute)
+    return False

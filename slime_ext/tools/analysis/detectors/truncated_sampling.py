@@ -1,0 +1,69 @@
+"""The finding ``truncated_sampling``."""
+
+from __future__ import annotations
+
+import math
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, SMALL, SURE, is_scaled
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="error",
+    group="other_policy",
+    after=("spoilt", "kept_mass"),
+    what="top-p or top-k renormalised the engine's log-probs",
+    asks="300 tokens",
+    title="The sampler's log-probs are renormalised to the tokens that top-p or top-k left.",
+    evidence="""
+        {{ below | share(count) }} of the tokens are less likely for the trainer, {{ above | share(count)
+        }} more. The mean ratio is {{ "%.4f" | format(ratio) }} ± {{ "%.1g" | format(error) }} instead of
+        1: the probability mass that was sampled from.{% if is_more %} That alone would make a mean
+        log-ratio of {{ expected | nats }}; it is {{ mean | nats }}: the temperatures differ besides.
+        Compare them too (--rollout-temperature, generation_config.json).{% endif %}
+    """,
+    threshold="a mean ratio below 1 by 6 standard errors with a mean log-ratio that fits it",
+    ruled_out="""
+        Other weights: the mean ratio over what a policy sampled is 1 whatever the trainer's weights.
+    """,
+    fix="""
+        Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer
+        (slime: rollout_top_p_token_ids). Min-p does the same.
+    """,
+)
+
+EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
+# Mean l over log m. Beyond the first, something else is off too, such as the temperature; beyond the second,
+# ratios spread so far that their mean is below 1 only because the large ones are rare.
+ALONE, WHOLLY = 1.1, 2.0
+KEPT = (
+    "what sampling left: sample a rollout with --rollout-top-p 1 --rollout-top-k -1, or record the kept sets"
+)
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds a mean ratio significantly below 1 and a mean log-ratio that fits it: probabilities
+    renormalised to a part of the vocabulary."""
+    need_tokens(d, FEWEST)
+    mean, above_1, counts = (
+        d.sums.mean("log_ratio"),
+        d.statistics.means["ratio_minus_one"],
+        d.statistics.counts,
+    )
+    if mean > -SMALL or above_1.z > -SURE or d.statistics.top_share > EVEN or above_1.value <= -1:
+        return None  # a mean ratio of 0: no truncation leaves nothing
+    expected = math.log1p(above_1.value)
+    if mean < WHOLLY * expected:
+        return None
+    is_more = mean <= ALONE * expected
+    others = {"or_else": ("temperature",), "untold": KEPT} if is_more and is_scaled(d) else {}
+    return others | {
+        "below": counts["below"],
+        "above": counts["above"],
+        "count": d.sums["finite"],
+        "ratio": 1 + above_1.value,
+        "error": above_1.error,
+        "is_more": is_more,
+        "mean": mean,
+        "expected": expected,
+    }
