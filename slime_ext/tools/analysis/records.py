@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -27,7 +27,7 @@ PER_TOKEN = (
 )  # fmt: skip
 PER_SAMPLE = (
     "lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "cached", "prompts", "responses",
-    "ranks", "engines", "statuses",
+    "ranks", "engines", "statuses", "places",
 )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ class DumpedRollout:
             has one.
         statuses: [S] how each sample ended, in the host's words ("completed", "truncated", "aborted"), "" for
             unknown.
+        places: [S] how many samples come before each in its micro-batch, or None.
         prompts: [S] texts, "" for none.
         responses: [S] texts, "" for none.
         entropy: [T] of the trainer's policy at each position, nats, or None.
@@ -68,6 +69,7 @@ class DumpedRollout:
             probability that the head leaves out; or None.
         routes: [layers, 2] sums of that share and number of tokens, by layer; ``experts`` [experts, 2] how
             often the sampler chose each, and how often of these the trainer did not; or None.
+        routing: counts of samples by the experts that the sampler recorded (``readers.routes.odd_routes``).
         dropped: [D, 4] float64, response length, reward, position and oldest weight version (NaN: unknown)
             of samples that the rollout dump holds and the train dump lacks; ``why_dropped`` [D] their status
             ("truncated": at the length limit, "aborted", ...).
@@ -98,6 +100,7 @@ class DumpedRollout:
     ranks: tuple[int, ...] | None = None
     engines: tuple[str, ...] | None = None
     statuses: Sequence[str] = ()
+    places: tuple[int, ...] | None = None
     prompts: Sequence[str] = ()
     responses: Sequence[str] = ()
     entropy: Tensor | None = None
@@ -108,6 +111,7 @@ class DumpedRollout:
     tail: Tensor | None = None
     routes: Tensor | None = None
     experts: Tensor | None = None
+    routing: Mapping[str, int] = field(default_factory=dict)
     dropped: Tensor | None = None
     why_dropped: Sequence[str] = ()
     retold: int = 0

@@ -12,6 +12,7 @@ from slime_ext import __version__, presets
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.findings.headline import headline
 from slime_ext.tools.analysis.findings.recommend import recommend
 from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -23,6 +24,7 @@ from slime_ext.tools.analysis.measures.whatif import WhatIf
 from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.pipeline import Result, collect
 from slime_ext.tools.analysis.readers.find import DumpFiles, Job
+from slime_ext.tools.analysis.readers.flags import flags_of
 from slime_ext.tools.analysis.readers.loss_calls import first_calls
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
@@ -72,6 +74,7 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
     folders = list(map(Path, request.paths))
     diagnosis.layers = diagnosis.layers or next(filter(None, map(layer_distances, folders)), ())
     diagnosis.calls = diagnosis.calls or next(filter(None, map(first_calls, folders)), ())
+    diagnosis.flags = flags_of(request.paths)
     diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
     total, effects, moments = diagnosis.numbers(), whatif.effects(), diagnosis.moments()
@@ -106,6 +109,7 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
             k3=statistics.median(distances) if distances else None,
             steps=diagnosis.steps or None,
         ),
+        headline=headline(findings, detectors),
         suggestions=ranking.suggestions(),
         exact=result.collectors["exactness"].found() if request.exact else None,
     )

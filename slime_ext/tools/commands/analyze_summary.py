@@ -35,6 +35,8 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
         )
         _say(screen, f"{', '.join(counted(*size) for size in sizes)}; {L}")
         _skipped(screen, document)
+        if document.headline:
+            screen.print(f"[bold]{escape(document.headline)}[/bold]", soft_wrap=not screen.is_terminal)
         _exact(screen, document)
         _findings(screen, document)
         _recommendation(screen, document)

@@ -59,9 +59,9 @@ SHARPENED_IS = {
 INT4_IS = {
     "a lag that the dump tells": ("stale_weights", "warning", ()),
     "one version over all": ("stale_weights", "warning", ()),
-    "a push before each": ("quantised", "warning", ("stale_weights",)),
-    "no versions": ("quantised", "warning", ("stale_weights",)),
-    "rollout 0": ("quantised", "warning", ()),
+    "a push before each": ("quantised", "warning", ("stale_weights", "dropout")),
+    "no versions": ("quantised", "warning", ("stale_weights", "dropout")),
+    "rollout 0": ("quantised", "warning", ("dropout",)),
 }
 
 

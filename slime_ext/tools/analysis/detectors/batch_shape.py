@@ -7,6 +7,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    explains=False,
     what="the trainer scores the same tokens otherwise in training than in the log-prob pass",
     asks="`policy_loss_debug/` (miles)",
     title="The trainer scores the same tokens otherwise when it trains on them.",

@@ -11,6 +11,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="warning",
     after=("other_run", "positive_log_probs", "greedy_sampling"),
+    explains=False,
     what="both sides' log-probs are equal bit by bit: copied, or computed so",
     asks="100 tokens",
     title="""

@@ -7,7 +7,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
-    after=("spoilt", "other_policy", "prefixes", "pushes", "layer"),
+    after=("spoilt", "other_policy", "prefixes", "pushes", "layer", "parts", "experts"),
     what="the sides route to different experts, or agree on them and differ in shares or weights",
     asks="both sides' experts",
     title="The two sides route tokens to other experts, most in layer {{ layer }}.",

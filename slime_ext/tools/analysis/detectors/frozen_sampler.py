@@ -20,7 +20,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="pushes",
-    after=("spoilt", "other_policy", "prefixes", "stale_cache"),
+    after=("spoilt", "other_policy", "prefixes", "stale_cache", "parts", "experts"),
     what="versions advance but nothing arrives: the sampler stays at the first policy",
     asks="6 rollouts, versions",
     title="""

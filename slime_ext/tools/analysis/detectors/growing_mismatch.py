@@ -12,7 +12,16 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="warning",
     group="pushes",
-    after=("spoilt", "other_policy", "prefixes", "stale_cache", "frozen_sampler", "partial_push"),
+    after=(
+        "spoilt",
+        "other_policy",
+        "prefixes",
+        "stale_cache",
+        "frozen_sampler",
+        "partial_push",
+        "parts",
+        "experts",
+    ),
     what="the distance grows, from the named rollout on",
     asks="6 rollouts",
     title="The policies part more and more, from rollout {{ begin.rollout_id }} on.",

@@ -13,7 +13,16 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
-    after=("spoilt", "other_policy", "prefixes", "pushes", "layer"),
+    after=(
+        "spoilt",
+        "other_policy",
+        "prefixes",
+        "pushes",
+        "layer",
+        "parts",
+        "experts",
+        "prompt_cut",
+    ),
     what="from one absolute position on, the engine's attention is less precise",
     asks="4 blocks of 16 positions",
     title="From absolute position {{ position }} on the engine's attention is less precise.",

@@ -9,7 +9,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
-    after=("spoilt", "other_policy", "prefixes", "pushes"),
+    after=("spoilt", "other_policy", "prefixes", "pushes", "parts", "experts"),
     what="the first layer whose output differs by more than rounding",
     asks="layer outputs",
     title="Layer {{ layer }} is the first whose output differs.",

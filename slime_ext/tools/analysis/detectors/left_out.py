@@ -7,6 +7,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    explains=False,
     what="a part of the samples, or of the files, could not be read; shares are of the others",
     asks="",
     title="""

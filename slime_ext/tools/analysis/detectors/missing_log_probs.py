@@ -8,6 +8,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    explains=False,
     what="responses without any log-prob of the sampler",
     asks="",
     title="""

@@ -8,6 +8,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    explains=False,
     what="log-probs that are not finite, or a number that stands for minus infinity (-9999)",
     asks="",
     title="""

@@ -7,6 +7,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    explains=False,
     what="every token of a rollout is masked",
     asks="",
     title="""

@@ -7,6 +7,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    explains=False,
     what="token ids that the model has no row for",
     asks="a tokenizer, or the run's flags",
     title="Token ids were sampled that the model has no row for.",

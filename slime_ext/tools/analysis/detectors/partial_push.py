@@ -9,7 +9,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="pushes",
-    after=("spoilt", "other_policy", "prefixes", "stale_cache", "frozen_sampler"),
+    after=("spoilt", "other_policy", "prefixes", "stale_cache", "frozen_sampler", "parts", "experts"),
     what="a part of the weights never arrives (an adapter, a layer, experts, embeddings)",
     asks="6 rollouts, versions, ref_log_probs",
     title="A part of the weights does not reach the sampler.",

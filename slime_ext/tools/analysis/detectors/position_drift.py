@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
-from torch import Tensor
-
+from slime_ext.tools.analysis.detectors.shared.along import along
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
-    after=("spoilt", "prefixes", "pushes", "layer", "kv_precision", "stale_weights"),
+    after=(
+        "spoilt",
+        "prefixes",
+        "pushes",
+        "layer",
+        "kv_precision",
+        "stale_weights",
+        "parts",
+        "experts",
+        "other_policy",
+        "prompt_cut",
+    ),
     what="the mismatch grows along the response",
     asks="400 tokens",
     title="The mismatch grows along the response.",
@@ -46,24 +54,13 @@ EVENED, ABOVE = 1.7, 1.2  # the same over tokens of which the sampler was as sur
 def look(d: Diagnosis) -> Figures | None:
     """Finds a mean |log-ratio| that is a multiple late in the responses of what it is early."""
     need_tokens(d, DRIFT_TOKENS)
-    count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
-    reached = count.cumsum(0) / count.sum()
-    parts = (reached <= 0.25, (reached > 0.25) & (reached < 0.75), reached >= 0.75)
-    if not all(float(count[part].sum()) for part in parts):
+    found = along(d)
+    if found is None or not found.early <= found.middle <= found.late:
         return None
-    early, middle, late = (float(absolute[part].sum() / count[part].sum()) for part in parts)
-    if late < max(DRIFT_MATTERS, DRIFT_TIMES * early) or not early <= middle <= late:
+    if found.late < max(DRIFT_MATTERS, DRIFT_TIMES * found.early):
         return None
-    if _evened(d, parts[2]) < max(ABOVE, EVENED * _evened(d, parts[0])):  # later tokens are less certain
+    if found.last < max(ABOVE, EVENED * found.first):  # later tokens are less certain
         return None
-    error = math.sqrt(float(squared[parts[2]].sum())) / float(count[parts[2]].sum())
-    if late - early < DRIFT_SURE * error:  # a few tokens far off, that happen to come late
+    if found.late - found.early < DRIFT_SURE * found.late_error:  # a few tokens far off, that come late
         return None
-    return {"early": early, "middle": middle, "late": late}
-
-
-def _evened(d: Diagnosis, part: Tensor) -> float:
-    """Mean |l| of the tokens at some bins of position, over that of all tokens which were as sure as they."""
-    count, absolute = d.curves.by_surprise("drift")[..., :2].unbind(2)
-    usual = absolute.sum(0) / count.sum(0).clamp_min(1)
-    return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))
+    return {"early": found.early, "middle": found.middle, "late": found.late}

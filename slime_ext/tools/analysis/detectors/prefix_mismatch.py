@@ -11,7 +11,11 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="prefixes",
-    after=("spoilt", "stale_prefix"),
+    after=(
+        "spoilt",
+        "stale_prefix",
+        "minimum_length",
+    ),
     what="the start of a turn is scored after different text than it was sampled after",
     asks="60 tokens at starts",
     title="""

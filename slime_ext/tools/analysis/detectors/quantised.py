@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.sampling import by_probability
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans
@@ -22,22 +23,37 @@ DETECTOR = Detector(
         "layer",
         "expert_routing",
         "routing_flips",
+        "sparse",
+        "penalties",
+        "rollouts_apart",
         "kv_precision",
         "position_drift",
         "stale_weights",
+        "parts",
+        "experts",
+        "another_policy",
+        "prompt_cut",
     ),
     what="noise that is largest at unlikely tokens: lower precision than the trainer's",
     asks="300 tokens",
-    title="The sampler is noisy, most at unlikely tokens: lower precision than the trainer's.",
-    evidence="""
-        Mean |log-ratio| {{ distance | nats }}, in both directions; {%- if likely is none %} no tokens
-        with probability above 0.75 to compare {%- else %} {{ likely | nats }} at tokens with probability
-        above 0.75{% endif %}, {%- if unlikely is none %} none below 0.1{% else %} {{ unlikely | nats }}
-        below 0.1{% endif %}. Two bfloat16 engines differ by less than 0.05.
+    title="""
+        Noise at nearly every token{% if grows %}, most at unlikely ones{% endif %}: lower precision in
+        the sampler.
     """,
-    threshold="0.05 to 1 nat of mean |log-ratio|; two bfloat16 engines stay below",
+    evidence="""
+        Mean |log-ratio| {{ distance | nats }}, mean log-ratio {{ "%+.2g" | format(mean) }}; {%- if
+        likely is none %} no tokens with probability above 0.75 {%- else %} {{ likely | nats }} at
+        tokens with probability above 0.75{% endif %}, {%- if unlikely is none %} none below 0.1{% else
+        %} {{ unlikely | nats }} below 0.1{% endif %}. Two bfloat16 engines differ by less than 0.05.{%
+        if again %} The same text has the same log-probs each time, on both sides.{% endif %}
+    """,
+    threshold="""
+        0.05 to 2.5 nats of mean |l|; two bfloat16 engines stay below; 10% of the squared log-ratio on
+        either side of 0
+    """,
     ruled_out="""
-        Staleness and temperature were looked for first; a few flipped tokens do not hold the sum.
+        Old weights, temperature and penalties were looked for first. The distance is no part's: no
+        sample, engine, place or token has most of it.
     """,
     fix="""
         fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or bfloat16
@@ -54,12 +70,19 @@ NOISY = 0.05
 LOUD = 0.1  # nats, so much that even likely tokens are far off
 GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
 # nats; what no rounding makes: four bits per weight (32 of one scale) make 0.35 in the tests' models, 0.74 in
-# SmolLM2. From LOUDER on it may be other weights.
-TOO_LOUD, LOUDER = 1.0, 0.5
+# SmolLM2, three bits above 1. From LOUDER on it may be other weights.
+TOO_LOUD, LOUDER = 2.5, 0.5
 LEVEL = 1.5  # the largest mean |l| of a rollout over the smallest, of noise that no push takes away
 UNTOLD_WEIGHTS = (
     "whether pushes change it: analyse rollouts 0 to 2 of the run, with weight versions that advance"
 )
+BOTH = 0.03  # share of sum l^2 of far tokens on the other side of 0
+MOST = 2  # names beside its own
+AGAIN = 40  # tokens in samples that are equal up to there
+UNNUMBERED = "without a number"
+UNTOLD_POLICY = "whose policy samples: its weight versions are no numbers"
+UNTOLD_LAYERS = "which layer parts first: record layer outputs of both sides (rotary settings, norms)"
+UNTOLD_AGAIN = "whether one side scores the same text otherwise each time: score one rollout twice"
 BIASED = 0.3  # share of the variance that the probability may explain
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
 
@@ -76,10 +99,40 @@ def look(d: Diagnosis) -> Figures | None:
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
     if d.statistics.top_share >= FEW or not (grows or distance >= LOUD):
         return None
-    found = {"distance": distance, "likely": likely, "unlikely": unlikely}
+    if _is_part(d):
+        return None
+    again = d.statistics.shared.twice[1].tolist()
+    is_again = again[0] >= AGAIN
+    found = {
+        "distance": distance,
+        "likely": likely,
+        "unlikely": unlikely,
+        "grows": grows,
+        "mean": d.sums.mean("log_ratio"),
+        "again": is_again,
+    }
+    others = _others(d, distance, is_known=is_known, is_again=is_again)
+    return found | {"or_else": tuple(others), "untold": "; nor ".join(others.values())} if others else found
+
+
+def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) -> dict[str, str]:
+    """What else it may be, and what would tell."""
+    others = {} if is_known else {"stale_weights": UNTOLD}
     if distance >= LOUDER and not _stays(d):
-        return found | {"or_else": ("resumed_wrong_weights",), "untold": UNTOLD_WEIGHTS}
-    return found if is_known else found | {"or_else": ("stale_weights",), "untold": UNTOLD}
+        others["resumed_wrong_weights"] = UNTOLD_WEIGHTS
+    if not is_known and _is_unnumbered(d):
+        others = {"another_policy": UNTOLD_POLICY}
+    if distance >= LOUDER and not others and not d.layers:
+        others = {"layer": UNTOLD_LAYERS}
+    if not is_again and len(others) < MOST:
+        others["dropout"] = UNTOLD_AGAIN
+    return others
+
+
+def _is_unnumbered(d: Diagnosis) -> bool:
+    """Whether a sampler names its weights, and the name is no version."""
+    named = [p for p in d.statistics.samples.parts if p.label == "weight version"]
+    return bool(named) and all(p.value == UNNUMBERED for p in named)
 
 
 def _stays(d: Diagnosis) -> bool:
@@ -106,3 +159,10 @@ def _without_age(d: Diagnosis) -> tuple[float, bool]:
 def _by_bins(d: Diagnosis, bins: slice) -> float | None:
     count, absolute = (d.curves.column("probability", name)[bins].sum() for name in ("count", "absolute"))
     return float(absolute / count) if count else None
+
+
+def _is_part(d: Diagnosis) -> bool:
+    """Whether the distance is that of a part of the samples, or lies on one side."""
+    kinds, (below, above) = two_kinds(d), d.statistics.shared.signs[:, 3].tolist()
+    is_some = kinds is not None and kinds.far[0] < kinds.near[0]
+    return is_some or min(below, above) < BOTH * (below + above)

@@ -7,6 +7,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    explains=False,
     what="rollout numbers repeat in one JSONL file",
     asks="",
     title="Rollout numbers come back: the lines of {{ rollouts | length }} of them are not together.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise, takewhile
 from statistics import median
@@ -14,7 +15,7 @@ from slime_ext.tools.analysis.measures.versions import VersionSums
 
 DETECTOR = Detector(
     severity="error",
-    after=("spoilt", "other_policy", "prefixes"),
+    after=("spoilt", "other_policy", "prefixes", "parts", "experts"),
     what="the first rollouts after a start or a resume come from other weights than the trainer's",
     asks="4 rollouts",
     title="The first rollouts after a start were sampled from other weights than the trainer's.",
@@ -22,7 +23,10 @@ DETECTOR = Detector(
         k3 {{ worst | nats }} in rollout {{ rollouts | join(", ") }}, {{ rest | nats }} in the others: {{
         (worst / rest) | factor if rest else "infinitely many times" }} as much.
     """,
-    threshold="k3 of the first rollouts 6 times that of the others, and 5e-3 nats",
+    threshold="""
+        k3 of the first rollouts 6 times that of the others, 5e-3 nats, and 3 times the mean of all
+        others by 2 standard errors over samples
+    """,
     ruled_out="""
         Staleness: most tokens of these rollouts are not known to be of older weights; numerics: the same
         engine agrees later.
@@ -35,6 +39,7 @@ DETECTOR = Detector(
 
 FEWEST = 100  # tokens on each side
 FIRST_TIMES, FIRST_MATTERS = 6.0, 5e-3
+SURE, LEAST = 2.0, 3.0  # standard errors; times the mean k3 of all others, that much below
 
 
 def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
@@ -61,6 +66,10 @@ def look(d: Diagnosis) -> Figures | None:
     need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
     bad, rest = _first_off(rollouts)
     if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
+        return None
+    others = [s for s in rollouts if s not in bad]
+    rest = sum(s.k3 * s.tokens for s in others) / sum(s.tokens for s in others)
+    if max(s.k3 * math.exp(-SURE * s.wobble) for s in bad) < LEAST * rest:  # by chance of the samples
         return None
     found = {"worst": max(s.k3 for s in bad), "rest": rest, "rollouts": tuple(s.rollout_id for s in bad)}
     if all(_is_start(s, rollouts) for s in bad[:1]):

@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    explains=False,
     what="the reward fell from one rollout on and stayed down; what moved first is named",
     asks="8 rollouts with rewards",
     title="The reward collapsed at rollout {{ begin }}.",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from statistics import median
-
-from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.experts import has_experts
+from slime_ext.tools.analysis.detectors.shared.sparse import sparse
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -20,44 +19,43 @@ DETECTOR = Detector(
         "stale_weights",
         "stale_cache",
         "expert_routing",
+        "parts",
+        "experts",
     ),
     what="""
-        a few tokens are far off and all others agree; the finding guesses at expert routing and says so
+        a few tokens of a mixture of experts are far off, in both directions, and share nothing: routing
+        that flips
     """,
-    asks="300 tokens",
-    title="A few tokens are far off while all others agree: in a mixture of experts, routing that flips.",
+    asks="a model that is known to have experts (args.json, rollout_routed_experts)",
+    title="""
+        A few tokens are far off in both directions while all others agree: routing of experts that
+        flips.
+    """,
     evidence="""
         1% of the tokens hold {{ held | share(1) }} of the squared log-ratio ({{ far | nats }} each, in
         the quadratic mean); the median token is off by {{ size | nats }}. Extremes {{ "%+.3g" |
-        format(lowest) }} and {{ "%+.3g" | format(highest) }}.
+        format(lowest) }} and {{ "%+.3g" | format(highest) }}. The model has experts.
     """,
-    threshold="1% of the tokens hold 75% of the squared log-ratio, the median below 0.02 nats",
+    threshold="""
+        1% of the tokens hold 75% of the squared log-ratio, a tenth of it on either side of 0, the
+        median below 0.02
+    """,
     ruled_out="""
-        Noise of low precision is spread over all tokens. A guess: without both sides' experts in the dump
-        nobody can tell a flip from another corrupted token.
+        The far tokens share no value, no place at the end of responses, no token id, no sample, engine
+        or rank. A guess all the same: with the experts of both sides in the dump it is expert_routing.
     """,
     fix="""
-        Replay the sampler's routing in the trainer (slime: --use-rollout-routing-replay), or take these
-        tokens out (icepop, trm). A dense model has this from single corrupted positions: read the worst
-        tokens.
+        Replay the sampler's routing in the trainer (slime: --use-rollout-routing-replay), or compute
+        the router in float32 on both sides (--moe-router-dtype fp32), and see whether it goes.
     """,
 )
 
-FEWEST = 300  # tokens
-FAR, QUIET = 0.5, 0.02  # nats, of flips: the size of the 1% of the tokens that hold FEW, the median of |l|
-
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that 1% of the tokens hold nearly all of the squared log-ratio, while the others agree."""
-    need_tokens(d, FEWEST)
-    held, size = d.statistics.top_share, median(s.median for s in d.statistics.rollouts)
-    far = math.sqrt((d.sums.mean("squared") or 0.0) * held / 0.01)
-    if held < FEW or size > QUIET or far < FAR:
-        return None
-    return {
-        "held": held,
-        "far": far,
-        "size": size,
-        "lowest": d.sums.histogram.smallest,
-        "highest": d.sums.histogram.largest,
-    }
+    """Finds a sparse distance of both signs on a model with experts."""
+    found = sparse(d)
+    need(
+        found is None or has_experts(d) is not None,
+        "whether the model has experts (args.json beside the dumps)",
+    )
+    return found if found and found["is_both"] and has_experts(d) else None

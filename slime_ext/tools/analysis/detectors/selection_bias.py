@@ -10,6 +10,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    explains=False,
     what="""
         samples are dropped by their length, reward, age or place in the data, which moves the mean
         advantage

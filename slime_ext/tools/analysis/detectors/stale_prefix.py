@@ -10,7 +10,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="prefixes",
-    after=("spoilt",),
+    after=("spoilt", "other_log_probs", "packing_leak", "part_of_run"),
     what="""
         keys and values of old weights are used again: only responses behind a cached prefix are far off
     """,

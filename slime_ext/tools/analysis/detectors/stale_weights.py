@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
 from slime_ext.core.metrics.names import HEALTHY
@@ -24,23 +25,29 @@ DETECTOR = Detector(
         "prefixes",
         "pushes",
         "resumed_wrong_weights",
+        "parts",
+        "experts",
     ),
     what="responses come from older weights; a note while k3 of all tokens is healthy",
     asks="versions, or rollout 0",
-    title="Responses come from older weights than the ones they train.",
+    title="""
+        {%- if is_guess is defined %} A guess: responses {%- else %} Responses {%- endif %} come from
+        older weights than the ones they train.
+    """,
     evidence="""
         {% if oldest is defined -%} The weights are {{ "%g" | format(newest) }} to {{ "%g" |
-        format(oldest) }} versions behind the trainer's: k3 {{ k3 | nats }}. No token is of fresh weights
-        to compare with: how much of it is numerics cannot be told. {%- elif held is defined -%} Version
-        {{ held | join(", ") }} sampled rollout after rollout: k3 {{ k3 | nats }} at tokens of weights
-        that had sampled an earlier rollout. No token is known to be of fresh weights: how much of it is
-        numerics, or another fault, cannot be told; rollout 0, or one just after a push, would tell. {%-
-        elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0, where sampler and trainer have the
-        same weights, and {{ later | nats }} after it (median). {%- else -%} k3 is {{ k3 | nats }} on
-        tokens from old weights and {{ fresh | nats }} on tokens from current ones {%- if worst %} (worst:
-        {{ (worst.k3 / worst.count) | nats }} in rollout {{ worst.rollout_id }}, version {{ worst.version
-        }}){% endif %}. {%- endif %} {%- if all_tokens is defined %} Over all tokens it is {{ all_tokens |
-        nats }}, which is healthy.{% endif %}
+        format(oldest) }} versions behind the trainer's: k3 {{ k3 | nats }}. No token is of fresh
+        weights to compare with: how much of it is numerics cannot be told. {%- elif held is defined -%}
+        Version {{ held | join(", ") }} sampled rollout after rollout: k3 {{ k3 | nats }} at tokens of
+        weights that had sampled an earlier rollout. No token is known to be of fresh weights: how much
+        of it is numerics, or another fault, cannot be told; rollout 0, or one just after a push, would
+        tell. {%- elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0, where sampler and
+        trainer have the same weights, and {{ later | nats }} after it (median); no weight version says
+        so: anything that begins with training looks the same. {%- else -%} k3 is {{ k3 | nats }} on
+        tokens from old weights and {{ fresh | nats }} on tokens from current ones {%- if worst %}
+        (worst: {{ (worst.k3 / worst.count) | nats }} in rollout {{ worst.rollout_id }}, version {{
+        worst.version }}){% endif %}. {%- endif %} {%- if all_tokens is defined %} Over all tokens it is
+        {{ all_tokens | nats }}, which is healthy.{% endif %}
     """,
     threshold="""
         k3 of older weights 3 times that of fresh ones (or that of rollout 0), and 2e-3 nats; a note where
@@ -63,6 +70,7 @@ FEWEST = 100  # tokens on each side
 MATTERS = 2e-3  # nats of k3 that old weights must make; a lag of one rollout that does no harm makes 1.5e-3
 ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; bfloat16 alone makes 1e-3
 TIMES = 3.0  # as much as fresh ones
+SURE, CERTAIN = 2.0, 1.5  # standard errors over samples, that far below; as much as rollout 0
 NOISY = 0.05  # nats, mean |l| that two engines in bfloat16 stay below
 PUSHED = (
     "whether what is pushed is what the trainer has: record ref_log_probs (slime: --use-kl-loss with "
@@ -122,9 +130,17 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
     if len(rollouts) < 3 or rollouts[0].rollout_id != 0 or min(s.tokens for s in rollouts) < FEWEST:
         return None
     first, later = rollouts[0].k3, median(s.k3 for s in rollouts[1:])
+    error = math.hypot(rollouts[0].wobble, median(s.wobble for s in rollouts[1:]))
+    if later * math.exp(-SURE * error) < CERTAIN * first:  # by chance of the samples
+        return None
     if later < max(MATTERS, TIMES * first):
         return None
-    found = {"k3": first, "later": later, "rollouts": tuple(s.rollout_id for s in rollouts[1:])}
+    found = {
+        "k3": first,
+        "later": later,
+        "is_guess": True,
+        "rollouts": tuple(s.rollout_id for s in rollouts[1:]),
+    }
     if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
         return found
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag

@@ -11,7 +11,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="other_policy",
-    after=("spoilt", "kept_mass"),
+    after=("spoilt", "kept_mass", "penalties", "minimum_length"),
     what="top-p or top-k renormalised the engine's log-probs",
     asks="300 tokens",
     title="The sampler's log-probs are renormalised to the tokens that top-p or top-k left.",

@@ -2,40 +2,88 @@
 
 from __future__ import annotations
 
+from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
-    after=("any cause",),
-    what="the policies are far apart (mean |log-ratio| above 0.05) and none of the above explains it",
+    after=("any cause", "some_samples"),
+    what="k3, chi^2 or effective sample size is outside its healthy range, and nothing else explains it",
     asks="100 tokens",
-    title="The policies are far apart, and no detector can tell why.",
+    title="Outside the healthy range, cause not found.",
     evidence="""
-        Mean |log-ratio| {{ mean | nats }} ± {{ "%.1g" | format(error) }}, k3 {{ k3 | nats }}. Two engines
-        in bfloat16 with the same weights stay below 0.05.
+        {{ outside | join("; ") }}. Mean |log-ratio| {{ mean | nats }} ± {{ "%.1g" | format(error) }}.
     """,
-    threshold="0.05 nats, more than bfloat16 makes, by 3 standard errors",
+    threshold="""
+        k3, chi^2 or effective sample size outside its healthy range in 95 of 100 draws of the samples,
+        or 0.05 nats of mean |l| by 3 standard errors
+    """,
     ruled_out="""
-        Every detector above that could look found nothing; those that could not are in the table.
+        Every detector that could look found nothing; those that could not, and what they need, are in
+        the table.
     """,
     fix="""
-        Find the cause before you train on: score one fixed text with both sides (the same weights?),
-        compare the request's sampling_params with the trainer's flags (temperature, top-p, penalties,
-        logit bias), the tokens that are scored with those that the engine returned (chat template, text
-        tokenised again), and where its log-probs begin. Read the worst tokens.
+        Find the cause before you train on. In the order of cost: read the worst tokens; score one fixed
+        text with both sides; record what the table says is missing{% if lacks %} ({{ lacks | join("; ")
+        }}){% endif %}; sample one rollout with plain sampling_params (temperature 1, top-p 1, no
+        penalties) right after a push.
     """,
 )
 
+DRAWS = 0.05
 SURE = 3.0  # standard errors above it
 FEWEST_TOKENS = 100  # tokens
 UNEXPLAINED = 0.05  # nats, mean |l|; five times what bfloat16 makes, and more than a harmless lag of weights
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds a mean |log-ratio| that is significantly above what arithmetic makes."""
+    """Finds a distance that is significantly outside what a healthy run has."""
     need_tokens(d, FEWEST_TOKENS)
     mean, error, _ = d.statistics.means["absolute"]
-    if mean - SURE * error < UNEXPLAINED:
+    outside = _outside(d)
+    if mean - SURE * error >= UNEXPLAINED and not outside:
+        outside = [f"mean |log-ratio| {mean:.3g} nats, above the 0.05 that two bfloat16 engines stay below"]
+    if not outside:
         return None
-    return {"mean": mean, "error": error, "k3": d.sums.mean("k3")}
+    return {"mean": mean, "error": error, "outside": outside, "lacks": _lacks(d)}
+
+
+def _outside(d: Diagnosis) -> list[str]:
+    """The numbers that are outside their healthy ranges, whatever samples are drawn."""
+    tokens, k3, ratio, square = d.statistics.samples.replicates.unbind(1)
+    known = tokens > 0
+    if not known.any():
+        return []
+    tokens, k3, ratio, square = (x[known] for x in (tokens, k3, ratio, square))
+    total, said = d.sums.numbers(), []
+    for name, draws, value, range_ in (
+        ("k3", k3 / tokens, total.k3, HEALTHY["k3_kl"]),
+        ("chi^2 of tokens", square / tokens - 1, total.chi2_token, HEALTHY["chi2_token"]),
+        (
+            "effective sample size of tokens",
+            ratio.square() / (tokens * square),
+            total.ess_token,
+            HEALTHY["ess_ratio"],
+        ),
+    ):
+        low, high = range_
+        if high is not None and float(draws.quantile(DRAWS)) > high:
+            said.append(f"{name} {value:.3g}, healthy up to {high:g}")
+        if low is not None and float(draws.quantile(1 - DRAWS)) < low:
+            said.append(f"{name} {value:.3g}, healthy from {low:g}")
+    return said
+
+
+def _lacks(d: Diagnosis) -> list[str]:
+    """What a dump could hold beside, the cheapest first."""
+    labels = d.statistics.samples.by_label()
+    has = {
+        "weight versions (slime_ext.host.log_rollout)": d.statistics.versions,
+        "the engine of each sample in sample.metadata": "engine" in labels,
+        "ref_log_probs (--use-kl-loss with coefficient 0)": any(
+            s.moved is not None for s in d.statistics.rollouts
+        ),
+        "the entropy (--use-rollout-entropy)": d.statistics.means["surprise"].count,
+    }
+    return [what for what, there in has.items() if not there]

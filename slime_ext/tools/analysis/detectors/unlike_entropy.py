@@ -8,7 +8,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
-    after=("spoilt", "other_policy"),
+    after=("spoilt", "other_policy", "parts"),
     what="the engine draws from a narrower or wider distribution than the one it records",
     asks="the trainer's entropy",
     title="""

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 
 from slime_ext.ops.divergences import LOWEST, is_log_prob
+from slime_ext.tools.analysis.measures.by_sample import BySample
+from slime_ext.tools.analysis.measures.estimators import Estimators
 from slime_ext.tools.analysis.measures.histogram import Histogram
+from slime_ext.tools.analysis.measures.shared_by import SharedBy
 from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, explains, moved_turns, shifted_sums
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
@@ -100,6 +103,9 @@ class RolloutSummary(NamedTuple):
     error: float = 0.0  # of that mean, one standard error
     surprise: float = 0.0  # mean -log behavior
     certainty: Sequence[Sequence[float]] = ()  # number and sum |l| of the tokens, by how sure the sampler was
+    wobble: float = 0.0  # standard error of log(mean k3), of samples drawn again with replacement
+    truncated: float = 0.0  # share of the samples that were cut at the limit
+    equal: float = 0.0  # share of the tokens whose log-prob is that of the first policy, bit by bit
 
 
 class Prints(NamedTuple):
@@ -145,6 +151,9 @@ class DetectorStatistics(Additive):
     prints: list[Prints] = field(default_factory=list)
     # Number in place of a log-prob -> tokens: -1000 or less, which servers write for minus infinity.
     sentinels: Counter[float] = field(default_factory=Counter)
+    shared: SharedBy = field(default_factory=SharedBy)
+    samples: BySample = field(default_factory=BySample)
+    estimators: Estimators = field(default_factory=Estimators)
 
     def __post_init__(self, vocabulary: int | None) -> None:
         self.ids = vocabulary
@@ -154,6 +163,8 @@ class DetectorStatistics(Additive):
         self.means.add(part)
         self.counts.update(_odd_values(part))
         self.sentinels.update(_sentinels(part))
+        self.shared.add(part)
+        self.samples.add(part)
         shifts = torch.zeros(part.count, dtype=torch.int64)
         for row, shift in enumerate(SHIFTS):
             sums, is_explained = shifted_sums(part, shift)
@@ -183,6 +194,8 @@ class DetectorStatistics(Additive):
         Args:
             sums, versions, certainty: of this rollout alone.
         """
+        wobble, size = self.samples.close(rollout), max(rollout.count, 1)
+        self.estimators.add(rollout)
         if sums["finite"]:
             self.rollouts.append(
                 RolloutSummary(
@@ -199,6 +212,9 @@ class DetectorStatistics(Additive):
                     _error(sums["rewarded"], sums["reward"], sums["reward_squared"]),
                     -(sums.mean("behavior") or 0.0),
                     certainty.tolist(),
+                    wobble,
+                    sum(status == "truncated" for status in rollout.statuses) / size,
+                    sums.mean("unmoved", "referenced") or 0.0,
                 )
             )
         elif rollout.size and not sums["tokens"]:
@@ -217,6 +233,7 @@ class DetectorStatistics(Additive):
         for name in ("retold", "paired", "foreign", "left_out"):
             self.counts[name] += getattr(rollout, name)
         self.counts["samples"] += rollout.count
+        self.counts.update(rollout.routing)
         if rollout.routes is not None:
             self.routes = sum_of(self.routes, rollout.routes)
             self.experts = sum_of(self.experts, rollout.experts)
@@ -327,7 +344,9 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
     exactly 0, ``doubted`` are those of them with a trainer's log-prob below -0.25, ``filled`` with one below
     -2, ``sure`` tokens with such a one and a behavior log-prob above -0.01 but not 0, ``padded`` tokens whose
     behavior log-prob is exactly 0 beside another such while the trainer finds them unlikely, ``positive``
-    log-probs above 0; and of sequences: ``silent`` without any behavior log-prob, ``partial`` that lack some.
+    log-probs above 0; ``recorded_doubted`` and ``recorded_unlikely`` are those of ``doubted`` and ``filled``
+    whose behavior log-prob is not 0; and of sequences: ``silent`` without any behavior log-prob, ``partial``
+    that lack some.
     """
     found, mask, is_unlikely = part.log_ratio, part.mask, part.proximal < UNLIKELY
     zero = mask & (part.behavior == 0)
@@ -346,6 +365,8 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
         doubted=both & (part.proximal < DOUBTED),
         filled=both & is_unlikely,
         sure=part.finite & ~zero & (part.behavior > SURE_OF) & is_unlikely,
+        recorded_doubted=part.finite & ~zero & (part.proximal < DOUBTED),
+        recorded_unlikely=part.finite & ~zero & is_unlikely,
         padded=beside & is_unlikely,
         positive=positive,
         silent=lacking & ~some,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from slime_ext.tools.analysis.document import Curve, Moment, Numbers
 from slime_ext.tools.analysis.measures import versions
@@ -30,6 +31,7 @@ class Diagnosis(Additive):
     timeline: list[Moment] = field(default_factory=list)
     unread: int = 0  # files, or parts of them, that could not be read
     steps: int = 0  # optimizer steps of a rollout, the most that one of them had; 0 for unknown
+    flags: dict[str, Any] = field(default_factory=dict)  # of the run: see ``readers.flags``
     calls: tuple[LossCall, ...] = ()  # of the first of the run's folders that holds one
     layers: tuple[LayerDistance, ...] = ()  # of the first of the run's folders that holds layer outputs
 

@@ -138,7 +138,8 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
         is_known = finite & part.reference.isfinite()
         apart = ((side - part.reference).abs().double() for side in (part.behavior, part.proximal))
         pushed, moved = (torch.where(is_known, distance, 0) for distance in apart)
-        sums |= {"referenced": is_known, "pushed": pushed, "moved": moved}
+        unmoved = is_known & (part.proximal == part.reference) & (part.proximal != 0)
+        sums |= {"referenced": is_known, "pushed": pushed, "moved": moved, "unmoved": unmoved}
     return {
         name: float(row.count_nonzero() if row.dtype == torch.bool else row.sum())
         for name, row in sums.items()

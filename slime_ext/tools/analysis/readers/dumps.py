@@ -21,7 +21,7 @@ from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.archive import read_archive
 from slime_ext.tools.analysis.readers.find import ARCHIVE, Job
 from slime_ext.tools.analysis.readers.ranks import merge_ranks
-from slime_ext.tools.analysis.readers.routes import compared_routes
+from slime_ext.tools.analysis.readers.routes import compared_routes, odd_routes
 from slime_ext.tools.analysis.readers.samples import (
     NO_NUMBERS,
     DumpedSample,
@@ -111,7 +111,8 @@ class _Content:
         of_all: dict[str, Any] = dict(_join(rows, about, notes))
         if rows:
             of_all |= _dropped(rows, about)
-            of_all |= compared_routes([(r, about[r.position]) for r in rows if r.position < len(about)])
+            pairs = [(r, about[r.position]) for r in rows if r.position < len(about)]
+            of_all |= {"routing": odd_routes(pairs), **compared_routes(pairs)}
         return assemble(self.rollout_id, source, rows or about, notes, **of_all)
 
 
@@ -234,13 +235,25 @@ def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
 
 def rows_of_train(samples: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> list[DumpedSample]:
     """The samples of a train dump; log-probs are over the whole response."""
-    steps = step_of_position(found.get("dp_shards") or ())
+    shards = found.get("dp_shards") or ()
+    steps, places = step_of_position(shards), place_of_position(shards)
     rows = []
     for i, sample in enumerate(samples):
         position = sample.get("rollout_position")
         position = i if position is None else int(position)
         rows.append(sample_of(sample, position, steps.get(position)))
+        rows[-1].place = places.get(position)
     return rows
+
+
+def place_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Rollout position -> how many samples come before it in its micro-batch."""
+    found = {}
+    for shard in shards:
+        partition, batches = shard.get("partition"), shard.get("micro_batch_indices")
+        for batch in batches or () if partition is not None else ():
+            found.update({int(partition[i]): place for place, i in enumerate(batch)})
+    return found
 
 
 def step_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:

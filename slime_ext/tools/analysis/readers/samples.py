@@ -76,6 +76,7 @@ class DumpedSample:
     step: int | None = None
     cached: int | None = None  # tokens of the prompt
     rank: int | None = None  # data-parallel, of the trainer
+    place: int | None = None  # in its micro-batch
     engine: str = ""
     prompt: str = ""
     response: str = ""
@@ -211,6 +212,7 @@ def assemble(
         steps=_all([row.step for row in sound]),
         cached=_all([row.cached for row in sound]),
         ranks=_all([row.rank for row in sound]),
+        places=_all([row.place for row in sound]),
         engines=tuple(row.engine for row in sound) if any(row.engine for row in sound) else None,
         statuses=tuple(row.status for row in sound),
         prompts=[row.prompt for row in sound],

@@ -22,11 +22,11 @@ def _known(paths: Sequence[str], tokenizer: str | None) -> Iterator[int | None]:
     runs = [folder for path in paths for folder in (Path(path), Path(path).parent)]
     given = [Path(tokenizer)] if tokenizer else []
     yield from (_of_tokenizer(folder) for folder in (*given, *(run / "tokenizer" for run in runs)))
-    for flags in (_read(run / "args.json") for run in runs):
+    for flags in (read_json(run / "args.json") for run in runs):
         model = flags.get("hf_checkpoint")
         yield _rows(flags)
-        yield _rows(_read(Path(model) / "config.json")) if isinstance(model, str) else None
-    yield from (_rows(_read(folder / "config.json")) for folder in given)
+        yield _rows(read_json(Path(model) / "config.json")) if isinstance(model, str) else None
+    yield from (_rows(read_json(folder / "config.json")) for folder in given)
 
 
 def _rows(found: Mapping[str, Any]) -> int | None:
@@ -35,7 +35,7 @@ def _rows(found: Mapping[str, Any]) -> int | None:
 
 def _of_tokenizer(folder: Path) -> int | None:
     """From the tokenizer.json of Hugging Face's tokenizers."""
-    found = _read(folder / "tokenizer.json")
+    found = read_json(folder / "tokenizer.json")
     try:
         ids = [*found["model"]["vocab"].values(), *(token["id"] for token in found.get("added_tokens", ()))]
     except (KeyError, TypeError, AttributeError):
@@ -47,7 +47,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST_IDS
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The mapping that a JSON file holds; empty where there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

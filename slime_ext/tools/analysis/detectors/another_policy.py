@@ -1,0 +1,93 @@
+"""The finding ``another_policy``."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median
+
+from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need, need_tokens
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="warning",
+    after=(
+        "spoilt",
+        "kept_mass",
+        "truncated_sampling",
+        "before_temperature",
+        "penalties",
+        "temperature",
+        "unlike_entropy",
+        "prefixes",
+        "parts",
+        "pushes",
+        "experts",
+        "minimum_length",
+        "logit_bias",
+        "layer",
+        "shared_place",
+        "prompt_cut",
+    ),
+    what="another policy samples than the one that is trained: a teacher, base weights, another checkpoint",
+    asks="weight versions that are no numbers",
+    title="""
+        Another policy samples than the one that is trained
+        {%- if grows %}: it is far off from the first rollout on, and the trainer moves away from it.
+        {%- else %}: its weights have the version of no push, in every rollout.{% endif %}
+    """,
+    evidence="""
+        k3 {{ k3 | nats }} in the first rollouts and {{ late | nats }} in the last; mean |log-ratio|
+        {{ absolute | nats }}, {{ "%+.2g" | format(mean) }} in the mean.
+        {%- if unnumbered %} All weight versions are without a number (such as default).{% endif %}
+    """,
+    threshold="""
+        k3 above 5e-3 nats in every rollout from the first on, and no version a number, or a rise of 30%
+        from above 0.02 nats; less than 75% of l^2 at 1% of the tokens
+    """,
+    ruled_out="""
+        A lag of weights: rollout 0 has none. Rounded weights: their distance stays as it is.
+    """,
+    fix="""
+        If a teacher samples on purpose (distillation), nothing is wrong: correct with an importance
+        ratio, and expect this distance. Else push the weights before the first rollout, and compare a
+        checksum on both sides.
+    """,
+)
+FEWEST, MATTERS = 100, 5e-3
+GROWS, FAR, SURE = 1.5, 0.02, 2.0  # k3 of the last third over the first; nats in the first; standard errors
+UNTOLD = "whether the sampler's weights are only rounded: ask both sides for the log-probs of one text"
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds weights that are far off from rollout 0 on, without a version or left behind."""
+    need_tokens(d, FEWEST)
+    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    named = [p for p in d.statistics.samples.parts if p.label == "weight version"]
+    unnumbered = bool(named) and all(p.value == "without a number" for p in named)
+    begins = bool(rollouts) and rollouts[0].rollout_id == 0
+    need(unnumbered or begins, "rollout 0, or versions that are no numbers")
+    if not rollouts or min(s.k3 for s in rollouts) < MATTERS or d.statistics.top_share >= FEW:
+        return None
+    third = max(len(rollouts) // 3, 1)
+    first, last = (fmean(s.k3 for s in part) for part in (rollouts[:third], rollouts[-third:]))
+    grows = begins and _moves_away(rollouts, first, last) and two_kinds(d) is None
+    if not grows and not unnumbered:
+        return None
+    found = {
+        "k3": first,
+        "late": last,
+        "grows": grows,
+        "unnumbered": unnumbered,
+        "absolute": d.sums.mean("absolute"),
+        "mean": d.sums.mean("log_ratio"),
+    }
+    return found if grows else found | {"or_else": ("quantised",), "untold": UNTOLD}
+
+
+def _moves_away(rollouts: list[RolloutSummary], first: float, last: float) -> bool:
+    """Whether k3 rises over the run by more than chance makes of the samples."""
+    wobble = median(s.wobble for s in rollouts)
+    is_known = len(rollouts) >= 3 and wobble > 0
+    return is_known and first >= FAR and last * math.exp(-SURE * wobble) >= first and last >= GROWS * first

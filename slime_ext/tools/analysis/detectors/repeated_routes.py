@@ -1,0 +1,49 @@
+"""The finding ``repeated_routes``."""
+
+from __future__ import annotations
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="error",
+    group="experts",
+    after=("spoilt",),
+    what="the sampler's experts are one row that repeats over many tokens",
+    asks="rollout_routed_experts",
+    title="The recorded experts repeat: one row stands at many tokens in a row, in all layers.",
+    evidence="""
+        In {{ repeated }} of {{ routed }} samples with experts ({{ repeated | share(routed) }}), over
+        {{ (tokens / repeated) | int }} tokens on average{% if prompt == repeated %}, in the prompt alone
+        {%- elif prompt %}; in {{ prompt }} of them in the prompt alone{% endif %}.
+    """,
+    threshold="""
+        12 tokens with the same experts in every layer, 4 times the trainer's longest such run, in 2
+        samples and 2%
+    """,
+    ruled_out="""
+        Routing that flips: it changes single tokens, not one row for a block. Real routing: neighbours
+        differ.
+    """,
+    fix="""
+        Do not replay these experts: the trainer would take the wrong ones. Look at how the engine
+        collects them where a prompt is prefilled in chunks or a buffer is used again
+        (sgl-project/sglang#36404), update it, and sample one rollout with chunked prefill off
+        (--sglang-chunked-prefill-size -1).
+    """,
+)
+FEWEST, SHARE = 2, 0.02
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds samples with a long run of equal rows of experts."""
+    counts = d.statistics.counts
+    need(counts["routed"], "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
+    if counts["repeated"] < max(FEWEST, SHARE * counts["routed"]):
+        return None
+    return {
+        "repeated": counts["repeated"],
+        "routed": counts["routed"],
+        "tokens": counts["repeated_tokens"],
+        "prompt": counts["repeated_prompt"],
+    }

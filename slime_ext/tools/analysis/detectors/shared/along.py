@@ -1,0 +1,42 @@
+"""Mean |l| along the response: its first quarter of tokens by position, the middle, and the last quarter."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+
+class Along(NamedTuple):
+    """Mean |l| of the three parts; that of the first and last over tokens of which the sampler was as sure;
+    standard errors of the first and last."""
+
+    early: float
+    middle: float
+    late: float
+    first: float
+    last: float
+    early_error: float
+    late_error: float
+
+
+def along(d: Diagnosis) -> Along | None:
+    """None where the parts cannot be cut."""
+    count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
+    reached = count.cumsum(0) / count.sum()
+    parts = (reached <= 0.25, (reached > 0.25) & (reached < 0.75), reached >= 0.75)
+    if not all(float(count[part].sum()) for part in parts):
+        return None
+    means = (float(absolute[part].sum() / count[part].sum()) for part in parts)
+    errors = (math.sqrt(float(squared[part].sum())) / float(count[part].sum()) for part in parts[::2])
+    return Along(*means, *(_evened(d, part) for part in parts[::2]), *errors)
+
+
+def _evened(d: Diagnosis, part: Tensor) -> float:
+    """Mean |l| of the tokens at some bins of position, over that of all tokens which were as sure as they."""
+    count, absolute = d.curves.by_surprise("drift")[..., :2].unbind(2)
+    usual = absolute.sum(0) / count.sum(0).clamp_min(1)
+    return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))

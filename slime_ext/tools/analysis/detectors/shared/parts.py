@@ -1,0 +1,88 @@
+"""Which value of a label has most of the distance, compared with all other samples of the same rollouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slime_ext.tools.analysis.measures.by_sample import Part
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+TIMES, MATTERS, SURE = 4.0, 3e-3, 4.0  # k3 over that of the others; nats; standard errors
+HOLDS = 0.6  # of what the run's k3 has beyond that of the others
+FEWEST = 4  # samples
+
+
+class Mean(NamedTuple):
+    """Mean k3 over tokens with its standard error over samples."""
+
+    samples: int
+    tokens: int
+    k3: float
+    error: float
+
+
+class Found(NamedTuple):
+    """A value of a label whose samples are far off."""
+
+    label: str
+    value: str
+    mine: Mean
+    others: Mean
+    rollouts: tuple[int, ...]
+    held: float  # share of the run's sum of k3
+
+    @property
+    def z(self) -> float:
+        error = math.hypot(self.mine.error, self.others.error)
+        return (self.mine.k3 - self.others.k3) / error if error else math.inf
+
+
+def mean_of(parts: Sequence[Part]) -> Mean:
+    """Over some parts of a run."""
+    n = sum(p.tokens for p in parts)
+    if not n:
+        return Mean(0, 0, 0.0, 0.0)
+    mean = sum(p.k3 for p in parts) / n
+    variance = sum(p.square - 2 * mean * p.cross + mean * mean * p.lengths for p in parts)
+    return Mean(sum(p.samples for p in parts), n, mean, math.sqrt(max(variance, 0.0)) / n)
+
+
+def far_value(d: Diagnosis, labels: Sequence[str]) -> Found | None:
+    """The value of one of the labels whose samples hold most of the run's k3, while the others of the same
+    rollouts are healthy beside them; None if there is none."""
+    by_label = d.statistics.samples.by_label()
+    found = []
+    for label in labels:
+        rollouts = by_label.get(label, {})
+        values = {p.value for parts in rollouts.values() for p in parts}
+        whole = sum(p.k3 for parts in rollouts.values() for p in parts)
+        for value in sorted(values) if len(values) > 1 else ():
+            one = _of_value(label, value, rollouts, whole)
+            if one is not None:
+                found.append(one)
+    return max(found, key=lambda one: one.held, default=None)
+
+
+def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: float) -> Found | None:
+    mine, others, ids, rest = [], [], [], []
+    for rollout_id, parts in rollouts.items():
+        own = [p for p in parts if p.value == value]
+        beside = [p for p in parts if p.value != value]
+        if not own or not beside:
+            rest += parts
+        elif mean_of(own).k3 >= TIMES * mean_of(beside).k3:
+            mine += own
+            others += beside
+            ids.append(rollout_id)
+        else:
+            rest += parts
+    if not mine:
+        return None
+    far, near = mean_of(mine), mean_of(others)
+    usual = mean_of(others + rest)
+    excess, every = (far.k3 - usual.k3) * far.tokens, whole - usual.k3 * (far.tokens + usual.tokens)
+    one = Found(label, value, far, near, tuple(sorted(ids)), sum(p.k3 for p in mine) / max(whole, 1e-30))
+    is_far = far.k3 >= max(MATTERS, TIMES * usual.k3) and far.samples >= FEWEST and one.z >= SURE
+    return one if is_far and excess >= HOLDS * every else None

@@ -1,0 +1,41 @@
+"""A few tokens that are far off while all others agree."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need_tokens
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+FEWEST = 300  # tokens
+FAR, QUIET = 0.5, 0.02  # nats: the size of the 1% of the tokens that hold FEW, the median of |l|
+MOST, HOLD, LARGE = 0.05, 0.9, 2.0  # share of tokens beyond 0.5 nats; of sum l^2; nats, mean |l| of these
+BOTH = 0.1  # share of sum l^2 of far tokens that lies on the other side of 0
+
+
+def sparse(d: Diagnosis) -> Figures | None:
+    """Figures of a run in which 1% of the tokens hold nearly all of the squared log-ratio, while the others
+    agree; None of another."""
+    need_tokens(d, FEWEST)
+    held, size = d.statistics.top_share, median(s.median for s in d.statistics.rollouts)
+    far = math.sqrt((d.sums.mean("squared") or 0.0) * held / 0.01)
+    counts, signed, _, squares = d.statistics.shared.signs.unbind(1)
+    below, above = squares.tolist()
+    some, whole = float(counts.sum()), float(d.statistics.shared.total[3])
+    is_some = some <= MOST * d.sums["finite"] and below + above >= HOLD * whole and some > 0
+    is_some = is_some and float(signed.abs().sum()) >= LARGE * some
+    if size > QUIET or far < FAR or (held < FEW and not is_some):
+        return None
+    whole = below + above
+    lowest, highest = d.sums.histogram.smallest, d.sums.histogram.largest
+    is_both = min(below, above) >= BOTH * whole if whole else lowest < -FAR < FAR < highest
+    return {
+        "held": held,
+        "far": far,
+        "size": size,
+        "lowest": lowest,
+        "highest": highest,
+        "is_both": is_both,
+        "is_below": below > above if whole else -lowest > highest,
+    }

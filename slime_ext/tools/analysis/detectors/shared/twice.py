@@ -1,0 +1,26 @@
+"""What each side says of text that stands in several samples of a prompt."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DENSE = 0.03  # median |l| over the mean
+FEWEST, HELD, MATTERS, TIMES = 40, 0.4, 0.01, 3.0  # tokens; of mean |l|; nats; of the other side's
+
+
+def unrepeated(d: Diagnosis, side: str) -> Figures | None:
+    """How much a side's log-probs of the same text differ, if that holds most of the distance."""
+    count, sampler, trainer, absolute = d.statistics.shared.twice[1].tolist()
+    need(count >= FEWEST, f"{FEWEST} tokens in samples of one prompt that are equal up to there")
+    spread, other = (sampler, trainer) if side == "sampler" else (trainer, sampler)
+    middle = median(s.median for s in d.statistics.rollouts)
+    is_dense = middle >= DENSE * (d.sums.mean("absolute") or 0.0)
+    samples = d.statistics.samples
+    if not is_dense or 2 * samples.related < samples.correlated:  # a few tokens, or another text
+        return None
+    if spread < max(MATTERS * count, HELD * absolute, TIMES * other) or d.statistics.top_share >= FEW:
+        return None
+    return {"count": count, "spread": spread / count, "other": other / count, "absolute": absolute / count}

@@ -1,0 +1,67 @@
+"""The finding ``shared_value``."""
+
+from __future__ import annotations
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="error",
+    group="spoilt",
+    after=(
+        "positive_log_probs",
+        "retokenised",
+        "off_by_one",
+        "greedy_sampling",
+        "tool_tokens",
+        "constrained_decoding",
+    ),
+    what="log-probs of sampled tokens were lost, and one value stands in their place",
+    asks="4 such tokens",
+    title="""
+        {{ count }} sampled tokens have one and the same log-prob, {{ "%g" | format(value) }}: it was
+        filled in, not recorded.
+    """,
+    evidence="""
+        {{ ids }} different tokens have exactly {{ "%g" | format(value) }}; they hold {{ held | share(1)
+        }} of the squared log-ratio of all tokens that are far off. {%- if last %} {{ last | share(1) }}
+        of that lies at the last token of its response.{% endif %}
+    """,
+    threshold="""
+        one value at 4 tokens of 3 kinds, that holds half of the squared log-ratio of tokens beyond 0.5
+        nats
+    """,
+    ruled_out="""
+        Routing, numerics, old weights: none of them gives different tokens the same log-prob to the
+        last bit. Tool output: the trainer finds these tokens as likely as sampled ones.
+    """,
+    fix="""
+        {%- if value == 0 %} Look for `logprob or 0.0`, for accepted draft tokens of speculative
+        decoding that come back without a log-prob, and for an end token that is appended by hand. {%-
+        else %} Look for a clamp, or a default that is used where the engine returned none. {%- endif %}
+        Record the engine's number, or mask these tokens until it is there.
+    """,
+)
+FEWEST, KINDS, HELD = 4, 3, 0.5  # tokens; their ids; share of sum l^2 of far tokens
+LAST = 0.5  # share of it at the last token that is worth saying
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds one log-prob at far tokens of several ids that holds most of what is far."""
+    need_tokens(d, FEWEST)
+    shared = d.statistics.shared
+    if not shared.values:
+        return None
+    value = max(shared.value_squares, key=shared.value_squares.__getitem__)
+    count, ids, far = shared.values[value], shared.value_ids[value], float(shared.signs[:, 3].sum())
+    held = shared.value_squares[value] / far if far else 0.0
+    if count < FEWEST or ids < KINDS or held < HELD:
+        return None
+    last = float(shared.ends[:, 0, 3].sum()) / float(shared.total[3])
+    return {
+        "value": float(value),
+        "count": count,
+        "ids": ids,
+        "held": held,
+        "last": last if last >= LAST else 0,
+    }

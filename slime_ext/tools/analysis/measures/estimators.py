@@ -1,0 +1,127 @@
+"""Whether the advantages of a rollout follow from its rewards, by the estimators that hosts have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive
+
+FITS = 0.98  # correlation within groups from which an explanation is exact
+LEVEL = 0.05  # of mean |A|, what the mean over a prompt may be
+TURNED, AGREES = 0.5, 0.3  # correlation within groups below and above which the sign is told
+
+
+@dataclass
+class Estimators(Additive):
+    """Rollouts by what their advantages follow from; see ``kind_of``.
+
+    Args:
+        own, flipped, late, early, others, batch, zero, flat, unlike: their numbers.
+    """
+
+    own: list[int] = field(default_factory=list)
+    flipped: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    early: list[int] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+    zero: list[int] = field(default_factory=list)
+    flat: list[int] = field(default_factory=list)
+    unlike: list[int] = field(default_factory=list)
+
+    def add(self, rollout: DumpedRollout) -> None:
+        """Adds a whole rollout."""
+        kind = kind_of(rollout)
+        if kind:
+            getattr(self, kind).append(rollout.rollout_id)
+
+
+def kind_of(rollout: DumpedRollout) -> str:
+    """What the advantages of a rollout follow from; "" where it cannot be told.
+
+    ``zero``: nothing, all are 0 although rewards differ within a group; ``flat`` all are 0 and no group has
+    two rewards. Else a_s is compared with r_s - mean of the rewards of its prompt (``own``), its negative
+    (``flipped``), the rewards of the sample before or after (``late``, ``early``), or less the mean of a
+    chunk of samples of other prompts (``others``), or of all samples (``batch``). ``unlike``: none of them.
+    """
+    if rollout.advantages is None or rollout.rewards is None or rollout.groups is None:
+        return ""
+    advantage, constant = _of_samples(rollout)
+    there = rollout.responding & rollout.rewards.isfinite()
+    groups = torch.tensor(rollout.groups).unique(return_inverse=True)[1]
+    rewards, size = torch.where(there, rollout.rewards, 0), int(torch.bincount(groups).max())
+    if int(there.sum()) < 4 or size < 2:
+        return ""
+    is_flat = float(_centred(rewards, groups, there).abs().max()) < 1e-6
+    if not bool((advantage[there] != 0).any()):
+        return "flat" if is_flat else "zero"
+    return "" if is_flat or not constant else _explained(advantage, rewards, groups, there, size)
+
+
+def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
+    within = _centred(advantage, groups, there)
+    inside = _fit(within, rewards, groups, there)
+    if inside > FITS:
+        level = (advantage - within)[there].abs().mean()
+        is_own = float(level) < LEVEL * float(advantage[there].abs().mean())
+        return "own" if is_own else _of_chunk(advantage, rewards, there, size)
+    if inside < -FITS:
+        return "flipped"
+    for kind, by in (("late", 1), ("early", -1)):
+        fits = (_fit(x, rewards.roll(by), groups, there) for x in (within, advantage))
+        if max(*fits, _correlation(advantage, _centred(rewards, groups, there).roll(by), there)) > FITS:
+            return kind
+    if chunk := _of_chunk(advantage, rewards, there, size):
+        return chunk
+    if inside < -TURNED:
+        return "flipped"
+    return "" if inside > AGREES else "unlike"
+
+
+def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
+    """[S] mean advantage of each sample, and whether it is one number over each sample."""
+    values = rollout.segments.zeroed(rollout.advantages)
+    total, square, count = rollout.segments.local_sums(
+        [values.double(), values.double().square(), rollout.mask.double()]
+    )
+    n = count.clamp_min(1)
+    spread = (square / n - (total / n).square()).clamp_min(0)
+    return total / n, bool((spread <= 1e-6 + 1e-4 * (total / n).square()).all())
+
+
+def _centred(values: Tensor, groups: Tensor, there: Tensor) -> Tensor:
+    n = torch.bincount(groups, there.double())
+    means = torch.bincount(groups, torch.where(there, values, 0).double()) / n.clamp_min(1)
+    return torch.where(there, values - means[groups], 0)
+
+
+def _correlation(a: Tensor, b: Tensor, there: Tensor) -> float:
+    """Mean over groups would weigh them alike; advantages are scaled by group, so signs and order count."""
+    x, y = a[there].double(), b[there].double()
+    size = float(x.norm() * y.norm())
+    return float(x @ y) / size if size else 0.0
+
+
+def _fit(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> float:
+    """Correlation with rewards less the mean of their group, divided by its standard deviation or not; the
+    larger by size."""
+    plain = _centred(rewards, groups, there)
+    n = torch.bincount(groups, there.double()).clamp_min(1)
+    deviation = (torch.bincount(groups, plain.double().square()) / n).sqrt()[groups]
+    scaled = plain / deviation.clamp_min(1e-9)
+    return max((_correlation(advantage, own, there) for own in (plain, scaled)), key=abs)
+
+
+def _of_chunk(advantage: Tensor, rewards: Tensor, there: Tensor, size: int) -> str:
+    """``others`` where advantages are rewards less the mean of chunks of ``size`` samples that are not those
+    of the prompts, ``batch`` where it is the mean of all; else ""."""
+    count = len(rewards)
+    if _fit(advantage, rewards, torch.zeros(count, dtype=torch.int64), there) > FITS:
+        return "batch"
+    chunks = [(torch.arange(count) + shift) // size for shift in range(size)]
+    chunks.append(torch.arange(count) % max(count // size, 1))
+    return "others" if max(_fit(advantage, rewards, chunk, there) for chunk in chunks) > FITS else ""

@@ -1,0 +1,144 @@
+"""What far tokens share: a value, a token id, a place at the end, a neighbour, what came before; and whether
+either side says the same of the same text twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import Additive, earlier, run_begins, tabulated, zeros
+
+FAR = 0.5  # nats, |l| of a token that is far off
+IDS = 4096  # token ids are counted modulo this
+ENDS = 16  # places from the end of a response; the last holds all before
+SEEN = 4  # how often a token came before in its response: 0, 1, 2, more
+VALUES = 8  # repeated values that a part of a rollout remembers
+AGAIN = 3  # tokens of one value that make it a repeated one
+REACH = 3  # tokens on each side of one with a log-prob of exactly 0
+UNLIKELY = -2.0  # nats; as in detector_statistics
+PREFIX = 32  # tokens of a response that are compared with those of its group
+MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
+COLUMNS = 4  # count, sum l, sum |l|, sum l^2, the last of |l| up to LARGEST
+LARGEST = 30.0  # nats, so that one token does not hold all of a sum
+
+
+@dataclass
+class SharedBy(Additive):
+    """Sums of ``COLUMNS`` over tokens.
+
+    Args:
+        ids: [IDS, COLUMNS] by token id.
+        ends: [2, ENDS, COLUMNS] of responses that were not and that were cut at the limit, by place from
+            the end.
+        seen: [SEEN, SURPRISES, COLUMNS] by how often the token came before, and how sure the sampler was.
+        beside: [2, COLUMNS] of tokens whose log-prob is not 0, far from any filled zero, and near one.
+        signs: [2, COLUMNS] of far tokens with l below and above 0.
+        values, value_ids, value_squares: value of a far token's log-prob -> tokens, token ids, sum l^2.
+        twice: [2, 4] of tokens with the same text before them in another sample of their prompt, and the
+            same token: their number, sum |behavior - mean|, sum |proximal - mean|, sum |l|; first of all,
+            then of those of which one of both sides is unsure.
+    """
+
+    ids: Tensor = field(default_factory=lambda: zeros(IDS, COLUMNS))
+    ends: Tensor = field(default_factory=lambda: zeros(2, ENDS, COLUMNS))
+    seen: Tensor = field(default_factory=lambda: zeros(SEEN, SURPRISES, COLUMNS))
+    beside: Tensor = field(default_factory=lambda: zeros(2, COLUMNS))
+    signs: Tensor = field(default_factory=lambda: zeros(2, COLUMNS))
+    values: Counter[float] = field(default_factory=Counter)
+    value_ids: Counter[float] = field(default_factory=Counter)
+    value_squares: Counter[float] = field(default_factory=Counter)
+    twice: Tensor = field(default_factory=lambda: zeros(2, 4))
+
+    def add(self, part: DumpedRollout) -> None:
+        """Adds the tokens of a part of a rollout."""
+        if not part.size:
+            return
+        count, absolute, _, log_ratio, *_ = part.columns
+        squared = absolute.clamp(max=LARGEST).square()
+        rows = torch.stack([count, log_ratio.clamp(-LARGEST, LARGEST), absolute.clamp(max=LARGEST), squared])
+        self.ends += tabulated(_place(part), rows, 2 * ENDS).view(2, ENDS, COLUMNS)
+        far = part.finite & (absolute > FAR)
+        self.signs += tabulated(torch.where(far, (log_ratio > 0).long(), 2), rows, 2)
+        self.beside += tabulated(_beside(part), rows, 2)
+        if part.tokens is not None:
+            self.ids += tabulated(part.tokens.remainder(IDS), rows, IDS)
+            came = earlier(part.segments.ids.long() * (1 << 32) + part.tokens).clamp(max=SEEN - 1)
+            index = came * SURPRISES + part.surprise.long()
+            self.seen += tabulated(index, rows, SEEN * SURPRISES).view(SEEN, SURPRISES, COLUMNS)
+            self.twice += _twice(part)
+        if far.any():
+            self._add_values(part, far, squared)
+
+    def _add_values(self, part: DumpedRollout, far: Tensor, squared: Tensor) -> None:
+        behavior = part.behavior[far]
+        values, index, counts = behavior.unique(return_inverse=True, return_counts=True)
+        if int(counts.max()) < AGAIN:
+            return
+        kinds = part.proximal[far].mul(100).round().long() if part.tokens is None else part.tokens[far]
+        pairs = torch.stack([index, kinds]).unique(dim=1)[0]
+        different, squares = torch.bincount(pairs, minlength=len(values)), torch.zeros(len(values)).double()
+        squares.index_add_(0, index, squared[far])
+        top = counts.topk(min(VALUES, len(counts))).indices
+        for at in top[counts[top] >= AGAIN].tolist():
+            value = float(values[at])
+            self.values[value] += int(counts[at])
+            self.value_ids[value] += int(different[at])
+            self.value_squares[value] += float(squares[at])
+
+    @property
+    def total(self) -> Tensor:
+        """[COLUMNS] over all tokens."""
+        return self.ends.sum((0, 1))
+
+
+def _place(part: DumpedRollout) -> Tensor:
+    """[T] row of ``ends``."""
+    lengths = torch.tensor(part.lengths)
+    from_end = (part.segments.expand(lengths) - 1 - part.segments.within).clamp(max=ENDS - 1)
+    cut = torch.tensor([status == "truncated" for status in part.statuses or [""] * part.count])
+    return part.segments.expand(cut.long()) * ENDS + from_end
+
+
+def _beside(part: DumpedRollout) -> Tensor:
+    """[T] row of ``beside``; 2 where the log-prob is exactly 0."""
+    zero = part.mask & (part.behavior == 0)
+    filled = zero & (part.proximal < UNLIKELY)
+    near, ids = filled.clone(), part.segments.ids
+    for step in range(1, REACH + 1):
+        same = ids[step:] == ids[:-step]
+        near[step:] |= filled[:-step] & same
+        near[:-step] |= filled[step:] & same
+    return torch.where(zero, 2, near.long())
+
+
+def _twice(part: DumpedRollout) -> Tensor:
+    """[2, 4] of one part; see ``SharedBy.twice``."""
+    if part.groups is None:
+        return zeros(2, 4)
+    segments = part.segments
+    at = ((segments.within < PREFIX) & part.finite).nonzero()[:, 0]
+    if not len(at):
+        return zeros(2, 4)
+    mixed = (part.tokens + 1) * MIXER * (2 * segments.within + 1)
+    mixed = (mixed ^ (mixed >> 31)) * MIXER
+    sums = mixed.cumsum(0)  # modulo 2^64
+    lengths = torch.tensor(part.lengths)
+    before = torch.cat([sums.new_zeros(1), sums])[lengths.cumsum(0) - lengths]
+    prompts = torch.tensor(part.groups) * 131 + torch.tensor(part.prompt_lengths)
+    keys = (sums - segments.expand(before) + segments.expand(prompts * MIXER))[at]
+    order = keys.argsort(stable=True)
+    at, keys = at[order], keys[order]
+    begins = run_begins(keys)
+    sizes = begins.diff(append=begins.new_tensor([len(keys)]))
+    both = torch.stack([part.behavior[at].double(), part.proximal[at].double()])
+    run = torch.repeat_interleave(sizes)
+    means = torch.zeros(2, len(begins), dtype=torch.float64).index_add_(1, run, both) / sizes
+    apart = (both - means[:, run]).abs()
+    is_again = sizes[run] > 1
+    rows = torch.stack([torch.ones(len(at)).double(), *apart, part.log_ratio[at].double().abs()], 1)
+    unsure = is_again & (both.amin(0) < -0.05)
+    return torch.stack([rows[is_again].sum(0), rows[unsure].sum(0)])

@@ -1,0 +1,90 @@
+"""Advantages that do not follow from the rewards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tools.analysis.detectors.toys import LENGTH, Policy, edited, findings, run, sampled
+
+SIZE = 8  # samples of a prompt
+
+
+def centred(rewards, size=SIZE):
+    rows = rewards.view(-1, size)
+    return (rows - rows.mean(1, keepdim=True)).flatten()
+
+
+def strided(rewards):
+    """Centred over samples that are a group's length apart."""
+    rows = rewards.view(SIZE, -1)
+    return (rows - rows.mean(0)).flatten()
+
+
+def scaled(rewards):
+    deviation = centred(rewards).view(-1, SIZE).std(1).repeat_interleave(SIZE)
+    return centred(rewards) / (deviation + 1e-6)
+
+
+def with_advantages(made):
+    return edited(run(), lambda r: {"advantages": made(r.rewards).repeat_interleave(LENGTH).float()})
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda rewards: -centred(rewards), "sign is flipped"),
+        (lambda rewards: centred(rewards).roll(1), "one sample late"),
+        (lambda rewards: centred(rewards).roll(-1), "one sample early"),
+        (
+            lambda rewards: centred(rewards.view(SIZE, -1).T.flatten()).view(-1, SIZE).T.flatten(),
+            "other prompts",
+        ),
+    ],
+)
+def test_what_advantages_follow_from_is_said(made, said):
+    found = findings(with_advantages(made))
+    assert set(found) == {"advantages"} and said in found["advantages"].title
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        centred,
+        lambda rewards: (
+            centred(rewards) / (centred(rewards).view(-1, SIZE).std(1).repeat_interleave(SIZE) + 1e-6)
+        ),
+        lambda rewards: rewards - rewards.mean(),  # REINFORCE++: one baseline for the batch
+        lambda rewards: (rewards - rewards.mean()) / rewards.std(),
+    ],
+)
+def test_what_estimators_make_of_rewards_is_no_fault(made):
+    assert findings(with_advantages(made)) == {}
+
+
+def test_one_baseline_for_the_batch_is_a_fault_under_an_estimator_that_has_one_by_prompt():
+    rollouts = with_advantages(lambda rewards: rewards - rewards.mean())
+    found = findings(rollouts, advantage_estimator="grpo")
+    assert set(found) == {"advantages"} and "over the whole batch" in found["advantages"].title
+
+
+def test_advantages_of_0_are_an_error_where_rewards_differ_and_a_warning_where_they_do_not():
+    found = findings(with_advantages(torch.zeros_like))
+    assert found["no_advantage"].severity == "error"
+    flat = edited(run(), lambda r: {"rewards": torch.ones(64).double(), "advantages": 0 * r.advantages})
+    assert findings(flat)["no_advantage"].severity == "warning"
+
+
+def test_log_probs_that_stay_those_of_the_first_policy_are_named():
+    found = findings(edited(run(), lambda r: {"reference": r.proximal.clone()}))
+    assert set(found) == {"equal_reference"}
+    assert findings(edited(run(), lambda r: {"reference": r.proximal + 0.01})) == {}
+
+
+def test_responses_that_become_several_times_as_long_are_named():
+    policy = Policy()
+    for step, status, is_one in [(16, "completed", True), (8, "truncated", True), (8, "completed", False)]:
+        rollouts = [
+            sampled(policy, number, length=12 + step * number, statuses=(status,) * 64) for number in range(9)
+        ]
+        assert set(findings(rollouts)) == ({"length_explosion"} if is_one else set()), (step, status)

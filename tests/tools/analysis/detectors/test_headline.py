@@ -1,0 +1,31 @@
+"""The first line says what to do next, and no green stands beside red."""
+
+from __future__ import annotations
+
+import torch
+
+from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.findings.headline import headline
+from tests.tools.analysis.detectors.toys import diagnosed, edited, run
+
+
+def said(rollouts):
+    return headline(*examine(diagnosed(rollouts)))
+
+
+def test_what_is_outside_the_healthy_range_and_unexplained_is_the_headline():
+    def unlike(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        noise = 0.1 * torch.randn(r.size, generator=g)
+        heavy = torch.rand(r.size, generator=g) < 0.01
+        return {"proximal": (r.proximal + noise - 8.0 * heavy).clamp(max=-1e-5), "groups": None}
+
+    assert said(edited(run(6), unlike)).startswith("Outside the healthy range, cause not found. ")
+
+
+def test_a_fault_a_symptom_and_nothing_begin_otherwise():
+    def filled(r):
+        return {"behavior": torch.where(r.segments.within % 17 == 3, 0.0, r.behavior)}
+
+    assert said(edited(run(), filled)).startswith("Fix first: ")
+    assert said(run()).startswith("No fault found: ")

@@ -1,0 +1,82 @@
+"""Processors of logits that the sampler alone has: penalties, a bias, a minimum of tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tools.analysis.detectors.toys import Policy, edited, findings, run
+
+
+def frequency(logits, seen, at):
+    return logits - 0.4 * seen
+
+
+def presence(logits, seen, at):
+    return logits - 0.7 * (seen > 0)
+
+
+def repetition(logits, seen, at):
+    held = torch.where(logits > 0, logits / 1.3, logits * 1.3)
+    return torch.where(seen > 0, held, logits)
+
+
+@pytest.mark.parametrize("penalty", [frequency, presence, repetition])
+def test_a_penalty_is_named_by_what_came_before(penalty):
+    found = findings(run(warp=penalty))
+    assert set(found) == {"penalties"} and "holds back" in found["penalties"].title
+
+
+def test_a_temperature_and_rounded_weights_are_no_penalty():
+    hot = findings(run(warp=lambda logits, seen, at: logits / 0.8))
+    policy = Policy()
+    rounded = policy.table + 0.5 * policy.normal(60, 60)
+    noisy = findings(run(policy=policy, sampler=rounded))
+    assert "penalties" not in {*hot, *noisy} and "temperature" in hot
+
+
+def test_a_bias_on_a_token_is_named_by_its_id():
+    def biased(logits, seen, at):
+        return logits + 3.0 * (torch.arange(60) == 17)
+
+    found = findings(run(warp=biased))
+    assert set(found) == {"logit_bias"} and "Id 17:" in found["logit_bias"].evidence
+
+
+def test_a_minimum_of_tokens_is_named_by_its_place():
+    end = torch.arange(60) == 3
+
+    def no_end(logits, seen, at):
+        return torch.where(end & (at < 16), -1e9, logits)
+
+    def likely_end(policy):
+        policy.table[:, 3] += 3.0
+        return policy
+
+    found = findings(run(policy=likely_end(Policy()), warp=no_end))
+    assert set(found) == {"minimum_length"}
+    (place,) = (int(word) for word in found["minimum_length"].title.split() if word.isdecimal())
+    assert 13 <= place <= 19
+    assert findings(run(policy=likely_end(Policy()))) == {}
+
+
+def test_noise_at_every_token_is_lower_precision_and_says_what_it_saw():
+    policy = Policy()
+    found = findings(run(policy=policy, sampler=policy.table + 0.25 * policy.normal(60, 60)))
+    assert set(found) == {"quantised"} and not found["quantised"].or_else
+    assert "The same text has the same log-probs each time" in found["quantised"].evidence
+
+
+def test_a_policy_without_a_version_is_another_one():
+    policy = Policy()
+    teacher = policy.table + 0.5 * policy.normal(60, 60)
+    rollouts = run(policy=policy, sampler=teacher)
+    found = findings(edited(rollouts, lambda r: {"versions": 0 * r.versions - 1, "newest": None}))
+    assert set(found) == {"another_policy"} and found["another_policy"].or_else == ("quantised",)
+
+
+def test_a_trainer_that_moves_away_from_a_policy_that_stays_tells_it_from_rounding():
+    policy = Policy(moves=0.3)
+    teacher = policy.table + 0.5 * policy.normal(60, 60)
+    found = findings(run(6, policy=policy, sampler=teacher))
+    assert set(found) == {"another_policy"} and not found["another_policy"].or_else

@@ -1,0 +1,134 @@
+"""Parts of a run: samples with another text's log-probs, of one engine, rank or rollout, packed behind
+another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tests.tools.analysis.detectors.toys import LENGTH, PROMPTS, Policy, edited, findings, run, sampled
+
+SAMPLES = 64
+
+
+def mixed(is_far, count=6, rollouts=None, **fields):
+    """A run in which some samples come from other weights, whose versions are named as the others'."""
+    policy, parts = Policy(), []
+    other = policy.table + 0.6 * policy.normal(60, 60)
+    for number in range(count):
+        good = sampled(policy, number)
+        bad = sampled(policy, number, sampler=other)
+        far = torch.tensor([is_far(i) for i in range(SAMPLES)])
+        far &= rollouts is None or number in rollouts
+        at = far[good.segments.ids.long()]
+        names = ("behavior", "proximal", "tokens")
+        taken = {name: torch.where(at, getattr(bad, name), getattr(good, name)) for name in names}
+        parts.append(replace(good, **taken, **fields))
+        policy.step()
+    return parts
+
+
+ENGINES = tuple(f"http://node{i % 8}" for i in range(SAMPLES))
+
+
+def test_one_engine_at_other_weights_is_named_with_its_share():
+    found = findings(mixed(lambda i: i % 8 == 3, engines=ENGINES))
+    assert set(found) == {"part_of_run"} and "of engine http://node3" in found["part_of_run"].title
+    assert "8 in" not in found["part_of_run"].evidence and "of the run's k3" in found["part_of_run"].evidence
+
+
+def test_an_engine_that_is_wrong_for_two_rollouts_is_named_with_them():
+    found = findings(mixed(lambda i: i % 8 == 3, rollouts=(2, 3), engines=ENGINES))
+    assert set(found) == {"part_of_run"} and found["part_of_run"].rollouts == (2, 3)
+
+
+def test_one_rank_of_the_trainer_is_named():
+    found = findings(mixed(lambda i: i % 4 == 1, ranks=tuple(i % 4 for i in range(SAMPLES))))
+    assert set(found) == {"part_of_run"} and "data-parallel rank 1" in found["part_of_run"].title
+
+
+def test_an_engine_whose_version_is_no_number_is_named_by_it():
+    rollouts = mixed(lambda i: i % 8 == 3)
+    far = torch.tensor([i % 8 == 3 for i in range(SAMPLES)])
+    unnumbered = edited(
+        rollouts, lambda r: {"versions": torch.where(far[r.segments.ids.long()], -1, r.versions)}
+    )
+    found = findings(unnumbered)
+    assert set(found) == {"part_of_run"} and "no number" in found["part_of_run"].title
+
+
+def test_far_samples_without_a_label_are_a_symptom():
+    found = findings(mixed(lambda i: i % 8 == 3))
+    assert set(found) == {"some_samples"} and found["some_samples"].says == "symptom"
+
+
+def test_two_rollouts_alone_are_compared_with_all_others():
+    found = findings(mixed(lambda i: True, count=8, rollouts=(4, 5)))
+    assert set(found) == {"rollouts_apart"} and found["rollouts_apart"].rollouts == (4, 5)
+
+
+def test_an_engine_that_is_like_the_others_is_not_named():
+    assert findings(edited(run(6), lambda r: {"engines": ENGINES})) == {}
+
+
+def test_log_probs_of_other_samples_are_named():
+    def swapped(r):
+        rows = r.behavior.view(SAMPLES, LENGTH).clone()
+        rows[[3, 40]], rows[[11, 19]] = rows[[40, 3]], rows[[19, 11]]
+        return {"behavior": rows.flatten()}
+
+    found = findings(edited(run(), swapped))
+    assert set(found) == {"other_log_probs"} and "another sample's" in found["other_log_probs"].title
+
+
+def test_log_probs_of_an_attempt_before_are_named():
+    before = run(policy=Policy(9))
+
+    def retried(r):
+        is_retried = r.segments.ids % 9 == 0
+        return {"behavior": torch.where(is_retried, before[r.rollout_id].behavior, r.behavior)}
+
+    found = findings(edited(run(), retried))
+    assert set(found) == {"other_log_probs"} and "an attempt before" in found["other_log_probs"].title
+
+
+def shaken(rollouts, is_far):
+    """The trainer's log-probs with noise that is new each time."""
+
+    def edit(r):
+        g = torch.Generator().manual_seed(11 + r.rollout_id)
+        noise = 0.4 * torch.randn(r.size, generator=g) * (1 - r.proximal.exp())
+        at = torch.tensor([bool(is_far(i)) for i in range(SAMPLES)])[r.segments.ids.long()]
+        return {"proximal": torch.where(at, r.proximal + noise, r.proximal).clamp(max=-1e-5)}
+
+    return edited(rollouts, edit)
+
+
+def test_a_trainer_that_scores_equal_text_otherwise_each_time_has_dropout():
+    assert set(findings(shaken(run(), lambda i: True))) == {"dropout"}
+
+
+def test_an_engine_that_scores_equal_text_otherwise_each_time_is_no_dropout():
+    def sides(r):
+        return {"behavior": r.proximal, "proximal": r.behavior}
+
+    assert set(findings(edited(shaken(run(), lambda i: True), sides))) == {"engines_apart"}
+
+
+def test_samples_behind_others_of_their_pack_are_a_leak():
+    places = tuple(i % 4 for i in range(SAMPLES))
+    rollouts = edited(shaken(run(), lambda i: i % 4), lambda r: {"places": places})
+    found = findings(rollouts)
+    assert set(found) == {"packing_leak"} and "only the first of each" in found["packing_leak"].title
+
+
+def test_a_prompt_that_one_side_lacks_is_told_by_a_distance_that_falls():
+    def cut(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        noise = torch.randn(r.size, generator=g) * (-r.segments.within / 8).exp()
+        return {"proximal": (r.proximal + noise).clamp(max=-1e-5), "groups": None}
+
+    found = findings(edited(run(samples=64), cut))
+    assert "prefix_mismatch" in found or "prompt_cut" in found
+    assert PROMPTS == 8

@@ -1,0 +1,106 @@
+"""What far tokens share: a value, a place at the end, forced neighbours, nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.tools.analysis.detectors.toys import LENGTH, edited, findings, run
+
+
+def chosen(rollout, share, seed=1):
+    g = torch.Generator().manual_seed(seed + rollout.rollout_id)
+    return torch.rand(rollout.size, generator=g) < share
+
+
+def filled(share, value):
+    return lambda r: {"behavior": torch.where(chosen(r, share), value, r.behavior)}
+
+
+def test_a_healthy_run_shares_nothing():
+    assert findings(run()) == {}
+
+
+def test_lone_log_probs_that_were_filled_in_are_named_by_their_value():
+    for share, value in ((0.003, 0.0), (0.02, 0.0), (0.01, -20.0)):
+        found = findings(edited(run(), filled(share, value)))
+        assert set(found) == {"shared_value"}, (share, value)
+        assert f"{value:g}" in found["shared_value"].title and found["shared_value"].says == "cause"
+
+
+def test_tokens_that_nobody_sampled_are_tool_output_and_no_lost_log_probs():
+    def padded(r):
+        place = r.segments.within % LENGTH
+        is_tool = (place >= 20) & (place < 26)
+        proximal = torch.where(is_tool, -9.0, r.proximal)
+        return {"behavior": torch.where(is_tool, 0.0, r.behavior), "proximal": proximal}
+
+    assert set(findings(edited(run(), padded))) == {"tool_tokens"}
+
+
+def test_accepted_drafts_without_a_log_prob_are_no_tool_output():
+    def accepted(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        is_draft = torch.rand(r.size, generator=g) < 0.9 * r.behavior.exp().sqrt()
+        return {"behavior": torch.where(is_draft, 0.0, r.behavior)}
+
+    assert set(findings(edited(run(), accepted))) == {"shared_value"}
+
+
+def test_the_last_tokens_of_cut_responses_are_named_with_their_status():
+    cut = tuple("truncated" if i % 3 == 0 else "completed" for i in range(64))
+
+    def wrong_at_the_end(r):
+        is_cut = torch.tensor([status == "truncated" for status in cut])[r.segments.ids.long()]
+        is_last = r.segments.within >= LENGTH - 3
+        return {"behavior": torch.where(is_cut & is_last, -20.0 - r.behavior, r.behavior), "statuses": cut}
+
+    found = findings(edited(run(), wrong_at_the_end))
+    assert set(found) == {"shared_place"}
+    assert "the last 3 tokens of responses that were cut at the limit" in found["shared_place"].title
+
+
+def test_a_grammar_that_forces_some_tokens_and_restricts_others_is_constrained_decoding():
+    allowed = torch.rand(60, generator=torch.Generator().manual_seed(5)) < 0.15
+
+    def grammar(logits, seen, at):
+        if not 20 <= at < 30:
+            return logits
+        few = allowed if at % 3 else torch.arange(60) == at
+        return torch.where(few, logits, -1e9)
+
+    assert set(findings(run(warp=grammar))) == {"constrained_decoding"}
+
+
+def sparse(r):
+    g = torch.Generator().manual_seed(7 + r.rollout_id)
+    far = torch.where(chosen(r, 0.004), 3.0 * torch.randn(r.size, generator=g), 0.0)
+    return {"proximal": (r.proximal + far).clamp(max=-1e-4)}
+
+
+def test_few_far_tokens_that_share_nothing_are_a_symptom_unless_the_model_has_experts():
+    rollouts = edited(run(6), sparse)
+    found = findings(rollouts)
+    assert set(found) == {"sparse"} and found["sparse"].says == "symptom"
+    assert found["sparse"].or_else == ("routing_flips",)
+    assert set(findings(rollouts, has_experts=True)) == {"routing_flips"}
+    found = findings(rollouts, has_experts=False)
+    assert set(found) == {"sparse"} and not found["sparse"].or_else
+
+
+def test_far_tokens_on_one_side_are_no_routing():
+    def above(r):
+        return {"behavior": torch.where(chosen(r, 0.004), r.behavior - 5.0, r.behavior)}
+
+    found = findings(edited(run(6), above), has_experts=True)
+    assert set(found) == {"sparse"} and "in one direction" in found["sparse"].title
+
+
+def test_log_ratios_that_no_softmax_makes_are_called_broken_numbers():
+    def extreme(r):
+        proximal = torch.where(chosen(r, 1e-3), r.proximal - 700, r.proximal)
+        behavior = torch.where(chosen(r, 1e-3, 9), r.behavior - 700, r.behavior)
+        return {"proximal": proximal, "behavior": behavior}
+
+    found = findings(edited(run(6), extreme))
+    assert set(found) == {"sparse"} and not found["sparse"].or_else
+    assert "no softmax makes" in found["sparse"].fix

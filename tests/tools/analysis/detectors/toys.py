@@ -1,0 +1,108 @@
+"""A bigram policy in which faults are planted by their mechanism, as rollouts in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.records import DumpedRollout
+
+VOCABULARY, PROMPTS, LENGTH = 60, 8, 48
+Warp = Callable[[Tensor, Tensor, int], Tensor]  # logits [S, V], how often each token came, place -> logits
+
+
+@dataclass
+class Policy:
+    """A table of logits, by the token before, that moves a little at each step."""
+
+    seed: int = 0
+    moves: float = 0.01
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+        sharp = (self.normal(VOCABULARY, 1) * 0.5 + 0.8).exp()
+        self.table = self.normal(VOCABULARY, VOCABULARY) * sharp
+
+    def normal(self, *size: int) -> Tensor:
+        return torch.randn(*size, generator=self.generator, dtype=torch.float64)
+
+    def step(self) -> None:
+        self.table = self.table + self.moves * self.normal(*self.table.shape)
+
+
+def sampled(
+    policy: Policy,
+    number: int = 0,
+    *,
+    samples: int = 64,
+    length: int = LENGTH,
+    sampler: Tensor | None = None,
+    warp: Warp = lambda logits, seen, at: logits,
+    noise: float = 0.005,
+    **fields,
+) -> DumpedRollout:
+    """One rollout of ``samples`` answers to PROMPTS prompts; the trainer's log-probs have some noise, which
+    is a function of the text."""
+    g, table = policy.generator, policy.table if sampler is None else sampler
+    before = torch.randint(VOCABULARY, (PROMPTS,), generator=g).repeat_interleave(samples // PROMPTS)
+    seen, columns = torch.zeros(samples, VOCABULARY, dtype=torch.float64), []
+    rounding = 1 + noise * torch.randn(policy.table.shape, generator=g, dtype=torch.float64)
+    for at in range(length):
+        theirs = warp(table[before], seen, at).log_softmax(1)
+        drawn = torch.multinomial(theirs.exp(), 1, generator=g)
+        mine = (policy.table * rounding)[before].log_softmax(1)
+        columns.append([drawn[:, 0], theirs.gather(1, drawn)[:, 0], mine.gather(1, drawn)[:, 0]])
+        before = drawn[:, 0]
+        seen.scatter_add_(1, drawn, torch.ones_like(seen[:, :1]))
+    tokens, behavior, proximal = (torch.stack(rows, 1).flatten() for rows in zip(*columns, strict=True))
+    rewards = torch.randint(2, (samples,), generator=g).double()
+    groups = torch.arange(PROMPTS).repeat_interleave(samples // PROMPTS)
+    means = torch.bincount(groups, rewards) / (samples // PROMPTS)
+    known = {
+        "lengths": (length,) * samples,
+        "prompt_lengths": (8,) * samples,
+        "positions": tuple(range(samples)),
+        "behavior": behavior.float(),
+        "proximal": proximal.float(),
+        "mask": torch.ones(samples * length, dtype=torch.bool),
+        "tokens": tokens,
+        "rewards": rewards,
+        "groups": tuple(groups.tolist()),
+        "advantages": (rewards - means[groups]).repeat_interleave(length).float(),
+        "versions": torch.full((samples * length,), number + 1),
+        "newest": number + 1,
+        "statuses": ("completed",) * samples,
+    }
+    return DumpedRollout(number, f"{number}.pt", **known | fields)
+
+
+def run(count: int = 4, *, policy: Policy | None = None, **settings) -> list[DumpedRollout]:
+    """Several rollouts, the policy a step further in each."""
+    policy, rollouts = policy or Policy(), []
+    for number in range(count):
+        rollouts.append(sampled(policy, number, **settings))
+        policy.step()
+    return rollouts
+
+
+def edited(rollouts: list[DumpedRollout], edit: Callable[[DumpedRollout], dict]) -> list[DumpedRollout]:
+    """Each rollout with the fields that ``edit`` returns for it."""
+    return [replace(rollout, **edit(rollout)) for rollout in rollouts]
+
+
+def diagnosed(rollouts: list[DumpedRollout], **flags) -> Diagnosis:
+    """What is measured of rollouts."""
+    diagnosis = Diagnosis(flags=flags)
+    for rollout in rollouts:
+        diagnosis.add(rollout)
+    return diagnosis
+
+
+def findings(rollouts: list[DumpedRollout], **flags):
+    """Name -> finding."""
+    return {finding.name: finding for finding in examine(diagnosed(rollouts, **flags))[0]}
