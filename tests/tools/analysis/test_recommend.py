@@ -60,15 +60,15 @@ def said(**changes):
 
 
 STALE = finding("stale_weights", "warning")
+LAG = {"findings": (STALE,), "k3": 0.02}  # nats, where no run of ours was
 
 
 def test_where_no_run_of_ours_was_it_says_so_and_what_to_run():
     for changes, kind, first, trial in [
-        ({}, "without a known lag", "wider number format", "token_tis"),
+        ({"response_length": 2000.0}, "without a known lag", "wider number format", "skyrl_geo_mask"),
         ({"findings": (STALE,)}, "from older weights", "lower the learning rate", "token_tis"),
         ({"staleness": 9.0}, "from older weights", "push weights more often", "token_tis"),
         ({"response_length": 4000.0}, "without a known lag", "wider number format", "skyrl_geo_mask"),
-        ({"findings": (finding("routing_flips", "warning"),)}, "without", "wider", "icepop"),
     ]:
         made = said(**changes)
         assert (made.name, made.is_made) == ("metrics_only", True)
@@ -93,7 +93,7 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
                 sign = "" if effect.startswith("-") else "+"
                 assert f"{r['remedy']} {sign}{effect} ({bounds[0]} to {bounds[1]}, " in text
             assert ("if you serve such weights, train uncorrected" in text) == bool(condition["scored"])
-            assert ("to find out" in text) != bool(condition["scored"])
+            assert ("to find out" in text) == (condition["mismatch"] == "lag")
         low, high = condition["k3"]
         for k3, steps in ((low * 0.99, 1), (high * 1.01, 1), (low, condition["steps_per_rollout"] + 3)):
             assert "no run of ours was there" in said(findings=findings, k3=k3, steps=steps).reasons[0]
@@ -161,7 +161,7 @@ def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason():
         ({"gradient_scale": 0.1}, "gradient by 0.1"),
         ({"unavailable": "needs advantages"}, "needs advantages"),
     ]:
-        found = recommend(effects(token_tis=cost), SHORT)
+        found = recommend(effects(token_tis=cost), SHORT, **LAG)
         assert [(c.name, c.chosen) for c in found.candidates] == [
             ("token_tis", False),
             ("fireworks_token", True),
@@ -170,7 +170,7 @@ def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason():
 
 
 def test_the_reasons_are_those_of_what_is_to_be_tried():
-    total = SHORT.model_copy(update={"staleness": 9.0, "response_length": 4000.0})
+    total = SHORT.model_copy(update={"staleness": 9.0, "response_length": 4000.0, "k3": 0.02})
     assert "lag 9 versions" in recommend(effects(), total).reasons[-2]
     costly = {"token_tis": {"ess": 0.1}}
     long = recommend(effects(**costly), total).reasons[-2]
@@ -180,14 +180,43 @@ def test_the_reasons_are_those_of_what_is_to_be_tried():
     assert "fireworks_token: what fits the situation costs too much" in last
 
 
-def test_what_a_dump_cannot_tell_is_said():
-    either = finding("quantised", "warning").model_copy(update={"or_else": ("stale_weights",)})
-    assert any("the dump cannot tell which" in reason for reason in said(findings=[either]).reasons)
+def test_of_what_a_dump_cannot_tell_nothing_is_recommended():
+    for changes in ({"or_else": ("stale_weights",)}, {"says": "symptom"}):
+        either = finding("quantised", "warning").model_copy(update=changes)
+        made = said(findings=[either], k3=0.4, steps=1)
+        assert not made.is_made and not made.candidates and made.name == "metrics_only"
+        assert made.reasons[0].startswith("quantised") and "the dump cannot tell which" in made.reasons[0]
+
+
+def test_without_a_known_lag_no_correction_is_tried_that_no_run_of_ours_supports():
+    for k3 in (0.006, 0.05, 0.29, 0.45):
+        for findings in ((), (finding("quantised", "warning"),), (finding("routing_flips", "warning"),)):
+            made = said(findings=findings, k3=k3, steps=1)
+            assert made.name == "metrics_only" and not made.candidates
+            assert not any("with and without" in reason for reason in made.reasons)
+
+
+def test_a_healthy_lag_of_one_needs_nothing():
+    note = finding("stale_weights", "note")
+    for changes, needs in [
+        ({"findings": (note,), "k3": 4e-3, "staleness": 1.0}, False),
+        ({"findings": (note,), "k3": 6e-3, "staleness": 1.0}, True),
+        ({"findings": (note,), "k3": 4e-3, "staleness": 3.0}, True),
+        ({"findings": (STALE,), "k3": 4e-3, "staleness": 1.0}, True),
+    ]:
+        assert (said(**changes).reasons[0].startswith("a healthy lag of one")) != needs
+
+
+def test_score_centering_is_named_where_it_gained_with_what_it_needs():
+    for kl, needs in [(None, "slime_ext.host.generate"), (0.1, "are in the dump")]:
+        text = " ".join(said(findings=(STALE,), k3=0.2, steps=1, kl=kl).reasons)
+        assert "a candidate is score centering +0.19" in text and needs in text
+    assert "a candidate" not in " ".join(said(k3=0.45, steps=1).reasons)
 
 
 def test_where_everything_costs_too_much_it_says_so():
     bad = {name: {"ess": 0.01} for name in ALL}
-    found = recommend(effects(**bad), SHORT)
+    found = recommend(effects(**bad), SHORT, **LAG)
     assert found.name == "metrics_only" and "every candidate costs too much" in found.reasons[-1]
 
 
@@ -215,7 +244,7 @@ WHOLE = {"use_tis": True, "custom_tis_function_path": "a.b", "custom_megatron_in
 
 
 def test_the_users_own_file_is_to_be_tried_where_every_preset_costs_too_much():
-    own = {"files": {"mine.yaml": "mine.yaml"}}
+    own = {"files": {"mine.yaml": "mine.yaml"}, **LAG}
     assert "without token_tis: " in recommend([effect("mine.yaml"), *effects()], SHORT, **own).reasons[-2]
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend([effect("mine.yaml"), *effects(**bad)], SHORT, **own)

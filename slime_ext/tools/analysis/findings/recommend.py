@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from slime_ext import presets
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config
+from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.host.contract import INIT_FLAG
 from slime_ext.tools.analysis.document import (
     UNCORRECTED,
@@ -33,15 +34,20 @@ AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 STALE = "stale_weights"  # the finding that says that the sampler's weights lag
-SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
+LAG_OF_ONE = 1.5  # weight versions
+LEAST_HARM = HEALTHY["k3_kl"][1] or 0.0  # nats of k3, up to which a lag needs nothing
 OWN = "no preset that fits costs little, your own file does"
 KINDS: Mapping[Mismatch, str] = {"lag": "from older weights", "formats": "without a known lag"}
 FIRST: Mapping[Mismatch, str] = {
     "lag": "push weights more often or lower the learning rate first",
     "formats": "sample in a wider number format first",
 }
-LAST_RESORT = ("token_tis", "fireworks_token", "icepop")
+LAST_RESORT: Mapping[Mismatch, tuple[str, ...]] = {
+    "lag": ("token_tis", "fireworks_token", "icepop"),
+    "formats": (),  # no panel supports one; under INT4 token_tis and icepop did harm
+}
+CENTERING = "score centering"  # the remedy that reads the sampler's likeliest tokens
 
 
 def recommend(
@@ -67,14 +73,12 @@ def recommend(
     if none := _none(total, findings, found):
         return none
     mismatch: Mismatch = "lag" if STALE in found or (total.staleness or 0) >= 1 else "formats"
-    at = Situation(mismatch, total.k3 if k3 is None else k3, steps)
-    made = _judged(effects, total, found, files or {}, at)
-    caveats = [
-        f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; fix a fault first"
-        for f in findings
-        if f.or_else
-    ]
-    return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
+    distance = total.k3 if k3 is None else k3
+    is_meant = not any(f.is_fault for f in findings) and (total.staleness or 1) <= LAG_OF_ONE
+    if mismatch == "lag" and is_meant and (distance or 0) <= LEAST_HARM:
+        return _nothing(f"a healthy lag of one: k3 {_said(distance)} needs nothing", is_made=True)
+    at = Situation(mismatch, distance, steps)
+    return _judged(effects, total, found, files or {}, at)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,11 @@ def _none(total: Numbers, findings: Sequence[Finding], found: set[str]) -> Recom
             "help cannot be told",
             "find the cause first (the finding says where to look), and analyse again",
         )
+    if unclear := [f for f in findings if f.is_fault and (f.or_else or f.says == "symptom")]:
+        return _nothing(
+            *(f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which" for f in unclear),
+            "decide that first: what to switch on or to try is said there; one of these may be a fault",
+        )
     if total.tokens == total.nonfinite:
         return _nothing("no response token has a finite log-prob of both policies: nothing can be compared")
     if total.sequences < FEW:
@@ -132,7 +141,7 @@ def _judged(
     condition, by_name = at.condition, {effect.name: effect for effect in effects}
     considered: list[Candidate] = []
     chosen, why = None, ("", "")
-    for name, reason in _candidates(total, found, files, condition).items():
+    for name, reason in _candidates(total, found, files, at).items():
         if name not in by_name:
             continue
         complaint = cost(by_name[name]) or _harm(name, condition)
@@ -141,6 +150,8 @@ def _judged(
             chosen, why = name, (reason, _gain(by_name[name]))
             break
     reasons = _measured(at, condition) if condition else _unmeasured(at)
+    if condition and (centering := _centering(condition, total)):
+        reasons = (*reasons, centering)
     remedy = condition.of(chosen) if condition and chosen else None
     if chosen and remedy and remedy.helped:
         return Recommendation(
@@ -153,6 +164,8 @@ def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str,
     """What to do where no preset was shown to help."""
     if at.condition and at.condition.scored:
         return ()  # whether to correct at all depends on what is served
+    if chosen is None and not LAST_RESORT[at.mismatch]:
+        return FIRST[at.mismatch], "no run of ours supports a correction of this mismatch"
     if chosen is None:
         return FIRST[at.mismatch], "every candidate costs too much here; analyse again when k3 is smaller"
     reason, gain = why
@@ -174,6 +187,19 @@ def _measured(at: Situation, condition: Condition) -> tuple[str, ...]:
             "serve the trainer's own, this does not tell you: evaluate both, or sample in a wider format"
         )
     return tuple(said)
+
+
+def _centering(condition: Condition, total: Numbers) -> str:
+    """What score centering gained there, and what it needs; empty where it was not run or did not gain."""
+    remedy = next((r for r in condition.remedies if r.remedy == CENTERING), None)
+    if remedy is None or remedy.effect <= 0:
+        return ""
+    needs = (
+        "the sampler's likeliest tokens are in the dump"
+        if total.kl is not None
+        else "record the sampler's likeliest tokens first (slime_ext.host.generate, docs/slime.md)"
+    )
+    return f"a candidate is {remedy}, the key center of a configuration: {needs}"
 
 
 def _unmeasured(at: Situation) -> tuple[str, ...]:
@@ -237,15 +263,11 @@ def _is_harmless(total: Numbers) -> bool:
     return abs(mean - 1) <= AROUND_1
 
 
-def _candidates(
-    total: Numbers, found: set[str], files: Iterable[str], condition: Condition | None = None
-) -> dict[str, str]:
+def _candidates(total: Numbers, found: set[str], files: Iterable[str], at: Situation) -> dict[str, str]:
     """Name -> why, in the order in which they are tried: what helped in runs of ours, then what fits."""
+    mismatch, condition = at.mismatch, at.condition
     remedies = condition.remedies if condition else ()
     tried = {r.preset: "it helped in our runs" for r in remedies if r.preset and r.helped}
-    if spikes := found & SPIKES:
-        why = f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one"
-        tried |= {name: why for name in ("icepop", "kpop") if name not in tried}
     if (total.staleness or 0) >= LAG:
         lag = f"the weights lag {_said(total.staleness)} versions"
         why = f"{lag}: one capped weight per token, beside the host's clip"
@@ -258,7 +280,7 @@ def _candidates(
         last = "for older weights one capped weight per token, beside the host's clip"
     if tried:
         last = "what fits the situation costs too much; this is the next that costs little"
-    presets_left = {name: last for name in LAST_RESORT if name not in tried}
+    presets_left = {name: last for name in LAST_RESORT[mismatch] if name not in tried}
     return tried | presets_left | dict.fromkeys(files, OWN)
 
 
