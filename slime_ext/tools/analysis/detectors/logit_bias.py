@@ -28,10 +28,10 @@ DETECTOR = Detector(
         sampler.
     """,
     evidence="""
-        Id {{ ids[:5] | join(", ") }}{{ ", ..." if ids | length > 5 }}: mean log-ratio {{ "%+.3g" |
-        format(mean) }} nats at {{ count | int }} tokens, {{ lean | share(1) }} of it in one direction.
-        They hold {{ held | share(1) }} of the squared log-ratio; all other tokens are {{ rest | nats }}
-        off.
+        Id {{ ids[:5] | join(", ") }}{{ ", ..." if ids | length > 5 }} (modulo 4096): mean log-ratio {{
+        "%+.3g" | format(mean) }} nats at {{ count | int }} tokens, {{ lean | share(1) }} of it in one
+        direction. They hold {{ held | share(1) }} of the squared log-ratio; all other tokens are {{
+        rest | nats }} off.
     """,
     threshold="""
         at most 10 ids with 70% of the squared log-ratio, 90% of it in one direction, 0.1 nats, 10

@@ -40,7 +40,7 @@ def test_a_bias_on_a_token_is_named_by_its_id():
         return logits + 3.0 * (torch.arange(60) == 17)
 
     found = findings(run(warp=biased))
-    assert set(found) == {"logit_bias"} and "Id 17:" in found["logit_bias"].evidence
+    assert set(found) == {"logit_bias"} and "Id 17 (modulo 4096):" in found["logit_bias"].evidence
 
 
 def test_a_minimum_of_tokens_is_named_by_its_place():

@@ -73,7 +73,8 @@ class Detector:
 
     def finding(self, name: str, figures: Figures) -> Finding:
         """What is said of a run in which it was found."""
-        said = {key: TEXTS.from_string(_line(getattr(self, key))).render(figures) for key in TEMPLATES}
+        texts = {key: TEXTS.from_string(_line(getattr(self, key))) for key in TEMPLATES}
+        said = {key: _line(text.render(figures)) for key, text in texts.items()}
         found = Finding(
             name=name,
             severity=figures.get("severity", self.severity),
