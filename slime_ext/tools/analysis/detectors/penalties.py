@@ -43,7 +43,8 @@ def look(d: Diagnosis) -> Figures | None:
     need_tokens(d, FEWEST)
     apart, error = rise(d)
     absolute = d.sums.mean("absolute") or 0.0
-    if two_kinds(d):  # samples of another text
+    samples = d.statistics.samples
+    if two_kinds(d) or 2 * samples.related < samples.correlated:  # the log-probs of another text
         return None
     if not error or abs(apart) < max(MATTERS, HELD * absolute) or abs(apart) < SURE * error:
         return None
