@@ -127,9 +127,10 @@ def test_readme_and_corrections_say_what_the_table_says():
 
     for text in (
         f"(k3 {lag.range}; 0.002 without lag)",
-        f"ends at {lag.uncorrected.end:.2f} of the held-out sums instead of {end(lag, 'A')}, on 20 of 20 seeds",
+        f"ends at {lag.uncorrected.end:.2f} of the held-out sums instead of {end(lag, 'A')}, on 20 of 20",
         f"a quarter of the learning rate, uncorrected, {end(lag, 'F')} ({seeds(lag, 'F')} seeds)",
-        f"score centering {end(lag, 'S')} ({seeds(lag, 'S')} seeds), `token_tis` {end(lag, 'C')} ({seeds(lag, 'C')}",
+        f"score centering {end(lag, 'S')} ({seeds(lag, 'S')} seeds)",
+        f"`token_tis` {end(lag, 'C')} ({seeds(lag, 'C')} seeds,",
         f"INT4 weights (k3 {int4.range}), scored with INT4: uncorrected {int4.uncorrected.end:.2f}",
         f"`token_tis` {end(int4, 'C')}. If you serve unrounded weights",
         f"k3 between {round(long.k3[1], 3)} and {lag.k3[0]:.2g}, several optimizer steps",
