@@ -178,7 +178,7 @@ def correct(specification, batch):
             s["loss"][i] += (
                 math.fsum(term_loss(term, s, i) for term in specification.get("terms", ())) if finite else 0
             )
-            if finite and (f := specification["center"]):
+            if finite and (f := specification.get("center")):
                 s["loss"][i] += s["advantage"][i] * centering(*heads(s)[i], f)
     return seqs
 

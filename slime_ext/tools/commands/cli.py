@@ -25,8 +25,8 @@ COMMANDS = {
     "completion": "a script that completes commands and flags after TAB",
 }
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
-REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML", "shtab": "shtab"}  # module -> package
-TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit")
+REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # module -> package
+TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit", "shtab")
 # Extra of setup.py -> modules that it brings; of `train` those whose absence tells that it is not installed.
 MODULES = {"tools": TOOLS, "train": (*TOOLS, "psutil", "ray", "transformers"), "": ()}
 HOW = {  # to install an extra; pip cannot resolve the second half of `train` (slime_ext_cpu/install.py)

@@ -71,7 +71,7 @@ def test_no_command_executes_a_launcher_without_being_told(
 
 
 def test_the_submitted_job_is_read_and_no_command_is_run(script, tmp_path):
-    launch = launch_script.launch_of(script(), ["--mode", "small"])
+    launch = launch_script.read_launch(script(), ["--mode", "small"])
     assert [str(flag) for flag in launch.flags] == ["--lr 1e-6", "--json [1, 2]", "--mode small"]
     assert launch.flag("--lr").where == "run.py:8" and not (tmp_path / "started").exists()
 
@@ -95,20 +95,20 @@ def test_check_reads_it_with_its_own_flags(script, capsys):
 )
 def test_what_a_script_runs_by_itself_is_refused(script, tmp_path, call):
     with pytest.raises(ConfigError, match="the script itself would run"):
-        launch_script.launch_of(script(call.format(tmp_path / "started")))
+        launch_script.read_launch(script(call.format(tmp_path / "started")))
     assert not (tmp_path / "started").exists()
 
 
 def test_a_script_elsewhere_is_refused(tmp_path):
     (tmp_path / "run.py").write_text("")
     with pytest.raises(ConfigError, match="expected a script in a checkout of slime or miles"):
-        launch_script.launch_of(str(tmp_path / "run.py"))
+        launch_script.read_launch(str(tmp_path / "run.py"))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
 def test_a_script_of_miles_is_read():
-    launch = launch_script.launch_of(
+    launch = launch_script.read_launch(
         str(HOSTS / "miles-31f1ca9/scripts/run_qwen3_4b.py"), ["--mode", "debug_minimal"]
     )
     assert launch.value("--rollout-max-response-len") == "100" and launch.value("--num-layers") == "36"
@@ -118,11 +118,11 @@ def test_the_program_for_several_adapters_is_a_launch(script, capsys):
     path = script()
     Path(path).write_text(Path(path).read_text().replace("train.py", "/root/train_multi_lora_async.py"))
     assert cli.main(["check", "--run", path]) == 0 and "add these flags" in capsys.readouterr().out
-    assert launch_script.launch_of(path).asynchronous
+    assert launch_script.read_launch(path).asynchronous
 
 
 def test_a_script_called_from_its_own_folder_is_read(script, tmp_path, monkeypatch):
     (tmp_path / "scripts").mkdir()
     Path(script()).rename(tmp_path / "scripts/run.py")
     monkeypatch.chdir(tmp_path / "scripts")
-    assert launch_script.launch_of("run.py").value("--lr") == "1e-6"
+    assert launch_script.read_launch("run.py").value("--lr") == "1e-6"
