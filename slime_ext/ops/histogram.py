@@ -1,5 +1,7 @@
-"""A histogram over many powers of 2, by the leading bits of float32: counting is one shift, and histograms of
-the same bins add up over micro-batches, files and ranks."""
+"""Counts numbers in bins that span many powers of 2, by the leading bits of float32.
+
+Finding the bin is one shift. Histograms with the same bins add up over micro-batches, files and ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ MANTISSA, BIAS = 23, 127  # of a float32: bits of the mantissa; its exponent is 
 
 @dataclass(frozen=True)
 class LogBins:
-    """Bins of signed numbers: 2^digits per power of 2, from 2^low to 2^high, on both sides of 0.
+    """Bins of signed numbers: 2^digits per power of 2, on both sides of 0.
 
-    One bin surrounds 0, one lies beyond each end. A bin is at most 2^-digits wide, relative to its lower
-    edge.
+    They reach from 2^low to 2^high. One bin surrounds 0 and one lies beyond each end. A bin is at most
+    2^-digits wide, relative to the edge that is nearer to 0.
 
     >>> bins = LogBins(low=-1, high=2, digits=1)
     >>> keys = bins.keys(torch.tensor([-0.5, 0.1, 3.0, 9.0]))
@@ -36,26 +38,36 @@ class LogBins:
 
     @cached_property
     def size(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return 1 << (9 + self.digits)  # sign, exponent, leading digits
 
     @cached_property
     def side(self) -> int:
-        """Bins from 2^low to 2^high."""
+        """The number of bins from 2^low to 2^high."""
         return (self.high - self.low) << self.digits
 
     @cached_property
     def count(self) -> int:
-        """How many bins there are."""
+        """The number of bins."""
         return 2 * self.side + 3
 
     def keys(self, values: Tensor) -> Tensor:
-        """[T] -> [T] int32 from 0 to size - 1, the key to count by; NaN has one too."""
+        """Gives each value the key that it is counted by.
+
+        Args:
+            values: [T]; NaN has a key, too.
+
+        Returns:
+            [T] int32, from 0 to size - 1.
+        """
         return (values.detach().float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
 
     def ordered(self, counts: Tensor) -> Tensor:
-        """[size] numbers by key -> [count] by bin, from the lowest values to the highest."""
-        below, above = counts.view(2, -1).unbind()  # each from small to large distances from 0
+        """Turns counts by key into counts by bin, from the lowest values to the highest.
+
+        Takes [size] numbers and returns [count].
+        """
+        below, above = counts.view(2, -1).unbind()  # each ordered by growing distance from 0
         first = (BIAS + self.low) << self.digits
         last = first + self.side
         outer, inner = (
@@ -66,7 +78,7 @@ class LogBins:
         )
 
     def edges(self, index: int) -> tuple[float, float]:
-        """The two ends of a bin."""
+        """Returns the two ends of a bin."""
         place = index - self.side - 1
         if not place:
             return -self._edge(0), self._edge(0)
@@ -75,16 +87,26 @@ class LogBins:
         return (near, far) if place > 0 else (-far, -near)
 
     def lower_ends(self, places: Tensor) -> Tensor:
-        """[N] how many bins from that of 0 -> [N] float64, where they begin; 0 for that of 0."""
+        """Returns the end of each bin that is nearer to 0.
+
+        Args:
+            places: [N] how many bins the bin lies from the bin around 0.
+
+        Returns:
+            [N] float64; 0 for the bin around 0.
+        """
         steps, index = 1 << self.digits, (places - 1).clamp(min=0)
         ends = torch.ldexp(1 + (index % steps).double() / steps, index // steps + self.low)
         return torch.where(places > 0, ends, 0)
 
     def quantile(self, counts: Sequence[float], q: float) -> float:
-        """The geometric middle of the bin that holds quantile ``q``; 0 around 0, infinite beyond the ends.
+        """Returns the geometric middle of the bin that holds quantile ``q``.
 
         Args:
             counts: [count], not all 0.
+
+        Returns:
+            0 for the bin around 0; an infinity for a bin beyond the ends.
         """
         below = list(accumulate(counts))
         low, high = self.edges(bisect_left(below, q * below[-1]))

@@ -1,4 +1,7 @@
-"""Minima, sums and means over the tokens up to each one, on every rank that shares the sequence."""
+"""Minima, sums and means over each token's prefix, however ranks split the sequence.
+
+The prefix of a token is what its sequence holds up to that token.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from slime_ext.ops.segments import Segments, as_numbers, host_ints
 
 
 def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> Tensor:
-    """[T] -> [T], the smallest value among earlier response tokens of the same sequence; inf for none.
+    """Finds the smallest value among the earlier response tokens of the same sequence.
 
     Args:
         values: [T] on local tokens.
         max_of_negative: [S, shards_per_sequence] ``Segments.local_maxima`` of the negative values, summed
             over the ranks.
+
+    Returns:
+        [T]; inf for a token without an earlier response token.
     """
     lengths, device = [stop - start for _, start, stop, _ in segments.local_shards], values.device
     ends = accumulate(lengths, initial=0)
@@ -34,28 +40,41 @@ def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> T
 
 
 def _min_of_earlier_shards(lowest: Tensor) -> Tensor:
-    """[S, shards] minima -> [S x shards], the minimum over the shards of the sequence before each."""
+    """Finds the minimum over the shards that come earlier in each shard's sequence.
+
+    Takes the minima of the shards, [S, shards], and returns [S x shards].
+    """
     first = torch.full_like(lowest[:, :1], torch.inf)
     return torch.cat([first, lowest[:, :-1]], 1).cummin(1).values.view(-1)
 
 
 def shard_sums(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
-    """[T], 0 at masked tokens -> [S or U, shards_per_sequence] float64, the sum of each shard of each unit; 0
-    for shards of other ranks, so the sum over ranks is the whole table."""
+    """Adds up the values in each shard of each unit.
+
+    Args:
+        values: [T], 0 at masked tokens.
+
+    Returns:
+        [S or U, shards_per_sequence] float64. Shards of other ranks are 0, so the sum over ranks is the whole
+        table.
+    """
     units = segments.turn_bound if unit == "turn" else segments.count
     table = values.new_zeros(units * segments.shards_per_sequence, dtype=torch.float64)
     return table.index_add(0, segments.cells(unit), values.double()).view(units, segments.shards_per_sequence)
 
 
 def prefix_sums(segments: Segments, values: Tensor, sums: Tensor, unit: str = "sequence") -> Tensor:
-    """[T] -> [T] float64, the sum over the response tokens of the same unit up to and including each token.
+    """Adds up the values over each token's prefix in its unit, the token itself included.
 
-    Adds in pairs of doubling distance, so that no shard affects another: a difference of running sums over
-    all tokens would round, or be NaN, if one sequence has an extreme token.
+    The sum adds pairs at distances 1, 2, 4, ..., so no shard affects another. A difference of running sums
+    over all tokens would round, or be NaN, if one sequence had an extreme token.
 
     Args:
-        values: [T] on local tokens.
+        values: [T] on local tokens; only response tokens count.
         sums: ``shard_sums``, summed over the ranks.
+
+    Returns:
+        [T] float64.
     """
     places = segments.cells(unit)
     index = torch.arange(segments.size, device=values.device)
@@ -70,23 +89,34 @@ def prefix_sums(segments: Segments, values: Tensor, sums: Tensor, unit: str = "s
 
 
 def prefix_sum(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
-    """As ``prefix_sums``, for values not yet in a table: one more SUM over the ranks."""
+    """Adds up values over prefixes as ``prefix_sums``, and computes the table that it needs.
+
+    That costs one more SUM over the ranks.
+    """
     sums = segments.all_sum(shard_sums(segments, segments.zeroed(values), unit))
     return prefix_sums(segments, values, sums, unit)
 
 
 def prefix_mean(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
-    """[T] -> [T] float64, the mean over the same tokens as ``prefix_sum``; 0 for none."""
+    """Averages the values over the same tokens as ``prefix_sum``.
+
+    Returns:
+        [T] float64; 0 for a token without response tokens in its prefix.
+    """
     count = prefix_sum(segments, as_numbers(segments.mask, torch.float64), unit)
     return prefix_sum(segments, values, unit) / count.clamp_min(1)
 
 
 def response_order(segments: Segments) -> Tensor:
-    """[T] int64, the number of response tokens of the same sequence up to and including each token."""
+    """Numbers the response tokens of each sequence from 1.
+
+    Returns:
+        [T] int64: the number of response tokens of the same sequence up to and including each token.
+    """
     mask, device = segments.full_mask, segments.full_mask.device
     counts = mask.cumsum(0)
     begins = host_ints(list(accumulate(segments.lengths, initial=0))[:-1], device)
     first = begins.repeat_interleave(host_ints(segments.lengths, device), output_size=len(mask))
-    # Counts are integers, so that the difference of running sums is exact here, unlike in ``prefix_sums``.
+    # Counts are integers, so a difference of running sums is exact here, unlike in ``prefix_sums``.
     order = counts - (counts - mask.long()).index_select(0, first)
     return order if segments.shards is None else order.index_select(0, segments.positions)

@@ -1,26 +1,40 @@
-"""Summaries of a batch: effective sample size, perplexity, masked mean. Each is a ratio of sums that add up
-over ranks."""
+"""Summaries of a batch: effective sample size, perplexity, masked mean.
+
+Each is a ratio of sums, and sums add up over ranks.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-LARGEST_WEIGHT = 1e140  # the square of the sum of 1e10 of them is finite in float64
+LARGEST_WEIGHT = 1e140  # because the square of a sum of 1e10 such weights is finite in float64
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens where ``mask`` is true; 0 for none. [T], [T] bool -> scalar, float64."""
+    """Averages the values over the tokens where ``mask`` is true; 0 if there are none.
+
+    Args:
+        values: [T].
+        mask: [T] bool.
+
+    Returns:
+        A scalar, float64.
+    """
     counted = torch.where(mask, values, 0).double()
     return counted.sum() / mask.sum().clamp_min(1)
 
 
 def ess(weights: Tensor, mask: Tensor) -> Tensor:
-    """Effective sample size as a fraction: (sum x)^2 / (n sum x^2), in (0, 1], 0 when nothing is kept.
+    """Computes the effective sample size as a fraction: (sum x)^2 / (n sum x^2).
 
     Args:
-        weights: [T] weights or ratios, >= 0, counted as 1e140 at most; anything where ``mask`` is false.
-        mask: [T] bool, which of them count.
+        weights: [T] weights or ratios, >= 0. Weights above 1e140 count as 1e140. Where ``mask`` is false they
+            may hold anything.
+        mask: [T] bool, the tokens that count.
+
+    Returns:
+        A scalar in (0, 1], or 0 if no token counts or all weights are 0.
 
     Source: Kish 1965; Owen 2013, Monte Carlo theory, chapter 9.
 
@@ -34,6 +48,13 @@ def ess(weights: Tensor, mask: Tensor) -> Tensor:
 
 
 def perplexity(log_probs: Tensor, mask: Tensor) -> Tensor:
-    """exp(-mean log-prob) over the tokens where ``mask`` is true; 1 for none. [T] nats, [T] bool -> scalar,
-    float64."""
+    """Computes the perplexity, exp(-mean log-prob), of the tokens where ``mask`` is true.
+
+    Args:
+        log_probs: [T] nats.
+        mask: [T] bool.
+
+    Returns:
+        A scalar, float64; 1 if ``mask`` is nowhere true.
+    """
     return (-masked_mean(log_probs, mask)).exp()

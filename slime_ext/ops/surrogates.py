@@ -1,9 +1,9 @@
-"""Per-token policy losses, the one definition of each equation: detached weights multiply them, gradients
-flow only through the target.
+"""Per-token policy losses: the one definition of each equation.
 
-Every function takes packed tensors of shape [T] and returns ``(loss, clipped)``: the loss per token in nats
-times advantage, and a bool that says where the surrogate bounded something. ``log_ratio`` is log target - log
-anchor; the anchor is the proximal policy (decoupled) or the behavior policy (bypass).
+Detached weights multiply these losses, so gradients flow only through the target. Every function takes packed
+tensors of shape [T] and returns ``(loss, clipped)``: the loss per token in nats times advantage, and a bool
+that is true where the surrogate clipped the token. ``log_ratio`` is log target - log anchor; the anchor is
+the proximal policy (decoupled) or the behavior policy (bypass).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import math
 import torch
 from torch import Tensor
 
-HEADROOM = 5.0  # nats below the largest ratio of a dtype, so that an advantage of 100 times it is finite
+HEADROOM = 5.0  # nats below the largest log-ratio of a dtype, so that 100 times the ratio is still finite
 
 
 def reinforce(target_log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-    """Score-function loss: -A log pi_target.
+    """Computes the score-function loss: -A log pi_target.
 
-    Times a detached sequence weight it is the off-policy policy gradient; times a clipped token weight it is
+    With a detached sequence weight it is the off-policy policy gradient; with a clipped token weight it is
     CISPO.
 
     Args:
@@ -32,13 +32,13 @@ def reinforce(target_log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Ten
 
 
 def ppo_clip(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
-    """Pessimistic clipped surrogate: max(-r A, -clip(r, 1 - eps_low, 1 + eps_high) A), r = e^log_ratio.
+    """Computes PPO's clipped loss: max(-r A, -clip(r, 1 - eps_low, 1 + eps_high) A), r = e^log_ratio.
 
     Args:
         log_ratio: [T] log target - log anchor, nats, with grad.
         advantages: [T] advantages.
-        eps_low: width of the trust region below 1; 1 or more drops the lower bound.
-        eps_high: width above 1.
+        eps_low: width of the trust region below 1; 1 or more removes the lower bound.
+        eps_high: width of the trust region above 1.
 
     Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; asymmetric bounds: DAPO,
     2503.14476.
@@ -46,17 +46,17 @@ def ppo_clip(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: fl
     ratio, negative = _ratio(log_ratio), -advantages
     plain = ratio * negative
     bounded = ratio.clamp(1 - eps_low, 1 + eps_high) * negative
-    # bounded > plain is false where both are equal, so a ratio at the bound counts as unclipped.
+    # Where both are equal, bounded > plain is false, so a ratio exactly at the bound counts as unclipped.
     return torch.maximum(plain, bounded), bounded > plain
 
 
 def dual_clip(
     log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, eps_c: float
 ) -> tuple[Tensor, Tensor]:
-    """``ppo_clip`` with a floor for negative advantages: where A < 0, min(ppo_clip, -eps_c A).
+    """Caps ``ppo_clip`` at negative advantages: where A < 0, min(ppo_clip, -eps_c A).
 
-    Bounds the loss of a very unlikely token with a negative advantage. ``clipped`` marks tokens that
-    ``ppo_clip`` or the new bound clipped.
+    This bounds the loss of a token with a negative advantage and a very large ratio. ``clipped`` marks the
+    tokens that ``ppo_clip`` or the cap clipped.
 
     Args:
         log_ratio: [T] log target - log anchor, nats, with grad.
@@ -69,23 +69,24 @@ def dual_clip(
     """
     loss, clipped = ppo_clip(log_ratio, advantages, eps_low, eps_high)
     ceiling = -eps_c * advantages
-    over = (advantages < 0) & (loss > ceiling)  # only there: -eps_c A would cut most losses of A > 0
+    over = (advantages < 0) & (loss > ceiling)  # only A < 0: else the cap would cut most losses of A > 0
     return torch.where(over, ceiling, loss), clipped | over
 
 
 def sapo(
     log_ratio: Tensor, advantages: Tensor, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> tuple[Tensor, Tensor]:
-    """Soft adaptive gate: -A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg.
+    """Gates the loss softly: -A (4 / tau) sigmoid(tau (r - 1)).
 
-    The slope at r = 1 is 1, so on-policy tokens get the plain policy gradient. Far from 1 it fades smoothly,
-    while ``ppo_clip`` would cut. Nothing is clipped.
+    tau is tau_pos where A > 0, else tau_neg. The slope at r = 1 is 1, so on-policy tokens get the plain
+    policy gradient. Far from r = 1 the slope fades smoothly, where ``ppo_clip`` would cut it to 0. No token
+    is marked as clipped.
 
     Args:
         log_ratio: [T] log target - log anchor, nats, with grad.
         advantages: [T] advantages.
         tau_pos: temperature for positive advantages, > 0.
-        tau_neg: temperature for the others, > 0.
+        tau_neg: temperature for all other advantages, > 0.
 
     Source: Gao et al. 2025, https://arxiv.org/abs/2511.20347; defaults as in SkyRL's example.
     """
@@ -95,10 +96,11 @@ def sapo(
 
 
 def delightful(target_log_probs: Tensor, advantages: Tensor, eta: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Score-function loss behind a gate: -sigma(-A log pi / eta) A log pi, the gate detached.
+    """Gates the score-function loss: -sigma(-A log pi / eta) A log pi, the gate detached.
 
-    The gate opens for rare good tokens, closes for rare bad ones, and is 1/2 for expected ones. It changes
-    the objective: even on-policy it is not the policy gradient.
+    The gate opens for rare tokens with a positive advantage, closes for rare tokens with a negative
+    advantage, and is about 1/2 for expected tokens. It changes the objective: even on-policy it is not the
+    policy gradient.
 
     Args:
         target_log_probs: [T] log-probs of the sampled tokens, nats, with grad.
@@ -113,6 +115,9 @@ def delightful(target_log_probs: Tensor, advantages: Tensor, eta: float = 1.0) -
 
 
 def _ratio(log_ratio: Tensor) -> Tensor:
-    """e^log_ratio; where it would overflow, finite and without gradient, because 0 times infinity is NaN."""
+    """Computes e^log_ratio, cut off before it overflows.
+
+    An infinite ratio times 0 would be NaN. A ratio that is cut off has no gradient.
+    """
     most = math.log(torch.finfo(log_ratio.dtype).max) - HEADROOM
     return log_ratio.clamp(max=most).exp()
