@@ -6,12 +6,12 @@ Before its first call:
 
     Reporter            what a run does with its metrics: layout, file, guards
     Ranks               this process among those that train a step
-    MetricsLayout       names and places of the sums that calls add up
-    EffectCount         one of them: tokens that a step clipped, rejected or kept
-    Samples             the step's samples, found again by their loss masks
-    SampleRow           one sample on whatever rank, for what couples samples
+    MetricsLayout       name and place of each sum that calls add up
+    EffectCount         one of these sums: tokens that a step clipped, rejected or kept
+    Samples             the step's samples, recognised by their loss masks
+    SampleRow           one sample of any rank, for corrections that couple samples
     OptimizerStep       what the calls of one step share: samples, plan, sums
-    NonFiniteTracker    its first log-prob that is not finite
+    NonFiniteTracker    the step's first log-prob that is not finite
     Plan                numbers, factors and groups that need the whole step
 
 In each call:
@@ -23,16 +23,16 @@ In each call:
     Support             all tokens that the sampler could draw, instead
     Tokens              the call's tensors, packed: one number per token
     Bounds              the host's PPO clip range
-    HookInputs          Tokens, and all else that decides the result
+    HookInputs          Tokens, and everything else that decides the result
     StepInputs          what each step reads: log-ratios and statistics
     StatisticKey        the name of one statistic
-    ExceedsLimit        its quantity: how far a token is above a limit
-    ByPosition          its quantity: a token's, times the tokens before it
+    ExceedsLimit        a quantity to add up: how far a token is above a limit
+    ByPosition          a quantity to add up: a value times the tokens before it
     State               weights and keep flags between two steps
     StepEffect          what one step clipped or rejected, for metrics
     SequenceStatistics  ratio and length of each sequence, for metrics
     Outcome             what the steps decided: weights, keep flags
-    LossInputs          the tokens of a loss of ours, 0 where they do not count
+    LossInputs          what a surrogate or term reads, 0 where a token does not count
     StepSums            the call's share of the metrics
     HookResult          loss, kept tokens and sums, for the host and the step
 

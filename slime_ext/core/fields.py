@@ -1,6 +1,6 @@
-"""Which values the fields of a configuration may have: the words and numbers of their type hints.
+"""Checks the values of a configuration's fields: the words and numbers of their type hints.
 
-``Correction`` asks it of everything that it is made of, and a YAML file is checked by the same rule.
+``Correction`` checks all its parts with it, and a YAML file is checked by the same rule.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from slime_ext.errors import ConfigError, cut, did_you_mean, shown
 
-SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, in which weights are
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, the dtype of weights
 FLOAT32 = f"0, or a number of size {SMALLEST:.3g} to {LARGEST:.3g} (float32)"
-MOST = 2**31 - 1  # of a count; tensors of counts are float32 or wider
+MOST = 2**31 - 1  # the largest count; tensors of counts are float32 or wider
 PLAIN = {float, int, bool, NoneType}
 
 
 def is_float32(number: float) -> bool:
-    """Whether a number is in the normal range of float32.
+    """Tells whether a number is in the normal range of float32.
 
     >>> is_float32(0), is_float32(-2.0), is_float32(1e40), is_float32(1e-40)
     (True, True, False, False)
@@ -30,7 +30,7 @@ def is_float32(number: float) -> bool:
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether ``check_value`` knows a type hint: words, numbers, flags, None.
+    """Tells whether ``check_value`` knows a type hint: words, numbers, flags, None.
 
     >>> is_plain(Literal["a", "b"]), is_plain(float | None), is_plain(int), is_plain(list[int])
     (True, True, True, False)
@@ -41,7 +41,9 @@ def is_plain(hint: Any) -> bool:
 
 
 def check_value(where: str, value: Any, hint: Any) -> None:
-    """Raises ConfigError unless a value fits a plain hint. An int is a float, too; a bool is neither.
+    """Raises ConfigError unless a value fits a plain hint.
+
+    An int fits a hint of float; a bool fits neither int nor float.
 
     >>> check_value("mask_scope", "al", Literal["policy", "all"])
     Traceback (most recent call last):
@@ -60,7 +62,7 @@ def check_value(where: str, value: Any, hint: Any) -> None:
 
 
 def _fault(value: Any, kinds: set[type]) -> str | None:
-    """What a number or a flag should be, or None if it fits."""
+    """Says what a number or a flag should be; None if it fits."""
     if value is None and NoneType in kinds:
         return None
     if bool in kinds:
@@ -70,7 +72,7 @@ def _fault(value: Any, kinds: set[type]) -> str | None:
             return "a number"
         try:
             number = float(value)
-        except OverflowError:  # an int that no float holds
+        except OverflowError:  # an int that is larger than every float
             return FLOAT32
         if not math.isfinite(number):
             return "a finite number"
@@ -81,10 +83,12 @@ def _fault(value: Any, kinds: set[type]) -> str | None:
 
 
 def check_fields(where: str, thing: Any) -> None:
-    """Raises ConfigError at the first field of a dataclass whose value does not fit its plain hint.
+    """Raises ConfigError at the first field of a dataclass that does not fit its hint.
+
+    Only plain hints are checked.
 
     Args:
-        where: the prefix of a field's name in messages, with its dot; empty for none.
+        where: the prefix of a field's name in messages, with its dot; empty for no prefix.
     """
     cls: Any = type(thing)
     for name, hint in _plain_hints(cls).items():

@@ -1,10 +1,9 @@
-"""Refuses steps that change nothing: each one runs on a batch that is wild enough for every sensible step to
-act.
+"""Refuses steps that change nothing.
 
-The batch has ratios of tokens from e^-88 to e^88, near and far products and means over sequences, both signs
-of the advantage, and ages from 0 to 1000. A step acts if it changes a weight or rejects a token there,
-whatever the other steps reject. The tensors are small and on the CPU, and what passed is remembered: a
-correction costs a few milliseconds, once per process.
+Each step runs on a batch that is wild enough for every sensible step to act: ratios of tokens from e^-88 to
+e^88, near and far products and means over sequences, both signs of the advantage, and ages from 0 to 1000. A
+step acts if it changes a weight or rejects a token there, whatever the other steps reject. The tensors are
+small and on the CPU, and results are remembered: a correction costs a few milliseconds, once per process.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments, identity
 
-ONCE = (Normalize, SecondMoment)  # a second of another number undoes the first, or is implied by it
+ONCE = (Normalize, SecondMoment)  # of two of them, whatever their fields, one undoes or implies the other
 TABLES: tuple[Mapping[str, Any], ...] = (STEPS, PREFIX_STEPS, FORMS, SURROGATES, TERMS)
 NAMES = {cls: name for table in TABLES for name, cls in table.items()}
 
 FAR = 88.0  # nats, the largest log-ratio of a token: float32 holds bounds up to e^88.7
 SIZES = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 3.0, 12.0, FAR)  # nats, log-ratios
-SURE = (1e-6, 0.05, 1.0, 5.0)  # nats, -log of the larger of a token's two probabilities
+SURE = (1e-6, 0.05, 1.0, 5.0)  # nats, -log of the larger probability that the two policies give a token
 OLDEST, USUAL = 1000, 40  # weight versions, or optimizer steps
-# Log-ratios of a sequence in units of its size: all alike, one far token, one of the other sign, no sum.
+# Log-ratios of a sequence in units of its size: all equal, one far token, one of the other sign, sum 0.
 SHAPES = (
     (1, 1, 1, 1, 1, 1, 1, 1),
     (-1, -1, -1, -1, -1, -1, -1, -1),
@@ -56,13 +55,16 @@ SHAPES = (
     (-1, -1, 1, -1, 0, -1, -1, -1),
     (1, -1, 1, -1, 0, 0, 1, -1),
 )
-TURNS = (1, 1, 1, 1, 0, 1, 1, 1)  # response mask of such a sequence: two turns
-LONG = 400  # tokens of a few more sequences, because a bound on a sum is one for long responses
+TURNS = (1, 1, 1, 1, 0, 1, 1, 1)  # response mask of these sequences: two turns
+LONG = 400  # tokens of a few more sequences, because some bounds on sums act only on long responses
 TRIED = f"tried: ratios from e^-{FAR:g} to e^{FAR:g}, ages from 0 to {OLDEST}"
 
 
 def name_of(part: Any) -> str:
-    """The name of a step, a surrogate or a term in a configuration; that of its class for a user's own."""
+    """Returns the name of a step, a surrogate or a term in a configuration.
+
+    For a user's own class this is the name of the class.
+    """
     return NAMES.get(type(part), type(part).__name__)
 
 
@@ -70,48 +72,51 @@ def name_of(part: Any) -> str:
 def check_steps(
     steps: tuple[Step, ...], units: tuple[Unit, ...], statistics: tuple[StatisticKey, ...]
 ) -> None:
-    """Raises ConfigError at the first step that changes nothing; remembers what passed.
+    """Raises ConfigError at the first step that changes nothing.
+
+    It remembers the steps that passed.
 
     Args:
-        units, statistics: of the correction, which its steps read.
+        units, statistics: those of the correction, which its steps read.
     """
     for i, step in enumerate(steps):
         _check_place(steps, i, f"steps[{i}].{name_of(step)}")
-    with torch.no_grad(), torch.device("cpu"):  # whatever device the process makes tensors on
+    with torch.no_grad(), torch.device("cpu"):  # also if the process's default device is a GPU
         _check_acts(steps, units, statistics)
 
 
 def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
-    """Refuses a step that the steps before it make idle, or whose place makes one of them idle."""
+    """Refuses a step that is idle, or makes another step idle, because of its place."""
     step, before = steps[i], steps[:i]
     for j, earlier in enumerate(before):
         if Effect.REWEIGHT in step.effects and Effect.REWEIGHT in earlier.effects:
             raise ConfigError(
-                f"{here}: expected one step that sets weights, got a second after steps[{j}]: it would undo "
-                "the first"
+                f"{here}: expected one step that sets weights, got a second after steps[{j}]: remove one, "
+                "because the second would undo the first"
             )
         is_again = step == earlier or (isinstance(step, ONCE) and type(step) is type(earlier))
         if is_again and is_ours(step):
             raise ConfigError(
-                f"{here}: expected it once, got a second after steps[{j}]: one of them would never act"
+                f"{here}: expected it once, got a second after steps[{j}]: remove one, because it would "
+                "never act"
             )
     if only_bounds(step) and not any(Effect.REWEIGHT in earlier.effects for earlier in before):
         raise ConfigError(
-            f"{here}: expected a reweight step before it, got none: weights are 1 there and it would never "
-            "act"
+            f"{here}: expected a reweight step before it, got none: add one, because all weights are "
+            "still 1 there"
         )
     if getattr(step, "over", "response") == "kept":
         rejects = any(Effect.REJECT in earlier.effects for earlier in before)
-        expect(rejects, f"{here}.over", "a step that rejects before it", "none", "every token is kept there")
+        expect(rejects, f"{here}.over", "a step that rejects before it", "none", "all are kept; remove over")
 
 
 def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tuple[StatisticKey, ...]) -> None:
-    """Runs the steps on the wild batch, and refuses one of ours that changes nothing there."""
+    """Runs the steps on the wild batch and refuses a step of ours that changes nothing."""
     inputs = replace(wild_batch(), units=units)
     inputs = replace(inputs, table=tabulate(statistics, inputs))
     state = inputs.start
     for i, step in enumerate(steps):
-        if isinstance(step, Scoped):  # what the steps before it reject here, they may keep elsewhere
+        if isinstance(step, Scoped):  # earlier steps may keep on other data what they reject on this batch
             step = replace(step, over="response")
         before = replace(state, step=i)
         try:
@@ -122,10 +127,10 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
         except Exception:
             if is_ours(step):
                 raise
-            return  # check_step, or the first call, says what is wrong with a step of the user's own
+            return  # check_step, or the first call, says what is wrong with a user's own step
         if not isinstance(state, State):
             return
-        # After normalize the data's mean decides what a bound reaches.
+        # After normalize, the mean weight of the data decides which weights a bound reaches.
         is_normalized = any(isinstance(earlier, Normalize) for earlier in steps[:i])
         if is_ours(step) and not (is_normalized and Effect.BOUND in step.effects):
             _check_effect(step, before, state, inputs, f"steps[{i}].{name_of(step)}")
@@ -155,18 +160,18 @@ def _check_effect(step: Step, before: State, after: State, inputs: StepInputs, h
 
 
 def _of_response(inputs: StepInputs, unit: Unit, values: Tensor) -> Tensor:
-    """Values per unit -> one for each response token, no others."""
+    """Gives each response token the value of its unit; leaves all other tokens out."""
     return inputs.segments.expand_to_tokens(unit, values)[inputs.segments.mask]
 
 
 def is_ours(step: Step) -> bool:
-    """Whether it is not a user's own step."""
+    """Tells whether a step is built in, not a user's own."""
     return type(step).__module__.startswith("slime_ext.")
 
 
 @functools.cache
 def wild_batch() -> StepInputs:
-    """The sequences that steps are tried on, in float64 on the CPU."""
+    """Makes the sequences that steps are tried on, in float64 on the CPU."""
     short = itertools.product(SHAPES, SIZES, SURE, (1.0, -1.0))
     long = itertools.product(((1,) * LONG, (-1,) * LONG), (0.1, 12.0), SURE[:1], (1.0, -1.0))
     cases = [(torch.tensor(shape, dtype=torch.float64), *more) for shape, *more in (*short, *long)]

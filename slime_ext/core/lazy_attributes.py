@@ -12,7 +12,7 @@ from slime_ext.errors import did_you_mean
 def lazy_attributes(
     package: str, files: Mapping[str, str], modules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``.
+    """Makes a package's ``__getattr__`` and ``__dir__``.
 
     Args:
         files: name -> the file of the package that defines it.

@@ -1,7 +1,7 @@
-"""What a correction needs, and what a place that runs one offers: the vocabulary of "may it run here?".
+"""What a correction needs, and what the place that runs it offers.
 
-``Correction.needs`` and ``Step.needs`` say what is read. Each place has one constant with what it offers, and
-``require`` refuses the rest.
+``Correction.needs`` and ``Step.needs`` say what is read. Each place has one constant that says what it
+offers, and ``require`` refuses every other need.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime_ext.errors import ConfigError
 class Need(Enum):
     """What a correction reads or returns besides a micro-batch's log-probs and its loss per token.
 
-    The value is what asks for it in a configuration, for messages.
+    The value names the part of a configuration that causes the need; messages show it.
     """
 
     TARGET = "part that reads the target's log-probs"
@@ -43,7 +43,7 @@ def require(needs: Set[Need], offers: Set[Need], where: str, why: str) -> None:
 
     Args:
         needs: ``Correction.needs``.
-        where: what names the correction there, for the message.
+        where: how the place names the correction, for the message.
         why: what the place lacks, or what to do.
 
     >>> from slime_ext import presets

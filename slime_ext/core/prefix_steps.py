@@ -2,8 +2,8 @@
 
 t counts the response tokens of a sequence from 1, l_t = log numerator - log behavior. A prefix ends with the
 token itself. If ranks share a sequence, the sums of its shards are part of the correction's one all-reduce,
-so any split gives the same numbers. One non-finite behavior log-prob rejects the whole sequence, since every
-later prefix is unknown.
+so any split gives the same numbers. One non-finite behavior log-prob rejects the whole sequence, because it
+makes every later prefix unknown.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class _OfPrefix(Step):
         return StatisticKey("shard_sum", "sequence", name)
 
     def _sums(self, inputs: StepInputs, name: str | ByPosition) -> Tensor:
-        """[T] float64, the sum of a quantity over each token's prefix."""
+        """Adds up a quantity over each token's prefix: [T] float64."""
         return prefix_sums(inputs.segments, inputs.value_of(name), inputs.table[self._key(name)])
 
 
 @dataclass(frozen=True)
 class PrefixReweight(_OfPrefix):
-    """Sets the weights to the ratio of the prefix: w_t = exp(sum of l_i, i <= t), or exp of their mean.
+    """Sets the weights to the ratio of the prefix: w_t = exp(sum of l_i, i <= t).
 
-    With the sum, w_t times -A_t log pi_t is unbiased if A_t sums rewards at t or later, and has less variance
-    than with the product over the whole sequence.
+    ``aggregate: mean`` takes exp of the mean of the l_i instead. With the sum, w_t times -A_t log pi_t is
+    unbiased if A_t sums the rewards from t on, and has less variance than with the product over the whole
+    sequence.
 
     Source: CTPO, Zhang et al. 2026, https://arxiv.org/abs/2605.07331; its code, horizon-llm/CTPO, modes
     cum-token-cumprod and cum-token-geomean.
@@ -67,12 +68,12 @@ class PrefixReweight(_OfPrefix):
 
 @dataclass(frozen=True)
 class PrefixReject(_OfPrefix):
-    """Drops the tokens whose prefix leaves [low, high], ends included; ``growth: sqrt`` multiplies both by
-    sqrt(t).
+    """Drops the tokens whose prefix leaves [low, high]; both ends are inside.
 
-    For ``ratio`` the bounds limit the ratio and grow in log space: [low^sqrt(t), high^sqrt(t)]. A sum of t
-    independent terms spreads as sqrt(t), so a constant band would drop more and more. ``when`` looks at the
-    token's own advantage and log-ratio.
+    ``growth: sqrt`` multiplies both bounds by sqrt(t), because a sum of t independent terms spreads as
+    sqrt(t), so that a constant band would drop more and more tokens. For ``ratio`` the bounds limit the ratio
+    and grow in log space: [low^sqrt(t), high^sqrt(t)]. ``when`` looks at the token's own advantage and
+    log-ratio.
 
     Source: CTPO, as ``PrefixReweight``, la_clip_low and la_clip_high with la_power 0.5.
     """
@@ -121,7 +122,7 @@ class PrefixReject(_OfPrefix):
 
 @dataclass(frozen=True)
 class PrefixBudget(_OfPrefix):
-    """Drops the tokens whose divergence exceeds ``high``, or what the prefix before left of a budget.
+    """Drops the tokens whose divergence, alone or summed over the prefix, exceeds a bound.
 
     With D_t the statistic, T response tokens and v_t = 1 - (1 - last) (t - 1) / (T - 1), falling from 1 to
     ``last``, token t stays iff
@@ -132,8 +133,8 @@ class PrefixBudget(_OfPrefix):
     own advantage and log-ratio.
 
     Source: CPPO, Mao et al. 2026, https://arxiv.org/abs/2606.10968, equations 8 to 11; its code,
-    Tencent-Hunyuan/UniRL, unirl/algorithms/cppo.py, which also raises the budget of a sequence to the 90th
-    percentile of its D_t, at most twice; this step does not.
+    Tencent-Hunyuan/UniRL, unirl/algorithms/cppo.py. That code also raises the budget of a sequence to the
+    90th percentile of its D_t, up to twice ``budget``; this step does not.
     """
 
     statistic: Literal["tv", "k2", "k3", "binary_kl", "binary_kl_max"] = "tv"

@@ -1,10 +1,10 @@
-"""Steps as other systems define them: statistics over the tokens kept so far, clamped log-ratios, and bands
-that zero a weight but leave its token in the masks.
+"""Steps as other systems define them.
 
-The native steps read the host's response mask and clamp nothing, so rejections commute. Only what
-``slime-ext convert`` prints of other systems needs these steps.
+They take statistics over the tokens kept so far, clamp log-ratios, or zero a weight but leave its token in
+the masks. The native steps read the host's response mask and clamp nothing, so their rejections commute. Only
+the keys that ``slime-ext convert`` prints for other systems need these steps.
 
-A sum over kept tokens depends on earlier steps, so it cannot share the correction's one all-reduce. If a
+A sum over kept tokens depends on earlier steps, so it cannot be part of the correction's one all-reduce. If a
 sequence lies on several ranks, ``over: kept`` or ``clamp`` with a sequence statistic costs one more.
 """
 
@@ -36,7 +36,7 @@ from slime_ext.core.steps import Reject, Reweight, ratio_at
 
 Over = Literal["response", "kept"]
 CLAMPABLE = ("ratio", "k1", "k2", "k3")
-LARGEST_LOG = 709.0  # nats; exp of more overflows a float64
+LARGEST_LOG = 709.0  # nats; exp of a larger number overflows a float64
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Scoped(Step):
         ok = self.clamp is None or self.clamp > 0
         expect(ok, where, "a number > 0", self.clamp, "it bounds the log-ratio on both sides")
         where, adds = f"{self.native.__name__.lower()}.over", self.unit != "token"
-        why = "nothing is added up there"
+        why = "a single token has no sum; remove over"
         expect(self.over == "response" or adds, where, "response at tokens", self.over, why)
 
     @property
@@ -81,7 +81,7 @@ class Scoped(Step):
         )
 
     def plain(self) -> Step:
-        """The equivalent native step, if there is one."""
+        """Returns the equivalent native step, or this step if there is none."""
         native: Step
         if self.over == "kept" or self.clamp is not None:
             return self
@@ -102,7 +102,7 @@ class ScopedReweight(Scoped, Reweight):
         if self.clamp is None or self._is_summed:
             plain = self.over == "response" and self.clamp is None
             return super().weight_range(before) if plain else WeightRange(0.0, math.inf)
-        # A token's clamped ratio lies inside every band around 1 that its ratio lies in; a mean does not.
+        # If a token's ratio is inside a band around 1, so is its clamped ratio. This is not true of a mean.
         most = math.exp(min(self.clamp, LARGEST_LOG))
         return WeightRange(1 / most, most, ratio_at("token", "") if self.unit == "token" else None)
 
@@ -127,15 +127,16 @@ class ScopedReject(Scoped, Reject):
         why = "it reads probabilities, not log-ratios"
         expect(ok, "reject.clamp", f"{wanted} as the statistic", self.statistic, why)
         ok = self.over == "response" or self.aggregate != "max" or self.low is None
-        why = "tokens that are left out would count as 0"
+        why = "tokens that are not kept would count as 0"
         expect(ok, "reject.over", "response beside aggregate max with a lower bound", self.over, why)
 
 
 @dataclass(frozen=True)
 class ZeroOutside(Step):
-    """Sets the weight to 0 where the unit's ratio leaves [low, high]; the token stays in the masks.
+    """Sets the weight to 0 where the unit's ratio leaves [low, high].
 
-    IcePop as in verl and the fw-ai cookbook. ``reject`` would also remove the token from the masks.
+    The token stays in the masks; ``reject`` would remove it from them, too. This is IcePop as in verl and the
+    fw-ai cookbook.
 
     Source: verl PR 5722; fw-ai cookbook, TISConfig.icepop_threshold; https://arxiv.org/abs/2510.18855.
     """
@@ -158,8 +159,10 @@ class ZeroOutside(Step):
         return self._band.statistics
 
     def weight_range(self, before: WeightRange) -> WeightRange:
-        """A band on the weight's own ratio bounds it; a band on another ratio only zeroes the weights outside
-        it."""
+        """Bounds the weights by the band if the band is on the weights' own ratio.
+
+        A band on another ratio only adds the weight 0.
+        """
         is_of_weight = before.ratio == ratio_at(self.unit, self.aggregate)
         return before._replace(low=0.0, high=min(before.high, self.high) if is_of_weight else before.high)
 
@@ -171,7 +174,7 @@ class ZeroOutside(Step):
             None if values is None else expand(state.unit, values)
             for values in (state.clipped, state.log_ratio)
         )
-        if log_ratio is not None:  # or a weight too small for a number would not be 0
+        if log_ratio is not None:  # -inf where the weight is 0, because log_weights reads it there
             log_ratio = torch.where(inside, log_ratio, -torch.inf)
         of_tokens = replace(state, weights=weights, clipped=clipped, unit="token")
         return of_tokens.bound(torch.where(inside, weights, 0), log_ratio)

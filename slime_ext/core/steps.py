@@ -1,10 +1,10 @@
-"""Steps of a correction: frozen dataclasses, fields are the configuration, calling one is the mathematics.
+"""The steps of a correction: frozen dataclasses whose fields are the configuration.
 
-A step reads its inputs, log-ratios and declared statistics, always over the host's response mask, and returns
-a state: weights and keep flags. Rejections therefore commute; weights follow the order of the list. On-policy
-data (ratio 1) leaves every step unchanged.
+Calling a step runs its mathematics. A step reads its inputs, log-ratios and declared statistics, always over
+the host's response mask, and returns a state of weights and keep flags. Rejections therefore commute; weights
+follow the order of the list. On-policy data (ratio 1) leaves every step unchanged.
 
-Coupled steps compute one number over the whole optimizer step before any micro-batch is trained:
+Coupled steps compute one number over the whole optimizer step before any micro-batch is trained.
 ``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
 not depend on how tokens are packed or split. ``slime_ext.core.correction.plan_step`` calls it.
 """
@@ -49,7 +49,7 @@ When = Literal[
 KEPT = "on-policy data must be kept"
 COUNT = StatisticKey("sum", "sequence", "count")
 FAR = 2.0**40  # nats, above the log of every weight
-TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; order of bits is order of values from 0 up
+TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; from 0 up, larger bits are larger values
 
 
 class _AtLevel(Step):
@@ -75,7 +75,7 @@ class _AtLevel(Step):
         return WeightRange(0.0, math.inf, ratio_at(self.unit, self._aggregate))
 
     def _ratio(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """The ratio and its log, one per unit."""
+        """Returns the ratio and its log, one per unit."""
         if self.unit == "token":
             return inputs.ratio, inputs.log_ratio
         log_ratio = inputs.total(self.unit, self._aggregate, "ratio")
@@ -86,9 +86,8 @@ class _AtLevel(Step):
 class Reweight(_AtLevel):
     """Sets the weights to the importance ratio at ``level``.
 
-    token: each token's own ratio; turn, sequence: the product over the unit; geometric: exp(mean log-ratio of
-    the sequence). Sequence weights are the unbiased ones, with a variance that grows exponentially with
-    length.
+    token is each token's own ratio; turn and sequence the product over the unit; geometric exp(mean log-ratio
+    of the sequence). Only sequence weights are unbiased, and their variance grows exponentially with length.
 
     Source: token: Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; sequence: Liu and Li 2025,
     https://richardli.xyz/rl-collapse; turn: ST-PPO, https://arxiv.org/abs/2511.20718; geometric: GSPO,
@@ -103,9 +102,10 @@ class Reweight(_AtLevel):
 
 @dataclass(frozen=True)
 class MinPrefixReweight(Step):
-    """Sets the weights to w_t = rho_t times the smallest rho_i of the response tokens i < t, or 1 for none.
+    """Sets the weights to w_t = rho_t times the smallest rho_i of earlier response tokens.
 
-    A surrogate of the prefix product that does not accumulate.
+    The first response token of a sequence has w_t = rho_t. This replaces the product over the prefix by a
+    number that does not grow with its length.
 
     Source: MinPRO, https://arxiv.org/abs/2601.22718 (definition as in the design; only its abstract was at
     hand).
@@ -123,7 +123,7 @@ class MinPrefixReweight(Step):
 
 @dataclass(frozen=True)
 class SignedClip(_AtLevel):
-    """Sets weights to clip(ratio, low, high), with one range for positive advantages and one for negative.
+    """Sets the weights to clip(ratio, low, high), with a range for each sign of the advantage.
 
     With the defaults it is TOPR: weight 1 where A >= 0, clip(sequence ratio, 0, 1) where A < 0.
 
@@ -150,7 +150,7 @@ class SignedClip(_AtLevel):
         positive = ratio.clamp(self.positive_low, self.positive_high)
         negative = ratio.clamp(self.negative_low, self.negative_high)
         weights = torch.where(inputs.advantages < 0, negative, positive)
-        # First the ratio, then its bound: so that ``bound`` records where the clip changed it.
+        # The ratio first, then its bound, because ``bound`` records where the clip changed the ratio.
         return state.reweight("token", ratio).bound(weights, log_ratio)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
@@ -160,7 +160,7 @@ class SignedClip(_AtLevel):
 
 @dataclass(frozen=True)
 class Truncate(Step):
-    """Caps the weights from above: w = min(w, high), exactly ``high`` where it acts.
+    """Caps the weights from above: w = min(w, high).
 
     Biases the gradient towards the behavior policy; in return no weight is larger than the cap.
 
@@ -184,7 +184,7 @@ class Truncate(Step):
 
 @dataclass(frozen=True)
 class Clip(Step):
-    """Bounds the weights on both sides: w = min(max(w, low), high); ``low`` 0 means none.
+    """Bounds the weights on both sides: w = min(max(w, low), high); ``low: 0`` is no lower bound.
 
     Source: MiniMax-M1, https://arxiv.org/abs/2506.13585 (CISPO's weight).
     """
@@ -208,16 +208,20 @@ class Clip(Step):
 
 @dataclass(frozen=True)
 class Reject(Step):
-    """Drops the units whose statistic leaves [low, high]; both ends are inside, None means unbounded.
+    """Drops the units whose statistic leaves [low, high].
 
-    ``ratio`` is aggregated before the exponential: sum is the product over the unit, mean the geometric mean,
-    max the largest ratio. At unit token nothing is aggregated. ``when`` limits the rejection:
-    ``negative_advantage`` to units whose mean advantage is negative, ``positive_advantage`` to the others,
-    ``outward`` to those whose mean advantage and log-ratio have the same sign, so that the update would push
-    the ratio further out; ``outward_positive`` and ``outward_negative`` also require that sign. So two steps
-    can bound a statistic differently for each sign of the advantage. ``max_staleness`` also drops whole
-    sequences whose weights are more versions old than that, ``max_staleness_steps`` those after whose weights
-    the trainer has taken more optimizer steps, whatever ``when`` says; a sequence of unknown age stays.
+    Both ends are inside; None is no bound. ``ratio`` is aggregated before the exponential: sum is the product
+    over the unit, mean the geometric mean, max the largest ratio. At unit token nothing is aggregated.
+
+    ``when`` limits the rejection to some units: ``negative_advantage`` to those whose mean advantage is
+    negative, ``positive_advantage`` to all others, ``outward`` to those whose mean advantage and log-ratio
+    have the same sign, so that the update would push the ratio further out. ``outward_positive`` and
+    ``outward_negative`` also require that sign. With two steps, a statistic has different bounds for each
+    sign of the advantage.
+
+    ``max_staleness`` also drops sequences whose weights are more versions old than that.
+    ``max_staleness_steps`` drops those whose weights are more optimizer steps old than that. Both ignore
+    ``when``, and a sequence of unknown age stays.
 
     Source: token ratio: IcePop, https://arxiv.org/abs/2510.18855; sequence and geometric: Liu and Li 2025,
     https://richardli.xyz/rl-collapse; divergences: TRM, https://arxiv.org/abs/2512.23075; negative_advantage:
@@ -247,7 +251,7 @@ class Reject(Step):
             self._check_staleness_alone()
 
     def _check_staleness_alone(self) -> None:
-        """Refuses fields about the ratio in a step that reads only the sample's age."""
+        """Refuses fields about the ratio in a step that reads only the age of a sample."""
         for name, idle in {"statistic": "ratio", "when": "always", "clamp": None, "over": "response"}.items():
             value, why = getattr(self, name, idle), "a bound on staleness alone looks at no token"
             expect(value == idle, f"reject.{name}", "low or high beside it", value, why)
@@ -285,7 +289,7 @@ class Reject(Step):
         else:
             low, high = self._limits
             value = inputs.total(self.unit, self.aggregate, self.statistic)
-            # One operation fewer than two comparisons. NaN is outside in both forms: it equals nothing.
+            # clamp and == need one operation fewer than two comparisons. NaN is outside: it equals nothing.
             inside = value <= high if low == -math.inf else value.clamp(low, high) == value
         if self.when != "always":
             inside = inside | ~applies(self.when, self.unit, inputs)
@@ -297,7 +301,10 @@ class Reject(Step):
 
     @cached_property
     def _exceeds(self) -> StatisticKey | None:
-        """What replaces a maximum with only an upper bound: no token may exceed it, which a sum can tell."""
+        """The sum that replaces a maximum which has only an upper bound.
+
+        The maximum exceeds the bound exactly if one token does, and a sum can tell that.
+        """
         if self.unit == "token" or self.aggregate != "max" or self.low is not None:
             return None
         return StatisticKey("sum", self.unit, ExceedsLimit(self.statistic, self._limits[1]))
@@ -309,14 +316,14 @@ class Reject(Step):
 
     @cached_property
     def _limits(self) -> tuple[float, float]:
-        """The interval in the statistic's unit: logarithms for ratios."""
+        """The interval in the unit of the statistic: for ratios, logarithms."""
         low, high = self._interval
         return (_log(low), _log(high)) if self.statistic == "ratio" else (low, high)
 
 
 @dataclass(frozen=True)
 class Veto(Step):
-    """Drops a whole sequence because of one response token whose ratio is below ``low`` or above ``high``.
+    """Drops a whole sequence if one of its ratios is below ``low`` or above ``high``.
 
     Source: verl PR 3984 (rollout_token_veto_threshold); SkyRL PR 849 (outlier_token_is_threshold).
     """
@@ -355,12 +362,14 @@ class Veto(Step):
 
 @dataclass(frozen=True)
 class Normalize(Step):
-    """Divides the weights by their mean, so that the mean weight of the optimizer step is 1.
+    """Divides the weights by their mean over the optimizer step.
 
-    ``level`` says what has equal weight in the mean: tokens, or sequences (a token counts 1 / response tokens
-    of its sequence). Rejected tokens count, tokens with a non-finite behavior log-prob do not. Biased, with
-    low variance. The mean is taken of weights over the largest one: those of long sequences may all be too
-    small for a number, as e^-119 is in float32, and still differ.
+    ``level`` says what has equal weight in the mean: tokens or sequences. For sequences, a token counts 1 /
+    (response tokens of its sequence). Rejected tokens count; tokens with a non-finite behavior log-prob do
+    not. The result is biased, with low variance.
+
+    The mean is taken of the weights divided by the largest weight. The weights of long sequences may all
+    underflow, as e^-119 does in float32, and still differ.
 
     Source: Owen 2013, Monte Carlo theory, section 9.2; verl PR 3980 (rollout_is_batch_normalize).
     """
@@ -374,7 +383,11 @@ class Normalize(Step):
         return () if self.level == "token" else (COUNT,)
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
-        """[] float64: the log of the mean weight of the step; 0 if no weight is above 0."""
+        """Computes the log of the mean weight of the step.
+
+        Returns:
+            [] float64; 0 if no weight is above 0.
+        """
         logs = [_log_weights(state, inputs) for state, inputs in batches]
         largest = _largest(logs, all_sum)
         shares = (self._share(x - largest, inputs) for x, (_, inputs) in zip(logs, batches, strict=True))
@@ -386,10 +399,10 @@ class Normalize(Step):
         return replace(state, weights=log_weights.exp().to(state.weights.dtype), log_ratio=log_weights)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
-        return WeightRange(0.0, MODEST)  # at most the number of tokens of the step
+        return WeightRange(0.0, MODEST)  # a weight is at most the number of tokens in the step
 
     def _share(self, log_weights: Tensor, inputs: StepInputs) -> Tensor:
-        """[2] the sum of e^log_weights and the number of tokens, or of sequences."""
+        """Returns the sum of e^log_weights and the number of tokens or sequences, [2]."""
         per_token = inputs.usable.double()
         if self.level == "sequence":
             count = inputs.table[COUNT].clamp_min(1)
@@ -399,11 +412,11 @@ class Normalize(Step):
 
 @dataclass(frozen=True)
 class EssTruncate(Step):
-    """Caps the weights at the effective sample size of the optimizer step: w = min(w, ESS).
+    """Caps the weights at the step's effective sample size: w = min(w, ESS).
 
-    ESS = (sum w)^2 / (n sum w^2) over the step's tokens with a behavior log-prob, in (0, 1]. It is 1 if all
-    weights are equal, as on-policy, and small if few tokens carry the sum. The sums are of weights over the
-    largest one, because a weight may be too large for a number, as e^89 is in float32.
+    ESS = (sum w)^2 / (n sum w^2) over the tokens of the optimizer step with a behavior log-prob, in (0, 1].
+    It is 1 if all weights are equal, as on-policy, and small if few tokens carry the sum. The sums are of
+    weights divided by the largest weight, because a weight may overflow, as e^89 does in float32.
 
     Source: P3O, Fakoor et al. 2026, https://arxiv.org/abs/2605.12380, equation 7 and algorithm 2; Relax PR
     234, which computes it over the optimizer step, as here.
@@ -413,12 +426,16 @@ class EssTruncate(Step):
     effects = frozenset({Effect.BOUND})
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
-        """[] float64: the effective sample size as a fraction; 1 if no token counts."""
+        """Computes the effective sample size of the step as a fraction.
+
+        Returns:
+            [] float64; 1 if no token counts.
+        """
         logs = [_log_weights(state, inputs) for state, inputs in batches]
         largest = _largest(logs, all_sum)
         shares = (self._share(x - largest, inputs) for x, (_, inputs) in zip(logs, batches, strict=True))
         total, square, count = all_sum(_total(shares)).unbind()
-        # The scale of the weights cancels, so that sums of weights over the largest give the same number.
+        # The scale of the weights cancels, so weights divided by the largest give the same number.
         return torch.where(square > 0, total.square() / (count * square), 1)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
@@ -430,18 +447,18 @@ class EssTruncate(Step):
 
     @staticmethod
     def _share(log_weights: Tensor, inputs: StepInputs) -> Tensor:
-        """[3] the sums of w and of w^2, and the number of tokens."""
+        """Returns the sums of w and of w^2, and the number of tokens, [3]."""
         weights = log_weights.exp()
         return torch.stack([weights.sum(), weights.square().sum(), inputs.usable.double().sum()])
 
 
 @dataclass(frozen=True)
 class SecondMoment(Step):
-    """Drops the step's tokens with the largest squared log-ratio until the mean of the rest is <
-    ``threshold``.
+    """Drops the tokens with the largest squared log-ratios of the optimizer step.
 
-    Tokens with equal values stay or go together, and the smallest always stay. This is the all-sign variant;
-    the paper restricts it to the tokens that PPO would clip.
+    It drops until the mean of the rest is < ``threshold``. Tokens with equal values stay or go together, and
+    the tokens with the smallest value always stay. This is the all-sign variant; the paper restricts it to
+    the tokens that PPO would clip.
 
     Source: M2PO, https://arxiv.org/abs/2510.01161; AReaL (m2_threshold).
     """
@@ -456,15 +473,18 @@ class SecondMoment(Step):
         expect(self.threshold > 0, "second_moment.threshold", "a number > 0", self.threshold, why)
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
-        """[] float64: the largest squared log-ratio that stays.
+        """Finds the largest squared log-ratio that stays.
 
-        Searches the bits of the cut byte by byte, with one SUM of 256 counts and sums per byte: exact, and no
-        rank has to see another's tokens.
+        Searches its bits byte by byte, with one SUM of 256 counts and sums per byte. The result is exact, and
+        no rank has to see the tokens of another.
+
+        Returns:
+            [] float64.
         """
         ranked = [_ranked(inputs) for _, inputs in batches]
 
         def below(cuts: Tensor) -> Tensor:
-            """[cuts, 2] count and sum of the squared log-ratios up to each cut, over all ranks."""
+            """Counts and adds up the squared log-ratios up to each cut over all ranks: [cuts, 2]."""
             return all_sum(_total(_up_to(cuts, values, sums) for values, sums in ranked))
 
         def none(cuts: Tensor) -> Tensor:
@@ -497,7 +517,7 @@ STEPS: dict[str, Callable[..., Step]] = {
 
 
 def check_interval(where: str, statistic: str, low: float | None, high: float | None) -> None:
-    """Raises ConfigError unless bounds keep on-policy data, and some more.
+    """Raises ConfigError unless bounds keep on-policy data and some other data.
 
     Args:
         where: the step's name.
@@ -514,7 +534,7 @@ def check_interval(where: str, statistic: str, low: float | None, high: float | 
 
 
 def applies(when: When, unit: Unit, inputs: StepInputs) -> Tensor:
-    """Bool per unit: whether a rejection limited to ``when`` may act there."""
+    """Tells for each unit whether a rejection limited to ``when`` may act there."""
     advantage = inputs.total(unit, "sum", "advantage")
     if when == "negative_advantage":
         return advantage < 0
@@ -527,21 +547,27 @@ def applies(when: When, unit: Unit, inputs: StepInputs) -> Tensor:
 
 
 def ratio_at(unit: Unit, aggregate: str) -> tuple[Unit, str]:
-    """The identity of a ratio: unit and aggregate; a token's own is not aggregated."""
+    """Returns what identifies a ratio: its unit and its aggregate.
+
+    A token's own ratio has no aggregate.
+    """
     return unit, "" if unit == "token" else aggregate
 
 
 def _log_weights(state: State, inputs: StepInputs) -> Tensor:
-    """[T] float64, the log of each token's weight; -inf where it does not count."""
+    """Computes the log of each token's weight: [T] float64, -inf where it does not count."""
     log_weights = inputs.segments.expand_to_tokens(state.unit, state.log_weights)
     return torch.where(inputs.usable, log_weights, -torch.inf)
 
 
 def _largest(micro_batches: Sequence[Tensor], all_sum: AllSum) -> Tensor:
-    """[] float64: the largest number of all micro-batches and ranks, to within 1e-3; 0 if all are -inf.
+    """Finds the largest number of all micro-batches and ranks, to within 1e-3.
 
-    Only a SUM goes over ranks. So the distance from ``FAR`` of the rank that has it is searched byte by byte,
-    as the cut of ``SecondMoment``.
+    Ranks exchange only a SUM. So each rank computes how far its largest number is below ``FAR``, and the
+    smallest such distance is searched byte by byte, like the cut of ``SecondMoment``.
+
+    Returns:
+        [] float64; 0 if all numbers are -inf.
     """
     highest = torch.stack([torch.nn.functional.pad(x, (0, 1), value=-math.inf).amax() for x in micro_batches])
     distance = (FAR - highest.amax().double()).clamp_min(0)
@@ -562,7 +588,10 @@ def _log(bound: float) -> float:
 
 
 def _ranked(inputs: StepInputs) -> tuple[Tensor, Tensor]:
-    """Squared log-ratios of usable tokens in ascending order, padded with inf, and their running sums."""
+    """Sorts the squared log-ratios of usable tokens, and computes their running sums.
+
+    Tokens that are not usable are inf, at the end.
+    """
     values = torch.where(inputs.usable, inputs.log_ratio.double().square(), torch.inf).sort().values
     return values, torch.cat([values.new_zeros(1), values.cumsum(0)])
 
@@ -573,7 +602,13 @@ def _up_to(cuts: Tensor, values: Tensor, sums: Tensor) -> Tensor:
 
 
 def _last(holds: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    """[] int64, the bits of the largest finite value >= 0 for which ``holds`` (true, then false), or -1."""
+    """Finds the bits of the largest finite value >= 0 for which ``holds``.
+
+    ``holds`` must be true up to some value and false beyond it.
+
+    Returns:
+        [] int64; -1 if it holds nowhere.
+    """
     prefix = torch.zeros((), dtype=torch.int64, device=device)
     digits = torch.arange(256, device=device)
     for shift in range(56, -8, -8):

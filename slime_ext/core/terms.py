@@ -1,7 +1,7 @@
-"""``terms``: losses added at every response token, rejected ones too.
+"""``terms``: losses that are added at every response token, rejected tokens included.
 
-Unlike a weight, a term has a gradient: it pulls the target policy towards the one that sampled. With l = log
-target - log behavior, on-policy (l = 0) every term and its gradient are 0.
+Unlike a weight, a term has a gradient: it pulls the target policy towards the behavior policy. With l = log
+target - log behavior, every term and its gradient are 0 on-policy (l = 0).
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import EssTruncate
 from slime_ext.ops.divergences import k3
 
-FAR = 20.0  # nats; a token that far below the policy that sampled it adds a constant, without a gradient
+FAR = 20.0  # nats; further below the behavior log-prob, a target log-prob adds a constant without gradient
 
 
 class Term:
-    """Interface of a term."""
+    """The interface of a term."""
 
     coefficient: float
     reads_ess: bool = False
 
     def __call__(self, inputs: LossInputs, numbers: Mapping[Step, Tensor]) -> Tensor:
-        """[T] nats, with the target's gradient; 0 where ``inputs`` is not valid."""
+        """Computes the term of each token.
+
+        Returns:
+            [T] nats, with the target's gradient; 0 where ``inputs`` is not valid.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SquaredLogRatio(Term):
-    """coefficient l^2.
+    """Adds coefficient l^2.
 
     Source: Kimi K2.5, https://arxiv.org/abs/2602.02276; prime-rl PR 1930 and 2798, kl_tau, whose default is
-    the one here.
+    used here.
     """
 
     coefficient: float = 1e-3
@@ -49,10 +53,11 @@ class SquaredLogRatio(Term):
 
 @dataclass(frozen=True)
 class ReverseK3(Term):
-    """coefficient (e^-l - 1 + l); ``times_one_minus_ess`` multiplies it by 1 - ESS of the optimizer step.
+    """Adds coefficient (e^-l - 1 + l), a penalty on the distance to the behavior policy.
 
-    Its mean under the target is KL(target || behavior) plus a mean of e^-l - 1 that is 0; over sampled tokens
-    it is a penalty, not an estimate. The ESS is the cap of the step ``ess_truncate``.
+    ``times_one_minus_ess`` multiplies it by 1 - ESS of the optimizer step; the ESS is the cap of the step
+    ``ess_truncate``. Under the target its mean is KL(target || behavior), because e^-l - 1 has mean 0 there.
+    Over sampled tokens it is a penalty, not an estimate of that KL.
 
     Source: P3O, https://arxiv.org/abs/2605.12380, equation 12, as Relax PR 234 writes it for one sampled
     token; the paper has the KL over the whole vocabulary.
@@ -80,5 +85,5 @@ TERMS: dict[str, type[Term]] = {"squared_log_ratio": SquaredLogRatio, "reverse_k
 
 
 def _check(term: Term, name: str) -> None:
-    why = "it would push away from the policy that sampled"
+    why = "otherwise it would not pull towards the behavior policy"
     expect(term.coefficient > 0, f"{name}.coefficient", "a number > 0", term.coefficient, why)

@@ -1,8 +1,8 @@
 """A user's own steps: loaded by dotted name and tested on small batches before the run starts.
 
-A step that breaks the contract is refused in one line. It returns one weight or keep flag per unit, without
-gradient or NaN; it reads no value of a tensor and writes to none; and it gives a response the same weights
-whatever else is in the micro-batch, and however ranks split the response.
+A step that breaks the contract is refused in one line. A step returns one weight or keep flag per unit,
+without gradient or NaN. It reads no value of a tensor and writes to no tensor. It gives a response the same
+weights whatever else is in the micro-batch, and however ranks split the response.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from slime_ext.core.steps import Reweight
 from slime_ext.errors import ConfigError, DataError, SlimeExtError
 from slime_ext.ops.segments import AllSum, Segments, require_contiguous
 
-EXACT = 1e-9  # relative; both sides are float64, sums of a dozen numbers differ by less than 1e-14
+EXACT = 1e-9  # relative; in float64, sums of a dozen numbers differ by less than 1e-14
 FAR = 200.0  # nats; e^200 is beyond float32, and a product of a dozen of them beyond float64
-NEAR = 0.02  # of the other responses' log-ratios, those of the one that is nearly on-policy
+NEAR = 0.02  # factor on the log-ratios of the response that is nearly on-policy
 WAITS = (
-    "it waits for the device in every micro-batch: use torch.where, no .item(), .tolist(), .cpu(), print, "
-    "`if` on a tensor or boolean index"
+    "it would wait for the device in every micro-batch: use torch.where, not .item(), .tolist(), .cpu(), "
+    "print, `if` on a tensor or a boolean index"
 )
-# Field of StepInputs -> what declares that a step reads it.
+# Field of StepInputs -> the need that declares that a step reads it.
 READS = {"advantages": Need.ADVANTAGES, "ages": Need.AGES, "age_steps": Need.AGE_STEPS}
-RANKS = 2  # that a response is split over, each of which holds two shards of it
-# Tokens of the prompt for each token of the response -> how that splits the responses over the ranks.
+RANKS = 2  # ranks that share a response; each holds two shards of it
+# Prompt tokens per response token -> what that does to a response, for messages.
 PROMPTS = {
     0: "where context parallelism splits a response",
     9: "where a rank holds no response token, as behind a long prompt",
@@ -57,10 +57,10 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One sampled response, lists of the same length: what a plain-Python definition reads.
+    """One sampled response as lists of the same length, which a plain-Python definition reads.
 
     Args:
-        mask: 1 where the behavior policy sampled the token, 0 at a tool's.
+        mask: 1 where the behavior policy sampled the token, 0 at a tool's tokens.
         proximal, behavior, target: log-probs, nats; anything at masked tokens.
         advantages: one per token; anything at masked tokens.
     """
@@ -76,10 +76,10 @@ Definition = Callable[[Sample], Sequence[float]]
 
 
 def samples(seed: int = 0) -> list[Sample]:
-    """Responses of 7, 1, 5, 4 and 12 tokens: one is masked out, two have turns, one ratio is e^6; the last is
-    nearly on-policy, with ratios within a few percent of 1 and its first exactly 1.
+    """Makes five responses, of 7, 1, 5, 4 and 12 tokens.
 
-    Masked tokens hold NaN in every list.
+    One is masked out, two have turns, and one has a ratio of e^6. The last is nearly on-policy: its ratios
+    are within a few percent of 1, and the first is exactly 1. Masked tokens hold NaN in every list.
     """
     generator = torch.Generator().manual_seed(seed)
     masks = [(1, 1, 0, 0, 1, 1, 1), (1,), (0, 0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 1, 1, 1, 0) * 2]
@@ -101,7 +101,7 @@ def samples(seed: int = 0) -> list[Sample]:
 
 
 def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
-    """Samples packed for a correction: [T] float64, the target's log-probs with gradient."""
+    """Packs samples for a correction: [T] float64, the target's log-probs with gradient."""
 
     def flat(name: str) -> Tensor:
         values = [x for sample in batch for x in getattr(sample, name)]
@@ -115,34 +115,35 @@ def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
 
 
 def load_step(path: str, where: str) -> type[Step]:
-    """The step class at ``package.module.Class``.
+    """Imports the step class at ``package.module.Class``.
 
     Raises:
-        ConfigError: it cannot be imported, or is not a frozen dataclass derived from
+        ConfigError: the class cannot be imported, or is not a frozen dataclass derived from
             ``slime_ext.steps.Step``.
     """
     where = f"{where} {path}"
     cls = load_named(path, where, "class")
     is_step = isinstance(cls, type) and issubclass(cls, Step)
-    expect(is_step, where, "a class made from slime_ext.steps.Step", _kind(cls), "a step is one")
+    expect(is_step, where, "a class derived from slime_ext.steps.Step", _kind(cls), "name the class")
     parameters = getattr(cls, "__dataclass_params__", None)
     frozen = parameters is not None and parameters.frozen and "__dataclass_fields__" in vars(cls)
-    why = "its fields are its configuration, and a plan is found by them"
+    why = "write it there, because the fields of a step are its configuration and identify it"
     expect(frozen, where, "@dataclass(frozen=True) above the class", "none", why)
     step: type[Step] = cls
     return step
 
 
 def check_step(step: Step, definition: Definition | None = None, *, where: str = "") -> None:
-    """Tries a step on small batches; with a definition in plain Python its weights are compared, too.
+    """Tries a step on small batches, and compares its weights with a definition in plain Python.
 
     Args:
         definition: sample -> the weight of each token, 0 where it is rejected; masked tokens are ignored. A
-            step that bounds weights without setting them is compared after ``reweight``.
-        where: what names the step, for messages.
+            step that bounds weights without setting them is compared after ``reweight``. None: nothing to
+            compare with.
+        where: the name of the step in messages.
 
     Raises:
-        ConfigError: one line, the first thing that is wrong.
+        ConfigError: one line, the first fault.
 
     >>> from slime_ext.core.steps import Truncate
     >>> import math
@@ -150,7 +151,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     >>> check_step(Truncate(2.0), lambda s: [min(ratio(s, i), 2) for i in range(len(s.mask))])
     >>> check_step(Truncate(2.0), lambda s: [min(ratio(s, i), 3) for i in range(len(s.mask))])
     Traceback (most recent call last):
-    slime_ext.errors.ConfigError: Truncate, sample 3, token 0: expected 3 of the definition, got 2
+    slime_ext.errors.ConfigError: Truncate, sample 3, token 0: expected 3 by the definition, got 2
     """
     _check_is_step(step)
     where = where or type(step).__name__
@@ -158,7 +159,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     try:
         hash(step)
     except TypeError as error:
-        got, what = str(error), "a plan is found by them; use tuple for list"
+        got, what = str(error), "they identify the step; use a tuple for a list"
         raise ConfigError(f"{where}: expected fields that can be hashed, got {got}: {what}") from None
     batch = samples()
     tokens = packed(batch)
@@ -188,21 +189,21 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
 
 
 def _check_is_step(candidate: object) -> None:
-    """Raises ConfigError for a function, a class or anything else that is no step."""
-    wanted = "an instance of a class made from slime_ext.steps.Step"
+    """Raises ConfigError for a function, a class or anything else that is not a step."""
+    wanted = "an instance of a class derived from slime_ext.steps.Step"
     if isinstance(candidate, type):
         expect(False, "check_step", wanted, _kind(candidate), f"write {candidate.__name__}(...)")
-    expect(isinstance(candidate, Step), "check_step", wanted, _kind(candidate), "check_hook tries a function")
+    expect(isinstance(candidate, Step), "check_step", wanted, _kind(candidate), "use check_hook for a hook")
 
 
 def _run(step: Step, where: str, tokens: Tokens) -> Tensor:
-    """[T] the weight that the step gives each token, 0 where it is rejected or masked."""
+    """Computes the weight of each token, [T]; 0 where it is rejected or masked."""
     inputs, before = _before(step, where, tokens)
     return _weights(inputs, _called(step, where, inputs, before))
 
 
 def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
-    """The step's inputs, and the state before it."""
+    """Prepares the step's inputs, and the state before it."""
     first = _first(step)
     try:
         correction = Correction(steps=(*first, step))
@@ -220,7 +221,7 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
 
 
 def _first(step: Step) -> tuple[Step, ...]:
-    """What comes before a step that is tried: ``reweight`` if it only bounds weights."""
+    """Returns the steps before a step that is tried: ``reweight`` if it only bounds weights."""
     return (Reweight(),) if only_bounds(step) else ()
 
 
@@ -228,7 +229,7 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     versions = _versions(inputs, before)
     undeclared = {name: need for name, need in READS.items() if need not in step.needs}
     hidden: Any = dict.fromkeys(undeclared)
-    watched, thrown_away = _watched(before)
+    watched, lost_results = _watched(before)
     try:
         state = step(watched, replace(inputs, **hidden))
     except Exception as error:
@@ -238,16 +239,20 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
             raise ConfigError(f"{where}: needs: expected {wanted}, got {got}") from error
         raise failed(where, error) from error
     _check_unwritten(where, versions, _versions(inputs, before))
-    for name in thrown_away(state):
-        got = f"one of state.{name} thrown away"
+    for name in lost_results(state):
+        got = f"a result of state.{name} that is lost"
         why = f"a state never changes; write state = state.{name}(...)"
         expect(False, where, "every new state in what the step returns", got, why)
     return state
 
 
 def _watched(state: State) -> tuple[State, Callable[[object], list[str]]]:
-    """A state for a step's call; and a function that names the calls of its methods whose result is neither
-    what the step returned nor read by anything, which is how a discarded result looks."""
+    """Wraps a state for a step's call, to find results that the step loses.
+
+    Returns:
+        The state; and a function that lists the methods of it whose result was lost: the step neither
+        returned the result nor read it.
+    """
     names = frozenset(field.name for field in dataclasses.fields(State))
     made: list[tuple[str, State]] = []
     read: set[int] = set()
@@ -268,18 +273,18 @@ def _watched(state: State) -> tuple[State, Callable[[object], list[str]]]:
             return note("reject", super().reject(*args, **kwargs))
 
     def note(name: str, new: State) -> State:
-        made.append((name, new))  # held, so that no other state gets its identity
+        made.append((name, new))  # kept alive, so that no other state gets the same id
         return new
 
-    def thrown_away(returned: object) -> list[str]:
+    def lost_results(returned: object) -> list[str]:
         return [name for name, new in made if new is not returned and id(new) not in read]
 
     fields = {name: getattr(state, name) for name in names}
-    return Watched(**fields | {"step": 0}), thrown_away
+    return Watched(**fields | {"step": 0}), lost_results
 
 
 def _versions(inputs: StepInputs, state: State) -> list[int]:
-    """How often each tensor that a step may read has been written to."""
+    """Counts how often each tensor that a step may read has been written to."""
     fields = (getattr(inputs, field.name) for field in dataclasses.fields(inputs))
     tensors = [value for value in fields if isinstance(value, Tensor)]
     tensors += [*inputs.table.values(), state.weights, *state.keep.values()]
@@ -287,19 +292,19 @@ def _versions(inputs: StepInputs, state: State) -> list[int]:
 
 
 def _check_unwritten(where: str, before: Sequence[int], after: Sequence[int]) -> None:
-    why = "use functions without a _ at the end, such as clamp for clamp_; give all_sum a clone, it writes"
-    expect(before == after, where, "inputs that stay as they are", "one written to", why)
+    why = "write clamp, not clamp_, and give all_sum a clone, because both write to their input"
+    expect(before == after, where, "inputs that stay as they are", "one that was written to", why)
 
 
 def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
-    """A message for a call that raised; our own errors keep theirs."""
+    """Makes the message for a call that raised; our own errors keep their message."""
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], StatisticKey):
         key = error.args[0]
         names = ", ".join(repr(part) for part in (key.unit, key.aggregate, key.name))
         return ConfigError(
             f"{where}: expected {tuple(key)} in its statistics, got none: statistics = statistics_of({names})"
         )
-    if isinstance(error, DataError) and kind == "step":  # of all_sum, which does not know the step
+    if isinstance(error, DataError) and kind == "step":  # raised by all_sum, which does not know the step
         return DataError(f"{where}: {error}")
     if isinstance(error, SlimeExtError):
         return error
@@ -324,12 +329,15 @@ def _check_weights(where: str, inputs: StepInputs, weights: Tensor, when: str = 
     why = "log-ratios may be <= 0 and masked tokens NaN: select with torch.where, never multiply by a mask"
     why = "infinity over infinity is NaN: compute with logs, or clamp first" if when else why
     expect(not nan.any(), where, "numbers", f"NaN at {_place(inputs, nan)}{when}", why)
-    got, why = _got(inputs, weights, negative), "a weight says how much a token counts; .clamp(min=0)"
+    got, why = _got(inputs, weights, negative), "a weight says how much a token counts; add .clamp(min=0)"
     expect(not negative.any(), where, "numbers >= 0", f"{got}{when}", why)
 
 
 def _check_range(step: Step, where: str, batch: Sequence[Sample]) -> None:
-    """Tries ratios that no float32 holds: the weights stay numbers, and below what the class says."""
+    """Tries ratios that float32 cannot hold.
+
+    The weights must stay numbers, and stay below the bound that the class declares.
+    """
     for name, when in (("behavior", f"above e^{FAR:g}"), ("proximal", f"below e^-{FAR:g}")):
         lower = [replace(s, **{name: tuple(x - FAR for x in getattr(s, name))}) for s in batch]
         inputs, before = _before(step, where, packed(lower))
@@ -348,18 +356,18 @@ def _check_range(step: Step, where: str, batch: Sequence[Sample]) -> None:
 
 
 def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int], *, is_bool: bool) -> None:
-    """One number or flag per unit, without a gradient."""
-    expect(unit in sizes, where, "unit token, turn or sequence", f"'{unit}'", "units are these three")
+    """Raises ConfigError unless there is one number or flag per unit, without a gradient."""
+    expect(unit in sizes, where, "unit token, turn or sequence", f"'{unit}'", "use one of these")
     shape = f"shape [{sizes[unit]}], one per {unit}"
     expect(values.shape == (sizes[unit],), where, shape, list(values.shape), "give each unit its own")
     why = "a weight is detached, only the loss is differentiated; add .detach()"
     expect(not values.requires_grad, where, "no gradient", "one", why)
-    wanted, why = ("bool", "it is a flag") if is_bool else ("numbers", "it multiplies the loss")
+    wanted, why = ("bool", "compare, as in x <= 2") if is_bool else ("numbers", "add .to(inputs.ratio.dtype)")
     expect(is_bool == (values.dtype is torch.bool), where, wanted, values.dtype, why)
 
 
 def _check_effects(step: Step, where: str, before: State, state: State) -> None:
-    """What the call did to weights and flags is what the class says."""
+    """Raises ConfigError if the call did to weights or flags what the class does not declare."""
     kinds = {effect.kind for effect in state.step_effects[len(before.step_effects) :]}
     is_coupled = Need.WHOLE_STEP in step.needs
     did = {
@@ -370,35 +378,37 @@ def _check_effects(step: Step, where: str, before: State, state: State) -> None:
     for effect, is_so in did.items():
         is_said = effect in step.effects or (effect is Effect.REWEIGHT and Effect.BOUND in step.effects)
         wanted = f"{effect} beside state.{effect.value}"
-        why = "the steps after it are checked by what it says"
+        why = "add it to effects, because later steps are checked against it"
         expect(is_said or not is_so, f"{where}: effects", wanted, "none", why)
 
 
 def _weights(inputs: StepInputs, state: State) -> Tensor:
-    """[T] the weight of each token, 0 where it is rejected or masked."""
+    """Returns the weight of each token, [T]; 0 where it is rejected or masked."""
     return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
 
 
 def _got(inputs: StepInputs, weights: Tensor, flags: Tensor) -> str:
-    """The first weight that is flagged, and its place."""
+    """Describes the first weight that is flagged, and its place."""
     return f"{float(weights[int(flags.int().argmax())]):g} at {_place(inputs, flags)}"
 
 
 def _place(inputs: StepInputs, flags: Tensor) -> str:
-    """Where the first flag is, or the first token."""
+    """Says where the first flag is; without flags, where the first token is."""
     token = int(flags.int().argmax())
     return f"sample {int(inputs.segments.ids[token])}, token {int(inputs.segments.within[token])}"
 
 
 def _check_same(inputs: StepInputs, weights: Tensor, again: Tensor, where: str, when: str, what: str) -> None:
     differs = ~torch.isclose(again, weights, rtol=EXACT, atol=0)
-    got = f"others for {_place(inputs, differs)}"
+    got = f"different ones for {_place(inputs, differs)}"
     expect(not differs.any(), where, f"the same weights {when}", got, what)
 
 
 def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
-    """Runs the step on PyTorch's meta device, where tensors have no values: code that reads one would wait
-    for a GPU."""
+    """Runs the step on PyTorch's meta device, where tensors have no values.
+
+    Code that reads a value there raises; on a GPU it would wait.
+    """
     tokens = packed(batch, device="meta")
     correction = Correction(steps=(*_first(step), step))
     try:
@@ -413,13 +423,15 @@ def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
 
 @contextmanager
 def without_printing() -> Iterator[None]:
-    """Raises RuntimeError where a tensor is printed: that waits for a GPU, and on the meta device it raises
-    nothing by itself."""
+    """Raises RuntimeError where a tensor is printed.
+
+    Printing waits for a GPU, but raises nothing on the meta device.
+    """
 
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func in (Tensor.__repr__, Tensor.__format__):
-                raise RuntimeError("a tensor is printed, or made into text")
+                raise RuntimeError("a tensor is printed or turned into text")
             return func(*args, **(kwargs or {}))
 
     with Mode():
@@ -427,7 +439,7 @@ def without_printing() -> Iterator[None]:
 
 
 def waits(where: str, error: Exception) -> ConfigError:
-    """A message for a call that raised on PyTorch's meta device, with the line of the user's code."""
+    """Makes the message for a call that raised on the meta device, with the user's line."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     at = f" at `{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -436,7 +448,11 @@ def waits(where: str, error: Exception) -> ConfigError:
 
 
 def _run_split(step: Step, where: str, whole: Tokens, prompt: int) -> Tensor:
-    """[T] the weights that the step gives where ranks share each response; ``prompt`` as in ``split``."""
+    """Computes the weights that the step gives where ranks share each response: [T].
+
+    Args:
+        prompt: as in ``split``.
+    """
     ranks = [split(whole, rank, prompt) for rank in range(RANKS)]
 
     def on(rank: int, all_sum: AllSum) -> Tensor:
@@ -450,12 +466,13 @@ def _run_split(step: Step, where: str, whole: Tokens, prompt: int) -> Tensor:
 
 
 def split(tokens: Tokens, rank: int, prompt: int = 0) -> Tokens:
-    """Cuts out what one of ``RANKS`` ranks holds of whole sequences: of four shards the first and last, or
-    the two in the middle.
+    """Cuts out what one of ``RANKS`` ranks holds of whole sequences.
+
+    Of four shards this is the first and the last, or the two in the middle.
 
     Args:
-        prompt: tokens of the prompt for each token of its response. From 9 on the last shard, which is the
-            first rank's, holds the whole response.
+        prompt: tokens of the prompt for each token of its response. From 9 on, the last shard, which belongs
+            to the first rank, holds the whole response.
     """
     whole, last = tokens.segments, 2 * RANKS - 1
     chunks = [-(-length * (1 + prompt) // (last + 1)) for length in whole.lengths]
@@ -475,16 +492,20 @@ def split(tokens: Tokens, rank: int, prompt: int = 0) -> Tokens:
 
 
 class _Asked(BaseException):
-    """A rank waits for the sum of these values. A BaseException, so that no ``except Exception`` in a step
-    catches it."""
+    """Says that a rank waits for the sum of these values.
+
+    It is a BaseException, so that no ``except Exception`` in a step catches it.
+    """
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
 
 
 def on_ranks(function: Callable[[int, AllSum], Any], where: str, ranks: int = RANKS) -> list[Any]:
-    """The results of a function of rank and ``all_sum`` on each of several ranks. They run in turn, and
-    start again for each sum that all of them ask for."""
+    """Runs a function of rank and ``all_sum`` on each of several ranks, and returns the results.
+
+    The ranks run one after the other, and start again for each sum that all of them ask for.
+    """
     sums: list[Tensor] = []
 
     def until_asked(rank: int) -> Any:
@@ -494,7 +515,7 @@ def on_ranks(function: Callable[[int, AllSum], Any], where: str, ranks: int = RA
             require_contiguous(values)
             if (summed := next(known, None)) is None:
                 raise _Asked(values)
-            return values.copy_(summed)  # in place, as an all-reduce
+            return values.copy_(summed)  # in place, like an all-reduce
 
         try:
             return function(rank, all_sum)
@@ -515,7 +536,7 @@ def on_ranks(function: Callable[[int, AllSum], Any], where: str, ranks: int = RA
 def compare(
     where: str, batch: Sequence[Sample], weights: Tensor, definition: Definition, tolerance: float
 ) -> None:
-    """Raises ConfigError at the first response token whose weight is not the definition's."""
+    """Raises ConfigError at the first response token whose weight differs from the definition."""
     parts = torch.split(weights, [len(sample.mask) for sample in batch])
     for i, (sample, part) in enumerate(zip(batch, parts, strict=True)):
         for t, (got, wanted) in enumerate(
@@ -523,12 +544,12 @@ def compare(
         ):
             if sample.mask[t] and not abs(got - wanted) <= tolerance * max(1.0, abs(wanted)):
                 raise ConfigError(
-                    f"{where}, sample {i}, token {t}: expected {wanted:g} of the definition, got {got:g}"
+                    f"{where}, sample {i}, token {t}: expected {wanted:g} by the definition, got {got:g}"
                 )
 
 
 def _defined(where: str, definition: Definition, sample: Sample) -> list[float]:
-    """What the definition gives, one number per token.
+    """Evaluates the definition: one number per token.
 
     >>> _defined("step", lambda sample: None, samples()[1])
     Traceback (most recent call last):

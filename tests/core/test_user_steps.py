@@ -77,7 +77,7 @@ BREAKS = {  # what the line names -> what the call does
         "token", (torch.tensor(0.5, requires_grad=True) * i.log_ratio).exp()
     ),
     "Tensor.item": lambda self, s, i: s.reweight("token", self.ratio(i) / i.log_ratio.max().item()),
-    "no .item(), .tolist()": lambda self, s, i: s.reweight("token", self.ratio(i) + index(s, i)),
+    "not .item(), .tolist()": lambda self, s, i: s.reweight("token", self.ratio(i) + index(s, i)),
     "shape [5], one per sequence": lambda self, s, i: s.reweight("sequence", self.ratio(i)),
     "got NaN at sample 0, token 0": lambda self, s, i: s.reweight("token", i.log_ratio * 0 / 0),
     "whatever shares the micro-batch": lambda self, s, i: s.reweight("token", self.ratio(i).cumsum(0)),
@@ -100,7 +100,7 @@ BREAKS = {  # what the line names -> what the call does
     "at `if inputs.log_ratio.max() > 0:` (test_user_steps.py:": lambda self, s, i: s.reweight(
         "token", self.ratio(i) * branch(i)
     ),
-    "where context parallelism splits a response, got others for sample 0, token 0": lambda self, s, i: (
+    "where context parallelism splits a response, got different ones for sample 0": lambda self, s, i: (
         s.reweight("token", i.segments.expand(i.segments.local_sums([self.ratio(i)])[0]))
     ),
     "expected the same sums on every rank": lambda self, s, i: s.reweight(
@@ -113,13 +113,13 @@ BREAKS = {  # what the line names -> what the call does
         "token", i.prefix("sequence", "max", self.ratio(i))
     ),
     "got ZeroDivisionError": lambda self, s, i: 1 / 0,
-    "got one of state.reject thrown away: a state never changes; write state = ": lambda self, s, i: (
+    "got a result of state.reject that is lost: a state never changes; write state = ": lambda self, s, i: (
         discard(s.reject("token", self.ratio(i) < 2)) or s.reweight("token", self.ratio(i))
     ),
-    "got one of state.reweight thrown away": lambda self, s, i: (
+    "got a result of state.reweight that is lost": lambda self, s, i: (
         discard(s.reweight("token", self.ratio(i))) or s
     ),
-    "got one of state.bound thrown away": lambda self, s, i: (
+    "got a result of state.bound that is lost": lambda self, s, i: (
         s.reweight("token", self.ratio(i))
         if discard(s.reweight("token", self.ratio(i)).bound(s.weights))
         else s
@@ -197,12 +197,12 @@ def test_a_state_that_a_step_reads_is_not_thrown_away():
 
 def test_what_is_no_step_is_refused_in_one_line():
     for given, said in {
-        ratios: "got a function: check_hook tries a function",
+        ratios: "got a function: use check_hook for a hook",
         Tempered: "got the class Tempered: write Tempered(...)",
         3: "got a int",
     }.items():
         with pytest.raises(
-            ConfigError, match=r"check_step: expected an instance of a class made from"
+            ConfigError, match=r"check_step: expected an instance of a class derived from"
         ) as caught:
             check_step(given)
         assert said in str(caught.value), caught.value
@@ -235,7 +235,7 @@ SHARED = {  # what the line names -> a number for the step that hands all_sum so
     "all_sum: expected a contiguous tensor, got one of shape [3] with strides [0]": lambda self, b, all_sum: (
         all_sum(b[0][1].log_ratio.sum().expand(3))[0].exp()
     ),
-    "expected inputs that stay as they are, got one written to": lambda self, b, all_sum: all_sum(
+    "expected inputs that stay as they are, got one that was written to": lambda self, b, all_sum: all_sum(
         b[0][1].ages
     ).sum(),
 }
@@ -347,7 +347,7 @@ def test_needs_and_effects_are_sets_of_what_a_step_can_need_and_do():
 
 def test_a_definition_in_plain_python_is_compared():
     check_step(Tempered(0.5), lambda s: [x**0.5 for x in ratios(s)])
-    with pytest.raises(ConfigError, match=r"sample 0, token 0: expected .* of the definition"):
+    with pytest.raises(ConfigError, match=r"sample 0, token 0: expected .* by the definition"):
         check_step(Tempered(0.5), lambda s: [1.0] * len(s.mask))
 
 
@@ -457,7 +457,7 @@ WRONG = {
     f"{HERE}.Temperd": "did you mean 'Tempered'?",
     "no_such_module.Step": "expected a module that imports",
     f"{HERE}.NotFrozen": "@dataclass(frozen=True)",
-    "math.pi": "expected a class made from slime_ext.steps.Step, got a float",
+    "math.pi": "expected a class derived from slime_ext.steps.Step, got a float",
 }
 
 
@@ -514,7 +514,7 @@ def test_a_hook_is_called_as_slime_does():
         with pytest.raises(SlimeExtError) as caught:
             check_hook(function)
         assert text in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="of the definition"):
+    with pytest.raises(ConfigError, match="by the definition"):
         check_hook(hook, lambda s: [1.0] * len(s.mask))
 
 

@@ -134,11 +134,11 @@ def test_every_rank_stops():
     first, second = run_ranks(stops, 2)
     assert first[0].startswith("cur_log_probs, sequence 1 of 2 in micro-batch 0, response token 1: expected")
     assert second[0].startswith("cur_log_probs, data rank 0, micro-batch 0, token 2 of it: expected a finite")
-    assert first[1] == second[1] and first[1].endswith("the run stops, as guards asks")
+    assert first[1] == second[1] and first[1].endswith("the run stops, because the guard's action is stop")
 
 
 @pytest.mark.slow
 def test_every_stage_of_a_pipeline_stops_and_says_why():
     first, last = run_ranks(stops, 2, 2)
-    assert last[0].startswith("cur_log_probs, sequence 1") and last[1].endswith("as guards asks")
+    assert last[0].startswith("cur_log_probs, sequence 1") and last[1].endswith("guard's action is stop")
     assert first == last  # the first of them may be all that the user sees

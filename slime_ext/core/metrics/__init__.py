@@ -1,5 +1,8 @@
-"""Metrics of an optimizer step from sufficient statistics: counts, sums, maxima and a histogram that add up
-over micro-batches and ranks. docs/metrics.md lists the names."""
+"""Metrics of an optimizer step, computed from sufficient statistics.
+
+These are counts, sums, maxima and a histogram, which add up over micro-batches and ranks. docs/metrics.md
+lists the names of the metrics.
+"""
 
 from slime_ext.core.lazy_attributes import lazy_attributes
 

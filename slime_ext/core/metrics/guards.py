@@ -1,4 +1,7 @@
-"""Guards: metrics of an optimizer step that must stay in a range, and what happens when they do not."""
+"""Guards: ranges that metrics of an optimizer step must stay in.
+
+A guard says what happens when its metric leaves the range.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from slime_ext.core.state import expect
 Action = Literal["warn", "metrics_only", "stop"]
 AFTERWARDS = {
     "warn": "training goes on",
-    "metrics_only": "from now on the loss stays the host's, only metrics",
-    "stop": "the run stops, as guards asks",
+    "metrics_only": "from now on the host's loss stays unchanged, and only metrics are computed",
+    "stop": "the run stops, because the guard's action is stop",
 }
 
 
@@ -23,9 +26,9 @@ class Guard:
 
     Args:
         min, max: the metric has to be in [min, max]; None: no bound on that side.
-        steps: optimizer steps in a row outside before it acts.
-        action: ``warn`` says so and goes on, ``metrics_only`` leaves the loss to the host from then on,
-            ``stop`` ends the run.
+        steps: the guard acts after this many optimizer steps in a row outside the range.
+        action: ``warn`` logs a line and training goes on, ``metrics_only`` leaves the loss to the host from
+            then on, ``stop`` ends the run.
     """
 
     min: float | None = None
@@ -37,16 +40,16 @@ class Guard:
         low, high = self.min, self.max
         expect((low, high) != (None, None), "min", "min or max or both", "neither", "it could not act")
         ordered = low is None or high is None or low <= high
-        expect(ordered, "min", "min <= max", [low, high], "nothing would pass")
-        expect(self.steps >= 1, "steps", "a number >= 1", self.steps, "counted in optimizer steps")
+        expect(ordered, "min", "min <= max", [low, high], "no value would pass")
+        expect(self.steps >= 1, "steps", "a number >= 1", self.steps, "it counts optimizer steps")
 
     def holds(self, value: float) -> bool:
-        """Whether a value is inside; NaN is not."""
+        """Tells whether a value is inside the range; NaN is outside."""
         return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
 
     @property
     def range(self) -> str:
-        """As the messages say it."""
+        """The range in the words of the messages."""
         sides = (("at least", self.min), ("at most", self.max))
         return " and ".join(f"{word} {bound:g}" for word, bound in sides if bound is not None)
 
@@ -56,25 +59,28 @@ DEFAULT: Mapping[str, Guard] = {"kept_fraction": Guard(min=0.1, steps=3)}
 
 @dataclass
 class Watch:
-    """Counts the optimizer steps that each guard's metric has been outside."""
+    """Counts for each guard the optimizer steps in a row with its metric outside the range."""
 
     guards: Mapping[str, Guard] = field(default_factory=lambda: DEFAULT)
     outside: dict[str, int] = field(default_factory=dict)
     last: tuple[str, dict[str, int]] = ("", {})  # the latest step, and the counts before it
 
     def look(self, values: Mapping[str, float], where: str) -> Iterator[tuple[Action, str]]:
-        """Yields action and line of each guard that acts: after ``steps`` in a row, twice as many, ...
+        """Yields action and line of each guard that acts.
+
+        A guard acts after ``steps`` optimizer steps in a row outside, then after 2, 4, 8, ... times as many.
 
         Args:
             values: metrics by their full names.
-            where: which step, for the message; repeating the latest step replaces it.
+            where: the name of the optimizer step, for the message. A call with the name of the latest step
+                replaces that step.
         """
         latest, before = self.last
         self.outside = dict(before if where == latest else self.outside)
         self.last = (where, dict(self.outside))
         for name, guard in self.guards.items():
             value = values.get(PREFIX + name)
-            if value is None:  # not measured: neither in the row nor the end of it
+            if value is None:  # not measured: the row of steps neither grows nor ends
                 continue
             if guard.holds(value):
                 self.outside.pop(name, None)

@@ -1,5 +1,8 @@
-"""What is measured, as data: sums over tokens and sequences, the bins of histogram and curves, and the counts
-of each step."""
+"""What is measured, as data.
+
+These are the sums over tokens and sequences, the bins of the histogram and of the curves, and the counts of
+each step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ HISTOGRAM = LogBins(low=-20, high=7, digits=4)  # of log-ratios, nats: 16 bins p
 
 CURVE_COLUMNS = ("counted", "kept", "k3", "ratio_minus_one", "weight")
 COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
-TAIL = "tail"  # probability that the sampler's head leaves out
+TAIL = "tail"  # the probability of all tokens that are not in the sampler's head
 DIFFERING = "differing"  # tokens whose log-ratio is not exactly 0
 PER_SEQUENCE = (
     *("log_ratio", "response", "sequences", "kept_sequences"),
@@ -33,7 +36,7 @@ HIGHEST = (
 )
 LOG_SUMS = ("log_squared_ratios", "log_ratios")  # of sequences
 
-POSITIONS = (16, 64, 256, 1024, 4096, 16384, 65536)  # tokens of the response before it
+POSITIONS = (16, 64, 256, 1024, 4096, 16384, 65536)  # number of earlier tokens in the response
 AGES = (1, 2, 3, 4, 8, 16, 32)  # weight versions
 PROBABILITIES = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99)  # of the sampled token under the behavior policy
 LOG_PROBABILITIES = tuple(map(math.log, PROBABILITIES))
@@ -58,7 +61,10 @@ CURVE_BINS = len(POSITIONS) + 1
 
 
 class EffectCount(NamedTuple):
-    """Response tokens that a step clipped or rejected, or that are kept after it and those before it."""
+    """A count of response tokens that a step clipped, rejected or kept.
+
+    A token is kept if neither this step nor an earlier one rejects it.
+    """
 
     name: str
     kind: Literal["clipped", "rejected", "kept"]
@@ -86,7 +92,7 @@ class MetricsLayout:
     """The layout of one correction's sums.
 
     Args:
-        effects: what is counted of each step.
+        effects: what is counted for each step.
         terms: the metric of each loss term, a sum over response tokens, nats.
         curves: whether the three curves are measured.
         head: whether the tokens come with the sampler's head.
@@ -101,26 +107,29 @@ class MetricsLayout:
 
     @classmethod
     def of(cls, correction: Steps, *, curves: bool = True, differing: bool = False) -> MetricsLayout:
-        """The layout of a correction's metrics."""
+        """Lays out the metrics of a correction."""
         terms = tuple(f"terms/{name}/mean" for name in _numbered(correction.terms))
         return cls(tuple(_effects(correction)), terms, curves, correction.center is not None, differing)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sums of one number each, in their order; the histogram and the curves follow."""
+        """The names of the sums that are one number each, in their order.
+
+        The histogram and the curves follow them.
+        """
         effects = (effect.name for effect in self.effects)
         optional = (*([TAIL] if self.head else []), *([DIFFERING] if self.differing else []))
         return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *self.terms, *PER_SEQUENCE, *optional)
 
     @property
     def size(self) -> int:
-        """How many sums there are."""
+        """The number of sums."""
         of_curves = len(CURVES) * CURVE_BINS * len(CURVE_COLUMNS) if self.curves else 0
         return len(self.names) + HISTOGRAM.size + of_curves
 
 
 def step_names(correction: Steps) -> list[str]:
-    """Index and name of each step, as in the list of the configuration.
+    """Names each step by its index and its class, in the order of the configuration.
 
     >>> from slime_ext import presets
     >>> step_names(presets.get("token_tis"))

@@ -1,6 +1,7 @@
-"""The frozen names under ``off_policy/``, and the value of each from the totals of a step.
+"""The frozen names under ``off_policy/``, and how each is computed from a step's totals.
 
-docs/metrics.md says what each is, its unit and what is healthy; a test holds the page against this table.
+docs/metrics.md says what each one is, its unit and its healthy range; a test compares the page with this
+table.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from slime_ext.core.metrics.totals import Totals
 
 PREFIX = "off_policy/"
 OF_CORRECTION = ("steps/", "terms/")  # metrics of one step or term of the correction
-HUGE = 700.0  # exp of more nats overflows a float64
+HUGE = 700.0  # nats; exp of a little more overflows a float64
 Value = Callable[[Totals], float]
 
 
@@ -46,7 +47,7 @@ def _perplexity(sign: int) -> Value:
 
 
 def _second_moment(t: Totals) -> float:
-    """log of the mean squared ratio of sequences."""
+    """Computes the log of the mean squared ratio of sequences."""
     return t.log_sums["log_squared_ratios"] - math.log(t["sequences"]) if t["sequences"] else 0.0
 
 
@@ -61,12 +62,15 @@ def _ess_ratio(t: Totals) -> float:
     square = t["ratio_minus_one_squared"] + 2 * t["ratio_minus_one"] + n
     if not n:
         return 0.0
-    # Of tiny ratios rounding decides what is left of the squares; by Cauchy and Schwarz it lies in here.
+    # Rounding may spoil the sum of squares of tiny ratios. By Cauchy and Schwarz the result is in [1/n, 1].
     return min(max((t["ratio_minus_one"] + n) ** 2 / (n * square) if square > 0 else 0.0, 1 / n), 1.0)
 
 
 def _chi2_sequence(t: Totals) -> float:
-    """Mean over sequences of e^2L - 1, L the sequence's log-ratio, nats; infinite beyond e^700."""
+    """Averages e^2L - 1 over sequences, L the log-ratio of the sequence in nats.
+
+    The result is infinite if the mean exceeds e^700.
+    """
     moment = _second_moment(t)
     return math.expm1(moment) if moment < HUGE else math.inf
 
@@ -83,7 +87,7 @@ METRICS: dict[str, Value] = {
     **{f"ratio_p{q:02d}": _ratio_at(q / 100) for q in (1, 10, 50, 90, 99)},
     "chi2_token": lambda t: t.mean("ratio_minus_one_squared") + 2 * t.mean("ratio_minus_one"),
     "chi2_sequence": _chi2_sequence,
-    "log1p_chi2_sequence": _second_moment,  # the Renyi divergence of order 2
+    "log1p_chi2_sequence": _second_moment,  # this is the Renyi divergence of order 2
     "ess_ratio": _ess_ratio,
     "ess_sequence": _ess_sequence,
     "ess_weight": lambda t: t.ess("weight", "weight_squared", "response"),
@@ -96,7 +100,7 @@ METRICS: dict[str, Value] = {
     "surrogate_clipped_fraction": _mean("surrogate_clipped", "response"),
     "nonfinite_fraction": _share_gone("counted", "response"),
     "perplexity_behavior": _perplexity(0),
-    "perplexity_numerator": _perplexity(1),  # the log of their quotient is k1_kl
+    "perplexity_numerator": _perplexity(1),  # log(perplexity_numerator / perplexity_behavior) is k1_kl
 }
 STALENESS: dict[str, Value] = {
     "staleness_mean": _mean("age", "aged"),
@@ -109,14 +113,14 @@ STALENESS_STEPS: dict[str, Value] = {
 }
 CENTER: dict[str, Value] = {"tail_fraction": _mean(TAIL)}
 EXACT: dict[str, Value] = {"differing_fraction": _mean(DIFFERING)}
-CERTIFICATE = ("certified", "certified_k3_kl")  # host/certify.py has their values
-OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # a bin's sums -> one of its numbers
+CERTIFICATE = ("certified", "certified_k3_kl")  # host/certify.py computes them
+OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # from the sums of one bin
     "k3_kl": lambda row: row["k3"] / row["counted"],
     "ratio_mean": lambda row: 1 + row["ratio_minus_one"] / row["counted"],
     "weight_mean": lambda row: row["weight"] / row["counted"],
     "kept_fraction": lambda row: row["kept"] / row["counted"],
 }
-# Lowest and highest healthy value, where there is one: what the page's text begins with.
+# The lowest and the highest healthy value, if there is one. The text of docs/metrics.md begins with it.
 HEALTHY: dict[str, tuple[float | None, float | None]] = {
     "k3_kl": (None, 5e-3),
     "ratio_mean": (0.99, 1.01),
@@ -142,7 +146,7 @@ HEALTHY: dict[str, tuple[float | None, float | None]] = {
 
 
 def reach_of(name: str) -> tuple[float, float]:
-    """The smallest and the largest value that a metric of this name can have.
+    """Returns the smallest and the largest value that a metric can have.
 
     >>> reach_of("kept_fraction"), reach_of("k1_kl"), reach_of("chi2_token")
     ((0.0, 1.0), (-inf, inf), (-1.0, inf))
@@ -154,7 +158,7 @@ def reach_of(name: str) -> tuple[float, float]:
 
 
 def known_names(correction: Steps) -> list[str]:
-    """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
+    """Lists every metric that a correction can have, without ``off_policy/`` and without curves."""
     layout = MetricsLayout.of(correction)
     more = CENTER if layout.head else ()
     of_correction = (*(effect.name for effect in layout.effects), *layout.terms)
@@ -162,7 +166,7 @@ def known_names(correction: Steps) -> list[str]:
 
 
 def scalars(totals: Totals) -> dict[str, float]:
-    """Every metric of one number, by its full name."""
+    """Computes every metric that is one number, by its full name."""
     optional = {"aged": STALENESS, "aged_steps": STALENESS_STEPS}
     known = dict(METRICS)
     for name, more in optional.items():
@@ -176,7 +180,7 @@ def scalars(totals: Totals) -> dict[str, float]:
 
 
 def curves(totals: Totals) -> dict[str, float]:
-    """Every bin of every curve that holds tokens, by its full name."""
+    """Computes every bin that holds tokens, of every curve, by its full name."""
     return {
         f"{PREFIX}{curve}/{label}/{name}": value
         for curve, rows in totals.curves.items()

@@ -1,4 +1,4 @@
-"""The key ``metrics``: what is measured and where it goes."""
+"""The key ``metrics``: what is measured, and where it is written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from slime_ext.core.state import expect
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured and where it goes.
+    """What is measured, and where it is written.
 
     Args:
-        enabled: false: nothing is measured but the three means of the host's own channel; no guards either.
-        curves: per position, staleness and probability: ``none``, to the ``file`` alone, or also to the
-            host's ``log``.
+        enabled: false measures only the three means that the host logs itself, and switches guards off.
+        curves: where the curves per position, staleness and probability go: ``none``, only the ``file``, or
+            also the host's ``log``.
         file: JSON lines, one per optimizer step; None: off_policy.jsonl in the folder of --save, if there is
             one.
         differing: whether ``differing_fraction`` is measured; a guard on it measures it too.

@@ -1,5 +1,7 @@
-"""Reduces an optimizer step's sums over all ranks to Python numbers: one SUM per step, and the only place
-that waits for the device."""
+"""Reduces an optimizer step's sums over all ranks to Python numbers.
+
+It takes one SUM per step, and is the only place that waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Totals:
     """Everything measured in an optimizer step on all ranks, as Python numbers."""
 
     sums: dict[str, float]
-    highest: dict[str, float]  # the smallest are there negated
+    highest: dict[str, float]  # maxima; a name with _min holds that of the negated values
     log_sums: dict[str, float]
     histogram: list[float]
     curves: dict[str, dict[str, dict[str, float]]]  # curve -> bin -> column -> sum
@@ -37,16 +39,22 @@ class Totals:
         return self.sums[name]
 
     def mean(self, name: str, over: str = "counted") -> float:
-        """A sum over another; 0 where there is nothing."""
+        """Divides one sum by another; 0 if the other is 0."""
         return self[name] / self[over] if self[over] else 0.0
 
     def ess(self, total: str, square: str, over: str) -> float:
-        """(sum x)^2 / (n sum x^2); at most 1, which rounded sums may exceed."""
+        """Computes (sum x)^2 / (n sum x^2).
+
+        It is cut at 1, because rounded sums may exceed it.
+        """
         squares = self[over] * self[square]
         return min(self[total] ** 2 / squares, 1.0) if squares else 0.0
 
     def quantile(self, q: float) -> float:
-        """The log-ratio below which a share ``q`` of the tokens lies, off by at most 3.1% of itself."""
+        """Estimates quantile ``q`` of the log-ratios of tokens.
+
+        The error is at most 3.1% of the quantile.
+        """
         if not self["counted"]:
             return 0.0
         log_ratio = HISTOGRAM.quantile(self.histogram, q)
@@ -63,15 +71,17 @@ def reduce(
     device: torch.device | str = "cpu",
     extra: Tensor | None = None,
 ) -> tuple[Totals, list[list[float]]]:
-    """The totals of all ranks after one SUM. Numbers that are not sums get one slot per rank.
+    """Adds up the sums of all ranks with one SUM.
+
+    Numbers that are not sums get one slot per rank.
 
     Args:
-        layout: of what was measured.
-        measured: of all micro-batches on this rank, added up; None if it had none.
+        layout: the layout of ``measured``.
+        measured: the sums over all micro-batches on this rank; None if it had none.
         all_sum: SUM over the data- and context-parallel ranks of a float64 vector.
         rank, size: this rank's place among them.
         device: device of the zeros of a rank that measured nothing.
-        extra: [E] float64 of this rank's own.
+        extra: [E] float64 numbers of this rank.
 
     Returns:
         The totals, and ``extra`` of every rank.
@@ -98,7 +108,7 @@ def _totals(
     highest = {name: max(values) for name, values in zip(HIGHEST, columns, strict=False)}
     log_sums = {name: _log_sum(v) for name, v in zip(LOG_SUMS, columns[len(HIGHEST) :], strict=False)}
     around_0 = HISTOGRAM.count // 2
-    histogram[around_0] += named["counted"] - sum(histogram)  # tokens without a log-ratio are counted there
+    histogram[around_0] += named["counted"] - sum(histogram)  # takes out tokens without a log-ratio
     return Totals(named, highest, log_sums, histogram, _curves(curves))
 
 
@@ -113,7 +123,7 @@ def _curves(values: Sequence[float]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _log_sum(logs: Sequence[float]) -> float:
-    """log of the sum of exp, -inf for none."""
+    """Computes the log of the sum of exp(x); -inf if all are -inf."""
     highest = max(logs)
     if math.isinf(highest):
         return highest

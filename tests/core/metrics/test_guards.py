@@ -63,7 +63,7 @@ def test_the_line_says_what_was_expected_and_what_follows():
     (((action, line),),) = alarms(Guard(min=0.1, action="stop"), [0.03])
     assert action == "stop" and line == (
         "off_policy/kept_fraction: expected at least 0.1, got 0.03 in one optimizer step (step 0): the run "
-        "stops, as guards asks"
+        "stops, because the guard's action is stop"
     )
 
 
