@@ -90,7 +90,7 @@ RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
         (
             {"correction": {"slime_ext": {"preset": "icepop"}, "steps": []}},
             ConfigError,
-            "steps: expected it under slime_ext, got it beside: nothing reads it there; indent it",
+            "steps: expected it under slime_ext, got it beside slime_ext: indent it",
         ),
         ({"correction": {"step": []}}, ConfigError, "slime_ext: expected a known key, got 'step'"),
         ({"correction": "pure_is", "target": None}, ConfigError, "target: expected a tensor, got None"),

@@ -1,4 +1,7 @@
-"""Reads YAML files (JSON is YAML): duplicate keys are refused, every mistake is one line."""
+"""Reads YAML files; JSON is YAML, too.
+
+Duplicate keys are refused, and every mistake is reported in one line.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import yaml
 
 from slime_ext.errors import ConfigError, cut
 
-# PyYAML lets Python's own errors through for values such as 2024-13-45, 0b_, !!bool x and 3000 brackets.
+# For values such as 2024-13-45, 0b_, !!bool x and 3000 brackets, PyYAML raises Python's own errors.
 UNREADABLE = (
     yaml.YAMLError,
     ImportError,
@@ -23,17 +26,18 @@ UNREADABLE = (
     RecursionError,
 )
 
-# Where configs/ and patches/ are: a checkout, or what a wheel installs.
+# The folders that hold configs/ and patches/: the checkout, or the data folder of an installed wheel.
 ROOTS = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
 SUFFIXES = (".yaml", ".yml", ".json")
-MOST_ALIASED = 10_000  # values that a file's aliases may add
+MOST_ALIASED = 10_000  # values that the aliases of a file may add
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a duplicate key in a mapping (SafeLoader would use the last) and aliases that multiply.
+    """Refuses duplicate keys of a mapping, and aliases that multiply.
 
-    Nine lines of ten aliases each are a value of 1e9 items, and code that walks through it never ends.
+    SafeLoader would use the last of two equal keys. With aliases, nine lines of ten items each make a value
+    of 1e9 items, and code that walks through it never ends.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -50,12 +54,15 @@ class UniqueKeyLoader(yaml.SafeLoader):
                 line = node.start_mark.line + 1
                 raise ConfigError(f"expected each key once, got '{cut(key)}' twice (mapping at line {line})")
             seen.add(_hashable(key))
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def _size(node: yaml.Node, sizes: dict[int, float], above: set[int]) -> float:
-    """Counts the values in a node as if its aliases were written out; infinite if it contains itself."""
+    """Counts the values in a node as if its aliases were written out.
+
+    A node that contains itself is infinite.
+    """
     if id(node) in above:
         return math.inf
     if id(node) not in sizes:
@@ -70,21 +77,21 @@ def _hashable(key: Any) -> Any:
 
 
 def read_yaml(path: str, where: str | None = None, text: str | None = None) -> Any:
-    """What a YAML file holds.
+    """Reads a YAML file, or a TOML file if its name ends with .toml.
 
     Args:
-        where: what errors call the file; its path by default.
-        text: the file's, where it is not on this disk.
+        where: the name of the file in messages; by default its path.
+        text: the text of the file, if it is not on this disk.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or has a key twice.
+        ConfigError: the file cannot be read, is not YAML, or has a key twice.
     """
     where = where or path
     text = text_of(path, where) if text is None else text
     kind = "TOML" if path.endswith(".toml") else "YAML"
     try:
         if kind == "TOML":
-            import tomllib  # of Python 3.11
+            import tomllib  # new in Python 3.11
 
             return tomllib.loads(text)
         return yaml.load(text, UniqueKeyLoader)
@@ -95,29 +102,29 @@ def read_yaml(path: str, where: str | None = None, text: str | None = None) -> A
 
 
 def read_mapping(path: str, text: str | None = None) -> dict[str, Any]:
-    """A YAML or JSON file that holds a mapping.
+    """Reads a YAML or JSON file that holds a mapping.
 
     Args:
         text: as for ``read_yaml``.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or holds something else.
+        ConfigError: the file cannot be read, is not YAML, or holds something else.
     """
-    found = read_yaml(path, text=text)
-    if not isinstance(found, dict):
+    content = read_yaml(path, text=text)
+    if not isinstance(content, dict):
         raise ConfigError(
-            f"{path}: expected a mapping, got {type(found).__name__}: see the files in configs/"
+            f"{path}: expected a mapping, got {type(content).__name__}: see the files in configs/"
         )
-    for key in found:
+    for key in content:
         if not isinstance(key, str):
             raise ConfigError(
                 f"{path}: expected names as keys, got {cut(repr(key))}: see the files in configs/"
             )
-    return found
+    return content
 
 
 def is_file_name(name: Any) -> bool:
-    """Whether text or a path names a YAML or JSON file, not a preset.
+    """Tells whether a text or a path names a YAML or JSON file, not a preset.
 
     >>> is_file_name("runs/mine.yaml"), is_file_name(Path("mine.yml")), is_file_name("token_tis")
     (True, True, False)
@@ -126,31 +133,34 @@ def is_file_name(name: Any) -> bool:
 
 
 def of_package(name: str) -> Path:
-    """A file or folder shipped with slime_ext, such as ``configs/modes/stale.yaml``."""
+    """Finds a file or folder shipped with slime_ext, such as ``configs/modes/stale.yaml``."""
     return next((root / name for root in ROOTS if (root / name).exists()), ROOTS[-1] / name)
 
 
 def shipped(path: str) -> str:
-    """The path if it exists, else that of a shipped file with the same name."""
+    """Returns the path if it exists, else the path of a shipped file with the same name."""
     is_there = Path(path).is_absolute() or Path(path).exists() or not of_package(path).is_file()
     return path if is_there else str(of_package(path))
 
 
 def located(path: str, file: str) -> str:
-    """Resolves a path that a file names: from the file's own folder, from one above it, or from the working
-    directory; unchanged if found in none. The result is relative if it lies below the working directory."""
+    """Resolves a path that a file names.
+
+    Looks in the file's own folder, then in the folders above it, then in the working directory. A path that
+    is found nowhere is returned unchanged. The result is relative if it is below the working directory.
+    """
     here = Path.cwd()
     for folder in (*Path(file).resolve().parents, here):
-        if (found := folder / path).exists():
-            return str(found.relative_to(here) if found.is_relative_to(here) else found)
+        if (file_there := folder / path).exists():
+            return str(file_there.relative_to(here) if file_there.is_relative_to(here) else file_there)
     return path
 
 
 def text_of(path: str, where: str | None = None) -> str:
-    """The text of a file.
+    """Reads the text of a file.
 
     Raises:
-        ConfigError: it cannot be read, or is not text.
+        ConfigError: the file cannot be read, or is not text.
     """
     where = where or path
     try:
@@ -168,7 +178,10 @@ def text_of(path: str, where: str | None = None) -> str:
 
 
 def _is_readable(file: Path) -> bool:
-    """Whether reading a file ends: not that of a device or a pipe, save that of ``| command /dev/stdin``."""
+    """Tells whether reading a file comes to an end.
+
+    Reading a device or a pipe may not, except for the pipe of ``| command /dev/stdin``.
+    """
     mode = file.stat().st_mode
     is_own_pipe = stat.S_ISFIFO(mode) and file.parts[:2] == ("/", "dev")
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or is_own_pipe
@@ -178,6 +191,6 @@ def _fault(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "brackets that are nested too deep"
     if not isinstance(error, yaml.YAMLError):
-        return f"a value that is none of its type: {error}".splitlines()[0]
+        return f"a value that does not fit its type: {error}".splitlines()[0]
     where, what = getattr(error, "problem_mark", None), getattr(error, "problem", error.args[-1])
-    return f"an error at {f'line {where.line + 1}' if where else 'it'}: {what}"
+    return f"an error{f' at line {where.line + 1}' if where else ''}: {what}"

@@ -1,4 +1,4 @@
-"""One call on packed tensors, without a host: ``slime_ext.correct``."""
+"""``slime_ext.correct``: corrects packed tensors in one call, without a host."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def correct(
     advantages: Tensor | None = None,
     head: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """The corrected policy loss of packed responses, T tokens in S sequences.
+    """Corrects the policy loss of packed responses, T tokens in S sequences.
 
     Args:
-        loss: [T] policy loss per token, with grad; a surrogate of ours replaces it.
+        loss: [T] policy loss per token, with grad. It is not used if the correction has its own surrogate.
         behavior: [T] log-probs under the policy that sampled the tokens, nats.
         proximal: [T] log-probs under the trainer's policy before the optimizer step, nats.
         lengths: [S] tokens of each response.
         correction: a preset's name, the path of a YAML file, the mapping under ``slime_ext:``, or a
             Correction. Coupled steps treat these tokens as the whole optimizer step.
-        mask: [T] not 0 where the behavior policy sampled the token; None: everywhere.
+        mask: [T] not 0 where the behavior policy sampled the token; None: it sampled every token.
         target: [T] log-probs under the policy being trained, nats, with grad.
         advantages: [T].
         head: what ``center`` reads: [T, K] log-probs of the sampler's K most likely tokens, under the sampler
             and under the policy being trained, nats, the second with grad.
 
     Returns:
-        loss [T], 0 at rejected and masked tokens; keep [T] bool, the tokens that stay in the loss; metrics by
-        the names in docs/metrics.md. Reading the metrics waits for the device.
+        loss [T], 0 at rejected and masked tokens; keep [T] bool, the tokens that stay in the loss; and the
+        metrics by the names of docs/metrics.md. Computing the metrics waits for the device.
 
     Raises:
-        ConfigError: the correction does not load, or needs what was not passed.
+        ConfigError: the correction does not load, or needs a tensor that was not passed.
         DataError: a tensor does not have T numbers, or the mask has NaN.
         NonFiniteError: a proximal or target log-prob, or an advantage that is read, is not finite at a
             response token.
@@ -89,8 +89,10 @@ def _loaded(correction: str | Path | Mapping[str, Any] | Correction) -> Correcti
 
 
 def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
-    """Raises unless everything that the correction reads was passed, has the right shape, and is finite where
-    required."""
+    """Raises unless the correction can run on these tensors.
+
+    Everything that it reads must be passed, have the right shape, and be finite where that is required.
+    """
     read = {
         "loss": loss,
         "mask": tokens.segments.mask,
@@ -101,9 +103,10 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
     }
     for name, need in {"target": Need.TARGET, "advantages": Need.ADVANTAGES}.items():
         is_there = read[name] is not None or need not in correction.needs
-        expect(is_there, name, "a tensor", "None", "this correction reads it")
+        expect(is_there, name, "a tensor", "None", f"pass {name}=, which this correction reads")
     has_head = tokens.head is not None or Need.HEAD not in correction.needs
-    expect(has_head, "head", "log-probs of sampler and trainer", "None", "this correction centers")
+    why = "pass head=, because this correction centers"
+    expect(has_head, "head", "log-probs of sampler and trainer", "None", why)
     require(correction.needs, OFFERS, "correction", NEEDS_A_HOST)
     size = tokens.segments.size
     for name, values in read.items():
@@ -127,7 +130,7 @@ def _check_values(correction: Correction, tensors: Mapping[str, Tensor | None], 
     if Need.ADVANTAGES in correction.needs:
         checks.append(("advantages", "finite numbers", why))
     if correction.on_nonfinite == "raise":
-        why = "on_nonfinite: raise asks to stop here"
+        why = "the correction has on_nonfinite: raise"
         checks.append(("behavior", "log-probs above -1000 and at most 0", why))
     for name, wanted, why in checks:
         if (values := tensors[name]) is None:

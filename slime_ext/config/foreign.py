@@ -1,14 +1,17 @@
-"""Which keys are another system's. Imports nothing, so that ``slime-ext convert --help`` needs no torch."""
+"""Which keys belong to another system.
+
+Imports nothing, so that ``slime-ext convert --help`` needs no torch.
+"""
 
 from __future__ import annotations
 
-SYSTEMS = (  # whose blocks slime-ext convert reads
+SYSTEMS = (  # the systems whose blocks slime-ext convert reads
     *("verl", "skyrl", "fireworks", "slime_mis", "trl", "areal", "nemo_rl", "prime_rl", "roll", "openrlhf"),
     *("open_instruct", "ms_swift"),
 )
-MIS = (  # what slime's examples/train_infer_mismatch_helper/mis.py reads at the top of a file, beside use_tis
+MIS = (  # keys that slime's examples/train_infer_mismatch_helper/mis.py reads beside use_tis
     *("use_rs", "tis_level", "rs_level", "tis_mode", "tis_lower_bound", "tis_upper_bound"),
     *("rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "tis_batch_normalize"),
 )
-# Keys of another system alone -> that system.
+# Keys that only another system has -> that system.
 FOREIGN = {system: system for system in SYSTEMS} | dict.fromkeys(MIS, "slime_mis")

@@ -1,6 +1,6 @@
-"""Guards that can never act are refused; a field of a mapping without effect is noted.
+"""Refuses guards that can never act, and notes fields of a mapping that have no effect.
 
-Steps that change nothing are refused by ``Correction`` itself (``slime_ext.core.idle``).
+``Correction`` itself refuses steps that change nothing (``slime_ext.core.idle``).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def forbid_idle_guards(
     """Refuses guards that could never act, or would act in every step.
 
     Raises:
-        ConfigError: at the first of them.
+        ConfigError: at the first such guard.
     """
     steps, surrogate = correction.steps, correction.surrogate
-    constant = {  # metric -> why it is always 0, or never there
+    constant = {  # metric -> why it is always 0 or never computed
         "clipped_fraction": not any(Effect.BOUND in step.effects for step in steps)
         and "no step bounds weights",
         "surrogate_clipped_fraction": not isinstance(surrogate, PpoClip | DualClip)
@@ -38,7 +38,7 @@ def forbid_idle_guards(
     for name, guard in found.items():
         here = f"{where}.{name}"
         if why := constant.get(name):
-            raise ConfigError(f"{here}: expected no guard, got one: {why}")
+            raise ConfigError(f"{here}: expected no guard, got one: remove it, because {why}")
         low, high = reach_of(name)
         inside = f"the metric lies in {low:g} .. {high:g}"
         wanted = f"a number above {low:g}, at most {high:g}", f"a number from {low:g}, below {high:g}"
@@ -49,12 +49,12 @@ def forbid_idle_guards(
             f"{here}.action",
             "warn or stop without a correction",
             guard.action,
-            "only metrics are computed already",
+            "only metrics are computed anyway",
         )
 
 
 def notes_of(mapping: Mapping[str, Any], correction: Correction) -> Iterator[str]:
-    """One line for each part of a native mapping that has no effect."""
+    """Yields a line for each part of a native mapping that has no effect."""
     for i, step in enumerate(correction.steps):
         if not isinstance(step, Reject | ZeroOutside):
             continue
@@ -65,8 +65,8 @@ def notes_of(mapping: Mapping[str, Any], correction: Correction) -> Iterator[str
     for key, idle in {"mask_scope": "policy", "denominator": "host", "group": "ignore"}.items():
         if not rejects and mapping.get(key, idle) != idle:
             yield (
-                f"{key}: {mapping[key]} acts only on tokens without a finite behavior log-prob, for no step "
-                "rejects any"
+                f"{key}: {mapping[key]} acts only on tokens without a finite behavior log-prob, because no "
+                "step rejects any"
             )
     if "preset" in mapping and "steps" in mapping and not mapping["steps"]:
-        yield f"steps: [] takes out those of preset: {mapping['preset']}"
+        yield f"steps: [] removes the steps of preset: {mapping['preset']}"

@@ -1,8 +1,10 @@
-"""Mapping -> Correction: typed, without unknown keys, and with one-line errors that name the full key.
+"""Turns a mapping into a ``Correction``.
 
-The mapping is the value of the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just its
-name; a name with dots is a class in a user's module. Surrogates are written the same way. ``preset`` fills in
-missing keys. Other systems' blocks are for ``slime-ext convert``, which prints them in these keys.
+Values are checked against types, unknown keys are refused, and each error is one line that names the full
+key. The mapping is the value of the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just
+its name; a name with dots is a class in a user's module. Surrogates are written the same way. ``preset``
+fills in missing keys. For the blocks of other systems there is ``slime-ext convert``, which prints them in
+these keys.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
 
 
 def load_config(config: Mapping[str, Any] | str | Path) -> Correction:
-    """The correction that a mapping or a YAML file describes; logs surprising readings once.
+    """Loads the correction that a mapping or a YAML file describes.
+
+    Parts of the mapping that have no effect are logged once.
 
     >>> load_config({"steps": ["reweight", {"truncate": {"high": 3.0}}]}).steps
     (Reweight(level='token'), Truncate(high=3.0))
@@ -60,14 +64,16 @@ def load_config(config: Mapping[str, Any] | str | Path) -> Correction:
     block = block_of(config)
     loaded = read_config(block)
     for key in (key for key in OF_A_HOST if key in block):
-        warn_once(f"{ROOT}.{key}: only a host reads it; a Correction has no such part")
+        warn_once(f"{ROOT}.{key}: nothing reads it here, because a Correction has no {key}; only a host does")
     for note in loaded.notes:
         warn_once(f"{ROOT}: {note}")
     return loaded.correction
 
 
 def block_of(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    """Our keys in a mapping or in the YAML file at a path: those under ``slime_ext:`` if it has that key.
+    """Finds our keys in a mapping, or in the YAML file at a path.
+
+    They are the keys under ``slime_ext:``, if the mapping has that key.
 
     Raises:
         ConfigError: the file cannot be read, or one of our keys is beside ``slime_ext:``.
@@ -77,14 +83,15 @@ def block_of(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     if not isinstance(block, Mapping):
         raise ConfigError(f"{ROOT}: expected a mapping, got {shown(block)}: see the files in configs/")
     for key in (key for key in KEYS if block is not mapping and key in mapping):
-        raise ConfigError(
-            f"{key}: expected it under {ROOT}, got it beside: nothing reads it there; indent it"
-        )
+        raise ConfigError(f"{key}: expected it under {ROOT}, got it beside {ROOT}: indent it")
     return block
 
 
 def read_config(mapping: Mapping[str, Any]) -> Loaded:
-    """As ``load_config``, but returns the notes. Raises ConfigError as it does."""
+    """Reads a mapping as ``load_config`` does, but returns guards, metrics and notes, too.
+
+    Raises ConfigError as ``load_config`` does.
+    """
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{ROOT}: expected a mapping, got {shown(mapping)}: see the files in configs/")
     if "backend" in mapping:
@@ -106,14 +113,14 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
 
 
 def with_preset(mapping: Any, preset: str | None) -> Any:
-    """The mapping for a function of ``slime_ext.tis``: ``correct``, or the preset with its name.
+    """Completes the mapping for a function of ``slime_ext.tis``: ``correct``, or a preset.
 
     Args:
-        mapping: the value of ``slime_ext:``, None for nothing; its keys replace those of the preset.
-        preset: None for ``correct``.
+        mapping: the value of ``slime_ext:``, None if there is none; its keys replace those of the preset.
+        preset: the name of the function; None for ``correct``.
 
     Raises:
-        ConfigError: nothing to read for ``correct``, or another preset than the function's.
+        ConfigError: ``correct`` has nothing to read, or the mapping names another preset than the function.
     """
     if preset is None and mapping is None:
         raise ConfigError(
@@ -126,7 +133,7 @@ def with_preset(mapping: Any, preset: str | None) -> Any:
     if not _is_same_preset(keys.get("preset", preset), preset):
         raise ConfigError(
             f"{ROOT}.preset: expected {preset} (which --custom-tis-function-path names), got "
-            f"{cut(keys['preset'])}: name one"
+            f"{cut(keys['preset'])}: remove the key preset"
         )
     return {**keys, "preset": preset}
 
@@ -136,7 +143,7 @@ def _is_same_preset(name: Any, preset: str) -> bool:
 
 
 def to_mapping(correction: Correction) -> dict[str, Any]:
-    """A correction as native keys; ``load_config`` turns them back into the same one.
+    """Writes a correction as native keys, which ``load_config`` reads back.
 
     >>> to_mapping(load_config({"preset": "token_tis"}))["steps"]
     [{'reweight': {'level': 'token'}}, {'truncate': {'high': 2.0}}]
@@ -183,11 +190,11 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
 
 
 def _center(mapping: Any) -> Center | None:
-    """None takes out that of a preset."""
+    """Reads ``center``; None removes the center of a preset."""
     where = f"{ROOT}.center"
     if mapping is None:
         return None
-    return built(ROOT, Center, checked(where, Center, mapping_of(where, mapping)))  # it names itself
+    return built(ROOT, Center, checked(where, Center, mapping_of(where, mapping)))  # its messages say center
 
 
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
@@ -195,12 +202,12 @@ def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, optio
     reads = {"guards": mapping.get("guards"), "on_nonfinite: raise": correction.on_nonfinite == "raise"}
     for key in (key for key, is_there in reads.items() if is_there and not options.enabled):
         raise ConfigError(
-            f"{ROOT}.metrics.enabled: expected true beside {key}, got false: it acts on what is measured"
+            f"{ROOT}.metrics.enabled: expected true beside {key}, got false: set it to true, or remove {key}"
         )
 
 
 def _guards(mapping: Any, correction: Correction, options: Options) -> dict[str, Guard]:
-    """The default guards and those of the mapping; None removes one."""
+    """Reads ``guards``: the mapping replaces default guards, and None removes one."""
     where = f"{ROOT}.guards"
     watched, known = dict(guards.DEFAULT), known_names(correction)
     changes = mapping_of(where, mapping)
@@ -241,7 +248,7 @@ def _terms(listed: Any) -> tuple[Any, ...]:
 
 
 def _step(where: str, entry: Any) -> Step:
-    """A built-in step, or one of the user's module if its name has dots."""
+    """Builds a built-in step, or a step of the user's module if the name has dots."""
     name = next(iter(entry), None) if isinstance(entry, Mapping) else entry
     step: Step
     if not isinstance(name, str) or "." not in name:
@@ -252,7 +259,7 @@ def _step(where: str, entry: Any) -> Step:
     made_from = {name: user_steps.load_step(name, where)}
     try:
         step = named(where, "step", entry, made_from)
-    except Exception as error:  # of the user's class: a field without a value, its __post_init__, a type
+    except Exception as error:  # in the user's class: a field without a value, its __post_init__ or a type
         raise user_steps.failed(f"{where}.{name}", error) from error
     user_steps.check_step(step, where=f"{where}.{name}")
     return step

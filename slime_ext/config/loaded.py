@@ -13,7 +13,7 @@ from slime_ext.core.metrics.options import Options
 
 @dataclass(frozen=True)
 class Loaded:
-    """A mapping that was read: the correction, and notes for the user."""
+    """What a mapping describes: the correction, its guards and metrics, and notes for the user."""
 
     correction: Correction
     notes: tuple[str, ...] = ()

@@ -1,4 +1,7 @@
-"""Where each of our keys belongs, to help when one lost its indentation under ``slime_ext:``."""
+"""Where each of our keys belongs.
+
+Messages use it when a key has lost its indentation under ``slime_ext:``.
+"""
 
 from __future__ import annotations
 
@@ -30,5 +33,5 @@ def _fields(*classes: Any) -> list[str]:
     return [field.name for cls in classes for field in fields(cls)]
 
 
-# Of a key that several places have, the first of them.
+# If a key belongs to several places, this has the first one.
 PLACES = {key: place for place, keys in reversed([*_keys()]) for key in keys}

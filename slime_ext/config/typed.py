@@ -1,6 +1,7 @@
-"""Checks values against the types of a dataclass; errors are one line with the full key.
+"""Checks values against the types of a dataclass.
 
-Numeric text counts as a number; nothing else is converted, since a conversion would hide a mistake.
+Errors are one line with the full key. Numeric text counts as a number. Nothing else is converted, because a
+conversion would hide a mistake.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ T = TypeVar("T")
 
 
 def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
-    """A mapping; None is an empty one. Raises ConfigError for anything else."""
+    """Returns the value if it is a mapping, and an empty mapping for None.
+
+    Raises ConfigError for anything else.
+    """
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping, got {shown(value)}")
     return value or {}
 
 
 def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
-    """``{name: {field: value}}``, or a bare name, as an object of the class with that name."""
+    """Builds the object that ``{name: {field: value}}``, or just a name, describes.
+
+    ``known`` maps names to classes.
+    """
     if isinstance(entry, str):
         entry = {entry: {}}
     if not isinstance(entry, Mapping) or len(entry) != 1:
@@ -45,8 +52,9 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
 
 
 def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[str] = ()) -> dict[str, Any]:
-    """Values checked against the types of a dataclass: unknown fields are refused, only numbers are
-    converted.
+    """Checks values against the types of a dataclass.
+
+    Unknown fields are refused, and only numbers are converted.
 
     Args:
         allowed: the allowed fields; all of them by default.
@@ -60,7 +68,7 @@ def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[
 def _value(where: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list):  # YAML has no tuples
         value = tuple(value)
-    if is_plain(hint):  # by the rule of the object that it goes into
+    if is_plain(hint):  # the object that gets the value checks it by the same rule
         converted = _number(value, hint)
         check_value(where, converted, hint)
         return converted
@@ -83,8 +91,9 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _number(value: Any, hint: Any) -> Any:
-    """Numeric text as a number: YAML 1.1 reads 1e-4 as text, and users quote numbers. An int as a float where
-    one is wanted.
+    """Converts numeric text to a number, and an int to a float where one is wanted.
+
+    YAML 1.1 reads 1e-4 as text, and users quote numbers.
 
     >>> _number("1e-4", float), _number("3", int | None), _number("3.5", int), _number("high", float)
     (0.0001, 3, '3.5', 'high')
@@ -101,12 +110,12 @@ def _number(value: Any, hint: Any) -> Any:
 
 
 def read_fields(where: str, cls: type[T], values: Any) -> T:
-    """An object of a dataclass from a mapping of its fields; None is an empty one."""
+    """Builds a dataclass from a mapping of its fields; None is an empty mapping."""
     return built(where, cls, checked(where, cls, mapping_of(where, values)))
 
 
 def built(where: str, make: Callable[..., T], fields: Mapping[str, Any]) -> T:
-    """The object that ``make`` builds; its errors get the prefix ``where``."""
+    """Calls ``make`` with the fields; its errors get the prefix ``where``."""
     try:
         return make(**fields)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""A correction's native keys as a line of text."""
+"""Writes a correction's native keys as a line of text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def brief(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Steps in one line: name(field value, ...)."""
+    """Writes steps in one line: name(field value, ...)."""
     named = [
         f"{name}({', '.join(_value(*field) for field in fields.items())})"
         for step in steps
@@ -17,7 +17,7 @@ def brief(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def one_line(keys: Mapping[str, Any]) -> str:
-    """A correction's native keys in one line: the ratio, the loss, the steps with their numbers.
+    """Writes a correction's native keys in one line: ratio, loss, and steps with their numbers.
 
     >>> one_line({"numerator": "proximal", "surrogate": "host", "mask_scope": "policy",
     ...           "steps": [{"reweight": {"level": "token"}}, {"truncate": {"high": 2.0}}]})

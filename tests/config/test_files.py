@@ -10,7 +10,7 @@ from slime_ext.config.files import located, read_yaml
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
 
-NO_VALUE = "expected YAML, got a value that is none of its type: "
+NO_VALUE = "expected YAML, got a value that does not fit its type: "
 
 
 @pytest.mark.parametrize(

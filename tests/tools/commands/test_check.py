@@ -62,7 +62,7 @@ def test_a_file_that_is_none_is_one_line(capsys, tmp_path):
     path = tmp_path / "c.yaml"
     for content, line in {
         b"": "expected a mapping, got NoneType",
-        b"\x00": "expected YAML, got an error at it: special characters are not allowed",
+        b"\x00": "expected YAML, got an error: special characters are not allowed",
         b"\xff": "expected text in UTF-8, got invalid start byte at 0",
         b"a: [": "expected YAML, got an error at line 1",
         b'slime_ext: {preset: "a\\x1b[31m\\nb"}': "got 'a\\x1b[31m\\nb'",
