@@ -1,1 +1,1 @@
-"""The same corrections inside other systems, through their own registries: docs/elsewhere.md."""
+"""Runs the same corrections inside other systems, through their registries: docs/elsewhere.md."""

@@ -1,12 +1,11 @@
-"""A custom loss for the fireworks cookbook: a correction over PPO's clipped loss, or over its own
-surrogate.
+"""A custom loss for the fireworks cookbook: a correction over PPO's clipped loss, or over its own surrogate.
 
     policy.forward_backward_custom(data, slime_ext.adapters.fireworks.loss("token_tis", advantages=advantages,
         prompt_len=prompt_lengths, inf_logprobs=rollout_logprobs, old_policy_logprobs=old_policy_logprobs))
 
-It stands where the recipes call ``make_grpo_loss_fn(..., kl_beta=0)`` and takes its arguments by the same
-names. A call sees every sample of its forward_backward; coupled steps are over those. The reference KL is the
-recipe's own and is not added here.
+It replaces the recipes' call of ``make_grpo_loss_fn(..., kl_beta=0)`` and takes its arguments by the same
+names. A call sees every sample of its forward_backward; coupled steps compute their number over those
+samples. The recipe adds the reference KL itself, so it is not added here.
 
 Source: fw-ai/cookbook 76821fa, training/utils/rl/{grpo,common}.py.
 """
@@ -28,7 +27,7 @@ from slime_ext.errors import ConfigError, DataError
 
 OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP})
 NAN = "the token would be left out in silence"
-NAMES = {  # of our tensors
+NAMES = {  # our tensors -> the arguments that they come from
     "behavior": "fireworks.loss: inf_logprobs",
     "proximal": "fireworks.loss: old_policy_logprobs",
     "target": "fireworks.loss: logprobs",
@@ -47,30 +46,34 @@ def loss(
     eps_clip: float = 0.2,
     eps_clip_high: float | None = None,
 ) -> Loss:
-    """sum over response tokens of the corrected loss: the closure that ``forward_backward_custom`` calls.
+    """Makes the closure that ``forward_backward_custom`` calls.
+
+    It returns the sum of the corrected loss over response tokens, and metrics.
 
     Args:
         correction: a preset's name, a YAML file's path, or a mapping.
         advantages: one per sample.
-        prompt_len: tokens of the prompts.
+        prompt_len: number of tokens of each prompt, or of all prompts.
         inf_logprobs: per sample, the sampler's log-probs at the target tokens (sequence length - 1).
-        old_policy_logprobs: the trainer's before the optimizer step, likewise.
-        eps_clip: of PPO's clipped loss.
-        eps_clip_high: likewise; None: ``eps_clip``.
+        old_policy_logprobs: per sample, the trainer's log-probs before the optimizer step, at the same
+            tokens.
+        eps_clip: width of PPO's clip range below 1, and above 1 if ``eps_clip_high`` is None.
+        eps_clip_high: width of PPO's clip range above 1.
 
     Raises:
-        ConfigError: the correction does not load or needs what the cookbook lacks; lists of several lengths.
-        DataError: an advantage that is no number; and, when the loss is called, lists that do not fit the
-            data or hold other values than numbers.
+        ConfigError: the correction does not load or needs what the cookbook lacks, or the lists differ in
+            length.
+        DataError: an advantage is not a number. When the loss is called: a list does not fit the data, or
+            holds something else than numbers.
     """
-    found = correction_named(correction)
+    loaded = correction_named(correction)
     starts = [prompt_len] * len(advantages) if isinstance(prompt_len, int) else list(prompt_len)
     where = "fireworks.loss"
     lengths = {len(advantages), len(starts), len(inf_logprobs), len(old_policy_logprobs)}
     if len(lengths) > 1:
         raise ConfigError(f"{where}: expected lists of one length, got {sorted(lengths)}")
-    require(found.needs, OFFERS, where, "samples carry no group, version or head, and the loss is a sum")
-    acting = with_ppo(found, eps_clip, eps_clip if eps_clip_high is None else eps_clip_high)
+    require(loaded.needs, OFFERS, where, "samples carry no group, version or head, and the loss is a sum")
+    acting = with_ppo(loaded, eps_clip, eps_clip if eps_clip_high is None else eps_clip_high)
 
     per_sample = _numbers("advantages", None, advantages, 0, len(advantages))
 
@@ -117,20 +120,22 @@ def loss(
 
 
 def _numbers(name: str, sample: int | None, values: Sequence[Any], begin: int, end: int) -> list[float]:
-    """Values ``begin`` to ``end`` of a list as numbers; None, which samplers write for no number, is NaN.
+    """Reads values ``begin`` to ``end`` of a list as numbers.
+
+    None, which samplers write where there is no number, becomes NaN.
 
     Args:
-        sample: whose list it is; None: a list of all samples.
+        sample: the sample that the list belongs to; None: it belongs to all samples.
     """
     place = name if sample is None else f"{name}, sample {sample}"
-    found = values[begin:end]
-    if len(found) != max(end - begin, 0):
+    part = values[begin:end]
+    if len(part) != max(end - begin, 0):
         raise DataError(
             f"fireworks.loss: {place}: expected {end} numbers, one per target token, got {len(values)}: "
-            "prompt and response, less the first token"
+            "pass those of prompt and response, without the first token"
         )
     try:
-        return [math.nan if value is None else float(_no_text(value)) for value in found]
+        return [math.nan if value is None else float(_no_text(value)) for value in part]
     except (TypeError, ValueError):
         raise DataError(
             f"fireworks.loss: {place}: expected numbers, got something else: pass floats"
@@ -144,10 +149,10 @@ def _no_text(value: Any) -> Any:
 
 
 def _mask(data: Sequence[Any], sample: int, length: int) -> Sequence[float]:
-    """A sample's weights over its target tokens; ones where it has none."""
+    """Returns a sample's weights over its target tokens, or ones if it has no weights."""
     if sample >= len(data):
         return [1.0] * length
     inputs = data[sample].loss_fn_inputs
-    found = inputs.get("weights") or inputs.get("loss_mask")
-    values = [1.0] * length if found is None else list(found.data)
+    weights = inputs.get("weights") or inputs.get("loss_mask")
+    values = [1.0] * length if weights is None else list(weights.data)
     return [*values, *[0.0] * (length - len(values))]

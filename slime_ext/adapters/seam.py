@@ -1,4 +1,4 @@
-"""What the adapters share: a correction by name, and one call on padded tensors."""
+"""What the adapters share: finding a correction, and one call on padded tensors."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from slime_ext.errors import ConfigError, DataError, SlimeExtError, warn_once
 
 KEY = "slime_ext"
 ONE_MICRO_BATCH = frozenset({Need.TARGET, Need.ADVANTAGES})  # what a loss of one micro-batch offers
-Rule = tuple[bool, str]  # whether it is broken, and the line that says so
+Rule = tuple[bool, str]  # whether the rule is broken, and the message for that
 
 
 def correction_named(name: str | Mapping[str, Any]) -> Correction:
-    """The correction of a preset's name, a YAML file's path, or a mapping; the file's may stand under
-    ``slime_ext:``.
+    """Loads the correction that a preset's name, a YAML file's path or a mapping describes.
+
+    In a file or a mapping its keys may be under ``slime_ext:``.
 
     Raises:
-        ConfigError: it does not load, or says what nothing would read here.
+        ConfigError: the correction does not load, or has a key that nothing would read here.
     """
     if isinstance(name, str) and not is_file_name(name):
         return presets.get(name)
     loaded = read_config(block := block_of(name))
     for key in (key for key in OF_A_HOST if key in block):
-        raise ConfigError(f"{KEY}.{key}: expected none outside of slime and miles, got one: nothing reads it")
+        raise ConfigError(f"{KEY}.{key}: expected none outside of slime and miles, got one: remove it")
     for note in loaded.notes:
         warn_once(f"{KEY}: {note}")
     return loaded.correction
 
 
 def with_ppo(correction: Correction, low: float, high: float, anchor: Anchor = "proximal") -> Correction:
-    """The correction over PPO's clipped surrogate where it names none of its own."""
+    """Puts PPO's clipped surrogate into a correction that uses the host's loss."""
     if not isinstance(correction.surrogate, HostLoss):
         return correction
     return replace(correction, surrogate=PpoClip(anchor, low, high))
@@ -56,23 +57,26 @@ def correct_padded(
     names: Mapping[str, str],
     **more: Tensor | None,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """``slime_ext.correct`` on [B, T] tensors: loss [B, T], keep [B, T] bool, metrics.
+    """Calls ``slime_ext.correct`` on [B, T] tensors.
 
     Args:
-        mask: not 0 at response tokens; the others may hold anything.
-        names: what the other system calls ``mask``, ``behavior``, ``proximal`` and ``target``, for errors.
+        mask: not 0 at response tokens; all other tokens may hold anything.
+        names: what the other system calls ``mask``, ``behavior``, ``proximal`` and ``target``, for messages.
         more: ``loss`` (ones by default, so that the result is the weights), ``target``, ``advantages``.
 
+    Returns:
+        loss [B, T], keep [B, T] bool, and metrics.
+
     Raises:
-        DataError: a tensor has another shape than the mask, such as [T, B]; else as ``correct``.
+        DataError: a tensor has another shape than the mask, such as [T, B]. For all else see ``correct``.
     """
-    given = {"behavior": behavior, "proximal": proximal, **more}
-    tensors = {name: values for name, values in given.items() if values is not None}
+    arguments = {"behavior": behavior, "proximal": proximal, **more}
+    tensors = {name: values for name, values in arguments.items() if values is not None}
     for name, values in tensors.items():
         if mask.dim() != 2 or values.shape != mask.shape:
             raise DataError(
                 f"{names.get(name, name)}: expected the shape of {names['mask']}, {list(mask.shape)}, got "
-                f"{list(values.shape)}: hand over [batch, tokens]"
+                f"{list(values.shape)}: pass [batch, tokens]"
             )
     rows, length = mask.shape
     flat = {name: values.reshape(-1) for name, values in tensors.items()}
@@ -86,7 +90,7 @@ def correct_padded(
 
 @contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Calls our tensors in errors by the other system's names."""
+    """Replaces our names of tensors in errors by those of the other system."""
     try:
         yield
     except SlimeExtError as error:
@@ -95,11 +99,7 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def refuse(rules: Iterable[Rule]) -> None:
-    """Raises the first rule that is broken.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """Raises ConfigError with the message of the first rule that is broken."""
     for is_broken, line in rules:
         if is_broken:
             raise ConfigError(line)

@@ -1,10 +1,11 @@
-"""A policy loss of SkyRL's that is any correction of ours over PPO's clipped loss, or over its own surrogate.
+"""A policy loss for SkyRL: any correction over PPO's clipped loss, or over its own surrogate.
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=slime_ext.adapters.skyrl \\
         trainer.algorithm.policy_loss_type=slime_ext slime_ext=token_tis ...
 
-``slime_ext`` is a preset's name or a YAML file's path. SkyRL hands over all three policies, one micro-batch
-at a time. Its loss is a sum of per-token losses whose advantages it has scaled, so nothing here divides.
+``slime_ext`` is a preset's name or a YAML file's path. SkyRL passes the log-probs of all three policies, one
+micro-batch at a time. Its loss is a sum of per-token losses whose advantages it has scaled, so this module
+divides by nothing.
 
 Source: SkyRL 0.3.0, skyrl/backends/skyrl_train/utils/ppo_utils.py (PolicyLossRegistry).
 """
@@ -43,7 +44,7 @@ OWN = (*OWN, "outlier_token_is_threshold_high", "token_mask_is_threshold_low", "
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """sum_t mask_t L_t with L the corrected loss, as SkyRL's registry calls it."""
+    """The sum over t of mask_t L_t, with L the corrected loss, as SkyRL's registry calls it."""
 
     correction: Correction
 
@@ -56,15 +57,17 @@ class PolicyLoss:
         loss_mask: Tensor | None = None,
         rollout_logprobs: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The loss of a micro-batch, a scalar with grad, and metrics; tensors are [B, T].
+        """Computes the loss of a micro-batch, a scalar with grad, and its metrics.
+
+        All tensors are [B, T].
 
         Raises:
             ConfigError: the rollout's log-probs are missing.
-            DataError, NonFiniteError: a tensor has another shape, or NaN where the loss would be NaN.
+            DataError, NonFiniteError: a tensor has another shape, or holds NaN where the loss would be NaN.
         """
         if rollout_logprobs is None:
             raise ConfigError(
-                f"{NAME}: expected rollout log-probs, got None: generator.sampling_params.logprobs=1"
+                f"{NAME}: expected rollout log-probs, got None: add generator.sampling_params.logprobs=1"
             )
         mask = log_probs.new_ones(log_probs.shape) if loss_mask is None else loss_mask
         correction = with_ppo(self.correction, config.eps_clip_low, config.eps_clip_high)
@@ -82,32 +85,33 @@ class PolicyLoss:
 
 
 def check(correction: Correction, config: Any) -> None:
-    """Holds a correction against SkyRL's configuration, before Ray starts.
+    """Checks a correction against SkyRL's configuration, before Ray starts.
 
     Raises:
-        ConfigError: SkyRL would not call it, corrects too, or does not hand over what it reads.
+        ConfigError: SkyRL would not call the correction, would correct as well, or does not pass what the
+            correction reads.
     """
     algorithm = config.trainer.algorithm
-    own = [name for name in OWN if getattr(algorithm.off_policy_correction, name) is not None]
+    keys = [name for name in OWN if getattr(algorithm.off_policy_correction, name) is not None]
     rules: list[Rule] = [
         (
             algorithm.policy_loss_type != NAME,
             f"trainer.algorithm.policy_loss_type: expected {NAME}, got {algorithm.policy_loss_type}: "
-            "nothing would call the correction",
+            "otherwise nothing calls the correction",
         ),
         (
-            bool(own),
-            f"trainer.algorithm.off_policy_correction: expected nothing beside {NAME}, got {', '.join(own)}: "
-            "SkyRL does not read it with this loss; put it into the correction",
+            bool(keys),
+            f"trainer.algorithm.off_policy_correction: expected nothing beside {NAME}, got "
+            f"{', '.join(keys)}: SkyRL does not read it with this loss; put it into the correction",
         ),
         (
             config.generator.sampling_params.logprobs is None,
-            "generator.sampling_params.logprobs: expected 1, got none: the correction reads them",
+            "generator.sampling_params.logprobs: expected 1, got none: the correction reads them, so add it",
         ),
     ]
     refuse(rules)
     require(correction.needs, ONE_MICRO_BATCH, NAME, "SkyRL's loss sees one micro-batch and returns no masks")
-    with_ppo(correction, algorithm.eps_clip_low, algorithm.eps_clip_high)  # it may refuse the steps
+    with_ppo(correction, algorithm.eps_clip_low, algorithm.eps_clip_high)  # may refuse the steps
 
 
 def register(correction: Correction) -> None:
@@ -120,7 +124,10 @@ def register(correction: Correction) -> None:
 
 
 def main() -> None:
-    """SkyRL's own entry point, with the loss registered; called by it (``trainer.override_entrypoint``)."""
+    """Runs SkyRL's own entry point with the loss registered.
+
+    SkyRL calls it because of ``trainer.override_entrypoint``.
+    """
     from skyrl.train.config import SkyRLTrainConfig
     from skyrl.train.entrypoints import main_base
 
@@ -128,7 +135,7 @@ def main() -> None:
     sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith((OVERRIDE, f"{NAME}="))]
     try:
         if len(named) != 1:
-            raise ConfigError(f"{NAME}: expected one, got {len(named)}: {NAME}=token_tis names a correction")
+            raise ConfigError(f"{NAME}: expected one, got {len(named)}: write {NAME}=token_tis")
         correction = correction_named(named[0])
         check(correction, SkyRLTrainConfig.from_cli_overrides(sys.argv[1:]))
     except SlimeExtError as error:

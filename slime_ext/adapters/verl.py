@@ -1,12 +1,13 @@
-"""Corrections inside verl, which finds this module by the entry point ``verl.plugins`` in every process.
+"""Corrections inside verl, which loads this module in every process (entry point ``verl.plugins``).
 
     +algorithm.rollout_correction.slime_ext=token_tis                     # weights on verl's own loss
     actor_rollout_ref.actor.policy_loss.loss_mode=slime_ext.pure_is       # a loss of ours, in bypass mode
 
-The first is computed once per rollout batch, from rollout and proximal log-probs, where verl computes its own
-weights; ``normalize`` and ``second_moment`` are over that batch. ``mask_scope: all`` with
+The first flag computes weights once per rollout batch, from rollout and proximal log-probs, where verl
+computes its own weights; ``normalize`` and ``second_moment`` are over that batch. ``mask_scope: all`` with
 ``denominator: kept`` takes rejected tokens out of ``response_mask``, as verl's own rejections do; otherwise
-their weight is 0 and the mask stays. The second is called per micro-batch with target and rollout log-probs.
+their weight is 0 and the mask stays. The second flag computes a loss per micro-batch, from target and rollout
+log-probs.
 
 Source: verl 0.9.1, verl/__init__.py (plugins), trainer/ppo/rollout_corr_helper.py, trainer/ppo/core_algos.py.
 """
@@ -36,7 +37,7 @@ LOG_PROBS_ALONE = (
     "the target's and advantages)"
 )
 NAMES = {"mask": "response_mask", "behavior": "rollout_log_probs", "proximal": "old_log_probs"}
-NAMES_OF_LOSS = {  # of the tensors of a policy loss; in bypass mode the rollout's log-probs are both
+NAMES_OF_LOSS = {  # of a policy loss; in bypass mode old_log_prob is the rollout's
     "mask": "response_mask",
     "behavior": "old_log_prob",
     "proximal": "old_log_prob",
@@ -47,7 +48,10 @@ LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The corrected loss, aggregated by verl's ``agg_loss``; ``old_log_prob`` is the rollout's."""
+    """The corrected loss, aggregated by verl's ``agg_loss``.
+
+    In bypass mode ``old_log_prob`` is that of the rollout.
+    """
 
     correction: Correction
 
@@ -61,7 +65,10 @@ class PolicyLoss:
         config: Any = None,
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The loss of a micro-batch, a scalar with grad, and metrics; tensors are [B, T]."""
+        """Computes the loss of a micro-batch, a scalar with grad, and its metrics.
+
+        All tensors are [B, T].
+        """
         from verl.trainer.ppo.core_algos import agg_loss
 
         low, high = (
@@ -85,22 +92,23 @@ class PolicyLoss:
 
 
 def add_weights(correction: Correction, batch: Any) -> tuple[Any, dict[str, float]]:
-    """Writes ``rollout_is_weights`` [B, T] of a rollout batch, and its ``response_mask`` with
-    ``mask_scope: all``.
+    """Writes ``rollout_is_weights`` [B, T] into a rollout batch.
+
+    With ``mask_scope: all`` it also removes rejected tokens from ``response_mask``.
 
     Raises:
         ConfigError: the batch lacks what the correction reads.
-        DataError, NonFiniteError: a tensor has another shape, or NaN where the loss would be NaN.
+        DataError, NonFiniteError: a tensor has another shape, or holds NaN where the loss would be NaN.
     """
     data = batch.batch
     for name in NAMES.values():
-        if name not in data.keys():  # a TensorDict refuses `in`
+        if name not in data.keys():  # a TensorDict does not allow `in`
             why = (
                 f"add {LOG_PROBS}=true" if name == NAMES["behavior"] else "verl writes it before the weights"
             )
             raise ConfigError(f"{name}: expected it in the rollout batch, got none: {why}")
     mask, behavior, proximal = (data[name] for name in NAMES.values())
-    acting = replace(correction, denominator="host")  # verl divides by the mask that is left
+    acting = replace(correction, denominator="host")  # because verl divides by the mask that remains
     weights, keep, metrics = correct_padded(acting, mask, behavior, proximal, NAMES)
     data["rollout_is_weights"] = weights
     if correction.mask_scope == "all":
@@ -109,10 +117,11 @@ def add_weights(correction: Correction, batch: Any) -> tuple[Any, dict[str, floa
 
 
 def check(config: Any) -> None:
-    """Holds what names a correction against verl's configuration, before workers start.
+    """Checks the flags that name a correction against verl's configuration, before workers start.
 
     Raises:
-        ConfigError: verl would not call it, corrects too, or does not hand over what it reads.
+        ConfigError: verl would not call the correction, would correct as well, or does not pass what the
+            correction reads.
     """
     block = config.algorithm.get("rollout_correction") or {}
     mode = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
@@ -122,7 +131,7 @@ def check(config: Any) -> None:
     if has_loss:
         _check_loss(presets.get(mode.partition(".")[2]), block)
     if (has_weights or has_loss) and not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
-        raise ConfigError(f"{LOG_PROBS}: expected true, got false: the correction reads them")
+        raise ConfigError(f"{LOG_PROBS}: expected true, got false: add {LOG_PROBS}=true")
 
 
 def _check_weights(correction: Correction, block: Any) -> None:
@@ -131,13 +140,13 @@ def _check_weights(correction: Correction, block: Any) -> None:
     refuse(
         [
             (bool(block.get("bypass_mode")), f"{BYPASS}: expected false beside {KEY}, got true: {in_bypass}"),
-            (bool(theirs), f"{WEIGHTS}: expected no {theirs} beside it, got them: verl would correct twice"),
+            (bool(theirs), f"{WEIGHTS}: expected no {theirs} beside it, got them: remove them"),
         ]
     )
     require(correction.needs, WEIGHTS_OFFER, WEIGHTS, LOG_PROBS_ALONE)
     if (correction.mask_scope == "all") != (correction.denominator == "kept"):
         raise ConfigError(
-            f"{WEIGHTS}: expected mask_scope all with denominator kept, got one: verl divides by its mask"
+            f"{WEIGHTS}: expected mask_scope all with denominator kept, got one: set both or none"
         )
 
 
@@ -159,7 +168,10 @@ def _check_loss(correction: Correction, block: Any) -> None:
 
 
 def install() -> None:
-    """Registers the losses and stands in front of verl's own functions; idempotent."""
+    """Registers the losses and wraps verl's own functions.
+
+    A second call changes nothing.
+    """
     from verl.trainer.ppo import core_algos, rollout_corr_helper
     from verl.utils import config as configuration
 
@@ -183,5 +195,5 @@ def install() -> None:
 try:
     install()
 except ModuleNotFoundError as missing:
-    if missing.name != "verl":  # where there is no verl, there is nobody to register with
+    if missing.name != "verl":  # without verl there is no registry to write to
         raise

@@ -293,7 +293,7 @@ WRONG = {  # what a system hands over -> the line about it
     **{
         f"skyrl transposed {name}": (
             lambda name=name: padded(**{name: TURNED}),
-            f"{name}: expected the shape of loss_mask, [2, 3], got [3, 2]: hand over [batch, tokens]",
+            f"{name}: expected the shape of loss_mask, [2, 3], got [3, 2]: pass [batch, tokens]",
         )
         for name in ("old_log_probs", "rollout_logprobs", "log_probs", "advantages")
     },
