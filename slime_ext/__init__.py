@@ -1,4 +1,7 @@
-"""slime_ext: off-policy correction for Megatron RL. Importing it is cheap: names load on first use."""
+"""slime_ext: off-policy correction for Megatron RL.
+
+Importing it is cheap, because names load on first use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Errors and warnings for users, one line each. Imports only the standard library."""
+"""Errors and warnings for users, one line each.
+
+Imports only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ LINE = 100  # characters of a value that a message shows
 
 
 class SlimeExtError(Exception):
-    """Base of every error raised on purpose: one line, ``<where>: expected X, got Y: what to do``. Control
-    characters are escaped."""
+    """Base of every error that is raised on purpose.
+
+    Its message is one line, ``<where>: expected X, got Y: what to do``. Control characters are escaped.
+    """
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message)))
@@ -43,8 +48,8 @@ class GuardError(SlimeExtError, RuntimeError):
 def _received(kind: type[SlimeExtError], *args: Any) -> SlimeExtError:
     """Unpickles an error that another process raised.
 
-    Under Ray the driver ends with dozens of lines of traceback and worker output. This repeats the error as
-    the last line.
+    Under Ray the driver ends with dozens of lines of traceback and worker output. From here on, the error is
+    repeated as the last line.
     """
     hook = sys.excepthook
     if "ray" in sys.modules and getattr(hook, "func", None) is not _show_and_repeat:
@@ -63,7 +68,7 @@ def _show_and_repeat(
 
 
 def _print_last(line: str) -> None:
-    sys.modules["ray"].shutdown()  # prints what its workers have written so far
+    sys.modules["ray"].shutdown()  # first prints the output of its workers
     print(f"\n{line}", file=sys.stderr, flush=True)
 
 
@@ -74,7 +79,7 @@ def warn_once(message: str) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest known name as a clause, or nothing.
+    """Returns the nearest known name as a clause, or an empty text if none is near.
 
     >>> did_you_mean("truncat", ["clip", "truncate"])
     "; did you mean 'truncate'?"
@@ -86,7 +91,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_known(where: str, kind: str, name: object, known: Collection[str]) -> None:
-    """Raises ConfigError for an unknown name, with the nearest known one.
+    """Raises ConfigError for an unknown name, and says the nearest known one.
 
     >>> check_known("x", "key", "hihg", ["low", "high"])
     Traceback (most recent call last):
@@ -99,7 +104,7 @@ def check_known(where: str, kind: str, name: object, known: Collection[str]) -> 
 
 
 def printable(text: str) -> str:
-    """Text with control characters escaped, newlines included.
+    """Escapes control characters, newlines included.
 
     >>> printable("a\\tb\\x1b[31m")
     'a\\\\tb\\\\x1b[31m'
@@ -110,7 +115,7 @@ def printable(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """The repr of a value, cut to a line.
+    """Formats a value as its repr, cut to one line.
 
     >>> shown("1e-4"), len(shown([0] * 100))
     ("'1e-4'", 100)
@@ -119,14 +124,14 @@ def shown(value: object) -> str:
 
 
 def cut(text: object) -> str:
-    """A text, cut to a line, as its type formats it."""
+    """Formats a value as text, cut to one line."""
     is_large = isinstance(text, Mapping | list | tuple) or type(text) is int
-    found = "".join(_first(_pieces(text))) if is_large else f"{text}"
-    return found if len(found) <= LINE else f"{found[: LINE - 3]}..."
+    line = "".join(_first(_pieces(text))) if is_large else f"{text}"
+    return line if len(line) <= LINE else f"{line[: LINE - 3]}..."
 
 
 def _first(pieces: Iterable[str]) -> Iterator[str]:
-    """The pieces that a line has room for, and one more."""
+    """Yields pieces until they fill a line, and then one more."""
     length = 0
     for piece in pieces:
         yield piece
@@ -136,8 +141,10 @@ def _first(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """The parts of a repr, one after the other: YAML aliases make a value of 1e8 items out of 400 bytes, so
-    that it must be cut while it is written, not afterwards."""
+    """Yields the parts of a repr, one after the other.
+
+    A repr must be cut while it is written, because YAML aliases make a value of 1e8 items out of 400 bytes.
+    """
     if isinstance(value, Mapping):
         yield "{"
         for i, (key, item) in enumerate(value.items()):

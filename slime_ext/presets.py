@@ -1,9 +1,10 @@
-"""The presets: name -> correction, formula and source. Other systems' names are aliases.
+"""The presets: name -> correction, formula and source.
 
-In the formulas l = log numerator - log behavior per token, rho = e^l, Pi the product and geo the geometric
-mean over the response tokens of a sequence. Without "target" the numerator is the proximal policy; without a
-loss the weights multiply the host's. t counts the response tokens of a sequence from 1. Numbers are the
-sources' defaults unless the formula says "ours".
+The names of other systems are aliases. In the formulas l = log numerator - log behavior per token, rho = e^l,
+Pi the product and geo the geometric mean over the response tokens of a sequence. The numerator is the
+proximal policy, unless the formula says "target". Without a loss in the formula, the weights multiply the
+host's loss. t counts the response tokens of a sequence from 1. Numbers are the sources' defaults, unless the
+formula says "ours".
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ class Preset:
 
     formula: str
     source: str
-    fields: Mapping[str, Any]  # of the correction
+    fields: Mapping[str, Any]  # the arguments of ``Correction``
 
     @cached_property
     def correction(self) -> Correction:
-        """The correction, built when it is asked for: each one is tried on a batch (``core.idle``)."""
+        """The correction, built on first use because each one is tried on a batch (``core.idle``)."""
         return Correction(**self.fields)
 
 
@@ -97,7 +98,7 @@ SEEDS = {
         "w = 1, sequence kept iff 0.999 <= geo <= 1.001 and every rho_t >= 1e-4", PR3984, GEO, Veto(low=1e-4)
     ),
     "ppo_is_bypass": _preset(
-        "PPO clips target / behavior; its weight (cap 2) would count that ratio twice and is left out",
+        "PPO clips target / behavior; verl's weight (cap 2) would count that ratio twice, so it is left out",
         PR3984,
         **BYPASS,
     ),
@@ -303,8 +304,8 @@ AUTUMN_2026 = {
         **PURE,
     ),
     "p3o": _preset(
-        "-min(rho_t, ESS) A log pi + (1 - ESS) (e^-l - 1 + l), l of the target, ESS of the step's rho, which "
-        "are the paper's while a rollout is one optimizer step",
+        "-min(rho_t, ESS) A log pi + (1 - ESS) (e^-l - 1 + l), l of the target, ESS of the step's rho: "
+        "both as in the paper if a rollout is one optimizer step",
         "P3O, https://arxiv.org/abs/2605.12380; Relax PR 234",
         TOKEN,
         EssTruncate(),
@@ -334,7 +335,7 @@ ALIASES: dict[str, str] = {
     "bypass_pg_is": "pure_is",
 }
 NAMES = (*PRESETS, *ALIASES)
-# What slime and miles take as --advantage-estimator, which people look for among the corrections.
+# Values of --advantage-estimator in slime and miles. People look for them among the corrections.
 ESTIMATORS = (
     *("grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
     *("on_policy_distillation", "reinforce", "flash_reinforce", "rloo"),
@@ -342,14 +343,15 @@ ESTIMATORS = (
 
 
 def find(name: str) -> Preset:
-    """The entry of a name or an alias.
+    """Finds the preset of a name or an alias.
 
     Raises:
-        ConfigError: unknown, with the nearest name; of the host's own estimator, with what to type.
+        ConfigError: for an unknown name with the nearest names; for an estimator of the host with what to
+            type.
     """
     if name in ESTIMATORS and name not in NAMES:
         raise ConfigError(f"preset: expected a correction, got '{name}', {an_estimator(name)}")
-    if name not in NAMES:  # nearly sixty, so the message names those that look like it
+    if name not in NAMES:  # there are nearly sixty, so the message lists only similar ones
         first, *more = difflib.get_close_matches(name, NAMES, n=3) or [""]
         meant = f"; did you mean '{first}'?" if first else ""
         lists = "slime-ext presets lists all"
@@ -359,7 +361,7 @@ def find(name: str) -> Preset:
 
 
 def an_estimator(name: str) -> str:
-    """What a message says of a host's estimator that was looked for among the corrections."""
+    """Says what to type for a host's estimator that was taken for a correction."""
     return (
         f"an estimator of the host: type --advantage-estimator {name}, and a correction beside it, such as "
         f"--custom-tis-function-path slime_ext.tis.token_tis"
@@ -367,5 +369,8 @@ def an_estimator(name: str) -> str:
 
 
 def get(name: str) -> Correction:
-    """The correction of a name or an alias. Raises ConfigError as ``find`` does."""
+    """Returns the correction of a name or an alias.
+
+    Raises ConfigError as ``find`` does.
+    """
     return find(name).correction

@@ -1,4 +1,4 @@
-"""Replaces a file whole."""
+"""Replaces a whole file at once."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new file, which takes the place of ``path`` when the block ends.
+    """Opens a new file that takes the place of ``path`` when the block ends.
 
-    Until then ``path`` stays as it is, also if this process is killed. If the block raises, the new file is
-    removed. It gets the mode of ``path``, and its owner where this user may give files away. If ``path`` is a
-    link, the file that it leads to is replaced.
+    Until then ``path`` stays as it is, even if this process is killed. If the block raises, the new file is
+    removed. The new file gets the mode of ``path``, and its owner if this user may change owners. If ``path``
+    is a link, the file that it leads to is replaced.
     """
     target = path.resolve()
-    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")  # a name that nobody can have made a link of
+    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")  # random: nobody can have put a link there
     with beside.open("xb") as file:
         try:
             with suppress(FileNotFoundError):
                 replaced = target.stat()
                 with suppress(PermissionError):
                     os.fchown(file.fileno(), replaced.st_uid, replaced.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(replaced.st_mode))  # last: chown takes bits away
+                os.fchmod(file.fileno(), stat.S_IMODE(replaced.st_mode))  # last: chown clears bits of it
             yield file
             file.flush()
             beside.replace(target)

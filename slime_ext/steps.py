@@ -1,4 +1,7 @@
-"""The steps of a correction, and the classes to write your own with: docs/your_own_correction.md."""
+"""The steps of a correction, and the classes for writing your own.
+
+docs/your_own_correction.md says how.
+"""
 
 from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PREFIX_STEPS, PrefixBudget, PrefixReject, PrefixReweight

@@ -1,8 +1,8 @@
-"""Tests for a correction of your own: made-up responses, and the contracts of a step and of a hook.
+"""Tests for your own correction: made-up responses, and the contracts of a step and of a hook.
 
-In ``check_step(step, definition)`` and ``check_hook(hook, definition)`` the definition is plain Python over
-one response (``Sample``), so the reference uses no tensors. Start-up runs ``check_step`` on each of your own
-steps that a configuration names.
+The definition in ``check_step(step, definition)`` and ``check_hook(hook, definition)`` is plain Python over
+one response (``Sample``), so the reference uses no tensors. At start-up, ``check_step`` runs on each of your
+own steps that a configuration names.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from slime_ext.errors import ConfigError, DataError
 
 __all__ = ["Sample", "check_hook", "check_step", "samples"]
 
-ROUGH = 1e-5  # relative; a hook gets float32, as in slime
+ROUGH = 1e-5  # relative; a hook gets float32, as from slime
 FLAGS = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2, "eps_clip_high": None}
 
 
 def check_hook(hook: Callable[..., Any], definition: Definition | None = None, **flags: Any) -> None:
-    """Calls a function for ``--custom-tis-function-path`` as slime's policy loss does, and checks its result.
+    """Calls a function for ``--custom-tis-function-path`` as slime does, and checks its result.
 
     Args:
         definition: sample -> the factor of each token's loss, 0 where it is rejected.
         flags: attributes of the hook's ``args``, besides slime's defaults.
 
     Raises:
-        ConfigError: one line, the first thing that is wrong.
-        DataError: shapes.
+        ConfigError: one line, the first fault.
+        DataError: the result has a wrong type or shape.
 
     >>> import math
     >>> from slime_ext import tis
@@ -51,8 +51,8 @@ def check_hook(hook: Callable[..., Any], definition: Definition | None = None, *
     where = getattr(hook, "__name__", type(hook).__name__)
     args = SimpleNamespace(**(FLAGS | flags))
     batch = samples()
-    given, loss = _checked(hook, where, args, batch)
-    _check_gradient(where, given, loss)
+    call, loss = _checked(hook, where, args, batch)
+    _check_gradient(where, call, loss)
     try:
         with without_printing():
             hook(args, **_call_of(batch, "meta"))
@@ -60,24 +60,24 @@ def check_hook(hook: Callable[..., Any], definition: Definition | None = None, *
         raise waits(where, error) from error
     if definition is not None:
         for batch in map(samples, range(3)):
-            given, loss = _checked(hook, where, args, batch)
-            compare(where, batch, loss.detach() / given["pg_loss"].detach(), definition, ROUGH)
+            call, loss = _checked(hook, where, args, batch)
+            compare(where, batch, loss.detach() / call["pg_loss"].detach(), definition, ROUGH)
 
 
 def _checked(
     hook: Callable[..., Any], where: str, args: Any, batch: Sequence[Sample]
 ) -> tuple[dict[str, Any], Tensor]:
-    """The hook's arguments and its loss."""
-    given = _call_of(batch)
+    """Calls the hook, checks the result, and returns the call's keywords and the loss."""
+    call = _call_of(batch)
     try:
-        out = hook(args, **given)
+        out = hook(args, **call)
     except Exception as error:
         raise failed(where, error, "hook") from error
-    return given, check_returned(where, out, given["pg_loss"], given["response_lengths"], frozenset())[0]
+    return call, check_returned(where, out, call["pg_loss"], call["response_lengths"], frozenset())[0]
 
 
 def _call_of(batch: Sequence[Sample], device: str = "cpu") -> dict[str, Any]:
-    """The keywords of slime's call: float32, one process that holds every token."""
+    """Makes the keywords of slime's call: float32, in one process that holds every token."""
 
     def lists(name: str) -> list[Tensor]:
         return [torch.tensor(getattr(sample, name), dtype=torch.float32).to(device) for sample in batch]
@@ -97,42 +97,43 @@ def _call_of(batch: Sequence[Sample], device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def _check_gradient(where: str, given: dict[str, Any], loss: Tensor) -> None:
-    """Checks that the gradient flows through pg_loss alone and is finite at response tokens; and that the
-    loss is finite at masked tokens too, since the host multiplies it by the mask."""
-    mask = torch.cat(given["loss_masks"]).bool()
+def _check_gradient(where: str, call: dict[str, Any], loss: Tensor) -> None:
+    """Checks that the gradient flows through pg_loss alone and is finite at response tokens.
+
+    The loss must be finite at masked tokens, too, because the host multiplies it by the mask.
+    """
+    mask = torch.cat(call["loss_masks"]).bool()
     if not loss.isfinite().all():
         raise ConfigError(
-            f"{where}: expected a finite loss at every token, masked ones too, got one that is not: masked "
-            "tokens may hold NaN and log-ratios be 0: select with torch.where, never multiply by a mask"
+            f"{where}: expected a finite loss at every token, masked ones too, got NaN or infinity: masked "
+            "tokens may hold NaN and log-ratios may be 0; select with torch.where, never multiply by a mask"
         )
-    wanted = [given["pg_loss"], *given["cur_log_probs"]]
+    wanted = [call["pg_loss"], *call["cur_log_probs"]]
     host, *target = torch.autograd.grad(loss[mask].sum(), wanted, allow_unused=True)
     through_weight = [grad for grad in target if grad is not None and bool((grad != 0).any())]
     if host is not None and through_weight:
         raise ConfigError(
             f"{where}: expected the gradient through pg_loss alone, got one through a weight, too: weights "
-            "are detached; add .detach() to what is made of cur_log_probs"
+            "are detached; add .detach() to what you compute from cur_log_probs"
         )
     if host is not None and not host[mask].isfinite().all():
-        raise ConfigError(f"{where}: expected a finite gradient at response tokens, got one that is not")
+        raise ConfigError(f"{where}: expected a finite gradient at response tokens, got NaN or infinity")
 
 
 def check_returned(
     path: str, out: Any, pg_loss: Tensor, response_lengths: Sequence[int], taken: frozenset[str]
 ) -> tuple[Tensor, list[Tensor], Mapping[str, Tensor]]:
-    """Checks the types and shapes of what the correction at ``path`` returned, and returns it; reads no
-    value.
+    """Checks the types and shapes of what the correction at ``path`` returned, and returns it.
 
-    Otherwise a wrong shape would broadcast, or fail deep inside torch.
+    It reads no value. Without this check a wrong shape would broadcast, or fail deep inside torch.
 
     Args:
-        pg_loss: [T] what it was given.
+        pg_loss: [T] the loss that the correction got.
         response_lengths: N full lengths R_i.
         taken: names that its metrics may not use.
 
     Raises:
-        DataError: not (pg_loss [T], N masks [R_i], name -> [T]); a loss that lost its gradient.
+        DataError: the result is not (pg_loss [T], N masks [R_i], name -> [T]), or the loss lost its gradient.
     """
     where = f"--custom-tis-function-path {path}"
     if not isinstance(out, tuple | list) or len(out) != 3:
@@ -142,7 +143,7 @@ def check_returned(
     if pg_loss.requires_grad and torch.is_grad_enabled() and not loss.requires_grad:
         raise DataError(
             f"{where}: returned pg_loss: expected a gradient, got a detached tensor: multiply the pg_loss "
-            "that came in, detach the weight only"
+            "that you got, and detach only the weight"
         )
     count = len(response_lengths)
     if not isinstance(masks, tuple | list) or len(masks) != count:
@@ -157,7 +158,7 @@ def check_returned(
         )
     for name, values in metrics.items():
         if name in taken:
-            raise DataError(f"{where}: returned metrics: expected names of its own, got '{name}'")
+            raise DataError(f"{where}: returned metrics: expected no '{name}', got it: choose another name")
         _check_tensor(f"{where}: returned metrics['{name}']", values, pg_loss.shape)
     return loss, list(masks), metrics
 

@@ -1,6 +1,6 @@
 """The functions for ``--custom-tis-function-path``: slime's own three, ``correct``, and one per preset.
 
-Each takes slime's keyword call and returns ``(pg_loss, loss_masks, metrics)``, see
+Each takes slime's keyword call and returns ``(pg_loss, loss_masks, metrics)``; see
 ``slime_ext.host.contract``. Without ``args.use_tis`` it returns the loss and mask objects unchanged.
 ``slime_ext.tis.<preset>`` exists for every name in ``slime_ext.presets``.
 """
@@ -24,7 +24,7 @@ from slime_ext.host.session import session
 
 
 def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
-    """The function that a host calls for the correction ``name``."""
+    """Makes the function that a host calls for the correction ``name``."""
 
     def function(
         args: Any,
@@ -39,7 +39,7 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
         advantages: list[Tensor] | Tensor | None = None,
         **kwargs: Any,
     ) -> Result:
-        given = {
+        call = {
             "pg_loss": pg_loss,
             "train_log_probs": train_log_probs,
             "rollout_log_probs": rollout_log_probs,
@@ -50,7 +50,7 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
             **kwargs,
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
-        return run(HookCall.of(args, given), _correction_of(args, name), channel, name)
+        return run(HookCall.of(args, call), _correction_of(args, name), channel, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__, function.__module__ = document, __name__
@@ -58,7 +58,10 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
 
 
 def _correction_of(args: Any, name: str) -> Correction:
-    """The correction that the function ``name`` makes of the host's args; read again only if they change."""
+    """Returns the correction of the function ``name`` for the host's args.
+
+    It is built again only if the args change.
+    """
     values = [getattr(args, key, None) for key in (BOUNDS if name in SEEDS else ("slime_ext",))]
     owner, known, correction = session.corrections.get(name, (None, None, None))
     if correction is None or owner is not args or known != values:
@@ -68,7 +71,7 @@ def _correction_of(args: Any, name: str) -> Correction:
 
 
 def _tis_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """slime's own names: dropping a token counts as clipping it."""
+    """Makes the metrics of slime's own functions; a dropped token counts as clipped."""
     changed = result.clipped + torch.where(result.finite, result.rejected, 0)
     off = torch.where(result.finite, (result.ratio - 1).abs(), 0)
     return {"tis": result.ratio, "tis_clipfrac": changed, "tis_abs": off, **_nonfinite(result, tokens)}
@@ -79,7 +82,7 @@ def _is_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _off_policy_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """The names that this host's own ``off_policy_is_function`` uses."""
+    """Makes the metrics of the host's own ``off_policy_is_function``."""
     return (_tis_channel if takes_tis_bounds() else _is_channel)(result, tokens)
 
 
@@ -89,13 +92,13 @@ def _nonfinite(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
 
 correct = _hook(
     "correct",
-    "The correction that stands under ``slime_ext:`` in the file of ``--custom-config-path``.",
+    "Applies the correction under ``slime_ext:`` in the file of ``--custom-config-path``.",
 )
 vanilla_tis_function = _hook(
     "vanilla_tis_function",
-    """Clipped token weights: w_t = clip(proximal / behavior, --tis-clip-low, --tis-clip), slime's default.
+    """Clips token weights: w_t = clip(proximal / behavior, --tis-clip-low, --tis-clip), slime's default.
 
-    Metrics: ``tis`` the ratio, ``tis_clipfrac`` where it was clipped, ``tis_abs`` |ratio - 1|,
+    Metrics: ``tis`` is the ratio, ``tis_clipfrac`` where it was clipped, ``tis_abs`` |ratio - 1|; and
     ``nonfinite_fraction``.
 
     Source: slime, loss.py; Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
@@ -104,8 +107,7 @@ vanilla_tis_function = _hook(
 )
 icepop_function = _hook(
     "icepop_function",
-    """Token weights inside the band: w_t = rho_t if --tis-clip-low <= rho_t <= --tis-clip, else the token is
-    rejected.
+    """Rejects tokens outside a band: w_t = rho_t if --tis-clip-low <= rho_t <= --tis-clip, else 0.
 
     Metrics as ``vanilla_tis_function``. Source: slime, loss.py; IcePop, https://ringtech.notion.site/icepop.
     """,
@@ -113,15 +115,14 @@ icepop_function = _hook(
 )
 off_policy_is_function = _hook(
     "off_policy_is_function",
-    """One detached weight for mismatch and staleness: w_t = clip(target / behavior, 1 - eps_clip, 1 +
-    eps_clip_high).
+    """Weights tokens with w_t = clip(target / behavior, 1 - eps_clip, 1 + eps_clip_high).
 
-    On a REINFORCE loss it is CISPO. On a loss with the factor target / proximal the weight counts that ratio
-    twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
-    ``nonfinite_fraction``.
+    This one detached weight corrects for mismatch and for staleness. On a REINFORCE loss this is CISPO. On a
+    loss with the factor target / proximal the weight counts that ratio twice; the preset ``off_policy_is``
+    does not. Metrics: ``is_weight``, ``is_clipfrac``, ``nonfinite_fraction``.
 
-    slime PR 2084 has had two forms. The one above is its first. On a host that has a function of this name
-    itself (``slime.utils.ppo_utils``), it is the one of August 2026: w_t = clip(target / behavior,
+    slime PR 2084 has had two forms, and the one above is its first. A host that has a function of this name
+    itself (``slime.utils.ppo_utils``) gets the form of August 2026: w_t = clip(target / behavior,
     --tis-clip-low, --tis-clip), with the metrics of ``vanilla_tis_function``.
 
     Raises:
