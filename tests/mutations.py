@@ -347,8 +347,8 @@ MUTATIONS = {
     ),
     "every step gives f": Mutation(
         "core/centering.py",
-        'own = of_tokens if step.unit == "token" and not step.statistics else of_units',
-        "own = of_tokens",
+        'by_unit = of_tokens if step.unit == "token" and not step.statistics else of_units',
+        "by_unit = of_tokens",
         "tests/core/test_centering.py",
     ),
     "a clipped candidate has a slope": Mutation(
@@ -383,7 +383,7 @@ MUTATIONS = {
     ),
     "a support's gradient is not normalised": Mutation(
         "ops/vocabulary.py",
-        "slope = slope - found.exp() * segment_sums(slope, offsets).index_select(0, owner)",
+        "slope = slope - log_probs.exp() * segment_sums(slope, offsets).index_select(0, owner)",
         "",
         "tests/ops/test_centering.py",
     ),
@@ -425,8 +425,8 @@ MUTATIONS = {
     ),
     "a head's log-probs over a rank's own part": Mutation(
         "ops/vocabulary.py",
-        "found[:, :parts].logsumexp(1, keepdim=True)",
-        "found[:, part : part + 1]",
+        "table[:, :parts].logsumexp(1, keepdim=True)",
+        "table[:, part : part + 1]",
         "tests/ops/test_centering.py",
     ),
     "a prefix without its token": Mutation(

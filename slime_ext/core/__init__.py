@@ -20,7 +20,7 @@ In each call:
     Parallel            this rank among those that share sequences
     Segments            lengths of the packed sequences, response mask, sums over both
     Head                the sampler's likeliest tokens, for center
-    Support             all tokens that the sampler could draw, instead
+    Support             all tokens that the sampler could draw, in place of a head
     Tokens              the call's tensors, packed: one number per token
     Bounds              the host's PPO clip range
     HookInputs          Tokens, and everything else that decides the result

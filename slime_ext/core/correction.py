@@ -1,4 +1,7 @@
-"""A correction: which ratio, which loss, which steps. The only loop over steps."""
+"""A correction: which ratio, which loss, which steps.
+
+It has the only loop over steps.
+"""
 
 from __future__ import annotations
 
@@ -67,20 +70,20 @@ class Correction:
     """numerator + surrogate + steps, applied to packed tokens.
 
     Args:
-        numerator: the policy whose ratio to the behavior policy is corrected for: ``proximal`` (what happened
-            before the optimizer step) or ``target`` (also what happens within the rollout; needs the target's
-            log-probs).
+        numerator: the policy whose ratio to the behavior policy is corrected for: ``proximal`` (for what
+            happened before the optimizer step) or ``target`` (also for what happens within the rollout; needs
+            the target's log-probs).
         surrogate: the loss that the weights multiply.
         steps: applied in order.
         mask_scope: ``policy`` removes rejected tokens from the policy loss only; ``all`` returns reduced
-            masks, so that entropy and reference-KL terms lose them too.
-        on_nonfinite: a behavior log-prob that is none (``ops.is_log_prob``) rejects its token or unit, or
-            raises.
-        denominator: ``host`` keeps the host's own divisor; ``kept`` divides by the kept tokens instead: of
-            the rollout, or of the optimizer step if the host's loss is per token.
-        group: what a rejected sample does to the others of its prompt: ``ignore`` nothing, ``rebaseline``
-            computes their advantages without it, ``atomic`` rejects them too.
-        terms: added to the policy loss of every response token with a finite behavior log-prob.
+            masks, so that entropy and reference-KL terms lose them, too.
+        on_nonfinite: what happens at a behavior log-prob that fails ``ops.is_log_prob``: ``reject`` rejects
+            its token or unit, ``raise`` raises.
+        denominator: ``host`` keeps the host's divisor; ``kept`` divides by the number of kept tokens instead:
+            of the rollout, or of the optimizer step if the host's loss is per token.
+        group: what a rejected sample does to the others of its prompt: ``ignore`` does nothing,
+            ``rebaseline`` computes their advantages without it, ``atomic`` rejects them, too.
+        terms: losses that are added at every response token with a finite behavior log-prob.
         center: subtracts the sampler's mean of the weighted score, whatever the surrogate; needs the
             sampler's head or its support. None: no centering.
 
@@ -116,7 +119,10 @@ class Correction:
 
     @cached_property
     def needs(self) -> frozenset[Need]:
-        """What the correction reads or returns besides log-probs and loss; a place may not offer it."""
+        """What the correction reads or returns besides log-probs and loss.
+
+        A place that runs it may not offer everything.
+        """
         has_own_loss = not isinstance(self.surrogate, HostLoss)
         is_needed = {
             Need.TARGET: self.numerator == "target" or has_own_loss or bool(self.terms),
@@ -141,17 +147,19 @@ class Correction:
 
     @cached_property
     def needs_proximal_head(self) -> bool:
-        """Whether ``center`` reads the proximal policy's log-probs at the head. Where the rollout is one
-        optimizer step they are the target's."""
+        """Whether ``center`` reads the proximal policy's log-probs at the head.
+
+        If the rollout is one optimizer step, they equal the target's.
+        """
         of_weights = self.numerator == "proximal" and bool(self._split[0])
         return self.center is not None and (of_weights or reads_proximal(self.surrogate))
 
     def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
-        """Weights and keep for packed tokens, all detached.
+        """Computes weights and keep flags for packed tokens, all detached.
 
         Args:
             plan: numbers of the optimizer step; None treats these tokens as the whole step, with
-                ``denominator`` and ``group`` of the host.
+                ``denominator: host`` and ``group: ignore``.
             observe: also return the sequences' statistics, which metrics read.
         """
         if plan is None:
@@ -198,11 +206,11 @@ class Correction:
 
     @cached_property
     def observed_statistics(self) -> tuple[StatisticKey, ...]:
-        """``statistics``, and those that metrics read per sequence."""
+        """``statistics``, and the statistics of sequences that metrics read."""
         return tuple(dict.fromkeys(self.statistics + OBSERVED))
 
     def read(self, tokens: Tokens) -> StepInputs:
-        """What steps read per token, before any statistics."""
+        """Prepares what steps read per token, without the statistics."""
         numerator = tokens.target if self.numerator == "target" else tokens.proximal
         if numerator is None:
             raise ConfigError("target: expected log-probs [T], got None: numerator: target reads them")
@@ -217,14 +225,17 @@ class Correction:
         return split(self.steps)
 
     def _head_factor(self, inputs: StepInputs, plan: Plan) -> Tensor:
-        """[T] the factor of turns and sequences on C_t, as on the loss; 0 at tokens that do not count."""
+        """Computes the factor of turns and sequences on C_t: [T], 0 at tokens that do not count.
+
+        The loss gets the same factor.
+        """
         state = self.run(inputs, self._split[1])
         if plan.keep is not None:
             state = state.reject("sequence", plan.keep)
         return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
 
     def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
-        """The state after ``steps``: the only loop over them."""
+        """Runs ``steps`` and returns the state after them: the only loop over steps."""
         state = inputs.start
         for place, step in enumerate(steps):
             state = step(replace(state, step=place), inputs)
@@ -233,14 +244,14 @@ class Correction:
     def loss(
         self, outcome: Outcome, tokens: Tokens, host_loss: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor | None]:
-        """The corrected policy loss per token, and where the surrogate clipped (None for the host's own).
+        """Computes the corrected policy loss per token, and where the surrogate clipped.
 
         Args:
             host_loss: [T] the host's policy loss, with grad.
             bounds: the host's clip range.
 
         Returns:
-            [T] with grad, 0 at rejected and masked tokens; [T] bool or None.
+            [T] with grad, 0 at rejected and masked tokens; and [T] bool, or None for the host's loss.
         """
         if self.is_identity:
             return host_loss, None
@@ -261,15 +272,19 @@ class Correction:
         return loss, clipped
 
     def added(self, outcome: Outcome, tokens: Tokens) -> Iterator[Tensor]:
-        """[T] what each loss term adds, nats; 0 at tokens without a finite behavior log-prob."""
+        """Yields what each loss term adds: [T] nats.
+
+        It is 0 at tokens without a finite behavior log-prob.
+        """
         for term in self.terms:
             yield term(LossInputs(tokens, outcome.finite), outcome.numbers)
 
     def _centered_loss(
         self, center: Center, outcome: Outcome, tokens: Tokens, loss: Tensor, bounds: Bounds
     ) -> Tensor:
-        """[T] m_t (f_t loss_t + A_t C_t). A limit of m_t holds for both: with two limits the sum would not be
-        centered.
+        """Computes m_t (f_t loss_t + A_t C_t): [T].
+
+        A limit of m_t holds for both summands, because with two limits the sum would not be centered.
 
         Args:
             loss: [T] before its weight, with grad.
@@ -311,18 +326,20 @@ class Correction:
 
     @cached_property
     def _bounds_head_factor(self) -> bool:
-        """As ``bounds_weights``, for what multiplies C_t."""
+        """Whether every factor of C_t is as small as ``bounds_weights`` asks."""
         return weight_ranges(self._split[1])[-1].high <= MODEST
 
     @cached_property
     def bounds_products(self) -> bool:
-        """Whether no weight times a loss can overflow. PPO's loss at a negative advantage has no bound, so
-        there any could."""
+        """Whether no weight times a loss can overflow.
+
+        PPO's loss at a negative advantage has no bound, so any weight times it could overflow.
+        """
         return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
 
 
 def _check_parts(correction: Correction) -> None:
-    """Raises unless every part is of its type, with words and numbers that it may have."""
+    """Raises unless every part is of its type, and has words and numbers that it may have."""
     check_fields("", correction)
     examples = {"steps": "steps=(Reweight(), Truncate(2.0))", "terms": "terms=(SquaredLogRatio(1e-3),)"}
     for name, kind in {"steps": Step, "terms": Term}.items():
@@ -354,14 +371,14 @@ def _check_fields_of_step(step: Step, here: str) -> None:
     try:
         hash(step)
     except TypeError as error:
-        what = "a plan is found by them; use tuple for list"
+        what = "they identify the step; use a tuple for a list"
         raise ConfigError(f"{here}: expected fields that can be hashed, got {error}: {what}") from None
 
 
 def _check_coupled(correction: Correction, i: int) -> None:
     """Raises unless the coupled step's number can be known before the optimizer step."""
     step, before = correction.steps[i], correction.steps[:i]
-    expect(step not in before, f"steps[{i}]", "a coupled step once", step, "it computes one number")
+    expect(step not in before, f"steps[{i}]", "a coupled step once", step, "remove one of them")
     why = "a number for the whole optimizer step must be known before it begins"
     _expect_proximal(correction, str(step), why)
     low, high, _ = weight_ranges(before)[-1]
@@ -395,11 +412,11 @@ def _check_added(correction: Correction) -> None:
             expect(value == idle, key, f"{idle} beside {name}", value, "it is added at rejected tokens, too")
     has_cap = any(isinstance(step, EssTruncate) for step in correction.steps)
     for i, term in enumerate(correction.terms):
-        why = "its cap is the effective sample size that the term reads"
+        why = "add it, because its cap is the number that the term reads"
         expect(has_cap or not term.reads_ess, f"terms[{i}]", "the step ess_truncate beside it", "none", why)
     if correction.center is not None:
         is_linear = not isinstance(correction.surrogate, Delightful)
-        why = "its gate reads the probability of a single token, and what the head leaves out has none"
+        why = "its gate reads the probability of a single token, and the tail of the head has none"
         expect(is_linear, "surrogate", "another beside center", "delightful", why)
         check_center(correction.steps)
 
@@ -422,17 +439,19 @@ def _forbid_double_count(correction: Correction) -> None:
 
 
 def largest_product(dtype: torch.dtype) -> float:
-    """The cap on weight times loss of one token: max(bfloat16) ** 0.75 for float32.
+    """Returns the cap on weight times loss of one token: max(bfloat16) ** 0.75 for float32.
 
-    A quarter of the exponents is left, so that sums over many tokens cannot overflow.
+    A quarter of the exponents remains, so that sums over many tokens cannot overflow.
     """
     largest: float = torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
     return largest
 
 
 def _limited(factor: Tensor, *losses: Tensor) -> Tensor:
-    """[T] factors cut to where each product with the losses is below ``largest_product``: an infinite one
-    times 0 is NaN."""
+    """Cuts factors so that each product with the losses is below ``largest_product``: [T].
+
+    An infinite factor times 0 would be NaN.
+    """
     largest = functools.reduce(torch.maximum, (loss.detach().abs() for loss in losses))
     # A loss below 1 counts as 1, because the factor alone must not overflow either.
     most = largest_product(largest.dtype) / largest.clamp_min(1)
@@ -440,10 +459,10 @@ def _limited(factor: Tensor, *losses: Tensor) -> Tensor:
 
 
 def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum = identity) -> Plan:
-    """The numbers of the coupled steps, over all micro-batches and ranks of an optimizer step.
+    """Computes the numbers of the coupled steps over all micro-batches and ranks of a step.
 
     Args:
-        batches: the step's micro-batches on this rank; every rank must have at least one.
+        batches: the micro-batches of the optimizer step on this rank; every rank must have at least one.
         all_sum: SUM over all ranks that train the step, each token once (data x context parallel).
 
     Returns:
@@ -462,15 +481,15 @@ def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum
 
 @dataclass(frozen=True)
 class HookInputs:
-    """The tokens of one hook call, with everything known about them.
+    """The tokens of one hook call, and everything else that decides the result.
 
     Args:
         host_loss: [T] the host's policy loss, with grad.
         plan: numbers of the optimizer step; None treats the tokens as the whole step.
         bounds: the host's clip range.
         acts: apply the correction to the loss; if False, only measure and return the loss unchanged.
-        layout: of the metrics to measure; None measures nothing.
-        counts_sequences: whether this rank is the one that counts the sequences it shares with others.
+        layout: the layout of the metrics to measure; None measures nothing.
+        counts_sequences: whether this rank counts the sequences that it shares with others; one of them does.
     """
 
     tokens: Tokens
@@ -484,7 +503,10 @@ class HookInputs:
 
 @dataclass(frozen=True)
 class HookResult:
-    """The result of a hook call. ratio, clipped and rejected go to the host's own metrics."""
+    """The result of a hook call.
+
+    ratio, clipped and rejected go to the host's own metrics.
+    """
 
     loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
     finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
@@ -496,14 +518,14 @@ class HookResult:
 
 
 def apply(correction: Correction, inputs: HookInputs) -> HookResult:
-    """The computation of a hook call: from packed tokens to loss, masks and metrics."""
+    """Runs a hook call: from packed tokens to loss, masks and metrics."""
     tokens, layout = inputs.tokens, inputs.layout
     outcome = correction(tokens, inputs.plan, observe=layout is not None)
     loss, by_surrogate = inputs.host_loss, None
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
-    # The host averages it over tokens, and one infinite ratio would make the mean infinite.
+    # The host averages the ratio over tokens, and one infinite ratio would make the mean infinite.
     ratio = outcome.ratio.clamp(max=LARGEST[torch.float32])
     measured = None
     if layout is not None:

@@ -1,6 +1,6 @@
 """The policy losses that weights multiply: frozen dataclasses whose fields are the configuration.
 
-``host`` uses the host's loss. The others compute their own from the target log-probs and the advantages; an
+``host`` uses the host's loss. All others compute a loss from the target log-probs and the advantages. An
 ``eps`` of None means the host's ``--eps-clip`` (``--eps-clip-high``, ``--eps-clip-c``).
 """
 
@@ -19,17 +19,17 @@ from slime_ext.ops.divergences import wide
 from slime_ext.ops.segments import Segments
 
 Anchor = Literal["proximal", "behavior"]
-EPS_C = 3.0  # the value of the paper, and the default of verl's clip_ratio_c
-TAU = (1e-6, 1e6)  # beyond them float32 does not tell SAPO's gate from a constant, or from a step
+EPS_C = 3.0  # as in the paper, and the default of verl's clip_ratio_c
+TAU = (1e-6, 1e6)  # outside, SAPO's gate in float32 is a constant or a step function
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The host's clip range, for surrogates that name none of their own.
+    """The host's clip range, for surrogates that do not name their own.
 
     Args:
         low, high, c: --eps-clip, --eps-clip-high and --eps-clip-c.
-        has_ratio: whether the host's loss is PPO's; else -A log pi_target, which clips nothing.
+        has_ratio: whether the host's loss is PPO's; if not, it is -A log pi_target, which clips nothing.
     """
 
     low: float = 0.2
@@ -40,7 +40,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a surrogate reads, [T] each, finite at every token even if masked positions hold NaN.
+    """What a surrogate or a term reads, [T] each.
+
+    Every number is finite, even if masked positions of the host's tensors hold NaN.
 
     Args:
         tokens: the host's tensors.
@@ -62,11 +64,14 @@ class LossInputs:
         return torch.where(self.valid, self._wide("advantages").detach(), 0)
 
     def log_ratio(self, anchor: Anchor) -> Tensor:
-        """[T] log target - log anchor, with the target's gradient."""
+        """Computes log target - log anchor, [T], with the target's gradient."""
         return torch.where(self.valid, self._wide("target") - self._wide(anchor).detach(), 0)
 
     def _wide(self, name: str) -> Tensor:
-        """A host's tensor in float32 or wider: in bfloat16 the loss would be coarser than the correction."""
+        """Converts a tensor of the host to float32 or wider.
+
+        In bfloat16 the loss would be coarser than the correction.
+        """
         values: Tensor = getattr(self.tokens, name)
         return values.to(wide(values.dtype))
 
@@ -78,8 +83,10 @@ class HostLoss:
 
 @dataclass(frozen=True)
 class Reinforce:
-    """-A log pi_target: with weights it is pure importance sampling (verl), with a clipped token weight
-    CISPO."""
+    """Computes -A log pi_target.
+
+    With weights it is pure importance sampling (verl), with a clipped token weight it is CISPO.
+    """
 
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
         return surrogates.reinforce(inputs.target, inputs.advantages)
@@ -90,7 +97,7 @@ class PpoClip:
     """PPO's clipped surrogate around ``anchor``: proximal is decoupled PPO, behavior is bypass.
 
     Source: Hilton et al. 2021, https://arxiv.org/abs/2110.00641 (decoupled); verl PR 3984 (bypass, there with
-    the floor of ``DualClip``).
+    the cap of ``DualClip``).
     """
 
     anchor: Anchor = "proximal"
@@ -107,8 +114,10 @@ class PpoClip:
 
 @dataclass(frozen=True)
 class DualClip:
-    """``PpoClip`` with a floor for negative advantages: -eps_c A, with eps_c = 3 on a host without
-    --eps-clip-c."""
+    """``PpoClip``, capped at negative advantages: where A < 0 the loss is at most -eps_c A.
+
+    On a host without --eps-clip-c, eps_c is 3.
+    """
 
     anchor: Anchor = "proximal"
     eps_low: float | None = None
@@ -118,7 +127,7 @@ class DualClip:
     def __post_init__(self) -> None:
         _check_range(self, "dual_clip")
         is_floor = self.eps_c is None or self.eps_c > 1
-        expect(is_floor, "dual_clip.eps_c", "a number > 1", self.eps_c, "it would clip on-policy")
+        expect(is_floor, "dual_clip.eps_c", "a number > 1", self.eps_c, "it would clip on-policy tokens")
 
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
         low, high = _range(self, bounds)
@@ -171,8 +180,10 @@ SURROGATES: dict[str, Any] = {
 
 
 def written_out(surrogate: Surrogate, bounds: Bounds) -> Surrogate:
-    """The surrogate itself; for the host's loss ours of the same equation, which can be evaluated at other
-    tokens than the sampled ones."""
+    """Returns a surrogate that can be evaluated at other tokens than the sampled ones.
+
+    For the host's loss this is our surrogate of the same equation, for all others the surrogate itself.
+    """
     if not isinstance(surrogate, HostLoss):
         return surrogate
     if not bounds.has_ratio:
@@ -181,7 +192,10 @@ def written_out(surrogate: Surrogate, bounds: Bounds) -> Surrogate:
 
 
 def reads_proximal(surrogate: Surrogate) -> bool:
-    """Whether a surrogate reads the proximal policy's log-probs; of the host's loss, whether PPO's does."""
+    """Tells whether a surrogate reads the proximal policy's log-probs.
+
+    For the host's loss it says whether PPO's loss does.
+    """
     return isinstance(surrogate, HostLoss) or getattr(surrogate, "anchor", None) == "proximal"
 
 
@@ -193,11 +207,11 @@ def score_factor(
     behavior: Tensor,
     advantages: Tensor,
 ) -> Tensor:
-    """g of tokens [N]: what a surrogate of ours multiplies their scores by, its gradient being -A g grad log
-    pi_target.
+    """Computes g, the factor of a token's score in the gradient of a surrogate, [N].
 
-    The surrogates are |A| times what they are at the sign of A, so g depends on A by its sign alone, and an A
-    of 0 has one, too. ``Delightful`` is not, and is none of them.
+    The gradient is -A g grad log pi_target. A surrogate is |A| times its value at the sign of A, so g depends
+    only on the sign of A, and exists for A = 0, too. ``Delightful`` does not have this property and is
+    refused.
 
     Args:
         target, proximal, behavior: [N] log-probs, nats.
@@ -220,7 +234,7 @@ def score_factor(
 
 
 def _check_range(surrogate: PpoClip | DualClip, name: str) -> None:
-    """Raises unless the unclipped range contains 1 and other ratios."""
+    """Raises unless the range without clipping contains 1 and other ratios."""
     ends = {"eps_low": surrogate.eps_low, "eps_high": surrogate.eps_high}
     for key, eps in ends.items():
         wide = eps is None or eps >= 0

@@ -1,6 +1,6 @@
 """The data of a correction: from ``Tokens`` and a ``Plan`` to an ``Outcome``.
 
-In between, each step reads ``StepInputs``, which never change, and returns a ``State`` of weights and keep
+On the way, each step reads ``StepInputs``, which never change, and returns a ``State`` of weights and keep
 flags.
 """
 
@@ -27,15 +27,18 @@ from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identi
 Unit = Literal["token", "turn", "sequence"]
 Level = Literal["token", "turn", "sequence", "geometric"]
 Aggregate = Literal["sum", "mean", "max"]
-BEFORE = -1  # the place of what happens before the first step
-ABSENT = cast(Tensor, None)  # what a step did not declare that it reads
-MODEST = 2.0**32  # weights up to it times any loss are finite in float32
+BEFORE = -1  # the place of effects from before the first step
+ABSENT = cast(Tensor, None)  # the value of a field that is not passed
+MODEST = 2.0**32  # in float32, a weight up to this number times any loss is finite
 TOKEN_NAMES = ("ratio", *divergences.OF_RATIO, *divergences.OF_BOTH, "advantage", "count", "finite")
 
 
 @dataclass(frozen=True)
 class Head:
-    """The sampler's K most likely tokens at each of T tokens, normalised over the whole vocabulary."""
+    """The sampler's K most likely tokens at each of T positions.
+
+    The log-probs are normalised over the whole vocabulary.
+    """
 
     sampler: Tensor  # [T, K] log-probs, nats; -inf where a head is shorter
     trainer: Tensor  # [T, K] log-probs of the same tokens under the policy being trained, nats, with grad
@@ -44,15 +47,15 @@ class Head:
 
 @dataclass(frozen=True)
 class Support:
-    """All tokens that the sampler could draw at each of T tokens, N together, normalised over them.
+    """All tokens that the sampler could draw at each of T positions, N in total.
 
-    Beside it every log-prob of ``Tokens`` is normalised over the support, too: the ratio of a sampled token
-    is that of the policies that top-p or top-k sampling leaves.
+    With a support, every log-prob is normalised over the support, including those of ``Tokens``: the ratio of
+    a sampled token is that of the policies that remain after top-p or top-k sampling.
     """
 
     sampler: Tensor  # [N] log-probs, nats
     trainer: Tensor  # [N] log-probs of the same tokens under the policy being trained, nats, with grad
-    offsets: Tensor  # [T + 1] int64: those at token t are offsets[t] to offsets[t + 1] - 1; there may be none
+    offsets: Tensor  # [T + 1] int64: position t has tokens offsets[t] to offsets[t + 1] - 1, or none
     proximal: Tensor | None = None  # [N] under the proximal policy; None: equal to the trainer's
 
 
@@ -67,7 +70,7 @@ class Tokens:
     advantages: Tensor | None = None
     ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
     head: Head | Support | None = None  # what ``center`` reads
-    age_steps: Tensor | None = None  # [S] the trainer's optimizer steps since its weights; NaN where unknown
+    age_steps: Tensor | None = None  # [S] optimizer steps since the sample's weights; NaN where unknown
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,10 @@ NO_PLAN = Plan()
 
 
 class StepEffect(NamedTuple):
-    """What one step did to each unit, independently of the other steps: which units it kept, or whose weight
-    it clipped."""
+    """What one step did to each unit, independently of the other steps.
+
+    It says which units the step kept, or whose weight it clipped.
+    """
 
     step: int  # its place in the list, from 0
     kind: Literal["kept", "clipped"]
@@ -128,22 +133,20 @@ class Outcome:
 class State:
     """Weights and keep flags between two steps."""
 
-    weights: Tensor  # one per ``unit``: multiplies the loss; ratios until something bounds them
-    keep: Mapping[Unit, Tensor]  # unit -> bool per unit, false where it was rejected; tokens are always there
-    unit: Unit = "token"  # what weights and clipped are one per
+    weights: Tensor  # one per ``unit``, which multiplies the loss; a ratio until a step bounds it
+    keep: Mapping[Unit, Tensor]  # unit -> bool per unit, false where rejected; it always has the unit token
+    unit: Unit = "token"  # the unit that has one weight and one clipped flag
     clipped: Tensor | None = None  # bool, shaped like the weights: where a bound changed them; None: nowhere
     step_effects: tuple[StepEffect, ...] = ()
-    step: int = BEFORE  # the place of the step at work
-    log_ratio: Tensor | None = (
-        None  # shaped like the weights: the log of those too small or large for a number
-    )
+    step: int = BEFORE  # the place of the step that is running
+    log_ratio: Tensor | None = None  # shaped like the weights: the log of those that under- or overflow
 
     @property
     def log_weights(self) -> Tensor:
-        """One float64 per unit, the log of its weight; -inf for a weight of 0.
+        """The log of each unit's weight, float64; -inf for a weight of 0.
 
-        A weight that its dtype cannot hold reads as 0 or infinity: in float32 e^-119 and e^89. Its log is
-        the log-ratio that it was made from.
+        A weight that its dtype cannot hold reads as 0 or infinity: in float32 e^-119 and e^89. Its log is the
+        log-ratio that it was made from.
         """
         weights, dtype = self.weights.double(), torch.finfo(self.weights.dtype)
         if self.log_ratio is None:
@@ -155,8 +158,8 @@ class State:
         """Replaces the weights by one ratio per unit.
 
         Args:
-            log_ratio: the log of the ratios, for coupled steps. None: the log of ``ratio``, which they
-                cannot tell from others if it is 0 or infinite.
+            log_ratio: the log of the ratios, which coupled steps read. None: they read the log of ``ratio``,
+                where all ratios that are 0 or infinite look the same.
         """
         return replace(self, weights=ratio, unit=unit, clipped=None, log_ratio=log_ratio)
 
@@ -164,7 +167,7 @@ class State:
         """Replaces the weights by bounded ones and records where they changed.
 
         Args:
-            log_ratio: as in ``reweight``; ``self.log_ratio`` where the step sets no weight to 0.
+            log_ratio: as in ``reweight``; pass ``self.log_ratio`` if the step sets no weight to 0.
         """
         changed = weights != self.weights
         clipped = changed if self.clipped is None else self.clipped | changed
@@ -173,7 +176,7 @@ class State:
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside`` and records the others."""
-        # Flags are joined and weights stay, so that rejections commute and metrics count each step alone.
+        # Flags are combined and weights stay, so rejections commute, and metrics count each step alone.
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "kept", unit, inside)
         return replace(self, keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
@@ -193,11 +196,10 @@ class ByPosition(NamedTuple):
 
 
 class StatisticKey(NamedTuple):
-    """One statistic: ``aggregate`` of the per-token quantity ``name`` over the response tokens of each
-    ``unit``.
+    """One statistic: ``aggregate`` of the quantity ``name`` over each unit's response tokens.
 
-    ``by_shard`` and ``shard_sum`` are [S, shards_per_sequence]: in each shard of a sequence, the maximum of
-    the negative quantity (for ``prefix_min``) or the sum of the quantity (for ``prefix_sums``).
+    ``by_shard`` and ``shard_sum`` are [S, shards_per_sequence]. They are the maximum of the negative quantity
+    (for ``prefix_min``) or the sum of the quantity (for ``prefix_sums``) in each shard of a sequence.
     """
 
     aggregate: Literal["sum", "max", "by_shard", "shard_sum"]
@@ -207,30 +209,33 @@ class StatisticKey(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step may read; every step gets the same."""
+    """What a step may read; every step gets the same inputs."""
 
     segments: Segments
     log_ratio: Tensor  # [T] log numerator - log behavior, nats, 0 where there is none
     finite: Tensor  # [T] bool, response tokens with a behavior log-prob (``is_log_prob``)
     numerator: Tensor  # [T] log-probs, nats; anything where not finite
     behavior: Tensor  # [T] log-probs, nats; anything where not finite
-    # [T], anything at masked tokens; [S], the trainer's weight version - that of the sample; and [S], the
-    # trainer's optimizer steps since the sample's weights. NaN where unknown; only for a step that declares
-    # that it reads them.
+    # advantages is [T], anything at masked tokens. ages is [S], the trainer's weight version - that of the
+    # sample; age_steps is [S], the optimizer steps since the sample's weights; both are NaN where unknown.
+    # Only a step that declares them may read them.
     advantages: Tensor = ABSENT
     ages: Tensor = ABSENT
     age_steps: Tensor = ABSENT
-    units: tuple[Unit, ...] = ()  # those that one non-finite behavior log-prob rejects as a whole
+    units: tuple[Unit, ...] = ()  # the units that one non-finite behavior log-prob rejects as a whole
     table: Mapping[StatisticKey, Tensor] = field(default_factory=dict)  # [S] or [U] float64 each
     plan: Mapping[Step, Tensor] = field(default_factory=dict)  # coupled step -> its number for the whole step
 
     def value_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
-        """The per-token quantity [T] that a statistic's name stands for, 0 at masked tokens."""
+        """Computes the quantity that a statistic's name means: [T], 0 at masked tokens."""
         row = self.row_of(name)
         return as_numbers(row, self.log_ratio.dtype) if row.dtype is torch.bool else row
 
     def row_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
-        """As ``value_of``, but what is counted stays bool: sums count it without a copy in float32."""
+        """Computes the same as ``value_of``, but leaves flags bool.
+
+        Sums count bool without a copy in float32.
+        """
         if isinstance(name, ExceedsLimit):
             return (self.value_of(name.name) - name.limit).clamp_min(0)
         if isinstance(name, ByPosition):
@@ -251,8 +256,10 @@ class StepInputs:
         return flags[name]
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
-        """A declared statistic, one per unit. At unit token it is the quantity itself, undefined at masked
-        tokens."""
+        """Reads a declared statistic, one number per unit.
+
+        At unit token it is the quantity itself, which is undefined at masked tokens.
+        """
         if unit == "token":
             return self.advantages if name == "advantage" else self.value_of(name)
         if aggregate == "mean":
@@ -261,8 +268,12 @@ class StepInputs:
         return self.table[StatisticKey(aggregate, unit, name)]
 
     def aggregate(self, unit: Unit, aggregate: Aggregate, values: Tensor) -> Tensor:
-        """One float64 per unit: the sum, mean or max of your own values [T] over its response tokens on all
-        ranks. Each call costs one more all-reduce; ``total`` costs none.
+        """Computes the sum, mean or max of your own values [T] over each unit's response tokens.
+
+        It includes the tokens of all ranks. Each call costs one more all-reduce; ``total`` costs none.
+
+        Returns:
+            One float64 per unit.
 
         Raises:
             ConfigError: an unknown unit or aggregate.
@@ -275,8 +286,14 @@ class StepInputs:
         )
 
     def prefix(self, unit: Unit, aggregate: Literal["sum", "mean"], values: Tensor) -> Tensor:
-        """[T] float64: the sum or mean of your own values [T] over the unit's response tokens up to and
-        including each; as exact as ``aggregate``."""
+        """Computes the sum or mean of your own values [T] over each token's prefix in its unit.
+
+        The prefix holds the unit's response tokens up to and including the token. The result is as exact as
+        that of ``aggregate``.
+
+        Returns:
+            [T] float64.
+        """
         _check_words(unit, aggregate, ("sum", "mean"))
         if unit == "token":
             return values
@@ -284,12 +301,15 @@ class StepInputs:
 
     @cached_property
     def ratio(self) -> Tensor:
-        """[T] numerator / behavior, 1 where there is none."""
+        """numerator / behavior, [T]; 1 where there is no log-ratio."""
         return self.log_ratio.exp()
 
     @cached_property
     def start(self) -> State:
-        """The state before any step: weights 1, units with a non-finite behavior log-prob rejected."""
+        """The state before any step.
+
+        All weights are 1, and units with a non-finite behavior log-prob are rejected.
+        """
         keep: dict[Unit, Tensor] = {"token": self.finite}
         for unit in self.units:
             finite, count = (self.table[StatisticKey("sum", unit, name)] for name in ("finite", "count"))
@@ -298,19 +318,19 @@ class StepInputs:
         return State(torch.ones_like(self.log_ratio), keep, step_effects=tuple(effects))
 
     def kept(self, state: State) -> Tensor:
-        """[T] bool, the response tokens that a state keeps."""
+        """Finds the response tokens that a state keeps: [T] bool."""
         return functools.reduce(
             operator.and_, (self.segments.expand_to_tokens(unit, kept) for unit, kept in state.keep.items())
         )
 
     @cached_property
     def usable(self) -> Tensor:
-        """[T] bool, the tokens that the state before any step keeps."""
+        """The tokens that the state before any step keeps, [T] bool."""
         return self.kept(self.start)
 
 
 class WeightRange(NamedTuple):
-    """The range of the weights, whatever the log-ratios.
+    """The range of the weights, whatever the log-ratios are.
 
     Args:
         low, high: the smallest and the largest weight.
@@ -323,7 +343,7 @@ class WeightRange(NamedTuple):
     ratio: tuple[Unit, str] | None = None
 
     def clamped(self, low: float, high: float) -> WeightRange:
-        """The range after bounds."""
+        """Returns the range after bounds."""
         return self._replace(low=min(max(self.low, low), high), high=max(min(self.high, high), low))
 
 
@@ -335,7 +355,7 @@ class Effect(Enum):
     REJECT = "reject"
 
 
-GONE = {  # former attributes of a step -> what says the same
+GONE = {  # former attributes of a step -> what to write now
     "reads_advantages": "needs = frozenset({Need.ADVANTAGES})",
     "reads_ages": "needs = frozenset({Need.AGES})",
     "reads_age_steps": "needs = frozenset({Need.AGE_STEPS})",
@@ -347,19 +367,20 @@ GONE = {  # former attributes of a step -> what says the same
 
 
 class Step:
-    """The interface of a step. The defaults describe one that needs only per-token values.
+    """The interface of a step.
 
-    A subclass replaces the four properties by class attributes, or by properties that read its fields. (Plain
-    attributes here would not let a type checker accept the second.)
+    The defaults describe a step that needs only per-token values. A subclass replaces the four properties by
+    class attributes, or by properties that read its fields. (If they were plain attributes here, a type
+    checker would refuse the properties.)
 
     Raises:
         ConfigError: a subclass has an attribute of ``GONE``, which nothing reads; or annotates one of the
-            four without a value, which ``dataclass`` would take from here.
+            four without a value, so that ``dataclass`` would take the property here as its default.
     """
 
     @property
     def unit(self) -> Unit:
-        """What one non-finite behavior log-prob rejects with its token."""
+        """The unit that one non-finite behavior log-prob rejects as a whole."""
         return "token"
 
     @property
@@ -369,8 +390,11 @@ class Step:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What the call reads besides log-probs: ``ADVANTAGES``, ``AGES``, ``AGE_STEPS``; and ``WHOLE_STEP``
-        if it reads ``inputs.plan[self]``, which ``number_for_step`` computes over the optimizer step."""
+        """What the call reads besides log-probs: ``ADVANTAGES``, ``AGES``, ``AGE_STEPS``, ``WHOLE_STEP``.
+
+        With ``WHOLE_STEP`` it reads ``inputs.plan[self]``, which ``number_for_step`` computes over the
+        optimizer step.
+        """
         return frozenset()
 
     @property
@@ -394,24 +418,33 @@ class Step:
                 )
 
     def weight_range(self, before: WeightRange) -> WeightRange:
-        """The range of the weights after this step. A user's bounding step is trusted to leave modest
-        weights."""
+        """Returns the range of the weights after this step.
+
+        A user's bounding step is trusted to leave modest weights.
+        """
         if Effect.BOUND in self.effects:
             return WeightRange(0.0, MODEST)
         return WeightRange(0.0, math.inf) if Effect.REWEIGHT in self.effects else before
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
-        """[] float64: a coupled step's number over all micro-batches of the optimizer step. Every call reads
-        it as ``inputs.plan[self]``.
+        """Computes a coupled step's number over all micro-batches of the optimizer step.
+
+        Every call reads it as ``inputs.plan[self]``.
 
         Args:
-            batches: the state before this step, and its inputs, of each micro-batch on this rank.
+            batches: for each micro-batch on this rank the state before this step, and the step's inputs.
             all_sum: SUM over all ranks that train the step, each token once.
+
+        Returns:
+            [] float64.
         """
         raise NotImplementedError
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        """The state after this step. It must not read a tensor's value, nor write to a tensor."""
+        """Returns the state after this step.
+
+        It must neither read a tensor's value nor write to a tensor.
+        """
         raise NotImplementedError
 
 
@@ -420,7 +453,7 @@ OF_STEPS = (Need.ADVANTAGES, Need.WHOLE_STEP, Need.AGES, Need.AGE_STEPS)
 
 
 def check_declared(step: Step, where: str) -> None:
-    """Raises ConfigError unless ``needs`` and ``effects`` are sets of what a step can need and do."""
+    """Raises ConfigError unless ``needs`` and ``effects`` hold only what a step can need and do."""
     for name, known in {"needs": OF_STEPS, "effects": tuple(Effect)}.items():
         members = getattr(step, name)
         wanted = f"a frozenset of {', '.join(map(str, known))}"
@@ -430,12 +463,15 @@ def check_declared(step: Step, where: str) -> None:
 
 
 def only_bounds(step: Step) -> bool:
-    """Whether a step bounds weights and sets none itself, so that another step must set them before it."""
+    """Tells whether a step bounds weights but sets none.
+
+    Another step must then set them before it.
+    """
     return Effect.BOUND in step.effects and Effect.REWEIGHT not in step.effects
 
 
 def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:
-    """The range of the weights before each step, and after the last one."""
+    """Returns the range of the weights before each step, and after the last one."""
     ranges = [WeightRange()]
     for step in steps:
         ranges.append(step.weight_range(ranges[-1]))
@@ -443,7 +479,7 @@ def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:
 
 
 def statistics_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[StatisticKey, ...]:
-    """What ``StepInputs.total`` reads for the same arguments.
+    """Returns the statistics that ``StepInputs.total`` reads for the same arguments.
 
     Raises:
         ConfigError: an unknown unit, aggregate or quantity.
@@ -463,7 +499,9 @@ def _check_words(unit: str, aggregate: str, aggregates: Sequence[str] = get_args
 
 
 def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[StatisticKey, Tensor]:
-    """Every statistic, one number per unit: one pass over the tokens, at most one call of ``all_sum``.
+    """Computes every statistic, one number per unit.
+
+    It takes one pass over the tokens, and at most one call of ``all_sum``.
 
     Returns:
         key -> [S] or [U] float64; maxima of a unit without response tokens are -inf.
@@ -486,7 +524,7 @@ def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[Statistic
 
 
 def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
-    """This rank's share of a statistic over turns, or of a maximum."""
+    """Computes this rank's share of a statistic over turns, or of a maximum."""
     segments, values = inputs.segments, inputs.value_of(key.name)
     if key.aggregate == "sum":
         return segments.local_turn_sums(values)
@@ -497,6 +535,6 @@ def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
 
 
 def expect(ok: bool, where: str, expected: str, got: object, why: str) -> None:
-    """Raises ConfigError, in the form of all our messages, unless ``ok``."""
+    """Raises ConfigError in the form of all our messages, unless ``ok``."""
     if not ok:
         raise ConfigError(f"{where}: expected {expected}, got {got}: {why}")

@@ -1,12 +1,13 @@
-"""Score centering: the sampler's mean of the weighted score, from the tokens that it could have drawn.
+"""Score centering: subtracts the sampler's mean of the weighted score.
 
 The score, the gradient of log p, has mean zero under p but not under the sampler q. So tokens from q move the
 policy even where every advantage is the same. Centering subtracts that mean, which needs q over the
-vocabulary. A sampler hands out its K most likely tokens, the head, and the rest, the tail, is modelled; or,
-with top-p or top-k sampling, all tokens that it could draw, the support, and nothing is modelled.
+vocabulary. Either the sampler reports its K most likely tokens, the head, and the rest, the tail, is
+modelled. Or, with top-p or top-k sampling, it reports all tokens that it could draw, the support, and nothing
+is modelled.
 
-A loss multiplies the score of a token by -A g, A its advantage. With REINFORCE g is the weight f; with PPO's
-loss it is f times the ratio target / proximal, and 0 where that is clipped.
+A loss multiplies the score of a token by -A g, with A its advantage. With REINFORCE g is the weight f. With
+PPO's loss g is f times the ratio target / proximal, and 0 where that ratio is clipped.
 
 Source: Marek and Ryabinin 2026, https://arxiv.org/abs/2609.20807, equations 9, 12 and 14, appendix A.3; over
 a support: slime, backends/megatron_utils/loss.py, get_score_centering_terms.
@@ -24,18 +25,18 @@ from torch import Tensor
 from slime_ext.ops.divergences import wide
 from slime_ext.ops.segments import chunks
 
-FLOOR = 1e-6  # of the mass of a tail: with a head that is the whole vocabulary it is 0 but for rounding
-CHUNK = 2**20  # candidates that are weighted at once: bounds the memory of what a weight needs
-ABSENT = -1e30  # log-prob of what a head lacks, under every policy: probability 0, on-policy
+FLOOR = 1e-6  # smallest mass of a tail; if the head is the whole vocabulary, only rounding is left of it
+CHUNK = 2**20  # candidates that are weighted at once, which bounds the memory of a weight
+ABSENT = -1e30  # log-prob of a missing candidate under every policy: probability 0, ratio 1
 
 
 class Candidates(NamedTuple):
-    """Tokens that the sampler could have drawn, with log-probs of one shape, nats, without gradient."""
+    """Tokens that the sampler could have drawn, with their log-probs: one shape, nats, no gradient."""
 
     trainer: Tensor
     sampler: Tensor
     proximal: Tensor
-    spread: Callable[[Tensor], Tensor]  # [T] numbers -> for each candidate that of the token it stands at
+    spread: Callable[[Tensor], Tensor]  # [T] numbers -> for each candidate the number of its position
 
 
 Weight = Callable[[Candidates], Tensor]  # g of each candidate, finite or infinite
@@ -48,7 +49,7 @@ def centering(
     counts: Tensor,
     proximal: Tensor | None = None,
 ) -> Tensor:
-    """C_t: the term that, times the advantage and added to the loss, centers the weighted score.
+    """Computes C_t, which centers the weighted score if the loss gets the term A_t C_t.
 
     With head H, q = e^sampler, p = e^trainer, masses Q and P of the head, and the factor g of a score:
 
@@ -56,22 +57,24 @@ def centering(
         alpha = rho g(tail)                            q in the tail is modelled as rho p
         C_t   = sum over v in H of stopgrad(q_v g_v - alpha p_v) log p_v
 
-    Every token stands alone: packing, and how context-parallel ranks split a sequence, change nothing.
+    The C_t of a token depends on no other token. Packing changes nothing, nor does the way in which
+    context-parallel ranks split a sequence.
 
     Args:
         sampler: [T, K] log-probs of the sampler's head, normalised over the whole vocabulary at the sampling
             temperature, nats; -inf where a head is shorter.
         trainer: [T, K] log-probs of the same tokens under the trained policy, nats, with grad.
-        weight: gives g of [t, K + 1] candidates, the last of which is the tail as one token. Called without
-            gradient. None: g = 1.
+        weight: computes g of [t, K + 1] candidates, the last of which is the tail as one token. It is called
+            without gradient. None: g = 1.
         counts: [T] bool; where False a head may hold anything.
-        proximal: [T, K] as ``trainer`` under the proximal policy; None: the same as ``trainer``.
+        proximal: [T, K] log-probs of the same tokens under the proximal policy, nats; None: the same as
+            ``trainer``.
 
     Returns:
         [T] nats, with a gradient through ``trainer`` alone; 0 where a token has no head.
     """
-    found: Tensor = _Term.apply(sampler, trainer, weight, counts, proximal)  # type: ignore[no-untyped-call]
-    return found
+    term: Tensor = _Term.apply(sampler, trainer, weight, counts, proximal)  # type: ignore[no-untyped-call]
+    return term
 
 
 def exact_centering(
@@ -82,20 +85,21 @@ def exact_centering(
     counts: Tensor,
     proximal: Tensor | None = None,
 ) -> Tensor:
-    """C_t over the support S of the sampler, where nothing is modelled:
+    """Computes C_t over the support S of the sampler, where nothing is modelled.
 
         C_t = sum over v in S of stopgrad(q_v g_v) log p_v
 
     Args:
-        sampler: [N] log-probs of every token that the sampler could draw at each of T tokens, one token's
-            next to each other, normalised over the support, nats.
+        sampler: [N] log-probs of every token that the sampler could draw, normalised over the support, nats.
+            The candidates of one position are next to each other.
         trainer: [N] log-probs of the same tokens under the trained policy, normalised over the support, nats,
             with grad.
-        offsets: [T + 1] int64: the candidates of token t are offsets[t] to offsets[t + 1] - 1; there may be
-            none.
+        offsets: [T + 1] int64: the candidates of position t are offsets[t] to offsets[t + 1] - 1; there may
+            be none.
         weight: as in ``centering``, of [n] candidates.
         counts: [T] bool; where False a support may hold anything.
-        proximal: [N] as ``trainer`` under the proximal policy; None: the same as ``trainer``.
+        proximal: [N] log-probs of the same tokens under the proximal policy, nats; None: the same as
+            ``trainer``.
 
     Returns:
         [T] nats, with a gradient through ``trainer`` alone; 0 where a token has no support.
@@ -105,14 +109,14 @@ def exact_centering(
     >>> torch.autograd.grad(c.sum(), p)[0]  # q
     tensor([0.7000, 0.3000])
     """
-    found: Tensor = _ExactTerm.apply(  # type: ignore[no-untyped-call]
+    term: Tensor = _ExactTerm.apply(  # type: ignore[no-untyped-call]
         sampler, trainer, offsets, weight, counts, proximal
     )
-    return found
+    return term
 
 
 def owners(offsets: Tensor, count: int) -> Tensor:
-    """[N] int64, the token that each of ``count`` candidates stands at.
+    """Returns the position of each of ``count`` candidates: [N] int64.
 
     >>> owners(torch.tensor([0, 2, 2, 3]), 3)
     tensor([0, 0, 2])
@@ -121,12 +125,18 @@ def owners(offsets: Tensor, count: int) -> Tensor:
 
 
 def segment_sums(values: Tensor, offsets: Tensor) -> Tensor:
-    """[N] of each candidate -> [T] the sum at each token, 0 where there is none."""
+    """Adds up the numbers of the candidates at each position: [N] -> [T].
+
+    A position without candidates gets 0.
+    """
     return torch.segment_reduce(values, "sum", offsets=offsets, unsafe=True, initial=0)
 
 
 class _Term(torch.autograd.Function):
-    """Keeps the coefficients, which are its gradient, and nothing else of size [T, K]."""
+    """The C_t of heads as an operation with a gradient.
+
+    It keeps only the coefficients, which are the gradient, and nothing else of size [T, K].
+    """
 
     @staticmethod
     def forward(
@@ -139,7 +149,7 @@ class _Term(torch.autograd.Function):
     ) -> Tensor:
         dtype = wide(sampler.dtype, trainer.dtype)
         coefficients = torch.empty(sampler.shape, dtype=dtype, device=sampler.device)
-        found = coefficients.new_empty(len(sampler))
+        term = coefficients.new_empty(len(sampler))
         absent = torch.where(counts, 0.0, -torch.inf).to(dtype)[:, None]
         for rows in chunks(sampler, CHUNK):
             log_q = (sampler[rows] + absent[rows]).nan_to_num(ABSENT, torch.inf, ABSENT)
@@ -148,11 +158,11 @@ class _Term(torch.autograd.Function):
                 for x in (trainer, proximal)
             )
             assert log_p is not None
-            own = coefficients[rows] = _coefficients(log_q, log_p, log_o, weight, rows)
-            found[rows] = (own * log_p).sum(1)
+            of_rows = coefficients[rows] = _coefficients(log_q, log_p, log_o, weight, rows)
+            term[rows] = (of_rows * log_p).sum(1)
         ctx.save_for_backward(coefficients)
         ctx.dtype = trainer.dtype
-        return found
+        return term
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -164,7 +174,7 @@ class _Term(torch.autograd.Function):
 def _coefficients(
     log_q: Tensor, log_p: Tensor, log_o: Tensor | None, weight: Weight | None, rows: slice
 ) -> Tensor:
-    """[t, K] q_v g_v - alpha p_v."""
+    """Computes q_v g_v - alpha p_v: [t, K]."""
     q, p = log_q.exp(), log_p.exp()
     q_tail, p_tail = _tail(q), _tail(p)
     alpha = q_tail / p_tail
@@ -178,12 +188,15 @@ def _coefficients(
 
 
 def _tail(probabilities: Tensor) -> Tensor:
-    """[t, K] of the head -> [t, 1] of all other tokens."""
+    """Computes the mass of all other tokens: [t, K] of the head -> [t, 1]."""
     return (1 - probabilities.sum(1, keepdim=True)).clamp_min(FLOOR)
 
 
 def _finite(g: Tensor) -> Tensor:
-    """A sampler's probability may underflow where a weight overflows, and 0 times infinity is NaN."""
+    """Cuts g off at the largest number of its dtype.
+
+    A sampler's probability may underflow where a weight overflows, and 0 times infinity is NaN.
+    """
     return g.clamp(max=torch.finfo(g.dtype).max)
 
 
@@ -192,7 +205,7 @@ def _at(owner: Tensor, values: Tensor) -> Tensor:
 
 
 class _ExactTerm(torch.autograd.Function):
-    """As ``_Term``, of size [N]."""
+    """The C_t of supports as an operation with a gradient; it keeps nothing larger than [N]."""
 
     @staticmethod
     def forward(
@@ -217,8 +230,8 @@ class _ExactTerm(torch.autograd.Function):
             log_o = log_p if log_o is None else log_o
             for some in chunks(sampler[:, None], CHUNK):
                 spread = functools.partial(_at, owner[some])
-                given = Candidates(log_p[some], log_q[some], log_o[some], spread)
-                coefficients[some] *= _finite(weight(given))
+                candidates = Candidates(log_p[some], log_q[some], log_o[some], spread)
+                coefficients[some] *= _finite(weight(candidates))
         ctx.save_for_backward(coefficients, owner)
         ctx.dtype = trainer.dtype
         return segment_sums(coefficients * log_p, offsets)

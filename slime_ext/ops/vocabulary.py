@@ -1,4 +1,7 @@
-"""Log-probs of chosen tokens from logits that ranks share, each holding a part of the vocabulary."""
+"""Log-probs of chosen tokens, from logits that ranks share.
+
+Each rank holds a part of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from slime_ext.ops.centering import owners, segment_sums
 from slime_ext.ops.divergences import wide
 from slime_ext.ops.segments import AllSum, chunks, identity
 
-AT_ONCE = 2**24  # logits that are read at once, in float32: bounds the memory beside [T, K]
+AT_ONCE = 2**24  # logits that are read at once in float32, which bounds the memory beside [T, K]
 
 
 def log_probs_at(
@@ -24,21 +27,23 @@ def log_probs_at(
     parts: int = 1,
     all_sum: AllSum = identity,
 ) -> Tensor:
-    """log softmax over the whole vocabulary, at the given tokens: one SUM over the ranks.
+    """Computes log softmax over the whole vocabulary, at the given tokens.
 
         log p_v = logit_v / temperature - log sum over u of e^(logit_u / temperature)
 
+    It takes one SUM over the ranks.
+
     Args:
         logits: [T, V / parts] this rank's part of the vocabulary, with grad.
-        ids: [T, K] token ids, the same on every rank; one that no rank holds (padding) reads as logit 0.
-        temperature: of the sampling, > 0; divides in float32 or more.
+        ids: [T, K] token ids, the same on every rank; an id that no rank holds (padding) reads as logit 0.
+        temperature: the sampling temperature, > 0; divides in float32 or wider.
         offset: the id of this rank's first token.
         part: this rank's number among the ``parts`` ranks.
         all_sum: SUM over the ranks that share the vocabulary; it may work in place.
 
     Returns:
-        [T, K] nats, the same on every rank, in float32 or more. The gradient is that of this rank's logits,
-        once: every rank computes the same loss, so nothing is added up on the way back.
+        [T, K] nats, the same on every rank, in float32 or wider. The gradient is that of this rank's logits,
+        once: every rank computes the same loss, so the backward pass adds nothing up over ranks.
     """
     log_probs: Tensor = _LogProbsAt.apply(  # type: ignore[no-untyped-call]
         logits, ids.long() - offset, temperature, part, parts, all_sum
@@ -47,35 +52,40 @@ def log_probs_at(
 
 
 class _LogProbsAt(torch.autograd.Function):
-    """Reads a few rows at a time and keeps none of them for the way back, so beside the gradient of the
-    logits the memory is [T, K]."""
+    """Reads a few rows at a time, and keeps none of them for the backward pass.
+
+    Beside the gradient of the logits, the memory is [T, K].
+    """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, at: Tensor, temperature: float, part: int, parts: int, all_sum: AllSum
     ) -> Tensor:
         held, at = _columns(at, logits.shape[1])
-        # The maxima stay on their ranks: each puts log sum exp of its part into a slot of its own.
+        # Each rank puts log sum exp of its part into its slot, so the maxima need not be exchanged.
         dtype = wide(logits.dtype)
-        found = torch.zeros(len(at), parts + at.shape[1], dtype=dtype, device=logits.device)
+        table = torch.zeros(len(at), parts + at.shape[1], dtype=dtype, device=logits.device)
         for rows in chunks(logits, AT_ONCE):
             some = logits[rows].to(dtype, copy=True).div_(temperature)
-            found[rows, parts:] = torch.where(held[rows], some.gather(1, at[rows]), 0)
-            # The maximum is subtracted before exp, which would overflow; -inf - -inf would be NaN, so a row
-            # whose logits are all -inf subtracts the lowest number instead.
+            table[rows, parts:] = torch.where(held[rows], some.gather(1, at[rows]), 0)
+            # The maximum is subtracted first, because exp would overflow. A row whose logits are all -inf
+            # subtracts the lowest number instead, because -inf - -inf is NaN.
             most = some.amax(1, keepdim=True).clamp_min(torch.finfo(some.dtype).min)
-            found[rows, part] = most[:, 0] + some.sub_(most).exp_().sum(1).log()
+            table[rows, part] = most[:, 0] + some.sub_(most).exp_().sum(1).log()
             del some  # before the next rows are read
-        found = all_sum(found)
-        total = found[:, :parts].logsumexp(1, keepdim=True)
+        table = all_sum(table)
+        total = table[:, :parts].logsumexp(1, keepdim=True)
         ctx.temperature = temperature
         ctx.save_for_backward(logits, at, held, total)
-        return found[:, parts:] - total
+        return table[:, parts:] - total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        """Every rank computes the same loss, so a rank's logits get their part of the gradient once."""
+        """Computes the gradient of this rank's logits.
+
+        Every rank computes the same loss, so each part of the gradient is counted once.
+        """
         logits, at, held, total = ctx.saved_tensors
         of_log_p = slopes[0].to(total.dtype) / ctx.temperature
         gradient = torch.empty_like(logits)
@@ -97,41 +107,47 @@ def log_probs_within(
     offset: int = 0,
     all_sum: AllSum = identity,
 ) -> Tensor:
-    """log softmax over a few tokens of the vocabulary, S, others at each of T tokens: one SUM over the ranks.
+    """Computes log softmax over a set S of tokens, which differs between positions.
 
         log p^S_v = logit_v / temperature - log sum over u in S of e^(logit_u / temperature)
 
-    The rest of the vocabulary is neither read nor given a gradient.
+    It takes one SUM over the ranks. The rest of the vocabulary is not read and gets no gradient.
 
     Args:
         logits: [rows, V / parts] this rank's part of the vocabulary, with grad.
-        ids: [N] token ids, distinct at one token, the same on every rank; each is held by one rank.
-        rows: [N] int64, which row of the logits each id belongs to.
-        offsets: [T + 1] int64: S of token t are ids offsets[t] to offsets[t + 1] - 1; there may be none.
-        temperature: of the sampling, > 0; divides in float32 or more.
+        ids: [N] token ids, distinct at one position, the same on every rank; one rank holds each of them.
+        rows: [N] int64, the row of the logits that each id belongs to.
+        offsets: [T + 1] int64: S of position t are ids offsets[t] to offsets[t + 1] - 1; there may be none.
+        temperature: the sampling temperature, > 0; divides in float32 or wider.
         offset: the id of this rank's first token.
         all_sum: SUM over the ranks that share the vocabulary; it may work in place.
 
     Returns:
-        [N] nats, the same on every rank, in float32 or more. The gradient is as that of ``log_probs_at``.
+        [N] nats, the same on every rank, in float32 or wider. The gradient is like that of ``log_probs_at``.
 
     >>> logits = torch.tensor([[0.0, 0.0, 9.0]])
     >>> log_probs_within(logits, torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([0, 2])).exp()
     tensor([0.5000, 0.5000])
     """
-    found: Tensor = _LogProbsWithin.apply(  # type: ignore[no-untyped-call]
+    log_probs: Tensor = _LogProbsWithin.apply(  # type: ignore[no-untyped-call]
         logits, ids.long() - offset, rows, offsets, temperature, all_sum
     )
-    return found
+    return log_probs
 
 
 def _columns(at: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Which ids this rank holds, and the column of each; of the others one that must not be read."""
+    """Finds the ids that this rank holds, and the column of each.
+
+    An id that another rank holds gets a column that must not be read.
+    """
     return (at >= 0) & (at < width), at.clamp(0, width - 1)
 
 
 class _LogProbsWithin(torch.autograd.Function):
-    """Beside the gradient of the logits the memory is [N]."""
+    """The log-probs of ``log_probs_within`` as an operation with a gradient.
+
+    Beside the gradient of the logits, the memory is [N].
+    """
 
     @staticmethod
     def forward(
@@ -148,23 +164,23 @@ class _LogProbsWithin(torch.autograd.Function):
         chosen = all_sum(torch.where(held, chosen, 0))
         owner = owners(offsets, len(at))
         most = torch.segment_reduce(chosen, "max", offsets=offsets, unsafe=True, initial=-torch.inf)
-        # The largest term of each sum is 1; -inf, of a token without ids, belongs to no candidate.
+        # The largest term of each sum is then 1. The -inf of a position without ids is never selected.
         chosen = chosen - most.index_select(0, owner)
-        found = chosen - segment_sums(chosen.exp(), offsets).log().index_select(0, owner)
+        log_probs = chosen - segment_sums(chosen.exp(), offsets).log().index_select(0, owner)
         ctx.temperature = temperature
         ctx.shape, ctx.dtype = logits.shape, logits.dtype
-        ctx.save_for_backward(found, at, held, rows, offsets, owner)
-        return found
+        ctx.save_for_backward(log_probs, at, held, rows, offsets, owner)
+        return log_probs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        """As in ``_LogProbsAt``, each rank's logits get their part of the gradient once."""
-        found, at, held, rows, offsets, owner = ctx.saved_tensors
-        slope = slopes[0].to(found.dtype)
-        slope = slope - found.exp() * segment_sums(slope, offsets).index_select(0, owner)
-        gradient = found.new_zeros(ctx.shape, dtype=ctx.dtype)
+        """Computes the gradient of this rank's logits, each part once as in ``_LogProbsAt``."""
+        log_probs, at, held, rows, offsets, owner = ctx.saved_tensors
+        slope = slopes[0].to(log_probs.dtype)
+        slope = slope - log_probs.exp() * segment_sums(slope, offsets).index_select(0, owner)
+        gradient = log_probs.new_zeros(ctx.shape, dtype=ctx.dtype)
         values = torch.where(held, slope / ctx.temperature, 0).to(gradient.dtype)
-        # Ids that other ranks hold add 0 to the first or the last of this rank's.
+        # An id of another rank adds 0 to this rank's first or last column.
         gradient.index_put_((rows, at), values, accumulate=True)
         return gradient, None, None, None, None, None

@@ -96,7 +96,7 @@ class MetricsLayout:
         terms: the metric of each loss term, a sum over response tokens, nats.
         curves: whether the three curves are measured.
         head: whether the tokens come with the sampler's head.
-        differing: whether tokens with unequal log-probs are counted, which takes an operation more.
+        differing: whether tokens with unequal log-probs are counted, which costs one more operation.
     """
 
     effects: tuple[EffectCount, ...] = ()

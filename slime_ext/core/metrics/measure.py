@@ -1,7 +1,7 @@
-"""Turns the tokens of one micro-batch into numbers that add up: a pure function of tensors.
+"""Turns the tokens of one micro-batch into numbers that add up.
 
-Shapes depend only on the correction, the number of operations is constant, and nothing here waits for the
-device.
+``measure`` is a pure function of tensors. Shapes depend only on the correction, the number of operations is
+constant, and nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from slime_ext.core.state import Outcome, SequenceStatistics, Support, Tokens
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import Segments, as_numbers, to_device
 
-# What ratios and weights beyond it count as in sums, so that the squares of 1e8 tokens add up to a number.
+# Larger ratios and weights count as this number in sums, so that the squares of 1e8 tokens do not overflow.
 LARGEST = {torch.float32: 1e15, torch.float64: 1e140}
-COUNTERS = 1 << 19  # numbers that one row of tokens is added up in, so that on a GPU few wait for each other
+COUNTERS = 1 << 19  # counters for one row of tokens; the more there are, the fewer atomic adds collide
 
 
 class StepSums(NamedTuple):
-    """The measurements of an optimizer step as float64 sums over tokens: of a micro-batch, of all
-    micro-batches of a rank, or of all ranks."""
+    """The measurements of an optimizer step as float64 sums over tokens.
 
-    sums: Tensor  # by ``MetricsLayout.names``, then the histogram's keys, then the curves'
-    highest: Tensor  # by ``HIGHEST``; of two parts the larger
-    log_sums: Tensor  # by ``LOG_SUMS``: logarithms of sums
+    They are those of a micro-batch, of all micro-batches of a rank, or of all ranks.
+    """
+
+    sums: Tensor  # in the order of ``MetricsLayout.names``, then the histogram's keys, then the curves
+    highest: Tensor  # in the order of ``HIGHEST``; two parts are combined by their maximum
+    log_sums: Tensor  # in the order of ``LOG_SUMS``: logarithms of sums
 
     @classmethod
     def nothing(cls, layout: MetricsLayout, device: torch.device | str = "cpu") -> StepSums:
-        """The sums over no tokens."""
+        """Makes the sums over no tokens."""
         sums = torch.zeros(layout.size, dtype=torch.float64, device=device)
         return cls(sums, *(sums.new_full((len(names),), -torch.inf) for names in (HIGHEST, LOG_SUMS)))
 
@@ -74,9 +76,9 @@ def measure(
 
     Args:
         outcome: from the correction, called with ``observe=True``.
-        surrogate_clipped: [T] bool, where a surrogate of ours clipped.
+        surrogate_clipped: [T] bool, where the surrogate clipped; None for the host's loss.
         terms: [T] for each loss term, nats; 0 where it adds nothing.
-        counts_sequences: False on all but one of the ranks that share sequences.
+        counts_sequences: True on only one of the ranks that share sequences.
     """
     assert outcome.sequences is not None
     log_ratio, counted, mask = outcome.log_ratio, outcome.finite, tokens.segments.mask
@@ -87,15 +89,15 @@ def measure(
     divergence = k3(log_ratio, ratio_minus_one).clamp(max=most)
     ratio_minus_one = ratio_minus_one.clamp(max=most)
 
-    # Every sum has its name and, beside it, the mask or the number that is added up. A row of tokens is freed
-    # as soon as it is summed, because rows of a long micro-batch would fill the device.
+    # Every sum has its name, and beside it the mask or the number that is added up. A row of tokens is freed
+    # as soon as it is summed, because the rows of a long micro-batch would fill the device.
     counts = {
         "counted": counted.sum(),
         "kept": outcome.keep.sum(),
         "clipped": (outcome.clipped & mask).sum(),
         **{effect.name: row.sum() for effect, row in _affected(outcome, layout.effects, tokens.segments)},
     }
-    if layout.differing:  # float32 numbers are equal exactly where their difference is 0
+    if layout.differing:  # two float32 numbers are equal exactly if their difference is 0
         counts[DIFFERING] = log_ratio.count_nonzero()
     numbers = {
         "log_behavior": torch.where(counted, behavior, 0).sum(),
@@ -118,7 +120,7 @@ def measure(
     sums = _by_name(counts) | _by_name(numbers) | wide | of_sequences
 
     parts = [torch.stack([sums[name] for name in layout.names])]
-    # A token without a finite log-prob has l = 0: ``Totals`` takes it out of the bin around 0.
+    # A token without a finite log-prob has l = 0, and ``Totals`` takes it out of the bin around 0.
     parts += _sums_by_bin(HISTOGRAM.keys(log_ratio), [None], HISTOGRAM.size)
     if layout.curves:
         rows = {
@@ -132,7 +134,7 @@ def measure(
     if tokens.segments.size:
         largest = torch.where(counted, log_ratio, -torch.inf).amax()
         smallest = torch.where(counted, log_ratio, torch.inf).amin()
-        # The largest weight is not clamped, so that an infinite one shows.
+        # The largest weight is not clamped, so that an infinite weight shows.
         highest = torch.stack([largest, -smallest, outcome.weights.amax()]).double()
     else:
         highest = sequence_highest.new_full((3,), -torch.inf)
@@ -140,15 +142,17 @@ def measure(
 
 
 def _by_name(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of one dtype, in float64."""
+    """Converts sums of one dtype to float64."""
     return dict(zip(sums, torch.stack([*sums.values()]).double().unbind(), strict=True))
 
 
 def _affected(
     outcome: Outcome, effects: Sequence[EffectCount], segments: Segments
 ) -> Iterator[tuple[EffectCount, Tensor]]:
-    """For each effect, the mask [T] of the tokens that it counts. "clipped" and "rejected" look at one step
-    alone; "kept" looks at that step and all earlier ones."""
+    """Yields each effect and the mask [T] of the tokens that it counts.
+
+    "clipped" and "rejected" look at one step alone; "kept" looks at that step and all earlier ones.
+    """
     acted: dict[tuple[int, str], Tensor] = {}
     for step, kind, unit, flags in outcome.step_effects:
         row, join = segments.expand_to_tokens(unit, flags), operator.and_ if kind == "kept" else operator.or_
@@ -165,7 +169,10 @@ def _affected(
 
 
 def _missing_probability(tokens: Tokens, outcome: Outcome) -> Tensor:
-    """[T] the probability that the sampler's head leaves out, 0 beside a support; NaN without a head."""
+    """Computes the probability that the sampler's head leaves out, [T].
+
+    It is 0 with a support, and NaN without a head.
+    """
     if isinstance(tokens.head, Support):
         return torch.zeros_like(outcome.weights, dtype=torch.float64)
     if tokens.head is None:
@@ -177,8 +184,10 @@ def _missing_probability(tokens: Tokens, outcome: Outcome) -> Tensor:
 def _of_sequences(
     statistics: SequenceStatistics, tokens: Tokens, *, counts_sequences: bool
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """The sums of PER_SEQUENCE, four maxima and two logarithms of sums, over the sequences that have
-    response tokens; over none on a rank that does not count them."""
+    """Sums over the sequences with response tokens; over none on a rank that does not count them.
+
+    Returns the sums of ``PER_SEQUENCE``, four maxima and two logarithms of sums.
+    """
     log_ratio, count = statistics.log_ratio, statistics.count
     there = count > 0 if counts_sequences else torch.zeros_like(statistics.keep)
     unknown = torch.full_like(count, torch.nan)
@@ -202,7 +211,7 @@ def _of_sequences(
         *((aged, age), (aged_steps, age_steps)),
     ]
     masks, values = (torch.stack(rows) for rows in zip(*numbers.values(), *extremes, strict=True))
-    # -inf is the maximum of nothing; the padding is for a rank that holds no sequence.
+    # The maximum of nothing is -inf. The padding is for a rank that holds no sequence.
     highest = pad(torch.where(masks, values, -torch.inf)[len(numbers) :], (0, 1), value=-torch.inf)
     sums = torch.where(masks, values, 0)[: len(numbers)].sum(1)
     of_counts = torch.stack([*counts.values()]).sum(1).double()
@@ -211,8 +220,11 @@ def _of_sequences(
 
 
 def _curves(tokens: Tokens, behavior: Tensor, rows: Sequence[Tensor]) -> Iterator[Tensor]:
-    """For each curve, the sums of ``rows`` [T] (by ``CURVE_COLUMNS``) in each of its bins, flat."""
-    ages = CURVE_BINS + 1  # one more where the age is unknown
+    """Yields for each curve the sums of ``rows`` in each of its bins, flat.
+
+    The rows are [T] each, in the order of ``CURVE_COLUMNS``.
+    """
+    ages = CURVE_BINS + 1  # one more for an unknown age
     index = _curve_bins(tokens, behavior, position_bins(tokens.segments))
     table = _sums_by_bin(index, rows, ages * CURVE_BINS**2).view(-1, ages, CURVE_BINS, CURVE_BINS)
     by_age = table.sum((2, 3))[:, :CURVE_BINS]
@@ -221,7 +233,7 @@ def _curves(tokens: Tokens, behavior: Tensor, rows: Sequence[Tensor]) -> Iterato
 
 
 def position_bins(segments: Segments) -> Tensor:
-    """[T] int32, in which bin of ``POSITIONS`` each local token's position in its response lies."""
+    """Finds the bin of ``POSITIONS`` for each local token's position in its response: [T] int32."""
     shards = torch.tensor([shard[1:3] for shard in segments.local_shards], dtype=torch.int64).view(-1, 2, 1)
     edges = torch.tensor([0, *POSITIONS, 1 << 40])
     before = (shards - edges[:-1]).clamp_min(0).minimum(edges.diff())  # tokens of each bin before these
@@ -232,7 +244,7 @@ def position_bins(segments: Segments) -> Tensor:
 
 
 def _curve_bins(tokens: Tokens, behavior: Tensor, position: Tensor) -> Tensor:
-    """[T] integers: each token's bin, counted over all curves."""
+    """Finds each token's bin in a table of age, position and probability: [T] integers."""
     probability = _bins(behavior, LOG_PROBABILITIES)
     if tokens.ages is None:
         age = torch.full_like(position[:1], CURVE_BINS)
@@ -243,12 +255,18 @@ def _curve_bins(tokens: Tokens, behavior: Tensor, position: Tensor) -> Tensor:
 
 
 def _bins(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """Bytes, how many edges each value has reached: a few comparisons are faster than a search."""
+    """Counts how many edges each value has reached, in bytes.
+
+    A few comparisons are faster than a search.
+    """
     return functools.reduce(operator.add, (as_numbers(values >= edge, torch.uint8) for edge in edges))
 
 
 def _sums_by_bin(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tensor:
-    """K rows [T], None for ones, added up by bin -> [K, bins] float64."""
+    """Adds up K rows [T] by bin: [K, bins] float64.
+
+    A row of None counts tokens.
+    """
     if index.device.type == "cpu":  # elsewhere bincount would wait for the device
         weights = (None if row is None else row.double() for row in rows)
         return torch.stack([torch.bincount(index, some, bins).double() for some in weights])
@@ -256,7 +274,7 @@ def _sums_by_bin(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Ten
 
 
 def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tensor:
-    """Adds up rows as ``_sums_by_bin``, on a GPU, where atomic adds to the same few bins would collide.
+    """Adds up rows like ``_sums_by_bin``, but for a GPU, where atomic adds to the same bin collide.
 
     Each bin has several counters (lanes). Token i uses lane i mod lanes, and the lanes are added at the end.
     """

@@ -18,7 +18,7 @@ class Options:
             also the host's ``log``.
         file: JSON lines, one per optimizer step; None: off_policy.jsonl in the folder of --save, if there is
             one.
-        differing: whether ``differing_fraction`` is measured; a guard on it measures it too.
+        differing: whether ``differing_fraction`` is measured. It is also measured if a guard reads it.
         certify: whether each weight push gets a certificate: a line, ``certified`` and ``certified_k3_kl``.
     """
 
