@@ -79,7 +79,7 @@ def warn_once(message: str) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the nearest known name as a clause, or an empty text if none is near.
+    """Returns the nearest known name as a clause; an empty text without one.
 
     >>> did_you_mean("truncat", ["clip", "truncate"])
     "; did you mean 'truncate'?"

@@ -1,4 +1,4 @@
-"""Tests for your own correction: made-up responses, and the contracts of a step and of a hook.
+"""Tests for your own correction: made-up responses, and the contracts of steps and hooks.
 
 The definition in ``check_step(step, definition)`` and ``check_hook(hook, definition)`` is plain Python over
 one response (``Sample``), so the reference uses no tensors. At start-up, ``check_step`` runs on each of your

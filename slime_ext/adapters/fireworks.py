@@ -1,4 +1,6 @@
-"""A custom loss for the fireworks cookbook: a correction over PPO's clipped loss, or over its own surrogate.
+"""A custom loss for the fireworks cookbook.
+
+It is a correction over PPO's clipped loss, or over the correction's own surrogate.
 
     policy.forward_backward_custom(data, slime_ext.adapters.fireworks.loss("token_tis", advantages=advantages,
         prompt_len=prompt_lengths, inf_logprobs=rollout_logprobs, old_policy_logprobs=old_policy_logprobs))

@@ -1,4 +1,6 @@
-"""A policy loss for SkyRL: any correction over PPO's clipped loss, or over its own surrogate.
+"""A policy loss for SkyRL.
+
+It is any correction over PPO's clipped loss, or over the correction's own surrogate.
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=slime_ext.adapters.skyrl \\
         trainer.algorithm.policy_loss_type=slime_ext slime_ext=token_tis ...
@@ -44,7 +46,7 @@ OWN = (*OWN, "outlier_token_is_threshold_high", "token_mask_is_threshold_low", "
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The sum over t of mask_t L_t, with L the corrected loss, as SkyRL's registry calls it."""
+    """The sum over t of mask_t L_t, with L the corrected loss."""
 
     correction: Correction
 

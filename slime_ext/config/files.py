@@ -124,7 +124,7 @@ def read_mapping(path: str, text: str | None = None) -> dict[str, Any]:
 
 
 def is_file_name(name: Any) -> bool:
-    """Tells whether a text or a path names a YAML or JSON file, not a preset.
+    """Tells whether a name is that of a YAML or JSON file, not a preset.
 
     >>> is_file_name("runs/mine.yaml"), is_file_name(Path("mine.yml")), is_file_name("token_tis")
     (True, True, False)
@@ -138,7 +138,7 @@ def of_package(name: str) -> Path:
 
 
 def shipped(path: str) -> str:
-    """Returns the path if it exists, else the path of a shipped file with the same name."""
+    """Returns the path if it exists, else that of the shipped file with this name."""
     is_there = Path(path).is_absolute() or Path(path).exists() or not of_package(path).is_file()
     return path if is_there else str(of_package(path))
 

@@ -124,7 +124,7 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
 
 
 def _check_values(correction: Correction, tensors: Mapping[str, Tensor | None], segments: Segments) -> None:
-    """Raises NonFiniteError at the first value at a response token that would make the loss NaN."""
+    """Raises NonFiniteError at the first value that would make the loss NaN."""
     why = "the loss would be NaN"
     checks = [("proximal", "finite log-probs", why), ("target", "finite log-probs", why)]
     if Need.ADVANTAGES in correction.needs:

@@ -1,4 +1,4 @@
-"""Refuses guards that can never act, and notes fields of a mapping that have no effect.
+"""Refuses guards that can never act, and notes fields without effect.
 
 ``Correction`` itself refuses steps that change nothing (``slime_ext.core.idle``).
 """

@@ -248,7 +248,7 @@ def _terms(listed: Any) -> tuple[Any, ...]:
 
 
 def _step(where: str, entry: Any) -> Step:
-    """Builds a built-in step, or a step of the user's module if the name has dots."""
+    """Builds a built-in step, or one of the user's if the name has dots."""
     name = next(iter(entry), None) if isinstance(entry, Mapping) else entry
     step: Step
     if not isinstance(name, str) or "." not in name:

@@ -91,7 +91,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _number(value: Any, hint: Any) -> Any:
-    """Converts numeric text to a number, and an int to a float where one is wanted.
+    """Converts numeric text to a number, and an int to a float if needed.
 
     YAML 1.1 reads 1e-4 as text, and users quote numbers.
 

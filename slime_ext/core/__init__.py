@@ -19,7 +19,7 @@ In each call:
     HookCall            the host's arguments, lists of one tensor per sample
     Parallel            this rank among those that share sequences
     Segments            lengths of the packed sequences, response mask, sums over both
-    Head                the sampler's likeliest tokens, for center
+    Head                the sampler's most likely tokens, for center
     Support             all tokens that the sampler could draw, in place of a head
     Tokens              the call's tensors, packed: one number per token
     Bounds              the host's PPO clip range

@@ -50,7 +50,7 @@ class Center:
 
 
 def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Splits steps into those of single tokens, which give f, and all others, which give m.
+    """Splits steps into those of single tokens (f) and all others (m).
 
     At most one step sets weights (``core.idle``). A token-level bound goes with the weights that it bounds,
     and ``Normalize`` with the weights that it divides, whatever its mean is over. ``ZeroOutside`` reads its

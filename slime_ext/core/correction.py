@@ -225,9 +225,9 @@ class Correction:
         return split(self.steps)
 
     def _head_factor(self, inputs: StepInputs, plan: Plan) -> Tensor:
-        """Computes the factor of turns and sequences on C_t: [T], 0 at tokens that do not count.
+        """Computes the factor of turns and sequences on C_t, [T].
 
-        The loss gets the same factor.
+        It is 0 at tokens that do not count. The loss gets the same factor.
         """
         state = self.run(inputs, self._split[1])
         if plan.keep is not None:
@@ -339,7 +339,7 @@ class Correction:
 
 
 def _check_parts(correction: Correction) -> None:
-    """Raises unless every part is of its type, and has words and numbers that it may have."""
+    """Raises unless every part has its type, and its fields have valid values."""
     check_fields("", correction)
     examples = {"steps": "steps=(Reweight(), Truncate(2.0))", "terms": "terms=(SquaredLogRatio(1e-3),)"}
     for name, kind in {"steps": Step, "terms": Term}.items():

@@ -111,7 +111,7 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
 
 
 def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tuple[StatisticKey, ...]) -> None:
-    """Runs the steps on the wild batch and refuses a step of ours that changes nothing."""
+    """Runs the steps on the wild batch and refuses built-in steps that change nothing."""
     inputs = replace(wild_batch(), units=units)
     inputs = replace(inputs, table=tabulate(statistics, inputs))
     state = inputs.start

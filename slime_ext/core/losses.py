@@ -222,7 +222,9 @@ def score_factor(
     tensor([1.1000, 0.0000])
     """
     if isinstance(surrogate, HostLoss | Delightful):
-        raise TypeError(f"surrogate: expected one that is linear in |A|, got {type(surrogate).__name__}")
+        raise TypeError(
+            f"surrogate: expected a surrogate that is linear in |A|, got {type(surrogate).__name__}"
+        )
     signs = torch.where(advantages < 0, -1.0, 1.0).to(target.dtype)
     there = torch.ones_like(signs, dtype=torch.bool)
     with torch.enable_grad():

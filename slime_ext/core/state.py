@@ -268,9 +268,10 @@ class StepInputs:
         return self.table[StatisticKey(aggregate, unit, name)]
 
     def aggregate(self, unit: Unit, aggregate: Aggregate, values: Tensor) -> Tensor:
-        """Computes the sum, mean or max of your own values [T] over each unit's response tokens.
+        """Aggregates your own values [T] over each unit's response tokens.
 
-        It includes the tokens of all ranks. Each call costs one more all-reduce; ``total`` costs none.
+        ``aggregate`` is sum, mean or max. The tokens of all ranks count. Each call costs one more all-reduce;
+        ``total`` costs none.
 
         Returns:
             One float64 per unit.
@@ -286,10 +287,10 @@ class StepInputs:
         )
 
     def prefix(self, unit: Unit, aggregate: Literal["sum", "mean"], values: Tensor) -> Tensor:
-        """Computes the sum or mean of your own values [T] over each token's prefix in its unit.
+        """Aggregates your own values [T] over each token's prefix in its unit.
 
-        The prefix holds the unit's response tokens up to and including the token. The result is as exact as
-        that of ``aggregate``.
+        ``aggregate`` is sum or mean. The prefix holds the unit's response tokens up to and including the
+        token. The result is as exact as that of the method ``aggregate``.
 
         Returns:
             [T] float64.

@@ -251,7 +251,7 @@ class Reject(Step):
             self._check_staleness_alone()
 
     def _check_staleness_alone(self) -> None:
-        """Refuses fields about the ratio in a step that reads only the age of a sample."""
+        """Refuses fields about the ratio in a step that reads only ages."""
         for name, idle in {"statistic": "ratio", "when": "always", "clamp": None, "over": "response"}.items():
             value, why = getattr(self, name, idle), "a bound on staleness alone looks at no token"
             expect(value == idle, f"reject.{name}", "low or high beside it", value, why)
@@ -484,7 +484,7 @@ class SecondMoment(Step):
         ranked = [_ranked(inputs) for _, inputs in batches]
 
         def below(cuts: Tensor) -> Tensor:
-            """Counts and adds up the squared log-ratios up to each cut over all ranks: [cuts, 2]."""
+            """Counts and adds up the squared log-ratios up to each cut: [cuts, 2]."""
             return all_sum(_total(_up_to(cuts, values, sums) for values, sums in ranked))
 
         def none(cuts: Tensor) -> Tensor:

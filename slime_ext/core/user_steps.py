@@ -1,8 +1,9 @@
-"""A user's own steps: loaded by dotted name and tested on small batches before the run starts.
+"""A user's own steps: loaded by dotted name, and tested on small batches.
 
-A step that breaks the contract is refused in one line. A step returns one weight or keep flag per unit,
-without gradient or NaN. It reads no value of a tensor and writes to no tensor. It gives a response the same
-weights whatever else is in the micro-batch, and however ranks split the response.
+The tests run before training starts. A step that breaks the contract is refused in one line. A step returns
+one weight or keep flag per unit, without gradient or NaN. It reads no value of a tensor and writes to no
+tensor. It gives a response the same weights whatever else is in the micro-batch, and however ranks split the
+response.
 """
 
 from __future__ import annotations
@@ -134,12 +135,12 @@ def load_step(path: str, where: str) -> type[Step]:
 
 
 def check_step(step: Step, definition: Definition | None = None, *, where: str = "") -> None:
-    """Tries a step on small batches, and compares its weights with a definition in plain Python.
+    """Tries a step on small batches, and compares its weights with a definition.
 
     Args:
-        definition: sample -> the weight of each token, 0 where it is rejected; masked tokens are ignored. A
-            step that bounds weights without setting them is compared after ``reweight``. None: nothing to
-            compare with.
+        definition: in plain Python, sample -> the weight of each token, 0 where it is rejected; masked tokens
+            are ignored. A step that bounds weights without setting them is compared after ``reweight``. None:
+            nothing to compare with.
         where: the name of the step in messages.
 
     Raises:
@@ -367,7 +368,7 @@ def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int
 
 
 def _check_effects(step: Step, where: str, before: State, state: State) -> None:
-    """Raises ConfigError if the call did to weights or flags what the class does not declare."""
+    """Raises ConfigError if the call did something that the class does not declare."""
     kinds = {effect.kind for effect in state.step_effects[len(before.step_effects) :]}
     is_coupled = Need.WHOLE_STEP in step.needs
     did = {
@@ -439,7 +440,7 @@ def without_printing() -> Iterator[None]:
 
 
 def waits(where: str, error: Exception) -> ConfigError:
-    """Makes the message for a call that raised on the meta device, with the user's line."""
+    """Makes the message for a call that raised on the meta device."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     at = f" at `{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -502,7 +503,7 @@ class _Asked(BaseException):
 
 
 def on_ranks(function: Callable[[int, AllSum], Any], where: str, ranks: int = RANKS) -> list[Any]:
-    """Runs a function of rank and ``all_sum`` on each of several ranks, and returns the results.
+    """Runs a function of rank and ``all_sum`` on each of several ranks.
 
     The ranks run one after the other, and start again for each sum that all of them ask for.
     """

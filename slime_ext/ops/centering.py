@@ -205,7 +205,7 @@ def _at(owner: Tensor, values: Tensor) -> Tensor:
 
 
 class _ExactTerm(torch.autograd.Function):
-    """The C_t of supports as an operation with a gradient; it keeps nothing larger than [N]."""
+    """The C_t of supports as an operation with a gradient, in memory [N]."""
 
     @staticmethod
     def forward(

@@ -1,6 +1,7 @@
-"""Counts numbers in bins that span many powers of 2, by the leading bits of float32.
+"""Counts numbers in bins over many powers of 2.
 
-Finding the bin is one shift. Histograms with the same bins add up over micro-batches, files and ranks.
+The leading bits of float32 are the bin, so finding it is one shift. Histograms with the same bins add up over
+micro-batches, files and ranks.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ class Segments:
         )
 
     def local_turn_maxima(self, values: Tensor) -> Tensor:
-        """Finds the maximum of each shard of each turn, and marks the shards that this rank holds.
+        """Finds the maximum of each shard of each turn, and marks this rank's shards.
 
         Args:
             values: [T], -inf at masked tokens.
@@ -381,9 +381,9 @@ def plan_of_blocks(lengths: Sequence[int]) -> tuple[int, Tensor, Tensor]:
 
 
 def highest(unit: str, maxima: Tensor) -> Tensor:
-    """Finds the maximum of each unit in the sum over ranks of a table of maxima.
+    """Finds the maximum of each unit in a table of maxima.
 
-    The table is that of ``local_maxima`` or ``local_turn_maxima``.
+    The table is the sum over ranks of ``local_maxima`` or ``local_turn_maxima``.
     """
     if unit == "turn":
         maxima = torch.where(maxima[..., 1] > 0, maxima[..., 0], -torch.inf)

@@ -52,7 +52,7 @@ def log_probs_at(
 
 
 class _LogProbsAt(torch.autograd.Function):
-    """Reads a few rows at a time, and keeps none of them for the backward pass.
+    """Reads a few rows at a time, and keeps none for the backward pass.
 
     Beside the gradient of the logits, the memory is [T, K].
     """

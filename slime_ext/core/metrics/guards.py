@@ -59,7 +59,7 @@ DEFAULT: Mapping[str, Guard] = {"kept_fraction": Guard(min=0.1, steps=3)}
 
 @dataclass
 class Watch:
-    """Counts for each guard the optimizer steps in a row with its metric outside the range."""
+    """Counts for how many optimizer steps in a row each guard's metric was outside."""
 
     guards: Mapping[str, Guard] = field(default_factory=lambda: DEFAULT)
     outside: dict[str, int] = field(default_factory=dict)

@@ -184,9 +184,10 @@ def _missing_probability(tokens: Tokens, outcome: Outcome) -> Tensor:
 def _of_sequences(
     statistics: SequenceStatistics, tokens: Tokens, *, counts_sequences: bool
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Sums over the sequences with response tokens; over none on a rank that does not count them.
+    """Adds up the numbers of sequences that have response tokens.
 
-    Returns the sums of ``PER_SEQUENCE``, four maxima and two logarithms of sums.
+    A rank that does not count sequences adds up none. Returns the sums of ``PER_SEQUENCE``, four maxima and
+    two logarithms of sums.
     """
     log_ratio, count = statistics.log_ratio, statistics.count
     there = count > 0 if counts_sequences else torch.zeros_like(statistics.keep)
@@ -274,9 +275,10 @@ def _sums_by_bin(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Ten
 
 
 def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tensor:
-    """Adds up rows like ``_sums_by_bin``, but for a GPU, where atomic adds to the same bin collide.
+    """Adds up rows like ``_sums_by_bin``, but on a GPU.
 
-    Each bin has several counters (lanes). Token i uses lane i mod lanes, and the lanes are added at the end.
+    There atomic adds to the same bin collide. So each bin has several counters (lanes). Token i uses lane i
+    mod lanes, and the lanes are added at the end.
     """
     lanes = max(COUNTERS // bins, 1)
     even = index.shape[0] // lanes * lanes
