@@ -1,5 +1,5 @@
-"""slime and miles, unedited, end to end on a machine without CUDA.
+"""Runs slime and miles, unedited and end to end, on a machine without CUDA.
 
-CUDA, NCCL and Transformer Engine are replaced by small stand-ins (`stand_ins`), installed in every process of
-such a run and in no other. Everything else is the host's own code.
+Small stand-ins (`stand_ins`) replace CUDA, NCCL and Transformer Engine in every process of such a run, and in
+no other process. Everything else is the host's code.
 """

@@ -1,4 +1,4 @@
-"""Runs slime or miles, unedited, on a machine without CUDA, in processes of its own."""
+"""Runs slime or miles, unedited, on a machine without CUDA, in separate processes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ PACKAGES = (Path(slime_ext.__file__).parent, Path(__file__).parent)
 SITE = Path(__file__).with_name("site")
 CHILD = "slime_ext_cpu.host_process"
 WHEEL = "miles"
-INSTALL = "SLIME_EXT_INSTALL"  # modules whose `install` each process of the run calls (site/sitecustomize.py)
-OPEN_FILES = 4096  # in a process: a rank has 200, Ray's raylet more with every worker
-TIMED_OUT = 124  # as coreutils' timeout
+INSTALL = "SLIME_EXT_INSTALL"  # names modules whose `install` every process calls (site/sitecustomize.py)
+OPEN_FILES = 4096  # per process: a rank opens 200, Ray's raylet opens more with every worker
+TIMED_OUT = 124  # the status of `timeout` from coreutils
 DEFAULT_TIMEOUT_S = 1800.0
 
 ENVIRONMENT = {
@@ -49,35 +49,36 @@ ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asks for it with tensor parallelism
     "PYTHONUNBUFFERED": "1",
     "WANDB_MODE": "disabled",
-    "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's own address
+    "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's public address
     "MILES_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",  # where the machine's name stands for another address
+    "GLOO_SOCKET_IFNAME": "lo",  # by default gloo resolves the machine's name, perhaps to another address
     "TP_SOCKET_IFNAME": "lo",
-    # No such devices: CUDA sees none, while Ray may give them to workers.
+    # These devices do not exist: CUDA sees none, but Ray may still hand their numbers to workers.
     "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(1000, 1016))),
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
-    "SPT_NOENV": "1",  # or the titles that Ray gives to processes overwrite the mark by which they are ended
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # for pyarrow: fork_server.py needs a single thread
+    "SPT_NOENV": "1",  # otherwise Ray's process titles overwrite the mark by which processes.py finds them
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address alone
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address only
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
-    "RAY_raylet_start_wait_time_s": "90",  # its 30 s are few on a busy machine
-    "RAY_prestart_worker_first_driver": "0",  # workers that no actor will use import for seconds
+    "RAY_raylet_start_wait_time_s": "90",  # Ray's default of 30 s is too short on a busy machine
+    "RAY_prestart_worker_first_driver": "0",  # prestarted workers import for seconds, and no actor uses them
     "RAY_enable_worker_prestart": "0",
-    "RAY_worker_niceness": "0",  # at its 15 the trainer starves beside other work, the engine does not
+    "RAY_worker_niceness": "0",  # at Ray's default of 15, other work starves the trainer but not the engine
 }
-# Without compiled files each of seven processes imports for 30 s; an address would join another run's Ray.
+# Variables that a run does not inherit. The first two would forbid compiled files, without which each of
+# seven processes imports for 30 s. RAY_ADDRESS would join the Ray of another run.
 REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_ADDRESS", "VIRTUAL_ENV")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def wheel_folder() -> Path:
-    """The folder of this environment in which miles and its Megatron-LM lie.
+    """Returns the folder of this environment that contains miles and its Megatron-LM.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the environment has no such folder.
     """
     folder = Path(sys.prefix, WHEEL)
     if not (folder / "miles").is_dir():
@@ -89,17 +90,17 @@ def wheel_folder() -> Path:
 
 @dataclass(frozen=True)
 class HostRun:
-    """A run of slime or miles with a Ray of its own, so that several can run side by side.
+    """A run of slime or miles with a separate Ray, so that several runs can coexist.
 
     Attributes:
-        host: "miles" for the wheel that `install.py` puts into the environment, else the folder of a checkout
-            of slime or miles, whose train.py is run.
-        out: folder of the run, its working directory; the log is OUT/log.
-        flags: of the host.
-        asynchronous: train_async.py instead of train.py.
-        gpus: how many Ray counts; they are only numbers.
+        host: "miles" for the wheel that `install.py` installs, or the folder of a checkout of slime or miles,
+            whose train.py is run.
+        out: folder of the run, and its working directory; the log is OUT/log.
+        flags: the host's command line.
+        asynchronous: whether to run train_async.py instead of train.py.
+        gpus: how many GPUs Ray counts; none has to exist.
         timeout: seconds after which the run is ended with status 124.
-        environment: further variables; PYTHONPATH is put behind ours.
+        environment: additional variables; its PYTHONPATH comes after ours.
         room: bytes that the run needs in `out`.
     """
 
@@ -113,11 +114,11 @@ class HostRun:
     room: int = machine.ROOM
 
     def check(self) -> None:
-        """Makes the folder of the run; nothing else is started or written.
+        """Makes the folder of the run and checks what the run needs. Starts and writes nothing else.
 
         Raises:
-            ConfigError: no host environment, no train.py in the folder, an unknown SLIME_EXT_ROUND or
-                SLIME_EXT_SCORE, a machine without room, or another run that writes to the folder.
+            ConfigError: the host environment or the host's train.py is missing, SLIME_EXT_ROUND or
+                SLIME_EXT_SCORE is unknown, a disk has no room, or another run writes to the folder.
         """
         working_folder()
         wheel_folder()
@@ -143,26 +144,28 @@ class HostRun:
         check_known(SCORE, "score", score, SCORES)
         if score == "both" and self.checkout:
             raise ConfigError(
-                f"{SCORE}: expected served with a checkout, got both: its loop scores once: use the wheel"
+                f"{SCORE}: expected served with a checkout, got both: its loop scores only once: give "
+                "--host miles"
             )
         if score == "both" and self.asynchronous:
             raise ConfigError(
-                f"{SCORE}: expected served with --lag above 1, got both: its pushes would reach answers "
-                "under way: leave it out"
+                f"{SCORE}: expected served with --lag above 1, got both: its pushes would change the weights "
+                f"in the middle of an answer: unset {SCORE}"
             )
 
     @property
     def checkout(self) -> Path | None:
-        """The host's folder, None for the wheel."""
+        """The host's folder, or None for the wheel."""
         return None if str(self.host) == WHEEL else Path(self.host).absolute()
 
     def run(self) -> int:
-        """Runs the host to its end and returns its exit status; none of its processes outlives it.
+        """Runs the host to its end and returns its exit status. No process of the run outlives this call.
 
-        SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt, when all of them have ended.
+        SIGTERM and SIGHUP raise SystemExit, and SIGINT raises KeyboardInterrupt, once all processes of the
+        run have ended.
 
         Raises:
-            ConfigError: of `check`.
+            ConfigError: `check` raises it.
         """
         self.check()
         _raise_open_files()
@@ -194,11 +197,12 @@ class HostRun:
         env = {name: value for name, value in os.environ.items() if name not in REMOVED}
         env |= ENVIRONMENT | {
             MARK: uuid.uuid4().hex,
-            FIRST_PORT: str(LOWEST_PORT + 100 * (os.getpid() % 120)),  # another one for a run beside this one
-            "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
+            FIRST_PORT: str(LOWEST_PORT + 100 * (os.getpid() % 120)),  # runs at the same time get other ports
+            "RAY_TMPDIR": str(folder),  # Ray writes below its subfolder "ray"
             "TMPDIR": str(folder / "tmp"),
             UNROUNDED: str(folder / "unrounded"),
-            # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
+            # SGLang reads Ray's GPU number as a NUMA node and wants a list of cores for each node. We list
+            # all cores for each of 16 nodes.
             "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
         }
         env |= self.environment
@@ -207,7 +211,10 @@ class HostRun:
 
 
 def _fill(folder: Path) -> None:
-    """Makes the short-lived folder of a run, with our packages and nothing that is installed beside them."""
+    """Makes the temporary folder of a run, with links to our packages only.
+
+    On PYTHONPATH the folder above a package would also add everything that is installed next to it.
+    """
     folder.mkdir(mode=0o700)
     for part in ("python", "ray", "tmp"):
         (folder / part).mkdir()
@@ -216,9 +223,9 @@ def _fill(folder: Path) -> None:
 
 
 def _without_blanks(python: Path, folder: Path) -> Path:
-    """The interpreter; by a link in the run's folder where its path has a blank.
+    """Returns a path of the interpreter without blanks: a link in the run's folder if its own path has some.
 
-    Ray starts workers by that path in a shell, unquoted, and waits for ever for those that did not start.
+    Ray starts workers with that path in a shell, without quotes, and waits forever if they do not start.
     """
     if not any(map(str.isspace, str(python))):
         return python
@@ -227,7 +234,7 @@ def _without_blanks(python: Path, folder: Path) -> Path:
 
 
 def _raise_open_files() -> None:
-    """Lets this process and its children open OPEN_FILES files, or as many as the system allows."""
+    """Lets this process and its children open OPEN_FILES files, or as many as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < OPEN_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
@@ -235,9 +242,10 @@ def _raise_open_files() -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise as Ctrl-C does; further signals are ignored until the end.
+    """Turns SIGTERM and SIGHUP into exceptions inside the block, as Python does with Ctrl-C.
 
-    Ignored signals, as under nohup, stay ignored.
+    After the first signal, further ones are ignored until the block ends. Signals that were already ignored,
+    for example by nohup, stay ignored.
     """
     former = {number: signal.getsignal(number) for number in ENDING}
     former = {number: handler for number, handler in former.items() if handler != signal.SIG_IGN}
@@ -257,7 +265,10 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables with loopback around proxies, and without SOCKS, for which the clients lack a package."""
+    """Returns the variables so that clients bypass proxies for loopback addresses.
+
+    SOCKS proxies are removed, because the clients lack the package that they need for them.
+    """
     kept = {
         name: value
         for name, value in env.items()

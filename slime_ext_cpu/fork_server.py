@@ -1,9 +1,10 @@
-"""Python's own fork server: processes of a run are forks of one that has imported torch, SGLang, Megatron-LM.
+"""Forks the processes of a run from one process that has already imported torch, SGLang and Megatron-LM.
 
-Every Ray worker and every child of SGLang imports the same packages, 9 s of CPU each. Here one process, the
-server, imports them (`preloaded.py`). A new interpreter for a Ray worker asks it for a fork before it imports
-anything (`site/sitecustomize.py`) and stays alive as a proxy: it forwards signals to the fork and exits with
-its status. multiprocessing asks by itself.
+Every Ray worker and every child of SGLang imports the same packages, which takes 9 s of CPU each time. Here
+one process imports them: Python's own fork server (`preloaded.py`). When Ray starts an interpreter for a
+worker, that interpreter asks the server for a fork before it imports anything (`site/sitecustomize.py`). It
+stays alive as a proxy: it forwards signals to the fork and exits with the fork's status. Children that
+multiprocessing starts need no proxy, because multiprocessing asks the server itself.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from multiprocessing import connection, forkserver, reduction, resource_tracker,
 from pathlib import Path
 from typing import Any, NoReturn
 
-VARIABLE = "SLIME_EXT_FORK_SERVER"  # where the run's server listens
-SCRIPTS = ("setup_worker.py", "default_worker.py")  # of Ray
+VARIABLE = "SLIME_EXT_FORK_SERVER"  # names the address at which the run's server listens
+SCRIPTS = ("setup_worker.py", "default_worker.py")  # programs of Ray's workers
 PRELOADED = "slime_ext_cpu.preloaded"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 def start(preload: str = PRELOADED) -> None:
-    """Starts a server for this process and all that it starts; it ends with this process."""
+    """Starts a server for this process and its descendants. The server ends with this process."""
     forkserver.set_forkserver_preload([preload])
     send_environment()
     forkserver.ensure_running()
@@ -35,7 +36,7 @@ def start(preload: str = PRELOADED) -> None:
 
 
 def join(address: str) -> None:
-    """Has this process ask the server at `address` for its forks."""
+    """Makes this process ask the server at `address` for forks."""
     server = forkserver._forkserver
     server._forkserver_address = address
     server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
@@ -44,15 +45,18 @@ def join(address: str) -> None:
 
 
 def send_environment() -> None:
-    """Gives forks the environment of the process that asks for them; Python's server would give its own."""
+    """Gives each fork the environment of the process that asks for it.
+
+    Without this, Python's server would give the fork the server's environment.
+    """
     data_for = spawn.get_preparation_data
     spawn.get_preparation_data = lambda name: data_for(name) | {"environment": dict(os.environ)}
 
 
 def hand_over() -> None:
-    """Has a fork do the work of a new interpreter that is to be a Ray worker, and ends with it.
+    """Lets a fork do this interpreter's work if it was started as a Ray worker, and ends when the fork ends.
 
-    Returns in any other process, and where no server listens.
+    Returns in any other process, and if no server listens.
     """
     address, program = os.environ.get(VARIABLE, ""), program_of(sys.orig_argv)
     if program and Path(address).is_socket():
@@ -61,13 +65,13 @@ def hand_over() -> None:
 
 
 def program_of(words: Sequence[str]) -> list[str]:
-    """[script, argument, ...] of a command line that starts a Ray worker, else nothing."""
+    """Returns [script, argument, ...] if the command line starts a Ray worker, otherwise []."""
     at = next((i for i, word in enumerate(words) if i and not word.startswith("-")), 0)
     return list(words[at:]) if at and Path(words[at]).name in SCRIPTS else []
 
 
 def run(target: Callable[..., Any], *arguments: Any) -> NoReturn:
-    """Runs a function in a fork, forwards signals to it, and ends this process as it ended."""
+    """Runs a function in a fork and forwards signals to it. This process then ends as the fork ended."""
     process = multiprocessing.get_context("forkserver").Process(target=_run, args=(target, *arguments))
     process.start()
     for number in FORWARDED:
@@ -81,20 +85,20 @@ def run(target: Callable[..., Any], *arguments: Any) -> NoReturn:
 
 
 def _run(target: Callable[..., Any], *arguments: Any) -> None:
-    """Calls the function in a fork, which ends when the process that asked for it has been killed."""
+    """Calls the function in the fork. The fork exits if the process that asked for it is killed."""
     asked = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: connection.wait([asked]) and os._exit(1), daemon=True).start()
     try:
         target(*arguments)
-    except Exception as error:  # multiprocessing would print it past the process's own hook
+    except Exception as error:  # multiprocessing would print it without calling the process's sys.excepthook
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
     finally:
-        atexit._run_exitfuncs()  # as an interpreter does; a fork of multiprocessing does not
+        atexit._run_exitfuncs()  # an interpreter does this at its end; a fork of multiprocessing does not
 
 
 class _Output:
-    """stdout and stderr of the process that pickles it, which become those of the one that reads it."""
+    """Carries stdout and stderr from the process that pickles it to the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A host's log: opened for one run, and read for what ended it."""
+"""Opens a host's log for one run, and finds in it what ended the run."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import IO
 from slime_ext.errors import ConfigError
 from slime_ext_cpu import machine
 
-# Of a line of a log: what Ray puts before it, and an exception.
+# What Ray puts before a line of a log.
 PREFIX = re.compile(r"^\((?:\w+ )?pid=\d+[^)]*\)\s?")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 RAISED = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s*(.*))?$")
 OF_RAY = ("RayTaskError", "ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError")
-REFUSED = re.compile(r"^\S+\.py: error: (.*)$")  # argparse
-CRASHED = re.compile(r"Subprocess (\w+) \(pid=\d+\) crashed with exit code (-?\d+)")  # of SGLang
+REFUSED = re.compile(r"^\S+\.py: error: (.*)$")  # argparse prints it
+CRASHED = re.compile(r"Subprocess (\w+) \(pid=\d+\) crashed with exit code (-?\d+)")  # SGLang prints it
 NO_ANSWER = ("ConnectionError", "ConnectError", "ClientConnectorError")
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 LONGEST = 300  # characters of a message
-BY_WHOM = ", by hand or by a machine without memory"
+BY_WHOM = ", by a user or because memory ran out"
 NO_ROOM = "No space left on device"
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[str]]:
-    """An empty log, held until every process that has it open has ended.
+    """Opens an empty log and locks it until every process that has it open has ended.
 
     Raises:
-        ConfigError: another run writes to it.
+        ConfigError: another run writes to the log.
     """
     with path.open("a") as log:
         _hold(log, path)
@@ -41,7 +41,7 @@ def opened(path: Path) -> Iterator[IO[str]]:
 
 
 def check_unused(path: Path) -> None:
-    """Raises ConfigError where a process of another run has the log open."""
+    """Raises ConfigError if a process of another run has the log open."""
     if path.is_file():
         with path.open("a") as log:
             _hold(log, path)
@@ -52,16 +52,16 @@ def _hold(log: IO[str], path: Path) -> None:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(
-            f"{path.parent}: expected a folder of no other run, got one that a run writes to: name another "
-            "with --out, or end that run"
+            f"{path.parent}: expected a folder that no other run uses, got a folder that a run writes to: "
+            "name another with --out, or end that run"
         ) from None
 
 
 def ending(status: int, path: Path) -> str:
-    """What ended a run, in one line: a signal, a full disk, or the last exception of its log.
+    """Says in one line what ended a run: a signal, a full disk, or the last exception in its log.
 
     Args:
-        status: of `HostRun.run`; -n where signal n ended the host.
+        status: what `HostRun.run` returned; -n if signal n ended the host.
     """
     if status < 0:
         return f"the host {_how(status)}"
@@ -82,13 +82,13 @@ def _how(status: int) -> str:
 
 
 def plain_lines(log: Path) -> list[str]:
-    """The lines of a log without colours and what Ray puts before them; none where there is no file."""
+    """Returns the lines of a log without colours and Ray's prefixes, or [] if there is no file."""
     text = log.read_text(errors="replace") if log.exists() else ""
     return [COLOUR.sub("", PREFIX.sub("", line)) for line in text.splitlines()]
 
 
 def cause_of(lines: Sequence[str]) -> str:
-    """The last exception in a log's plain lines as ``Type: message (file:line)``, or the last line.
+    """Returns the last exception in a log as ``Type: message (file:line)``, or the log's last line.
 
     >>> cause_of(["Traceback (most recent call last):", '  File "a.py", line 3, in f', "ValueError: no"])
     'ValueError: no (a.py:3)'
@@ -98,20 +98,20 @@ def cause_of(lines: Sequence[str]) -> str:
         return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")[:LONGEST]
     at, _, text = found[-1]
     if crash := next(filter(None, map(CRASHED.search, lines[:at])), None):
-        return f"SGLang's {crash[1]}, of the engine, {_how(int(crash[2]))}"
+        return f"the engine's process {crash[1]} (SGLang) {_how(int(crash[2]))}"
     if "died unexpectedly" in text:
         actor = next((line.split()[-1] for line in lines[at : at + 4] if "class_name:" in line), "an actor")
-        return f"{actor} of the host was killed{BY_WHOM}"
+        return f"the host's {actor} was killed{BY_WHOM}"
     at, kind, text = next((f for f in reversed(found) if f[1] not in OF_RAY), found[-1])
     if kind in NO_ANSWER:
-        return f"the engine does not answer, as if it was killed{BY_WHOM}: {text[:LONGEST]}"
+        return f"the engine does not answer; perhaps it was killed{BY_WHOM}: {text[:LONGEST]}"
     frames = (FRAME.match(line) for line in reversed(lines[max(0, at - 60) : at]))
     frame = next(filter(None, frames), None)
     return f"{text[:LONGEST]}{f' ({frame[1]}:{frame[2]})' if frame else ''}"
 
 
 def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Line number, type and text of each exception, and of each refusal by argparse."""
+    """Yields line number, type and text of each exception, and of each error that argparse reports."""
     for at, line in enumerate(lines):
         if match := REFUSED.match(line):
             yield at, "", match[1]
@@ -121,7 +121,7 @@ def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def _message(lines: Sequence[str], at: int, behind: str | None) -> str:
-    """What an exception says: behind its colon, on the next line, or the assertion that did not hold."""
+    """Returns an exception's message: the text after its colon, the next line, or the failed assertion."""
     if behind is None:
         shown = (line.strip() for line in reversed(lines[max(0, at - 3) : at]))
         return next((line for line in shown if line.startswith("assert ")), "")

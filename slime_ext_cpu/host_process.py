@@ -1,6 +1,6 @@
-"""What runs in the host's environment: a Ray of its own, then the host's train.py, or its loop for the wheel.
+"""Starts a Ray for this run alone, then runs the host's train.py, or the same loop for the wheel.
 
-Started by `driver.run_host`, which sets the environment that this needs.
+`driver.HostRun.run` starts this module as a process and sets the environment that it needs.
 """
 
 from __future__ import annotations
@@ -20,40 +20,43 @@ RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
 
 
 def main(argv: list[str]) -> None:
-    """Runs the host of the first word, JSON of `host`, `asynchronous` and `gpus`, with the others as its
-    flags."""
+    """Runs the host that the command line describes.
+
+    Args:
+        argv: first a JSON object with `host`, `asynchronous` and `gpus`, then the host's flags.
+    """
     fork_server.start()
     fork_server.run(run_host, SimpleNamespace(**json.loads(argv[0])), argv[1:])
 
 
-def run_host(given: SimpleNamespace, flags: list[str]) -> None:
-    """Runs train.py, or its loop for the wheel."""
-    (_run_wheel if given.host == WHEEL else _run_script)(given, flags)
+def run_host(settings: SimpleNamespace, flags: list[str]) -> None:
+    """Runs the checkout's train.py, or the same loop for the wheel."""
+    (_run_wheel if settings.host == WHEEL else _run_script)(settings, flags)
 
 
-def _run_script(given: SimpleNamespace, flags: list[str]) -> None:
-    """The checkout's own train.py or train_async.py."""
-    script = Path(given.host, "train_async.py" if given.asynchronous else "train.py")
+def _run_script(settings: SimpleNamespace, flags: list[str]) -> None:
+    """Runs train.py or train_async.py of the checkout."""
+    script = Path(settings.host, "train_async.py" if settings.asynchronous else "train.py")
     sys.argv = [str(script), *flags]
-    sys.path.insert(0, given.host)
-    start_ray(given.gpus)
+    sys.path.insert(0, settings.host)
+    start_ray(settings.gpus)
     runpy.run_path(str(script), run_name="__main__")
 
 
-def _run_wheel(given: SimpleNamespace, flags: list[str]) -> None:
-    """The loop of miles' train.py from the classes of its wheel, which does not hold the file."""
+def _run_wheel(settings: SimpleNamespace, flags: list[str]) -> None:
+    """Runs the loop of miles' train.py, because the wheel holds its classes but not that file."""
     from miles.utils.arguments import parse_args
 
     from slime_ext_cpu import wheel_loop
 
-    sys.argv = ["train_async.py" if given.asynchronous else "train.py", *flags]
+    sys.argv = ["train_async.py" if settings.asynchronous else "train.py", *flags]
     args = parse_args()
-    start_ray(given.gpus)
-    asyncio.run((wheel_loop.train_async if given.asynchronous else wheel_loop.train)(args))
+    start_ray(settings.gpus)
+    asyncio.run((wheel_loop.train_async if settings.asynchronous else wheel_loop.train)(args))
 
 
 def start_ray(gpus: int) -> None:
-    """Starts Ray on the loopback address, with GPUs that are only numbers to it."""
+    """Starts Ray on the loopback address. Ray only counts the GPUs; none has to exist."""
     import ray
 
     options = {"num_cpus": 16, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}

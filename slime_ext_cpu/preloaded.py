@@ -1,6 +1,6 @@
-"""What the fork server imports, and what it changes in multiprocessing for all of its forks.
+"""Imports the fork server's packages, and changes multiprocessing for all of its forks.
 
-Not Ray, which reads its environment as it is imported.
+Ray is not among them, because it reads the environment while it is imported.
 """
 
 import gc
@@ -23,16 +23,17 @@ _choose, _prepare = multiprocessing.set_start_method, spawn.prepare
 
 
 def set_start_method(method: str | None, force: bool = False) -> None:
-    """A fork where SGLang asks for "spawn", which avoids that CUDA is inherited; here there is none.
+    """Forks where SGLang asks for "spawn", which it does so that children do not inherit CUDA.
 
-    A scheduler that fails signals its parent, so it is a fork of its server while that has one thread.
+    A failing scheduler signals its parent. So while SGLang's server has a single thread, the scheduler is
+    forked from it directly and not from the fork server.
     """
     is_alone = len(list(Path("/proc/self/task").iterdir())) == 1
     _choose(("fork" if is_alone else "forkserver") if method == "spawn" else method, force=force)
 
 
 def prepare(data: dict) -> None:
-    """Gives a new fork the environment that was sent, and a random seed of its own."""
+    """Gives a new fork the environment that was sent to it, and a new random seed."""
     os.environ.clear()
     os.environ.update(data.pop("environment"))
     np.random.seed()  # Python draws a new seed after a fork; numpy does not
@@ -41,7 +42,7 @@ def prepare(data: dict) -> None:
 
 multiprocessing.set_start_method, spawn.prepare = set_start_method, prepare
 context._concrete_contexts["spawn"] = context._concrete_contexts["forkserver"]  # Megatron-LM asks for it
-forkserver._forkserver.ensure_running = resource_tracker.ensure_running  # a fork asks the same server
+forkserver._forkserver.ensure_running = resource_tracker.ensure_running  # forks ask the same server
 fork_server.send_environment()
 gc.collect()
-gc.freeze()  # or each collection in each fork goes through all of it, a second every time
+gc.freeze()  # otherwise each garbage collection in a fork visits all these objects, which takes a second

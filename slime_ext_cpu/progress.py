@@ -1,7 +1,7 @@
-"""A run's metrics while it runs: one line on the screen and one of metrics.jsonl per rollout.
+"""Shows a run's metrics while it runs, one line per rollout, and writes the same rows to metrics.jsonl.
 
-`install` writes down what the host logs, in the processes that log it: a line of JSON, {"axis", "time",
-"metrics"}. Each command that starts or resumes the run puts a line of the axis `BEGIN` before them.
+`install` makes the processes that log metrics also write them to tracked.jsonl, as JSON lines {"axis",
+"time", "metrics"}. Each command that starts or resumes the run first writes a line with the axis `BEGIN`.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from slime_ext.host.step_file import StepFile, append, finite
 from slime_ext_cpu.import_hooks import ImportHooks, around
 from slime_ext_cpu.stand_ins import HOSTS, hosts
 
-TRACKED, METRICS = "tracked.jsonl", "metrics.jsonl"  # what the host logged as it came; a line per rollout
+TRACKED, METRICS = "tracked.jsonl", "metrics.jsonl"  # the host's log calls in their order; a line per rollout
 ROLLOUT = "rollout"  # identifies a line of metrics.jsonl
 BEGIN, TRAIN = "begin", "train/step"  # axes
 REWARD, HELDOUT = "rollout/raw_reward", "eval/heldout"
-TRAINED = "trained_"  # before the name of what was evaluated with the trainer's own, unrounded weights
+TRAINED = "trained_"  # prefix of metrics that were evaluated with the trainer's unrounded weights
 HELDOUT_TRAINED = TRAINED + HELDOUT
 SHOWN = {"reward": REWARD, "k3": "train/off_policy/k3_kl", "ess": "train/off_policy/ess_weight"}
 LAST_OF_ROLLOUT = "perf/step_time"
 POLL_S = 0.5
-FILE = "SLIME_EXT_TRACKED"  # the variable that names the file of what the host logged
+FILE = "SLIME_EXT_TRACKED"  # the variable that holds the path of tracked.jsonl
 MODULES = ("utils.tracking_utils", "utils.logging_utils", "observability.logging_utils")  # by release
-BEFORE = -1  # the rollout of an evaluation before the first
+BEFORE = -1  # the rollout number of an evaluation before training
 
 
 @dataclass
 class Row:
-    """What the host logged of one rollout.
+    """What the host logged about one rollout.
 
     Attributes:
-        metrics: every value of each metric, in the order in which they came.
-        time: of the last of them, in seconds since 1970.
-        is_written: whether metrics.jsonl has it all.
+        metrics: every value of each metric, in the order in which the host logged them.
+        time: when the host logged the last value, in seconds since 1970.
+        is_written: whether metrics.jsonl has all of them.
     """
 
     metrics: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -78,7 +78,7 @@ class Rows:
         row.time = when
         for name, value in metrics.items():
             row.metrics[name].append(value)
-        for other, each in self.by_rollout.items():  # to write a line again, the file is cut there
+        for other, each in self.by_rollout.items():  # rewriting a line cuts off the file from there on
             each.is_written &= other < rollout
         return rollout
 
@@ -86,7 +86,7 @@ class Rows:
         """Writes the rows of rollouts below `before` that metrics.jsonl lacks.
 
         Raises:
-            OSError: the file cannot be written; the next call tries again.
+            OSError: the file cannot be written. The next call tries again.
         """
         for rollout, row in sorted(self.by_rollout.items()):
             if rollout < before and not row.is_written:
@@ -97,13 +97,13 @@ class Rows:
 
 
 class Progress:
-    """Follows what the host logs, for the screen and for metrics.jsonl.
+    """Reads what the host logs, prints it, and writes it to metrics.jsonl.
 
-    First writes the rows of the command before, because a killed command leaves some unwritten.
+    First writes the rows that the previous command left unwritten, because it may have been killed.
 
     Args:
-        folder: of the run.
-        rollouts: number at which it ends.
+        folder: the run's folder.
+        rollouts: number of rollouts at which the run ends.
         steps: optimizer steps per rollout.
         show: prints a line on the screen.
 
@@ -122,10 +122,10 @@ class Progress:
         self.began, self.clock = time.monotonic(), []
 
     def read(self) -> None:
-        """Takes the complete lines written since the last call.
+        """Reads the complete lines that were written since the last call.
 
         Raises:
-            OSError: a file cannot be read or written; the next call goes on where this one stopped.
+            OSError: a file cannot be read or written. The next call continues where this one stopped.
         """
         with self.tracked.open("rb") as file:
             file.seek(self.place)
@@ -158,11 +158,11 @@ class Progress:
     def _print(self, line: str) -> None:
         try:
             self.show(line)
-        except OSError:  # nobody reads the screen, or it has no room: the run and its rows go on
+        except OSError:  # nothing reads the pipe, or the disk is full: the run continues without a screen
             self.show = lambda line: None
 
     def finish(self) -> None:
-        """Writes what is left.
+        """Writes the remaining rows.
 
         Raises:
             OSError: a file of the run cannot be written.
@@ -172,7 +172,7 @@ class Progress:
 
 
 def _rows_of_last_command(tracked: Path, file: StepFile) -> Rows | None:
-    """The rows of the command before this one; None for a new run, or one of a release without `BEGIN`."""
+    """Returns the rows of the previous command, or None if there was none or its release wrote no `BEGIN`."""
     rows = None
     if tracked.exists():
         with tracked.open("rb") as lines:
@@ -185,7 +185,7 @@ def _rows_of_last_command(tracked: Path, file: StepFile) -> Rows | None:
 
 
 def _logged(line: bytes) -> tuple[str, float, dict[str, float]] | None:
-    """Axis, time and metrics of a line of tracked.jsonl; None for one that a full disk cut."""
+    """Returns axis, time and metrics of a line of tracked.jsonl, or None if a full disk cut the line off."""
     try:
         said = json.loads(line)
         known = {name: math.nan if value is None else value for name, value in said["metrics"].items()}
@@ -201,7 +201,7 @@ def shown(progress: Progress) -> Iterator[None]:
 
     def follow() -> None:
         while not ended.wait(POLL_S):
-            with contextlib.suppress(OSError):  # no room: `finish` says so if it stays
+            with contextlib.suppress(OSError):  # the disk is full: `finish` reports it if it still is then
                 progress.read()
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -215,13 +215,13 @@ def shown(progress: Progress) -> Iterator[None]:
 
 
 def read(folder: Path) -> list[dict[str, float | None]]:
-    """The rows of metrics.jsonl, in their order; None is a number that was not finite."""
+    """Returns the rows of metrics.jsonl in their order. None marks a number that was not finite."""
     file = folder / METRICS
     return list(step_file.rows(file, ROLLOUT)) if file.exists() else []
 
 
 def install() -> None:
-    """Registers with the hooks that the stand-ins have installed in this process."""
+    """Adds the logging to the import hooks that the stand-ins installed in this process."""
     hooks = next(finder for finder in sys.meta_path if isinstance(finder, ImportHooks))
     for host in HOSTS:
         for module in MODULES:
@@ -229,13 +229,13 @@ def install() -> None:
 
 
 def _also_write(module: ModuleType) -> None:
-    if not hasattr(module, "log"):  # of releases in which another module has it
+    if not hasattr(module, "log"):  # in this release another module has it
         return
 
     @around(module, "log")
     def logged(log: Any, args: Any, metrics: dict[str, Any], step_key: str) -> None:
         numbers = _numbers(metrics)
-        if hosts.is_unrounded():  # of `hosts.score`: its evaluation has the names of the one before it
+        if hosts.is_unrounded():  # `hosts.score` evaluates twice, and the host gives both the same names
             numbers = {name if name == step_key else TRAINED + name: n for name, n in numbers.items()}
         else:
             log(args, metrics, step_key)
@@ -244,9 +244,9 @@ def _also_write(module: ModuleType) -> None:
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Those of the host's metrics that are numbers, tensors of one element among them."""
-    found = {}
+    """Returns the host's metrics that are numbers or tensors with one element."""
+    numbers = {}
     for name, value in metrics.items():
         with contextlib.suppress(TypeError, ValueError):
-            found[name] = float(value)
-    return found
+            numbers[name] = float(value)
+    return numbers

@@ -1,8 +1,8 @@
-"""miles' training loop for its wheel (miles-rl 0.0.2), which holds every class of the loop and no train.py.
+"""Runs miles' training loop from its wheel (miles-rl 0.0.2), which has the loop's classes but no train.py.
 
-The order of the calls is that of train.py and train_async.py of miles 2b5b7fc, the commit of the wheel
-(https://github.com/radixark/miles), without offloading, which is CUDA's; all that is called is the wheel's
-own.
+The calls have the order of train.py and train_async.py in miles 2b5b7fc, the wheel's commit
+(https://github.com/radixark/miles). Offloading is left out, because it needs CUDA. Every function that the
+loop calls is the wheel's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime_ext_cpu.stand_ins import hosts
 
 @dataclass
 class _Run:
-    """The actors of a run, and what its loop asks of them."""
+    """The actors of a run, and the loop's requests to them."""
 
     args: Namespace
     manager: object
@@ -37,13 +37,13 @@ class _Run:
         await hosts.score(lambda: self.manager.eval.remote(rollout), self.actor.update_weights)
 
     def trained(self, rollout: int) -> list[object]:
-        """The models that a rollout trains; a critic may begin before the actor."""
+        """Returns the models that a rollout trains. A critic may start to train before the actor does."""
         args = self.args
         critics = [self.critic] if args.use_critic else []
         return critics + [self.actor] * (not critics or rollout >= args.num_critic_only_steps)
 
     async def train_and_save(self, rollout: int, data: object) -> None:
-        """A rollout's optimizer steps, the critic's beside the actor's, and the checkpoint that is due."""
+        """Trains critic and actor on a rollout at the same time, and writes a checkpoint if one is due."""
         args, models = self.args, self.trained(rollout)
         await asyncio.gather(*(model.train(rollout, data) for model in models))
         if not should_run_periodic_action(rollout, args.save_interval, self.per_epoch, args.num_rollout):
@@ -67,7 +67,7 @@ async def _start(args: Namespace) -> _Run:
 
 
 async def train(args: Namespace) -> None:
-    """One rollout after the other, each sampled with the weights of the last."""
+    """Samples one rollout after another, each with the weights that the previous rollout trained."""
     run = await _start(args)
     is_asked = args.num_rollout == 0 or (args.start_rollout_id == 0 and not args.skip_eval_before_train)
     if args.eval_interval is not None and is_asked:
@@ -83,7 +83,7 @@ async def train(args: Namespace) -> None:
 
 
 async def train_async(args: Namespace) -> None:
-    """Each rollout is sampled while the one before it trains, so with weights one version older."""
+    """Samples each rollout while the previous one trains, so its weights are one version older."""
     assert not args.colocate, "Colocation is not supported for async training."
     run = await _start(args)
     coming = run.manager.generate.remote(args.start_rollout_id)
@@ -95,7 +95,7 @@ async def train_async(args: Namespace) -> None:
             coming = run.manager.generate.remote(rollout + 1)
         await run.train_and_save(rollout, data)
         if (rollout + 1) % args.update_weights_interval == 0:
-            data = await coming if coming is not None else None  # no push in the middle of a generation
+            data = await coming if coming is not None else None  # never push while a rollout is sampled
             coming = None
             await run.actor.update_weights()
         await run.evaluate(rollout)

@@ -38,11 +38,11 @@ LOGS = {
     "(Actor pid=3) slime_ext.errors.ConfigError: a: got c\nlater\n": "ConfigError: a: got c",
     "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
     "ValueError: first\nray.exceptions.ActorDiedError: The actor died\n": "ValueError: first",
-    KILLED: "TrainRayActor of the host was killed, by hand or by a machine without memory",
-    ENGINE_KILLED: "SGLang's scheduler_0, of the engine, was killed by SIGKILL, by hand or by a machine "
-    "without memory",
-    "requests.exceptions.ConnectionError: x\n": "the engine does not answer, as if it was killed, by hand or "
-    "by a machine without memory: ConnectionError: x",
+    KILLED: "the host's TrainRayActor was killed, by a user or because memory ran out",
+    ENGINE_KILLED: "the engine's process scheduler_0 (SGLang) was killed by SIGKILL, by a user or because "
+    "memory ran out",
+    "requests.exceptions.ConnectionError: x\n": "the engine does not answer; perhaps it was killed, by a user "
+    "or because memory ran out: ConnectionError: x",
     "ValueError: first\nSubprocess scheduler_0 (pid=20294) crashed with exit code -9\n": "ValueError: first",
     "Killed\n\n": "Killed",
     "": "the log is empty",
