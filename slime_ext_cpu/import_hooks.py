@@ -1,6 +1,6 @@
-"""Functions that run before or after a module is imported, and functions put around a module's own.
+"""Runs functions before or after a module is imported, and wraps functions of a module.
 
-Nothing is imported early: a process that never imports a module pays nothing for its hook.
+Nothing is imported early, so a process that never imports a module pays nothing for its hook.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ When = Literal["before", "after"]
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Decorator: puts a function in the place of `owner.name`, which it gets as its first argument."""
+    """Decorates a function that replaces `owner.name` and gets the original as its first argument."""
     original = getattr(owner, name)
 
     def put(function: Callable[..., Any]) -> None:
@@ -39,18 +39,18 @@ class ImportHooks(importlib.abc.MetaPathFinder):
         self._names: set[str] = set()
 
     def add(self, when: When, module: str, call: Callable[[ModuleType], None]) -> None:
-        """Has `call(module)` run just before the module is executed, or as soon as it has been."""
+        """Registers `call(module)` to run just before or just after the module is executed."""
         self._names.add(module)
         self._calls[module, when].append(call)
 
     def install(self) -> None:
-        """Puts the hooks ahead of every other finder of this process."""
+        """Puts the hooks ahead of every other import finder of this process."""
         sys.meta_path.insert(0, self)
 
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's spec from the other finders, with the added calls around its execution."""
+        """Returns the other finders' spec, with the added calls around the module's execution."""
         if name not in self._names:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)

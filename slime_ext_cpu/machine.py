@@ -1,4 +1,4 @@
-"""What a run needs of the machine, checked before it starts: each fault is one line, within a second."""
+"""Checks within a second, before a run starts, whether the machine has what the run needs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError
 
-TEMPORARY, SHARED = Path("/tmp"), Path("/dev/shm")  # Ray's sockets have 107 characters: no other TMPDIR
-OBJECT_STORE_BYTES = 256 << 20  # of Ray: in /dev/shm, or in /tmp where that is smaller
-ROOM = 64 << 20  # bytes: dumps, TensorBoard and checkpoint of a small run
+# Not TMPDIR, because the path of a Ray socket may have at most 107 characters.
+TEMPORARY, SHARED = Path("/tmp"), Path("/dev/shm")
+OBJECT_STORE_BYTES = 256 << 20  # Ray's; in /dev/shm, or in /tmp if /dev/shm is too small
+ROOM = 64 << 20  # bytes of a small run's dumps, TensorBoard events and checkpoint
 FULL = 1 << 20
 TEMPORARY_ROOM, SHARED_ROOM = 64 << 20, 8 << 20  # Ray's logs; SGLang's and torch's shared memory
-# glibc keeps freed memory, as a caching device allocator does. Six layers of the language model, forwards and
-# backwards: 1.2 s of CPU instead of 1.7, of which 0.5 were page faults, and 280 MB more.
+# Makes glibc keep freed memory, as a caching device allocator does. Forward and backward through six layers
+# of the language model then take 1.2 s of CPU instead of 1.7 (0.5 were page faults), and 280 MB more memory.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
 DEVICES = "nvidia[0-9]*"
 
@@ -38,7 +39,7 @@ def check_room(out: Path, room: int) -> None:
 
 
 def _free(place: Path) -> int:
-    """Bytes that this user may still write there."""
+    """Returns how many bytes this user may still write to a place."""
     try:
         return shutil.disk_usage(place).free
     except OSError:
@@ -46,13 +47,13 @@ def _free(place: Path) -> int:
 
 
 def full_places(out: Path) -> list[Path]:
-    """The places a run writes to that have less than a MiB left."""
+    """Returns the places that a run writes to and that have less than a MiB left."""
     return [place for place in (out, TEMPORARY, SHARED) if _free(place) < FULL]
 
 
 @contextlib.contextmanager
 def room_or_one_line(out: Path) -> Iterator[None]:
-    """Turns an error of a full disk into a ConfigError that names the place."""
+    """Turns the error of a full disk into a ConfigError that names the place."""
     try:
         yield
     except OSError as error:
@@ -65,7 +66,7 @@ def room_or_one_line(out: Path) -> Iterator[None]:
 
 
 def notes() -> Iterator[str]:
-    """Lines to print before a run: what it changes for itself on this machine."""
+    """Yields lines to print before a run: how the run treats this machine's devices."""
     devices = sorted(path.name for path in Path("/dev").glob(DEVICES))
     if devices:
-        yield f"without CUDA: {', '.join(devices)} hidden from this run, which is on the CPU"
+        yield f"without CUDA: this run uses the CPU and does not see {', '.join(devices)}"

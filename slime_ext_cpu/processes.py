@@ -1,6 +1,7 @@
-"""The processes of a run carry its mark; a guard ends them all when the run or its command has ended.
+"""Ends all processes of a run when the run or its command ends.
 
-Run as a script this file is the guard: ``python processes.py MARK FOLDER``.
+Each process carries the run's mark in its environment, and a guard process kills whatever carries it. The
+guard is this file, run as a script: ``python processes.py MARK FOLDER``.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pathlib import Path
 MARK = "SLIME_EXT_ENGINE"
 SHARED = Path("/dev/shm")
 LONGEST_S, TIDYING_S = 30.0, 5.0
-TIDIES = ("resource_tracker", "torch_shm_manager")  # in command lines
+TIDIES = ("resource_tracker", "torch_shm_manager")  # words in the command lines of processes that tidy up
 
 
 @contextlib.contextmanager
 def guarded(mark: str, folder: Path) -> Iterator[None]:
-    """Kills every process with the mark and removes the folder at the end, even if this process is killed.
+    """Kills every process with the mark and removes the folder when the block ends or this process is killed.
 
-    The guard runs in a session of its own and waits for the end of a pipe that only this process holds open.
+    The guard runs in a separate session and waits until a pipe closes that only this process holds open.
     """
     quiet = subprocess.DEVNULL
     guard = subprocess.Popen(
@@ -43,34 +44,35 @@ def guarded(mark: str, folder: Path) -> Iterator[None]:
 
 
 def mark_semaphores() -> None:
-    """Puts the mark of the run into the names of semaphores that this process and its children make.
+    """Puts the run's mark into the names of semaphores that this process and its children make.
 
-    multiprocessing's resource tracker removes them, but Ray may kill the tracker of a worker with the worker.
+    multiprocessing's resource tracker normally removes them, but Ray may kill a worker together with its
+    tracker. With the mark in the names, `kill_marked` can remove them.
     """
     if mark := os.environ.get(MARK):
         multiprocessing.current_process()._config["semprefix"] = f"/mp_{mark}"  # children copy the mapping
 
 
 def marked_processes(mark: str) -> dict[int, str]:
-    """Id -> command line of the living processes with `SLIME_EXT_ENGINE=<mark>` in their environment."""
-    import psutil  # of the extra `train`
+    """Returns {process id: command line} of living processes whose environment has the mark."""
+    import psutil  # the extra `train` installs it
 
-    found = (process.info for process in psutil.process_iter(["pid", "cmdline", "environ"]))
-    marked = (info for info in found if (info["environ"] or {}).get(MARK) == mark)
-    return {info["pid"]: " ".join(info["cmdline"] or ()) for info in marked}  # none while a process ends
+    processes = (process.info for process in psutil.process_iter(["pid", "cmdline", "environ"]))
+    marked = (info for info in processes if (info["environ"] or {}).get(MARK) == mark)
+    return {info["pid"]: " ".join(info["cmdline"] or ()) for info in marked}  # None while a process ends
 
 
 def kill_marked(mark: str) -> None:
     """Kills every process with the mark until none is left, then removes their files in shared memory.
 
-    Those that remove semaphores and shared memory of others have five seconds to do so and end.
+    Processes that remove the semaphores and shared memory of others get five seconds to do so and end.
     """
     import psutil
 
     began, seen_none = time.monotonic(), 0
     while seen_none < 2 and (spent := time.monotonic() - began) < LONGEST_S:
         left = marked_processes(mark)
-        seen_none = 0 if left else seen_none + 1  # in the middle of an exec a process shows no mark
+        seen_none = 0 if left else seen_none + 1  # look twice: during an exec a process shows no mark
         for pid, command in left.items():
             if spent > TIDYING_S or not any(name in command for name in TIDIES):
                 with contextlib.suppress(psutil.Error):

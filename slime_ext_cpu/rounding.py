@@ -1,8 +1,8 @@
-"""Weights rounded on their way to the rollout engine: what a quantised sampler multiplies with.
+"""Rounds weights on their way to the rollout engine to the values that a quantised sampler uses.
 
-The engine computes in its own type with the rounded values; the trainer keeps the unrounded ones. That is the
-mismatch of a quantised sampler without kernels that a CPU does not have. fp8 is OCP 8-bit floating point
-(https://arxiv.org/abs/2209.05433).
+The engine computes in its usual type with the rounded values, and the trainer keeps the unrounded ones. This
+gives the mismatch of a quantised sampler without its kernels, which do not exist for CPUs. fp8 is OCP 8-bit
+floating point (https://arxiv.org/abs/2209.05433).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 E4M3_MAX = 448.0
-INT4_GROUP = 32  # as the hosts write INT4: slime 0e18bd3, tools/convert_hf_to_int4_direct.py, --group-size
+INT4_GROUP = 32  # the hosts' size: slime 0e18bd3, tools/convert_hf_to_int4_direct.py, --group-size
 
 
 def round_weights(named: Iterable[tuple[str, Tensor]], rounding: str) -> list[tuple[str, Tensor]]:
-    """The weights with the matrices of the linear layers inside of the blocks (``*_proj.weight``) rounded.
+    """Rounds the matrices of the linear layers inside the blocks (``*_proj.weight``).
 
-    Embeddings, output layer, norms and routers stay, as quantised checkpoints of Qwen3 leave them; int4
-    leaves attention, too, as slime does.
+    Embeddings, output layer, norms and routers stay unrounded, as in quantised checkpoints of Qwen3. int4
+    also leaves attention unrounded, as slime does.
     """
     function, inside = ROUNDINGS[rounding], INSIDE.get(rounding, "")
     return [
@@ -29,20 +29,23 @@ def round_weights(named: Iterable[tuple[str, Tensor]], rounding: str) -> list[tu
 
 
 def per_channel(weight: Tensor, largest: float, nearest: Callable[[Tensor], Tensor]) -> Tensor:
-    """s nearest(w / s) with s = max |w| / largest over each output channel; [out, in] to [out, in]."""
+    """Rounds [out, in] weights to s nearest(w / s), where s = max |w| / largest over each output channel."""
     most = weight.float().abs().amax(-1, keepdim=True)
     scale = torch.where(most > 0, most / largest, 1.0)
     return (nearest(weight.float() / scale) * scale).to(weight.dtype)
 
 
 def per_group(weight: Tensor, size: int, largest: float, nearest: Callable[[Tensor], Tensor]) -> Tensor:
-    """The same with a scale for every `size` inputs of a channel; one for all where they leave a rest."""
+    """Rounds as `per_channel` does, with a scale for every `size` inputs of a channel.
+
+    If `size` does not divide the number of inputs, each channel has a single scale.
+    """
     size = size if weight.shape[1] % size == 0 else weight.shape[1]
     return per_channel(weight.unflatten(1, (-1, size)), largest, nearest).flatten(1)
 
 
 def e4m3(values: Tensor) -> Tensor:
-    """The nearest 8-bit float with 4 bits of exponent and 3 of mantissa, ties to even."""
+    """Returns the nearest 8-bit floats with 4 bits of exponent and 3 of mantissa, ties to even."""
     return values.to(torch.float8_e4m3fn).float()
 
 
@@ -51,4 +54,4 @@ ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "int8": lambda w: per_channel(w, 127.0, torch.round),
     "int4": lambda w: per_group(w, INT4_GROUP, 7.0, torch.round),
 }
-INSIDE = {"int4": ".mlp."}  # where a rounding is not for all of them
+INSIDE = {"int4": ".mlp."}  # part of the names that a rounding is limited to

@@ -1,4 +1,4 @@
-"""Flags of every run on a machine without CUDA, random models, and the reward of the letters."""
+"""Defines the flags of every run without CUDA, random models, and the reward of the task `letters`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRPO = (
 
 
 def cpu_flags(of_megatron: bool = True) -> list[str]:
-    """What every run on a machine without CUDA needs; the layers only where Megatron trains."""
+    """Returns the flags that every run without CUDA needs. Only Megatron gets the flag for its layers."""
     layers = ("--spec", "slime_ext_cpu.stand_ins.layers", "layer_spec") if of_megatron else ()
     return [
         *(*layers, "--transformer-impl", "local"),
@@ -22,36 +22,37 @@ def cpu_flags(of_megatron: bool = True) -> list[str]:
         *("--no-rope-fusion", "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion"),
         *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--no-persist-layer-norm"),
         *("--attention-softmax-in-fp32", "--accumulate-allreduce-grads-in-fp32"),
-        *("--cp-comm-type", "all_gather"),  # the one that attention without Transformer Engine has
+        *("--cp-comm-type", "all_gather"),  # attention without Transformer Engine supports no other
     ]
 
 
 def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 24) -> list[str]:
-    """One SGLang engine on a CPU.
+    """Returns the flags of a single SGLang engine on a CPU.
 
     Args:
-        context: longest prompt with its response, tokens.
-        tokens: size of the KV cache.
-        concurrency: requests at a time; for each, the hosts' HTTP client looks at all of its connections, so
-            that 64 of them take twice as long.
+        context: most tokens of a prompt with its response.
+        tokens: size of the KV cache, tokens.
+        concurrency: number of requests at the same time. The hosts' HTTP client looks at all of its
+            connections for each request, so 64 of them take twice as long.
     """
     return [
         *("--rollout-num-gpus", "1", "--rollout-num-gpus-per-engine", "1", "--sglang-device", "cpu"),
         *("--sglang-attention-backend", "torch_native", "--sglang-disable-cuda-graph"),
         *("--router-prometheus-host", "127.0.0.1"),  # by default it listens on every address
-        "--router-disable-circuit-breaker",  # a busy machine answers late: the only engine must stay in use
-        "--sglang-sleep-on-idle",  # the scheduler otherwise polls without pause, on a core of its own
-        *("--sglang-log-level", "warning", "--sglang-log-level-http", "warning"),  # or a line per request
+        "--router-disable-circuit-breaker",  # it would drop the only engine if a busy machine answers late
+        "--sglang-sleep-on-idle",  # otherwise the scheduler keeps a core busy with polling
+        # By default SGLang logs a line per request.
+        *("--sglang-log-level", "warning", "--sglang-log-level-http", "warning"),
         *("--sglang-context-length", str(context), "--sglang-max-total-tokens", str(tokens)),
         *("--sglang-max-running-requests", str(concurrency), "--sglang-server-concurrency", str(concurrency)),
     ]
 
 
 def write_weights(folder: Path, seed: int) -> None:
-    """Random weights in bfloat16 for the config.json of a folder.
+    """Writes random weights in bfloat16 for the config.json in a folder.
 
-    Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients
-    by 1/sqrt(eps) = 1000, and Megatron trains that row: here it is as random as the others.
+    Hugging Face sets the embedding of the pad token to zero, but Megatron trains that row, and RMSNorm
+    multiplies the gradients of a zero row by 1/sqrt(eps) = 1000. So we fill it with random values, too.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,27 +69,28 @@ def write_weights(folder: Path, seed: int) -> None:
 
 
 async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:
-    """``tokens_in_place`` as the hosts call it at --custom-rm-path."""
+    """Returns ``tokens_in_place`` in the form in which the hosts call --custom-rm-path."""
     return tokens_in_place(args, sample)
 
 
 def tokens_in_place(args: Namespace, sample: Any) -> float:
-    """Right tokens / the longer of answer and label, in tokens, the end being one of them; in [0, 1].
+    """Returns the fraction of tokens that are right, in [0, 1]: right tokens / max(answer, label).
 
-    Tokens, not characters: a special token in an answer is several characters, which would move all letters
-    behind it. A prompt with ``rm_type: exact`` in its metadata is worth 1 for the whole answer, else 0.
+    Lengths count tokens, and the end is a token. Characters would not do: a special token in an answer has
+    several characters, which would shift all letters after it. If a prompt's metadata has ``rm_type: exact``,
+    the reward is 1 for exactly the label, otherwise 0.
     """
     answer = sample.tokens[len(sample.tokens) - sample.response_length :]
-    wanted = _ids(args.hf_checkpoint, sample.label)
+    expected = _ids(args.hf_checkpoint, sample.label)
     if (sample.metadata or {}).get("rm_type") == "exact":
-        return float(answer == wanted)
-    right = sum(a == b for a, b in zip(answer, wanted, strict=False))
-    return right / max(len(answer), len(wanted))
+        return float(answer == expected)
+    right = sum(a == b for a, b in zip(answer, expected, strict=False))
+    return right / max(len(answer), len(expected))
 
 
 @cache
 def _ids(directory: str, label: str) -> list[int]:
-    """Token ids of a label and of the end."""
+    """Returns the token ids of a label, followed by the id of the end."""
     tokenizer = _tokenizer(directory)
     return [*tokenizer.encode(label, add_special_tokens=False), tokenizer.eos_token_id]
 

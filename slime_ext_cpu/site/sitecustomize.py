@@ -1,7 +1,7 @@
-"""Installs the stand-ins at the start of every Python process of a run without CUDA, and of no other.
+"""Installs the stand-ins when a Python process of a run without CUDA starts, and in no other process.
 
-`driver.py` puts this folder on PYTHONPATH and sets the variables; Ray's actors and SGLang's children inherit
-them. SLIME_EXT_INSTALL names further modules whose `install` is called.
+`driver.py` puts this folder on PYTHONPATH and sets the variables. Ray's actors and SGLang's children inherit
+them. SLIME_EXT_INSTALL names additional modules whose `install` is called.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What `slime-ext train` can learn: a model, prompts, a reward, and the flags of the host that fit them."""
+"""Defines what a task of `slime-ext train` is: a model, prompts, a reward, and the host's flags for them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Task:
     """One task of `slime-ext train`.
 
     Args:
-        what: what learns what, for the screen.
-        rollouts: how many a run has by default.
+        what: sentence for the screen that says which model learns what.
+        rollouts: number of rollouts that a run has by default.
         rollout_s: seconds per rollout on two idle cores.
-        threads: of each process that computes.
-        write: (folder of the run, seed) -> folder of the model; writes train.jsonl and heldout.jsonl too.
-        flags: of the host, without those that every run has.
-        eval_every: rollouts between two evaluations on what is held out.
+        threads: threads of each process that computes.
+        write: (folder of the run, seed) -> folder of the model; also writes train.jsonl and heldout.jsonl.
+        flags: the host's flags for this task, without those that every run has.
+        eval_every: rollouts between two evaluations on the held-out prompts.
         save_every: rollouts between two checkpoints.
-        concurrency: requests that the engine works on at a time.
-        context: longest prompt with its answer, tokens.
-        room: bytes that a run writes, its checkpoints above all.
+        concurrency: number of requests that the engine serves at the same time.
+        context: most tokens of a prompt with its answer.
+        room: bytes that a run writes, mostly for its checkpoints.
     """
 
     what: str
@@ -40,7 +40,7 @@ class Task:
 
 
 def write_prompts(folder: Path, train: Iterable[dict], heldout: Iterable[dict]) -> None:
-    """Writes train.jsonl and heldout.jsonl, whose rows have the keys input and label."""
+    """Writes train.jsonl and heldout.jsonl. Their rows have the keys `input` and `label`."""
     for name, rows in (("train", train), ("heldout", heldout)):
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(text)

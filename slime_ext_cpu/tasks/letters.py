@@ -1,6 +1,6 @@
-"""A model of 0.5 million random weights learns to copy four letters, in minutes.
+"""Teaches a model of 0.5 million random weights to copy four letters, in minutes.
 
-configs/tiny holds its prompts, its configuration and a tokenizer of single letters.
+configs/tiny contains its prompts, its configuration and a tokenizer whose tokens are single letters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODEL = """
 --make-vocab-size-divisible-by 8 --norm-epsilon 1e-06 --rotary-base 10000 --normalization RMSNorm
 --swiglu --group-query-attention --use-rotary-position-embeddings --disable-bias-linear --qk-layernorm
 --untie-embeddings-and-output-weights
-""".split()  # Megatron's flags for it
+""".split()  # Megatron's flags for this model
 ALGORITHM = """
 --custom-rm-path slime_ext_cpu.tiny.reward --rollout-batch-size 32 --n-samples-per-prompt 16
 --rollout-max-response-len 5 --num-steps-per-rollout 4 --micro-batch-size 128
@@ -28,7 +28,7 @@ ALGORITHM = """
 
 
 def write(folder: Path, seed: int) -> Path:
-    """Writes the prompts and the model of a run below its folder; returns the model's."""
+    """Writes the prompts and the model of a run below its folder, and returns the model's folder."""
     shutil.copytree(of_package(TINY), folder, dirs_exist_ok=True)
     write_weights(folder / "model", seed)
     return folder / "model"

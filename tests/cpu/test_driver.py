@@ -212,7 +212,7 @@ def test_a_device_of_cuda_is_hidden_from_the_run_and_that_is_said(host, monkeypa
     monkeypatch.setattr(machine, "DEVICES", "nul[l]")
     train(host, "import os\nassert min(map(int, os.environ['CUDA_VISIBLE_DEVICES'].split(','))) >= 1000\n")
     assert driver.HostRun(host, host / "out").run() == 0
-    assert list(machine.notes()) == ["without CUDA: null hidden from this run, which is on the CPU"]
+    assert list(machine.notes()) == ["without CUDA: this run uses the CPU and does not see null"]
 
 
 def test_stdin_may_be_closed(host):
