@@ -1,6 +1,6 @@
-"""What CUDA, NCCL, Transformer Engine and the hosts' images have, put in place as modules are imported.
+"""Replaces what CUDA, NCCL, Transformer Engine and the hosts' images provide, as modules are imported.
 
-tests/cpu shows that something fails without each; one that no host needs is deleted.
+tests/cpu shows for each stand-in that something fails without it. A stand-in that no host needs is deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime_ext_cpu.stand_ins import (
 )
 
 HOSTS = ("miles", "slime")
-# when it acts, on the import of which module (".x": of both hosts), what it does with that module
+# When the stand-in acts, on the import of which module (".x" is in both hosts), and the stand-in itself.
 PLACES = (
     ("after", "torch", bfloat16.multiply_in_float32),
     ("before", "megatron.core", torch_cuda.replace),
@@ -43,7 +43,7 @@ PLACES = (
 
 
 def install() -> None:
-    """Registers every stand-in to be put in place when the module that needs it is imported."""
+    """Registers every stand-in. Each takes effect when the module that needs it is imported."""
     hooks = ImportHooks()
     for when, module, call in PLACES:
         for host in HOSTS if module.startswith(".") else ("",):
@@ -54,6 +54,9 @@ def install() -> None:
 
 
 def find_torchvision() -> None:
-    """Puts the folder that install.py made on the path, which no other process may see; idempotent."""
+    """Adds the folder of torchvision that install.py made to the path, once.
+
+    It is not on the path of other processes, because importing torchvision fails there.
+    """
     if (folder := f"{sys.prefix}/torchvision") not in sys.path:
         sys.path.append(folder)

@@ -1,7 +1,7 @@
-"""Attention over packed sequences of any length, context parallel, for machines without Transformer Engine.
+"""Computes attention over packed sequences, context parallel, on machines without Transformer Engine.
 
-Shapes: T packed local tokens, S sequences, L the longest of them, n context-parallel ranks, H query heads,
-G key/value heads, D head dimension.
+Shapes: T packed local tokens, S sequences, l tokens of the longest sequence on one rank, n context-parallel
+ranks, H query heads, G key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from torch import Tensor
 from slime_ext.errors import ConfigError
 from slime_ext_cpu.stand_ins.bfloat16 import widened
 
-BEHIND = 1 << 40  # the position of padding: no token sees it, and it sees all
+BEHIND = 1 << 40  # the position of padding: no token sees it, and it sees every token
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a micro-batch's tokens are when sequences are padded to the longest, l tokens on each rank.
+    """The places of a micro-batch's tokens once each sequence is padded to l tokens on each rank.
 
     Attributes:
-        is_token: [S, l] what is no padding.
-        sees: [S, 1, l, n l] query may see key, by position in its sequence; None where plain causal says it.
+        is_token: [S, l] bool, False at padding.
+        sees: [S, 1, l, n l] bool, whether a query may see a key, by their positions in the sequence. None if
+            a plain causal mask is the same.
     """
 
     is_token: Tensor
@@ -35,16 +36,16 @@ class Layout:
 
 
 def layout(cu_seqlens: Tensor, rank: int, size: int) -> Layout:
-    """The layout on one context-parallel rank.
+    """Returns the layout on one context-parallel rank.
 
-    Every sequence is cut into 2 * size chunks; a rank holds chunk ``rank`` followed by chunk
-    ``2 * size - 1 - rank`` of each one, the layout of Megatron's packed RoPE and of slime.
+    Every sequence is cut into 2 * size chunks. Of each sequence, a rank holds chunk ``rank``, followed by
+    chunk ``2 * size - 1 - rank``. This is the layout of Megatron's packed RoPE and of slime.
 
     Args:
         cu_seqlens: [S + 1] cumulative lengths of the whole sequences.
 
     Raises:
-        ConfigError: a sequence that does not cut into 2 * size equal chunks.
+        ConfigError: a sequence cannot be cut into 2 * size equal chunks.
     """
     whole = cu_seqlens.long().diff()
     if size > 1 and bool((whole % (2 * size)).any()):
@@ -68,8 +69,8 @@ def layout(cu_seqlens: Tensor, rank: int, size: int) -> Layout:
 class PackedAttention(torch.nn.Module):
     """Megatron's ``core_attention`` for packed sequences: softmax(q k^T / sqrt(D)) v, causal per sequence.
 
-    Keys and values are gathered over the context-parallel group (the gradient is scattered back) and stay in
-    the order of the ranks; who sees whom is told by positions.
+    Keys and values are gathered over the context-parallel group, and the gradient is scattered back. They
+    stay in the order of the ranks, because the mask compares positions and not places.
     """
 
     def __init__(
@@ -97,16 +98,16 @@ class PackedAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """query [T, H, D], key and value [T, G, D] -> [T, H * D].
+        """Maps query [T, H, D], key and value [T, G, D] to [T, H * D].
 
         Raises:
-            ConfigError: called without packed sequences.
+            ConfigError: the call has no packed sequences.
         """
         if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
             raise ConfigError(
                 "packed attention: expected packed_seq_params with qkv_format 'thd', got none: pack the batch"
             )
-        if not hasattr(packed_seq_params, "layout"):  # the next layers of this micro-batch read it from here
+        if not hasattr(packed_seq_params, "layout"):  # later layers of this micro-batch reuse it
             group = self.cp_group
             packed_seq_params.layout = layout(packed_seq_params.cu_seqlens_q, group.rank(), group.size())
         is_token, sees = packed_seq_params.layout.is_token, packed_seq_params.layout.sees
@@ -127,7 +128,11 @@ class PackedAttention(torch.nn.Module):
 
 
 def _padded(packed: Tensor, is_token: Tensor) -> Tensor:
-    """[tokens of all ranks, heads, D] -> [S, heads, n l, D], zero where no token is; is_token [n, S, l]."""
+    """Maps [tokens of all ranks, heads, D] to [S, heads, n l, D], with zeros at padding.
+
+    Args:
+        is_token: [n, S, l].
+    """
     padded = packed.new_zeros(*is_token.shape, *packed.shape[1:])
     padded = padded.index_put(is_token.nonzero(as_tuple=True), packed)
     return padded.transpose(0, 1).flatten(1, 2).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""SGLang 0.5.23 on a CPU: what its CUDA build, or miles' fork of it, has and the one of PyPI lacks."""
+"""Adds to SGLang 0.5.23 from PyPI what only its CUDA build or miles' fork of it has."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from slime_ext_cpu.import_hooks import around
 from slime_ext_cpu.processes import MARK
 
 ABSENT = (
-    "sgl_kernel",  # compiled; nothing of it is reached with --attention-backend torch_native
-    "sglang.srt.entrypoints.openai.encoding_dsv4",  # of miles' fork; miles 31f1ca9 imports it for every model
-    # Imported by miles 2b5b7fc whatever its flags say; needs mooncake, and miles' fork of SGLang.
+    "sgl_kernel",  # compiled for CUDA; --attention-backend torch_native calls nothing in it
+    "sglang.srt.entrypoints.openai.encoding_dsv4",  # in miles' fork; miles 31f1ca9 always imports it
+    # miles 2b5b7fc imports it whatever its flags are. It needs mooncake and miles' fork of SGLang.
     "miles.backends.megatron_utils.update_weight.update_weight_from_distributed.p2p",
 )
-_kept: list[object] = []  # a declaration of operators lives as long as its library object
+_kept: list[object] = []  # keeps the library object alive, because its operators end with it
 
 
 class Absent(ModuleType):
-    """A module with every name that is asked for; calling one raises NotImplementedError."""
+    """A module in which every name exists. Calling a name raises NotImplementedError."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -43,8 +43,10 @@ def add_absent() -> None:
 
 
 def declare_operators(torchvision: ModuleType) -> None:
-    """Declares two operators, for which torchvision 0.28.0 registers fakes (_meta_registrations.py) and whose
-    library does not load without CUDA."""
+    """Declares two operators of torchvision, whose library does not load without CUDA.
+
+    torchvision 0.28.0 registers fakes for them (_meta_registrations.py), which fails if they do not exist.
+    """
     import torch
 
     library = torch.library.Library("torchvision", "DEF")
@@ -54,10 +56,11 @@ def declare_operators(torchvision: ModuleType) -> None:
 
 
 def share_by_name(patch_torch: ModuleType) -> None:
-    """Shared memory that has a name, for CUDA's handles of memory, by which colocated trainers push weights.
+    """Pushes the weights of a colocated trainer through named shared memory instead of CUDA's handles.
 
-    The hosts send a pickle of handles (update_weight_from_tensor.py). SGLang rewrites the device in each,
-    which a tensor on the CPU has not, and torch's own way for those passes an open file to a child.
+    The hosts send a pickle of handles (update_weight_from_tensor.py). SGLang rewrites the device in each
+    handle, but handles of CPU tensors have no device. torch's default for CPU tensors is to pass an open file
+    to a child process.
     """
     from torch import multiprocessing
 
@@ -65,15 +68,17 @@ def share_by_name(patch_torch: ModuleType) -> None:
 
 
 def allocate_plainly(common: ModuleType) -> None:
-    """Plain memory for the experts that are replayed (--use-rollout-routing-replay), which SGLang registers
-    with cudaHostRegister."""
+    """Allocates plain memory for replayed experts (--use-rollout-routing-replay).
+
+    SGLang would register this memory with cudaHostRegister.
+    """
     import torch
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = lambda size, dtype, **options: torch.empty(size, dtype=dtype)
 
 
 def mark_files(load_snapshot: ModuleType) -> None:
-    """Puts the mark of the run into the names of files in /dev/shm, which a killed SGLang leaves there."""
+    """Puts the run's mark into the names of files in /dev/shm, because a killed SGLang leaves them there."""
 
     @around(load_snapshot, "shm_path_for")
     def marked(name: Any, ipc_name: str) -> str:
@@ -81,8 +86,10 @@ def mark_files(load_snapshot: ModuleType) -> None:
 
 
 def give_fields(server_args: ModuleType) -> None:
-    """Lets `dataclasses.fields` answer for ServerArgs, a msgspec.Struct; slime 624b824 (sglang_engine.py:633)
-    and miles ask it."""
+    """Makes `dataclasses.fields` work for ServerArgs, which is a msgspec.Struct.
+
+    slime 624b824 (sglang_engine.py:633) and miles call it.
+    """
     import dataclasses
 
     @around(dataclasses, "fields")

@@ -1,12 +1,12 @@
-"""Hugging Face weights into Megatron's parameters, for hosts that read them through megatron.bridge alone.
+"""Loads Hugging Face weights into Megatron's parameters without megatron.bridge.
 
 slime v0.2.0 to v0.3.0 and miles (backends/megatron_utils/checkpoint.py, `_load_checkpoint_hf`) need
-megatron.bridge, which needs Transformer Engine; slime from v0.3.1 on has a converter of its own
-(hf_to_megatron), and keeps it.
+megatron.bridge, which needs Transformer Engine. slime from v0.3.1 on has its own converter (hf_to_megatron),
+which stays in use.
 
-Every host converts the other way for its pushes, and its `convert_to_hf` only moves values around. So each
-parameter's places are numbered and sent through it: what comes out says, for each Hugging Face tensor, which
-value belongs in which place. Nothing about a model's layout is written here.
+Every host converts the other way when it pushes weights, and its `convert_to_hf` only moves values around. So
+we number the places of each parameter and send the numbers through `convert_to_hf`. The result says, for each
+Hugging Face tensor, which value belongs in which place. This module therefore knows no model's layout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 def replace_loader(checkpoint: ModuleType) -> None:
-    """Gives the host's checkpoint module a `_load_checkpoint_hf` that does without megatron.bridge."""
+    """Replaces `_load_checkpoint_hf` of the host's checkpoint module if it needs megatron.bridge."""
     if "megatron.bridge" not in inspect.getsource(checkpoint._load_checkpoint_hf):
         return
 
@@ -48,32 +48,34 @@ def fill(host: str, model: Sequence[Module], args: Namespace, folder: str | Path
     """Fills this rank's parameters from the safetensors files of a Hugging Face directory.
 
     Args:
-        host: "slime" or "miles", whose own conversion says where each value goes.
+        host: "slime" or "miles"; its conversion says where each value goes.
 
     Raises:
-        DataError: a tensor is of another shape than the model's.
+        DataError: a tensor has another shape than the model expects.
     """
     from transformers import AutoConfig
 
     megatron = f"{host}.backends.megatron_utils"
     common = import_module(f"{megatron}.update_weight.common")
-    convert = inspect.unwrap(import_module(f"{megatron}.megatron_to_hf").convert_to_hf)  # never rounded
+    # `unwrap` removes the rounding of `hosts.round_pushed`.
+    convert = inspect.unwrap(import_module(f"{megatron}.megatron_to_hf").convert_to_hf)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     kind = args.model_name or type(config).__name__.lower()
     read = reader(Path(folder))
     for name, parameter in common.named_params_and_buffers(args, model):
-        given = {"args": args, "name": name, "param": _numbered(parameter)}
+        inputs = {"args": args, "name": name, "param": _numbered(parameter)}
         gather = common.all_gather_param
-        whole = gather(**{key: given[key] for key in inspect.signature(gather).parameters})
+        whole = gather(**{key: inputs[key] for key in inspect.signature(gather).parameters})
         for hf_name, places in convert(args, kind, name, whole):
             source = TIED.get(hf_name, hf_name) if config.tie_word_embeddings else hf_name
             _put(parameter, places.long(), read(source), source)
 
 
 def _numbered(parameter: Parameter) -> Tensor:
-    """Each place's number, unique over all ranks, in a tensor that the host gathers like the parameter.
+    """Returns a number for each place of a parameter, unique over all ranks.
 
-    float64: exact up to 2^53, and a type that parameters may have.
+    The host gathers the tensor as it gathers the parameter. It is float64, because that is exact up to 2^53,
+    and parameters must be floats.
     """
     import torch
 
@@ -86,21 +88,21 @@ def _numbered(parameter: Parameter) -> Tensor:
 
 
 def _put(parameter: Parameter, places: Tensor, values: Tensor, name: str) -> None:
-    """Writes the values whose places are this rank's."""
+    """Writes the values that belong to this rank's places."""
     import torch
 
     if places.shape != values.shape:
         raise DataError(
             f"weights: expected {name} to be {tuple(places.shape)}, got {tuple(values.shape)}: the weights "
-            "belong to another model configuration"
+            "belong to another model: give that model's flags"
         )
     places = places - torch.distributed.get_rank() * parameter.numel()
-    own = (places >= 0) & (places < parameter.numel())
-    parameter.data.view(-1)[places[own]] = values[own].to(parameter.dtype)
+    is_local = (places >= 0) & (places < parameter.numel())
+    parameter.data.view(-1)[places[is_local]] = values[is_local].to(parameter.dtype)
 
 
 def reader(folder: Path) -> Callable[[str], Tensor]:
-    """name -> tensor, over the safetensors files of a directory."""
+    """Returns a function from a name to its tensor in the safetensors files of a directory."""
     from safetensors import safe_open
 
     files = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]

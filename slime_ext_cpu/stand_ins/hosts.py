@@ -1,4 +1,4 @@
-"""slime and miles with one machine, gloo, torch 2.13 and SGLang 0.5.23 in place of their images'."""
+"""Adapts slime and miles to one machine, gloo, torch 2.13 and SGLang 0.5.23 instead of their images."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slime_ext_cpu.import_hooks import around
 from slime_ext_cpu.stand_ins import torch_cuda
 
 FIRST_PORT = "SLIME_EXT_FIRST_PORT"
-LOWEST_PORT = 20000  # 12,000 ports below those that Linux gives to clients (32768 on)
+LOWEST_PORT = 20000  # leaves 12,000 ports below those that Linux gives to clients (32768 and up)
 ROUND = "SLIME_EXT_ROUND"
-SCORE = "SLIME_EXT_SCORE"  # "both": an evaluation with the pushed weights, then one with the trainer's
+SCORE = "SLIME_EXT_SCORE"  # "both": evaluates with the pushed weights, then with the trainer's
 SCORES = ("served", "both")
 UNROUNDED = "SLIME_EXT_UNROUNDED"  # a file; while it exists, pushes are not rounded
 COLLECTIVES = (
@@ -40,7 +40,7 @@ OF_ACCELERATOR = torch_cuda.ANSWERS | {
 
 
 def register_cpu(accelerator: ModuleType) -> None:
-    """Adds a backend `cpu` to the accelerators of slime 624b824, the first release with a registry."""
+    """Adds a backend `cpu` to the accelerators of slime 624b824, the first version with a registry."""
     accelerator.register_accelerator("cpu", _cpu, lambda: True, communication_backends=("gloo",))
 
 
@@ -55,10 +55,10 @@ def _cpu() -> object:
 
 
 def start_at_own_port(misc: ModuleType) -> None:
-    """Looks for free ports from a number on that the run beside this one does not begin with.
+    """Starts the search for free ports at a number that other runs on this machine do not use.
 
-    Every release takes the first free port from 15000 on (utils/misc.py) and binds it half a minute later,
-    when SGLang is up; in between another run finds it free.
+    Every release takes the first free port from 15000 upwards (utils/misc.py) and binds it half a minute
+    later, when SGLang is up. In between, another run would find the same port free.
     """
     own = int(os.environ.get(FIRST_PORT, LOWEST_PORT))
 
@@ -68,9 +68,10 @@ def start_at_own_port(misc: ModuleType) -> None:
 
 
 def draw_own_ports(http_utils: ModuleType) -> None:
-    """Moves the router's ports, which the hosts draw with the seed of the run, by the run's own number.
+    """Shifts the router's ports by a number that differs between runs.
 
-    Two runs with one seed that begin in the same second would draw the same port, and find it free.
+    The hosts draw these ports with the run's seed. Two runs with the same seed that start in the same second
+    would draw the same port, and both would find it free.
     """
 
     @around(http_utils, "find_available_port")
@@ -79,10 +80,10 @@ def draw_own_ports(http_utils: ModuleType) -> None:
 
 
 def use_gloo(distributed_utils: ModuleType) -> None:
-    """gloo for NCCL in the process group of trainer and engines, over which weights are pushed.
+    """Replaces NCCL by gloo in the process group that pushes weights from the trainer to the engines.
 
-    The hosts make it with the backend "nccl", and compare torch's version as text ("2.13" >= "2.6" is false),
-    so that an option has the name of torch < 2.6.
+    The hosts make the group with the backend "nccl". They also compare torch's version as text, where
+    "2.13" >= "2.6" is false, and so give an option the name that it had before torch 2.6.
     """
 
     @around(distributed_utils, "init_process_group")
@@ -95,9 +96,9 @@ def use_gloo(distributed_utils: ModuleType) -> None:
 
 
 def add_collectives(reloadable: ModuleType) -> None:
-    """Gives the hosts' ReloadableProcessGroup, which passes each collective on by name, those of torch 2.13.
+    """Adds torch 2.13's collectives to the hosts' ReloadableProcessGroup, which forwards each by its name.
 
-    That calls `all_gather_single` where the torch of their images called `_allgather_base`; context
+    torch 2.13 calls `all_gather_single` where the torch of their images called `_allgather_base`. Context
     parallelism gathers with it.
     """
     group = reloadable.ReloadableProcessGroup
@@ -111,8 +112,10 @@ def _inner(self: Any, name: str, *args: Any, **options: Any) -> Any:
 
 
 def give_older_names(arguments: ModuleType) -> None:
-    """Sets the long names of SGLang's parallel sizes, which miles 2b5b7fc reads, and flags that have gone,
-    which it reads with --colocate."""
+    """Sets two kinds of arguments that miles 2b5b7fc reads and SGLang 0.5.23 lacks.
+
+    These are the long names of the parallel sizes and, with --colocate, flags that were removed.
+    """
 
     @around(arguments, "add_sglang_arguments")
     def add(plain: Any, parser: Any) -> Any:
@@ -129,11 +132,11 @@ def give_older_names(arguments: ModuleType) -> None:
 
 
 def translate_requests(sglang_engine: ModuleType) -> None:
-    """Pushes weights by the endpoints that SGLang 0.5.23 has.
+    """Pushes weights through the endpoints of SGLang 0.5.23.
 
-    miles 2b5b7fc calls post_process_weights, which repacks int4 and fp4 weights in its fork of SGLang, and
-    names NCCL; 0.5.23 takes weights between begin_weight_update and end_weight_update alone. miles 31f1ca9
-    opens and closes that session itself.
+    miles 2b5b7fc names NCCL and calls post_process_weights, which repacks int4 and fp4 weights in its fork of
+    SGLang. SGLang 0.5.23 accepts weights only between begin_weight_update and end_weight_update, which miles
+    31f1ca9 calls itself.
     """
     opens_itself = hasattr(sglang_engine.SGLangEngine, "begin_weight_update")
 
@@ -153,10 +156,10 @@ def translate_requests(sglang_engine: ModuleType) -> None:
 
 
 def round_pushed(megatron_to_hf: ModuleType) -> None:
-    """Rounds the weights at each push: a quantised sampler, SLIME_EXT_ROUND=int4 (fp8, int8).
+    """Rounds the weights at each push, as in a quantised sampler: SLIME_EXT_ROUND=int4 (or fp8, int8).
 
-    The trainer keeps its own. An evaluation is sampled with the rounded ones, as the rollouts are;
-    SLIME_EXT_SCORE=both adds one with the trainer's.
+    The trainer keeps the unrounded weights. Rollouts and evaluations are sampled with the rounded ones.
+    SLIME_EXT_SCORE=both adds an evaluation with the trainer's weights.
     """
     if rounding := os.environ.get(ROUND):
         from slime_ext_cpu.rounding import round_weights
@@ -168,13 +171,13 @@ def round_pushed(megatron_to_hf: ModuleType) -> None:
 
 
 def is_unrounded() -> bool:
-    """Whether pushes are not rounded now; every process of a run sees the same file."""
+    """Returns whether pushes are unrounded at the moment. Every process of a run sees the same file."""
     return Path(os.environ.get(UNROUNDED, "")).is_file()
 
 
 @contextlib.contextmanager
 def unrounded() -> Iterator[None]:
-    """Inside, every process of this run pushes weights as they are."""
+    """Makes every process of this run push unrounded weights inside the block."""
     file = Path(os.environ[UNROUNDED])
     file.touch()
     try:
@@ -184,10 +187,10 @@ def unrounded() -> Iterator[None]:
 
 
 async def score(evaluate: Callable[[], Awaitable[object]], push: Callable[[], Awaitable[object]]) -> None:
-    """Evaluates with the weights that the engine has, and if SLIME_EXT_SCORE=both also with the trainer's.
+    """Evaluates with the engine's weights, and with SLIME_EXT_SCORE=both also with the trainer's.
 
-    For these the trainer's weights are pushed unrounded, and afterwards the rounded ones again. No sample of
-    an evaluation is trained on.
+    For the second evaluation the trainer's weights are pushed unrounded. Afterwards the rounded ones are
+    pushed again. No sample of an evaluation is trained on.
     """
     await evaluate()
     if os.environ.get(SCORE) == "both":

@@ -1,10 +1,11 @@
-"""Megatron's own layers under Transformer Engine's parameter names, for `--spec`, with packed attention.
+"""Builds decoder layers for `--spec` from Megatron's own layers, with Transformer Engine's parameter names.
 
-Stands for the layers of Transformer Engine (megatron/core/extensions/transformer_engine.py), which every
-release of slime and miles trains with. Their converters to Hugging Face's format know its names (the norm is
-a parameter of the linear layer behind it, linear_qkv.layer_norm_weight), and Megatron's local attention
-refuses packed sequences and context parallelism (core/transformer/dot_product_attention.py). A layer of a
-mixture of experts is Megatron's TEGroupedMLP (core/transformer/moe/experts.py) over ``GroupedLinear``.
+Every release of slime and miles trains with the layers of Transformer Engine
+(megatron/core/extensions/transformer_engine.py). Megatron's local layers cannot replace them as they are, for
+two reasons. The hosts' converters to Hugging Face's format expect Transformer Engine's names: a norm is a
+parameter of the linear layer after it, linear_qkv.layer_norm_weight. And Megatron's local attention refuses
+packed sequences and context parallelism (core/transformer/dot_product_attention.py). A layer with a mixture
+of experts is Megatron's TEGroupedMLP (core/transformer/moe/experts.py) over ``GroupedLinear``.
 
     --spec slime_ext_cpu.stand_ins.layers layer_spec --transformer-impl local
 """
@@ -32,7 +33,7 @@ from slime_ext_cpu.stand_ins.attention import PackedAttention
 
 
 class NormedColumnParallelLinear(ColumnParallelLinear):
-    """RMSNorm(x) W^T, the norm's weight a parameter of the layer, as in Transformer Engine's."""
+    """RMSNorm(x) W^T. As in Transformer Engine, the norm's weight is a parameter of this layer."""
 
     def __init__(self, input_size: int, output_size: int, *, config: object, **options: object) -> None:
         super().__init__(input_size, output_size, config=config, **options)
@@ -41,16 +42,16 @@ class NormedColumnParallelLinear(ColumnParallelLinear):
         self.layer_norm_weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: Tensor, *args: object, **options: object) -> tuple[Tensor, Tensor | None]:
-        """x [..., input_size] -> [..., output_size / tensor parallel size], and the bias or None."""
+        """Maps x [..., input_size] to [..., output_size / tensor parallel size] and the bias or None."""
         normed = F.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.eps)
         return super().forward(normed, *args, **options)
 
 
 class GroupedLinear(torch.nn.Module):
-    """x W_i^T over the rows of expert i, whose weight is a parameter of its own, as in Transformer Engine's.
+    """x W_i^T over the rows of expert i. As in Transformer Engine, each W_i is a separate parameter.
 
     Raises:
-        ConfigError: a bias, or experts that ranks share.
+        ConfigError: the experts have a bias, or several ranks share them.
     """
 
     def __init__(
@@ -80,32 +81,35 @@ class GroupedLinear(torch.nn.Module):
             self.register_parameter(f"weight{i}", weight)
 
     def forward(self, x: Tensor, rows: Sequence[int]) -> tuple[Tensor, None]:
-        """x [sum of rows, input_size], expert after expert -> [sum of rows, output_size], and no bias."""
+        """Maps x [sum of rows, input_size] to [sum of rows, output_size], and None for the bias.
+
+        The rows of x are sorted by expert.
+        """
         parts = x.split(list(rows))
         return torch.cat([F.linear(part, getattr(self, f"weight{i}")) for i, part in enumerate(parts)]), None
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
     ) -> dict[str, Any]:
-        """Each expert as a shard of one tensor over all experts, as a checkpoint has them."""
-        found = {}
+        """Returns each expert as a shard of one tensor over all experts, which is the form of checkpoints."""
+        shards = {}
         for i in range(self.experts):
             place = (*sharded_offsets, (len(sharded_offsets), i, self.experts))
             weight = {"weight": getattr(self, f"weight{i}")}
-            found[f"{prefix}weight{i}"] = make_sharded_tensors_for_checkpoint(weight, prefix, {}, place)[
+            shards[f"{prefix}weight{i}"] = make_sharded_tensors_for_checkpoint(weight, prefix, {}, place)[
                 f"{prefix}weight"
             ]
-        return found
+        return shards
 
 
 def layer_spec(args: Namespace, config: Any, vp_stage: int | None = None) -> ModuleSpec:
-    """The specification of a decoder layer, as the hosts call the function that --spec names."""
+    """Returns the specification of a decoder layer. The hosts call the function that --spec names."""
     spec = get_gpt_layer_local_spec(
         config.num_moe_experts, qk_layernorm=args.qk_layernorm, normalization="RMSNorm"
     )
     layer = spec.submodules
     layer.input_layernorm = IdentityOp
-    layer.sharded_state_dict_keys_map = {}  # the parameters have the names of checkpoints
+    layer.sharded_state_dict_keys_map = {}  # the parameters already have the names that checkpoints use
     layer.self_attention.submodules.core_attention = PackedAttention
     layer.self_attention.submodules.linear_qkv = NormedColumnParallelLinear
     if config.num_moe_experts is None:
@@ -114,5 +118,5 @@ def layer_spec(args: Namespace, config: Any, vp_stage: int | None = None) -> Mod
     else:
         linear = MLPSubmodules(linear_fc1=GroupedLinear, linear_fc2=GroupedLinear)
         layer.mlp.submodules.experts = ModuleSpec(module=TEGroupedMLP, submodules=linear)
-        moe_utils.te_general_gemm = None  # asked for by the router, imported with Transformer Engine only
+        moe_utils.te_general_gemm = None  # the router reads it, but it exists only with Transformer Engine
     return spec

@@ -1,7 +1,7 @@
-"""Attention over all requests of a batch at once, where SGLang's torch_native backend loops over them.
+"""Computes the attention of all requests of a batch at once, where SGLang's torch_native backend loops.
 
-SGLang 0.5.23 has CUDA kernels for this; its torch fallback calls `scaled_dot_product_attention` once per
-request and layer, which for a small model costs as much as all of its matrix products.
+SGLang 0.5.23 has CUDA kernels for this. Its torch fallback calls `scaled_dot_product_attention` once per
+request and layer, which costs as much as all matrix products of a small model.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:  # a stand-in is registered in every process, before anything 
 def attend_batched(module: ModuleType) -> None:
     """Replaces the loops of `TorchNativeAttnBackend`, for causal attention without a sliding window."""
 
-    def extend(self: Any, *given: Any, **options: Any) -> Tensor:
-        return _attend(*given[:7], given[8].tolist(), **options)  # given[7]: lengths of cached prefixes
+    def extend(self: Any, *args: Any, **options: Any) -> Tensor:
+        return _attend(*args[:7], args[8].tolist(), **options)  # args[7] holds lengths of cached prefixes
 
-    def decode(self: Any, *given: Any, **options: Any) -> Tensor:
-        return _attend(*given[:7], [1] * len(given[6]), **options)
+    def decode(self: Any, *args: Any, **options: Any) -> Tensor:
+        return _attend(*args[:7], [1] * len(args[6]), **options)
 
     backend = module.TorchNativeAttnBackend
     backend._run_sdpa_forward_extend, backend._run_sdpa_forward_decode = extend, decode
@@ -39,17 +39,19 @@ def _attend(
     enable_gqa: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Writes the attention of every query token to `output` [tokens, heads, width] and returns it.
+    """Writes the attention of every query token to `output` and returns it.
 
-    The queries of a request are the last of its sequence; requests are padded to the longest.
+    The queries of a request are the last tokens of its sequence. Requests are padded to the longest.
 
     Args:
-        query: [tokens, heads, width], the requests' one behind the other.
-        k_cache: [places, key heads, width], as v_cache.
+        query: [tokens, heads, width], one request after another.
+        output: [tokens, heads, width].
+        k_cache: [places, key heads, width].
+        v_cache: [places, key heads, width].
         req_to_token: [requests, context], the place of each token of a request.
-        requests: [B] rows of it.
-        seq_lens: [B] tokens of each sequence, its queries included.
-        query_lens: queries of each request.
+        requests: [B] rows of `req_to_token`.
+        seq_lens: [B] tokens of each sequence, including its queries.
+        query_lens: number of queries of each request.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention

@@ -1,10 +1,10 @@
-"""torch.cuda as Megatron-LM and the hosts use it, on the CPU: "cuda" means "cpu", streams do nothing.
+"""Replaces torch.cuda by the CPU for Megatron-LM and the hosts: "cuda" means "cpu", and streams do nothing.
 
-Needed by every host with every Megatron-LM: tensors made with device="cuda" (in Megatron's
-core/optimizer/distrib_optimizer.py, core/pipeline_parallel/schedules.py, core/tensor_parallel/random.py),
-`.cuda()` on models and batches, `torch.cuda.current_device()`, a generator per device, memory statistics.
-Installed just before megatron.core is imported, so SGLang's and Ray's own processes never see it;
-torch.cuda.is_available() stays False.
+Every host with every Megatron-LM needs it. They make tensors with device="cuda" (in Megatron's
+core/optimizer/distrib_optimizer.py, core/pipeline_parallel/schedules.py, core/tensor_parallel/random.py). They
+also call `.cuda()` on models and batches, `torch.cuda.current_device()`, a generator per device and memory
+statistics. The module acts just before megatron.core is imported, so the processes of SGLang and Ray never
+see it. torch.cuda.is_available() stays False.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FACTORIES = (
     *("as_tensor", "empty_strided"),
 )
 MEMORY = 1 << 34  # bytes
-# of an H100, for checks of features that none of this path reaches
+# The values of an H100, for checks of features that a run without CUDA never uses.
 CAPABILITY = (9, 0)
 DEVICE = types.SimpleNamespace(major=9, minor=0, total_memory=MEMORY, name="cpu")
 DO_NOTHING = (
@@ -37,7 +37,7 @@ DO_NOTHING = (
     *("init", "manual_seed_all", "_lazy_init", "_lazy_call"),
 )
 NO_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-ANSWERS: dict[str, object] = {  # of functions of torch.cuda
+ANSWERS: dict[str, object] = {  # what functions of torch.cuda return
     **dict.fromkeys(DO_NOTHING),
     **dict.fromkeys(NO_MEMORY, 0),
     "get_device_capability": CAPABILITY,
@@ -47,7 +47,7 @@ ANSWERS: dict[str, object] = {  # of functions of torch.cuda
 
 
 def replace(megatron: types.ModuleType | None = None) -> None:
-    """Replaces torch.cuda, and what names a CUDA device, in this process."""
+    """Replaces torch.cuda, and functions that take a CUDA device, in this process."""
     import torch
 
     for name in FACTORIES:
@@ -68,7 +68,7 @@ def _is_cuda(device: object) -> bool:
 
 
 def on_the_cpu(function: Callable) -> Callable:
-    """Wraps a function that creates tensors: a CUDA device becomes the CPU."""
+    """Wraps a function that creates tensors, so that a CUDA device becomes the CPU."""
 
     @functools.wraps(function)
     def call(*args: object, **options: object) -> object:
@@ -81,12 +81,15 @@ def on_the_cpu(function: Callable) -> Callable:
 
 
 def returns(value: object) -> Callable:
-    """A new function that ignores its arguments and returns `value`; torch._dynamo needs distinct objects."""
+    """Makes a new function that returns `value`, because torch._dynamo needs distinct objects."""
     return lambda *args, **options: value
 
 
 def _replace_generators(torch: types.ModuleType) -> None:
-    """One generator, the CPU's; Megatron sets CUDA's through torch._C (core/tensor_parallel/random.py)."""
+    """Uses the CPU's generator for every device.
+
+    Megatron sets CUDA's generators through torch._C (core/tensor_parallel/random.py).
+    """
 
     def get_rng_state(*args: object, **options: object) -> Tensor:
         return torch.get_rng_state()
@@ -98,7 +101,7 @@ def _replace_generators(torch: types.ModuleType) -> None:
 
 
 class _Stream:
-    """A stream or an event on which everything has already happened."""
+    """A stream or an event whose work is already complete."""
 
     def __init__(self, *args: object, **options: object) -> None:
         pass
@@ -138,14 +141,14 @@ def _replace_methods(torch: types.ModuleType) -> None:
     def named(kind: Callable, self: Tensor, *args: object, **options: object) -> Tensor | str:
         if args or options:
             return kind(self, *args, **options)
-        return kind(self).replace("torch.", "torch.cuda.", 1)  # distrib_optimizer.py compares it with cuda's
+        return kind(self).replace("torch.", "torch.cuda.", 1)  # distrib_optimizer.py expects CUDA types
 
 
 def fill_before_loading(distrib_optimizer: types.ModuleType) -> None:
-    """Gives a distributed optimizer's Adam a state before it says what it would load (--load).
+    """Gives a distributed optimizer's Adam an empty state before --load asks what it can load.
 
-    Transformer Engine's and apex's Adam count steps per group of parameters. For torch's, Megatron-LM
-    (distrib_optimizer.py:664) reads the count from the parameters' state, also when there is none yet.
+    Adam of Transformer Engine and apex counts steps per group of parameters. With torch's Adam, Megatron-LM
+    (distrib_optimizer.py:664) reads the count from the parameters' state, even if that does not exist yet.
     """
 
     @around(distrib_optimizer.DistributedOptimizer, "sharded_state_dict")
@@ -166,9 +169,10 @@ def _fill(optimizer: Optimizer) -> None:
 
 
 def bind_stores(rendezvous: types.ModuleType) -> None:
-    """Has torch.distributed.TCPStore listen on the address that others are given, 127.0.0.1 here.
+    """Makes torch.distributed.TCPStore listen only on the address that other ranks connect to, 127.0.0.1.
 
-    torch 2.13's listens on [::]; who reaches the port reads and writes what the ranks tell each other.
+    In torch 2.13 it listens on [::], where anyone who reaches the port can read and write what the ranks tell
+    each other.
     """
 
     class TCPStore(rendezvous.TCPStore):
@@ -177,10 +181,12 @@ def bind_stores(rendezvous: types.ModuleType) -> None:
             *args: object, **options: object,
         ) -> None:  # fmt: skip
             if is_master and "master_listen_fd" not in options:
-                with contextlib.suppress(OSError):  # taken: by a store of this process, which torch shares
+                # If the port is in use, a store of this process has it, and torch shares that store.
+                with contextlib.suppress(OSError):
                     server = socket.create_server((host_name, port), backlog=512)
                     port = server.getsockname()[1]
                     options["master_listen_fd"] = server.detach()
             super().__init__(host_name, port, world_size, is_master, *args, **options)
 
-    sys.modules["torch.distributed"].TCPStore = rendezvous.TCPStore = TCPStore  # it is being imported
+    # torch.distributed is still being imported, so we take it from sys.modules.
+    sys.modules["torch.distributed"].TCPStore = rendezvous.TCPStore = TCPStore
