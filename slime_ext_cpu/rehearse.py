@@ -1,5 +1,4 @@
-"""``slime-ext rehearse run.sh``: two small rollouts of a launch script through the real host, without a
-GPU."""
+"""Runs ``slime-ext rehearse run.sh``: two small rollouts of a launch script on the real host and the CPU."""
 
 from __future__ import annotations
 
@@ -17,18 +16,25 @@ def command_line() -> argparse.ArgumentParser:
         prog="slime-ext rehearse", description="Rehearses a launch script of slime or miles without a GPU."
     )
     parser.add_argument("script", help="launch script: .sh, or .py of miles")
-    parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
-    parser.add_argument("--out", type=Path, help="folder of the run; by default a new one below runs")
-    parser.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, help="seconds until it is ended")
-    what = "let the script see this variable (again for another); what others hold is not known"
+    parser.add_argument(
+        "--host", help="'miles' for the wheel, or a checkout; by default the checkout that has the script"
+    )
+    parser.add_argument("--out", type=Path, help="folder of the run; by default a new folder below runs")
+    parser.add_argument(
+        "--timeout", type=_seconds, default=TIMEOUT_S, help="seconds after which the run is stopped"
+    )
+    what = "let the script see this variable of your shell (repeat for others); it sees no others"
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)
     parser.epilog = OWN
     return parser
 
 
 def main(argv: list[str]) -> int:
-    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is reported before
-    the run."""
+    """Prints the page of a rehearsal and returns 0, or 1 if a line of the page is wrong.
+
+    Raises:
+        ConfigError: a mistake in the script, before the run starts.
+    """
     words, own = apart(argv)
     given = command_line().parse_args(words, argparse.Namespace(own=own))
 

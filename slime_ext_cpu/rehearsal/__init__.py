@@ -1,1 +1,1 @@
-"""What two small rollouts of a launch script show."""
+"""Rehearses a launch script with two small rollouts, and reports what they show."""

@@ -1,4 +1,4 @@
-"""Evidence of a rehearsal -> the ten lines of its page, each ok or what is wrong."""
+"""Turns the evidence of a rehearsal into the ten lines of its page. Each line is ok or says what is wrong."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from slime_ext_cpu.rehearsal.replace import ROLLOUTS, Sizes, kept, sizes_of, sma
 OK, WRONG, NOT_REACHED, NOT_ASKED = "ok", "WRONG", "not reached", "not asked for"
 GENERATES = ("--custom-generate-function-path", "--rollout-function-path")
 SHOWN = 60  # characters of a sample
-PADDED = "outside_vocabulary"  # a twin with random weights samples the rows that pad its vocabulary, too
-Found = tuple[str, str]  # state and text of a line
+PADDED = "outside_vocabulary"  # a random twin also samples the rows that pad its vocabulary
+Found = tuple[str, str]  # the state and the text of a line
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,21 @@ class PageLine:
 
 
 def lines(launch: Launch, seen: Evidence) -> list[PageLine]:
-    """The ten lines; where the run failed, the first line that was not reached says why."""
+    """Returns the ten lines. If the run failed, the first line that it did not reach says why."""
     small = small_sizes(sizes_of(launch))
-    found = [PageLine(name, *check(launch, small, seen)) for name, check in CHECKS.items()]
-    return _with_cause(found, launch, seen) if seen.status else found
+    checked = [PageLine(name, *check(launch, small, seen)) for name, check in CHECKS.items()]
+    return _with_cause(checked, launch, seen) if seen.status else checked
 
 
-def _with_cause(found: Sequence[PageLine], launch: Launch, seen: Evidence) -> list[PageLine]:
-    """Puts what ended the run into the first line that was not reached, or into the last."""
-    at = next((i for i, line in enumerate(found) if line.state == NOT_REACHED), len(found) - 1)
+def _with_cause(checked: Sequence[PageLine], launch: Launch, seen: Evidence) -> list[PageLine]:
+    """Puts what ended the run into the first line that the run did not reach, or into the last line."""
+    at = next((i for i, line in enumerate(checked) if line.state == NOT_REACHED), len(checked) - 1)
     text = f"no answer for {seen.seconds:.0f} s" if seen.status == TIMED_OUT else _cause(launch, seen)
-    return [replace(line, state=WRONG, text=text) if i == at else line for i, line in enumerate(found)]
+    return [replace(line, state=WRONG, text=text) if i == at else line for i, line in enumerate(checked)]
 
 
 def _cause(launch: Launch, seen: Evidence) -> str:
-    """The error of a function that a flag names, with flag and line; else of the host."""
+    """Returns the error of a function that a flag names, with flag and line, or else the host's error."""
     if seen.status < 0:
         return seen.cause
     for event in seen.errors():
@@ -58,7 +58,7 @@ def _cause(launch: Launch, seen: Evidence) -> str:
 
 def _script(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     count, program = len(launch.flags), Path(launch.program).name
-    return OK, f"{count} flags for {program}, {len(list(kept(launch)))} stay as they are"
+    return OK, f"{count} flags for {program}, of which {len(list(kept(launch)))} stay as they are"
 
 
 def _parsed(launch: Launch, small: Sizes, seen: Evidence) -> Found:
@@ -85,8 +85,8 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     if not samples:
         return NOT_REACHED, " ".join(seen.unread)
     if wrong := _wrong_log_probs(seen, samples):
-        made = [flag for name in GENERATES if (flag := launch.flag(name))]
-        return WRONG, wrong + "".join(f" ({flag.where}: {flag})" for flag in made)
+        generators = [flag for name in GENERATES if (flag := launch.flag(name))]
+        return WRONG, wrong + "".join(f" ({flag.where}: {flag})" for flag in generators)
     one, lengths = samples[0], [sample["response_length"] for sample in samples]
     text = one["response"][:SHOWN] + ("..." if len(one["response"]) > SHOWN else "")
     every = f"{len(samples)} responses in {len(seen.rollouts)} rollouts"
@@ -95,7 +95,7 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Found:
 
 
 def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> str:
-    """What the analysis says of the dumps; where the trainer wrote none, log-probs that are none."""
+    """Says what the analysis finds wrong in the dumps. Without an analysis, counts invalid log-probs."""
     if seen.analysis:
         wrong = (f for f in seen.analysis.findings if f.severity == "error" and f.name != PADDED)
         return " ".join(f"{f.title} {f.evidence}" for f in wrong)
@@ -105,8 +105,8 @@ def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> st
     if not absent + spoilt or (absent == len(lists) and not seen.asks_for_log_probs):
         return ""
     return (
-        f"Of {len(lists)} responses {absent} have no log-probs of the sampler, {spoilt} have values that are "
-        "none, such as NaN."
+        f"Of {len(lists)} responses, {absent} have no log-probs of the sampler, and {spoilt} have values "
+        "that are not log-probs, such as NaN."
     )
 
 
@@ -115,7 +115,7 @@ def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     if not hook.calls:
         if seen.parsed and not seen.asks_for_log_probs:
             return NOT_ASKED, "neither --use-tis nor --get-mismatch-metrics"
-        return (WRONG, "never, though there were steps") if seen.calls("step") else (NOT_REACHED, "")
+        return (WRONG, "never, although there were steps") if seen.calls("step") else (NOT_REACHED, "")
     if hook.lacking:
         return WRONG, f"without log-probs of the sampler or the trainer in {hook.lacking} calls"
     if hook.nonfinite:
@@ -182,17 +182,17 @@ CHECKS: dict[str, Callable[[Launch, Sizes, Evidence], Found]] = {
 
 
 def unseen(launch: Launch, account: Mapping[str, str]) -> list[str]:
-    """What a rehearsal without a GPU does not show of this launch."""
-    found = [
+    """Returns what a rehearsal without a GPU cannot show about this launch."""
+    hidden = [
         "memory, speed, NCCL, and the numerics of CUDA kernels",
         "the model's own weights and their conversion",
     ]
     if "; without " in account.get("model", ""):
-        found.append(account["model"].split("; without ")[1].split(";")[0])
+        hidden.append(account["model"].split("; without ")[1].split(";")[0])
     if "not on this machine" in account.get("data", ""):
-        found.append("the rows of --prompt-data: keys, lengths, labels")
+        hidden.append("the rows of --prompt-data: keys, lengths, labels")
     if "of bytes" in account.get("model", ""):
-        found.append("the model's tokenizer and chat template")
+        hidden.append("the model's tokenizer and chat template")
     if launch.flag("--colocate"):
-        found.append("offloading and the push of colocated weights")
-    return [*found, *(f"{name}: {account[name]}" for name in ("filter", "evaluation") if name in account)]
+        hidden.append("offloading and the push of colocated weights")
+    return [*hidden, *(f"{name}: {account[name]}" for name in ("filter", "evaluation") if name in account)]

@@ -1,4 +1,4 @@
-"""What a rehearsal left behind: recorded calls, dumps, TensorBoard, checkpoint, log."""
+"""Collects what a rehearsal left: recorded calls, dumps, TensorBoard events, the checkpoint and the log."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from slime_ext.tools.analysis.document import Document
 
 
-NEAR = 0.02  # nats: mean |trainer - sampler| below which both have the same weights in bfloat16
-GROWN = 3.0  # times the distance of the first rollout from which the engine's weights are older ones
+NEAR = 0.02  # nats: below it, mean |trainer - sampler| means that both have the same bfloat16 weights
+GROWN = 3.0  # times the first rollout's distance: above it, the engine has older weights than the trainer
 
 
 @dataclass(frozen=True)
 class Pushes:
-    """The weights that were pushed, and those that sampled.
+    """The weight versions that were pushed, and the versions that sampled.
 
     Args:
-        versions: pushed, sorted.
-        sampled: versions by rollout.
-        distances: mean |trainer - sampler| by rollout, nats per token, where it is known.
+        versions: the pushed versions, sorted.
+        sampled: for each rollout, the versions that sampled it.
+        distances: for each rollout with known log-probs, mean |trainer - sampler|, nats per token.
     """
 
     versions: Sequence[int]
@@ -44,7 +44,7 @@ class Pushes:
 
     @property
     def arrived(self) -> bool:
-        """Whether the last rollout was sampled with newer weights than the first one."""
+        """Whether the last rollout was sampled with newer weights than the first rollout."""
         first, last = self.sampled[0], self.sampled[-1]
         is_still = len(self.sampled) > 1 and first == last and bool(first)
         is_stale = len(self.distances) > 1 and self.distances[-1] > max(NEAR, GROWN * self.distances[0])
@@ -58,20 +58,21 @@ class HookCalls:
     calls: Sequence[Mapping[str, Any]]
 
     def __str__(self) -> str:
-        of_one = [call for call in self.calls if call["pid"] == self.calls[0]["pid"]]  # each rank sees all
-        sequences, tokens = (sum(call[name] for call in of_one) for name in ("sequences", "tokens"))
+        # Every rank has the same calls, so we count those of the first one.
+        on_first_rank = [call for call in self.calls if call["pid"] == self.calls[0]["pid"]]
+        sequences, tokens = (sum(call[name] for call in on_first_rank) for name in ("sequences", "tokens"))
         ranks = len({call["pid"] for call in self.calls})
-        where = f"{len(of_one)} times on {ranks} rank{'s' * (ranks > 1)}"
+        where = f"{len(on_first_rank)} times on {ranks} rank{'s' * (ranks > 1)}"
         return f"{where} with {sequences} sequences, {tokens} tokens"
 
     @property
     def lacking(self) -> int:
-        """Calls without log-probs of the sampler or the trainer."""
+        """Number of calls without log-probs of the sampler or the trainer."""
         return sum("tokens" not in call for call in self.calls)
 
     @property
     def nonfinite(self) -> int:
-        """Log-ratios that are NaN or infinite."""
+        """Number of log-ratios that are NaN or infinite."""
         return sum(call["nonfinite"] for call in self.calls)
 
     @property
@@ -82,19 +83,19 @@ class HookCalls:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the page is made from.
+    """All facts that the page of a rehearsal is made from.
 
     Args:
         status: exit status of the run.
-        seconds: how long it took.
-        log: path.
-        cause: what ended the run, where the status is not 0.
+        seconds: duration of the run.
+        log: path of the host's log.
+        cause: what ended the run, if the status is not 0.
         events: recorded calls.
-        rollouts: samples by rollout, as the host dumped them.
-        analysis: of the dumps, None where there were none.
-        scalars: by name, what TensorBoard holds.
-        checkpoint: files and their bytes.
-        unread: dumps that could not be read, each with why.
+        rollouts: for each rollout, its samples as the host dumped them.
+        analysis: analysis of the dumps, or None if there are none.
+        scalars: series of TensorBoard by name.
+        checkpoint: size in bytes of each file of the checkpoint.
+        unread: a line for each dump that could not be read, with the reason.
     """
 
     status: int
@@ -109,27 +110,27 @@ class Evidence:
     unread: Sequence[str] = ()
 
     def calls(self, event: str) -> list[Mapping[str, Any]]:
-        """Calls of one kind that returned."""
+        """Returns the calls of one kind that did not raise."""
         return [e for e in self.events if e["event"] == event and "error" not in e]
 
     @property
     def parsed(self) -> Mapping[str, Any]:
-        """The host's arguments, with the keys of --custom-config-path; {} where it did not get so far."""
+        """The host's arguments with the keys of --custom-config-path; {} if the host did not parse them."""
         return (self.calls("parsed") or [{}])[-1]
 
     @property
     def asks_for_log_probs(self) -> bool:
-        """Whether they ask for the hook, which needs the sampler's log-probs."""
+        """Whether the arguments ask for the hook, which needs the sampler's log-probs."""
         return bool(self.parsed.get("use_tis") or self.parsed.get("get_mismatch_metrics"))
 
     def hook(self) -> HookCalls:
-        """Calls of the launch's own hook, else of the host's."""
+        """Returns the calls of the hook that the launch names, or of the host's hook if there are none."""
         path = self.parsed.get("custom_tis_function_path")
-        own = [call for call in self.calls("function") if path and call["path"] == path]
-        return HookCalls(own or self.calls("vanilla"))
+        calls = [call for call in self.calls("function") if path and call["path"] == path]
+        return HookCalls(calls or self.calls("vanilla"))
 
     def pushes(self) -> Pushes:
-        """What the engine was given, and what it sampled with."""
+        """Returns the weight versions that the engine received, and the versions that it sampled with."""
         versions = sorted({e["version"] for e in self.calls("push") if e["version"] is not None})
         sampled = [
             sorted({version for sample in rollout for version in sample["weight_versions"] or ()})
@@ -140,12 +141,12 @@ class Evidence:
         return Pushes(versions, sampled, distances)
 
     def errors(self) -> list[Mapping[str, Any]]:
-        """Calls that raised, the innermost first."""
+        """Returns the calls that raised, the innermost first."""
         return [e for e in self.events if "error" in e]
 
 
 def gather(out: Path, status: int, seconds: float) -> Evidence:
-    """Reads a rehearsal's folder."""
+    """Reads the evidence in a rehearsal's folder."""
     log = out / "log"
     rollouts, unread = _rollouts(out / "dumps/rollout_data")
     files = {
@@ -158,18 +159,21 @@ def gather(out: Path, status: int, seconds: float) -> Evidence:
 
 
 def _rollouts(folder: Path) -> tuple[dict[int, Sequence[Mapping[str, Any]]], list[str]]:
-    """Samples by rollout, and a line for each dump that could not be read; nothing in a dump is run."""
-    found, unread = {}, []
+    """Returns the samples of each rollout, and a line for each dump that could not be read.
+
+    No code in a dump is executed.
+    """
+    samples, unread = {}, []
     for file in sorted(file for file in folder.glob("*.pt") if file.stem.isdigit()):
         try:
-            found[int(file.stem)] = load_plain(file).get("samples", ())
+            samples[int(file.stem)] = load_plain(file).get("samples", ())
         except DataError as error:
             unread.append(f"{file}: {error}")
-    return found, unread
+    return samples, unread
 
 
 def _analysis(folder: Path) -> Document | None:
-    """The analysis of ``slime-ext analyze`` over the dumps."""
+    """Analyses the dumps as ``slime-ext analyze`` does."""
     from slime_ext.tools.analysis.request import Request
     from slime_ext.tools.analysis.run import analyse
 
@@ -181,5 +185,5 @@ def _analysis(folder: Path) -> Document | None:
 
 
 def nonfinite(scalars: Series) -> list[str]:
-    """Names with a value that is NaN or infinite."""
+    """Returns the names of series with a value that is NaN or infinite."""
     return [name for name, values in scalars.items() if not all(map(math.isfinite, values.values()))]

@@ -1,4 +1,4 @@
-"""One rehearsal of a launch script: what it prints, runs and writes."""
+"""Rehearses a launch script: prints the page, runs the host and writes the result."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ STYLES = {checks.OK: "green", checks.WRONG: "bold red", checks.NOT_REACHED: "yel
 
 
 def rehearse(given: argparse.Namespace) -> int:
-    """The exit status of a rehearsal.
+    """Rehearses a launch script and returns the exit status.
 
     Raises:
-        ConfigError: no host, a script that launches nothing, a mistake that needs no run to be seen, or a
-            machine on which it could not end well.
-
+        ConfigError: there is no host, the script launches nothing, its text shows a mistake, or the machine
+            lacks something that the run needs.
     """
     began, screen = time.monotonic(), console()
     launch = read_launch(given.script, given.own, given.host, given.env)
@@ -73,52 +72,52 @@ def rehearse(given: argparse.Namespace) -> int:
 
 
 def _status(ran: driver.HostRun) -> int:
-    """The host's exit status; who ends the run before is told where the log is."""
+    """Runs the host and returns its exit status. If the user ends it, prints where the log is."""
     try:
         return ran.run()
     except (KeyboardInterrupt, SystemExit):
-        print(f"slime-ext rehearse: ended before the host was; its log: {ran.out}/log", file=sys.stderr)
+        print(f"slime-ext rehearse: stopped before the host ended; its log: {ran.out}/log", file=sys.stderr)
         raise
 
 
 def _report(
     launch: Launch, account: Mapping[str, str], seen: evidence.Evidence, out: Path, screen: Console
 ) -> int:
-    """Prints the page, writes page.json; the command's exit status."""
-    found = checks.lines(launch, seen)
-    screen.print(page(found, checks.unseen(launch, account), seen))
-    facts = {"seconds": round(seen.seconds), "status": seen.status, "lines": [vars(line) for line in found]}
+    """Prints the page, writes page.json, and returns the command's exit status."""
+    lines = checks.lines(launch, seen)
+    screen.print(page(lines, checks.unseen(launch, account), seen))
+    facts = {"seconds": round(seen.seconds), "status": seen.status, "lines": [vars(line) for line in lines]}
     (out / "page.json").write_text(json.dumps(facts, indent=2))
-    return FAILED if seen.status or any(line.state == checks.WRONG for line in found) else 0
+    return FAILED if seen.status or any(line.state == checks.WRONG for line in lines) else 0
 
 
 def page(lines: Sequence[checks.PageLine], unseen: Sequence[str], seen: evidence.Evidence) -> RenderableType:
-    """The ten lines, and what no machine without a GPU shows."""
+    """Lays out the ten lines, and what no machine without a GPU can show."""
     head = f"rehearsed in {seen.seconds:.0f} s; the host's log: {seen.log}"
     rows = table((f"  {x.name}", Text(x.state, STYLES.get(x.state, "")), x.text) for x in lines)
     return Group(Text(head), rows, Text("\n  ".join(["not seen without a GPU", *unseen])))
 
 
 def engine_notes(launch: Launch, known: Mapping[str, str]) -> Iterator[str]:
-    """Flags that the SGLang of this environment has not."""
+    """Yields a note for each flag that the SGLang of this environment lacks."""
     engine = Path(sysconfig.get_path("purelib"), "sglang/srt")
     with contextlib.suppress(metadata.PackageNotFoundError):
         yield from preflight.unknown_to_engine(launch, known, engine, metadata.version("sglang"))
 
 
 def mistakes(launch: Launch, host: run.RehearsalHost, known: Mapping[str, str]) -> list[str]:
-    """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration.
+    """Returns the mistakes that the launch's text shows in flags, functions and our configuration.
 
     Args:
-        known: of ``preflight.known_flags``.
+        known: what ``preflight.known_flags`` returned.
     """
     paths = run.module_paths(launch, host)
-    found = list(preflight.mistakes(launch, known, paths, is_own_host=host.is_own))
-    return found or list(of_rules(launch, host))
+    lines = list(preflight.mistakes(launch, known, paths, is_own_host=host.is_own))
+    return lines or list(of_rules(launch, host))
 
 
 def of_rules(launch: Launch, host: run.RehearsalHost) -> Iterator[str]:
-    """What ``slime-ext check`` says of the launch on this host."""
+    """Yields what ``slime-ext check`` refuses in the launch on this host."""
     code = Checkout(host.package) if host.is_own else None
     try:
         answer(launch, host=code)

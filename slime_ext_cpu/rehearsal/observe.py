@@ -1,8 +1,8 @@
-"""What a host does, as lines of JSON: installed in every process of a rehearsal, read when it has ended.
+"""Records what a host does in a rehearsal, as lines of JSON.
 
-Each watched call leaves one line when it returns or raises: {"event", "error"?, "at"?, ...}, in a file per
-process. Functions that flags name are watched where the host loads them (``utils/misc.py``,
-``load_function``).
+`install` runs in every process. When a watched call returns or raises, it adds a line to its process's file:
+{"event", "error"?, "at"?, ...}. Functions that flags name are watched from where the host loads them
+(``utils/misc.py``, ``load_function``). `read` returns the lines after the rehearsal has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Describe = Callable[[tuple[Any, ...], Mapping[str, Any], Any], dict[str, Any]]
 
 
 def install() -> None:
-    """Registers the watchers with the hooks that the stand-ins have installed in this process."""
+    """Adds the watchers to the import hooks that the stand-ins installed in this process."""
     hooks = next(finder for finder in sys.meta_path if isinstance(finder, ImportHooks))
     for host in HOSTS:
         for module, name, event, describe in WATCHED:
@@ -37,13 +37,16 @@ def install() -> None:
 
 
 def record(event: str, **facts: Any) -> None:
-    """Appends a line to this process' file."""
+    """Appends a line to this process's file."""
     with Path(os.environ[FOLDER], f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\n")
 
 
 def read(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of all processes, each process' in their order, without one that a killed process cut off."""
+    """Yields the lines of all processes, and those of each process in their order.
+
+    Skips a line that a killed process left incomplete.
+    """
     for file in sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime):
         for line in file.read_text().split("\n"):
             with suppress(ValueError):
@@ -63,7 +66,7 @@ def _watching(name: str, event: str, describe: Describe) -> Callable[[ModuleType
 
 
 def watched(call: Callable[..., Any], event: str, describe: Describe, **facts: Any) -> Callable[..., Any]:
-    """A function that does the same and records what ``describe`` says of a call."""
+    """Wraps a function so that it also records what ``describe`` says about each call."""
 
     @contextmanager
     def failures() -> Iterator[None]:
@@ -71,8 +74,9 @@ def watched(call: Callable[..., Any], event: str, describe: Describe, **facts: A
             yield
         except Exception as error:
             frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-            own = [f for f in frames if f.filename == inspect.getsourcefile(inspect.unwrap(call))] or frames
-            at = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+            source = inspect.getsourcefile(inspect.unwrap(call))
+            in_its_file = [f for f in frames if f.filename == source] or frames
+            at = f"{in_its_file[-1].filename}:{in_its_file[-1].lineno}" if in_its_file else ""
             record(event, error=f"{type(error).__name__}: {error}"[:500], at=at, **facts)
             raise
 
@@ -94,28 +98,30 @@ def watched(call: Callable[..., Any], event: str, describe: Describe, **facts: A
 
 
 def _watch_loaded(module: ModuleType) -> None:
-    """Every function that a flag names, by its path."""
+    """Watches every function that a flag names, and records the flag's path."""
 
     @around(module, "load_function")
     def load_function(load: Any, path: str | None) -> Any:
-        found = load(path)
-        return watched(found, "function", _of_hook, path=path) if inspect.isfunction(found) else found
+        loaded = load(path)
+        return watched(loaded, "function", _of_hook, path=path) if inspect.isfunction(loaded) else loaded
 
 
 def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    """Of the policy loss hook: sequences, tokens, log-ratios that are not finite; of other functions,
-    nothing."""
+    """Counts sequences, tokens and non-finite log-ratios of a call of the policy loss hook.
+
+    Returns {} for other functions.
+    """
     if "rollout_log_probs" not in kwargs:
         return {}
     import torch
 
     train, rollout = (kwargs[name] for name in ("train_log_probs", "rollout_log_probs"))
-    found = {"sequences": len(kwargs["response_lengths"]), "names": sorted(result[2])}
+    facts = {"sequences": len(kwargs["response_lengths"]), "names": sorted(result[2])}
     if train is None or rollout is None:
-        return found
+        return facts
     masks = torch.cat([torch.as_tensor(mask) for mask in kwargs["loss_masks"]])
-    ratio = torch.cat(list(train)).detach() - torch.cat(list(rollout))
-    return {**found, "tokens": int(masks.sum()), "nonfinite": int((~ratio.isfinite()).sum())}
+    log_ratio = torch.cat(list(train)).detach() - torch.cat(list(rollout))
+    return {**facts, "tokens": int(masks.sum()), "nonfinite": int((~log_ratio.isfinite()).sum())}
 
 
 def _of_actor(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def _of_step(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> d
 
 
 def _number(value: Any) -> float | str | None:
-    """A number that JSON has; NaN and infinity as text."""
+    """Converts a value to a number that JSON can hold, and NaN or infinity to text."""
     if value is None:
         return None
     number = float(value)

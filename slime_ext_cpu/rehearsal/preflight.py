@@ -1,4 +1,4 @@
-"""Mistakes of a launch that its text shows, before a process starts."""
+"""Finds the mistakes of a launch that its text shows, before a process starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime_ext_cpu.rehearsal.twin import has_chat_template, tokenizer_fault, tok
 
 NAME = re.compile(r"--[a-z][a-z0-9_-]*")
 SHORT = re.compile(r"-[A-Za-z]\S*")  # never a value for argparse
-NEARLY = 0.8  # likeness from which a name is a misspelling of another
+NEARLY = 0.8  # two names with at least this similarity are spellings of the same name
 SIZES = tuple(
     f"--{name}"
     for name in "rollout-batch-size n-samples-per-prompt global-batch-size num-steps-per-rollout".split()
@@ -35,9 +35,9 @@ NEEDED = dict.fromkeys([*SIZES, "--micro-batch-size", "--rollout-max-response-le
     "--hf-checkpoint": "file",
     "--prompt-data": "file",
     "--eval-prompt-data": "words",
-}  # kinds of flags without which nothing is rehearsed; each number is at least 1
+}  # the kinds of flags that a rehearsal needs; each number must be at least 1
 ENGINE = "--sglang-"
-ELSEWHERE = (ENGINE, "--router-")  # of the cluster's SGLang, which may be another than the one here
+ELSEWHERE = (ENGINE, "--router-")  # flags of the cluster's SGLang, which may be another version
 MEGATRON = (
     "training/arguments.py",
     "training/*config*.py",
@@ -50,15 +50,18 @@ SGLANG = ("server_args.py", "arg_groups/fields/*.py")
 
 
 def known_flags(host: Path, megatron: Path) -> dict[str, str]:
-    """The flags that a host's parser has, read from the sources of the host's package and of Megatron, each
-    with its kind: of ``WANTED``, ``SWITCH``, "open", or empty where the sources say none, or several.
+    """Reads the flags of a host's parser from the sources of the host and of Megatron.
 
     Args:
         host: folder of the package slime or miles.
         megatron: folder of the package megatron.
 
+    Returns:
+        the kind of each flag: a key of ``WANTED``, ``SWITCH``, "open", or "" if the sources say none or
+        several.
+
     Raises:
-        ConfigError: one of the sources is no Python.
+        ConfigError: a source is not valid Python.
     """
     files = [f for pattern in HOST for f in host.glob(pattern)]
     files += [f for pattern in MEGATRON for f in megatron.glob(pattern)]
@@ -68,18 +71,18 @@ def known_flags(host: Path, megatron: Path) -> dict[str, str]:
     kinds: dict[str, set[str]] = {name: set() for name in added}
     for name, kind in (pair for tree in trees for pair in [*((n, "") for n in _names(tree)), *_kinds(tree)]):
         kinds.setdefault(name, set()).update({kind} - {""})
-    return {name: found.pop() if len(found) == 1 else "" for name, found in kinds.items()}
+    return {name: of_name.pop() if len(of_name) == 1 else "" for name, of_name in kinds.items()}
 
 
 def _parsed(file: Path) -> ast.AST:
     try:
         return ast.parse(file.read_bytes(), file.name)
     except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
-        raise ConfigError(f"{file}: expected Python, got {error}: mend the host's checkout") from None
+        raise ConfigError(f"{file}: expected Python, got {error}: fix the host's checkout") from None
 
 
 def _kinds(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """(flag, kind) of each call that adds an argument."""
+    """Yields (flag, kind) of each call that adds an argument."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("add_argument", "reset_arg")):
             names = [word.value for word in node.args if isinstance(word, ast.Constant)]
@@ -88,7 +91,7 @@ def _kinds(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _kind(said: Mapping[str, str]) -> str:
-    """The kind of an argument that is added with these keywords; "open" where they do not show it."""
+    """Returns the kind of an argument with these keywords, or "open" if they do not show it."""
     if said.get("action") in ("'store_true'", "'store_false'"):
         return SWITCH
     if said.keys() & {"action", "None"} or said.get("nargs", "'+'") != "'+'":
@@ -99,7 +102,7 @@ def _kind(said: Mapping[str, str]) -> str:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """Words such as --lr, and what Megatron makes of the fields of its configurations."""
+    """Yields words such as --lr, and the flags that Megatron makes from the fields of its configurations."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
             yield node.value
@@ -117,7 +120,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 def unknown_flags(
     flags: Sequence[WrittenFlag], known: Mapping[str, str]
 ) -> Iterator[tuple[WrittenFlag, str]]:
-    """(flag, nearest known name or nothing) for every flag that the host passes over or refuses."""
+    """Yields (flag, nearest known name or "") for every flag that the host ignores or refuses."""
     for flag in dict.fromkeys(flags):
         plain = flag.name.replace("--no-", "--", 1)
         if not ({flag.name, plain} & known.keys() or flag.name.startswith(ELSEWHERE)):
@@ -126,59 +129,59 @@ def unknown_flags(
 
 
 def unknown_to_engine(launch: Launch, known: Mapping[str, str], engine: Path, version: str) -> Iterator[str]:
-    """A note for each flag that SGLang here has not; the cluster's may have it.
+    """Yields a note for each flag that this machine's SGLang lacks, because the cluster's may have it.
 
     Args:
-        known: of ``known_flags``, for the host's own flags with SGLang's prefix.
+        known: what ``known_flags`` returned, because some of the host's flags have SGLang's prefix.
         engine: folder sglang/srt.
     """
     trees = [_parsed(file) for pattern in SGLANG for file in engine.glob(pattern)]
     names = {name.replace("--", ENGINE, 1) for tree in trees for name in _names(tree)} | known.keys()
     for flag in (flag for flag in dict.fromkeys(launch.flags) if flag.name.startswith(ENGINE)):
-        meant = [name for name in names if name.startswith(flag.name)]  # argparse takes a beginning
+        meant = [name for name in names if name.startswith(flag.name)]  # argparse accepts shortened names
         if flag.name not in names and len(meant) != 1:
             near = did_you_mean(flag.name, sorted(names)) or "."
             yield (
-                f"{flag.where}: {flag.name}: not known to SGLang {version}, which is here{near} If yours "
-                "does not know it either, slime drops it and miles refuses it"
+                f"{flag.where}: {flag.name}: not known to SGLang {version} on this machine{near} If the "
+                "cluster's SGLang does not know it either, slime drops it and miles refuses it"
             )
 
 
 def mistakes(
     launch: Launch, known: Mapping[str, str], paths: Sequence[Path], *, is_own_host: bool
 ) -> Iterator[str]:
-    """One line for each mistake.
+    """Yields a line for each mistake.
 
     Args:
-        known: of ``known_flags``.
+        known: what ``known_flags`` returned.
         paths: where Python looks for modules in the run.
-        is_own_host: whether the host is the script's own, so that a flag that it lacks is a mistake.
+        is_own_host: whether the script belongs to this host, so that a flag that the host lacks is a mistake.
     """
     if launch.lacks("--hf-checkpoint"):
         script, count = Path(launch.script).name, len(launch.flags)
-        yield f"{script}: --hf-checkpoint: expected in the launch, got none among its {count} flags"
+        yield f"{script}: --hf-checkpoint: expected in the launch, got none among its {count} flags: add it"
     yield from _unknown(launch, known, is_own_host=is_own_host)
     yield from _values(launch, dict(known) | NEEDED)
     yield from _arithmetic(launch, sizes_of(launch))
     yield from refusals(launch)
     yield from _tokenizer(launch)
     yield from _of_a_shell(launch)
-    paths_said = (flag for flag in launch.flags if flag.name.endswith("-path") and flag.values)
-    functions = (flag for flag in paths_said if not flag.name.startswith(ELSEWHERE))
+    paths_of_flags = (flag for flag in launch.flags if flag.name.endswith("-path") and flag.values)
+    functions = (flag for flag in paths_of_flags if not flag.name.startswith(ELSEWHERE))
     yield from filter(None, (_function(flag, paths) for flag in functions))
 
 
 def _unknown(launch: Launch, known: Mapping[str, str], *, is_own_host: bool) -> Iterator[str]:
     for flag, near in unknown_flags(launch.flags, known):
         if near:
-            hint = "" if is_own_host else " Or give the script's own host with --host"
+            hint = "" if is_own_host else " Or name the host of the script with --host"
             yield f"{flag.where}: {flag.name}: the host has no such flag; did you mean {near}?{hint}"
         elif is_own_host:
-            yield f"{flag.where}: {flag.name}: the host has no such flag: nothing reads it"
+            yield f"{flag.where}: {flag.name}: the host has no such flag: remove it"
 
 
 def _values(launch: Launch, kinds: Mapping[str, str]) -> Iterator[str]:
-    """Values that the host's parser refuses, or drops in silence."""
+    """Yields a line for each value that the host's parser refuses, or drops in silence."""
     open_at = {gap.at for gap in launch.gaps}
     for i, flag in enumerate(launch.flags, 1):
         if i in open_at or any(isinstance(word, Unread) for word in flag.values):
@@ -188,23 +191,23 @@ def _values(launch: Launch, kinds: Mapping[str, str]) -> Iterator[str]:
 
 
 def _wrong(flag: WrittenFlag, kind: str) -> str:
-    """What is expected instead of a flag's words, and what they are; empty where they are right."""
+    """Says what is expected instead of a flag's words, and what they are; "" if they are right."""
     said, more = " ".join(flag.values), flag.values[1:]
     if more and (short := next((word for word in flag.values if SHORT.fullmatch(word)), None)):
-        return f"flags with two dashes behind it, got {short}: nothing reads it"
+        return f"flags with two dashes after it, got {short}: write --{short[1:]}"
     if kind == SWITCH:
-        return f"no value, got '{said}': nothing reads it" if said else ""
+        return f"no value, got '{said}': remove the value" if said else ""
     if kind in WANTED and not (said if kind == "file" else flag.values):
         return f"{WANTED[kind]}, got none"
     if kind in ("int", "float") and (wrong := _no_number(flag, kind)):
         return f"{wrong}, got '{flag.values[0]}'"
     if kind in WANTED and kind != "words" and more:
-        return f"one value, got '{said}': nothing reads '{' '.join(more)}'"
+        return f"one value, got '{said}': remove '{' '.join(more)}'"
     return ""
 
 
 def _no_number(flag: WrittenFlag, kind: str) -> str | None:
-    """The number that is expected, where a flag's value is none."""
+    """Returns what number is expected if a flag's value is not such a number, otherwise None."""
     try:
         number = float(flag.values[0]) if kind == "float" else int(flag.values[0])
     except ValueError:
@@ -217,12 +220,12 @@ def _of_a_shell(launch: Launch) -> Iterator[str]:
         for word in flag.values:
             if isinstance(word, Unread):
                 yield (
-                    f"{flag.where}: {flag.name}: expected a value that the script says, got '{word}': "
-                    "give a variable with --env NAME"
+                    f"{flag.where}: {flag.name}: expected a value that the script sets, got '{word}': "
+                    "pass a variable of your shell with --env NAME"
                 )
     for gap in launch.gaps:
         if gap.names is None or any(group_of(name) is None for name in gap.names):
-            yield f"{gap}; nothing is rehearsed until the script says it"
+            yield f"{gap}; the rehearsal needs it: set it in the script"
 
 
 def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
@@ -234,7 +237,7 @@ def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
         yield (
             f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x "
             f"--n-samples-per-prompt = {sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: "
-            f"{total % sizes.batch} samples of each rollout would train nothing"
+            f"{total % sizes.batch} samples of each rollout would not be trained on"
         )
 
 
@@ -248,12 +251,12 @@ def _tokenizer(launch: Launch) -> Iterator[str]:
     elif flag and tokenizer_files(folder) and not has_chat_template(folder):
         yield (
             f"{flag.where}: --apply-chat-template: expected a tokenizer with a chat template, got none in "
-            f"{folder}: leave the flag out, or give the chat model's folder"
+            f"{folder}: remove the flag, or give the chat model's folder"
         )
 
 
 def _function(flag: WrittenFlag, paths: Sequence[Path]) -> str | None:
-    """What is wrong with a flag's module.function, as far as a file shows it."""
+    """Says what is wrong with a flag's module.function, if its file shows it; otherwise None."""
     path = flag.values[0]
     if "." not in path or "/" in path or path.endswith(MAPPING) or isinstance(path, Unread):
         return None
@@ -261,7 +264,8 @@ def _function(flag: WrittenFlag, paths: Sequence[Path]) -> str | None:
     if not is_here(path, paths):
         module = path.rpartition(".")[0]
         return (
-            f"{expected}: no module {module} below the launch's PYTHONPATH, the script's folder or the host's"
+            f"{expected}: no module {module} below the launch's PYTHONPATH, the script's folder or the "
+            "host's folder: add its folder to PYTHONPATH"
         )
     fault = fault_of(path, paths)
     return f"{expected}: {fault}" if fault else None

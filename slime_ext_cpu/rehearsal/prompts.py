@@ -1,4 +1,4 @@
-"""The first rows of a launch's data, or rows with its keys where the file is not on this machine."""
+"""Reads the first rows of a launch's data, or makes rows with its keys if the file is not on this machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from slime_ext.tools.scripts.launch import Launch, WrittenFlag
 
 Row = dict[str, Any]
 ROWS = 64
-LONGEST, FEW = 2000, 8  # characters; longer rows are passed over, but for a few where all are longer
+LONGEST, FEW = 2000, 8  # characters; longer rows are skipped, but if all are longer, the shortest few stay
 HELD_OUT = "--eval-prompt-data"
 READ = (".jsonl", ".parquet")
 SLICED = re.compile(r"(.*)@\[(-?\d*):(-?\d*)\]")
 
 
 def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
-    """Rows for training, made ones where --prompt-data is absent, and for evaluations, none where
-    --eval-prompt-data is absent.
+    """Returns the rows for training and the rows for evaluations.
+
+    Training rows are made up if --prompt-data is absent. Evaluations have no rows if --eval-prompt-data is
+    absent.
 
     Raises:
         ConfigError: a row lacks a key that a flag names, or the file cannot be read.
@@ -34,23 +36,31 @@ def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
 
 
 def rows_of(launch: Launch, flag: WrittenFlag) -> list[Row]:
-    """Up to ``ROWS`` rows of a data file, the shortest few where all are long, or made ones where there is
-    no such file."""
+    """Returns up to ``ROWS`` short rows of a data file, the shortest few if all are long.
+
+    Returns made-up rows if the file is not on this machine.
+    """
     where, (file, part) = f"{flag.where}: {flag.name}", file_of(flag.values[-1])
     if not is_file(file):
         if "@[" in file.name:
-            raise ConfigError(f"{where}: expected FILE@[first:last], got {file}: the host reads it as a name")
+            raise ConfigError(
+                f"{where}: expected FILE@[first:last], got {file}, which the host reads as a name: write the "
+                "range in that form"
+            )
         return made_rows(launch, held_out=flag.name == HELD_OUT)
     if file.suffix not in READ and not launch.flag("--data-source-path"):
         raise ConfigError(
-            f"{where}: expected a file {' or '.join(READ)}, got {file}: the host reads no other"
+            f"{where}: expected a file {' or '.join(READ)}, got {file}, which the host cannot read: convert "
+            "it to JSON lines"
         )
     try:
         rows = {number: json.loads(line) for number, line in _numbered(file, part)}
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{where}: expected rows of JSON, got {error} in {file}") from None
+        raise ConfigError(
+            f"{where}: expected rows of JSON, got {error} in {file}: correct that row"
+        ) from None
     if not rows:
-        raise ConfigError(f"{where}: expected rows, got none in {flag.values[-1]}")
+        raise ConfigError(f"{where}: expected rows, got none in {flag.values[-1]}: give a file that has some")
     for number, row in rows.items():
         place = f"row {number} of {file}"
         if not isinstance(row, dict):
@@ -62,7 +72,7 @@ def rows_of(launch: Launch, flag: WrittenFlag) -> list[Row]:
 
 
 def _check(launch: Launch, row: Row, place: str, *, held_out: bool) -> None:
-    """Raises ConfigError at a row without a prompt or a label."""
+    """Raises ConfigError if a row has no prompt or no label."""
     for role in ("input", "label"):
         name, key = _key(launch, role, held_out=held_out)
         where = f"{named.where if (named := launch.flag(name)) else Path(launch.script).name}: {name}"
@@ -78,12 +88,12 @@ def _check(launch: Launch, row: Row, place: str, *, held_out: bool) -> None:
 
 
 def _short(value: Any) -> str:
-    """The beginning of a value, as JSON."""
+    """Returns the beginning of a value as JSON."""
     return json.dumps(value, default=str)[:60]
 
 
 def made_rows(launch: Launch, *, held_out: bool = False) -> list[Row]:
-    """Sums of two numbers under the launch's keys."""
+    """Makes rows that ask for the sum of two numbers, with the launch's keys."""
     prompt, label, metadata = (
         _key(launch, role, held_out=held_out)[1] for role in ("input", "label", "metadata")
     )
@@ -97,25 +107,28 @@ def made_rows(launch: Launch, *, held_out: bool = False) -> list[Row]:
 
 
 def _key(launch: Launch, role: str, *, held_out: bool = False) -> tuple[str, str]:
-    """(flag, key) under which rows hold their input, label or metadata; an empty key where none does."""
-    own = f"--eval-{role}-key"
-    name = own if held_out and launch.value(own) else f"--{role}-key"
+    """Returns (flag, key) for the input, label or metadata of rows. The key is empty if rows have none."""
+    eval_flag = f"--eval-{role}-key"
+    name = eval_flag if held_out and launch.value(eval_flag) else f"--{role}-key"
     return name, launch.value(name, "input" if role == "input" else "")
 
 
 def file_of(word: str) -> tuple[Path, slice]:
-    """The file that a flag's word names, and the part of its rows.
+    """Splits a flag's word into the file that it names and the range of rows.
 
     >>> file_of("d.jsonl@[10:-5]")
     (PosixPath('d.jsonl'), slice(10, -5, None))
     """
-    if not (found := SLICED.fullmatch(word)):
+    if not (match := SLICED.fullmatch(word)):
         return Path(word), slice(None)
-    return Path(found[1]), slice(*(int(bound) if bound else None for bound in found.groups()[1:]))
+    return Path(match[1]), slice(*(int(bound) if bound else None for bound in match.groups()[1:]))
 
 
 def _numbered(file: Path, part: slice) -> Iterator[tuple[int, str]]:
-    """(number from 1, JSON) of the first rows of a part of a file; blank lines are numbered, and no rows."""
+    """Yields (number from 1, JSON) of the first rows in a range of a file.
+
+    Blank lines count in the numbers but are not rows.
+    """
 
     def rows() -> Iterator[tuple[int, str]]:
         return ((number, line) for number, line in enumerate(_lines(file), 1) if line.strip())
@@ -129,7 +142,7 @@ def _numbered(file: Path, part: slice) -> Iterator[tuple[int, str]]:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Rows as JSON."""
+    """Yields the rows of a file as JSON."""
     if file.suffix != ".parquet":
         with file.open() as lines:
             yield from lines
@@ -141,16 +154,16 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def write_rows(rows: list[Row], file: Path) -> None:
-    """The rows as JSONL."""
+    """Writes rows as JSONL."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
 
 
 def longest_prompt(launch: Launch, rows: list[Row], tokenizer: Any) -> int:
-    """Tokens of the longest prompt.
+    """Returns the number of tokens of the longest prompt.
 
     Raises:
-        ConfigError: the chat template refuses one.
+        ConfigError: the chat template refuses a prompt.
     """
     flag = launch.flag("--apply-chat-template")
     keys = {_key(launch, "input", held_out=held_out)[1] for held_out in (False, True)}
@@ -158,7 +171,7 @@ def longest_prompt(launch: Launch, rows: list[Row], tokenizer: Any) -> int:
     for prompt in (row[key] for row in rows for key in keys if isinstance(row.get(key), str | list)):
         try:
             longest = max(longest, _length(prompt, tokenizer, is_chat=bool(flag)))
-        except Exception as error:  # whatever the template's own code raises
+        except Exception as error:  # the template is code of the model and may raise anything
             where = flag or launch.flag("--prompt-data")
             raise ConfigError(
                 f"{f'{where.where}: {where.name}' if where else launch.script}: expected prompts that the "

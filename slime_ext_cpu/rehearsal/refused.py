@@ -1,7 +1,7 @@
-"""What the host refuses of flags that a rehearsal replaces: its parser sees others in the run.
+"""Applies the host's rules to flags that a rehearsal replaces, because its parser never sees those.
 
-The rules are those of slime 624b824, slime/utils/arguments.py:1749-2036 and
-slime/backends/megatron_utils/arguments.py:97-148, which miles 31f1ca9 and miles-rl 0.0.2 have, too.
+The rules are in slime 624b824, slime/utils/arguments.py:1749-2036 and
+slime/backends/megatron_utils/arguments.py:97-148. miles 31f1ca9 and miles-rl 0.0.2 have them, too.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 from slime_ext.tools.scripts.launch import Launch
 
-NEEDS = (  # a flag, and those of which one must stand beside it
+NEEDS = (  # a flag, and the flags of which it needs at least one
     ("--save-interval", ("--save",)),
     ("--release-train", ("--save",)),
     ("--eval-interval", ("--eval-prompt-data", "--eval-config")),
     ("--use-dynamic-batch-size", ("--max-tokens-per-gpu",)),
 )
-ORDERED = (  # a flag, the one that it may not exceed, and by how much the first is less
+ORDERED = (  # a flag, the flag that it may not exceed, and by how much it must be less
     ("--rollout-batch-size", "--over-sampling-batch-size", 0),
     ("--rollout-max-prompt-len", "--rollout-max-context-len", 1),
 )
-OF_THE_MODEL = {  # a flag -> the key of a checkpoint's config.json that says the same
+OF_THE_MODEL = {  # a flag: the key of a checkpoint's config.json with the same meaning
     "--num-layers": "num_hidden_layers",
     "--hidden-size": "hidden_size",
     "--num-attention-heads": "num_attention_heads",
@@ -38,7 +38,7 @@ REFUSED = "the host refuses that"
 
 
 def refusals(launch: Launch) -> Iterator[str]:
-    """One line for each."""
+    """Yields a line for each rule that the launch breaks."""
     yield from _needs(launch)
     yield from _ordered(launch)
     yield from _evaluations(launch)
@@ -65,7 +65,7 @@ def _ordered(launch: Launch) -> Iterator[str]:
 
 
 def _evaluations(launch: Launch) -> Iterator[str]:
-    """Names and files of evaluations come in pairs; one word alone is a file."""
+    """Yields a line if names and files of evaluations do not come in pairs; a single word is a file."""
     flag = launch.flag("--eval-prompt-data")
     if flag and launch.lacks("--eval-config") and len(flag.values) > 1 and len(flag.values) % 2:
         said = " ".join(flag.values)
@@ -73,19 +73,19 @@ def _evaluations(launch: Launch) -> Iterator[str]:
 
 
 def _model(launch: Launch) -> Iterator[str]:
-    """A checkpoint that is not the model of the launch's flags, by its config.json, where that is here."""
+    """Yields a line if the checkpoint's config.json, where it is here, differs from the launch's flags."""
     flag = launch.flag("--hf-checkpoint")
     if not flag or not flag.values or launch.value("--train-backend") == "fsdp":
         return
-    if found := list(_unlike(launch, _config_of(Path(flag.values[0])))):
+    if differences := list(_unlike(launch, _config_of(Path(flag.values[0])))):
         yield (
             f"{flag.where}: {flag.name}: expected the model of the launch's flags in {flag.values[0]}, got "
-            f"another: {', '.join(found)}: give the flags of that model"
+            f"another: {', '.join(differences)}: give the flags of that model"
         )
 
 
 def _unlike(launch: Launch, config: Mapping[str, Any]) -> Iterator[str]:
-    is_mixture = any(key in config for key in EXPERTS)  # its dense layers can be absent
+    is_mixture = any(key in config for key in EXPERTS)  # it may have no dense layers
     for name, key in OF_THE_MODEL.items():
         said, theirs = launch.known_number(name), config.get(key)
         is_compared = isinstance(theirs, int | float) and not (is_mixture and name == "--ffn-hidden-size")
@@ -97,10 +97,10 @@ def _unlike(launch: Launch, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _config_of(folder: Path) -> Mapping[str, Any]:
-    """The keys of a checkpoint's config.json for its language model; none where it cannot be read."""
+    """Returns the language model's keys in a checkpoint's config.json, or {} if it cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         config = config.get("text_config") or config
-        return config | (config.get("rope_parameters") or {})  # of which the hosts read rope_theta first
+        return config | (config.get("rope_parameters") or {})  # the hosts prefer the rope_theta in here
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

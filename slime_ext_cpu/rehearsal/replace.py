@@ -1,4 +1,4 @@
-"""The table of what a rehearsal replaces in a launch, by what and why; every other flag stays as it is."""
+"""Replaces the flags of a launch that a rehearsal cannot use. Every other flag stays as the script has it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slime_ext_cpu.tiny import cpu_flags, engine_flags
 
 ROLLOUTS = 2
 RESPONSE = 16  # tokens
-PROMPTS = 2  # per rollout at least
+PROMPTS = 2  # per rollout, unless the optimizer steps need more
 LEARNING_RATE = "1e-3"
 CONCURRENCY = 64
-PARALLEL = ("context", "tensor", "pipeline")  # the first that a script splits stays split, over two ranks
-TWIN, TRAIN, HELD_OUT = "model", "data/train.jsonl", "data/eval.jsonl"  # below the folder of a rehearsal
+PARALLEL = ("context", "tensor", "pipeline")  # the first kind that a script uses stays, over two ranks
+TWIN, TRAIN, HELD_OUT = "model", "data/train.jsonl", "data/eval.jsonl"  # paths in the folder of a rehearsal
 SPREAD = "slime_ext_cpu.rehearsal.rewards.post_process"
 
-# Flags that are left out, by what stands for them or why nothing has to. A star ends a prefix.
+# Flags that a rehearsal leaves out, by what they belong to. A star matches any characters.
 LEFT_OUT = {
     "model": """
         --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --group-query-attention
@@ -95,7 +95,7 @@ PATTERNS = [(pattern, why) for why, patterns in LEFT_OUT.items() for pattern in 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Batch arithmetic of a rollout: prompts x samples, in steps of `batch` samples."""
+    """The batch sizes of a rollout: prompts x samples, split into optimizer steps of `batch` samples."""
 
     prompts: int
     samples: int
@@ -111,24 +111,24 @@ class Sizes:
 
 
 def group_of(name: str) -> str | None:
-    """Why a flag is left out, or None where it stays."""
+    """Returns the key of `LEFT_OUT` for a flag, or None if the flag stays."""
     return next((why for pattern, why in PATTERNS if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def kept(launch: Launch) -> Iterator[WrittenFlag]:
-    """The flags that stay as they are written."""
+    """Yields the flags that stay as the script has them."""
     return (flag for flag in launch.flags if group_of(flag.name) is None)
 
 
 def sizes_of(launch: Launch) -> Sizes:
-    """The script's own; a batch that is not named is the whole rollout."""
+    """Returns the script's sizes. Without --global-batch-size, optimizer steps share the rollout evenly."""
     prompts, samples = launch.number("--rollout-batch-size", 32), launch.number("--n-samples-per-prompt", 1)
     steps = max(launch.number("--num-steps-per-rollout", 1), 1)
     return Sizes(prompts, samples, launch.number("--global-batch-size", prompts * samples // steps))
 
 
 def small_sizes(sizes: Sizes) -> Sizes:
-    """The fewest prompts with as many samples each, and as many optimizer steps per rollout."""
+    """Returns the fewest prompts that keep the samples per prompt and the optimizer steps per rollout."""
     prompts = min(PROMPTS, sizes.prompts)
     while prompts * sizes.samples % sizes.steps:
         prompts += 1
@@ -136,17 +136,17 @@ def small_sizes(sizes: Sizes) -> Sizes:
 
 
 def response_of(launch: Launch) -> int:
-    """Tokens of a response."""
+    """Returns the most tokens that a response has in the rehearsal."""
     return min(RESPONSE, launch.number("--rollout-max-response-len", RESPONSE))
 
 
 def split_of(launch: Launch) -> str | None:
-    """The parallelism that stays, over two ranks, or None for one rank."""
+    """Returns the kind of parallelism that stays, over two ranks, or None for a single rank."""
     return next((kind for kind in PARALLEL if launch.number(_parallel(kind), 1) > 1), None)
 
 
 def replaced_flags(launch: Launch, model: Sequence[str], longest: int, out: Path) -> list[str]:
-    """The host's command line: the script's flags with small things in the place of large ones.
+    """Returns the host's command line: the script's flags, with small values in the place of large ones.
 
     Args:
         model: Megatron's flags for the twin.
@@ -155,7 +155,7 @@ def replaced_flags(launch: Launch, model: Sequence[str], longest: int, out: Path
     """
     sizes, split = sizes_of(launch), split_of(launch)
     small, context, folder = small_sizes(sizes), longest + 2 * RESPONSE, out / TWIN
-    given: dict[str, object] = {
+    replacements: dict[str, object] = {
         "--actor-num-nodes": 1,
         "--actor-num-gpus-per-node": 2 if split else 1,
         "--num-gpus-per-node": 4,
@@ -174,28 +174,28 @@ def replaced_flags(launch: Launch, model: Sequence[str], longest: int, out: Path
         "--tb-experiment-name": "run",
     }
     if split:
-        given[_parallel(split)] = 2
+        replacements[_parallel(split)] = 2
     if launch.flag("--ref-load"):
-        given["--ref-load"] = folder
+        replacements["--ref-load"] = folder
     if (more := launch.number("--over-sampling-batch-size", 0)) > sizes.prompts:
-        given["--over-sampling-batch-size"] = -(-more * small.prompts // sizes.prompts)
-    if launch.flag("--use-dynamic-batch-size"):  # several micro-batches per step where the script has several
-        given["--max-tokens-per-gpu"] = 2 * context
+        replacements["--over-sampling-batch-size"] = -(-more * small.prompts // sizes.prompts)
+    if launch.flag("--use-dynamic-batch-size"):  # so that a step still has several micro-batches
+        replacements["--max-tokens-per-gpu"] = 2 * context
     else:
         size = launch.number("--micro-batch-size", 1)
-        given["--micro-batch-size"] = max(n for n in range(1, size + 1) if small.batch % n == 0)
+        replacements["--micro-batch-size"] = max(n for n in range(1, size + 1) if small.batch % n == 0)
     if launch.value("--loss-type") != "sft_loss":
-        given["--custom-reward-post-process-path"] = SPREAD
+        replacements["--custom-reward-post-process-path"] = SPREAD
     words = [word for flag in kept(launch) for word in (flag.name, *flag.values)]
     words += model
     words += cpu_flags(of_megatron=launch.value("--train-backend") != "fsdp")
     words += engine_flags(context, 64 * context, CONCURRENCY)
-    words += [str(word) for pair in given.items() for word in pair]
+    words += [str(word) for pair in replacements.items() for word in pair]
     return [*words, *_evaluation(launch, out), "--use-tensorboard"]
 
 
 def _parallel(kind: str) -> str:
-    """The flag of a kind of parallelism."""
+    """Returns the flag for a kind of parallelism."""
     return f"--{kind}{'' if kind == 'context' else '-model'}-parallel-size"
 
 
@@ -208,11 +208,11 @@ def _evaluation(launch: Launch, out: Path) -> list[str]:
 
 
 def account(launch: Launch, twin: str, data: str) -> dict[str, str]:
-    """What -> by what and why, for the reader.
+    """Says what was replaced, by what and why: {subject: sentence}.
 
     Args:
-        twin: what the model became.
-        data: where the rows come from.
+        twin: sentence about the small model.
+        data: sentence about where the rows come from.
     """
     sizes, split = sizes_of(launch), split_of(launch)
     rate, longest = (
@@ -225,19 +225,19 @@ def account(launch: Launch, twin: str, data: str) -> dict[str, str]:
         "ranks": f"{_layout(launch)} -> {f'2 ranks, {split} parallel' if split else '1 rank'}",
         "lengths": f"responses of {longest} -> {response_of(launch)} tokens",
         "schedule": f"{launch.value('--num-rollout', '?')} -> {ROLLOUTS} rollouts; learning rate {rate} -> "
-        f"{LEARNING_RATE}, so that one step can be seen",
+        f"{LEARNING_RATE}, so that a single step changes the weights visibly",
     }
     if launch.value("--loss-type") != "sft_loss":
         rows["rewards"] = (
-            "1 is added to every second one where all of a rollout are alike, as a random model's are; the "
-            "reward function itself runs as it is"
+            "if all rewards of a rollout are equal, as a random model's are, 1 is added to every second one; "
+            "the reward function itself runs unchanged"
         )
     if launch.flag("--colocate"):
         rows["weights"] = (
-            "--colocate: trainer and engine stand apart, the push goes by gloo instead of CUDA IPC"
+            "--colocate: trainer and engine are separate, and weights are pushed by gloo instead of CUDA IPC"
         )
     if flag := launch.flag("--dynamic-sampling-filter-path"):
-        rows["filter"] = f"{flag} is left out: it would refuse a random model's groups for ever"
+        rows["filter"] = f"{flag} is left out, because it would refuse all groups of a random model forever"
     if launch.flag("--eval-config"):
         rows["evaluation"] = "--eval-config is left out"
     for why in ("speed and memory of a GPU", "the engine", "services outside"):

@@ -1,4 +1,4 @@
-"""Rewards that differ, for --custom-reward-post-process-path: from equal ones no trainer learns anything."""
+"""Makes equal rewards differ (--custom-reward-post-process-path), because equal rewards teach nothing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 
 from slime_ext.errors import DataError
 
-THEIRS = "SLIME_EXT_REHEARSE_REWARDS"  # the script's own function for the same flag
+THEIRS = "SLIME_EXT_REHEARSE_REWARDS"  # the function that the script names with the same flag
 
 
 def post_process(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """(raw rewards, normalised rewards) as the script's function or the host makes them, 1 added to every
-    second reward where all are alike.
+    """Returns (raw rewards, normalised rewards) as the script's function or the host computes them.
+
+    If all rewards are equal, first adds 1 to every second reward.
 
     Raises:
-        DataError: a reward is no number.
+        DataError: a reward is not a number.
     """
     values = [sample.get_reward_value(args) for sample in samples]
     for i, value in enumerate(values):
@@ -40,7 +41,7 @@ def post_process(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], 
 
 
 def _of_host(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """What the host does where --custom-reward-post-process-path is absent."""
+    """Does what the host does without --custom-reward-post-process-path."""
     host = type(samples[0]).__module__.split(".")[0]
     rollout = import_module(f"{host}.ray.rollout")
     if hasattr(rollout, "__path__"):  # a package since miles 31f1ca9

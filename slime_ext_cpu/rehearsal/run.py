@@ -1,4 +1,4 @@
-"""A launch -> a rehearsal of it: what is written for it, the run of the real host, the page."""
+"""Prepares the rehearsal of a launch: chooses the host, writes the files, and sets flags and environment."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ OF_A_CLUSTER = tuple(
 
 @dataclass(frozen=True)
 class RehearsalHost:
-    """What runs the rehearsal.
+    """The host that runs the rehearsal.
 
     Args:
         name: "miles" for the wheel, or a checkout's folder.
-        package: folder of slime or miles.
-        is_own: whether it is the host that the script belongs to.
+        package: folder of the package slime or miles.
+        is_own: whether the script belongs to this host.
     """
 
     name: str
@@ -45,10 +45,10 @@ class RehearsalHost:
 
 
 def host_of(launch: Launch, given: str | None) -> RehearsalHost:
-    """The host that --host names, else the checkout that the script lies in, else the wheel.
+    """Returns the host that --host names, otherwise the checkout that contains the script, or the wheel.
 
     Raises:
-        ConfigError: a folder without train.py and slime or miles.
+        ConfigError: --host names a folder without train.py or without slime or miles.
     """
     folders = [Path(given).absolute()] if given not in (None, "", WHEEL) else []
     if given is None:
@@ -59,49 +59,51 @@ def host_of(launch: Launch, given: str | None) -> RehearsalHost:
                 return RehearsalHost(str(folder), folder / kind, is_own=True)
     if given not in (None, WHEEL):
         raise ConfigError(
-            f"--host: expected 'miles' or a checkout of slime or miles, got {given or 'none'}: no train.py "
-            "there"
+            f"--host: expected 'miles' or a checkout of slime or miles, got {given or 'none'}, which has no "
+            "train.py: name the folder that git cloned"
         )
     return RehearsalHost(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
 
 
 def user_paths(launch: Launch) -> list[Path]:
-    """Where Python finds the user's own functions, before everything of the host."""
-    said = [Path(path) for path in launch.environment.get("PYTHONPATH", "").split(":") if path]
-    given = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
-    paths = [Path.cwd(), Path(launch.script).resolve().parent, *said, *given]
+    """Returns where Python looks for the user's functions, before it looks into the host's folders."""
+    of_launch = [Path(path) for path in launch.environment.get("PYTHONPATH", "").split(":") if path]
+    of_process = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    paths = [Path.cwd(), Path(launch.script).resolve().parent, *of_launch, *of_process]
     return [path for path in paths if is_folder(path) and "megatron" not in path.name.lower()]
 
 
 def module_paths(launch: Launch, host: RehearsalHost) -> list[Path]:
-    """Where Python finds the functions that flags name."""
+    """Returns where Python looks for the functions that flags name."""
     site = Path(sysconfig.get_path("purelib"))
     more = [host.package.parent, Path(__file__).parents[2], wheel_folder(), site]
     return [*user_paths(launch), *(path for path in more if path.is_dir())]
 
 
 def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
-    """The launch with relative paths of files made absolute, as the run has another working directory. The
-    folder in which the script's program runs is looked in first."""
-    runs_in = [Path(launch.folder)] if launch.folder else []
-    own = [host.package.parent] if host.is_own else []
-    roots = [*runs_in, *own, Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
+    """Makes the relative paths of files absolute, because the run has another working directory.
 
-    def found(value: str) -> str:
-        name, *part = value.partition("@[")  # of a data file's rows
+    The first folder to look in is the one where the script's program runs.
+    """
+    runs_in = [Path(launch.folder)] if launch.folder else []
+    of_host = [host.package.parent] if host.is_own else []
+    roots = [*runs_in, *of_host, Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
+
+    def absolute(value: str) -> str:
+        name, *part = value.partition("@[")  # the range of a data file's rows
         plain = Path(name)
-        is_written = value in launch.files  # by the script, whatever an earlier run has left
+        is_written = value in launch.files  # the script writes it, even if an earlier run left such a file
         if not value or is_written or plain.is_absolute() or ("/" not in name and not plain.suffix):
             return value
         paths = (root / plain for root in roots)
         whole = next((str(path) for path in paths if is_file(path) or is_folder(path)), name)
         return "".join([whole, *part])
 
-    return _with_values(launch, found)
+    return _with_values(launch, absolute)
 
 
 def with_written_files(launch: Launch, out: Path) -> Launch:
-    """The launch with files below a folder in place of those that its script would write."""
+    """Writes the files that the script would write below a folder, and makes the flags name those."""
     paths = {name: out / f"written/{i}-{Path(name).name}" for i, name in enumerate(launch.files)}
     for name, path in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,10 +119,13 @@ def _with_values(launch: Launch, changed: Callable[[str], str]) -> Launch:
 def prepare(
     launch: Launch, rows: tuple[list[prompts.Row], list[prompts.Row]], out: Path
 ) -> tuple[list[str], dict[str, str]]:
-    """Writes the twin and the rows below a folder; the host's command line, and what was replaced by what.
+    """Writes the twin and the rows below a folder.
 
     Args:
-        rows: of ``prompts.all_rows``.
+        rows: what ``prompts.all_rows`` returned.
+
+    Returns:
+        the host's command line, and what was replaced by what.
     """
     from transformers import AutoTokenizer
 
@@ -137,23 +142,24 @@ def prepare(
     prompts.write_rows(held_out, out / replace.HELD_OUT)
     longest = prompts.longest_prompt(launch, [*train, *held_out], tokenizer)
     is_here = flag and is_file(prompts.file_of(flag.values[-1])[0])
-    data = "first {} rows" if is_here else "not on this machine: {} made rows with the same keys"
-    why = "code of its own" if twin.is_code(model) else "not on this machine"
-    words = "its own tokenizer" if is_real else f"its tokenizer is {why}: one of bytes"
+    data = "first {} rows" if is_here else "not on this machine: {} made-up rows with the same keys"
+    why = "code, which is not run" if twin.is_code(model) else "not on this machine"
+    words = "its own tokenizer" if is_real else f"its tokenizer is {why}: a tokenizer of bytes instead"
     account = replace.account(launch, f"{small}; {words}", data.format(len(train)))
     return replace.replaced_flags(launch, small.flags, longest, out), account
 
 
 def environment_of(launch: Launch, out: Path) -> dict[str, str]:
-    """Variables of the run: those of the Ray job that no cluster needs, and ours."""
-    own = {name: value for name, value in launch.environment.items() if not name.startswith(OF_A_CLUSTER)}
+    """Returns the variables of the run: the launch's, without those for a cluster, and ours."""
+    environment = {n: v for n, v in launch.environment.items() if not n.startswith(OF_A_CLUSTER)}
     (out / "events").mkdir(parents=True, exist_ok=True)
-    own |= {
+    environment |= {
         INSTALL: observe.__name__,
         observe.FOLDER: str(out / "events"),
         "TENSORBOARD_DIR": str(out / "tensorboard"),
     }
-    own["PYTHONPATH"] = ":".join(map(str, user_paths(launch)))  # the wheel's folder holds an sglang, too
+    # Not `module_paths`, because the wheel's folder contains another sglang.
+    environment["PYTHONPATH"] = ":".join(map(str, user_paths(launch)))
     if flag := launch.flag("--custom-reward-post-process-path"):
-        own[rewards.THEIRS] = flag.values[0]
-    return own
+        environment[rewards.THEIRS] = flag.values[0]
+    return environment

@@ -1,4 +1,4 @@
-"""A two-layer model of the same kind as a launch's own, with its tokenizer where that is on this machine."""
+"""Makes a two-layer model of the kind that a launch trains, with its tokenizer if this machine has it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts.launch import Launch
 
 LAYERS, HIDDEN, FFN, HEADS, QUERY_GROUPS, HEAD_DIM = 2, 64, 128, 4, 2, 16
-INIT_STD = 0.1  # log-probs of neighbouring tokens differ by 0.5 nats or more, so that a shift by one is seen
+INIT_STD = 0.1  # log-probs of neighbouring tokens differ by 0.5 nats or more, which shows a shift by one
 POSITIONS = 1 << 16
-MULTIPLE = 16  # of the vocabulary, for two tensor-parallel ranks
+MULTIPLE = 16  # divides the vocabulary, for two tensor-parallel ranks
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 TOKENIZER_FILES = "tokenizer* vocab* merges* special_tokens* added_tokens* chat_template* *.model".split()
 END, BEGIN, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -37,13 +37,13 @@ NOT_DENSE = {
 
 @dataclass(frozen=True)
 class Twin:
-    """A small model's configuration, for Hugging Face and for Megatron.
+    """The configuration of a small model, for Hugging Face and for Megatron.
 
     Args:
         family: a key of ``ARCHITECTURES``.
-        config: of Hugging Face.
-        flags: of Megatron.
-        lost: properties of the model that the twin has not.
+        config: Hugging Face's configuration.
+        flags: Megatron's flags.
+        lost: properties of the model that the twin lacks.
     """
 
     family: str
@@ -57,10 +57,10 @@ class Twin:
 
 
 def twin_of(launch: Launch, vocabulary: int) -> Twin:
-    """The twin of the model that a launch's flags describe.
+    """Returns the twin of the model that a launch's flags describe.
 
     Args:
-        vocabulary: number of tokens.
+        vocabulary: number of tokens in the vocabulary.
     """
     family = (
         "qwen3" if launch.flag("--qk-layernorm") else "qwen2" if launch.flag("--add-qkv-bias") else "llama"
@@ -93,45 +93,51 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in a model's folder; none where the folder is not on this machine, or where the
-    tokenizer is code of the model's own."""
+    """Returns the tokenizer's files in a model's folder.
+
+    There are none if the folder is not on this machine, or if the model brings its tokenizer as code.
+    """
     if not is_folder(folder) or is_code(folder):
         return []
     return [f for pattern in TOKENIZER_FILES for f in folder.glob(pattern) if not f.is_dir()]
 
 
 def is_code(folder: Path) -> bool:
-    """Whether the tokenizer in a model's folder is code of the model's own, which is not run."""
+    """Returns whether a model brings its tokenizer as code. We never run such code."""
     settings = folder / "tokenizer_config.json"
     return is_file(settings) and b'"auto_map"' in settings.read_bytes()
 
 
 def tokenizer_fault(folder: Path) -> str:
-    """What is wrong with the tokenizer's files, as far as they show it; empty where nothing is."""
+    """Says what is wrong with the tokenizer's files; "" if they show nothing wrong."""
     files = tokenizer_files(folder)
     for file in files:
         if not file.is_file():
             return f"{file.name}, a link to nothing"
         if file.read_bytes().startswith(b"version https://git-lfs"):
-            return f"{file.name}, a pointer of Git LFS: git lfs pull"
+            return f"{file.name}, a pointer of Git LFS: run `git lfs pull`"
         try:
             json.loads(file.read_bytes() if file.suffix == ".json" else "0")
         except ValueError:
-            return f"{file.name}, which is no JSON"
+            return f"{file.name}, which is not JSON"
     if files and not any(f.name.startswith(("tokenizer.", "vocab")) or f.suffix == ".model" for f in files):
         return "no tokenizer.json"
     return ""
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer in a model's folder knows how to write messages."""
+    """Returns whether the tokenizer in a model's folder has a chat template."""
     settings = folder / "tokenizer_config.json"
     beside = [*folder.glob("chat_template*"), *folder.glob("additional_chat_templates")]
     return bool(beside) or (settings.is_file() and '"chat_template"' in settings.read_text())
 
 
 def write_tokenizer(out: Path, real: Path) -> bool:
-    """Copies the real tokenizer, or writes one of bytes with a chat template; returns whether it is real."""
+    """Copies the real tokenizer, or writes a tokenizer of bytes with a chat template.
+
+    Returns:
+        whether the tokenizer is the real one.
+    """
     out.mkdir(parents=True, exist_ok=True)
     files = tokenizer_files(real)
     for file in files:

@@ -1,10 +1,10 @@
 """Replaces torch.cuda by the CPU for Megatron-LM and the hosts: "cuda" means "cpu", and streams do nothing.
 
 Every host with every Megatron-LM needs it. They make tensors with device="cuda" (in Megatron's
-core/optimizer/distrib_optimizer.py, core/pipeline_parallel/schedules.py, core/tensor_parallel/random.py). They
-also call `.cuda()` on models and batches, `torch.cuda.current_device()`, a generator per device and memory
-statistics. The module acts just before megatron.core is imported, so the processes of SGLang and Ray never
-see it. torch.cuda.is_available() stays False.
+core/optimizer/distrib_optimizer.py, core/pipeline_parallel/schedules.py, core/tensor_parallel/random.py).
+They also call `.cuda()` on models and batches, and use `torch.cuda.current_device()`, a generator per device
+and memory statistics. The replacement happens just before megatron.core is imported, so the processes of
+SGLang and Ray never see it. torch.cuda.is_available() stays False.
 """
 
 from __future__ import annotations

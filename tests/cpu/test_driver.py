@@ -97,7 +97,7 @@ FAULTS = {
     full("out"): r"{host}/out: expected 64 MiB free for the files of the run, got 0: make room there, or .*",
     full("/tmp"): r"/tmp: expected \d+ MiB free for Ray and temporary files, got 0: make room there",
     full("/dev/shm"): r"/dev/shm: expected 8 MiB free for shared memory, got 0: make room there, or .*",
-    another_run: r"{host}/out: expected a folder that no other run uses, got a folder that a run writes to: name .*",
+    another_run: r"{host}/out: expected a folder that no other run uses, got a folder that a run writes .*",
     scored_twice_on_a_checkout: "SLIME_EXT_SCORE: expected served with a checkout, got both: .*",
     unknown_score: r"SLIME_EXT_SCORE: expected a known score, got 'botj'; did you mean 'both'\? .*",
     unknown_rounding: r"SLIME_EXT_ROUND: expected a known format, got 'int3'; did you mean 'int8'\? .*",

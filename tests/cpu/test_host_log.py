@@ -41,8 +41,8 @@ LOGS = {
     KILLED: "the host's TrainRayActor was killed, by a user or because memory ran out",
     ENGINE_KILLED: "the engine's process scheduler_0 (SGLang) was killed by SIGKILL, by a user or because "
     "memory ran out",
-    "requests.exceptions.ConnectionError: x\n": "the engine does not answer; perhaps it was killed, by a user "
-    "or because memory ran out: ConnectionError: x",
+    "requests.exceptions.ConnectionError: x\n": "the engine does not answer; perhaps it was killed, by a "
+    "user or because memory ran out: ConnectionError: x",
     "ValueError: first\nSubprocess scheduler_0 (pid=20294) crashed with exit code -9\n": "ValueError: first",
     "Killed\n\n": "Killed",
     "": "the log is empty",

@@ -84,7 +84,7 @@ SHIFTED = SimpleNamespace(
 NOTED = SimpleNamespace(name="few", severity="note", title="Short.", evidence="")
 STALE = {0: [sample("1")] * 16, 1: [sample("1")] * 16}
 WRONG = {
-    "never called": (without("function"), "hook called", "never, though there were steps"),
+    "never called": (without("function"), "hook called", "never, although there were steps"),
     "without log-probs": (
         replace(
             GOOD, events=(*GOOD.events, {"event": "function", "path": PATH, "sequences": 1, "names": []})
@@ -143,9 +143,9 @@ def test_the_function_that_made_wrong_log_probs_is_named():
 
 def test_log_probs_that_are_none_are_seen_where_the_run_ended_before_it_trained():
     for found, text in {
-        None: "16 have no log-probs of the sampler, 0 have values that are none",
-        float("nan"): "0 have no log-probs of the sampler, 16 have values that are none, such as NaN.",
-        -9999.0: "0 have no log-probs of the sampler, 16 have values that are none, such as NaN.",
+        None: "16 have no log-probs of the sampler, and 0 have values that are not log-probs",
+        float("nan"): "0 have no log-probs of the sampler, and 16 have values that are not log-probs, such",
+        -9999.0: "0 have no log-probs of the sampler, and 16 have values that are not log-probs, such as",
     }.items():
         one = {**sample("1"), "rollout_log_probs": found and [found, -1.0]}
         seen = replace(GOOD, analysis=None, status=1, cause="TypeError", rollouts={0: [one] * 16})

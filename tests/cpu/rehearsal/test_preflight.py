@@ -76,7 +76,7 @@ def test_a_flag_that_the_engine_here_has_not_is_a_note(tmp_path):
     )
     for flags, near in ENGINE_FLAGS.items():
         found = list(unknown_to_engine(launch(flags), {"--sglang-of-the-host": ""}, tmp_path, "0.5.23"))
-        start = f"run.sh:27: {flags.split()[0]}: not known to SGLang 0.5.23, which is here{near}"
+        start = f"run.sh:27: {flags.split()[0]}: not known to SGLang 0.5.23 on this machine{near}"
         assert (len(found) == 1 and found[0].startswith(start)) if near else not found, (flags, found)
     assert not list(unknown_to_engine(launch(), {}, tmp_path, "0.5.23"))  # its own are there
 
@@ -85,7 +85,10 @@ CASES = [
     ("", None),
     ("--log-interval 3 --no-log-params-norm", None),
     ("--no-use-tis", None),
-    ("--rm-type '$KIND'", "expected a value that the script says, got '$KIND': give a variable with --env"),
+    (
+        "--rm-type '$KIND'",
+        "expected a value that the script sets, got '$KIND': pass a variable of your shell",
+    ),
     ("--ref-load '$BASE/x'", None),  # replaced
     (
         "--use-ti",
@@ -94,8 +97,8 @@ CASES = [
     ("--sglang-anything 1", None),
     ("--sglang-tokenizer-path Qwen2.5-7B", None),
     ("--use-tiss", "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis?"),
-    ("--quite-other 1", "run.sh:27: --quite-other: the host has no such flag: nothing reads it"),
-    ("--global-batch-size 96", "got 96: 64 samples of each rollout would train nothing"),
+    ("--quite-other 1", "run.sh:27: --quite-other: the host has no such flag: remove it"),
+    ("--global-batch-size 96", "got 96: 64 samples of each rollout would not be trained on"),
     ("--custom-rm-path rewards.score", None),
     ("--custom-rm-path rewards.scor", "rewards.py has no scor; did you mean 'score'?"),
     ("--custom-rm-path reward.score", "no module reward below the launch"),
@@ -129,9 +132,9 @@ VALUES = {
     "--rollout-max-response-len 8k": "expected a whole number, got '8k'",
     "--lr 1e--3": "expected a number, got '1e--3'",
     "--lr": "expected a number, got none",
-    "--use-tis true": "expected no value, got 'true': nothing reads it",
-    "--rm-type math -lr 1": "expected flags with two dashes behind it, got -lr: nothing reads it",
-    "--custom-rm-path rewards.score x": "expected one value, got 'rewards.score x': nothing reads 'x'",
+    "--use-tis true": "expected no value, got 'true': remove the value",
+    "--rm-type math -lr 1": "expected flags with two dashes after it, got -lr: write --lr",
+    "--custom-rm-path rewards.score x": "expected one value, got 'rewards.score x': remove 'x'",
     "--hf-checkpoint": "expected a file or folder, got none",
     "--hf-checkpoint ''": "expected a file or folder, got none",
     "--prompt-data": "expected a file or folder, got none",
@@ -154,7 +157,7 @@ def test_values_that_the_host_refuses_or_drops_are_mistakes(known, tmp_path):
 
 
 FAULTS = {
-    "tokenizer.json": ("{ nope", "tokenizer.json, which is no JSON"),
+    "tokenizer.json": ("{ nope", "tokenizer.json, which is not JSON"),
     "tokenizer_config.json": ("{}", "no tokenizer.json"),
     "vocab.json": ("version https://git-lfs.github.com/spec/v1", "vocab.json, a pointer of Git LFS"),
     "tokenizer.model": (None, "tokenizer.model, a link to nothing"),
@@ -177,8 +180,8 @@ def test_on_another_host_only_misspelt_names_are_mistakes(known):
     found = lambda flags: list(mistakes(launch(flags), known, [], is_own_host=False))  # noqa: E731
     assert not found("--quite-other 1")
     assert found("--use-tiss") == [
-        "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis? Or give the script's own "
-        "host with --host"
+        "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis? Or name the host of the "
+        "script with --host"
     ]
 
 

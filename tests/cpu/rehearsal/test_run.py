@@ -43,7 +43,7 @@ def test_a_tokenizer_that_is_code_is_called_so(tmp_path):
     (tmp_path / "m/tokenizer_config.json").write_text('{"auto_map": {}}')
     said = launch(f"--hf-checkpoint {tmp_path}/m")
     _, account = run.prepare(said, prompts.all_rows(said), tmp_path / "out")
-    assert "its tokenizer is code of its own: one of bytes" in account["model"]
+    assert "its tokenizer is code, which is not run: a tokenizer of bytes" in account["model"]
 
 
 def test_files_that_a_script_writes_are_written_for_its_rehearsal(tmp_path, monkeypatch):
