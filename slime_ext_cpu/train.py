@@ -1,6 +1,6 @@
-"""``slime-ext train``: a task learned on the real host, without a GPU.
+"""Runs ``slime-ext train``: a model learns a task on the real host, without a GPU.
 
-The host is miles from its wheel or a checkout of slime or miles, unedited; the flags are its own.
+The host is miles from its wheel or a checkout of slime or miles, unedited and with its own flags.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ STEPS = "--num-steps-per-rollout"
 LARGEST_SEED = 2**31 - 1
 LATEST = "latest_checkpointed_iteration.txt"
 MEASURE = "metrics_only"
-GPUS = 4  # numbers to Ray
+GPUS = 4  # Ray counts them; none has to exist
 NO_END_S = 7 * 24 * 3600.0
-START_S = 90  # until the first rollout
-KINDS = {str: "a text", int: "a whole number", list: "a list"}  # of a run's arguments
+START_S = 90  # seconds until the first rollout
+KINDS = {str: "a text", int: "a whole number", list: "a list"}  # how messages name the types in args.json
 DEFAULTS = {"task": "sums", "correction": "token_tis", "lag": 1, "seed": 1, "host": driver.WHEEL}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains, and returns the exit status of the host, 0 when the run is complete.
+    """Trains, and returns the host's exit status, which is 0 if the run is complete.
 
     Raises:
-        SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
+        SlimeExtError: something is wrong. Most mistakes are found before anything starts.
     """
     words, flags = apart(argv)
     given = command_line().parse_args(words, argparse.Namespace(flags=flags))
     for name in (*DEFAULTS, "out"):
         if given.load and (value := getattr(given, name)) is not None:
             raise ConfigError(
-                f"--{name}: expected none beside --load, got {value}: a run goes on with its own"
+                f"--{name}: expected none beside --load, got {value}: remove it, because a run keeps its own"
             )
     with driver.ended_by_signals():
         return _go_on(given) if given.load else _begin(given)
@@ -63,7 +63,7 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="slime-ext train",
         description="Trains a model on the real miles (or a checkout of slime or miles) without a GPU.",
-        epilog="Words behind -- are flags of the host, and count over ours.",
+        epilog="Words after -- are flags of the host, and override ours.",
     )
     add = parser.add_argument
     tasks = "; ".join(f"{name}: {task.what}" for name, task in TASKS.items())
@@ -71,20 +71,20 @@ def command_line() -> argparse.ArgumentParser:
     add(
         "--correction",
         metavar="NAME|YAML",
-        help=f"a preset, or a file of --custom-config-path; default: {DEFAULTS['correction']}",
+        help=f"a preset, or a file for --custom-config-path; default: {DEFAULTS['correction']}",
     )
     add(
         "--lag",
         type=_count,
         metavar="K",
-        help=f"rollouts between two pushes of weights; above 1 train_async.py; default: {DEFAULTS['lag']}",
+        help=f"rollouts per push of weights; above 1 uses train_async.py; default: {DEFAULTS['lag']}",
     )
-    add("--rollouts", type=_count, help="how many; default: the task's")
-    add("--seed", type=_seed, help=f"default: {DEFAULTS['seed']}")
-    add("--threads", type=_count, help="of trainer and engine each; default: the task's")
-    add("--host", help="'miles' for the wheel, the default, or the folder of a checkout")
-    add("--out", type=Path, help="folder of the run; default: a new one below runs")
-    add("--load", type=Path, metavar="RUN", help="go on with a run at its last checkpoint")
+    add("--rollouts", type=_count, help="number of rollouts; default: the task's")
+    add("--seed", type=_seed, help=f"seed of model, prompts and samples; default: {DEFAULTS['seed']}")
+    add("--threads", type=_count, help="threads of trainer and engine each; default: the task's")
+    add("--host", help="'miles' for the wheel, which is the default, or the folder of a checkout")
+    add("--out", type=Path, help="folder of the run; default: a new folder below runs")
+    add("--load", type=Path, metavar="RUN", help="resume a run from its last checkpoint")
     return parser
 
 
@@ -101,7 +101,7 @@ def _seed(text: str) -> int:
 
 
 def _begin(given: argparse.Namespace) -> int:
-    """A new run, in a folder of its own."""
+    """Runs a new run in a new folder."""
     for name, value in DEFAULTS.items():
         if getattr(given, name) is None:
             setattr(given, name, value)
@@ -132,7 +132,7 @@ def _begin(given: argparse.Namespace) -> int:
 
 
 def _go_on(given: argparse.Namespace) -> int:
-    """The rest of a run, in its folder."""
+    """Resumes a run in its folder."""
     out = given.load
     if not is_file(out / ARGS):
         raise ConfigError(f"--load: expected the folder of a run, got {out}: it has no {ARGS}")
@@ -156,10 +156,10 @@ def _go_on(given: argparse.Namespace) -> int:
 
 
 def _args_of(path: Path) -> dict[str, Any]:
-    """What a run's file says of it.
+    """Reads the arguments of a run from its file.
 
     Raises:
-        ConfigError: it is damaged.
+        ConfigError: the file is damaged.
     """
     text = text_of(str(path))
     try:
@@ -176,7 +176,7 @@ def _args_of(path: Path) -> dict[str, Any]:
 
 
 def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
-    """The run, but for its flags: those name files that are written when the rest has been checked."""
+    """Returns the run without its flags, because they name files that are written after the checks."""
     task = TASKS[args["task"]]
     environment = machine.KEEP_MEMORY | {
         "OMP_NUM_THREADS": str(args.get("threads") or task.threads),
@@ -196,7 +196,7 @@ def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
 
 
 def _steps(task: Task, words: Sequence[str]) -> int:
-    """Optimizer steps of a rollout: the host's last word on them, of the task's flags and those behind --.
+    """Returns the optimizer steps of a rollout: the last value in the task's flags and those after --.
 
     Raises:
         ConfigError: it is no number.
@@ -209,32 +209,32 @@ def _steps(task: Task, words: Sequence[str]) -> int:
 
 
 def _whole_paths(words: Sequence[str]) -> list[str]:
-    """Words behind -- with relative paths of files and folders made whole: the host runs in another folder.
+    """Makes relative paths in the words after -- absolute, because the host runs in another folder.
 
     Raises:
-        ConfigError: --load names no folder; the host would train the model as it was, and say nothing.
+        ConfigError: --load does not name a folder. The host would silently train the original model.
     """
-    found = [
+    absolute = [
         str(path.absolute()) if "/" in word and (is_file(path) or is_folder(path)) else word
         for word, path in ((word, Path(word)) for word in words)
     ]
-    for flag, word in pairwise(found):
+    for flag, word in pairwise(absolute):
         if flag == "--load" and not is_folder(Path(word)):
             raise ConfigError(f"-- --load: expected a folder with a checkpoint, got none at {cut(word)}")
-    return found
+    return absolute
 
 
 def _check_flags(words: Sequence[str], host: str, task: Task) -> None:
-    """Raises ConfigError at a flag behind -- that the host's parser does not have: slime passes over it."""
+    """Raises ConfigError if the host's parser lacks a flag after --, because slime would ignore it."""
     _steps(task, words)
     if not words:
         return
     places = (driver.wheel_folder(), *([] if host == driver.WHEEL else [Path(host)]))
     packages = [place / name for place in places for name in HOSTS if (place / name).is_dir()]
     known = preflight.known_flags(packages[-1], driver.wheel_folder() / "megatron")
-    given = [WrittenFlag(word.partition("=")[0]) for word in words if word.startswith("--")]
-    for flag, near in preflight.unknown_flags(given, known):
-        hint = f"; did you mean {near}?" if near else ""
+    flags = [WrittenFlag(word.partition("=")[0]) for word in words if word.startswith("--")]
+    for flag, near in preflight.unknown_flags(flags, known):
+        hint = f"; did you mean {near}?" if near else ": remove it"
         raise ConfigError(f"-- {flag.name}: expected a flag of the host, got one that it does not have{hint}")
 
 
@@ -261,7 +261,7 @@ def _correction(name: str) -> str:
 
 
 def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
-    """What will be done, and for how long."""
+    """Says what the run will do, and how long that takes."""
     minutes = (START_S + args["num_rollout"] * task.rollout_s) / 60
     host = "miles of the package index" if args["host"] == driver.WHEEL else args["host"]
     lag = f", weights pushed every {args['lag']} rollouts" if args["lag"] > 1 else ""
@@ -275,7 +275,7 @@ def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
 
 
 def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
-    """Runs the host to the end; says how the run ended, and what to do next."""
+    """Runs the host to its end, and says how the run ended and what to do next."""
     task, out = TASKS[args["task"]], Path(run.out)
     folder = out.absolute()
     with _saying_how_to_go_on(out), machine.room_or_one_line(out):
@@ -303,7 +303,7 @@ FLAGS = """
 
 
 def _flags(args: Mapping[str, Any], task: Task, folder: Path, model: Path) -> list[str]:
-    """The host's flags; of two of one name the last counts."""
+    """Returns the host's flags. If a flag is there twice, the last one counts."""
     values = {
         **{"model": model, "folder": folder, "name": folder.name, "gpus": GPUS, "seed": args["seed"]},
         **{"correction": CORRECTION, "dump": DUMP, "checkpoint": CHECKPOINT, "save_every": task.save_every},
@@ -321,7 +321,9 @@ def _flags(args: Mapping[str, Any], task: Task, folder: Path, model: Path) -> li
 
 
 def _eval_every(rollouts: int, wanted: int) -> int:
-    """The divisor of `rollouts` nearest to `wanted`, or itself, so that the last rollout is evaluated.
+    """Returns the divisor of `rollouts` nearest to `wanted`, so that the last rollout is evaluated.
+
+    Returns `rollouts` itself if no divisor is between half and twice `wanted`.
 
     >>> [_eval_every(n, 6) for n in (24, 25, 40, 23)]
     [6, 5, 5, 23]
@@ -332,15 +334,15 @@ def _eval_every(rollouts: int, wanted: int) -> int:
 
 @contextlib.contextmanager
 def _saying_how_to_go_on(out: Path) -> Iterator[None]:
-    """Adds to the line that ends a run what to do next."""
+    """Adds what to do next to the line that ends a run."""
     try:
         yield
     except (SlimeExtError, KeyboardInterrupt, SystemExit) as error:
         is_saved = (out / CHECKPOINT / LATEST).is_file()
-        how = f"go on with slime-ext train --load {out}" if is_saved else "no checkpoint yet: start it anew"
+        how = f"resume with slime-ext train --load {out}" if is_saved else "no checkpoint yet: start it again"
         if isinstance(error, SlimeExtError):
             raise SlimeExtError(f"{error}; {how}") from None
-        print(f"slime-ext train: ended before the host was: {how}", file=sys.stderr)
+        print(f"slime-ext train: stopped before the host ended: {how}", file=sys.stderr)
         raise
 
 
@@ -349,7 +351,7 @@ def _say(line: str) -> None:
 
 
 def _say_end(out: Path, minutes: float) -> None:
-    """Says the reward from -> to, the picture, and the next command."""
+    """Prints the reward before and after, the picture, and the next command."""
     from slime_ext.tools.report.run_picture import draw
 
     picture = out / "report.png"
@@ -359,7 +361,7 @@ def _say_end(out: Path, minutes: float) -> None:
 
 
 def _learned(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The first and the last held-out reward, or reward of a rollout, and when each was measured.
+    """Says the first and the last reward and when each was measured: held-out, or else of rollouts.
 
     >>> _learned([{"rollout": -1, "eval/heldout": 0.0}, {"rollout": 15, "eval/heldout": 0.703}])
     'eval/heldout 0.000 before training -> 0.703 after rollout 16'

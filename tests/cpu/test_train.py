@@ -357,7 +357,7 @@ def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_pa
         shared = [path for mark in marked for path in Path("/dev/shm").glob(f"*{mark}*")]
         first.send_signal(signal.SIGTERM)
         said = first.communicate(timeout=60)[0]
-    assert said.splitlines()[-1].endswith(f"go on with slime-ext train --load {out}"), said
+    assert said.splitlines()[-1].endswith(f"resume with slime-ext train --load {out}"), said
     assert "0100007F" in seen <= LOOPBACK and not of_run(out)
     assert any(path.name.startswith("sem.") for path in shared) and not any(path.exists() for path in shared)
     done = subprocess.run(
