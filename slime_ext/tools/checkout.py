@@ -1,4 +1,4 @@
-"""A checkout of a host, read and never imported: what its code says, for commands that run before it does."""
+"""Reads the code of a host's checkout without importing it, for commands that run before the host does."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slime_ext.host.contract import flag_of
 from slime_ext.host.hosts import LEADING, LOSS, TARGET, Door, HostCode
 from slime_ext.tools.folders import is_file, is_folder
 
-PROGRAM, ROOM = "train.py", "backends"  # what a checkout has beside its package, and in it
+PROGRAM, ROOM = "train.py", "backends"  # a file beside a checkout's package, and a folder inside the package
 
 
 class Checkout(HostCode):
-    """The package of a host.
+    """The code of a host's package.
 
     Args:
-        package: its folder, ``CHECKOUT/slime`` or that of an installed one.
+        package: the package's folder, ``CHECKOUT/slime`` or the folder of an installed package.
     """
 
     def __init__(self, package: Path) -> None:
@@ -34,7 +34,7 @@ class Checkout(HostCode):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Module -> its text."""
+        """The text of each module, by the module's name."""
         paths = sorted(path for path in self.package.rglob("*.py") if is_file(path))
         return {self._module(path): path.read_text("utf-8", "ignore") for path in paths}
 
@@ -43,9 +43,11 @@ class Checkout(HostCode):
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     def door(self, name: str) -> Door | None:
-        """Where several modules define it, the one that fits. ``TARGET`` is looked up in the policy loss's
-        module, which may import it."""
-        modules, wanted, doors = self._defining(name), LEADING[name], list[Door]()
+        """Finds the door of that name. If several modules define it, returns the door that fits best.
+
+        ``TARGET`` must be visible in the module of the policy loss, which may import it.
+        """
+        modules, leading, doors = self._defining(name), LEADING[name], list[Door]()
         if name == TARGET and self.loss_module in modules:
             modules = [self.loss_module]
         elif name == TARGET and not _imports(self.loss_text(), name):
@@ -54,7 +56,7 @@ class Checkout(HostCode):
             if signature := signature_of(self.files[module], name):
                 where = self.loss_module if name == TARGET else module
                 doors.append(Door(where, tuple(signature.parameters)))
-        return max(doors, key=lambda door: door.parameters[: len(wanted)] == wanted, default=None)
+        return max(doors, key=lambda door: door.parameters[: len(leading)] == leading, default=None)
 
     def _defining(self, name: str) -> list[str]:
         line = re.compile(rf"^def {name}\(", re.MULTILINE)
@@ -68,8 +70,8 @@ class Checkout(HostCode):
 
     @property
     def loss_module(self) -> str:
-        found = self.door(LOSS)
-        return self.name if found is None else found.module
+        door = self.door(LOSS)
+        return self.name if door is None else door.module
 
     def loss_text(self) -> str:
         return self.files.get(self.loss_module, "")
@@ -83,13 +85,13 @@ class Checkout(HostCode):
 
 
 def _imports(text: str, name: str) -> bool:
-    """Whether a module imports a name from another one at its top."""
+    """Returns whether a module's top level imports a name from another module."""
     imports = (node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom))
     return any((alias.asname or alias.name) in (name, "*") for node in imports for alias in node.names)
 
 
 def checkout_in(folder: Path) -> Checkout | None:
-    """The host whose checkout a folder is; None where it is none."""
+    """Returns the host whose checkout a folder is, or None if it is no checkout."""
     if not is_file(folder / PROGRAM):
         return None
     rooms = (room for room in sorted(folder.glob(f"*/{ROOM}")) if is_folder(room))
@@ -97,19 +99,21 @@ def checkout_in(folder: Path) -> Checkout | None:
 
 
 def named_checkout(path: str) -> Checkout:
-    """The host in the folder that ``--host`` names. Raises ConfigError where there is none."""
-    found = checkout_in(Path(path).absolute())
-    if found is None:
+    """Returns the host in the folder that ``--host`` names. Raises ConfigError if there is none."""
+    checkout = checkout_in(Path(path).absolute())
+    if checkout is None:
         raise ConfigError(
             f"--host {path}: expected a checkout of slime or miles, got no {PROGRAM} beside a package with "
             f"{ROOM}/ there: name the folder that git cloned"
         )
-    return found
+    return checkout
 
 
 def signature_of(text: str, name: str) -> inspect.Signature | None:
-    """The signature of a module's function, read from its text, without annotations; an ellipsis stands for
-    each default. None where the text defines no such function at its top, or is no Python.
+    """Reads the signature of a module's function from its text, without annotations.
+
+    Each default is an ellipsis. Returns None if the text is not Python, or does not define the function at
+    its top level.
 
     >>> signature_of("def f(a, b=1, *, c, **more): ...", "f")
     <Signature (a, b=Ellipsis, *, c, **more)>
@@ -125,7 +129,7 @@ def signature_of(text: str, name: str) -> inspect.Signature | None:
     kinds, empty = inspect.Parameter, inspect.Parameter.empty
     positional = [*arguments.posonlyargs, *arguments.args]
     required = len(positional) - len(arguments.defaults)
-    found = [
+    parameters = [
         kinds(
             argument.arg,
             kinds.POSITIONAL_ONLY if i < len(arguments.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
@@ -134,10 +138,10 @@ def signature_of(text: str, name: str) -> inspect.Signature | None:
         for i, argument in enumerate(positional)
     ]
     if arguments.vararg:
-        found.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+        parameters.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         value = empty if default is None else ...
-        found.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=value))
+        parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=value))
     if arguments.kwarg:
-        found.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
-    return inspect.Signature(found)
+        parameters.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)

@@ -1,4 +1,4 @@
-"""Folders and files that a command writes."""
+"""Checks, makes and writes the folders and files of a command."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from slime_ext.replacing import replacing
 
 
 def working_folder() -> Path:
-    """The working directory.
+    """Returns the working directory.
 
     Raises:
-        ConfigError: it was removed.
+        ConfigError: the directory was removed.
     """
     try:
         return Path.cwd()
     except OSError:
         raise ConfigError(
-            "working directory: expected one that exists, got a removed one: cd to another"
+            "working directory: expected a folder that exists, got a removed folder: cd to another"
         ) from None
 
 
 def find_own_steps(mapping: Any) -> None:
-    """Lets Python find modules in the working directory, after all other places, if a configuration names a
-    step of its user's own.
+    """Lets Python find modules in the working directory if a configuration names a step of the user's own.
+
+    The directory comes last on the path, so it cannot hide other modules.
 
     Args:
         mapping: the value of the key ``slime_ext:``.
@@ -43,31 +44,31 @@ def find_own_steps(mapping: Any) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; never one at the root.
+    """Makes a folder and its parents, but never a folder directly below the root.
 
     Raises:
-        ConfigError: nothing above it exists but the root, or it cannot be made or written to.
+        ConfigError: the first folder of the path does not exist, or the folder cannot be made or written to.
     """
     beginning = Path(*folder.absolute().parts[:2])
     if not is_folder(beginning):
         raise ConfigError(
-            f"{folder}: expected a folder below one that exists, got none at {beginning}: a variable that is "
-            "not set?"
+            f"{folder}: expected a folder below a folder that exists, got none at {beginning}: check whether "
+            "each variable in the path is set"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = "" if os.access(folder, os.W_OK | os.X_OK) else "one that this user may not write to"
+        fault = "" if os.access(folder, os.W_OK | os.X_OK) else "a folder that this user may not write to"
     except OSError as error:
-        found = "a file" if is_file(folder) else str(error.strerror)
-    if found:
-        raise ConfigError(f"{folder}: expected a folder to write to, got {found}: name another")
+        fault = "a file" if is_file(folder) else str(error.strerror)
+    if fault:
+        raise ConfigError(f"{folder}: expected a folder to write to, got {fault}: name another")
 
 
 def new_folder(given: Path | None, default: Path) -> Path:
-    """The folder of a new run: the one that is given, else the first free name of `default` with a number.
+    """Returns the folder of a new run: `given`, or the first free name that begins with `default`.
 
     Raises:
-        ConfigError: the one that is given has files in it.
+        ConfigError: `given` has files in it.
     """
     if given is None:
         return free_name(default)
@@ -79,7 +80,7 @@ def new_folder(given: Path | None, default: Path) -> Path:
 
 
 def free_name(wanted: Path) -> Path:
-    """The path, or the first free one of its name with a number."""
+    """Returns the first free path: `wanted`, or `wanted` followed by -2, -3 and so on."""
     number, free = 1, wanted
     while free.exists():
         number += 1
@@ -88,10 +89,10 @@ def free_name(wanted: Path) -> Path:
 
 
 def refuse_link(path: Path) -> None:
-    """Raises if writing a file would write where a link leads; /dev/stdout and its kind are meant.
+    """Refuses to write through a link, except for links such as /dev/stdout, which users give on purpose.
 
     Raises:
-        ConfigError: it is a link.
+        ConfigError: the path is a link.
     """
     if path.is_symlink() and path.absolute().parts[1] not in ("dev", "proc"):
         raise ConfigError(
@@ -100,11 +101,11 @@ def refuse_link(path: Path) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a file whole, as ``replacing`` does; a pipe or a device is written into.
+    """Writes a file completely or not at all, as ``replacing`` does. Writes directly to a pipe or a device.
 
     Raises:
-        ConfigError: it is a link.
-        OSError: it cannot be written.
+        ConfigError: the path is a link.
+        OSError: the file cannot be written.
     """
     refuse_link(path)
     data = content.encode() if isinstance(content, str) else content
@@ -116,15 +117,18 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether a file is there for this user: False, too, below a folder that others may not look into, such
-    as the /root of slime's launch scripts (there ``Path.is_file`` raises)."""
+    """Returns whether this user can see a file at the path.
+
+    ``Path.is_file`` raises below a folder that the user may not open, such as /root in slime's launch
+    scripts. This function returns False there.
+    """
     with suppress(OSError):
         return Path(path).is_file()
     return False
 
 
 def is_folder(path: str | Path) -> bool:
-    """As ``is_file``, of a folder."""
+    """Returns whether this user can see a folder at the path; see ``is_file``."""
     with suppress(OSError):
         return Path(path).is_dir()
     return False

@@ -36,7 +36,7 @@ def script(tmp_path, monkeypatch):
         ("run.sh", "run.sh: expected a folder to write to, got a file"),
         ("run.sh/x", "run.sh/x: expected a folder to write to, got Not a directory"),
         ("x" * 300, "expected a folder to write to, got File name too long"),
-        ("/no_such_root/x", "/no_such_root/x: expected a folder below one that exists"),
+        ("/no_such_root/x", "/no_such_root/x: expected a folder below a folder that exists"),
     ],
     ids=lambda text: text[:20],
 )

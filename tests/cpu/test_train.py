@@ -101,8 +101,8 @@ MISTAKES = """
     --out run/args.json -> run/args.json: expected a folder to write to, got a file
     --out run/args.json/x -> run/args.json/x: expected a folder to write to, got Not a directory
     --out LONG -> LONG: expected a folder to write to, got File name too long: name another
-    --out /no_such_root/x -> /no_such_root/x: expected a folder below one that exists
-    --out /LONG -> /LONG: expected a folder below one that exists
+    --out /no_such_root/x -> /no_such_root/x: expected a folder below a folder that exists
+    --out /LONG -> /LONG: expected a folder below a folder that exists
     --load LONG -> --load: expected the folder of a run, got LONG
 """
 

@@ -1,6 +1,7 @@
-"""One picture of one or several runs: reward, mismatch, ratios, clipping and staleness over optimizer steps.
+"""Draws runs as a picture: reward, mismatch, ratios, clipping and staleness over optimizer steps.
 
-Runs of one name are seeds of one setting: their mean is drawn, and a band from the lowest to the highest.
+Runs with the same name are seeds of one setting. They are drawn as their mean and a band from the lowest to
+the highest.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from slime_ext.errors import DataError
 from slime_ext.tools.folders import write_file
 from slime_ext.tools.report.run_series import DIFFERENCE, K3, REWARD, Series, read_run, run_folders
 
-# Okabe and Ito's palette: told apart with every kind of colour vision
+# Okabe and Ito's palette, whose colours differ for every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 HEALTHY = "#009E73"
 PICTURES = (".png", ".pdf", ".svg")
 SMOOTH = 10
 SEED = re.compile(r"[-_.]?(?:seed|s)[-_=.]?\d+$")
 OFF = "train/off_policy/"
-Points = tuple[list[float], list[list[float]]]  # steps, and of each step the values of all runs
+Points = tuple[list[float], list[list[float]]]  # steps, and for each step the values of all runs
 
 
 @dataclass(frozen=True)
 class Line:
-    """The first of the metrics `names` that a setting has, and how it is drawn."""
+    """A line for the first metric in `names` that a setting has, and its style."""
 
     names: tuple[str, ...]
     label: str
@@ -42,11 +43,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One row of the picture.
+    """A row of the picture.
 
     Attributes:
         healthy: metrics of ``core.metrics.names`` whose healthy ranges bound the green band.
-        holds: what the axis holds at least; it begins there if no value lies below.
+        holds: the range that the axis shows at least; the axis starts there unless a value is lower.
     """
 
     title: str
@@ -58,14 +59,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Setting:
-    """The runs of one name, in one colour."""
+    """The runs with the same name, drawn in one colour."""
 
     name: str
     runs: list[Series]
     colour: str
 
     def seeds(self, *names: str) -> Points:
-        """Steps and, per step, the values of all runs of the first metric that one of them has."""
+        """Returns steps, and the values of all runs at each step, of the first metric that a run has."""
         name = next((n for n in names if any(n in run for run in self.runs)), None)
         having = [run[name] for run in self.runs if name in run]
         if not having:
@@ -81,7 +82,7 @@ OLDEST = ("rollout/staleness_max", f"{OFF}staleness_max")
 STEPS = {"drawstyle": "steps-post"}
 HELD_OUT = {"marker": "o", "markersize": 4, "linestyle": "--", "linewidth": 1, "markerfacecolor": "white"}
 THIN = {"linewidth": 0.8}
-# Of each row the first panel that a setting has a metric of.
+# Each row shows its first panel for which some setting has a metric.
 ROWS = (
     (
         Panel("mismatch KL\n(nats per token)", (Line((K3,), "k3"),), ("k3_kl",), log=True),
@@ -99,7 +100,7 @@ ROWS = (
         ),
     ),
     (Panel("weights clipped\n(fraction)", (Line(CLIPPED, "clipped"),), ("clipped_fraction",), holds=(0, 0)),),
-    (  # between the sampling and the trained weights; versions say little where pushes are rare
+    (  # optimizer steps first, because versions say little if pushes are rare
         Panel(
             "staleness\n(optimizer steps)",
             (
@@ -118,15 +119,18 @@ ROWS = (
 
 
 def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -> Path:
-    """Draws runs into one picture, one row per quantity that at least one of them has, and returns its path.
+    """Draws runs into one picture and returns its path.
+
+    The picture has a row for each quantity that at least one run has.
 
     Args:
-        folders: of a run each, or of several, which are then seeds of one setting.
-        labels: a name for each folder; equal names are seeds of one setting. Default: the folders' names
-            without a seed at their end.
+        folders: folders of a run each. A folder with several runs holds seeds of one setting.
+        out: path of the picture.
+        labels: a name for each folder; folders with equal names are seeds of one setting. By default the
+            names of the folders, without a seed at the end.
 
     Raises:
-        DataError: a folder without a run, or no run with a metric that is drawn.
+        DataError: a folder has no run, or no run has a metric that the picture draws.
     """
     import matplotlib
 
@@ -137,7 +141,10 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
     rows = ((_reward(settings),), *ROWS)
     panels = [panel for row in rows for panel in [p for p in row if _has(p, settings)][:1]]
     if not panels:
-        raise DataError(f"{folders[0]}: expected at least one metric of the picture, got none")
+        raise DataError(
+            f"{folders[0]}: expected at least one metric that the picture draws, got none: launch with "
+            "--custom-megatron-init-path slime_ext.host.init"
+        )
     figure, axes = pyplot.subplots(
         len(panels), 1, figsize=(9, 0.7 + 2.1 * len(panels)), sharex=True, squeeze=False, layout="constrained"
     )
@@ -163,21 +170,24 @@ def _settings(folders: Sequence[Path], labels: Sequence[str]) -> list[Setting]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Each folder's name without a seed at its end; with its parent's where another folder has the same name.
+    """Returns each folder's name without a seed at its end.
+
+    If several folders have the same name, the name of the parent comes first.
 
     >>> _names([Path("runs/tis-seed3"), Path("runs/tis-seed4"), Path("a/lag-16"), Path("b/lag-16")])
     ['tis', 'tis', 'a/lag-16', 'b/lag-16']
     """
     paths = [folder.resolve() for folder in folders]
-    alike = Counter(path.name for path in paths)
-    names = [p.name if alike[p.name] == 1 else f"{p.parent.name}/{p.name}" for p in paths]
+    counts = Counter(path.name for path in paths)
+    names = [p.name if counts[p.name] == 1 else f"{p.parent.name}/{p.name}" for p in paths]
     return [SEED.sub("", name) or name for name in names]
 
 
 def plain(name: str) -> str:
-    """Makes matplotlib show a name letter by letter.
+    """Escapes a name so that matplotlib shows each of its letters.
 
-    It reads text between dollar signs as a formula, and leaves a label that begins with _ out of the legend.
+    Without this, matplotlib reads text between dollar signs as a formula, and omits a label that begins with
+    _ from the legend.
 
     >>> plain("a$b"), plain("_a")
     ('a\\\\$b', ' _a')
@@ -195,8 +205,10 @@ def _title(settings: Sequence[Setting]) -> str:
 
 
 def _reward(settings: Sequence[Setting]) -> Panel:
-    """Rewards of training and of evaluations; slime logs ``eval/NAME/...`` and ``eval/NAME-...`` of other
-    quantities."""
+    """Makes the panel with the rewards of training and of evaluations.
+
+    slime logs a reward as ``eval/NAME``, and other quantities as ``eval/NAME/...`` and ``eval/NAME-...``.
+    """
     logged = sorted({n for s in settings for run in s.runs for n in run if n.startswith("eval/")})
     rewards = [n for n in logged if not any(n.startswith((f"{m}/", f"{m}-")) for m in logged)]
     held_out = (Line((name,), plain(name.removeprefix("eval/")), HELD_OUT) for name in rewards)
@@ -228,7 +240,7 @@ def _draw_panel(panel: Panel, ax: Any, settings: Sequence[Setting]) -> None:
 
 
 def _draw_line(line: Line, points: Points, ax: Any, colour: str, label: str) -> list[float]:
-    """Draws mean and band of a setting; the means."""
+    """Draws the mean and the band of a setting, and returns the means."""
     steps, values = points
     means = smooth = [fmean(v) for v in values]
     if max(map(len, values)) > 1:
@@ -243,7 +255,7 @@ def _draw_line(line: Line, points: Points, ax: Any, colour: str, label: str) -> 
 
 
 def _mark_healthy(panel: Panel, ax: Any) -> None:
-    """Shades the healthy range green; the axis is stretched to its next edge where none of it is in sight."""
+    """Shades the healthy range green. If the axis shows none of it, extends the axis to its nearest edge."""
     lowest, highest = zip(*(names.HEALTHY[name] for name in panel.healthy), strict=True)
     least = max((bound for bound in lowest if bound is not None), default=-math.inf)
     most = min((bound for bound in highest if bound is not None), default=math.inf)
@@ -254,7 +266,7 @@ def _mark_healthy(panel: Panel, ax: Any) -> None:
 
 
 def running_mean(steps: list[float], values: list[float], width: int) -> tuple[list[float], list[float]]:
-    """Mean over `width` values in a row, each at the step in their middle.
+    """Averages each `width` consecutive values, and places the mean at the step in the middle.
 
     >>> running_mean([1, 2, 3, 4], [0.0, 1.0, 2.0, 6.0], 3)
     ([2, 3], [1.0, 3.0])

@@ -1,5 +1,7 @@
-"""The metrics of a run over its optimizer steps, from the TensorBoard events and the off_policy.jsonl that
-slime or miles leave below its folder."""
+"""Reads the metrics of a run over its optimizer steps.
+
+They are in the TensorBoard events and the off_policy.jsonl that slime or miles write below the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from slime_ext.host.step_file import rows
 
 EVENTS, STEPS = "events.out.tfevents*", "off_policy.jsonl"
 REWARD, K3 = "rollout/raw_reward", "train/off_policy/k3_kl"
-DIFFERENCE = "train/train_rollout_logprob_abs_diff"  # slime's own
-Series = dict[str, dict[float, float]]  # name, as in the host's log: optimizer step: value
+DIFFERENCE = "train/train_rollout_logprob_abs_diff"  # a metric of slime
+Series = dict[str, dict[float, float]]  # {name in the host's log: {optimizer step: value}}
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folders of single runs below one: itself, or several where folders side by side hold a run each.
+    """Returns the folders of single runs: the folder itself, or its subfolders if several of them have a run.
 
     Raises:
-        DataError: no such folder.
+        DataError: the folder does not exist.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: expected the folder of a run, got none")
+        raise DataError(f"{folder}: expected the folder of a run, got none: check the path")
     kind = EVENTS if _any(folder, EVENTS) else STEPS
     inner = folder
     while not any(inner.glob(kind)):
@@ -39,11 +41,11 @@ def _any(folder: Path, pattern: str) -> bool:
 
 
 def read_run(folder: Path) -> Series:
-    """Every metric that the run left; NaN is a gap.
+    """Reads every metric that a run logged, and skips values that are not finite.
 
     Raises:
-        DataError: nothing of a run is in the folder.
-        ConfigError: TensorBoard events, but no package that reads them.
+        DataError: the folder contains no metrics.
+        ConfigError: there are TensorBoard events, but the package that reads them is not installed.
     """
     events = read_events(folder)
     lines = [row for path in sorted(folder.rglob(STEPS)) for row in rows(path, "rollout_id")]
@@ -60,17 +62,17 @@ def read_run(folder: Path) -> Series:
         series |= {name: known} if known else {}
     if not series:
         raise DataError(
-            f"{folder}: expected TensorBoard events or off_policy.jsonl, got none: log with "
+            f"{folder}: expected TensorBoard events or off_policy.jsonl, got none: train with "
             "--use-tensorboard, or give the folder of --save; `slime-ext analyze` draws dumps"
         )
     return series
 
 
 def read_events(folder: Path) -> Series:
-    """The scalars of the TensorBoard events below a folder.
+    """Reads the scalars of the TensorBoard events below a folder.
 
     Raises:
-        ConfigError: there are some, but no package that reads them.
+        ConfigError: there are events, but the package that reads them is not installed.
     """
     paths = sorted({path.parent for path in folder.rglob(EVENTS)})
     if not paths:
@@ -79,7 +81,7 @@ def read_events(folder: Path) -> Series:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise ConfigError(
-            f"{paths[0]}: expected the package tensorboard, which reads it, got none: pip install tensorboard"
+            f"{paths[0]}: expected the package tensorboard to read it, got none: pip install tensorboard"
         ) from error
     out: Series = {}
     for path in paths:
@@ -89,11 +91,13 @@ def read_events(folder: Path) -> Series:
     return out
 
 
-def _steps_per_rollout(found: Series, lines: list[dict[str, Any]]) -> tuple[int, int]:
-    """Optimizer steps of a rollout, and optimizer steps of one step on the axis of ``rollout/``: slime counts
-    rollouts there, unless --wandb-always-use-train-step has it count optimizer steps."""
+def _steps_per_rollout(events: Series, lines: list[dict[str, Any]]) -> tuple[int, int]:
+    """Returns two numbers of optimizer steps: per rollout, and per step on the axis of ``rollout/``.
+
+    On that axis slime counts rollouts, or optimizer steps under --wandb-always-use-train-step.
+    """
     steps = 1 + max((row.get("step_id", 0) for row in lines), default=0)
-    train, rollout = _last(found, "train/"), _last(found, "rollout/")
+    train, rollout = _last(events, "train/"), _last(events, "rollout/")
     if train is None or rollout is None:
         return steps, steps
     ratio = (train + 1) / (rollout + 1)
@@ -101,5 +105,5 @@ def _steps_per_rollout(found: Series, lines: list[dict[str, Any]]) -> tuple[int,
     return steps, steps if ratio > math.sqrt(steps) else 1
 
 
-def _last(found: Series, part: str) -> float | None:
-    return max((max(values) for name, values in found.items() if name.startswith(part)), default=None)
+def _last(events: Series, part: str) -> float | None:
+    return max((max(values) for name, values in events.items() if name.startswith(part)), default=None)

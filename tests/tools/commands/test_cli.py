@@ -17,7 +17,7 @@ from tests.tools.report.test_run_picture import slime_run
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/modes/stale.yaml"
-GONE = "slime-ext: working directory: expected one that exists"  # torch finds none of its libraries there
+GONE = "slime-ext: working directory: expected a folder that exists"  # torch finds no library there
 HEAVY = ("torch", "numpy", "matplotlib", "jinja2", "bashkit", "transformers", "ray")  # half a second or more
 PACKAGES = (*HEAVY, "pydantic", "rich", "yaml")
 HELP = """
@@ -233,7 +233,7 @@ def test_a_mistake_of_report_is_one_line(tmp_path, capsys):
         ([str(tmp_path / "gone")], "expected the folder of a run, got none"),
         ([str(run), "--out", "picture.txt"], "--out: expected a name that ends in .png, .pdf, .svg"),
         ([str(run), "--out", str(tmp_path / "file/x.png")], "expected a folder to write to, got a file"),
-        ([str(run), "--out", "/nowhere_at_all/x.png"], "expected a folder below one that exists"),
+        ([str(run), "--out", "/nowhere_at_all/x.png"], "expected a folder below a folder that exists"),
         ([str(run), "--labels", "a", "b"], "--labels: expected 1 names, got 2"),
     ):
         assert cli.main(["report", *words]) == 2, words

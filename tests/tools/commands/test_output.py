@@ -14,7 +14,7 @@ from slime_ext.tools.folders import make_folder
 
 
 def test_no_folder_is_made_at_the_root(tmp_path):
-    with pytest.raises(ConfigError, match="got none at /no_such_folder_here: a variable that is not set"):
+    with pytest.raises(ConfigError, match="got none at /no_such_folder_here: check whether each variable"):
         make_folder(Path("/no_such_folder_here/a/b"))
     make_folder(tmp_path / "a/b")
     assert (tmp_path / "a/b").is_dir() and not Path("/no_such_folder_here").exists()

@@ -172,7 +172,7 @@ def test_folders_that_hold_no_run_are_named(tmp_path):
             run_picture.draw([folder], tmp_path / "report.png")
     (tmp_path / "rollout_data").mkdir()  # of which nothing was dumped
     events(tmp_path, {"other": [1.0]})
-    with pytest.raises(DataError, match="expected at least one metric of the picture"):
+    with pytest.raises(DataError, match="expected at least one metric that the picture draws"):
         run_picture.draw([tmp_path], tmp_path / "report.png")
 
 
