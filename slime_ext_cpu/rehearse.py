@@ -11,7 +11,7 @@ from slime_ext_cpu.rehearsal.run import TIMEOUT_S
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Returns the flags of the command."""
+    """Returns the parser of the command's flags."""
     parser = argparse.ArgumentParser(
         prog="slime-ext rehearse", description="Rehearses a launch script of slime or miles without a GPU."
     )

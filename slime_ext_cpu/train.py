@@ -239,11 +239,13 @@ def _check_flags(words: Sequence[str], host: str, task: Task) -> None:
 
 
 def _correction(name: str) -> str:
-    """What --custom-config-path is given: a file's own text, or a preset's three keys, and for one that
-    centers the function that asks for the sampler's head.
+    """Returns the text of the file for --custom-config-path.
+
+    For a file, this is its own text. For a preset, these are three keys; a preset that centers also gets the
+    function that asks for the sampler's head.
 
     Raises:
-        ConfigError: neither a file nor a preset, or a file that is wrong.
+        ConfigError: the name is neither a file nor a preset, or the file is wrong.
     """
     from slime_ext.presets import NAMES, get  # imports torch, which takes two seconds
     from slime_ext.tools.check.answer import check_file
