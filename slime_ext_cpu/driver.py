@@ -170,13 +170,13 @@ class HostRun:
         self.check()
         _raise_open_files()
         out, folder = Path(self.out).absolute(), machine.TEMPORARY / f"slime-ext-{secrets.token_hex(4)}"
-        given = {"host": str(self.checkout or WHEEL), "asynchronous": self.asynchronous, "gpus": self.gpus}
+        settings = {"host": str(self.checkout or WHEEL), "asynchronous": self.asynchronous, "gpus": self.gpus}
         env = self._variables(folder)
         with ended_by_signals(), host_log.opened(out / "log") as log, guarded(env[MARK], folder):
             _fill(folder)
             python = _without_blanks(Path(sys.executable), folder)
             process = subprocess.Popen(
-                ["env", "-C", str(out), str(python), "-m", CHILD, json.dumps(given), *self.flags],
+                ["env", "-C", str(out), str(python), "-m", CHILD, json.dumps(settings), *self.flags],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -274,6 +274,6 @@ def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
         for name, value in env.items()
         if not (name.lower().endswith("_proxy") and value.lower().startswith("socks"))
     }
-    said = f"{env.get('no_proxy', '')},{env.get('NO_PROXY', '')}".replace(" ", "").split(",")
-    named = "*" if "*" in said else ",".join(dict.fromkeys([*LOOPBACK, *filter(None, said)]))
+    addresses = f"{env.get('no_proxy', '')},{env.get('NO_PROXY', '')}".replace(" ", "").split(",")
+    named = "*" if "*" in addresses else ",".join(dict.fromkeys([*LOOPBACK, *filter(None, addresses)]))
     return kept | {"no_proxy": named, "NO_PROXY": named}

@@ -66,11 +66,11 @@ def ending(status: int, path: Path) -> str:
     if status < 0:
         return f"the host {_how(status)}"
     lines = plain_lines(path)
-    said = next((line.strip() for line in reversed(lines) if NO_ROOM in line), "")
+    message = next((line.strip() for line in reversed(lines) if NO_ROOM in line), "")
     full = machine.full_places(path.parent)
-    if said or full:
+    if message or full:
         where = " and ".join(map(str, full)) or f"{path.parent}, {machine.TEMPORARY} or {machine.SHARED}"
-        return f"no room left in {where}{f': {said[:LONGEST]}' if said else ''}"
+        return f"no room left in {where}{f': {message[:LONGEST]}' if message else ''}"
     return cause_of(lines)
 
 
@@ -93,16 +93,16 @@ def cause_of(lines: Sequence[str]) -> str:
     >>> cause_of(["Traceback (most recent call last):", '  File "a.py", line 3, in f', "ValueError: no"])
     'ValueError: no (a.py:3)'
     """
-    found = list(_exceptions(lines))
-    if not found:
+    exceptions = list(_exceptions(lines))
+    if not exceptions:
         return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")[:LONGEST]
-    at, _, text = found[-1]
+    at, _, text = exceptions[-1]
     if crash := next(filter(None, map(CRASHED.search, lines[:at])), None):
         return f"the engine's process {crash[1]} (SGLang) {_how(int(crash[2]))}"
     if "died unexpectedly" in text:
         actor = next((line.split()[-1] for line in lines[at : at + 4] if "class_name:" in line), "an actor")
         return f"the host's {actor} was killed{BY_WHOM}"
-    at, kind, text = next((f for f in reversed(found) if f[1] not in OF_RAY), found[-1])
+    at, kind, text = next((f for f in reversed(exceptions) if f[1] not in OF_RAY), exceptions[-1])
     if kind in NO_ANSWER:
         return f"the engine does not answer; perhaps it was killed{BY_WHOM}: {text[:LONGEST]}"
     frames = (FRAME.match(line) for line in reversed(lines[max(0, at - 60) : at]))
@@ -123,6 +123,6 @@ def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 def _message(lines: Sequence[str], at: int, behind: str | None) -> str:
     """Returns an exception's message: the text after its colon, the next line, or the failed assertion."""
     if behind is None:
-        shown = (line.strip() for line in reversed(lines[max(0, at - 3) : at]))
-        return next((line for line in shown if line.startswith("assert ")), "")
+        above = (line.strip() for line in reversed(lines[max(0, at - 3) : at]))
+        return next((line for line in above if line.startswith("assert ")), "")
     return behind or next((line.strip() for line in lines[at + 1 :] if line.strip()), "")

@@ -113,12 +113,12 @@ class Progress:
 
     def __init__(self, folder: Path, rollouts: int, steps: int, show: Callable[[str], None]) -> None:
         self.tracked, self.rollouts, self.show = folder / TRACKED, rollouts, show
-        file, now = StepFile(folder / METRICS), round(time.time(), 3)
+        file, began = StepFile(folder / METRICS), round(time.time(), 3)
         if (former := _rows_of_last_command(self.tracked, file)) is not None:
             former.write()
-        append(self.tracked, {"axis": BEGIN, "time": now, "metrics": {"steps": steps}})
+        append(self.tracked, {"axis": BEGIN, "time": began, "metrics": {"steps": steps}})
         self.place = self.tracked.stat().st_size
-        self.rows = Rows(file, steps, now)
+        self.rows = Rows(file, steps, began)
         self.began, self.clock = time.monotonic(), []
 
     def read(self) -> None:
@@ -187,9 +187,9 @@ def _rows_of_last_command(tracked: Path, file: StepFile) -> Rows | None:
 def _logged(line: bytes) -> tuple[str, float, dict[str, float]] | None:
     """Returns axis, time and metrics of a line of tracked.jsonl, or None if a full disk cut the line off."""
     try:
-        said = json.loads(line)
-        known = {name: math.nan if value is None else value for name, value in said["metrics"].items()}
-        return said["axis"], said["time"], known
+        logged = json.loads(line)
+        known = {name: math.nan if value is None else value for name, value in logged["metrics"].items()}
+        return logged["axis"], logged["time"], known
     except (ValueError, KeyError, TypeError):
         return None
 

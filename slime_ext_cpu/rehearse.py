@@ -36,11 +36,11 @@ def main(argv: list[str]) -> int:
         ConfigError: a mistake in the script, before the run starts.
     """
     words, own = apart(argv)
-    given = command_line().parse_args(words, argparse.Namespace(own=own))
+    options = command_line().parse_args(words, argparse.Namespace(own=own))
 
     from slime_ext_cpu.rehearsal.main import rehearse  # imports torch, which takes two seconds
 
-    return rehearse(given)
+    return rehearse(options)
 
 
 def _seconds(text: str) -> float:

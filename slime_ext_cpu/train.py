@@ -48,14 +48,14 @@ def main(argv: Sequence[str]) -> int:
         SlimeExtError: something is wrong. Most mistakes are found before anything starts.
     """
     words, flags = apart(argv)
-    given = command_line().parse_args(words, argparse.Namespace(flags=flags))
+    options = command_line().parse_args(words, argparse.Namespace(flags=flags))
     for name in (*DEFAULTS, "out"):
-        if given.load and (value := getattr(given, name)) is not None:
+        if options.load and (value := getattr(options, name)) is not None:
             raise ConfigError(
                 f"--{name}: expected none beside --load, got {value}: remove it, because a run keeps its own"
             )
     with driver.ended_by_signals():
-        return _go_on(given) if given.load else _begin(given)
+        return _go_on(options) if options.load else _begin(options)
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -100,27 +100,27 @@ def _seed(text: str) -> int:
     return number
 
 
-def _begin(given: argparse.Namespace) -> int:
+def _begin(options: argparse.Namespace) -> int:
     """Runs a new run in a new folder."""
     for name, value in DEFAULTS.items():
-        if getattr(given, name) is None:
-            setattr(given, name, value)
-    if given.host and given.host != driver.WHEEL:
-        given.host = str(Path(given.host).absolute())  # --load may be called elsewhere
-    given.flags = _whole_paths(given.flags)
-    correction = _correction(given.correction)
-    _check_flags(given.flags, given.host, TASKS[given.task])
-    if given.out and is_file(given.out / ARGS):
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.host and options.host != driver.WHEEL:
+        options.host = str(Path(options.host).absolute())  # --load may be called elsewhere
+    options.flags = _whole_paths(options.flags)
+    correction = _correction(options.correction)
+    _check_flags(options.flags, options.host, TASKS[options.task])
+    if options.out and is_file(options.out / ARGS):
         raise ConfigError(
-            f"--out: expected a new folder, got {given.out} with a run in it: name another, or go on with "
-            f"slime-ext train --load {given.out}"
+            f"--out: expected a new folder, got {options.out} with a run in it: name another, or go on with "
+            f"slime-ext train --load {options.out}"
         )
-    out = new_folder(given.out, Path("runs", given.task))
-    task = TASKS[given.task]
+    out = new_folder(options.out, Path("runs", options.task))
+    task = TASKS[options.task]
     args = {
-        **{name: getattr(given, name) for name in (*DEFAULTS, "flags")},
-        "num_rollout": given.rollouts or task.rollouts,
-        "threads": given.threads,
+        **{name: getattr(options, name) for name in (*DEFAULTS, "flags")},
+        "num_rollout": options.rollouts or task.rollouts,
+        "threads": options.threads,
         "slime_ext": slime_ext.__version__,
     }
     run = _host_run(args, out)
@@ -131,9 +131,9 @@ def _begin(given: argparse.Namespace) -> int:
     return _run(args, run)
 
 
-def _go_on(given: argparse.Namespace) -> int:
+def _go_on(options: argparse.Namespace) -> int:
     """Resumes a run in its folder."""
-    out = given.load
+    out = options.load
     if not is_file(out / ARGS):
         raise ConfigError(f"--load: expected the folder of a run, got {out}: it has no {ARGS}")
     if not (out / CHECKPOINT / LATEST).is_file():
@@ -141,17 +141,17 @@ def _go_on(given: argparse.Namespace) -> int:
             f"--load: expected a checkpoint in {out / CHECKPOINT}, got none: start the run anew"
         )
     args = _args_of(out / ARGS)
-    args["num_rollout"] = given.rollouts or args["num_rollout"]
-    args["threads"] = given.threads or args.get("threads")
-    given.flags = _whole_paths(given.flags)
-    _check_flags(given.flags, args["host"], TASKS[args["task"]])
+    args["num_rollout"] = options.rollouts or args["num_rollout"]
+    args["threads"] = options.threads or args.get("threads")
+    options.flags = _whole_paths(options.flags)
+    _check_flags(options.flags, args["host"], TASKS[args["task"]])
     run = _host_run(args, out)
     run.check()
     if (log := out / "log").exists():
         log.rename(free_name(log))  # the host's next log does not overwrite it
     print(f"slime-ext: going on with {out} to rollout {args['num_rollout']}", flush=True)
     saved = str((out / CHECKPOINT).absolute())
-    args["flags"] = [*args["flags"], "--load", saved, "--override-opt-param-scheduler", *given.flags]
+    args["flags"] = [*args["flags"], "--load", saved, "--override-opt-param-scheduler", *options.flags]
     return _run(args, run)
 
 
@@ -235,7 +235,7 @@ def _check_flags(words: Sequence[str], host: str, task: Task) -> None:
     flags = [WrittenFlag(word.partition("=")[0]) for word in words if word.startswith("--")]
     for flag, near in preflight.unknown_flags(flags, known):
         hint = f"; did you mean {near}?" if near else ": remove it"
-        raise ConfigError(f"-- {flag.name}: expected a flag of the host, got one that it does not have{hint}")
+        raise ConfigError(f"-- {flag.name}: expected a flag of the host, got a flag that it lacks{hint}")
 
 
 def _correction(name: str) -> str:
@@ -375,8 +375,8 @@ def _learned(rows: Sequence[Mapping[str, Any]]) -> str:
     measured = heldout or [row for row in rows if row.get(name) is not None]
     if not measured:
         return f"no {name} in {progress.METRICS}"
-    shown = [f"{row[name]:.3f} {_when(row['rollout'], name)}" for row in measured]
-    from_to = " -> ".join([shown[0], *shown[1:][-1:]])
+    texts = [f"{row[name]:.3f} {_when(row['rollout'], name)}" for row in measured]
+    from_to = " -> ".join([texts[0], *texts[1:][-1:]])
     lacks_first = name == progress.HELDOUT and measured[0]["rollout"] != progress.BEFORE
     return f"{name} {from_to}{' (none before training)' if lacks_first else ''}"
 

@@ -100,8 +100,8 @@ def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> st
         wrong = (f for f in seen.analysis.findings if f.severity == "error" and f.name != PADDED)
         return " ".join(f"{f.title} {f.evidence}" for f in wrong)
     lists = [sample.get("rollout_log_probs") for sample in samples]
-    absent = sum(found is None for found in lists)
-    spoilt = sum(not is_log_prob(torch.tensor(found)).all() for found in lists if found)
+    absent = sum(log_probs is None for log_probs in lists)
+    spoilt = sum(not is_log_prob(torch.tensor(log_probs)).all() for log_probs in lists if log_probs)
     if not absent + spoilt or (absent == len(lists) and not seen.asks_for_log_probs):
         return ""
     return (
@@ -133,9 +133,9 @@ def _trained(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     expected = small.steps * ROLLOUTS
     if len(places) != expected and not seen.status:
         return WRONG, f"{len(places)} optimizer steps, expected {expected}"
-    shown = list(places.values())[:4]
-    norms = ", ".join(f"{e['norm']:.3g}" for e in shown if e["norm"] is not None)
-    losses = ", ".join(f"{e['losses'].get('loss', 0):.3g}" for e in shown)
+    steps = list(places.values())[:4]
+    norms = ", ".join(f"{e['norm']:.3g}" for e in steps if e["norm"] is not None)
+    losses = ", ".join(f"{e['losses'].get('loss', 0):.3g}" for e in steps)
     return OK, f"{len(places)} optimizer steps; loss {losses}; gradient norm {norms}"
 
 

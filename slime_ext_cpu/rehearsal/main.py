@@ -30,7 +30,7 @@ FAILED = 1
 STYLES = {checks.OK: "green", checks.WRONG: "bold red", checks.NOT_REACHED: "yellow"}
 
 
-def rehearse(given: argparse.Namespace) -> int:
+def rehearse(options: argparse.Namespace) -> int:
     """Rehearses a launch script and returns the exit status.
 
     Raises:
@@ -38,10 +38,10 @@ def rehearse(given: argparse.Namespace) -> int:
             lacks something that the run needs.
     """
     began, screen = time.monotonic(), console()
-    launch = read_launch(given.script, given.own, given.host, given.env)
-    host = run.host_of(launch, given.host)
+    launch = read_launch(options.script, options.own, options.host, options.env)
+    host = run.host_of(launch, options.host)
     launch = run.with_found_files(launch, host)
-    screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
+    screen.print(f"{options.script}: {len(launch.flags)} flags, on {host}", markup=False)
     known = preflight.known_flags(host.package, driver.wheel_folder() / "megatron")
     for note in (*launch.notes, *engine_notes(launch, known)):
         screen.print(note, markup=False)
@@ -50,7 +50,7 @@ def rehearse(given: argparse.Namespace) -> int:
             print(f"slime-ext rehearse: {line}", file=sys.stderr)
         raise ConfigError(wrong[-1])
     rows = prompts.all_rows(launch)
-    out = new_folder(given.out, Path("runs/rehearsal")).absolute()
+    out = new_folder(options.out, Path("runs/rehearsal")).absolute()
     make_folder(out)
     launch = run.with_written_files(launch, out)
     with driver.ended_by_signals(), machine.room_or_one_line(out):
@@ -58,7 +58,7 @@ def rehearse(given: argparse.Namespace) -> int:
             host.name,
             out,
             asynchronous=launch.asynchronous,
-            timeout=given.timeout,
+            timeout=options.timeout,
             environment=run.environment_of(launch, out),
         )
         ran.check()
@@ -122,6 +122,6 @@ def of_rules(launch: Launch, host: run.RehearsalHost) -> Iterator[str]:
     try:
         answer(launch, host=code)
     except SlimeExtError as error:
-        said = str(error).replace(launch.script, Path(launch.script).name)
-        flag = launch.flag(said.partition(":")[0])
-        yield f"{flag.where}: {said}" if flag else said
+        message = str(error).replace(launch.script, Path(launch.script).name)
+        flag = launch.flag(message.partition(":")[0])
+        yield f"{flag.where}: {message}" if flag else message

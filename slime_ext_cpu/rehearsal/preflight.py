@@ -86,19 +86,19 @@ def _kinds(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("add_argument", "reset_arg")):
             names = [word.value for word in node.args if isinstance(word, ast.Constant)]
-            said = {str(keyword.arg): ast.unparse(keyword.value) for keyword in node.keywords}
-            yield from ((name, _kind(said)) for name in names if isinstance(name, str))
+            keywords = {str(keyword.arg): ast.unparse(keyword.value) for keyword in node.keywords}
+            yield from ((name, _kind(keywords)) for name in names if isinstance(name, str))
 
 
-def _kind(said: Mapping[str, str]) -> str:
+def _kind(keywords: Mapping[str, str]) -> str:
     """Returns the kind of an argument with these keywords, or "open" if they do not show it."""
-    if said.get("action") in ("'store_true'", "'store_false'"):
+    if keywords.get("action") in ("'store_true'", "'store_false'"):
         return SWITCH
-    if said.keys() & {"action", "None"} or said.get("nargs", "'+'") != "'+'":
+    if keywords.keys() & {"action", "None"} or keywords.get("nargs", "'+'") != "'+'":
         return "open"
-    if "nargs" in said:
+    if "nargs" in keywords:
         return "words"
-    return said["type"] if said.get("type") in ("int", "float") else "word"
+    return keywords["type"] if keywords.get("type") in ("int", "float") else "word"
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
@@ -192,17 +192,17 @@ def _values(launch: Launch, kinds: Mapping[str, str]) -> Iterator[str]:
 
 def _wrong(flag: WrittenFlag, kind: str) -> str:
     """Says what is expected instead of a flag's words, and what they are; "" if they are right."""
-    said, more = " ".join(flag.values), flag.values[1:]
+    text, more = " ".join(flag.values), flag.values[1:]
     if more and (short := next((word for word in flag.values if SHORT.fullmatch(word)), None)):
         return f"flags with two dashes after it, got {short}: write --{short[1:]}"
     if kind == SWITCH:
-        return f"no value, got '{said}': remove the value" if said else ""
-    if kind in WANTED and not (said if kind == "file" else flag.values):
+        return f"no value, got '{text}': remove the value" if text else ""
+    if kind in WANTED and not (text if kind == "file" else flag.values):
         return f"{WANTED[kind]}, got none"
     if kind in ("int", "float") and (wrong := _no_number(flag, kind)):
         return f"{wrong}, got '{flag.values[0]}'"
     if kind in WANTED and kind != "words" and more:
-        return f"one value, got '{said}': remove '{' '.join(more)}'"
+        return f"one value, got '{text}': remove '{' '.join(more)}'"
     return ""
 
 

@@ -60,16 +60,16 @@ def _ordered(launch: Launch) -> Iterator[str]:
     for low, high, less in ORDERED:
         smaller, flag, larger = launch.known_number(low), launch.flag(high), launch.known_number(high)
         if flag and smaller is not None and larger is not None and smaller > larger - less:
-            wanted = f"{low} {'less than' if less else 'at most'} it, got {smaller:g}"
-            yield f"{flag.where}: {high} {flag.values[0]}: expected {wanted}: {REFUSED}"
+            condition = f"{low} {'less than' if less else 'at most'} it, got {smaller:g}"
+            yield f"{flag.where}: {high} {flag.values[0]}: expected {condition}: {REFUSED}"
 
 
 def _evaluations(launch: Launch) -> Iterator[str]:
     """Yields a line if names and files of evaluations do not come in pairs; a single word is a file."""
     flag = launch.flag("--eval-prompt-data")
     if flag and launch.lacks("--eval-config") and len(flag.values) > 1 and len(flag.values) % 2:
-        said = " ".join(flag.values)
-        yield f"{flag.where}: {flag.name}: expected pairs of a name and a file, got '{said}': {REFUSED}"
+        words = " ".join(flag.values)
+        yield f"{flag.where}: {flag.name}: expected pairs of a name and a file, got '{words}': {REFUSED}"
 
 
 def _model(launch: Launch) -> Iterator[str]:
@@ -87,10 +87,10 @@ def _model(launch: Launch) -> Iterator[str]:
 def _unlike(launch: Launch, config: Mapping[str, Any]) -> Iterator[str]:
     is_mixture = any(key in config for key in EXPERTS)  # it may have no dense layers
     for name, key in OF_THE_MODEL.items():
-        said, theirs = launch.known_number(name), config.get(key)
-        is_compared = isinstance(theirs, int | float) and not (is_mixture and name == "--ffn-hidden-size")
-        if is_compared and said is not None and said != theirs:
-            yield f"{name} {launch.value(name)} where its {key} is {theirs}"
+        of_launch, of_model = launch.known_number(name), config.get(key)
+        is_compared = isinstance(of_model, int | float) and not (is_mixture and name == "--ffn-hidden-size")
+        if is_compared and of_launch is not None and of_launch != of_model:
+            yield f"{name} {launch.value(name)} where its {key} is {of_model}"
     tied = config.get("tie_word_embeddings")
     if launch.flag("--num-layers") and launch.is_known(UNTIED) and tied is bool(launch.flag(UNTIED)):
         yield f"{UNTIED} {'' if tied else 'not '}set where its tie_word_embeddings is {str(tied).lower()}"

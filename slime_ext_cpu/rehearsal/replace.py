@@ -1,4 +1,4 @@
-"""Replaces the flags of a launch that a rehearsal cannot use. Every other flag stays as the script has it."""
+"""Replaces the flags of a launch that a rehearsal cannot use. Every other flag stays as it is written."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def group_of(name: str) -> str | None:
 
 
 def kept(launch: Launch) -> Iterator[WrittenFlag]:
-    """Yields the flags that stay as the script has them."""
+    """Yields the flags that stay as they are written."""
     return (flag for flag in launch.flags if group_of(flag.name) is None)
 
 

@@ -44,25 +44,25 @@ class RehearsalHost:
         return f"{self.package.name} in {self.name}"
 
 
-def host_of(launch: Launch, given: str | None) -> RehearsalHost:
+def host_of(launch: Launch, name: str | None) -> RehearsalHost:
     """Returns the host that --host names, otherwise the checkout that contains the script, or the wheel.
 
     Raises:
         ConfigError: --host names a folder without train.py or without slime or miles.
     """
-    folders = [Path(given).absolute()] if given not in (None, "", WHEEL) else []
-    if given is None:
+    folders = [Path(name).absolute()] if name not in (None, "", WHEEL) else []
+    if name is None:
         folders = [f for f in Path(launch.script).resolve().parents if (f / "train.py").is_file()]
     for folder in folders:
         for kind in ("slime", "miles"):
             if (folder / kind / "utils/arguments.py").is_file():
                 return RehearsalHost(str(folder), folder / kind, is_own=True)
-    if given not in (None, WHEEL):
+    if name not in (None, WHEEL):
         raise ConfigError(
-            f"--host: expected 'miles' or a checkout of slime or miles, got {given or 'none'}, which has no "
-            "train.py: name the folder that git cloned"
+            f"--host: expected 'miles' or a checkout of slime or miles, got {name or 'none'}: name the folder "
+            "that git cloned, in which train.py is"
         )
-    return RehearsalHost(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
+    return RehearsalHost(WHEEL, wheel_folder() / "miles", is_own=name == WHEEL)
 
 
 def user_paths(launch: Launch) -> list[Path]:
