@@ -59,8 +59,8 @@ def host_of(launch: Launch, name: str | None) -> RehearsalHost:
                 return RehearsalHost(str(folder), folder / kind, is_own=True)
     if name not in (None, WHEEL):
         raise ConfigError(
-            f"--host: expected 'miles' or a checkout of slime or miles, got {name or 'none'}: name the folder "
-            "that git cloned, in which train.py is"
+            f"--host: expected 'miles' or a checkout of slime or miles, got {name or 'none'}: name the "
+            "folder that git cloned, with train.py in it"
         )
     return RehearsalHost(WHEEL, wheel_folder() / "miles", is_own=name == WHEEL)
 
