@@ -90,7 +90,7 @@ def wheel_folder() -> Path:
 
 @dataclass(frozen=True)
 class HostRun:
-    """A run of slime or miles with a separate Ray, so that several runs can coexist.
+    """A run of slime or miles. Each run has a separate Ray, so several can run at once.
 
     Attributes:
         host: "miles" for the wheel that `install.py` installs, or the folder of a checkout of slime or miles,
@@ -223,7 +223,7 @@ def _fill(folder: Path) -> None:
 
 
 def _without_blanks(python: Path, folder: Path) -> Path:
-    """Returns a path of the interpreter without blanks: a link in the run's folder if its own path has some.
+    """Returns a path of the interpreter without blanks. It is a link if the interpreter's own path has some.
 
     Ray starts workers with that path in a shell, without quotes, and waits forever if they do not start.
     """
@@ -234,7 +234,7 @@ def _without_blanks(python: Path, folder: Path) -> Path:
 
 
 def _raise_open_files() -> None:
-    """Lets this process and its children open OPEN_FILES files, or as many as the system permits."""
+    """Lets this process and its children open OPEN_FILES files, if the system permits so many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < OPEN_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))

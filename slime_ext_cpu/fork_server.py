@@ -1,4 +1,4 @@
-"""Forks the processes of a run from one process that has already imported torch, SGLang and Megatron-LM.
+"""Forks a run's processes from one that has already imported torch, SGLang and Megatron-LM.
 
 Every Ray worker and every child of SGLang imports the same packages, which takes 9 s of CPU each time. Here
 one process imports them: Python's own fork server (`preloaded.py`). When Ray starts an interpreter for a
@@ -54,7 +54,7 @@ def send_environment() -> None:
 
 
 def hand_over() -> None:
-    """Lets a fork do this interpreter's work if it was started as a Ray worker, and ends when the fork ends.
+    """Lets a fork do this interpreter's work if the interpreter is a Ray worker. Ends when the fork ends.
 
     Returns in any other process, and if no server listens.
     """
@@ -98,7 +98,7 @@ def _run(target: Callable[..., Any], *arguments: Any) -> None:
 
 
 class _Output:
-    """Carries stdout and stderr from the process that pickles it to the process that unpickles it."""
+    """Carries stdout and stderr from the pickling process to the unpickling process."""
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
         sys.stdout.flush()

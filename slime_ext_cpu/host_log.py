@@ -29,7 +29,7 @@ NO_ROOM = "No space left on device"
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[str]]:
-    """Opens an empty log and locks it until every process that has it open has ended.
+    """Opens an empty log and locks it until every process that uses it has ended.
 
     Raises:
         ConfigError: another run writes to the log.
@@ -58,7 +58,7 @@ def _hold(log: IO[str], path: Path) -> None:
 
 
 def ending(status: int, path: Path) -> str:
-    """Says in one line what ended a run: a signal, a full disk, or the last exception in its log.
+    """Says what ended a run: a signal, a full disk, or the log's last exception.
 
     Args:
         status: what `HostRun.run` returned; -n if signal n ended the host.
@@ -82,13 +82,13 @@ def _how(status: int) -> str:
 
 
 def plain_lines(log: Path) -> list[str]:
-    """Returns the lines of a log without colours and Ray's prefixes, or [] if there is no file."""
+    """Returns the lines of a log without colours and Ray's prefixes. Without a file, returns []."""
     text = log.read_text(errors="replace") if log.exists() else ""
     return [COLOUR.sub("", PREFIX.sub("", line)) for line in text.splitlines()]
 
 
 def cause_of(lines: Sequence[str]) -> str:
-    """Returns the last exception in a log as ``Type: message (file:line)``, or the log's last line.
+    """Returns a log's last exception as ``Type: message (file:line)``, or its last line.
 
     >>> cause_of(["Traceback (most recent call last):", '  File "a.py", line 3, in f', "ValueError: no"])
     'ValueError: no (a.py:3)'
@@ -111,7 +111,7 @@ def cause_of(lines: Sequence[str]) -> str:
 
 
 def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yields line number, type and text of each exception, and of each error that argparse reports."""
+    """Yields line number, type and text of each exception and each error of argparse."""
     for at, line in enumerate(lines):
         if match := REFUSED.match(line):
             yield at, "", match[1]
@@ -121,7 +121,7 @@ def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def _message(lines: Sequence[str], at: int, behind: str | None) -> str:
-    """Returns an exception's message: the text after its colon, the next line, or the failed assertion."""
+    """Returns an exception's message. This is the text after its colon, the next line, or the assertion."""
     if behind is None:
         above = (line.strip() for line in reversed(lines[max(0, at - 3) : at]))
         return next((line for line in above if line.startswith("assert ")), "")

@@ -1,4 +1,4 @@
-"""Starts a Ray for this run alone, then runs the host's train.py, or the same loop for the wheel.
+"""Starts Ray for this run alone, then the host's train.py. For the wheel, runs the same loop.
 
 `driver.HostRun.run` starts this module as a process and sets the environment that it needs.
 """
@@ -44,7 +44,7 @@ def _run_script(settings: SimpleNamespace, flags: list[str]) -> None:
 
 
 def _run_wheel(settings: SimpleNamespace, flags: list[str]) -> None:
-    """Runs the loop of miles' train.py, because the wheel holds its classes but not that file."""
+    """Runs the loop of miles' train.py, because the wheel does not contain that file."""
     from miles.utils.arguments import parse_args
 
     from slime_ext_cpu import wheel_loop

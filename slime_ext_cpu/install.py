@@ -1,4 +1,4 @@
-"""Installs the second half of the environment for `slime-ext train` and `rehearse`, where no CUDA exists.
+"""Installs the second half of the environment for `slime-ext train` and `rehearse`.
 
     pip install "torch==2.13.0" "path/to/slime_ext[train]"
     python -m slime_ext_cpu.install

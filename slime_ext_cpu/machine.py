@@ -1,4 +1,4 @@
-"""Checks within a second, before a run starts, whether the machine has what the run needs."""
+"""Checks before a run starts whether the machine has what it needs, within a second."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _free(place: Path) -> int:
 
 
 def full_places(out: Path) -> list[Path]:
-    """Returns the places that a run writes to and that have less than a MiB left."""
+    """Returns the places of a run's files that have less than a MiB left."""
     return [place for place in (out, TEMPORARY, SHARED) if _free(place) < FULL]
 
 

@@ -23,7 +23,7 @@ _choose, _prepare = multiprocessing.set_start_method, spawn.prepare
 
 
 def set_start_method(method: str | None, force: bool = False) -> None:
-    """Forks where SGLang asks for "spawn", which it does so that children do not inherit CUDA.
+    """Forks where SGLang asks for "spawn". SGLang does so that children do not inherit CUDA.
 
     A failing scheduler signals its parent. So while SGLang's server has a single thread, the scheduler is
     forked from it directly and not from the fork server.
@@ -33,7 +33,7 @@ def set_start_method(method: str | None, force: bool = False) -> None:
 
 
 def prepare(data: dict) -> None:
-    """Gives a new fork the environment that was sent to it, and a new random seed."""
+    """Gives a new fork the environment that it was sent, and a new random seed."""
     os.environ.clear()
     os.environ.update(data.pop("environment"))
     np.random.seed()  # Python draws a new seed after a fork; numpy does not

@@ -25,7 +25,9 @@ TIDIES = ("resource_tracker", "torch_shm_manager")  # words in the command lines
 
 @contextlib.contextmanager
 def guarded(mark: str, folder: Path) -> Iterator[None]:
-    """Kills every process with the mark and removes the folder when the block ends or this process is killed.
+    """Kills every process with the mark when the block ends, and removes the folder.
+
+    This also happens if this process is killed.
 
     The guard runs in a separate session and waits until a pipe closes that only this process holds open.
     """
@@ -44,7 +46,7 @@ def guarded(mark: str, folder: Path) -> Iterator[None]:
 
 
 def mark_semaphores() -> None:
-    """Puts the run's mark into the names of semaphores that this process and its children make.
+    """Puts the run's mark into the names of this process's and its children's semaphores.
 
     multiprocessing's resource tracker normally removes them, but Ray may kill a worker together with its
     tracker. With the mark in the names, `kill_marked` can remove them.
@@ -63,7 +65,7 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kills every process with the mark until none is left, then removes their files in shared memory.
+    """Kills every process with the mark. Then removes their files in shared memory.
 
     Processes that remove the semaphores and shared memory of others get five seconds to do so and end.
     """

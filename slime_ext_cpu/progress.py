@@ -1,4 +1,4 @@
-"""Shows a run's metrics while it runs, one line per rollout, and writes the same rows to metrics.jsonl.
+"""Shows a run's metrics while it runs, and writes them to metrics.jsonl. Each rollout is a line.
 
 `install` makes the processes that log metrics also write them to tracked.jsonl, as JSON lines {"axis",
 "time", "metrics"}. Each command that starts or resumes the run first writes a line with the axis `BEGIN`.
@@ -172,7 +172,7 @@ class Progress:
 
 
 def _rows_of_last_command(tracked: Path, file: StepFile) -> Rows | None:
-    """Returns the rows of the previous command, or None if there was none or its release wrote no `BEGIN`."""
+    """Returns the rows of the previous command. None if there was none or its release wrote no `BEGIN`."""
     rows = None
     if tracked.exists():
         with tracked.open("rb") as lines:
@@ -185,7 +185,7 @@ def _rows_of_last_command(tracked: Path, file: StepFile) -> Rows | None:
 
 
 def _logged(line: bytes) -> tuple[str, float, dict[str, float]] | None:
-    """Returns axis, time and metrics of a line of tracked.jsonl, or None if a full disk cut the line off."""
+    """Reads axis, time and metrics of a line of tracked.jsonl. None if a full disk cut the line off."""
     try:
         logged = json.loads(line)
         known = {name: math.nan if value is None else value for name, value in logged["metrics"].items()}

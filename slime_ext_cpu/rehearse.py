@@ -1,4 +1,4 @@
-"""Runs ``slime-ext rehearse run.sh``: two small rollouts of a launch script on the real host and the CPU."""
+"""Runs ``slime-ext rehearse run.sh``: two small rollouts of a launch on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the page of a rehearsal and returns 0, or 1 if a line of the page is wrong.
+    """Prints the page of a rehearsal. Returns 0, or 1 if a line of the page is wrong.
 
     Raises:
         ConfigError: a mistake in the script, before the run starts.

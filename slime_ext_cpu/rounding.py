@@ -1,4 +1,4 @@
-"""Rounds weights on their way to the rollout engine to the values that a quantised sampler uses.
+"""Rounds weights on their way to the engine to a quantised sampler's values.
 
 The engine computes in its usual type with the rounded values, and the trainer keeps the unrounded ones. This
 gives the mismatch of a quantised sampler without its kernels, which do not exist for CPUs. fp8 is OCP 8-bit
@@ -29,7 +29,7 @@ def round_weights(named: Iterable[tuple[str, Tensor]], rounding: str) -> list[tu
 
 
 def per_channel(weight: Tensor, largest: float, nearest: Callable[[Tensor], Tensor]) -> Tensor:
-    """Rounds [out, in] weights to s nearest(w / s), where s = max |w| / largest over each output channel."""
+    """Rounds [out, in] weights to s nearest(w / s). s = max |w| / largest over each output channel."""
     most = weight.float().abs().amax(-1, keepdim=True)
     scale = torch.where(most > 0, most / largest, 1.0)
     return (nearest(weight.float() / scale) * scale).to(weight.dtype)
@@ -45,7 +45,7 @@ def per_group(weight: Tensor, size: int, largest: float, nearest: Callable[[Tens
 
 
 def e4m3(values: Tensor) -> Tensor:
-    """Returns the nearest 8-bit floats with 4 bits of exponent and 3 of mantissa, ties to even."""
+    """Returns the nearest 8-bit floats: 4 bits of exponent, 3 of mantissa, ties to even."""
     return values.to(torch.float8_e4m3fn).float()
 
 

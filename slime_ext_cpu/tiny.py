@@ -1,4 +1,4 @@
-"""Defines the flags of every run without CUDA, random models, and the reward of the task `letters`."""
+"""Defines flags for runs without CUDA, random models, and the reward of `letters`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:
 
 
 def tokens_in_place(args: Namespace, sample: Any) -> float:
-    """Returns the fraction of tokens that are right, in [0, 1]: right tokens / max(answer, label).
+    """Returns right tokens / max(tokens of the answer, tokens of the label), in [0, 1].
 
     Lengths count tokens, and the end is a token. Characters would not do: a special token in an answer has
     several characters, which would shift all letters after it. If a prompt's metadata has ``rm_type: exact``,

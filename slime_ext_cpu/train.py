@@ -176,7 +176,7 @@ def _args_of(path: Path) -> dict[str, Any]:
 
 
 def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
-    """Returns the run without its flags, because they name files that are written after the checks."""
+    """Returns the run without its flags. They name files that are written after the checks."""
     task = TASKS[args["task"]]
     environment = machine.KEEP_MEMORY | {
         "OMP_NUM_THREADS": str(args.get("threads") or task.threads),
@@ -196,7 +196,7 @@ def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
 
 
 def _steps(task: Task, words: Sequence[str]) -> int:
-    """Returns the optimizer steps of a rollout: the last value in the task's flags and those after --.
+    """Returns the optimizer steps of a rollout: the last value that a flag gives.
 
     Raises:
         ConfigError: it is no number.
@@ -209,7 +209,7 @@ def _steps(task: Task, words: Sequence[str]) -> int:
 
 
 def _whole_paths(words: Sequence[str]) -> list[str]:
-    """Makes relative paths in the words after -- absolute, because the host runs in another folder.
+    """Makes relative paths after -- absolute, because the host runs in another folder.
 
     Raises:
         ConfigError: --load does not name a folder. The host would silently train the original model.
@@ -225,7 +225,7 @@ def _whole_paths(words: Sequence[str]) -> list[str]:
 
 
 def _check_flags(words: Sequence[str], host: str, task: Task) -> None:
-    """Raises ConfigError if the host's parser lacks a flag after --, because slime would ignore it."""
+    """Raises ConfigError if the host lacks a flag after --, because slime would ignore it."""
     _steps(task, words)
     if not words:
         return
@@ -277,7 +277,7 @@ def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
 
 
 def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
-    """Runs the host to its end, and says how the run ended and what to do next."""
+    """Runs the host to its end. Says how it ended, and what to do next."""
     task, out = TASKS[args["task"]], Path(run.out)
     folder = out.absolute()
     with _saying_how_to_go_on(out), machine.room_or_one_line(out):
@@ -363,7 +363,7 @@ def _say_end(out: Path, minutes: float) -> None:
 
 
 def _learned(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Says the first and the last reward and when each was measured: held-out, or else of rollouts.
+    """Says the first and the last reward, and when each was measured. Prefers held-out rewards.
 
     >>> _learned([{"rollout": -1, "eval/heldout": 0.0}, {"rollout": 15, "eval/heldout": 0.703}])
     'eval/heldout 0.000 before training -> 0.703 after rollout 16'

@@ -1,4 +1,4 @@
-"""Runs miles' training loop from its wheel (miles-rl 0.0.2), which has the loop's classes but no train.py.
+"""Runs miles' training loop from its wheel (miles-rl 0.0.2), which has no train.py.
 
 The calls have the order of train.py and train_async.py in miles 2b5b7fc, the wheel's commit
 (https://github.com/radixark/miles). Offloading is left out, because it needs CUDA. Every function that the
@@ -43,7 +43,7 @@ class _Run:
         return critics + [self.actor] * (not critics or rollout >= args.num_critic_only_steps)
 
     async def train_and_save(self, rollout: int, data: object) -> None:
-        """Trains critic and actor on a rollout at the same time, and writes a checkpoint if one is due."""
+        """Trains critic and actor on a rollout at the same time. Writes a checkpoint if one is due."""
         args, models = self.args, self.trained(rollout)
         await asyncio.gather(*(model.train(rollout, data) for model in models))
         if not should_run_periodic_action(rollout, args.save_interval, self.per_epoch, args.num_rollout):

@@ -1,4 +1,4 @@
-"""Reads the code of a host's checkout without importing it, for commands that run before the host does."""
+"""Reads the code of a host's checkout without importing it. Commands use it before the host runs."""
 
 from __future__ import annotations
 

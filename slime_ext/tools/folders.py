@@ -28,7 +28,7 @@ def working_folder() -> Path:
 
 
 def find_own_steps(mapping: Any) -> None:
-    """Lets Python find modules in the working directory if a configuration names a step of the user's own.
+    """Lets Python find the user's own steps in the working directory, if a configuration names some.
 
     The directory comes last on the path, so it cannot hide other modules.
 
@@ -65,7 +65,7 @@ def make_folder(folder: Path) -> None:
 
 
 def new_folder(given: Path | None, default: Path) -> Path:
-    """Returns the folder of a new run: `given`, or the first free name that begins with `default`.
+    """Returns the folder of a new run: `given`, or a free name that begins with `default`.
 
     Raises:
         ConfigError: `given` has files in it.
@@ -89,7 +89,7 @@ def free_name(wanted: Path) -> Path:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuses to write through a link, except for links such as /dev/stdout, which users give on purpose.
+    """Refuses to write through a link. Links such as /dev/stdout are allowed, because they are meant.
 
     Raises:
         ConfigError: the path is a link.

@@ -115,7 +115,7 @@ class Evidence:
 
     @property
     def parsed(self) -> Mapping[str, Any]:
-        """The host's arguments with the keys of --custom-config-path; {} if the host did not parse them."""
+        """The host's arguments with the keys of --custom-config-path. {} if the host did not parse them."""
         return (self.calls("parsed") or [{}])[-1]
 
     @property
@@ -124,7 +124,7 @@ class Evidence:
         return bool(self.parsed.get("use_tis") or self.parsed.get("get_mismatch_metrics"))
 
     def hook(self) -> HookCalls:
-        """Returns the calls of the hook that the launch names, or of the host's hook if there are none."""
+        """Returns the calls of the launch's hook. If there are none, those of the host's hook."""
         path = self.parsed.get("custom_tis_function_path")
         calls = [call for call in self.calls("function") if path and call["path"] == path]
         return HookCalls(calls or self.calls("vanilla"))
@@ -159,7 +159,7 @@ def gather(out: Path, status: int, seconds: float) -> Evidence:
 
 
 def _rollouts(folder: Path) -> tuple[dict[int, Sequence[Mapping[str, Any]]], list[str]]:
-    """Returns the samples of each rollout, and a line for each dump that could not be read.
+    """Returns the samples of each rollout, and a line for each unreadable dump.
 
     No code in a dump is executed.
     """

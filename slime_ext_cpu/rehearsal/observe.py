@@ -140,7 +140,7 @@ def _of_step(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> d
 
 
 def _number(value: Any) -> float | str | None:
-    """Converts a value to a number that JSON can hold, and NaN or infinity to text."""
+    """Converts a value to a number for JSON, and NaN or infinity to text."""
     if value is None:
         return None
     number = float(value)

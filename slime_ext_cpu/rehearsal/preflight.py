@@ -50,7 +50,7 @@ SGLANG = ("server_args.py", "arg_groups/fields/*.py")
 
 
 def known_flags(host: Path, megatron: Path) -> dict[str, str]:
-    """Reads the flags of a host's parser from the sources of the host and of Megatron.
+    """Reads the flags of a host's parser from the sources of host and Megatron.
 
     Args:
         host: folder of the package slime or miles.
@@ -91,7 +91,7 @@ def _kinds(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _kind(keywords: Mapping[str, str]) -> str:
-    """Returns the kind of an argument with these keywords, or "open" if they do not show it."""
+    """Returns the kind of an argument with these keywords; "open" if it is unclear."""
     if keywords.get("action") in ("'store_true'", "'store_false'"):
         return SWITCH
     if keywords.keys() & {"action", "None"} or keywords.get("nargs", "'+'") != "'+'":
@@ -102,7 +102,7 @@ def _kind(keywords: Mapping[str, str]) -> str:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """Yields words such as --lr, and the flags that Megatron makes from the fields of its configurations."""
+    """Yields words such as --lr, and the flags of fields in Megatron's configurations."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
             yield node.value
@@ -120,7 +120,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 def unknown_flags(
     flags: Sequence[WrittenFlag], known: Mapping[str, str]
 ) -> Iterator[tuple[WrittenFlag, str]]:
-    """Yields (flag, nearest known name or "") for every flag that the host ignores or refuses."""
+    """Yields (flag, nearest known name or "") for flags that the host ignores or refuses."""
     for flag in dict.fromkeys(flags):
         plain = flag.name.replace("--no-", "--", 1)
         if not ({flag.name, plain} & known.keys() or flag.name.startswith(ELSEWHERE)):
@@ -129,7 +129,7 @@ def unknown_flags(
 
 
 def unknown_to_engine(launch: Launch, known: Mapping[str, str], engine: Path, version: str) -> Iterator[str]:
-    """Yields a note for each flag that this machine's SGLang lacks, because the cluster's may have it.
+    """Yields a note for each flag that this machine's SGLang lacks. The cluster's may have it.
 
     Args:
         known: what ``known_flags`` returned, because some of the host's flags have SGLang's prefix.
@@ -191,7 +191,7 @@ def _values(launch: Launch, kinds: Mapping[str, str]) -> Iterator[str]:
 
 
 def _wrong(flag: WrittenFlag, kind: str) -> str:
-    """Says what is expected instead of a flag's words, and what they are; "" if they are right."""
+    """Says what a flag's words should be, and what they are. Returns "" if they are right."""
     text, more = " ".join(flag.values), flag.values[1:]
     if more and (short := next((word for word in flag.values if SHORT.fullmatch(word)), None)):
         return f"flags with two dashes after it, got {short}: write --{short[1:]}"
@@ -207,7 +207,7 @@ def _wrong(flag: WrittenFlag, kind: str) -> str:
 
 
 def _no_number(flag: WrittenFlag, kind: str) -> str | None:
-    """Returns what number is expected if a flag's value is not such a number, otherwise None."""
+    """Says what number a flag's value should be. Returns None if the value is right."""
     try:
         number = float(flag.values[0]) if kind == "float" else int(flag.values[0])
     except ValueError:

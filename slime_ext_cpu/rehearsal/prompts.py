@@ -1,4 +1,4 @@
-"""Reads the first rows of a launch's data, or makes rows with its keys if the file is not on this machine."""
+"""Reads the first rows of a launch's data. Makes rows with its keys if this machine lacks the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
 
 
 def rows_of(launch: Launch, flag: WrittenFlag) -> list[Row]:
-    """Returns up to ``ROWS`` short rows of a data file, the shortest few if all are long.
+    """Returns up to ``ROWS`` short rows of a data file. If all are long, returns the shortest few.
 
     Returns made-up rows if the file is not on this machine.
     """

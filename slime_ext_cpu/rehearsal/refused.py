@@ -1,4 +1,4 @@
-"""Applies the host's rules to flags that a rehearsal replaces, because its parser never sees those.
+"""Applies the host's rules to flags that a rehearsal replaces. The host's parser never sees those.
 
 The rules are in slime 624b824, slime/utils/arguments.py:1749-2036 and
 slime/backends/megatron_utils/arguments.py:97-148. miles 31f1ca9 and miles-rl 0.0.2 have them, too.
@@ -65,7 +65,7 @@ def _ordered(launch: Launch) -> Iterator[str]:
 
 
 def _evaluations(launch: Launch) -> Iterator[str]:
-    """Yields a line if names and files of evaluations do not come in pairs; a single word is a file."""
+    """Yields a line if evaluations are not pairs of a name and a file. A single word is a file."""
     flag = launch.flag("--eval-prompt-data")
     if flag and launch.lacks("--eval-config") and len(flag.values) > 1 and len(flag.values) % 2:
         words = " ".join(flag.values)
@@ -73,7 +73,7 @@ def _evaluations(launch: Launch) -> Iterator[str]:
 
 
 def _model(launch: Launch) -> Iterator[str]:
-    """Yields a line if the checkpoint's config.json, where it is here, differs from the launch's flags."""
+    """Yields a line if the checkpoint's config.json differs from the launch's flags."""
     flag = launch.flag("--hf-checkpoint")
     if not flag or not flag.values or launch.value("--train-backend") == "fsdp":
         return
@@ -97,7 +97,7 @@ def _unlike(launch: Launch, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _config_of(folder: Path) -> Mapping[str, Any]:
-    """Returns the language model's keys in a checkpoint's config.json, or {} if it cannot be read."""
+    """Returns the language model's keys in a config.json, or {} if it cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         config = config.get("text_config") or config

@@ -95,7 +95,7 @@ PATTERNS = [(pattern, why) for why, patterns in LEFT_OUT.items() for pattern in 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The batch sizes of a rollout: prompts x samples, split into optimizer steps of `batch` samples."""
+    """The sizes of a rollout: prompts x samples, in optimizer steps of `batch` samples."""
 
     prompts: int
     samples: int
@@ -128,7 +128,7 @@ def sizes_of(launch: Launch) -> Sizes:
 
 
 def small_sizes(sizes: Sizes) -> Sizes:
-    """Returns the fewest prompts that keep the samples per prompt and the optimizer steps per rollout."""
+    """Returns the fewest prompts that keep samples per prompt and optimizer steps."""
     prompts = min(PROMPTS, sizes.prompts)
     while prompts * sizes.samples % sizes.steps:
         prompts += 1
@@ -141,12 +141,12 @@ def response_of(launch: Launch) -> int:
 
 
 def split_of(launch: Launch) -> str | None:
-    """Returns the kind of parallelism that stays, over two ranks, or None for a single rank."""
+    """Returns the kind of parallelism that stays, or None for a single rank."""
     return next((kind for kind in PARALLEL if launch.number(_parallel(kind), 1) > 1), None)
 
 
 def replaced_flags(launch: Launch, model: Sequence[str], longest: int, out: Path) -> list[str]:
-    """Returns the host's command line: the script's flags, with small values in the place of large ones.
+    """Returns the host's command line: the script's flags, with small values for large ones.
 
     Args:
         model: Megatron's flags for the twin.

@@ -1,4 +1,4 @@
-"""Prepares the rehearsal of a launch: chooses the host, writes the files, and sets flags and environment."""
+"""Prepares a rehearsal: chooses the host, writes files, and sets flags and environment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RehearsalHost:
 
 
 def host_of(launch: Launch, name: str | None) -> RehearsalHost:
-    """Returns the host that --host names, otherwise the checkout that contains the script, or the wheel.
+    """Returns the host that --host names, or the script's checkout, or the wheel.
 
     Raises:
         ConfigError: --host names a folder without train.py or without slime or miles.
@@ -103,7 +103,7 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
 
 
 def with_written_files(launch: Launch, out: Path) -> Launch:
-    """Writes the files that the script would write below a folder, and makes the flags name those."""
+    """Writes the script's own files below a folder, and makes the flags name those."""
     paths = {name: out / f"written/{i}-{Path(name).name}" for i, name in enumerate(launch.files)}
     for name, path in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)

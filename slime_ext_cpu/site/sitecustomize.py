@@ -1,4 +1,4 @@
-"""Installs the stand-ins when a Python process of a run without CUDA starts, and in no other process.
+"""Installs the stand-ins when a Python process of a run without CUDA starts. Other processes are unchanged.
 
 `driver.py` puts this folder on PYTHONPATH and sets the variables. Ray's actors and SGLang's children inherit
 them. SLIME_EXT_INSTALL names additional modules whose `install` is called.

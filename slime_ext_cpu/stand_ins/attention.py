@@ -23,7 +23,7 @@ BEHIND = 1 << 40  # the position of padding: no token sees it, and it sees every
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of a micro-batch's tokens once each sequence is padded to l tokens on each rank.
+    """The places of a micro-batch's tokens after padding to l tokens per sequence and rank.
 
     Attributes:
         is_token: [S, l] bool, False at padding.
@@ -128,7 +128,7 @@ class PackedAttention(torch.nn.Module):
 
 
 def _padded(packed: Tensor, is_token: Tensor) -> Tensor:
-    """Maps [tokens of all ranks, heads, D] to [S, heads, n l, D], with zeros at padding.
+    """Pads [tokens of all ranks, heads, D] to [S, heads, n l, D] with zeros.
 
     Args:
         is_token: [n, S, l].

@@ -1,4 +1,4 @@
-"""Adds to SGLang 0.5.23 from PyPI what only its CUDA build or miles' fork of it has."""
+"""Adds to SGLang 0.5.23 what only its CUDA build or miles' fork has."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def allocate_plainly(common: ModuleType) -> None:
 
 
 def mark_files(load_snapshot: ModuleType) -> None:
-    """Puts the run's mark into the names of files in /dev/shm, because a killed SGLang leaves them there."""
+    """Puts the run's mark into names of files in /dev/shm. A killed SGLang leaves them there."""
 
     @around(load_snapshot, "shm_path_for")
     def marked(name: Any, ipc_name: str) -> str:

@@ -102,7 +102,7 @@ def _put(parameter: Parameter, places: Tensor, values: Tensor, name: str) -> Non
 
 
 def reader(folder: Path) -> Callable[[str], Tensor]:
-    """Returns a function from a name to its tensor in the safetensors files of a directory."""
+    """Returns a function from names to tensors in a directory's safetensors files."""
     from safetensors import safe_open
 
     files = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]

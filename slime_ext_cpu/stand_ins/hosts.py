@@ -1,4 +1,4 @@
-"""Adapts slime and miles to one machine, gloo, torch 2.13 and SGLang 0.5.23 instead of their images."""
+"""Adapts slime and miles to one machine, gloo, torch 2.13 and SGLang 0.5.23."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OF_ACCELERATOR = torch_cuda.ANSWERS | {
 
 
 def register_cpu(accelerator: ModuleType) -> None:
-    """Adds a backend `cpu` to the accelerators of slime 624b824, the first version with a registry."""
+    """Adds `cpu` to the accelerators of slime 624b824, the first version with a registry."""
     accelerator.register_accelerator("cpu", _cpu, lambda: True, communication_backends=("gloo",))
 
 
@@ -55,7 +55,7 @@ def _cpu() -> object:
 
 
 def start_at_own_port(misc: ModuleType) -> None:
-    """Starts the search for free ports at a number that other runs on this machine do not use.
+    """Starts the search for free ports at a number that other runs do not use.
 
     Every release takes the first free port from 15000 upwards (utils/misc.py) and binds it half a minute
     later, when SGLang is up. In between, another run would find the same port free.
@@ -80,7 +80,7 @@ def draw_own_ports(http_utils: ModuleType) -> None:
 
 
 def use_gloo(distributed_utils: ModuleType) -> None:
-    """Replaces NCCL by gloo in the process group that pushes weights from the trainer to the engines.
+    """Replaces NCCL by gloo in the process group that pushes weights to the engines.
 
     The hosts make the group with the backend "nccl". They also compare torch's version as text, where
     "2.13" >= "2.6" is false, and so give an option the name that it had before torch 2.6.

@@ -91,7 +91,7 @@ class GroupedLinear(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
     ) -> dict[str, Any]:
-        """Returns each expert as a shard of one tensor over all experts, which is the form of checkpoints."""
+        """Returns each expert as a shard of one tensor over all experts. Checkpoints have this form."""
         shards = {}
         for i in range(self.experts):
             place = (*sharded_offsets, (len(sharded_offsets), i, self.experts))

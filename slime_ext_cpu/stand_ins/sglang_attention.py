@@ -1,4 +1,4 @@
-"""Computes the attention of all requests of a batch at once, where SGLang's torch_native backend loops.
+"""Computes the attention of a batch at once, where SGLang's torch_native backend loops.
 
 SGLang 0.5.23 has CUDA kernels for this. Its torch fallback calls `scaled_dot_product_attention` once per
 request and layer, which costs as much as all matrix products of a small model.

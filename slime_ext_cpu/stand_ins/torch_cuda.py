@@ -1,4 +1,4 @@
-"""Replaces torch.cuda by the CPU for Megatron-LM and the hosts: "cuda" means "cpu", and streams do nothing.
+"""Replaces torch.cuda by the CPU: "cuda" means "cpu", and streams do nothing.
 
 Every host with every Megatron-LM needs it. They make tensors with device="cuda" (in Megatron's
 core/optimizer/distrib_optimizer.py, core/pipeline_parallel/schedules.py, core/tensor_parallel/random.py).

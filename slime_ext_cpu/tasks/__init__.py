@@ -1,4 +1,4 @@
-"""Defines what a task of `slime-ext train` is: a model, prompts, a reward, and the host's flags for them."""
+"""Defines a task of `slime-ext train`: a model, prompts, a reward, and the host's flags."""
 
 from __future__ import annotations
 

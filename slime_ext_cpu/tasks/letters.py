@@ -28,7 +28,7 @@ ALGORITHM = """
 
 
 def write(folder: Path, seed: int) -> Path:
-    """Writes the prompts and the model of a run below its folder, and returns the model's folder."""
+    """Writes a run's prompts and model below its folder, and returns the model's folder."""
     shutil.copytree(of_package(TINY), folder, dirs_exist_ok=True)
     write_weights(folder / "model", seed)
     return folder / "model"

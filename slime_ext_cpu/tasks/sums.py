@@ -38,7 +38,7 @@ FLAGS = """
 
 
 async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:
-    """Returns 1 if the last number of the answer is the sum, otherwise 0; for --custom-rm-path."""
+    """Returns 1 if the answer's last number is the sum, otherwise 0. For --custom-rm-path."""
     numbers = re.findall(r"\d+", sample.response.replace(",", ""))
     return float(numbers[-1:] == [str(sample.label)])
 

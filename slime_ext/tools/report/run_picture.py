@@ -66,7 +66,7 @@ class Setting:
     colour: str
 
     def seeds(self, *names: str) -> Points:
-        """Returns steps, and the values of all runs at each step, of the first metric that a run has."""
+        """Returns the steps of the first metric that a run has, and all runs' values at each."""
         name = next((n for n in names if any(n in run for run in self.runs)), None)
         having = [run[name] for run in self.runs if name in run]
         if not having:

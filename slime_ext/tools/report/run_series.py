@@ -19,7 +19,7 @@ Series = dict[str, dict[float, float]]  # {name in the host's log: {optimizer st
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Returns the folders of single runs: the folder itself, or its subfolders if several of them have a run.
+    """Returns the folders of single runs: the folder itself, or several subfolders with runs.
 
     Raises:
         DataError: the folder does not exist.
@@ -92,7 +92,7 @@ def read_events(folder: Path) -> Series:
 
 
 def _steps_per_rollout(events: Series, lines: list[dict[str, Any]]) -> tuple[int, int]:
-    """Returns two numbers of optimizer steps: per rollout, and per step on the axis of ``rollout/``.
+    """Counts optimizer steps: per rollout, and per step on the axis of ``rollout/``.
 
     On that axis slime counts rollouts, or optimizer steps under --wandb-always-use-train-step.
     """
