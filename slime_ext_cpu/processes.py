@@ -27,9 +27,8 @@ TIDIES = ("resource_tracker", "torch_shm_manager")  # words in the command lines
 def guarded(mark: str, folder: Path) -> Iterator[None]:
     """Kills every process with the mark when the block ends, and removes the folder.
 
-    This also happens if this process is killed.
-
-    The guard runs in a separate session and waits until a pipe closes that only this process holds open.
+    The guard does so even if this process is killed. It runs in a separate session and waits until a pipe
+    closes that only this process holds open.
     """
     quiet = subprocess.DEVNULL
     guard = subprocess.Popen(

@@ -28,7 +28,7 @@ def working_folder() -> Path:
 
 
 def find_own_steps(mapping: Any) -> None:
-    """Lets Python find the user's own steps in the working directory, if a configuration names some.
+    """Lets Python find the user's own steps in the working directory if a configuration needs it.
 
     The directory comes last on the path, so it cannot hide other modules.
 
@@ -65,7 +65,7 @@ def make_folder(folder: Path) -> None:
 
 
 def new_folder(given: Path | None, default: Path) -> Path:
-    """Returns the folder of a new run: `given`, or a free name that begins with `default`.
+    """Returns the folder of a new run: `given`, or a free name after `default`.
 
     Raises:
         ConfigError: `given` has files in it.

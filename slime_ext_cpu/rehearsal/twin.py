@@ -1,4 +1,4 @@
-"""Makes a two-layer model of the launch's kind, with its tokenizer if this machine has it."""
+"""Makes a two-layer model of the launch's kind. It gets the launch's tokenizer if this machine has it."""
 
 from __future__ import annotations
 

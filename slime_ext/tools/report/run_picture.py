@@ -66,7 +66,7 @@ class Setting:
     colour: str
 
     def seeds(self, *names: str) -> Points:
-        """Returns the steps of the first metric that a run has, and all runs' values at each."""
+        """Returns steps, and all runs' values at each step, of the first metric there is."""
         name = next((n for n in names if any(n in run for run in self.runs)), None)
         having = [run[name] for run in self.runs if name in run]
         if not having:
