@@ -125,6 +125,7 @@ def rollout_of(seeds):
     for call in calls:
         call["pg_loss"] = list(call["pg_loss"].split(call["response_lengths"]))
         call["log_probs"] = call.pop("train_log_probs")
+        del call["head"]  # not part of what a trainer holds
         count = len(data.get("loss_masks", ()))
         indices.append(list(range(count, count + len(call["loss_masks"]))))
         for key, values in call.items():

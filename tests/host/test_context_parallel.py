@@ -150,7 +150,8 @@ def agrees(args, call, alone, rank, size):
 def local(call, rank, size):
     """What a context-parallel rank holds of a call."""
     lists = {key: slices(call, call[key], rank, size) for key in LISTED}
-    return call | lists | {"pg_loss": part(call, call["pg_loss"], rank, size)}
+    sides = (part(call, values, rank, size) for values in (call["head"].sampler, call["head"].trainer))
+    return call | lists | {"pg_loss": part(call, call["pg_loss"], rank, size), "head": Head(*sides)}
 
 
 def part(call, values, rank, size):
