@@ -1,8 +1,8 @@
-"""``slime-ext check`` in three passes, each with one plain result.
+"""Checks a launch in three passes, each with one plain result.
 
-launch = read_script(path)         tools/scripts/read.py: words, files, and what is unknown; nothing of ours
+launch = read_script(path)         tools/scripts/read.py: words, files and what is unknown, without our rules
 setup = setup_of(launch)           setup.py: the host's arguments, and the correction that they name
 lines = said(setup, severities)    host/rules.py: a line for each rule that the setup breaks
 
-``answer.py`` calls the three, and turns the lines into what the command prints.
+``answer.py`` calls the three passes and turns the lines into what the command prints.
 """

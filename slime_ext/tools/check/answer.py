@@ -1,4 +1,4 @@
-"""The third pass of ``check``: the lines of the rules, and what a launch resolves to."""
+"""Runs the third pass of ``check``: the lines of the rules, and what a launch resolves to."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ from slime_ext.tools.scripts.read import is_script, read_script
 from slime_ext.tools.wording import needs
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
-OFFERED = {  # what a launch without anything of ours could begin with
+OFFERED = {  # flags that add slime_ext to a launch without it, and what they do
     "first": (INIT, "measures the mismatch only; applies no correction"),
     "then": (
         {"use_tis": True, "custom_tis_function_path": f"{contract.TIS}.token_tis", **INIT},
-        "policy loss times min(proximal / behavior, 2); slime-ext presets lists the others",
+        "policy loss times min(proximal / behavior, 2); slime-ext presets lists other corrections",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``check`` says of a file.
+    """The result of ``check`` for one file.
 
     Args:
-        rows: what the file resolves to, by name.
-        line: the same in one line.
-        notes: what its reader should know.
+        rows: name -> what the file resolves to.
+        line: the same on one line.
+        notes: warnings and hints.
         uses_ours: whether anything of slime_ext would run.
-        unread: what is known only where the script runs, a line each; no rule over it was checked.
-        skipped: rules that read an argument which is known only there, a line each.
-        unasked: what was not checked because it needs the host's code, a line each.
+        unread: what is known only where the script runs, one line each; its rules were not checked.
+        skipped: the rules that read such an unknown argument, one line each.
+        unasked: what was not checked because the host's code is not here, one line each.
     """
 
     rows: Mapping[str, str]
@@ -81,7 +81,7 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """``ok``; ``incomplete`` where not all is known; ``unused`` where nothing of slime_ext would run."""
+        """``incomplete`` if anything is unknown, ``unused`` if slime_ext would not run, else ``ok``."""
         if self.unread or self.unasked:
             return "incomplete"
         return "ok" if self.uses_ours else "unused"
@@ -96,17 +96,18 @@ def check(
     run: bool = False,
     environment: Sequence[str] = (),
 ) -> Answer:
-    """Reads a launch script or a YAML, and says what it leads to.
+    """Checks a launch script or a YAML file.
 
     Args:
-        args_path: a launch script, for a YAML ``path``.
-        own: flags of the script's own.
-        host: the code that the launch will run; by default that of the checkout whose train.py it starts.
+        path: the launch script or the YAML file.
+        args_path: the launch script whose other arguments go with a YAML ``path``.
+        own: the arguments of the script.
+        host: the code that the launch will run; by default the checkout whose train.py it starts.
         run: whether a Python launcher may be executed.
         environment: names of the variables that the script may see.
 
     Raises:
-        ConfigError: the first thing that is wrong.
+        ConfigError: the first mistake.
     """
     script, file = _script_and_file(path, args_path, own)
     launch = read_script(script, own, run=run, environment=environment) if script else Launch("")
@@ -117,22 +118,22 @@ def check(
 
 
 def check_file(path: str) -> None:
-    """Raises ConfigError for a mistake in a YAML; one that names nothing of ours is the host's own matter."""
+    """Raises ConfigError for a mistake in a YAML file that names something of slime_ext."""
     setup = setup_of(Launch(""), path)
     if setup.names_ours:
         require(setup, (REFUSE, HOST))
 
 
 def answer(launch: Launch, file: str = "", host: HostCode | None = None) -> Answer:
-    """What a launch leads to.
+    """Checks a launch, a YAML file, or both.
 
     Args:
-        launch: a script's; ``Launch("")`` where there is none.
-        file: a YAML that is checked, with or without a launch.
+        launch: the launch of a script; ``Launch("")`` without a script.
+        file: the YAML file; empty without a file.
         host: as for ``check``.
 
     Raises:
-        ConfigError: as ``slime_ext.host.init`` refuses it, or the host.
+        ConfigError: ``slime_ext.host.init`` or the host would refuse the launch.
     """
     setup = setup_of(launch, file, host or host_of(launch))
     if not setup.names_ours:
@@ -147,18 +148,18 @@ def answer(launch: Launch, file: str = "", host: HostCode | None = None) -> Answ
 
 
 def judged(setup: Setup, launch: Launch) -> Answer:
-    """What a launch that names something of slime_ext leads to.
+    """Checks a launch that names something of slime_ext.
 
     Args:
-        setup: of ``with_correction``.
+        setup: the result of ``with_correction``.
 
     Raises:
-        BrokenRuleError: it breaks a rule that refuses, or one of the host's.
+        BrokenRuleError: the setup breaks a rule that refuses, or a rule of the host.
     """
     require(setup, (REFUSE, HOST))
     rows, line = _described(setup)
     loading = tuple(map(Line, setup.loaded.notes))
-    if not launch.script:  # and what the flags beside this file still have to say
+    if not launch.script:  # the launch is unknown, so rules over its flags become lines, too
         return Answer(rows, line, (*loading, *said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))))
     skipped, unasked = (tuple(unchecked(setup, kind)) for kind in (ArgumentUnknownError, HostUnknownError))
     notes = (*loading, *said(setup, (WARN, HINT)))
@@ -166,14 +167,14 @@ def judged(setup: Setup, launch: Launch) -> Answer:
 
 
 def _why_unknown(launch: Launch) -> list[str]:
-    """A line for each reason why an argument that a rule reads is unknown."""
-    counting: dict[str, WrittenFlag] = {}  # dest name -> the flag that counts, in the order of those flags
+    """Returns a line for each reason why an argument that a rule reads is unknown."""
+    counting: dict[str, WrittenFlag] = {}  # dest name -> its last flag, in the order of the launch
     for flag in launch.flags:
         if name := OFF.get(flag.name) or NAMES.get(flag.name):
             counting.pop(name, None)
             counting[name] = flag
     reasons = [
-        f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+        f"{flag.where}: {flag}: known only where the script runs, so no rule over it is checked"
         f"{_of_environment(str(flag))}"
         for name, flag in counting.items()
         if ARGUMENTS[name].kind.parse and isinstance(next(iter(flag.values), None), Unread)
@@ -185,43 +186,47 @@ def _why_unknown(launch: Launch) -> list[str]:
 
 
 def _overridden(launch: Launch) -> Iterator[str]:
-    """A line for each flag that a launch gives two values; the last counts."""
+    """Yields a line for each flag that a launch sets to two values."""
     written = [flag for flag in launch.flags if not any(isinstance(word, Unread) for word in flag.values)]
     for name in filter(launch.is_known, NAMES):
         same = [flag for flag in written if flag.name == name]
         if other := next((flag for flag in same if flag.values != same[-1].values), None):
-            yield f"{same[-1].where}: {same[-1]} counts, {other} in {other.where} does not"
+            yield f"{same[-1].where}: {same[-1]} counts, because it comes after {other} in {other.where}"
 
 
 def _of_environment(text: str) -> str:
-    """How the first variable that is set here, and that a text names, is read."""
+    """Returns how to read the first variable in a text that is set here."""
     names = (name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name in os.environ)
-    return next((f"; --env {name} reads it" for name in names), "")
+    return next((f"; add --env {name} to read it" for name in names), "")
 
 
 def line_of(error: Exception) -> Line:
-    """An error as a line, with the rule that raised it."""
+    """Returns an error as a line, with the rule that raised it."""
     return Line(str(error), error.rule if isinstance(error, BrokenRuleError) else None)
 
 
 def _script_and_file(path: str, args_path: str | None, own: Sequence[str]) -> tuple[str, str]:
-    """The launch script and the YAML among two files; empty where there is none.
+    """Returns the launch script and the YAML file among two paths; empty for a missing one.
 
     Raises:
-        ConfigError: a combination that means nothing.
+        ConfigError: the combination has no meaning.
     """
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
     if args_path and not script:
-        raise ConfigError(f"--args: expected a launch script, got {cut(args_path)}: give run.sh there")
+        raise ConfigError(f"--args: expected a launch script, got {cut(args_path)}: write --args run.sh")
     if args_path and script == path:
-        raise ConfigError(f"--args: expected a YAML before it, got the script {cut(path)}: check it alone")
+        raise ConfigError(
+            f"--args: expected a YAML file before it, got the script {cut(path)}: leave out --args"
+        )
     if own and not script:
-        raise ConfigError(f"{path}: expected no flags behind -- beside a YAML, got {cut(own[0])}")
+        raise ConfigError(
+            f"{path}: expected no flags after -- with a YAML file, got {cut(own[0])}: leave them out"
+        )
     return script, "" if path == script else path
 
 
 def host_of(launch: Launch) -> Checkout | None:
-    """The checkout whose train.py a launch starts, or that its script lies in; None where neither is here."""
+    """Returns the checkout whose train.py a launch starts, or which contains its script; else None."""
     if not launch.script:
         return None
     runs_in = Path(launch.folder or launch.root or Path.cwd())
@@ -229,24 +234,26 @@ def host_of(launch: Launch) -> Checkout | None:
     return next((found for folder in folders if folder and (found := checkout_in(folder))), None)
 
 
-# A launch without anything of ours.
+# A launch without anything of slime_ext.
 
 
 def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
-    """What a launch that names nothing of slime_ext leads to: the flags that add it, or why none would act.
+    """Returns the flags that add slime_ext to a launch without it, or why no flags would act.
 
     Raises:
-        ConfigError: the file is no launch, and holds nothing for slime_ext.
+        ConfigError: the file is not a launch and holds nothing for slime_ext.
     """
     if not launch.script:
         _forbid_bare_block(setup, file)
-        raise ConfigError(f"{file}: expected the key slime_ext, got none: slime-ext presets NAME prints one")
+        raise ConfigError(
+            f"{file}: expected the key slime_ext, got none: run slime-ext presets NAME to print one"
+        )
     is_unknown = "custom_tis_function_path" in setup.unknown
     if is_unknown and _may_use_ours(launch):
         words = "not known whether this launch uses it"
         return Answer({"slime_ext": words}, words, uses_ours=False)
     theirs = getattr(setup.args, "custom_tis_function_path", None)
-    if theirs:  # the keys of the file are for that hook
+    if theirs:  # because the keys of the file are for that hook
         setup = replace(setup, file=())
     replaced = cut(theirs) if theirs else "slime's own weights" if _get(setup, "use_tis") else ""
     rows: dict[str, str] = {}
@@ -261,9 +268,9 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
             continue
         comments = [what]
         if replaced and "use_tis" in flags:
-            comments.append(f"in place of {replaced}{_unread_block(setup) if theirs else ''}")
+            comments.append(f"replaces {replaced}{_unread_block(setup) if theirs else ''}")
         if own := _get(setup, "custom_megatron_init_path"):
-            comments.append(f"in place of {cut(own)}: or keep it and call slime_ext.host.init(args) there")
+            comments.append(f"replaces {cut(own)}; or keep that and call slime_ext.host.init(args) in it")
         rows[when] = "\n# ".join([_spelled(flags, setup), *comments])
     verb = "mentioned" if is_unknown else "used"
     words = f"not {verb} by this launch; add these flags" if rows else "nothing for it in this launch"
@@ -273,8 +280,7 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
 def _may_use_ours(launch: Launch) -> bool:
     """Whether a launch with unknown flags can use anything of slime_ext.
 
-    It mentions it, or names a function or a file that is not known. In any other launch it does not matter
-    what a helper prints.
+    It can if it mentions slime_ext, or if it names a function or a file that is unknown.
     """
     named = (launch.flag(flag_of(name)) for name in ("custom_tis_function_path", "custom_config_path"))
     words = (word for flag in named if flag for word in flag.values)
@@ -282,7 +288,7 @@ def _may_use_ours(launch: Launch) -> bool:
 
 
 def _spelled(flags: Mapping[str, Any], setup: Setup) -> str:
-    """Flags as they are pasted into a script's array, without those that the launch has."""
+    """Returns flags to paste into a script's array, without those that the launch has already."""
     missing = {name: value for name, value in flags.items() if _get(setup, name) != value}
     return "\n".join(flag_of(k) if v is True else f"{flag_of(k)} {v}" for k, v in missing.items())
 
@@ -292,39 +298,39 @@ def _get(setup: Setup, name: str) -> Any:
 
 
 def _forbid_bare_block(setup: Setup, file: str) -> None:
-    """Raises ConfigError for another system's keys at the top of the file, where nothing of ours looks."""
+    """Raises ConfigError for another system's keys at the top of the file, where slime_ext reads none."""
     foreign = vars(setup.args).keys() - ARGUMENTS.keys()
     shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in CONVERTED.items()}
     system = max(shared, key=lambda name: len(shared[name]))
     if keys := shared[system]:
         raise ConfigError(
             f"{file}: expected the key slime_ext, got keys of {system} ({', '.join(map(cut, keys[:3]))}), "
-            "which slime_ext does not read where they are; leave them there for a hook that does, or "
-            f"translate them: slime-ext convert --from {system} {file}"
+            "which slime_ext does not read there: keep them for a hook that does, or run slime-ext convert "
+            f"--from {system} {file} to translate them"
         )
 
 
 def _unread_block(setup: Setup) -> str:
-    """What becomes of the keys of a hook that ours would replace."""
+    """Returns what to do with the configuration of a hook that slime_ext would replace."""
     system = next((FOREIGN[key] for key in vars(setup.args) if key in FOREIGN), "")
     path = _get(setup, "custom_config_path")
     if not system or not path:
         return ""
     file = cut(path)
-    return f": leave out {file}, whose keys are its own, or slime-ext convert --from {system} {file}"
+    return f": leave out {file}, which configures that hook, or run slime-ext convert --from {system} {file}"
 
 
-# What a correction is.
+# What a correction does.
 
 
 def _who_corrects(setup: Setup) -> str:
-    """What corrects the loss of a launch in which ours only measures."""
+    """Says what corrects the loss of a launch in which slime_ext only measures."""
     switches = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
     if unknown := [flag_of(name) for name in switches if name in setup.unknown]:
         return f"what corrects is not known, because {' and '.join(unknown)} is not"
     hook = setup.a.custom_tis_function_path
     weights = cut(hook) if hook else "the host's own weights"
-    # slime takes the loss that the hook returns under --get-mismatch-metrics, too, and its own weights act
+    # With --get-mismatch-metrics alone, slime also uses the loss that the hook returns, so its weights act.
     named = (
         "--use-tis" if setup.a.use_tis else "--get-mismatch-metrics" if setup.a.get_mismatch_metrics else ""
     )
@@ -334,7 +340,7 @@ def _who_corrects(setup: Setup) -> str:
 
 
 def _described(setup: Setup) -> tuple[dict[str, str], str]:
-    """What there is to know of a correction: by name, and in one line."""
+    """Describes a correction: as name -> text, and on one line."""
     if not setup.function:
         line = f"measures; {_who_corrects(setup)}"
         return {"slime_ext": line}, line

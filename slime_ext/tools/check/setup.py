@@ -1,4 +1,4 @@
-"""The second pass of ``check``: a launch -> the ``Setup`` that the rules look at."""
+"""Runs the second pass of ``check``: turns a launch into the ``Setup`` that the rules read."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if
 ALIKE = (
     *contract.FUNCTIONS,
     "custom_agent_function_path",
-)  # names of slime and miles that look like ours
+)  # names of slime and miles that look like names of slime_ext
 
 
 def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Setup:
-    """What a launch means for slime_ext: every argument, and the correction that they name.
+    """Builds the setup of a launch: every argument, and the correction that they name.
 
     Keys of --custom-config-path override flags, as in slime.
 
     Args:
-        launch: a script's; ``Launch("")`` where there is none.
-        file: a YAML that is read before the one that the launch names.
-        host: the code that the launch will run, where it is at hand.
+        launch: the launch of a script; ``Launch("")`` without a script.
+        file: a YAML file that is read before the file that the launch names.
+        host: the code that the launch will run, if it is here.
 
     Raises:
-        ConfigError: a flag or a key that the host or slime_ext refuses, a file that cannot be read, or a
-            configuration that does not load.
+        ConfigError: the host or slime_ext refuses a flag or a key, a file cannot be read, or a configuration
+            does not load.
     """
     values, unknown = _of_flags(launch) if launch.script else ({}, set(ARGUMENTS))
     setup = Setup(SimpleNamespace(**values), unknown=frozenset(unknown), host=host)
@@ -69,18 +69,18 @@ def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Se
 
 
 def with_flags(setup: Setup, flags: Mapping[str, Any]) -> Setup:
-    """The setup of the same launch with more flags, by dest name."""
+    """Returns the setup of the same launch with more flags, by dest name."""
     args = SimpleNamespace(**(vars(setup.args) | flags))
     return replace(setup, args=args, unknown=frozenset(setup.unknown) - flags.keys())
 
 
 def with_keys(setup: Setup, keys: Mapping[str, Any]) -> Setup:
-    """The setup of the same launch with the keys of its --custom-config-path."""
+    """Returns the setup of the same launch with the keys of its --custom-config-path."""
     return replace(with_flags(setup, keys), file=tuple(keys))
 
 
 def with_correction(setup: Setup, launch: Launch) -> Setup:
-    """The setup with the function of ``slime_ext.tis`` that it names, and what that function is made of.
+    """Returns the setup with the function of ``slime_ext.tis`` that it names, and that function's correction.
 
     Raises:
         ConfigError: the configuration does not load, or a flag names a function that does not exist.
@@ -93,7 +93,7 @@ def with_correction(setup: Setup, launch: Launch) -> Setup:
 
 
 def is_correction_unknown(setup: Setup, launch: Launch) -> bool:
-    """Whether the correction is named or written where nothing of it is seen here."""
+    """Whether a launch names or writes its correction in a place that is unknown here."""
     if not launch.script or getattr(setup.args, "slime_ext", None) is not None:
         return False
     is_in_file = contract.function_of(setup.args) == "correct"
@@ -102,8 +102,11 @@ def is_correction_unknown(setup: Setup, launch: Launch) -> bool:
 
 
 def _function_of(setup: Setup, launch: Launch) -> str:
-    """The function in ``slime_ext.tis`` that a launch names; a mapping alone is for ``correct``; empty where
-    another's function runs, or none."""
+    """Returns the function in ``slime_ext.tis`` that a launch names.
+
+    A YAML file that is checked alone is for ``correct``. Returns an empty string if another package's
+    function runs, or none.
+    """
     path = getattr(setup.args, "custom_tis_function_path", None)
     mapping = getattr(setup.args, "slime_ext", None)
     if path is None:
@@ -123,8 +126,10 @@ def _function_of(setup: Setup, launch: Launch) -> str:
 
 
 def _of_flags(launch: Launch) -> tuple[dict[str, Any], set[str]]:
-    """A launch's flags as the host's parser reads them, and the names of those whose values are unknown.
-    Flags of other parts of the host are left out."""
+    """Returns a launch's flags as the host's parser reads them, and the names of those with unknown values.
+
+    Leaves out the flags that ``ARGUMENTS`` does not list.
+    """
     values: dict[str, Any] = {}
     for flag, after in zip_longest(launch.flags, launch.flags[1:]):
         forbid_misspelt(launch.script, flag.name)
@@ -145,19 +150,21 @@ def _of_flags(launch: Launch) -> tuple[dict[str, Any], set[str]]:
 def _forbid_value(script: str, switch: WrittenFlag) -> None:
     for word in (word for word in switch.values if not isinstance(word, Unread)):
         raise ConfigError(
-            f"{script}: {switch.name}: expected no value, got {cut(veiled(word, switch.instead))}: a switch "
-            "is on where it stands; leave it out to switch it off"
+            f"{script}: {switch.name}: expected no value, got {cut(veiled(word, switch.instead))}: write the "
+            "switch alone to switch it on, or leave it out"
         )
 
 
 def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
-    """The arguments that a host's parser makes of flags: defaults, and what slime derives from other flags
-    before it merges the keys of --custom-config-path (slime/utils/arguments.py, slime_validate_args).
+    """Adds to flags the defaults and derived arguments of a host's parser.
+
+    slime derives arguments before it merges the keys of --custom-config-path (slime/utils/arguments.py,
+    slime_validate_args).
 
     Args:
-        flags: values by dest name, of those that the command line gives.
-        unknown: dest names of flags whose values cannot be known; they and what follows from them are left
-            out.
+        flags: dest name -> value, for the flags on the command line.
+        unknown: dest names of flags with unknown values. The result lacks them and all that is derived from
+            them.
     """
     found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
     for name in unknown:
@@ -172,13 +179,13 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
     for name, value in derived.items():
         try:
             found[name] = value()
-        except KeyError:  # an unknown one among what it follows from
+        except KeyError:  # it is derived from an unknown argument
             found.pop(name, None)
     return found
 
 
 def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
-    """What the host's parser makes of a flag's text; None where that is known only where the script runs."""
+    """Parses a flag's text as the host does; returns None if the text is known only where the script runs."""
     parse = ARGUMENTS[NAMES[flag.name]].kind.parse
     if parse is None:
         return True
@@ -195,8 +202,11 @@ def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
 
 
 def _forbid_no_choice(launch: Launch, flag: WrittenFlag, choices: Collection[str], value: Any) -> None:
-    """Raises ConfigError for a word that the host's parser refuses. A fork can take more than slime and miles
-    do: where the script lies in a checkout, a word that its parser's file has in quotes passes."""
+    """Raises ConfigError for a word that the host's parser refuses.
+
+    A fork may accept more words than slime and miles do. If the script is in a checkout, every word passes
+    that the file of its parser has in quotes.
+    """
     if not choices or value is None or value in choices:
         return
     root = launch.root
@@ -212,14 +222,14 @@ def _forbid_no_choice(launch: Launch, flag: WrittenFlag, choices: Collection[str
 
 
 def keys_of(path: str, text: str | None = None) -> dict[str, Any]:
-    """The keys of a file for --custom-config-path.
+    """Reads the keys of a file for --custom-config-path.
 
     Args:
-        path: as messages name it.
-        text: what it holds, where it cannot be read at that path.
+        path: the name of the file in messages; also its path if ``text`` is None.
+        text: the text of the file.
 
     Raises:
-        ConfigError: it cannot be read, or has a name in it that slime would pass over.
+        ConfigError: the file cannot be read, or has a misspelt key, which slime would ignore.
     """
     keys = read_mapping(path, text)
     for key in keys:
@@ -230,11 +240,12 @@ def keys_of(path: str, text: str | None = None) -> dict[str, Any]:
 
 
 def forbid_misspelt(path: str, name: str) -> None:
-    """Stops at a flag, or a key of a file, that is nearly one of those that decide whether ours runs, or one
-    that is read here with dashes for underscores, or the reverse.
+    """Refuses a misspelt flag or key that decides whether slime_ext runs.
+
+    For any flag or key that is read here, also refuses dashes in place of underscores, and the reverse.
 
     Raises:
-        ConfigError: with the right name.
+        ConfigError: the name is misspelt; the message has the right name.
     """
     as_flag = name.startswith("--")
     dest = name.removeprefix("--").replace("-", "_")
@@ -247,7 +258,7 @@ def forbid_misspelt(path: str, name: str) -> None:
             )
 
 
-# Functions that flags name: nothing is imported.
+# Functions that flags name, checked without an import.
 
 
 def _check_functions(setup: Setup, launch: Launch) -> None:
@@ -269,14 +280,17 @@ def _check_functions(setup: Setup, launch: Launch) -> None:
 
 
 def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> None:
-    """Raises ConfigError for a function of the user's own that is no dotted path, or that a package which is
-    seen from here does not define; a hook must take the keywords that the host calls it with."""
+    """Raises ConfigError for a user's function that does not exist, or a hook that lacks a keyword.
+
+    A function of a package that is not here passes. A hook must accept the keywords with which the host calls
+    it.
+    """
     script = Path(launch.script).resolve() if launch.script else None
     near = [script.parent] if script else []
     near += [launch.root] if launch.root else []
     folders = [Path.cwd(), *near, *map(Path, sys.path)]
     if fault := fault_of(function, folders):
-        fault = "it is not there" if isinstance(function, Veiled) else fault
+        fault = "there is no such function" if isinstance(function, Veiled) else fault
         raise ConfigError(
             f"{flag_of(dest)}: expected package.module.function, got '{cut(function)}': {fault}"
         )

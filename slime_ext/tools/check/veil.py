@@ -1,7 +1,8 @@
-"""Values that work as they are, and that messages show as something else: where they come from.
+"""Hides values in messages: a veiled value computes as usual, but messages show where it comes from.
 
-``check`` reads strangers' scripts in CI, and nothing that a file or a variable of the machine holds may stand
-in its output. ``str`` of such a text is the text itself, for paths; every format and repr is its veil.
+``check`` reads strangers' scripts in CI, so its output must not show what a file or a variable of the machine
+holds. ``str`` of a veiled text is the text itself, because paths need it; ``format`` and ``repr`` give the
+veil.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 
 
 class Veiled:
-    """What messages show of a value.
+    """The base of veiled values.
 
     Args:
-        veil: where it comes from, as a script writes it.
+        veil: the text that messages show: where the value comes from, as a script writes it.
     """
 
     veil: str
@@ -29,22 +30,22 @@ class Veiled:
 
 
 class VeiledText(Veiled, str):
-    """Text from a file or a variable."""
+    """A veiled text."""
 
 
 class VeiledInteger(Veiled, int):
-    """A whole number from a file or a variable."""
+    """A veiled integer."""
 
 
 class VeiledNumber(Veiled, float):
-    """A number from a file or a variable."""
+    """A veiled float."""
 
 
 KINDS: dict[type, Any] = {str: VeiledText, int: VeiledInteger, float: VeiledNumber}
 
 
 def veiled(value: Any, veil: str) -> Any:
-    """A text or a number that messages show as something else; anything else as it is.
+    """Returns a text or a number that messages show as ``veil``; returns any other value unchanged.
 
     >>> cap = veiled(3.0, "$CAP")
     >>> cap > 2, f"{cap:g} {cap!r} {1 + cap}", float(cap)
@@ -53,20 +54,20 @@ def veiled(value: Any, veil: str) -> Any:
     kind = KINDS.get(type(value))
     if kind is None or not veil:
         return value
-    found = kind(value)
-    found.veil = veil
-    return found
+    hidden = kind(value)
+    hidden.veil = veil
+    return hidden
 
 
 def _computed(name: str) -> Callable[..., Any]:
-    """The operator of a number: what is computed from a veiled one is veiled."""
+    """Returns an operator whose result is veiled, because it is computed from a veiled number."""
 
     def operator(self: Any, *others: Any) -> Any:
         plain = int if isinstance(self, int) else float
-        found = getattr(plain, name)(self, *others)
-        if found is NotImplemented:  # of an int and a float
-            found = getattr(float, name)(float(self), *others)
-        return veiled(found, self.veil)
+        result = getattr(plain, name)(self, *others)
+        if result is NotImplemented:  # an int with a float
+            result = getattr(float, name)(float(self), *others)
+        return veiled(result, self.veil)
 
     return operator
 

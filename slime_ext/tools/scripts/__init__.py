@@ -1,1 +1,4 @@
-"""What a launch script says: shell, Python and Hydra, read without running them, as one ``Launch``."""
+"""Reads a launch script and returns one ``Launch``.
+
+A shell script runs only in a sandbox; a Python launcher is executed only with --run.
+"""

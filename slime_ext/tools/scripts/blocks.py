@@ -1,7 +1,7 @@
-"""The parts of a shell script that a condition decides over: where they begin and end, and their conditions.
+"""Finds the parts of a shell script that depend on a condition, with their conditions.
 
-The sandbox runs one way through a script. Where a condition depends on the machine, what the other way would
-have done is looked up here: ``if``, ``case`` and loops, and lists with ``&&`` or ``||``.
+The sandbox takes only one way through a script. If a condition depends on the machine, these parts tell what
+the other way would have done: ``if``, ``case`` and loops, and lists with ``&&`` or ``||``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IN = re.compile(r"\s*in(?=\s)")
 FOR_IN = re.compile(r"\s*\w+\s+in(?=\s)")
 SUBSTITUTIONS = ("$(", "${", "`")
 ALL = (*SUBSTITUTIONS, "'", '"', "$'", "(")
-PARTS = {  # beginning of a part of a word -> its end, and the parts that can be in it
+PARTS = {  # opener of a part of a word -> its closer, and the openers of parts inside it
     '"': ('"', SUBSTITUTIONS),
     '$"': ('"', SUBSTITUTIONS),
     "$'": ("'", ()),
@@ -37,11 +37,11 @@ HEREDOC = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]*)'|\"([^\"\n]*)\"|\\?([^\s;|&<>()
 
 @dataclass
 class Block:
-    """One of those parts, as offsets in the text.
+    """A part of a script that depends on a condition, as offsets in the text.
 
     Args:
-        begin: of its first letter.
-        end: behind its statement, where another statement can be put.
+        begin: the offset of its first letter.
+        end: the offset after its statement, where another statement can be inserted.
         heads: the spans of its conditions.
     """
 
@@ -52,19 +52,19 @@ class Block:
 
 @dataclass
 class _Level:
-    """A compound command that is open, or the script itself; and its statement that is being read.
+    """An open compound command, or the script itself, and the statement in it that is being read.
 
     Args:
-        closer: the word that ends it.
-        block: what it is, if a condition decides over it.
-        head: where its open condition begins.
-        statement: where its open statement begins; -1 between two.
-        last_operator: where the last && or || of that statement is; -1 without any.
-        is_conditional: whether a condition stands in a command substitution of that statement.
-        inner: blocks that end with that statement.
-        is_pattern: whether what follows is a pattern of ``case``.
-        name: of the function that it is the body of.
-        begin: of the compound command.
+        closer: the word that ends the command.
+        block: the block of the command, if it depends on a condition.
+        head: the offset of its open condition; -1 if no condition is open.
+        statement: the offset of its open statement; -1 between two statements.
+        last_operator: the offset of the last && or || of that statement; -1 if it has none.
+        is_conditional: whether a command substitution of that statement contains a condition.
+        inner: the blocks that end with that statement.
+        is_pattern: whether a pattern of ``case`` follows.
+        name: the name of the function whose body the command is; empty if it is none.
+        begin: the offset of the command.
     """
 
     closer: str
@@ -81,15 +81,15 @@ class _Level:
 
 @dataclass
 class Blocks:
-    """What ``read`` finds in a script.
+    """The result of ``read``.
 
     Args:
-        found: in the order of their ends; an inner one stands before an outer one.
-        statements: all of them, in the same order, without conditions.
+        found: the blocks in the order of their ends, so an inner block comes before an outer one.
+        statements: all statements outside conditions, in the same order.
         bodies: function -> span of its body.
-        in_documents: command substitutions with a condition in here-documents: span, and where the line
-            begins that has the document.
-        probes: offset behind the words of a ``case`` or a ``for``, which bash does not trace -> those words.
+        in_documents: for each command substitution with a condition in a here-document, its span and the
+            offset of the line that opens the document.
+        probes: offset after the words of a ``case`` or a ``for`` -> those words, which bash does not trace.
     """
 
     found: list[Block] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Blocks:
 
 
 def read(text: str) -> Blocks:
-    """The blocks of a script that bash can read.
+    """Returns the blocks of a script that bash can read.
 
     >>> text = "if a; then b; fi; c && d || e"
     >>> [(text[b.begin:b.end], [text[i:j].strip() for i, j in b.heads]) for b in read(text).found]
@@ -110,7 +110,7 @@ def read(text: str) -> Blocks:
 
 
 def after(text: str, at: int) -> int:
-    """The offset behind the quoted or substituted part that begins at ``at``; ``at`` where none does.
+    """Returns the offset after the quoted or substituted part at ``at``; ``at`` itself if none begins there.
 
     >>> after('"a $(b ")" c) d" e', 0)
     16
@@ -130,10 +130,10 @@ def _behind(text: str, letter: str, at: int) -> int:
 
 
 def _within(text: str, at: int, closer: str, openers: Sequence[str]) -> int:
-    """The offset behind the next ``closer`` that is not in a part of its own.
+    """Returns the offset after the next ``closer`` that is not inside a nested part.
 
     Args:
-        openers: beginnings of such parts.
+        openers: the openers of nested parts.
     """
     while at < len(text):
         letter = text[at]
@@ -158,10 +158,10 @@ class _Reader:
         self.result = Blocks()
         self.levels = [_Level("")]
         self.is_command = True  # whether the next word is a command or a keyword
-        self.continues = False  # whether the last word was && || or |, so that the statement goes on
+        self.continues = False  # whether the last word was &&, || or |, so that the statement goes on
         self.heredocs: list[tuple[str, bool]] = []
         self.function = self.last_word = ""
-        self.comment = -1  # where the one of this line begins
+        self.comment = -1  # offset of the comment of this line; -1 without one
         self.tokens = {
             **dict.fromkeys(" \t\r<>", self._blank),
             "\n": self._newline,
@@ -201,7 +201,7 @@ class _Reader:
         else:
             self.tokens.get(two[0], self._word)()
 
-    def _blank(self) -> None:  # also < and >, behind which a word follows
+    def _blank(self) -> None:  # also < and >, because a word follows them
         self.at += 1
 
     def _hash(self) -> None:
@@ -215,7 +215,7 @@ class _Reader:
         self._operator(2 if self.text.startswith("|&", self.at) else 1)
 
     def _ampersand(self) -> None:
-        if self.text.startswith("&>", self.at) or self.text[self.at - 1] in "<>":  # of a redirection
+        if self.text.startswith("&>", self.at) or self.text[self.at - 1] in "<>":  # a redirection
             self.at += 1
         else:
             self._end(-1)
@@ -228,7 +228,7 @@ class _Reader:
     def _operator(self, length: int) -> None:
         self.at += length
         self.is_command = self.continues = True
-        if self.level.is_pattern:  # a | b) of a case
+        if self.level.is_pattern:  # a | b) in a case
             self.continues = False
 
     def _newline(self) -> None:
@@ -259,7 +259,7 @@ class _Reader:
             self.level.is_pattern = True
 
     def _parenthesis(self) -> None:
-        if self.level.is_pattern:  # the first of (a|b)
+        if self.level.is_pattern:  # the optional ( of a pattern (a|b)
             self.at += 1
         elif self.text.startswith("((", self.at):  # arithmetic
             self._begin(self.at)
@@ -276,7 +276,7 @@ class _Reader:
             self.at += 1
 
     def _array(self, at: int) -> int:
-        """The offset behind an array's words, among which there can be comments."""
+        """Returns the offset after an array's words, which can contain comments."""
         at += 1
         while at < len(self.text) and self.text[at] != ")":
             if self.text[at] == "#" and self.text[at - 1] in " \t\n(":
@@ -321,7 +321,7 @@ class _Reader:
         while at < len(self.text):
             match = WORD.match(self.text, at)
             behind = match.end() if match else after(self.text, at)
-            if behind == at and self.text[at] == "$":  # of a variable
+            if behind == at and self.text[at] == "$":  # the $ of a variable
                 behind = at + 2 if self.text[at + 1 : at + 2] == "#" else at + 1
             if behind == at:
                 break
@@ -329,7 +329,7 @@ class _Reader:
         return at
 
     def _behind_first_word(self, word: str) -> None:
-        """What follows a word that is no keyword: the words of an array, of [[, or the name of a function."""
+        """Reads what belongs to a word that is no keyword: words of an array or [[, or a function's name."""
         is_assignment = ASSIGNMENT.match(word) is not None
         if is_assignment and word.endswith("=") and self.text.startswith("(", self.at):
             self.at = self._array(self.at)
@@ -368,7 +368,7 @@ class _Reader:
             self.continues = False
 
     def _words_of(self, word: str) -> None:
-        """Reads the word of ``case WORD in``, or ``for NAME in WORDS``, up to the list of commands."""
+        """Reads ``case WORD in`` or ``for NAME in WORDS`` up to the list of commands."""
         if word == "case":
             self._word_of_case()
         elif match := FOR_IN.match(self.text, self.at):
@@ -398,21 +398,22 @@ class _Reader:
             self.level.statement = at
 
     def _end(self, at: int) -> None:
-        """Ends the open statement; at -1 one that runs in the background, and decides over nothing behind.
+        """Ends the open statement.
 
-        A statement of a condition has no block of its own: a command behind it would be the condition.
+        A statement that runs in the background ends at -1. It has no block, because nothing waits for it. A
+        statement of a condition has no block either, because a command after it would become the condition.
         """
         level = self.level
         if level.statement >= 0 and at >= 0 and level.head < 0:
             for block in level.inner:
                 block.end = at
-            own = Block(level.statement, at)
+            statement = Block(level.statement, at)
             if level.last_operator >= 0:
-                own.heads.append((level.statement, level.last_operator))
+                statement.heads.append((level.statement, level.last_operator))
             elif level.is_conditional:
-                own.heads.append((level.statement, at))
-            self.result.found += level.inner + ([own] if own.heads else [])
-            self.result.statements.append(own)
+                statement.heads.append((level.statement, at))
+            self.result.found += level.inner + ([statement] if statement.heads else [])
+            self.result.statements.append(statement)
         level.statement, level.last_operator, level.is_conditional, level.inner = -1, -1, False, []
 
     def _close_with(self, begin: int, word: str) -> None:
@@ -422,7 +423,7 @@ class _Reader:
         self.is_command = self.continues = False
 
     def _close(self, at: int) -> None:
-        """Closes the innermost compound command; its block ends with the statement around it."""
+        """Closes the innermost compound command. Its block ends with the enclosing statement."""
         self._end(at)
         level = self.levels.pop()
         if level.block is not None:
@@ -432,7 +433,7 @@ class _Reader:
 
 
 def _substitutions(text: str) -> Iterator[tuple[int, int]]:
-    """The spans of a text's command substitutions, and of what is quoted around them."""
+    """Yields the spans of a text's command substitutions, with the double quotes around them."""
     at = 0
     while at < len(text):
         behind = after(text, at)

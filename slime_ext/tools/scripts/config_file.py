@@ -1,4 +1,4 @@
-"""The file of --custom-config-path where a launch runs."""
+"""Reads the file of --custom-config-path that a launch would read."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ FLAG = "--custom-config-path"
 
 
 def config_file(launch: Launch, path: str) -> tuple[str, str]:
-    """How messages name the file, and its text; two empty texts where a launch names none.
+    """Returns the name of the file for messages, and its text; two empty strings without a file.
 
-    The file lies in the folder in which the program runs: the script's ``cd``, the host's checkout that the
-    script lies in, else the working directory of this command. Of a script only files are read that it may
-    see.
+    A relative path starts at the folder in which the program runs: the script's ``cd``, else the host's
+    checkout that contains the script, else the working directory of this command. A file that the script may
+    not see is not read.
 
     Args:
-        path: of the file, as the launch names it.
+        path: the path of the file, as the launch names it.
 
     Raises:
-        ConfigError: there is none, the script may not see it, or its path or text is unknown.
+        ConfigError: the file does not exist, the script may not see it, or its path or text is unknown.
     """
     _forbid_unknown(launch)
     if not path:
@@ -32,8 +32,8 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
     where = f"{launch.script}: {FLAG}"
     if path in launch.veiled:
         raise ConfigError(
-            f"{where}: expected a text that the script itself says, got one with parts of another file or of "
-            f"a variable: slime-ext check FILE --args {launch.script} checks a copy of it"
+            f"{where}: expected a text that the script itself writes, got one with parts of another file or "
+            f"of a variable: save a copy as FILE and run slime-ext check FILE --args {launch.script}"
         )
     if (text := launch.files.get(path)) is not None:
         return path, text
@@ -43,12 +43,12 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
         shown = "the folder that it changes to" if str(folder) in launch.veiled else folder
         raise ConfigError(
             f"{where}: expected a file where the script runs, got no {cut(path)} in {shown}: run slime-ext "
-            "there, or name it from the script's own folder"
+            "there, or write the path relative to the script's folder"
         )
     if not Visible([*filter(None, [launch.own_folder]), Path.cwd()]).is_file(file):
         raise ConfigError(
             f"{where}: expected a file below the script's checkout or the working directory, got "
-            f"{cut(path)}: slime-ext check FILE --args {launch.script} reads it"
+            f"{cut(path)}: run slime-ext check FILE --args {launch.script} with that file as FILE"
         )
     flag = launch.flag(FLAG)
     is_veiled = str(folder) in launch.veiled or (flag and flag.instead)
@@ -60,11 +60,11 @@ def _forbid_unknown(launch: Launch) -> None:
     path = launch.value(FLAG)
     if isinstance(path, Unread):
         raise ConfigError(
-            f"{launch.script}: {FLAG}: expected a path that the script itself says, got '{cut(path)}': "
-            f"slime-ext check FILE --args {launch.script} checks the file with its flags"
+            f"{launch.script}: {FLAG}: expected a path that the script itself writes, got '{cut(path)}': "
+            f"run slime-ext check FILE --args {launch.script} with the path as FILE"
         )
     if isinstance(launch.files.get(path), Unread):
         raise ConfigError(
-            f"{launch.script}: {cut(path)}: expected a text that the script itself says, got one that "
-            f"depends on the machine: slime-ext check FILE --args {launch.script} checks a copy of it"
+            f"{launch.script}: {cut(path)}: expected a text that the script itself writes, got one that "
+            f"depends on the machine: save a copy as FILE and run slime-ext check FILE --args {launch.script}"
         )

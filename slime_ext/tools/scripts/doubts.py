@@ -1,7 +1,8 @@
-"""What a part of a script can change that runs, or not, as the machine decides: variables and flags.
+"""Finds the variables and flags that a part of a script can change if the machine decides whether it runs.
 
-The sandbox runs one way. Behind such a part each variable that it sets gets a token in addition, a word that
-stands for what is not known, so that whatever the variable flows into is not known either.
+The sandbox runs only one of the two ways. After such a part, a token is added to each variable that the part
+sets. A token is a word that stands for something unknown, so everything that the variable flows into becomes
+unknown, too.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ PROGRAM = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, PROGRAMS))})(?!\w)")
 
 @dataclass(frozen=True)
 class Assignment:
-    """One that a text makes.
+    """An assignment to a shell variable.
 
     Args:
         operator: = or +=.
-        value: as it is written; an array's with its parentheses.
+        value: the value as it is written, with the parentheses of an array.
         is_element: whether it sets one element of an array.
     """
 
@@ -53,23 +54,23 @@ class Assignment:
 
     @property
     def adds(self) -> bool:
-        """Whether what the variable was before stays a part of it."""
+        """Whether the variable keeps its previous value as a part of the new one."""
         return self.operator == "+=" or re.search(rf"\$\{{?{self.name}(?!\w)", self.value) is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether it can add words that it does not write: one that begins with $ and is no flag's value."""
+        """Whether it can add unwritten words, because a word begins with $ and is not the value of a flag."""
         words = [word.lstrip("\"'") for word in self.value.strip("()").split()]
         pairs = zip(["", *words], words, strict=False)
-        own = tuple(f"${opener}{self.name}{end}" for opener, end in (("", ""), ("{", "}"), ("{", "-")))
+        itself = tuple(f"${opener}{self.name}{end}" for opener, end in (("", ""), ("{", "}"), ("{", "-")))
         return any(
-            word.startswith(("$", "`")) and not before.startswith("-") and not word.startswith(own)
+            word.startswith(("$", "`")) and not before.startswith("-") and not word.startswith(itself)
             for before, word in pairs
         )
 
 
 def assignments(text: str) -> Iterator[Assignment]:
-    """Those that a text makes by = and +=, ``read`` and ``mapfile``."""
+    """Yields the assignments that a text makes by =, +=, ``read``, ``mapfile`` and ``readarray``."""
     for name, index, operator, value in ASSIGNED.findall(text):
         yield Assignment(name, operator, value, bool(index))
     for command, options, names in READ.findall(text):
@@ -79,12 +80,12 @@ def assignments(text: str) -> Iterator[Assignment]:
 
 @dataclass
 class Script:
-    """A script's text, and what is put into it.
+    """A script's text, and the words that are inserted into it.
 
     Args:
-        text: as bash gets it, but for what is put into it.
-        put: span -> words in its place.
-        doubted: beginnings of blocks behind which tokens were put already.
+        text: the text that bash gets, without the insertions.
+        put: span of the text -> the words that replace it.
+        doubted: the offsets of blocks that already have tokens after them.
     """
 
     path: str
@@ -100,7 +101,7 @@ class Script:
 
     @property
     def prepared(self) -> str:
-        """The text with what was put into it."""
+        """Returns the text with all insertions."""
         parts, last = [], 0
         for begin, end in sorted(self.put):
             parts += [self.text[last:begin], self.put[begin, end]]
@@ -108,56 +109,58 @@ class Script:
         return "".join([*parts, self.text[last:]])
 
     def put_behind(self, block: Block, words: str) -> None:
-        """Puts commands behind a block's statement."""
+        """Inserts commands after a block's statement."""
         at = block.end, block.end
         self.put[at] = f"{self.put.get(at, '')}; {words}"
 
     def end_loop(self, block: Block) -> None:
-        """Ends a loop that waits for the machine before it begins."""
+        """Makes a loop that waits for the machine end before its first pass."""
         for word, last in (("until", ":; "), ("while", "false; ")):
             if self.text.startswith(word, block.begin) and block.heads:
                 self.put[block.heads[0][1], block.heads[0][1]] = last
 
     def put_in_place(self, spans: Iterable[tuple[int, int]], token: Callable[[str], str]) -> bool:
-        """Puts tokens in place of parts; whether there are any that had none yet.
+        """Replaces parts by tokens, and returns whether any part was not replaced before.
 
         Args:
-            token: of a part's text.
+            spans: the spans of the parts.
+            token: maps a part's text to its token.
         """
         new = {span: token(self.text[slice(*span)]) for span in spans if span not in self.put}
         self.put |= new
         return bool(new)
 
     def sums(self, number: int) -> list[tuple[int, int]]:
-        """The spans of the sums that begin in a line."""
+        """Returns the spans of the sums ``$((...))`` that begin in a line."""
         begin, end = self.starts[number - 1], (*self.starts, len(self.text))[number]
         return [match.span() for match in SUM.finditer(self.text) if begin <= match.start() < end]
 
     def in_documents(self, number: int) -> list[tuple[int, int]]:
-        """The spans of the conditions in a here-document, a line of which is this one."""
-        found = self.blocks.in_documents
-        return [(i, j) for i, j, begin in found if self.number(begin) <= number <= self.number(j)]
+        """Returns the spans of the conditions in the here-document that a line belongs to."""
+        conditions = self.blocks.in_documents
+        return [(i, j) for i, j, begin in conditions if self.number(begin) <= number <= self.number(j)]
 
     def number(self, offset: int) -> int:
-        """The line of an offset, from 1."""
+        """Returns the line of an offset, counted from 1."""
         return bisect.bisect_right(self.starts, offset)
 
     def begins(self, block: Block) -> int:
-        """The line of a block's first condition."""
+        """Returns the line of a block's first condition."""
         begin = block.heads[0][0] if block.heads else block.begin
         return self.number(begin + len(self.text[begin:]) - len(self.text[begin:].lstrip()))
 
     def head(self, block: Block) -> str:
-        """What a block's first condition says, in one line."""
+        """Returns a block's first condition on one line."""
         begin, end = block.heads[0] if block.heads else (block.begin, block.end)
         loop = self.text[block.begin : begin] if self.text.startswith("for", block.begin) else ""
         return " ".join((loop + self.text[begin:end]).split()).rstrip("; ")
 
     def decided(self, number: int, word: str) -> Iterator[Block]:
-        """The blocks over which a command decides that ran in a line.
+        """Yields the blocks that depend on a command that ran in a line.
 
         Args:
-            word: its first one, ":" for what a ``case`` or a ``for`` looks at.
+            number: the line.
+            word: the first word of the command; ":" for the words of a ``case`` or a ``for``.
         """
         for block in self.blocks.found:
             for begin, end in block.heads:
@@ -172,27 +175,28 @@ class Script:
         return word in head or "$" in head
 
     def statement(self, number: int, word: str = "") -> Block | None:
-        """The innermost statement that a line is a part of.
+        """Returns the innermost statement that contains a line.
 
         Args:
-            word: with which it begins, if one does.
+            number: the line.
+            word: the first word of the statement, if a statement there begins with it.
         """
         parts = [s for s in self.blocks.statements if self.number(s.begin) <= number <= self.number(s.end)]
-        found = [part for part in parts if self.text.startswith(word, part.begin)]
-        return min(found or parts, key=lambda part: part.end - part.begin, default=None)
+        matching = [part for part in parts if self.text.startswith(word, part.begin)]
+        return min(matching or parts, key=lambda part: part.end - part.begin, default=None)
 
     def around(self, number: int) -> Iterator[Block]:
-        """The blocks that a line is a part of."""
+        """Yields the blocks that contain a line."""
         return (b for b in self.blocks.found if self.number(b.begin) <= number <= self.number(b.end))
 
     @property
     def bodies(self) -> dict[str, str]:
-        """The texts of its functions."""
+        """Returns function -> text of its body."""
         return {name: self.text[begin:end] for name, (begin, end) in self.blocks.bodies.items()}
 
 
 def part(text: str, bodies: Mapping[str, str]) -> str:
-    """What a text runs: itself, and the bodies of the functions that it calls, without comments."""
+    """Returns a text and the bodies of the functions that it calls, without comments."""
     parts, waiting = [text], [text]
     left = dict(bodies)
     while waiting:
@@ -204,12 +208,12 @@ def part(text: str, bodies: Mapping[str, str]) -> str:
 
 
 def names_of(own: Sequence[Assignment], all_of_it: Iterable[Assignment], text: str) -> frozenset[str] | None:
-    """The flags that a variable can have because a part runs or does not; None where it can be any.
+    """Returns the flags that a variable may hold because a part runs or does not; None if any flag.
 
     Args:
         own: the part's assignments to the variable.
-        all_of_it: those of all scripts, to any variable.
-        text: the part's.
+        all_of_it: the assignments in all scripts, to any variable.
+        text: the text of the part.
     """
     filled = sum(each.name == own[0].name and each.is_filled for each in all_of_it)
     replaces = any(not each.adds for each in own) and filled > sum(each.is_filled for each in own)
@@ -217,12 +221,12 @@ def names_of(own: Sequence[Assignment], all_of_it: Iterable[Assignment], text: s
 
 
 def is_added(assignment: Assignment) -> bool:
-    """Whether it adds words to what its variable holds."""
+    """Whether the assignment makes or extends a list of words."""
     return assignment.is_array or assignment.is_element or assignment.adds
 
 
 def put_behind(own: Sequence[Assignment], token: str) -> str:
-    """The command that adds a token to the variable that these assignments set."""
+    """Returns the command that puts a token into the variable that these assignments set."""
     name = own[0].name
     if any(each.is_array or each.is_element for each in own):
         return f"{name}+=({token})"

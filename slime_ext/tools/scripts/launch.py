@@ -1,5 +1,4 @@
-"""A launch as a script makes it: program, flags with the place where each is written, environment, and what
-of it is not known here."""
+"""Defines a launch: its program, its flags with their places, its environment, and what is unknown of it."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from pathlib import Path
 
 
 class Unread(str):
-    """A word of a launch that is known only where the script runs; its text is how the script writes it."""
+    """A word of a launch that is known only where the script runs, as the script writes it."""
 
     __slots__ = ()
 
@@ -19,11 +18,11 @@ class WrittenFlag:
     """A flag of a launch.
 
     Args:
-        name: with its dashes.
-        values: its words, of which an ``Unread`` one is not known; none for a switch.
+        name: the name with its dashes.
+        values: the words of its value; an ``Unread`` word is unknown, and a switch has no words.
         where: ``file:line``.
-        instead: what messages show in place of its words, where these come from another file than the
-            script, or from a variable.
+        instead: the text that messages show instead of the words; set if the words come from a variable or
+            from another file than the script.
     """
 
     name: str
@@ -37,13 +36,13 @@ class WrittenFlag:
 
 @dataclass(frozen=True)
 class Gap:
-    """A place of a launch at which there are words that are not known here.
+    """A place in a launch where unknown words can be.
 
     Args:
         at: the number of flags before it.
-        text: why, as the script writes it.
+        text: the part of the script that makes the words unknown.
         where: ``file:line``.
-        names: flags that can be among those words; None where any can.
+        names: flags that can be among those words; None if any flag can.
     """
 
     at: int
@@ -58,22 +57,21 @@ class Gap:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch script starts.
+    """The training run that a launch script starts.
 
     Args:
-        script: path.
-        program: train.py or another of the hosts' programs, as it is named there; empty where the script
-            starts none.
-        flags: in their order; the last of a name counts.
-        environment: variables of the job.
-        gaps: where words are that are not known here.
-        folder: the working directory of the program, where the script says it.
-        notes: what a reader should know of how the script was read.
-        files: name -> text, of YAML and JSON that its flags name and the script itself writes.
-        veiled: names of those of them, and the folder, if a part of it comes from another file or a variable.
-        text: all that was read.
-        root: the checkout of slime or miles that the script lies in.
-        own_folder: where the script's own files are: that checkout, its repository, or its folder.
+        script: the path of the script.
+        program: train.py or another of the hosts' programs, as the script names it; empty if it starts none.
+        flags: the flags in their order; the last flag of a name counts.
+        environment: the variables of the job.
+        gaps: the places where unknown words can be.
+        folder: the working directory of the program, if the script says it.
+        notes: facts about how the script was read, one line each.
+        files: name -> text of the YAML and JSON files that its flags name and that the script writes.
+        veiled: those names of ``files``, and the folder, that hold a part of another file or of a variable.
+        text: the text of all scripts that were read.
+        root: the checkout of slime or miles that contains the script.
+        own_folder: the folder with the script's files: that checkout, its repository, or its folder.
     """
 
     script: str
@@ -91,41 +89,41 @@ class Launch:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether rollouts are sampled while the trainer trains on the one before."""
+        """Whether the next rollout is sampled while the trainer trains on the last one."""
         return self.program.endswith("_async.py")
 
     def flag(self, name: str) -> WrittenFlag | None:
-        """The flag of this name that counts."""
+        """Returns the flag of this name that counts, which is the last one."""
         return next((flag for flag in reversed(self.flags) if flag.name == name), None)
 
     def gap(self, name: str) -> Gap | None:
-        """A gap behind the flag that counts, in which this flag can stand once more."""
+        """Returns a gap after the flag that counts, if the flag can appear in it again."""
         last = max((i for i, flag in enumerate(self.flags, 1) if flag.name == name), default=0)
         gaps = (gap for gap in self.gaps if gap.at >= last)
         return next((gap for gap in gaps if gap.names is None or name in gap.names), None)
 
     def value(self, name: str, default: str = "") -> str:
-        """The first word of a flag."""
+        """Returns the first word of a flag's value."""
         flag = self.flag(name)
         return flag.values[0] if flag and flag.values else default
 
     def number(self, name: str, default: int) -> int:
-        """A flag's whole number; the default where it is absent, no number, or unknown."""
+        """Returns a flag's integer; the default if the flag is absent, unknown, or not an integer."""
         text = self.value(name)
         return int(text) if text.isdigit() and not isinstance(text, Unread) else default
 
     def lacks(self, *names: str) -> bool:
-        """Whether it certainly has none of these flags."""
+        """Whether the launch certainly has none of these flags."""
         return not any(self.flag(name) or self.gap(name) for name in names)
 
     def known_number(self, name: str) -> float | None:
-        """A flag's number; None where it is absent, no number, or not known here."""
+        """Returns a flag's number; None if the flag is absent, unknown, or not a number."""
         try:
             return float(self.value(name)) if self.is_known(name) else None
         except ValueError:
             return None
 
     def is_known(self, name: str) -> bool:
-        """Whether a flag, or its absence, is known here."""
+        """Whether it is known that the flag is absent, or which value it has."""
         flag = self.flag(name)
         return not (self.gap(name) or (flag and any(isinstance(v, Unread) for v in flag.values)))

@@ -1,4 +1,4 @@
-"""What the files of some folders define, read without importing them."""
+"""Looks up what Python files define without importing them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from slime_ext.tools.folders import is_file, is_folder
 
 
 def file_of(module: str, folders: Iterable[Path]) -> Path | None:
-    """The file in one of the folders from which Python would import a module; nothing is imported."""
+    """Returns the file in one of the folders from which Python would import a module."""
     stems = (folder.joinpath(*module.split(".")) for folder in folders)
     files = (file for stem in stems for file in (stem.parent / f"{stem.name}.py", stem / "__init__.py"))
     return next((file for file in files if module and is_file(file)), None)
 
 
 def fault_of(path: str, folders: Sequence[Path]) -> str | None:
-    """What is wrong with ``package.module.name`` as the files in some folders show it, nothing imported; None
-    where nothing is, or where the package lies in none of them, so that nothing can be said."""
+    """Returns what is wrong with ``package.module.name``, judged by the files in some folders.
+
+    None means that nothing is wrong, or that none of the folders contains the package.
+    """
     module, _, name = path.rpartition(".")
     if not module or not all(part.isidentifier() for part in path.split(".")):
-        return "no dotted path"
+        return "it is not a dotted path"
     file = file_of(module, folders)
     if file is None:
-        return f"no module {module}" if is_here(path, folders) else None
+        return f"there is no module {module}" if is_here(path, folders) else None
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
@@ -39,14 +41,16 @@ def fault_of(path: str, folders: Sequence[Path]) -> str | None:
 
 
 def is_here(path: str, folders: Iterable[Path]) -> bool:
-    """Whether the package or module that a dotted path begins with lies in one of the folders."""
+    """Whether one of the folders contains the first package or module of a dotted path."""
     first = path.partition(".")[0]
     return any(is_folder(folder / first) or is_file(folder / f"{first}.py") for folder in folders)
 
 
 def _handed_out(tree: ast.Module) -> set[str]:
-    """Names that a package hands out by ``lazy_attributes``, the keys of its dict; none where it does so by a
-    function of its own."""
+    """Returns the names that a package loads through ``lazy_attributes``: the keys of its dict.
+
+    Returns none if the package loads names through a different function.
+    """
     if not any(isinstance(n, ast.Name) and n.id == "lazy_attributes" for n in ast.walk(tree)):
         return set()
     dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
@@ -54,7 +58,7 @@ def _handed_out(tree: ast.Module) -> set[str]:
 
 
 def _defined(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Names that statements define at a module's top, those of their branches too."""
+    """Yields the names that a module's statements define, including those in branches."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

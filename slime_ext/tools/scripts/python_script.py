@@ -1,7 +1,8 @@
-"""The shell command by which a Python launcher of slime or miles would start its job.
+"""Finds the shell command with which a Python launcher of slime or miles would start its job.
 
-The launcher runs, with this user's rights: nothing else tells what it would start. Of the host's own launcher
-utilities the functions that run commands only note them, so that no job starts. This is no sandbox.
+The launcher runs with this user's rights, because nothing else tells what it would start. The functions of
+the host's launcher utilities that run commands are replaced: they only note the command, so no job starts.
+This is no sandbox.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ finally:
 
 
 def forbid(path: str) -> None:
-    """Raises ConfigError for a Python launcher, which is not read: it would have to run."""
+    """Raises ConfigError for a Python launcher, because reading it means running it."""
     raise ConfigError(
-        f"{path}: expected a shell script, got a Python launcher, which only --run executes, with your "
-        "rights: add --run; or start it yourself, save the command with train.py that it prints behind EXEC: "
-        "as run.sh, and name that"
+        f"{path}: expected a shell script, got a Python launcher, which has to be executed: add --run to "
+        "execute it with your rights; or start it yourself, save the command that it prints after EXEC: as "
+        "run.sh, and check run.sh"
     )
 
 
@@ -61,10 +62,10 @@ def command_of(path: str, given: Sequence[str]) -> str:
     """Runs a Python launcher and returns the command that submits its job.
 
     Args:
-        given: flags of the launcher's own.
+        given: the launcher's flags.
 
     Raises:
-        ConfigError: it lies in no checkout of slime or miles, fails, or submits nothing in time.
+        ConfigError: the launcher is not in a checkout of slime or miles, fails, or submits nothing in time.
     """
     from slime_ext_cpu.driver import SITE
 
@@ -92,8 +93,8 @@ def command_of(path: str, given: Sequence[str]) -> str:
             )
         except subprocess.TimeoutExpired:
             raise ConfigError(
-                f"{path}: expected a job that is submitted within {LIMIT_S:g} s, got none: the script is "
-                "still at work, or waits"
+                f"{path}: expected a job that is submitted within {LIMIT_S:g} s, got none: the script "
+                "still works or waits"
             ) from None
         text = Path(notes.name).read_text()
     submitted = [line for line in json.loads(text or "[]") if "ray job submit" in line]

@@ -1,7 +1,7 @@
-"""A launch script of slime or miles -> its ``Launch``.
+"""Reads a launch script of slime or miles and returns its ``Launch``.
 
-A process of its own reads the script: it can be ended, whatever the script makes it wait for or work on, and
-where the sandbox crashes, it crashes alone.
+A separate process reads the script, so that it can be ended whatever it waits for, and so that a crash of the
+sandbox does not end this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ reader.main()
 
 
 def is_script(path: str) -> bool:
-    """Whether a file is a launch script rather than a mapping."""
+    """Whether a file is a launch script and not a YAML or JSON file."""
     suffix = Path(path).suffix
     return suffix in SCRIPT or (suffix not in MAPPING and _names_a_shell(path))
 
@@ -48,7 +48,7 @@ def _names_a_shell(path: str) -> bool:
 
 
 def host_root(path: str) -> Path | None:
-    """The checkout of slime or miles that a file lies in."""
+    """Returns the checkout of slime or miles that contains a file; None if there is none."""
     for folder in Path(os.path.realpath(path)).parents:
         if is_file(folder / "train.py") and any(is_folder(folder / kind) for kind in ("slime", "miles")):
             return folder
@@ -56,7 +56,7 @@ def host_root(path: str) -> Path | None:
 
 
 def own_folder(path: str) -> Path:
-    """Where a script's own files are: its checkout of a host, its repository, or its folder."""
+    """Returns the folder with a script's files: its checkout of a host, its repository, or its folder."""
     above = Path(os.path.realpath(path)).parents
     repository = next((folder for folder in above if (folder / ".git").exists()), None)
     return host_root(path) or repository or Path(path).absolute().parent
@@ -70,17 +70,16 @@ def request_of(
     run: bool = False,
     environment: Iterable[str] = (),
 ) -> Request:
-    """What is to be read of a script.
+    """Builds the request to read a script.
 
     Args:
-        given: flags of the script's own, which a shell would have as ``$@``.
-        checkout: the host's, which files of its container are read from; by default the script's own.
+        given: the arguments of the script, ``$@`` in bash.
+        checkout: the host's checkout that stands for the container's; by default the script's checkout.
         run: whether a Python launcher may be executed.
         environment: names of the variables of this process that the script may see.
 
     Raises:
-        ConfigError: it is a Python launcher that may not be executed, or that submits no job; or a variable
-            is not set.
+        ConfigError: a Python launcher may not be executed or submits no job, or a variable is not set.
     """
     variables = {name: _variable(name) for name in environment}
     is_python = Path(path).suffix == PYTHON
@@ -97,7 +96,7 @@ def _variable(name: str) -> str:
     if text is None:
         raise ConfigError(f"--env: expected a variable that is set here, got {cut(name)}: export it first")
     if RESERVED.search(text):
-        raise ConfigError(f"--env: expected a variable without private letters, got {cut(name)}")
+        raise ConfigError(f"--env: expected a value without private characters, got {cut(name)}")
     return text
 
 
@@ -109,21 +108,21 @@ def read_script(
     run: bool = False,
     environment: Iterable[str] = (),
 ) -> Launch:
-    """The launch that a script makes; one without a program or flags where it makes none.
+    """Returns the launch of a script; a launch without a program and flags if the script starts none.
 
     Args:
         given, checkout, run, environment: as for ``request_of``.
 
     Raises:
-        ConfigError: the script cannot be read in time, ends its launch too early, or gives its flags to
-            nothing.
+        ConfigError: the script cannot be read in time, ends its launch too early, or does not pass its flags
+            on.
     """
     launch = in_reader(request_of(path, given, checkout, run=run, environment=environment))
     return replace(launch, root=host_root(path), own_folder=own_folder(path))
 
 
 def in_reader(request: Request) -> Launch:
-    """Reads a script in a process of its own. Raises ConfigError as ``read_script``."""
+    """Reads a script in a separate process. Raises ConfigError as ``read_script``."""
     path, folders = request.path, [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     command, sent = [sys.executable, "-c", READER, *folders], pickle.dumps(request)
     try:
@@ -134,7 +133,7 @@ def in_reader(request: Request) -> Launch:
     if reader.returncode:
         last = reader.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         got = f"signal {-reader.returncode}" if reader.returncode < 0 else cut(last.partition(":")[0])
-        what = "look for a part that calls itself, or that is nested too deep"
+        what = "look for a part that calls itself or is nested too deeply"
         raise ConfigError(f"{path}: expected a script that can be read, got {got} from its reader: {what}")
     answer: Launch | SlimeExtError = pickle.loads(reader.stdout)
     if isinstance(answer, SlimeExtError):
@@ -145,14 +144,14 @@ def in_reader(request: Request) -> Launch:
 def read_launch(
     path: str, given: Sequence[str] = (), host: str | None = None, environment: Iterable[str] = ()
 ) -> Launch:
-    """As ``read_script``, of a script that has to start a host. A Python launcher is executed.
+    """Returns the launch of a script that must start a host, and executes a Python launcher.
 
     Args:
-        host: its checkout; the one that the script lies in by default.
-        environment: as for ``request_of``.
+        given, environment: as for ``request_of``.
+        host: the host's checkout; by default the checkout that contains the script.
 
     Raises:
-        ConfigError: as ``read_script``, or it launches nothing.
+        ConfigError: as ``read_script``, or the script launches nothing.
     """
     launch = read_script(
         path, given, Path(host) if host and is_folder(host) else None, run=True, environment=environment

@@ -1,4 +1,4 @@
-"""The process that reads a launch script: a ``Request`` comes in, a ``Launch`` goes out."""
+"""Reads one launch script in a separate process: a ``Request`` on stdin, a ``Launch`` on stdout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from slime_ext.errors import SlimeExtError
 from slime_ext.tools.scripts.script_run import launch_of
 
 MOST_BYTES = 4 << 30  # of memory
-MOST_S = 60  # of a processor, for a reader whose parent was killed
+MOST_S = 60  # of processor time; it ends a reader whose parent was killed
 
 
 def main() -> None:
-    """Reads one script."""
+    """Reads the request, and writes the launch or the error."""
     for what, most in ((resource.RLIMIT_AS, MOST_BYTES), (resource.RLIMIT_CPU, MOST_S)):
         hard = resource.getrlimit(what)[1]
         resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

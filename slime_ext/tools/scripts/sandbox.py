@@ -1,9 +1,9 @@
 """Runs a launch script in a sandbox and notes each program that it would start.
 
-The sandbox is bashkit: bash's language in process, with a disk in memory. No program ever starts, and no file
-of this machine is there but those that ``Surroundings`` puts there. What only the cluster knows is a *token*,
-a word that no script contains: whatever it flows into can be told from what the script says. A command whose
-answer is not known succeeds and prints one.
+The sandbox is bashkit, which interprets bash in this process with a disk in memory. No program starts, and
+the only files of this machine are those that ``Surroundings`` copies. A *token* stands for something that
+only the cluster knows. No script contains that word, so everything it flows into can be told apart from the
+script's text. A command with an unknown answer succeeds and prints a token.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from bashkit import Bash, BuiltinContext, BuiltinResult
 
 LIMITS = {"max_commands": 20_000, "max_loop_iterations": 5_000}
-MOST_TOKENS = 200  # that can stand where a command does
-ENDLESS = 500  # times the same command, from which a loop waits for the machine
+MOST_TOKENS = 200  # that the sandbox accepts as names of commands
+ENDLESS = 500  # runs of one command after which its loop counts as waiting for the machine
 OURS = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
 STDIN = f"/{BETWEEN}in"
 SYNTAX = re.compile(
@@ -46,25 +46,25 @@ SYNTAX = re.compile(
 
 
 class Sandbox:
-    """One script.
+    """Runs one script.
 
     Args:
-        around: what the script finds around it.
-        given: its own flags.
+        around: the surroundings of the script.
+        given: the arguments of the script.
     """
 
     def __init__(self, around: Surroundings, given: Sequence[str] = ()) -> None:
         self.around, self.given = around, given
 
     def run(self, guess: Guess, is_launch: Callable[[Run], bool]) -> Run:
-        """Runs the script until everything that it looks for is there.
+        """Runs the script until it finds everything that it looks for.
 
         Args:
-            is_launch: whether a run makes a launch; after one that makes none, variables that it asked for
-                are there.
+            guess: the guess about the machine.
+            is_launch: whether a run reaches a launch. If not, the next run gets the variables it asked for.
 
         Raises:
-            ConfigError: bash cannot read it.
+            ConfigError: bash cannot read the script.
         """
         while True:
             before = self.around.size()
@@ -76,21 +76,21 @@ class Sandbox:
                 return run
 
     def once(self, guess: Guess) -> Run:
-        """One run."""
+        """Runs the script once."""
         run, around = Run(), self.around
         shell = self._shell(run, guess, guess.worded(around.folder), around.environment())
-        parts: list[str] = []  # of the trace; one that is ended has no other
+        parts: list[str] = []  # of the trace; a run that the sandbox ends has no other record of it
         command = shlex.join(["bash", "-x", around.path, *self.given])
         result = shell.execute_sync(command, on_output=lambda _, errors: parts.append(errors))
         if not guess.is_there:
             run.made = {path for path in around.tests if shell.fs().exists(path)}
-        run.end = None  # it holds the shell, which holds three open files
+        run.end = None  # because it keeps the shell, and so three open files, alive
         run.trace += "".join(parts) if result.error else result.stderr
         run.error, run.status = result.error or "", result.exit_code
         for said in SYNTAX.finditer(run.trace):
             if said[1] in around.paths or said[1] == around.path:
                 got = f"{f'line {said[2]}: ' if said[2] else ''}{cut(said[3])}"
-                got = "more words and operators than the reader takes" if "fuel" in got else got
+                got = "more words and operators than the sandbox can read" if "fuel" in got else got
                 is_own = said[1] == around.path
                 got = got if is_own else f"an error in line {said[2] or 1}"
                 name = said[1] if is_own else around.named(said[1])
@@ -111,7 +111,7 @@ class Sandbox:
         return shell
 
     def _answer(self, run: Run, guess: Guess, context: BuiltinContext) -> BuiltinResult:
-        """What a program prints, and its status."""
+        """Answers a command: returns what it prints, and its status."""
         from bashkit import BuiltinResult
 
         words = (context.name, *context.argv)
@@ -136,7 +136,7 @@ class Sandbox:
         return BuiltinResult(stdout=guess.worded(said_by_it), exit_code=int(guess.fails))
 
     def _written(self, words: Sequence[str], context: BuiltinContext) -> dict[str, str]:
-        """The mappings that a launch names and that its script has written: name -> text."""
+        """Returns name -> text of the YAML and JSON files that a launch names and its script wrote."""
         there, found = self.around.contents(), {}
         for name in (word.partition("=")[2] if word.startswith("--") else word for word in words):
             path = at(context.cwd, name)
@@ -145,13 +145,13 @@ class Sandbox:
         return found
 
     def _of_tool(self, context: BuiltinContext) -> BuiltinResult | None:
-        """What a tool makes of a text that is all known; None if it is not."""
+        """Runs a text tool on input that is fully known; returns None if a part is unknown."""
         from bashkit import Bash, BuiltinResult
 
         read = "".join([context.stdin or "", *context.argv])
         if UNKNOWN.search(read) or not read:
             return None
-        files = {STDIN: context.stdin or ""}  # what a file holds is not known
+        files = {STDIN: context.stdin or ""}  # the tool sees no other file, because its content is unknown
         command = f"{shlex.join([context.name, *context.argv])} < {STDIN}"
         found = _elsewhere(lambda: Bash(cwd=context.cwd, files=files, **LIMITS).execute_sync(command))
         if found.stderr or found.error or UNKNOWN.search(found.stdout):
@@ -161,7 +161,7 @@ class Sandbox:
     def _of_shell(
         self, run: Run, guess: Guess, text: str, given: list[str], context: BuiltinContext
     ) -> BuiltinResult:
-        """What a text does that a program passes to a shell."""
+        """Runs a text that a program passes to a shell."""
         from bashkit import BuiltinResult
 
         if TOKEN.fullmatch(text):
@@ -174,6 +174,6 @@ class Sandbox:
 
 
 def _elsewhere(work: Callable[[], Any]) -> Any:
-    """The result of work that bashkit refuses inside the callback of another bash."""
+    """Runs work in another thread, because bashkit refuses to run inside a callback of itself."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()

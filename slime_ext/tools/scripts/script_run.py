@@ -1,4 +1,4 @@
-"""The launch that a script makes: its run in the sandbox, and the launch's words, known and unknown."""
+"""Runs a script in the sandbox and turns the words of its launch, known and unknown, into a ``Launch``."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from slime_ext.tools.scripts.starts import Started, started
 from slime_ext.tools.scripts.surroundings import Request, Surroundings
 from slime_ext.tools.scripts.trace import UNKNOWN, Guess, Run, narrowed
 
-GUESSES = {  # in their order; what a reader is told where an earlier one led to no launch
+# The guesses in their order -> the note for the user if the earlier guesses led to no launch.
+GUESSES = {
     Guess(): "",
-    Guess(is_there=True): "read as if each file that it tests were there",
-    Guess(fails=True): "read as if each command failed whose answer is not known here",
-    Guess(fails=True, is_there=True): "read as if each such command failed, and each file were there",
+    Guess(is_there=True): "read as if every file that it tests existed",
+    Guess(fails=True): "read as if every command with an unknown answer failed",
+    Guess(
+        fails=True, is_there=True
+    ): "read as if every command with an unknown answer failed and every file existed",
 }
 SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
 OF_A_LIMIT = re.compile(r"resource limit exceeded: [\w \t():/-]*|execution \w+")
-ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)  # as bash traces one that is set
+ARRAY = re.compile(
+    r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL
+)  # an assignment of an array, as bash traces it
 
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """The run of a script in which it makes its launch; where it makes none, the first run.
+    """The run of a script that reaches its launch; the first run if none does.
 
     Args:
-        around: what the script found around it.
-        run: its trace, and the programs that it would start.
-        started: the last launch of the run; None where it makes none.
-        unsure: flags whose values are made of the letters of unknown words.
+        around: the surroundings that the script found.
+        run: the trace of the run, and the programs that the script would start.
+        started: the last launch of the run; None if it starts none.
+        unsure: flags whose values the script cuts out of unknown words.
     """
 
     around: Surroundings
@@ -44,19 +49,19 @@ class ScriptRun:
     unsure: frozenset[str] = frozenset()
 
     def launch(self, path: str) -> Launch:
-        """The launch, with a gap for what depends on the machine. Raises ValueError where there is none."""
+        """Returns the launch, with gaps for what the machine decides. Raises ValueError without a launch."""
         if self.started is None:
             raise ValueError("expected a launch, got none")
         around, started = self.around, self.started
         flags, gaps = written(started.words, around, around.where)
         notes = tuple(around.notes) + tuple(
-            f"{place}: ${name} is set by nothing here, and without it the script ends{how}"
+            f"{place}: nothing here sets ${name}, and without it the script ends{how}"
             for name, (place, how) in around.needs.items()
         )
         gaps += [replace(gap, at=len(flags)) for gap in around.gaps]
         if self.unsure:
             here = around.named(around.path)
-            gaps.append(Gap(len(flags), "a word made of unknown ones", here, self.unsure))
+            gaps.append(Gap(len(flags), "a word that is cut out of unknown words", here, self.unsure))
         return Launch(
             path,
             started.program,
@@ -73,16 +78,16 @@ class ScriptRun:
         )
 
     def commands(self) -> list[list[str]]:
-        """The commands that the script starts."""
+        """Returns the words of each command that the script starts."""
         shown = self.around.shown
         return [[Unread(shown(w)) if UNKNOWN.search(w) else w for w in call.words] for call in self.run.calls]
 
 
 def launch_of(request: Request) -> Launch:
-    """The launch that a script makes; one without a program or flags where it makes none.
+    """Returns the launch of a script; a launch without a program and flags if the script starts none.
 
     Raises:
-        ConfigError: the script cannot be read, ends its launch too early, or gives its flags to nothing.
+        ConfigError: the script cannot be read, ends its launch too early, or does not pass its flags on.
     """
     script_run = followed(request)
     if script_run.started is None:
@@ -94,10 +99,10 @@ def launch_of(request: Request) -> Launch:
 
 
 def followed(request: Request) -> ScriptRun:
-    """Runs a script until it makes a launch: guess after guess of what its machine would answer.
+    """Runs a script with one guess about its machine after another until it starts a launch.
 
     Raises:
-        ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
+        ConfigError: as ``script_text``.
     """
     around = Surroundings(request)
     sandbox = Sandbox(around, request.given)
@@ -119,36 +124,37 @@ def followed(request: Request) -> ScriptRun:
 
 
 def _note_guess(around: Surroundings, first: Run, guess: Guess) -> None:
-    """Notes by which guess the launch is reached, where the first one reached none."""
+    """Notes the guess that reached the launch, unless it was the first guess."""
     if note := GUESSES[guess]:
         end = around.end_of(first)
         place = around.place(end[0].path, end[1]) if end else around.named(around.path)
         how = around.how_it_ends(first)
-        around.notes.append(f"{place}: the script can end here{how}, without a launch; {note}")
+        around.notes.append(f"{place}: the script can end here{how}, before a launch; {note}")
 
 
 def _note_other_launches(around: Surroundings, launches: Sequence[Started]) -> None:
-    """Notes which one of several launches is read."""
+    """Notes which of several launches is read."""
     if launches[1:]:
         last, other = (
             around.place(each.line.file, each.line.number) if each.line else "" for each in launches[:-3:-1]
         )
-        around.notes.append(f"{last}: the launch that is read; the script makes another one at {other}")
+        around.notes.append(f"{last}: this launch is read; the script starts another launch at {other}")
 
 
 def _values(words: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...]]:
-    """The values that count, by flag."""
+    """Returns flag -> the values that count, which are the last ones."""
     return {flag.name: flag.values for flag in written(words, around, lambda name: "")[0]}
 
 
 def written(
     words: Sequence[str], around: Surroundings, where: Callable[[str], str]
 ) -> tuple[list[WrittenFlag], list[Gap]]:
-    """Words as flags with their places. An unknown word behind a flag without a value is its value; anywhere
-    else it can be any flags.
+    """Splits words into flags with their places, and gaps.
+
+    An unknown word after a flag without a value is that flag's value. Anywhere else it can be any flags.
 
     Args:
-        where: ``file:line`` of a flag or an unknown word.
+        where: maps a flag or an unknown word to its ``file:line``.
     """
     flags: list[WrittenFlag] = []
     gaps: list[Gap] = []
@@ -166,10 +172,10 @@ def written(
 
 
 def _gap(at: int, word: str, around: Surroundings, where: Callable[[str], str], *, waits: bool) -> Gap | None:
-    """What a word can stand for that is not known; None where it is the value of a flag, or nothing.
+    """Returns the gap that an unknown word leaves; None if the word is known, empty, or the value of a flag.
 
     Args:
-        waits: whether the flag before it has no value yet.
+        waits: whether the flag before the word has no value yet.
     """
     meant = around.meant(word)
     is_value = waits and not any(unknown.is_words for unknown in meant)
@@ -181,7 +187,7 @@ def _gap(at: int, word: str, around: Surroundings, where: Callable[[str], str], 
 
 
 def _bare(request: Request) -> Launch:
-    """The launch of a script that sees no other file and no variable."""
+    """Returns the launch of the same script when it sees no other file and no variable."""
     try:
         script_run = followed(request.bare)
     except ConfigError:
@@ -190,8 +196,10 @@ def _bare(request: Request) -> Launch:
 
 
 def _veiled(launch: Launch, bare: Launch) -> Launch:
-    """A launch whose flags say what messages may show of them: words that are the same without any other file
-    or variable are the script's own."""
+    """Marks the flags and files of a launch that messages must not show.
+
+    A flag whose words stay the same in ``bare`` is written in the script itself, so messages may show it.
+    """
     left = {name: [flag for flag in bare.flags if flag.name == name] for name in {f.name for f in bare.flags}}
     flags = []
     for flag in launch.flags:
@@ -213,13 +221,13 @@ def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
     notes: tuple[str, ...] = ()
     if end := around.end_of(run):
         where = f"{around.place(end[0].path, end[1])}{around.how_it_ends(run)}"
-        what = "give it what it asks for, as variables with --env, or as flags behind --"
+        what = "pass what it asks for, as variables with --env NAME or as flags after --"
         notes = (f"it ends at {where}: {what}",)
     return Launch(path, notes=notes)
 
 
 def _array(text: str) -> tuple[str, list[str]]:
-    """The array that a traced command sets, and the words that it gives to it."""
+    """Returns the name and words of the array that a traced command sets; empty for other commands."""
     match = ARRAY.fullmatch(text)
     try:
         return (match[1], shlex.split(match[2])) if match else ("", [])
@@ -234,13 +242,13 @@ def _forbid_lost_arrays(around: Surroundings, run: Run) -> None:
             shown = cut(written[0] if written else around.shown(line.words[0]))
             place = around.place(line.file, line.number)
             raise ConfigError(
-                f"{place}: expected the launch to go on, got {shown} as a new command: the line before it "
-                "lacks the backslash at its end"
+                f"{place}: expected the launch to go on, got {shown} as a new command: add the missing "
+                "backslash at the end of the line before it"
             )
 
 
 def _forbid_unused_arrays(script_run: ScriptRun) -> None:
-    """Raises ConfigError for an array whose flags decide whether ours runs, and never reach the launch."""
+    """Raises ConfigError if the launch lacks an array with flags that decide whether slime_ext runs."""
     around, decisive = script_run.around, {flag_of(name) for name in DECISIVE}
     for line in script_run.run.lines:
         name, words = _array(line.text)
@@ -254,9 +262,11 @@ def _forbid_unused_arrays(script_run: ScriptRun) -> None:
 
 
 def _misused(name: str, words: Sequence[str], flags: Collection[str], script_run: ScriptRun) -> str:
-    """How a script names an array in place of ``"${NAME[@]}"``: not at all (``none``), without the dollar,
-    which leaves the name itself, as ``"${NAME[*]}"``, which is one word, or as ``$NAME``, which is the first
-    word; empty where it does right."""
+    """Returns how a script names an array instead of ``"${NAME[@]}"``; empty if it names it correctly.
+
+    ``NAME`` without the dollar is only a word. ``"${NAME[*]}"`` is all words as one, ``$NAME`` is the first
+    word alone. ``none`` means that nothing names the array.
+    """
     text, launched = script_run.around.text, script_run.started.words if script_run.started else ()
     left = re.compile(rf"\{{?{name}(\[[@*]\])?\}}?")
     if word := next((word for word in launched if left.fullmatch(word)), ""):

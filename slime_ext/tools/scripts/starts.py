@@ -1,4 +1,4 @@
-"""Which of a script's commands start train.py, and with what words, environment and folder."""
+"""Finds the commands of a script that start train.py, with their words, environment and folder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from slime_ext.tools.scripts.trace import PROGRAMS, TOKEN, Call, Line, Run, program_of
 
-# A traced command that is none of bash's own and names train.py.
+# Matches a traced command that names train.py and is not a builtin of bash.
 LAUNCH = re.compile(
     r"(?!(?:echo|printf|'?\[|test|eval|source|\.|export|local|declare)\s|\w+\+?=)[^\n]*\b"
     rf"(?:{'|'.join(map(re.escape, PROGRAMS))})"
 )
-NOT_GIVEN = ("PATH", "HOSTNAME")  # of the sandbox
+OF_SANDBOX = ("PATH", "HOSTNAME")  # the sandbox sets these variables, not the script
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Started:
     """A command by which the script starts train.py.
 
     Args:
-        program: train.py as it is named there.
-        words: behind the program.
-        environment: variables that its command sets, among them those of ``--runtime-env-json``.
-        folder: where it is run.
-        line: of the trace; None where it cannot be told which.
-        files: name -> text, of files that its words name and the script itself wrote.
+        program: train.py as the command names it.
+        words: the words after the program.
+        environment: the variables that the command sets, including those of ``--runtime-env-json``.
+        folder: the working directory of the command.
+        line: the line of the trace; None if it is not clear which line it is.
+        files: name -> text of the files that its words name and that the script wrote.
     """
 
     program: str
@@ -39,7 +39,7 @@ class Started:
 
 
 def started(run: Run) -> list[Started]:
-    """The launches of a run, in their order."""
+    """Returns the launches of a run in their order."""
     calls = [(call, at) for call in run.calls if (at := program_of(call.words)) is not None]
     lines = [line for line in run.lines if LAUNCH.match(line.text)] if len(calls) > 1 else []
     places = lines if len(lines) == len(calls) else [None] * len(calls)
@@ -53,10 +53,10 @@ def _environment(call: Call) -> dict[str, str]:
     found = {
         name: text
         for name, text in call.environment.items()
-        if name not in NOT_GIVEN and not TOKEN.fullmatch(text)
+        if name not in OF_SANDBOX and not TOKEN.fullmatch(text)
     }
     if "ray" in call.words:
-        found = {}  # a job of Ray has an environment of its own
+        found = {}  # because a Ray job does not inherit the environment of its submitter
     for i, word in enumerate(call.words):
         if (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL)) and "env" in call.words[:i]:
             found[match[1]] = match[2]
@@ -68,9 +68,9 @@ def _environment(call: Call) -> dict[str, str]:
 
 
 def runtime_variables(text: str) -> dict[str, str]:
-    """``env_vars`` of a Ray job's environment."""
+    """Returns ``env_vars`` of a Ray job's environment."""
     try:
-        found = json.loads(text, strict=False).get("env_vars", {})
+        variables = json.loads(text, strict=False).get("env_vars", {})
     except (ValueError, AttributeError):
         return {}
-    return {str(name): str(said) for name, said in found.items()}
+    return {str(name): str(value) for name, value in variables.items()}

@@ -1,8 +1,8 @@
-"""What a script finds around it: its own files from this disk, stand-ins for what only the cluster has.
+"""Builds the surroundings of a script: its files from this disk, and stand-ins for what the cluster has.
 
-Each run shows what the script looks for (a sourced file, a folder, a variable, a command); what is not here
-is put there for the next run, as a token or as an empty folder. Behind a part of the script that runs, or
-not, as the machine decides, tokens are put into it (see ``doubts``).
+Each run shows what the script looks for: a sourced file, a folder, a variable, a command. If something is not
+here, the next run gets a token or an empty folder in its place. Where the machine decides whether a part of
+the script runs, tokens are inserted after that part (see ``doubts``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slime_ext.tools.scripts.trace import (
 )
 from slime_ext.tools.scripts.visible import Visible, script_text
 
-# bash's own words, and programs of bashkit that only turn text into text or write to its memory
+# Words of bash, and programs of bashkit that only transform text or write to its in-memory disk.
 OWN = frozenset(
     "if then elif else fi for do done while until case esac in function select time { } ! [ [[ test : . true "
     "false alias bg break builtin caller cd continue declare dirs disown echo enable eval exec exit export "
@@ -51,18 +51,20 @@ OTHERS = {*SHELLS, *TEXT_TOOLS, "command", "type", "hash", "kill", "tee", "which
 NO_SETTINGS = re.compile(
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
 )
-LOOKS = re.compile(r"(?:cd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)")  # what looks for a file
+LOOKS = re.compile(
+    r"(?:cd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)"
+)  # a command that looks for a file
 TESTS = ("[", "[[", "test", "((", ":")
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
 DECIDES = re.compile(r"(?<!\S)(\[\[?|case|test|for|while|until|if|elif|\(\()(?!\S)|&&|\|\|")
 NAMES = re.compile(r"\$([A-Za-z]\w*)|\$\{([A-Za-z]\w*)\}|(?<![\w$])([A-Za-z_]\w*)")
-OF_BASH = re.compile(  # what bash answers otherwise in each run, or on each machine
+OF_BASH = re.compile(  # variables whose values differ between runs or machines
     r"\$\{(?:{0})\}|\$?\b(?:{0})\b|\$\$(?![\w({])".replace(
         "{0}",
         "S?RANDOM|SECONDS|UID|EUID|PPID|BASHPID|EPOCHSECONDS|EPOCHREALTIME|OSTYPE|HOSTTYPE|MACHTYPE",
     )
 )
-ALWAYS = ("PATH", "HOME", "HOSTNAME", "USER", "SHELL")  # which bashkit would set
+ALWAYS = ("PATH", "HOME", "HOSTNAME", "USER", "SHELL")  # bashkit would set these variables
 HIDDEN = "…"
 TOKENS = re.compile(f"(?:{BEGIN}\\d+{END})+")
 SAYS = re.compile(r"(?:echo|printf)\s+(?:-\w+\s+)*([\"'])(.*?)\1")
@@ -72,13 +74,13 @@ REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 
 
 class Unknown(NamedTuple):
-    """What a token stands for.
+    """The meaning of a token.
 
     Args:
-        text: as the script writes it.
-        where: ``file:line``; empty where the text is looked for.
-        names: flags that it can be; None where it can be any.
-        is_words: whether it stands for words among others, and not for one value.
+        text: the part of the script that the token replaces.
+        where: ``file:line``; if empty, messages search the files for ``text``.
+        names: the flags that the token can be; None if it can be any flag.
+        is_words: whether the token stands for several words instead of one value.
     """
 
     text: str
@@ -88,23 +90,23 @@ class Unknown(NamedTuple):
 
     @property
     def can_be_flags(self) -> bool:
-        """Whether it can stand for words; a variable that nothing sets is nothing, as bash has it."""
+        """Whether the token can stand for flags. An unset variable cannot, because bash drops it."""
         return self.is_words or self.names != frozenset()
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be read.
+    """A request to read a script.
 
     Args:
-        path: the script's.
-        text: the script, if it is not what the file says.
-        given: flags of the script's own, which a shell would have as ``$@``.
-        roots: folders that the script may see, in which relative paths are looked for.
-        checkout: the host's; a sourced ``/…/slime/FILE`` that is not here is read from it, with a note.
-        variables: those of this process that the script may see.
-        others: the names of those that it may not: what they hold is not known.
-        is_bare: whether it sees nothing but itself, whatever is there.
+        path: the path of the script.
+        text: the text to read in place of the file's text.
+        given: the arguments of the script, ``$@`` in bash.
+        roots: folders that the script may see and where relative paths are looked up.
+        checkout: the host's checkout; a sourced ``/…/slime/FILE`` that is not here is read there, and noted.
+        variables: the variables of this process that the script may see.
+        others: the names of the variables that it may not see; their values are unknown.
+        is_bare: whether the script sees nothing but itself, even if other files exist.
     """
 
     path: str
@@ -118,67 +120,66 @@ class Request:
 
     @property
     def bare(self) -> Request:
-        """The same script where it sees nothing but itself."""
+        """Returns the request for the same script that sees nothing but itself."""
         others = self.others | self.variables.keys()
         return replace(self, roots=(), checkout=None, variables={}, others=others, is_bare=True)
 
 
 class Surroundings:
-    """Files, variables and commands of one script."""
+    """The files, variables and commands that one script finds."""
 
     def __init__(self, request: Request) -> None:
         path, self.request = request.path, request
         self.path = str(Path(path).absolute())
         self.visible = Visible([*request.roots, *filter(None, [request.checkout])])
-        self.files = {path: script_text(path)}  # by the name that messages use
+        self.files = {path: script_text(path)}  # name in the trace -> text
         self.own_text = "\n".join([self.files[path], request.text or "", *request.given])
         self.paths = {self.path: self.path}  # name in the trace -> path
-        self.scripts: dict[str, Script] = {}  # path -> what bash reads
-        self.placed: dict[str, str] = {}  # path -> content, of all else
-        self.names: set[str] = set(OTHERS)  # of commands
+        self.scripts: dict[str, Script] = {}  # path -> the script as bash reads it
+        self.placed: dict[str, str] = {}  # path -> content of everything else
+        self.names: set[str] = set(OTHERS)  # names of commands that the sandbox answers
         self.tokens: dict[Unknown, int] = {}
-        self.evaluated: dict[str, None] = {}  # unknown texts that were run: they can set any variable
-        self.needs: dict[
-            str, tuple[str, str]
-        ] = {}  # variables without which the script ends -> where, and how
-        self.tests: dict[str, str] = {}  # paths that are tested, and are not here -> the test's letter
-        self.gaps: dict[Gap, None] = {}  # whatever stands at the launch
+        self.evaluated: dict[str, None] = {}  # unknown texts that were run, which can set any variable
+        # Variable without which the script ends -> where it ends, and how.
+        self.needs: dict[str, tuple[str, str]] = {}
+        self.tests: dict[str, str] = {}  # tested path that is not here -> the test's letter
+        self.gaps: dict[Gap, None] = {}  # gaps that hold for the whole launch
         self.notes: list[str] = []
         self._seen: set[Line] = set()
         self.folder = "/" + self.token(PWD)
         self._add(self.path, self.files[path] if request.text is None else request.text)
 
     def size(self) -> int:
-        """Grows with everything that a run has shown."""
+        """Returns a number that grows with everything that a run shows."""
         put = sum(len(script.doubted) + len(script.put) for script in self.scripts.values())
         shown = (self.placed, self.scripts, self.files, self.names, self.needs, self.evaluated)
         put += len(self.tests) + len(self.gaps)
         return sum(map(len, shown)) + put
 
     def token(self, *unknown: Any) -> str:
-        """A word that stands for what only the cluster knows; the arguments are those of ``Unknown``."""
+        """Returns the token for something that only the cluster knows, with the arguments of ``Unknown``."""
         return f"{BEGIN}{self.tokens.setdefault(Unknown(*unknown), len(self.tokens))}{END}"
 
     def meant(self, word: str) -> list[Unknown]:
-        """What a word stands for that is made of tokens alone; nothing for another."""
+        """Returns the meanings of a word that consists of tokens; an empty list for any other word."""
         known = list(self.tokens)
         numbers = [int(number) for number in TOKEN.findall(word)] if TOKENS.fullmatch(word) else []
         return [known[number] for number in numbers if number < len(known)]
 
     @property
     def has_seen(self) -> bool:
-        """Whether it has seen more than the script itself."""
+        """Whether the script has seen a variable or another file."""
         return bool(self.request.variables) or len(self.files) > 1
 
     def shown(self, text: str) -> str:
-        """A text as a message has it: without words that the script does not write itself."""
+        """Returns a text for messages: words that the script does not write itself are hidden."""
         return self.spelled(text, self._written)
 
     def spelled(self, text: str, how: Callable[[str], str] = str) -> str:
-        """A text with its tokens as the script writes them.
+        """Replaces the tokens of a text by what the script writes in their place.
 
         Args:
-            how: what is made of the text between them.
+            how: maps the text between tokens to what is shown of it.
         """
         parts, last, known = [], 0, list(self.tokens)
         for match in TOKEN.finditer(text := text.replace(self.folder, PWD)):
@@ -188,7 +189,7 @@ class Surroundings:
         return UNKNOWN.sub(HIDDEN, "".join([*parts, how(text[last:])]))
 
     def _written(self, text: str) -> str:
-        """The words of a text that the script itself writes, or its folder's name."""
+        """Returns a text in which every word that the script does not write, except its folder, is hidden."""
         folder, own = f"{Path(self.path).parent}/", f"{self.own_text} {PWD}"
         parts = re.split(r"(\s+)", text)
         return "".join(
@@ -196,11 +197,11 @@ class Surroundings:
         )
 
     def _of_file(self, path: str, text: str) -> str:
-        """A part of a file: itself if the file is the script."""
+        """Returns a part of the script as it is; for another file, only says that it is a part of it."""
         return text if path == self.path else f"a part of {self.named(path)}"
 
     def named(self, path: str) -> str:
-        """A file's name, if it has nothing of a variable or another file that the script does not write."""
+        """Returns a file's name; hides it if a word in it comes only from a variable or another file."""
         name = Path(path).name
         if path == self.path or name in self.own_text:
             return name
@@ -210,11 +211,11 @@ class Surroundings:
         return HIDDEN if any(word in name and word not in self.own_text for word in words) else name
 
     def place(self, path: str, number: int) -> str:
-        """``file:line``."""
+        """Returns ``file:line``."""
         return f"{self.named(path)}:{number}"
 
     def where(self, name: str) -> str:
-        """``file:line`` of the last mention of a flag or an unknown word outside comments."""
+        """Returns ``file:line`` of the last mention of a flag or an unknown word outside comments."""
         name = name.partition(" (")[0].removeprefix("$(").removesuffix(")").lstrip("$")
         mention = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
         for path, text in self.files.items():
@@ -227,12 +228,14 @@ class Surroundings:
 
     @property
     def text(self) -> str:
-        """All files, without comments."""
+        """Returns the text of all files, without comments."""
         return COMMENT.sub(r"\1", "\n".join(self.files.values()))
 
     def environment(self) -> dict[str, str]:
-        """The variables that the script may see, and tokens for those that it may not, and for those that it
-        needs and nothing sets."""
+        """Returns the variables of the script.
+
+        Variables that it may not see, or that it needs and nothing sets, are tokens.
+        """
         others = {name for name in (*self._referenced(), *ALWAYS) if name in (*self.request.others, *ALWAYS)}
         found = {name: self.token(f"${name}", "", frozenset()) for name in self._unset()}
         if self.evaluated:
@@ -246,9 +249,10 @@ class Surroundings:
         return dict.fromkeys(REFERENCE.findall(self.text))
 
     def _unset(self) -> list[str]:
-        """Variables that nothing sets, so that the script expects them from its machine.
+        """Returns the variables that nothing sets, so that the script expects them from its machine.
 
-        One with a default (``${X:-1}``), in a test or at the head of a loop is as bash has it: unset.
+        A variable stays unset, as in bash, if it has a default (``${X:-1}``), or if a test or a loop's head
+        names it.
         """
         plain: dict[str, bool] = {}
         for line in self.text.split("\n"):
@@ -261,7 +265,7 @@ class Surroundings:
     # files
 
     def contents(self, guess: Guess | None = None) -> dict[str, str]:
-        """What is put there: path -> content."""
+        """Returns the files that the sandbox gets: path -> content."""
         found = {f"{self.folder}/.here": ""}
         for path, letter in self.tests.items() if guess and guess.is_there else ():
             content = "" if letter == "d" else self.token(f"$(< {self.shown(path)})")
@@ -269,7 +273,7 @@ class Surroundings:
         return found | self.placed | {path: script.prepared for path, script in self.scripts.items()}
 
     def learn(self, run: Run) -> None:
-        """Puts there what a run looked for in vain, and tokens behind what the machine decided in it."""
+        """Adds what a run looked for and did not find, and tokens after what the machine decided."""
         for line in run.lines:
             self._read(line)
             if LOOKS.match(line.text) and line not in self._seen:
@@ -285,7 +289,7 @@ class Surroundings:
             self._complaint(match[3], self.place(match[1], number), run.trace[: match.start()])
 
     def learn_from_end(self, run: Run) -> None:
-        """Variables that a script asks for before it ends without a launch."""
+        """Adds the variables that a script asks for before it ends without a launch."""
         if not (end := self.end_of(run)):
             return
         script, number = end
@@ -301,7 +305,7 @@ class Surroundings:
                 self.needs.setdefault(name, (self.place(end[0].path, number), self.how_it_ends(run)))
 
     def end_of(self, run: Run) -> tuple[Script, int] | None:
-        """The script and the line that ended a run: ``exit``, or a command that failed under ``set -e``."""
+        """Returns the script and line that ended a run by ``exit`` or by a failure under ``set -e``."""
         if not run.lines:
             return None
         last = run.lines[-1]
@@ -311,7 +315,7 @@ class Surroundings:
         return (script, last.number) if script and ends else None
 
     def how_it_ends(self, run: Run) -> str:
-        """What the script says before it ends a run, or which command fails; as it writes them."""
+        """Returns what the script prints before it ends a run, or which command fails, as it writes them."""
         lines = [line for line in run.lines if line.file == self.path]
         if self.end_of(run) is None or run.lines[-1] not in lines[-1:]:
             return ""
@@ -322,7 +326,7 @@ class Surroundings:
         return f', saying "{cut(quoted[2])}"' if quoted else ""
 
     def statement_of(self, line: Line) -> str:
-        """The statement of a command, in one line as the script writes it; empty of another file's."""
+        """Returns a command's statement on one line, as the script writes it; empty for another file."""
         if line.file != self.path:
             return ""
         script = self.scripts[self.path]
@@ -345,7 +349,7 @@ class Surroundings:
             self._copied(line.folder, name)
 
     def _test(self, letter: str, path: str) -> None:
-        """Puts there what a script tests and may see."""
+        """Adds a path that a script tests and may see."""
         if path in self.placed or path in self.scripts or f"{path}/.here" in self.placed:
             return
         if self.visible.is_folder(path):
@@ -356,7 +360,7 @@ class Surroundings:
             self.tests.setdefault(path, letter)
 
     def _read(self, line: Line) -> None:
-        """Learns from a file that the trace names."""
+        """Adds a script file that the trace names."""
         if line.file and line.file not in self.paths:
             path = at(line.folder, line.file)
             text = self.placed.pop(path, "")
@@ -370,17 +374,17 @@ class Surroundings:
         self.names |= names - OWN - {".."}
 
     def _for_bashkit(self, path: str, text: str) -> str:
-        """A script without what bashkit 0.20 reads otherwise than bash, or answers itself.
+        """Replaces what bashkit 0.20 reads differently from bash, or answers itself.
 
-        It joins the words of ``"${A[@]/x/y}"`` and keeps those of an empty ``"${!array}"``: they become
-        tokens. Quotes in ``${X:-$(f "y")}`` are letters to it: they go.
+        bashkit joins the words of ``"${A[@]/x/y}"`` and keeps the words of an empty ``"${!array}"``, so both
+        become tokens. It reads quotes in ``${X:-$(f "y")}`` as letters, so they are deleted.
         """
         arrays = "|".join(re.findall(r"(?<!\w)(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
         unread = rf'"\$\{{\w+\[@\]/[^}}"]*\}}"|"\$\{{!(?:{arrays})\}}"'
         text = re.sub(unread, lambda match: self.token(self._of_file(path, match[0])), text)
         text = OF_BASH.sub(lambda match: self.token(match[0]), text)
         text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt])(?=\s)", "which", text)
-        text = re.sub(r"(?<![\w-])set \+x(?!\w)|(?<!\w)PS4=", ": ", text)  # what ends the trace
+        text = re.sub(r"(?<![\w-])set \+x(?!\w)|(?<!\w)PS4=", ": ", text)  # because they would end the trace
         for match in reversed(list(re.finditer(r"\$\{\w+:?[-=+]", text))):
             end = _closing(text, match.start() + 1)
             said = text[match.end() : end]
@@ -401,13 +405,13 @@ class Surroundings:
             self.placed[path] = script_text(str(found))
             said = self._said(line, name)
             place = self.place(line.file, line.number)
-            self.notes.append(f"{place}: {said} is not here; {found} is read in its place")
+            self.notes.append(f"{place}: {said} is not here; {found} is read instead")
             return
         why = f"source {self._said(line, name)}{'' if self.request.is_bare else ' is not here'}"
         self.placed[path] = "\n".join(self._sets_anything(why))
 
     def _said(self, line: Line, name: str) -> str:
-        """The name of a file as the script writes it in ``source NAME``."""
+        """Returns the name of a file as the script writes it in ``source NAME``."""
         script = self.scripts.get(self.paths.get(line.file, line.file))
         statement = script.statement(line.number) if script and script.path == self.path else None
         words = script.text[statement.begin : statement.end].split() if script and statement else []
@@ -415,21 +419,23 @@ class Surroundings:
         return words[1].strip("\"'") if is_alone else self.shown(name)
 
     def _sets_anything(self, why: str) -> Iterator[str]:
-        """Commands that set what nothing has set before."""
+        """Yields commands that set each variable that is not set yet."""
         for name in self._referenced():
             is_array = re.search(rf"\{{{name}\[[@*]\]", self.text) is not None
             yield f": ${{{name}={self.token(f'${name} ({why})', '', None, is_array)}}}"
 
     def _in_checkout(self, name: str) -> Path | None:
-        """A script of the host's checkout in place of one that the script has in its container."""
+        """Returns the file of the host's checkout that matches a path in the script's container."""
         parts, checkout = Path(name).parts, self.request.checkout
         at = next((i for i in range(len(parts), 0, -1) if parts[i - 1] in ("slime", "miles")), 0)
         found = checkout.joinpath(*parts[at:]) if checkout and at else None
         return found if found is not None and self.visible.script(found) is not None else None
 
     def _copied(self, folder: str, name: str) -> bool:
-        """Whether a file is a script that may be seen; named from the folder in which the script begins it
-        lies in one of the roots."""
+        """Copies a script that may be seen into the sandbox, and returns whether there is one.
+
+        A path below the folder in which the script begins is looked up in the roots.
+        """
         path = at(folder, name)
         inside = path.removeprefix(self.folder + "/")
         places = [Path(path)] if inside == path else [root / inside for root in self.request.roots]
@@ -438,21 +444,23 @@ class Surroundings:
         except ConfigError:
             if self.named(path) != HIDDEN:
                 raise
-            raise ConfigError(f"{self.path}: expected a sourced file that is a script, got another") from None
+            raise ConfigError(
+                f"{self.path}: expected a sourced file that is a shell script, got another file"
+            ) from None
         if text is not None and path not in self.scripts:
             self.placed.setdefault(path, text)
         return text is not None
 
     def _tested(self, line: Line) -> Iterator[tuple[str, str]]:
-        """Letter and path of the tests of files in a command."""
+        """Yields the letter and path of each test of a file in a command."""
         for letter, name in TEST_OF_FILE.findall(line.text):
             if name.strip("'"):
                 yield letter, at(line.folder, name.strip("'"))
 
-    # what the machine decides
+    # parts that the machine decides over
 
     def _decided(self, run: Run, line: Line) -> None:
-        """Doubts the parts over which a command decides whose answer is not known."""
+        """Doubts the parts that depend on a command with an unknown answer."""
         script, words = self.scripts.get(self.paths.get(line.file, line.file)), line.words
         first = words[0] if words else line.text.partition(" ")[0]
         tests = first in TESTS and (UNKNOWN.search(line.text) or self._is_tested(run, line))
@@ -463,11 +471,11 @@ class Surroundings:
                 self._doubt(script, block)
             place = self.place(script.path, line.number)
             self._put_in_place(script, script.in_documents(line.number), place)
-        elif tests and first != ":":  # in a text that a program passes to a shell
+        elif tests and first != ":":  # the line is in a text that a program passes to a shell
             self.gaps.setdefault(Gap(0, self.shown(line.text), self.named(self.path)))
 
     def _alternatives(self, run: Run) -> None:
-        """Doubts the flags of ``${X:+--flag}`` where it is not known whether X is empty."""
+        """Doubts the flags of ``${X:+--flag}`` if it is unknown whether X is empty."""
         variables = {name for name, text in self.environment().items() if UNKNOWN.search(text)}
         variables |= {match[1] for line in run.lines if (match := UNKNOWN_VALUE.match(line.text))}
         for script in self.scripts.values():
@@ -481,8 +489,10 @@ class Surroundings:
         return any(path in self.tests and path not in run.made for _, path in self._tested(line))
 
     def _unknown_sum(self, path: str, number: int) -> None:
-        """Puts tokens in place of the sums of a line in which bash finds one of them, or doubts its
-        statement."""
+        """Replaces the sums of a line by tokens, because bash cannot compute a sum with a token in it.
+
+        If the line has no sums left to replace, its statement is doubted instead.
+        """
         script = self.scripts.get(path)
         if script is None or number > len(script.starts):
             return
@@ -496,7 +506,7 @@ class Surroundings:
         return script.put_in_place(spans, token)
 
     def _doubt(self, script: Script, block: Block) -> None:
-        """Puts tokens behind a part that runs, or not, as the machine decides."""
+        """Inserts tokens after a part if the machine decides whether it runs."""
         if block.begin in script.doubted:
             return
         script.doubted.add(block.begin)
@@ -507,7 +517,7 @@ class Surroundings:
         text = doubts.part(script.text[block.begin : block.end], bodies)
         launches = len(PROGRAM.findall(text))
         if launches == 1 and not PROGRAM.search(doubts.part(script.text[block.end :], {})):
-            return  # without it nothing would be launched
+            return  # because without this part there would be no launch
         if launches:
             self.gaps[Gap(0, head, place, frozenset(FLAG.findall(text)))] = None
         sets = sorted(doubts.assignments(text), key=lambda each: each.name)
@@ -526,13 +536,13 @@ class Surroundings:
         if match := re.fullmatch(r"(\w+): unbound variable", said):
             self.needs.setdefault(match[1], (where, ""))
         elif (match := re.match(r"(\w+): ", said)) and re.search(rf"\$\{{{match[1]}:?\?", self.text):
-            self.needs.setdefault(match[1], (where, ""))  # of ${X:?why}
+            self.needs.setdefault(match[1], (where, ""))  # the message of ${X:?why}
         elif match := re.fullmatch(r"(.+?): command not found.*", said):
             self.names.add(match[1])
         elif match := re.fullmatch(r"([^:]+): No such file or directory", said):
             last = Run(trace=before).lines[-1:]
             words, folder = (last[0].words, last[0].folder) if last else ([], self.folder)
-            if match[1] not in words and not self._copied(folder, match[1]):  # it stands behind <
+            if match[1] not in words and not self._copied(folder, match[1]):  # the path follows <
                 self.placed.setdefault(at(folder, match[1]), self.token(f"$(< {self.shown(match[1])})"))
 
 
@@ -541,12 +551,12 @@ def _is_errexit(words: Sequence[str]) -> bool:
 
 
 def at(folder: str, name: str) -> str:
-    """A path that is named from a folder."""
+    """Returns a path that is relative to a folder."""
     return os.path.normpath(Path(folder, name))
 
 
 def _closing(text: str, begin: int) -> int:
-    """The brace that closes the one at ``begin``."""
+    """Returns the offset of the brace that closes the brace at ``begin``."""
     depth = 0
     for i in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[i], 0)

@@ -1,4 +1,4 @@
-"""What happens when a script runs in the sandbox: bash's trace, and the programs that it would start."""
+"""Defines the record of a script's run in the sandbox: bash's trace, and the programs it would start."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-BEGIN, END, BETWEEN = "\ue000", "\ue001", "\ue002"  # private characters, which no script may contain
+BEGIN, END, BETWEEN = (
+    "\ue000",
+    "\ue001",
+    "\ue002",
+)  # private characters; ``script_text`` refuses scripts that contain them
 TOKEN = re.compile(f"{BEGIN}(\\d+){END}")
-UNKNOWN = re.compile(f"[{BEGIN}{END}]")  # also in what a script cuts out of a token
+UNKNOWN = re.compile(f"[{BEGIN}{END}]")  # also matches a part that a script cut out of a token
 PS4 = f"+${{BASH_SOURCE}}{BETWEEN}${{LINENO}}{BETWEEN}${{PWD}}{BETWEEN}"
 TRACED = re.compile(rf"^\++([^{BETWEEN}\n]*){BETWEEN}(\d+){BETWEEN}([^{BETWEEN}\n]*){BETWEEN}", re.M)
-COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # of bash
+COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # an error message of bash
 PROGRAMS = ("train.py", "train_async.py", "train_multi_lora_async.py")
-MAPPING = (".yaml", ".yml", ".json")  # of files that a launch can read its settings from
-# What only names train.py, to look at it or to end it.
+MAPPING = (".yaml", ".yml", ".json")  # endings of files from which a launch can read settings
+# Commands that name train.py only to look at it, to copy it or to end it.
 NO_LAUNCH = frozenset(
     "pkill pgrep kill grep egrep rg cat less more head tail sed awk ls find cp mv rm ln chmod tee diff wc "
     "stat which type command hash file git vim nano scp rsync wget curl tar zip gzip zstd md5sum "
     "sha256sum cksum chown touch du install".split()
 )
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-OF_SSH = re.compile(r"-[bcDEeFIiJLlmOopQRSWw]")  # options with a value
+OF_SSH = re.compile(r"-[bcDEeFIiJLlmOopQRSWw]")  # options of ssh that take a value
 
 
 class Guess(NamedTuple):
-    """What a script is told of its machine until it makes a launch.
+    """A guess about the machine of a script.
 
     Args:
-        fails: whether a command whose answer is not known fails, instead of succeeding.
-        is_there: whether a file that is not known to be there is there.
-        is_wide: whether tokens are longer than usually: a word that differs then was made of their letters.
+        fails: whether a command with an unknown answer fails instead of succeeding.
+        is_there: whether a file exists if nothing here tells.
+        is_wide: whether tokens are longer than usual. A word that then differs was cut out of tokens.
     """
 
     fails: bool = False
@@ -44,17 +48,17 @@ class Guess(NamedTuple):
     is_wide: bool = False
 
     def worded(self, text: str) -> str:
-        """A text with its tokens as they are told to the script."""
+        """Returns a text with its tokens as the script sees them under this guess."""
         return widened(text) if self.is_wide else text
 
 
 def widened(text: str) -> str:
-    """A text with longer tokens."""
+    """Returns a text with longer tokens."""
     return TOKEN.sub(lambda match: f"{BEGIN}{int(match[1]):09}{END}", text)
 
 
 def narrowed(text: str) -> str:
-    """A text with tokens as they were before ``widened``."""
+    """Undoes ``widened``."""
     return TOKEN.sub(lambda match: f"{BEGIN}{int(match[1])}{END}", text)
 
 
@@ -64,11 +68,11 @@ class Call(NamedTuple):
     words: tuple[str, ...]
     environment: Mapping[str, str]
     folder: str
-    files: Mapping[str, str]  # name -> text, of files that its words name and the script itself wrote
+    files: Mapping[str, str]  # name -> text of the files that its words name and that the script wrote
 
 
 class Line(NamedTuple):
-    """A command of bash's trace, its words expanded."""
+    """A command in bash's trace, with its words expanded."""
 
     file: str
     number: int
@@ -77,7 +81,7 @@ class Line(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The command's words; none if they cannot be split."""
+        """Returns the command's words; an empty list if they cannot be split."""
         return list(_split(self.text))
 
 
@@ -94,13 +98,13 @@ class Run:
     """One run.
 
     Args:
-        calls: the programs that it would start.
-        unknown: how often it ran each command whose answer is not known.
-        trace: of bash, with its complaints.
+        calls: the programs that the script would start.
+        unknown: command with an unknown answer -> how often the script ran it.
+        trace: the trace of bash, with its error messages.
         status: the script's exit status.
-        error: why it was ended, if it was.
-        made: paths that the script tested, and that it had made itself.
-        end: ends it at its next command.
+        error: why the sandbox ended the run; empty if it did not.
+        made: the tested paths that the script itself made.
+        end: ends the run at its next command.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -113,23 +117,26 @@ class Run:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """The trace of a run that has ended."""
-        found = list(TRACED.finditer(self.trace))
-        ends = [*(match.start() for match in found[1:]), len(self.trace)]
-        texts = [self.trace[match.end() : end] for match, end in zip(found, ends, strict=False)]
+        """Returns the traced commands, once the run has ended."""
+        prefixes = list(TRACED.finditer(self.trace))
+        ends = [*(match.start() for match in prefixes[1:]), len(self.trace)]
+        texts = [self.trace[match.end() : end] for match, end in zip(prefixes, ends, strict=False)]
         texts = [COMPLAINT.split(text)[0].rstrip("\n") for text in texts]
-        return [Line(m[1], int(m[2]), m[3], text) for m, text in zip(found, texts, strict=True)]
+        return [Line(m[1], int(m[2]), m[3], text) for m, text in zip(prefixes, texts, strict=True)]
 
 
 def program_of(words: Sequence[str]) -> int | None:
-    """The position of the train.py that a command starts."""
+    """Returns the position of train.py in a command that starts it; None for other commands."""
     if Path(words[0]).name in NO_LAUNCH:
         return None
     return next((i for i, word in enumerate(words) if Path(word).name in PROGRAMS), None)
 
 
 def shell_text(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The text and arguments that a program passes to a shell: ``srun bash -c TEXT``, ``ssh HOST TEXT``."""
+    """Returns the text and arguments that a program passes to a shell.
+
+    The forms are ``srun bash -c TEXT`` and ``ssh HOST TEXT``. Returns None for other commands.
+    """
     for i, word in enumerate(words[:-2]):
         if Path(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[i + 1]):
             return words[i + 2], list(words[i + 3 :])

@@ -1,7 +1,7 @@
-"""What of this disk a script may see: regular files below its checkout and the working directory.
+"""Decides which files of this disk a script may see: those below its checkout and the working directory.
 
-Of a shell script that it sources or starts the text is seen, of any other file that it tests only that it is
-there. A name that begins with a dot (.env, .git) is not seen, nor what a link leads to outside.
+The script sees the text of a shell script that it sources or starts. Of any other file it sees only that the
+file exists. It sees no name that begins with a dot (.env, .git) and no target of a link that leads outside.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ RESERVED = re.compile(f"[{BEGIN}{END}{BETWEEN}]")
 
 
 class Visible:
-    """Files below some folders.
+    """The files below some folders.
 
     Args:
-        folders: the root of the disk is none.
+        folders: the folders; the root of the disk is ignored.
     """
 
     def __init__(self, folders: Iterable[Path]) -> None:
@@ -40,15 +40,15 @@ class Visible:
         )
 
     def is_file(self, path: str | Path) -> bool:
-        """Whether a regular file is there."""
+        """Whether the script may see a regular file at this path."""
         return self._is_inside(path) and is_file(path)
 
     def is_folder(self, path: str | Path) -> bool:
-        """Whether a folder is there."""
+        """Whether the script may see a folder at this path."""
         return self._is_inside(path) and is_folder(path)
 
     def script(self, path: str | Path) -> str | None:
-        """The text of a shell script; None of anything else.
+        """Returns the text of a shell script; None for any other path.
 
         Raises:
             ConfigError: as ``script_text``.
@@ -63,22 +63,22 @@ class Visible:
 
 
 def script_text(path: str) -> str:
-    """The text of a script.
+    """Reads the text of a script.
 
     Raises:
-        ConfigError: it cannot be read, has line ends that bash takes for a part of a word, or letters that
-            tokens are made of.
+        ConfigError: the file cannot be read, has \\r\\n line ends (bash would read \\r as part of a word), or
+            contains the private characters that tokens are made of.
     """
     text = text_of(path)
     for number, line in enumerate(text.split("\n"), 1):
         if found := RESERVED.search(line):
             raise ConfigError(
-                f"{Path(path).name}:{number}: expected a script without private letters, got U+"
-                f"{ord(found[0]):04X}: take it out"
+                f"{Path(path).name}:{number}: expected a script without private characters, got U+"
+                f"{ord(found[0]):04X}: delete it"
             )
         if line.endswith("\r") and not line.lstrip().startswith("#"):
             raise ConfigError(
                 f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash "
-                f"takes for a part of the line's last word: sed -i 's/\\r$//' {path}"
+                f"reads as part of the line's last word: run sed -i 's/\\r$//' {path}"
             )
     return text

@@ -87,7 +87,7 @@ python3 train.py ${ARGS[@]}
     path = written(tmp_path / "run.sh", text)
     status, out, _ = run(capsys, "check", path)
     assert status == 0 and "--eps-clip-c $FLOOR: known only where the script runs" in out
-    assert "--env FLOOR reads it" in out and "UNKNOWN reads it" not in out
+    assert "--env FLOOR to read it" in out and "--env UNKNOWN" not in out
     status, _, err = run(capsys, "check", path, "--env", "FLOOR")
     assert status == 1 and "--eps-clip-c: expected none beside this surrogate of slime_ext, got $FLOOR" in err
     monkeypatch.delenv("FLOOR")
@@ -161,7 +161,7 @@ def test_arguments_come_from_a_script_alone(capsys, tmp_path):
     assert status == 1 and "--args: expected a launch script, got" in err
     script = written(tmp_path / "run.sh", f"python3 train.py {GOOD}")
     status, _, err = run(capsys, "check", script, "--args", script)
-    assert status == 1 and "--args: expected a YAML before it, got the script" in err
+    assert status == 1 and "--args: expected a YAML file before it, got the script" in err
     status, _, err = run(capsys, "check", path, "--", "--lr", "1")
     assert status == 1 and "expected no flags behind -- beside a YAML, got --lr" in err
 
@@ -218,8 +218,8 @@ python3 train.py --use-tis --custom-tis-function-path slime_ext.tis.correct --cu
         ("geo_rs", 0, "veto(low 0.0001)"),
         ("${PRESET:-geo_rs}", 0, "veto(low 0.0001)"),
         ("geo_sr", 1, "expected a known preset, got 'geo_sr'; did you mean 'geo_rs'?"),
-        ("$(ours)", 1, "c.yaml: expected a text that the script itself says, got one that depends on the"),
-        ("$(test -e /data || echo geo_rs)", 1, "c.yaml: expected a text that the script itself says"),
+        ("$(ours)", 1, "c.yaml: expected a text that the script itself writes, got one that depends on the"),
+        ("$(test -e /data || echo geo_rs)", 1, "c.yaml: expected a text that the script itself writes"),
     ],
 )
 def test_a_file_that_the_script_writes_is_the_one_that_counts(
@@ -399,7 +399,7 @@ def test_json_names_what_was_not_checked_and_why(capsys, tmp_path):
     assert ("sft_beside_function", "--loss-type is known only where the script runs") in reasons
     assert (
         None,
-        "run.sh:1: --loss-type $LOSS: known only where the script runs; no rule over it is checked",
+        "run.sh:1: --loss-type $LOSS: known only where the script runs, so no rule over it is checked",
     ) in reasons
     answer = in_json(capsys, tmp_path, f"{CISPO} --custom-megatron-init-path far.away.init")
     (row,) = answer["not_checked"]
@@ -461,6 +461,6 @@ def test_a_launch_with_slimes_own_mis_is_offered_ours_without_a_change_of_its_fi
     status, out, _ = run(capsys, "check", script)
     assert status == 0 and "indent" not in out and "note" not in out
     assert "first" in out and "then" in out
-    assert "anothers.weights: leave out mis.yaml, whose keys are its own, or slime-ext convert" in out
+    assert "anothers.weights: leave out mis.yaml, which configures that hook, or run slime-ext convert" in out
     status, _, err = run(capsys, "check", tmp_path / "mis.yaml")
     assert status == 1 and "got keys of slime_mis (" in err and "slime-ext convert --from slime_mis" in err

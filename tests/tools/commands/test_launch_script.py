@@ -113,7 +113,7 @@ def test_a_file_of_the_container_is_read_from_the_checkout_and_that_is_said(scri
     launch = read(script("source /root/slime/models/small.sh\npython3 train.py ${MODEL_ARGS[@]}"))
     assert launch.value("--num-layers") == "3" and not launch.gaps
     assert launch.notes == (
-        f"run.sh:1: /root/slime/models/small.sh is not here; {tmp_path}/models/small.sh is read in its place",
+        f"run.sh:1: /root/slime/models/small.sh is not here; {tmp_path}/models/small.sh is read instead",
     )
 
 
@@ -141,17 +141,17 @@ ONE_LINE = {
     "f() { f; }; f": "expected a script that ends, got none: .* function depth",
     'echo "\npython3 train.py': "expected a script that bash can read, got line",
     "while true; do X=1$X; done": "expected a script that ends, got none",
-    '[ -n "$1" ] || exit 1\npython3 train.py': r"it ends at run\.sh:1: give it what it asks for",
+    '[ -n "$1" ] || exit 1\npython3 train.py': r"it ends at run\.sh:1: pass what it asks for",
     'if [ $# -lt 2 ]; then\n  echo "Usage: $0 <MODE>"\n  echo "MODE: a"\n  exit 1\nfi\npython3 train.py': (
-        r'it ends at run\.sh:4, saying "Usage: \$0 <MODE>": give it what it asks for, as variables with --env'
+        r'it ends at run\.sh:4, saying "Usage: \$0 <MODE>": pass what it asks for, as variables with --env'
     ),
     "die() { echo 'no node' >&2; exit 1; }\n[ -n \"$1\" ] || die\npython3 train.py": (
-        r'it ends at run\.sh:1, saying "no node": give'
+        r'it ends at run\.sh:1, saying "no node": pass'
     ),
     'set -euo pipefail\n[[ "${MODE:-}" == rl ]]\npython3 train.py': (
-        r'it ends at run\.sh:2, where \[\[ "\$\{MODE:-\}" == rl \]\] fails under set -e: give it'
+        r'it ends at run\.sh:2, where \[\[ "\$\{MODE:-\}" == rl \]\] fails under set -e: pass what'
     ),
-    'set -e\nX=1; test "$X" = 2 # no\npython3 train.py': r'2, where test "\$X" = 2 fails under set -e: give',
+    'set -e\nX=1; test "$X" = 2 # no\npython3 train.py': r'2, where test "\$X" = 2 fails under set -e: pass',
     "set -o errexit\n(exit 3)\npython3 train.py": r"it ends at run\.sh:2",
 }
 
@@ -179,10 +179,10 @@ def test_a_script_that_asks_for_variables_is_read_as_if_they_were_set(script, mo
     monkeypatch.delenv("ADDRESS", raising=False)
     launch = read(script(NEEDS))
     assert launch.is_known("--b") and str(launch.flag("--hf-checkpoint")).endswith(" $BASE_FOLDER/x")
-    said = "is set by nothing here, and without it the script ends, saying"
+    ends = "and without it the script ends, saying"
     assert launch.notes == (
-        f'run.sh:4: $BASE_FOLDER {said} "BASE_FOLDER is not set. Please set it."',
-        f'run.sh:7: $ADDRESS {said} "no ADDRESS"',
+        f'run.sh:4: nothing here sets $BASE_FOLDER, {ends} "BASE_FOLDER is not set. Please set it."',
+        f'run.sh:7: nothing here sets $ADDRESS, {ends} "no ADDRESS"',
     )
 
 

@@ -35,7 +35,7 @@ def difference(script: Path, given=(), environment=None, *, lenient: bool = Fals
     is_sure = not (around.needs or around.gaps or any(s.doubted for s in around.scripts.values()))
     if not theirs:
         return f"{words}, bash: no launch" if is_sure else ""
-    if around.needs or any("is read in its place" in note for note in around.notes):  # which bash does not
+    if around.needs or any("is read instead" in note for note in around.notes):  # which bash does not
         return ""
     if is_sure and not script_run.unsure:
         return "" if fits(script_run, words, theirs[-1]) else f"{words}, bash: {theirs[-1]}"

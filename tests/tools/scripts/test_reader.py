@@ -76,11 +76,11 @@ def until(is_so):
 CRASHES = {
     'x=\'eval "$x"\'; eval "$x"': "got signal 11 from its reader",
     "f() { f; }; f": "expected a script that ends, got none",
-    "# x\n" * 200_000 + "python3 train.py": "got more words and operators than the reader takes",
+    "# x\n" * 200_000 + "python3 train.py": "got more words and operators than the sandbox can read",
     ": 1\n" * 30_000 + "python3 train.py": "expected a script that ends, got none: resource limit exceeded",
     "$(" * 150 + "echo hi" + ")" * 150: "that bash can read, got syntax error",
-    "X=\ue000\npython3 train.py": "run.sh:1: expected a script without private letters, got U+E000",
-    "Y=1\nX='\ue001'\npython3 train.py": "run.sh:2: expected a script without private letters, got U+E001",
+    "X=\ue000\npython3 train.py": "run.sh:1: expected a script without private characters, got U+E000",
+    "Y=1\nX='\ue001'\npython3 train.py": "run.sh:2: expected a script without private characters, got U+E001",
     "python3 -m x a=null a.b=1": "expected a launch of slime or miles, got none",
     "python3 -m verl.trainer.main_ppo algorithm.rollout_correction=null "
     "algorithm.rollout_correction.rollout_is=token": "expected a launch of slime or miles, got none",
@@ -95,7 +95,7 @@ def test_what_the_sandbox_cannot_read_is_one_line(script, capsys, text):
 def test_private_letters_of_a_sourced_file_are_named_there(script, capsys):
     script("A=(--x '\ue002')", "models.sh")
     path = script('source "$(dirname "$0")/models.sh"\npython3 train.py "${A[@]}"')
-    assert "models.sh:1: expected a script without private letters" in one_line(capsys, path)
+    assert "models.sh:1: expected a script without private characters" in one_line(capsys, path)
 
 
 @pytest.mark.parametrize(("before", "behind"), [("", ""), ("", "="), ("--", "")])
