@@ -1,4 +1,4 @@
-"""``slime-ext check FILE``: whether a configuration, or a whole launch script, means what it says."""
+"""Runs ``slime-ext check FILE``: checks a configuration or a whole launch script."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ if TYPE_CHECKING:
     from slime_ext.host.rules import Line
     from slime_ext.tools.check.answer import Answer
 
-LAST_LINES = {"ok": "ok", "incomplete": "not all known, so not all checked", "unused": ""}
+LAST_LINES = {
+    "ok": "ok",
+    "incomplete": "some things are unknown here, so not everything was checked",
+    "unused": "",
+}
 
 
 def command_line() -> argparse.ArgumentParser:
     """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext check",
-        description="Checks a configuration, or a launch script's arguments. A launch without slime_ext gets "
-        "the lines that add it.",
+        description="Checks a configuration, or a launch script's arguments. For a launch without slime_ext, "
+        "prints the flags that add it.",
     )
-    parser.add_argument("file", help="YAML of --custom-config-path, or a launch script")
-    parser.add_argument("--args", metavar="SCRIPT", help="launch script with the other arguments of a YAML")
-    what = "checkout of the host; default: the one whose train.py the script starts"
+    parser.add_argument("file", help="YAML file of --custom-config-path, or a launch script")
+    parser.add_argument(
+        "--args", metavar="SCRIPT", help="launch script with the other arguments of a YAML FILE"
+    )
+    what = "checkout of the host; default: the checkout whose train.py the script starts"
     parser.add_argument("--host", metavar="DIR", help=what)
-    what = "leave out the lines of a rule that warns or hints; give it once for each rule"
+    what = "leave out the lines of a rule that warns or hints; repeat for more rules"
     parser.add_argument("--ignore", metavar="NAME", action="append", default=[], help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for CI")
     add_flags_of_reading(parser)
@@ -37,8 +43,13 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Prints what the file resolves to and returns 0, or with --json 1 for an error, which is in the object.
-    Raises ConfigError as ``check``."""
+    """Prints what the file resolves to, and returns 0.
+
+    With --json, the object contains an error as well, and the status is then 1.
+
+    Raises:
+        ConfigError: as ``check``, without --json.
+    """
     words, own = apart(argv)
     given = command_line().parse_args(words)
 
@@ -72,7 +83,7 @@ def main(argv: list[str]) -> int:
 
 
 def _forbid_ignoring(names: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is no rule's, or that of a rule which refuses."""
+    """Raises ConfigError for the name of no rule, or of a rule that refuses a launch."""
     from slime_ext.host.rules import HINT, RULES, WARN
 
     for name in names:

@@ -1,4 +1,4 @@
-"""``slime-ext``: one name per sub-command, imported when it is called, so that --help needs nothing."""
+"""Runs ``slime-ext``. Each command is imported when it is called, so that --help stays fast."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 from slime_ext.tools.folders import working_folder
 
 COMMANDS = {
-    "train": "a language model learns to add, on a real host, without a GPU",
-    "rehearse": "two small rollouts of a launch script through the real host, without a GPU",
-    "presets": "corrections by name, with formula and flags",
-    "check": "whether a configuration or a launch script is right",
-    "convert": "another system's correction in native keys",
-    "doctor": "versions of what a launch runs on, and what is missing here",
-    "analyze": "what is wrong in a run's dumps; what corrections would do",
-    "report": "reward, mismatch, clipping and staleness of runs as a picture",
-    "completion": "a script that completes commands and flags after TAB",
+    "train": "train a language model to add, on a real host, without a GPU",
+    "rehearse": "run two small rollouts of a launch script on the real host, without a GPU",
+    "presets": "list corrections by name, with formula and flags",
+    "check": "find mistakes in a configuration or a launch script",
+    "convert": "translate another system's correction into native keys",
+    "doctor": "print the versions that a launch needs, and what is missing here",
+    "analyze": "find faults in a run's dumps, and what corrections would do",
+    "report": "draw reward, mismatch, clipping and staleness of runs",
+    "completion": "print a script that completes commands and flags after TAB",
 }
-JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
+JUDGES = ("check", "rehearse")  # commands for which an error is the answer: status 1, under their name
 REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # module -> package
 TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit", "shtab")
-# Extra of setup.py -> modules that it brings; of `train` those whose absence tells that it is not installed.
+# Extra of setup.py -> modules that it installs. For `train`, only the modules that show whether it is there.
 MODULES = {"tools": TOOLS, "train": (*TOOLS, "psutil", "ray", "transformers"), "": ()}
-HOW = {  # to install an extra; pip cannot resolve the second half of `train` (slime_ext_cpu/install.py)
+HOW = {  # how to install an extra; pip cannot resolve the second half of `train` (slime_ext_cpu/install.py)
     "tools": 'pip install "slime-ext[tools]"',
     "train": 'pip install "slime-ext[train]", then python -m slime_ext_cpu.install',
 }
-# Command -> its extra; `tools` where none is named. doctor says what is missing, so it needs none.
+# Command -> its extra; `tools` by default. doctor says what is missing, so it needs no extra.
 EXTRAS = {"train": "train", "rehearse": "train", "doctor": ""}
 ELSEWHERE = {"train": "slime_ext_cpu.train", "rehearse": "slime_ext_cpu.rehearse"}  # command -> its module
 GONE = {"bench": "python -m benchmarks.fidelity, in a checkout of slime_ext"}
@@ -41,24 +41,26 @@ WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1
 
 
 def usage() -> str:
-    """What ``slime-ext --help`` prints."""
+    """Returns the text of ``slime-ext --help``."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     head = "usage: slime-ext COMMAND [FLAG ...]\n       slime-ext --version"
-    return f"{head}\n\n{rows}\n\nslime-ext help COMMAND names its flags."
+    return f"{head}\n\n{rows}\n\nslime-ext help COMMAND lists the flags of a command."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command named first; a user's mistake is one line on stderr and exit status 2."""
+    """Runs the command that is named first. A user's mistake is one line on stderr and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that a terminal has not
+        # A path may hold characters that the terminal lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _answer(list(sys.argv[1:] if argv is None else argv))
         print(end="", flush=True)
         return status
-    except OSError as error:  # of `| head`, or no room
+    except OSError as error:  # the reader of a pipe has ended, as in `| head`, or the disk is full
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        # Python flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.ENOSPC:
             place = error.filename or "standard output"
             print(f"slime-ext: {place}: expected room to write, got none: make room there", file=sys.stderr)
@@ -69,7 +71,7 @@ def _answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0
-    if words[0] == "help":  # COMMAND: what COMMAND --help prints
+    if words[0] == "help":  # `help COMMAND` prints what `COMMAND --help` prints
         return _answer([*words[1:2], "--help"])
     if words[0] == "--version":
         print(f"slime-ext {__version__}")
@@ -91,7 +93,7 @@ def _run(name: str, argv: list[str]) -> int:
         near = did_you_mean(name, COMMANDS) or f": one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
     _check_extra(name)
-    working_folder()  # torch finds none of its libraries from one that was removed
+    working_folder()  # because torch cannot load its libraries from a removed working directory
     try:
         command = importlib.import_module(module_of(name))
         return int(command.main(argv) or 0)
@@ -126,7 +128,7 @@ def _check_extra(name: str) -> None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # something hides it
+    except (ImportError, ValueError):  # something in sys.modules or sys.path hides it
         return False
 
 

@@ -1,4 +1,4 @@
-"""``slime-ext completion SHELL``: a script that completes commands, flags, names and paths after TAB."""
+"""Runs ``slime-ext completion SHELL``: prints a script that completes commands and flags after TAB."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from slime_ext.errors import check_known
 from slime_ext.tools.commands import cli
 
 SHELLS = ("bash", "zsh", "tcsh")
-PATHS = ("FILE", "FILE.html", "DIR", "PATH", "SCRIPT", "file", "script", "host", "out")  # metavar, or dest
+# Metavars, or dests, of arguments that are paths.
+PATHS = ("FILE", "FILE.html", "DIR", "PATH", "SCRIPT", "file", "script", "host", "out")
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -25,7 +26,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the script."""
+    """Prints the script for a shell."""
     shell = command_line().parse_args(argv).shell
     check_known("completion", "shell", shell, SHELLS)
 
@@ -45,7 +46,7 @@ def whole_command_line() -> argparse.ArgumentParser:
     names = _names()
     for name, text in cli.COMMANDS.items():
         flags = importlib.import_module(cli.module_of(name)).command_line()
-        for action in flags._actions:  # argparse has no public list of what a parser reads
+        for action in flags._actions:  # argparse has no public list of a parser's arguments
             action.choices = names.get((name, action.dest), action.choices)
             if (action.metavar or action.dest) in PATHS:
                 action.complete = shtab.FILE
@@ -54,7 +55,7 @@ def whole_command_line() -> argparse.ArgumentParser:
 
 
 def _names() -> dict[tuple[str, str], tuple[str, ...]]:
-    """Returns what may follow a flag whose parser does not list it: (command, dest) -> names."""
+    """Returns (command, dest) -> names, for arguments whose parser does not list the names."""
     from slime_ext import presets
     from slime_ext.tools.commands.presets import KINDS
     from slime_ext.tools.convert import CONVERTED

@@ -1,7 +1,7 @@
-"""``slime-ext doctor``: the versions of what a launch runs on, and what is missing on this machine.
+"""Runs ``slime-ext doctor``: prints the versions that a launch needs, and what is missing on this machine.
 
-It belongs into a report of a fault, as torch.utils.collect_env does; ``slime-ext check`` judges a launch.
-Nothing but torch is imported.
+Paste its output into a bug report, like the output of torch.utils.collect_env. ``slime-ext check`` checks a
+launch. The command imports torch and no other package that it reports.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ VERSION = re.compile(r"^\s*version\s*=\s*[\"']([^\"']+)", re.M)
 
 
 class Part(NamedTuple):
-    """Something that may be installed.
+    """One part of the software that a launch needs.
 
     Args:
-        version: what is there; empty: nothing.
-        note: what is to be known of it, or how it is installed.
-        is_missing: whether a launch of slime or miles lacks it here.
+        version: the installed version; empty if it is not installed.
+        note: a fact about the part, or how to install it.
+        is_missing: whether a launch of slime or miles needs it and it is not usable here.
     """
 
     version: str = ""
@@ -41,17 +41,18 @@ class Part(NamedTuple):
 def command_line() -> argparse.ArgumentParser:
     """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
-        prog="slime-ext doctor", description="Versions of what a launch runs on, and what is missing here."
+        prog="slime-ext doctor",
+        description="Prints the versions that a launch needs, and what is missing here.",
     )
     return parser
 
 
 def main(argv: list[str]) -> int:
-    """Prints a line for each part, then what is missing; returns 0."""
+    """Prints a line for each part, and then what is missing. Returns 0."""
     _, others = command_line().parse_known_args(argv)
     if others:
         raise ConfigError(
-            f"doctor: expected no words, got {others[0]}: slime-ext check {others[0]} judges a launch"
+            f"doctor: expected no arguments, got {others[0]}: run slime-ext check {others[0]} for a launch"
         )
     parts = {name: probe() for name, probe in PARTS.items()}
     print("\n".join(lines(parts)))
@@ -59,22 +60,22 @@ def main(argv: list[str]) -> int:
 
 
 def lines(parts: Mapping[str, Part]) -> list[str]:
-    """What is printed of the parts."""
+    """Returns the lines that ``main`` prints."""
     width = max(map(len, parts))
-    found = [
+    rows = [
         f"{name:<{width}}  {part.version or 'none'}{f' ({part.note})' if part.note else ''}"
         for name, part in parts.items()
     ]
     missing = [name for name, part in parts.items() if part.is_missing]
     missing += [] if any(parts[name].version for name in HOSTS) else [" or ".join(HOSTS)]
-    return [*map(printable, found), f"missing for a launch: {', '.join(missing) or 'nothing'}"]
+    return [*map(printable, rows), f"missing for a launch: {', '.join(missing) or 'nothing'}"]
 
 
 def cuda() -> Part:
-    """Whether torch sees a device."""
+    """Looks for a CUDA device with torch."""
     if not has("torch"):
         return Part(note="needs PyTorch", is_missing=True)
-    import torch  # two seconds, and the only one that knows
+    import torch  # takes two seconds, but only torch knows
 
     if not torch.cuda.is_available():
         built = torch.version.cuda
@@ -85,9 +86,9 @@ def cuda() -> Part:
 
 
 def megatron() -> Part:
-    """megatron-core alone, or Megatron-LM, whose megatron.training the hosts import."""
+    """Looks for Megatron-LM. megatron-core alone lacks megatron.training, which the hosts import."""
     if not has("megatron.core"):
-        return Part(note="a checkout of Megatron-LM on PYTHONPATH", is_missing=True)
+        return Part(note="put a checkout of Megatron-LM on PYTHONPATH", is_missing=True)
     version = installed("megatron-core")
     if not has("megatron.training"):
         note = "megatron-core alone, without megatron.training: put Megatron-LM on PYTHONPATH"
@@ -96,13 +97,13 @@ def megatron() -> Part:
 
 
 def apex() -> Part:
-    """NVIDIA apex; the project of that name on PyPI is another one."""
+    """Looks for NVIDIA apex. The package apex on PyPI is a different project."""
     unless = "or launch with --no-gradient-accumulation-fusion"
     folder = folder_of("apex")
     if folder is None:
         return Part(note=f"{APEX_HOW}, {unless}", is_missing=True)
     if not (folder / "multi_tensor_apply").is_dir():
-        note = f"the apex of PyPI, which is another project: pip uninstall apex, then {APEX_HOW}, {unless}"
+        note = f"apex from PyPI, a different project: pip uninstall apex, then {APEX_HOW}, {unless}"
         return Part(installed("apex"), note, is_missing=True)
     if not (has("amp_C") and has("fused_weight_gradient_mlp_cuda")):
         note = f"without its extensions: {APEX_HOW}, {unless}"
@@ -111,10 +112,10 @@ def apex() -> Part:
 
 
 def host(package: str, repository: str) -> Part:
-    """A host that Python imports from here. A launch needs one of them, so none is missing by itself."""
+    """Looks for one host. A launch needs only one of them, so no single host counts as missing."""
     folder = folder_of(package)
     if folder is None:
-        return Part(note=f"a checkout of github.com/{repository}, installed or on PYTHONPATH")
+        return Part(note=f"put a checkout of github.com/{repository} on PYTHONPATH, or install it")
     path = folder.parent / "setup.py"
     said = VERSION.search(path.read_text("utf-8", "ignore")) if path.is_file() else None
     return Part(said[1] if said else installed(package), str(folder.parent))
@@ -123,7 +124,7 @@ def host(package: str, repository: str) -> Part:
 def package(
     module: str, how: str = "", *, distribution: str = "", is_needed: bool = True
 ) -> Callable[[], Part]:
-    """A package, without importing it; ``how`` it is installed."""
+    """Returns a probe that looks for a package without importing it; ``how`` says how to install it."""
     name = distribution or module.replace("_", "-")
     missing = Part(note=how or f"pip install {name}", is_missing=is_needed)
     return lambda: Part(installed(name)) if has(module) else missing
@@ -151,7 +152,7 @@ PARTS: dict[str, Callable[[], Part]] = {
 
 
 def has(module: str) -> bool:
-    """Whether Python would find a module."""
+    """Whether Python finds a module."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -159,14 +160,14 @@ def has(module: str) -> bool:
 
 
 def folder_of(module: str) -> Path | None:
-    """The folder of a package; None where there is none."""
+    """Returns the folder of a package; None if it is not installed or has no folder."""
     spec = importlib.util.find_spec(module) if has(module) else None
     places = list(spec.submodule_search_locations or ()) if spec else []
     return Path(places[0]) if places else None
 
 
 def installed(distribution: str) -> str:
-    """Its version, as pip installed it."""
+    """Returns the version that pip installed; for a distribution that pip does not know, says so."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What the sub-commands print: rich on a terminal, plain text anywhere else."""
+"""Prints the output of the commands: with rich on a terminal, as plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ INLINE = 88
 
 
 class PlainConsole(Console):
-    """Prints text in which nothing controls the terminal: a control character or a change of the direction of
-    writing, in a name of a file or in somebody's data, is shown as its escape."""
+    """Prints text that cannot control the terminal.
+
+    A control character, or a character that changes the direction of writing, is shown as its escape. Such
+    characters can be in the name of a file or in a user's data.
+    """
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*map(plain, objects), **options)
 
 
 def plain(printed: Any) -> Any:
-    """What is printed, each of its texts in printable characters alone; its line ends stay."""
+    """Escapes every unprintable character but line ends in a text, a table or a group."""
     if isinstance(printed, str):
         return "\n".join(map(printable, printed.split("\n")))
     if isinstance(printed, Text):
@@ -39,19 +42,19 @@ def plain(printed: Any) -> Any:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Wide enough for a pipe to keep one line per row."""
-    found = PlainConsole(highlight=False, stderr=stderr)
-    return found if found.is_terminal else PlainConsole(highlight=False, stderr=stderr, width=200)
+    """Returns a console. Outside a terminal it is wide, so that a row of a table stays on one line."""
+    terminal = PlainConsole(highlight=False, stderr=stderr)
+    return terminal if terminal.is_terminal else PlainConsole(highlight=False, stderr=stderr, width=200)
 
 
 def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = ()) -> Table:
-    """Rows of cells without lines between them; text is shown as it is, whatever brackets it has."""
-    found = Table(*header, box=None, show_header=bool(header), pad_edge=False)
+    """Returns a table without lines. Brackets in a text are shown, not read as rich's markup."""
+    grid = Table(*header, box=None, show_header=bool(header), pad_edge=False)
     for row in rows:
-        found.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return found
+        grid.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return grid
 
 
 def yaml_of(value: Any) -> str:
-    """YAML in the order of the mapping, small mappings on one line."""
+    """Returns YAML in the order of the mapping, with small mappings on one line."""
     return yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=INLINE).rstrip()

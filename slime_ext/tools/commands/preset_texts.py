@@ -1,4 +1,4 @@
-"""What ``slime-ext presets`` prints: the table of presets, one as YAML, one as plain torch."""
+"""Formats presets for ``slime-ext presets``: as a table, as YAML and as plain torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime_ext.tools.commands.presets import KINDS
 from slime_ext.tools.plain_torch import function_of, obstacle
 from slime_ext.tools.wording import file_of, flags_of, needs
 
-WIDE = 120  # columns of a terminal from which a preset is one row
+WIDE = 120  # columns that a terminal needs to show a preset as one row of several columns
 COLUMNS = ("name", "use when", "numerator", "loss", "steps", "needs")
 
 
@@ -28,7 +28,7 @@ def print_preset(name: str) -> None:
 
 
 def text_of(name: str) -> str:
-    """The file of a preset or an alias, with what is to be known of it above the keys."""
+    """Returns the YAML file of a preset or an alias, with comments on its use above the keys."""
     preset, canonical = presets.find(name), presets.ALIASES.get(name, name)
     lines = {
         f"{name} is another name of {canonical}": name != canonical,
@@ -51,13 +51,13 @@ def torch_of(name: str) -> str:
     """Returns the function in plain torch, or a comment that says why there is none."""
     why_not = obstacle(presets.get(name))
     if why_not:
-        return _comment(f"Not in plain torch for one response: {why_not}")
+        return _comment(f"Cannot be written in plain torch for one response: {why_not}")
     written = f"# The same in plain torch (--out {name}.py writes it):"
     return f"{written}\n\n{function_named(name)}"
 
 
 def function_named(name: str) -> str:
-    """Returns the function in plain torch. Raises ConfigError where one response is not enough."""
+    """Returns the function in plain torch. Raises ConfigError if one response is not enough."""
     preset = presets.find(name)
     return function_of(name, preset.correction, preset.formula)
 
@@ -67,7 +67,7 @@ def _comment(text: str) -> str:
 
 
 def measured(name: str) -> list[str]:
-    """Returns what runs of ours say of a preset, a sentence per condition."""
+    """Returns what our runs measured for a preset, one sentence per condition."""
     return [
         f"{remedy.gain} against uncorrected runs of the same seeds; {condition.what}{condition.whose}"
         for condition, remedy in evidence().of(name)
@@ -75,7 +75,7 @@ def measured(name: str) -> list[str]:
 
 
 def measured_for(kind: str) -> list[str]:
-    """Returns what was measured in runs of a kind, a paragraph per condition."""
+    """Returns what our runs of a kind measured, one paragraph per condition."""
     conditions = [condition for condition in evidence().conditions if condition.name in KINDS[kind]]
     return [
         "\n  ".join([f"Measured: {condition.what}{condition.whose}.", *map(str, condition.remedies)])
@@ -85,13 +85,15 @@ def measured_for(kind: str) -> list[str]:
 
 @cache
 def advice() -> dict[str, Any]:
-    """Returns configs/presets.yaml: name -> when to use it, at what risk, for which kinds of runs."""
+    """Returns configs/presets.yaml: name -> when to use it, its risk, and the kinds of runs it is for."""
     return read_mapping(str(of_package("configs/presets.yaml")))
 
 
 def print_table(kind: str | None) -> None:
-    """Prints one row per preset, or per preset for a kind of run; on a narrow terminal everything but its
-    name is in one column."""
+    """Prints one row per preset, or per preset for a kind of run.
+
+    On a narrow terminal, all cells but the name share one column.
+    """
     out = console()
     is_wide = out.width >= WIDE
     table = Table(box=None, pad_edge=False, show_header=is_wide)
@@ -112,5 +114,5 @@ def print_table(kind: str | None) -> None:
         for paragraph in measured_for(kind):
             out.print(f"\n{paragraph}", markup=False, highlight=False)
         out.print(
-            "\nA number is the held-out score at the end less that of uncorrected runs of the same seeds."
+            "\nEach number is the final held-out score minus the score of uncorrected runs of the same seeds."
         )

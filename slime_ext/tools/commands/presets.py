@@ -1,6 +1,7 @@
-"""``slime-ext presets``: the table; ``slime-ext presets NAME``: one as YAML and as plain torch.
+"""Runs ``slime-ext presets``: prints the table of presets.
 
-``slime-ext presets --for KIND``: what was measured in such runs, and the presets whose use names them.
+``slime-ext presets NAME`` prints one preset as YAML and as plain torch. ``slime-ext presets --for KIND``
+prints the presets for a kind of run, and what was measured in such runs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError, check_known
 
-# Kind of run -> conditions of evidence.yaml that are like it.
+# Kind of run -> conditions of evidence.yaml that resemble it.
 KINDS = {
     "async": ("lag", "letters"),
     "moe": ("experts",),
@@ -23,26 +24,33 @@ def command_line() -> argparse.ArgumentParser:
     """Returns the flags of the command."""
     parser = argparse.ArgumentParser(prog="slime-ext presets", description="Corrections by name.")
     parser.add_argument(
-        "name", nargs="?", help="print its formula, risk, source, flags and keys, and plain torch"
+        "name", nargs="?", help="preset to print: formula, risk, source, flags, keys and plain torch"
     )
     parser.add_argument(
-        "--for", dest="kind", metavar="KIND", help=f"those for a kind of run: {', '.join(KINDS)}"
+        "--for",
+        dest="kind",
+        metavar="KIND",
+        help=f"print only the presets for a kind of run: {', '.join(KINDS)}",
     )
-    help_out = "write what --custom-config-path reads; where FILE ends in .py, the function in plain torch"
+    help_out = (
+        "write the file for --custom-config-path; if FILE ends in .py, write the function in plain torch"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help=help_out)
     return parser
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table, or one preset; writes its file, or its function."""
+    """Prints the table or one preset, or writes the file or the function of one preset."""
     args = command_line().parse_args(argv)
     if args.name is not None and args.kind is not None:
-        raise ConfigError(f"--for {args.kind}: expected no NAME beside it, got {args.name}: leave out one")
+        raise ConfigError(
+            f"--for {args.kind}: expected no NAME beside it, got {args.name}: leave out one of the two"
+        )
     if args.kind is not None:
         check_known("--for", "kind of run", args.kind, KINDS)
     if args.name is None and args.out is not None:
         raise ConfigError(
-            "--out: expected the NAME of a preset beside it, got none: slime-ext presets NAME --out FILE"
+            "--out: expected the NAME of a preset, got none: type slime-ext presets NAME --out FILE"
         )
 
     from slime_ext.tools.commands import preset_texts  # imports torch, which takes two seconds

@@ -1,4 +1,4 @@
-"""``slime-ext report DIR...``: reward, mismatch, ratios, clipping and staleness of runs in one picture."""
+"""Runs ``slime-ext report DIR...``: draws reward, mismatch, ratios, clipping and staleness of runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ def command_line() -> argparse.ArgumentParser:
     """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext report",
-        description="Draws runs of slime, miles or `slime-ext train` into one picture, from TensorBoard "
+        description="Draws runs of slime, miles or `slime-ext train` into one picture. Reads TensorBoard "
         "events and off_policy.jsonl below each folder.",
     )
     parser.add_argument(
-        "folders", nargs="+", metavar="DIR", help="a run; or a folder of runs, which are seeds of one setting"
+        "folders",
+        nargs="+",
+        metavar="DIR",
+        help="folder of a run, or of several runs, which are seeds of one setting",
     )
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="picture to write; default: report.png in the first folder"
@@ -28,7 +31,7 @@ def command_line() -> argparse.ArgumentParser:
         nargs="+",
         metavar="NAME",
         default=(),
-        help="a name for each folder; equal names are seeds of one setting",
+        help="one name per folder; folders with equal names are seeds of one setting",
     )
     return parser
 
@@ -40,7 +43,9 @@ def main(argv: list[str]) -> int:
     from slime_ext.tools.report.run_picture import PICTURES, draw  # imports torch, which takes two seconds
 
     if args.labels and len(args.labels) != len(args.folders):
-        raise ConfigError(f"--labels: expected {len(args.folders)} names, got {len(args.labels)}")
+        raise ConfigError(
+            f"--labels: expected {len(args.folders)} names, got {len(args.labels)}: write one name per folder"
+        )
     out = args.out or Path(args.folders[0]) / "report.png"
     if out.suffix not in PICTURES:
         raise ConfigError(f"--out: expected a name that ends in {', '.join(PICTURES)}, got {out}")

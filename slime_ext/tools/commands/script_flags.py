@@ -1,16 +1,16 @@
-"""Flags of the commands that read a launch script."""
+"""Adds the flags that all commands share which read a launch script."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-OWN = "Words behind -- are flags of the script's own."
+OWN = "Words after -- are passed to the script as its arguments."
 
 
 def add_flags_of_reading(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say what a script may see, and whether one may be executed."""
-    what = "let the script see this variable (again for another); what others hold is not known"
+    """Adds the flags that say which variables a script sees, and whether it may be executed."""
+    what = "let the script see this variable; repeat for more; the values of all others stay unknown"
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)
     what = "execute a Python launcher, with your rights, and read the job that it would submit"
     parser.add_argument("--run", action="store_true", help=what)
@@ -18,7 +18,7 @@ def add_flags_of_reading(parser: argparse.ArgumentParser) -> None:
 
 
 def apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of a command, and those behind ``--``, which are another program's.
+    """Splits words into those before and after ``--``; the latter are for the script.
 
     >>> apart(["run.sh", "--", "--lr", "1"])
     (['run.sh'], ['--lr', '1'])
