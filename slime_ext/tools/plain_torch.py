@@ -4,7 +4,7 @@ Each class of a step, surrogate or term has a writer here that returns its lines
 ``core``, because a training process needs none of them. A line may use the function's arguments,
 ``response``, ``finite``, ``log_ratio``, ``keep``, ``weight``, and every name in ``DEFINITIONS``.
 
-The function has the equations, and it selects masked tokens and what is no log-prob away. It leaves out
+The function has the equations, and it ignores masked tokens and values that are no log-probs. It leaves out
 context parallelism, metrics, float32 arithmetic for bfloat16 inputs, and the bound on the product of a loss
 and an unbounded weight.
 """
@@ -53,7 +53,7 @@ SYMBOLS = {
     "geo": "geo = exp of the mean of {numerator} - behavior over the response",
     "p": "p = exp({numerator}), q = exp(behavior)",
 }
-# Name -> the lines that define it. A name comes after those that its lines use.
+# Name -> the lines that define it. A name comes after the names that its lines use.
 DEFINITIONS = {
     "n": ["n = response.sum().clamp(min=1)"],
     "t": ["t = response.cumsum(0).clamp(min=1).to(log_ratio.dtype)  # 1 at the first response token"],
@@ -68,14 +68,14 @@ DEFINITIONS = {
     "A": ["A = torch.where(response, advantages, 0)"],
     "tv": ["tv = torch.where(finite, {numerator}.detach().exp() - behavior.exp(), 0).abs()"],
     "p": [
-        "# float64, where 1 - p still tells probabilities near 1 apart.",
+        "# float64, because 1 - p must tell probabilities near 1 apart.",
         "p, q = (torch.where(finite, x, 0).detach().double().exp() for x in ({numerator}, behavior))",
         f"p, q = p.clamp({EDGE}, 1 - {EDGE}), q.clamp({EDGE}, 1 - {EDGE})",
     ],
     "kl_qp": ["kl_qp = q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()"],
     "kl_pq": ["kl_pq = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()"],
 }
-STATISTICS = {  # 0 at masked tokens, so that sums need no mask
+STATISTICS = {  # each is 0 at masked tokens, so sums need no mask
     "ratio": "log_ratio",
     "k1": "(-log_ratio)",
     "k2": "(log_ratio.square() / 2)",
@@ -117,7 +117,7 @@ def function_of(name: str, correction: Correction, formula: str) -> str:
 
 
 def obstacle(correction: Correction) -> str | None:
-    """Returns the first part of a correction that this module cannot write, and where its code is."""
+    """Returns the first part that this module cannot write, and where its code is."""
     for i, step in enumerate(correction.steps):
         if why := _obstacle_in(step):
             return f"steps[{i}] {_yaml_name(step)}, which {why}: read {_code_of(step)}"
@@ -146,7 +146,7 @@ def _obstacle_in(step: Step) -> str | None:
 
 
 def _body(correction: Correction) -> Lines:
-    """The lines of the function after its docstring."""
+    """Returns the lines of the function after its docstring."""
     numerator = correction.numerator
     of_tokens, of_units = ((), correction.steps) if correction.center is None else split(correction.steps)
     lines = [_start(correction), *_steps(of_units)]
@@ -158,9 +158,9 @@ def _body(correction: Correction) -> Lines:
     lines += [line for term in correction.terms for line in TERM_LINES[type(term)](term)]
     first = [
         "response = mask != 0",
-        "# -9999.0 or 0.7 is no log-prob, and without one a token has no ratio: reject it.",
+        "# -9999.0 or 0.7 is no log-prob. Reject a token without a log-prob, because it has no ratio.",
         f"finite = response & (behavior > {LOWEST}) & (behavior <= {HIGHEST})",
-        "# Select with where: a masked token may hold NaN, and NaN times 0 is NaN. A weight has no gradient.",
+        "# Use where, because a masked token may hold NaN, and NaN times 0 is NaN. Weights have no gradient.",
         f"log_ratio = torch.where(finite, {numerator} - behavior, 0).detach()",
     ]
     nested = [] if correction.center is None else _nested(of_tokens)
@@ -168,7 +168,7 @@ def _body(correction: Correction) -> Lines:
 
 
 def _start(correction: Correction) -> str:
-    """The line with what is kept before any step."""
+    """Returns the line that sets ``keep`` before any step."""
     if correction.on_nonfinite == "raise":
         return "assert (finite == response).all(), 'behavior: expected log-probs'; keep = finite"
     if "sequence" in correction.units:
@@ -179,16 +179,16 @@ def _start(correction: Correction) -> str:
 
 
 def _definitions(lines: Sequence[str], numerator: str) -> Lines:
-    """The lines that define what ``lines`` use, in the order of ``DEFINITIONS``."""
-    found: Lines = []
+    """Returns the lines that define what ``lines`` use, in the order of ``DEFINITIONS``."""
+    defined: Lines = []
     for name in reversed(DEFINITIONS):
-        if _uses([*found, *lines], name):
-            found = [line.format(numerator=numerator) for line in DEFINITIONS[name]] + found
-    return found
+        if _uses([*defined, *lines], name):
+            defined = [line.format(numerator=numerator) for line in DEFINITIONS[name]] + defined
+    return defined
 
 
 def _steps(steps: Sequence[Step]) -> Lines:
-    """The lines of the steps, each with its name in YAML behind its first line."""
+    """Returns the lines of the steps, with a step's YAML name after its first line."""
     lines: Lines = []
     if not any(Effect.REWEIGHT in step.effects for step in steps):
         lines.append("weight = torch.ones_like(log_ratio)")
@@ -224,7 +224,7 @@ def _wrapped(text: str, indent: str = "") -> Lines:
 
 
 def _clip_range(surrogate: Any) -> Lines:
-    """Arguments with the host's defaults, for a clip range that the correction leaves to the host."""
+    """Returns arguments with the host's defaults for a clip range that the host decides."""
     defaults = {"eps_low": 0.2, "eps_high": 0.2, "eps_c": EPS_C}
     there = {name: value for name, value in defaults.items() if getattr(surrogate, name, "absent") is None}
     return [f"{name}={value}" for name, value in there.items()]
@@ -238,7 +238,7 @@ def _sum(unit: str, values: str) -> str:
 
 
 def _aggregated(unit: str, aggregate: str, values: str) -> str:
-    """The sum or mean over the response tokens of a unit."""
+    """Returns the sum or mean over the response tokens of a unit."""
     if unit == "token" or aggregate == "sum":
         return _sum(unit, values)
     return f"{_sum(unit, values)} / {'n' if unit == 'sequence' else 'turn_sum(response).clamp(min=1)'}"
@@ -257,7 +257,7 @@ def _reweight(step: Reweight) -> Lines:
 def _min_prefix_reweight(step: MinPrefixReweight) -> Lines:
     return [
         "own = torch.where(response, log_ratio, torch.inf)",
-        "lowest = torch.cat([own.new_full((1,), torch.inf), own])[:-1].cummin(0).values  # of those before",
+        "lowest = torch.cat([own.new_full((1,), torch.inf), own])[:-1].cummin(0).values  # of earlier tokens",
         "weight = (log_ratio + torch.where(lowest < torch.inf, lowest, 0)).exp()",
     ]
 
@@ -361,7 +361,7 @@ def _anchored_ratio(surrogate: PpoClip | DualClip | Sapo) -> str:
 
 
 def _bound(surrogate: Any, name: str) -> str:
-    """The number, or the argument's name where the host decides."""
+    """Returns the number, or the argument's name if the host decides it."""
     value = getattr(surrogate, name)
     return name if value is None else str(value)
 
@@ -409,14 +409,14 @@ def _delightful(surrogate: Delightful) -> Lines:
 
 def _squared_log_ratio(term: SquaredLogRatio) -> Lines:
     return [
-        "drift = torch.where(finite, target - behavior, 0)  # at rejected tokens, too",
+        "drift = torch.where(finite, target - behavior, 0)  # also at rejected tokens",
         f"loss = loss + {term.coefficient} * drift.square()",
     ]
 
 
 def _reverse_k3(term: ReverseK3) -> Lines:
     return [
-        f"drift = torch.where(finite, target - behavior, 0).clamp(min={-FAR})  # at rejected tokens, too",
+        f"drift = torch.where(finite, target - behavior, 0).clamp(min={-FAR})  # also at rejected tokens",
         f"loss = loss + {term.coefficient} * ((-drift).expm1() + drift)",
     ]
 
@@ -436,7 +436,7 @@ TERM_LINES: dict[type, Callable[[Any], Lines]] = {SquaredLogRatio: _squared_log_
 
 
 def _nested(steps: Sequence[Step]) -> Lines:
-    """f: the weight of single tokens, of the sampled ones as of every token of the head."""
+    """Returns the lines of f, the weight of a token (sampled or in the head)."""
     lines = _steps(steps)
     body = [
         "log_ratio = (target - behavior).detach()",
@@ -445,7 +445,7 @@ def _nested(steps: Sequence[Step]) -> Lines:
         *lines,
         "return torch.where(keep, weight, 0), keep",
     ]
-    head = "def f(target, behavior, A):  # the weight of the sampled tokens, and of every token of the head"
+    head = "def f(target, behavior, A):  # the weight of a sampled token, or of a token in the head"
     return ["", head, *(f"    {line}" for line in body), ""]
 
 
@@ -462,7 +462,7 @@ def _centering() -> Lines:
         f"log_q = torch.where((m > 0)[:, None] & (sampler_head > -torch.inf), sampler_head, {NO_LOG_PROB})",
         f"log_p = torch.where(log_q > {NO_LOG_PROB}, trainer_head, {NO_LOG_PROB})",
         "head_q, head_p = log_q.exp(), log_p.detach().exp()",
-        "# The last column is the tail: all tokens outside the head, as one.",
+        "# The last column is the tail: all tokens outside the head as one token.",
         f"tail_q, tail_p = ((1 - x.sum(1, keepdim=True)).clamp(min={FLOOR}) for x in (head_q, head_p))",
         "log_p_all, log_q_all = (torch.cat(x, 1) for x in ((log_p, tail_p.log()), (log_q, tail_q.log())))",
         "of_head, _ = f(log_p_all, log_q_all, A[:, None])",
@@ -480,12 +480,12 @@ def _yaml_name(step: Step) -> str:
 
 
 def _code_of(part: Any) -> str:
-    """The class and its file."""
+    """Returns the name of a part's class and file."""
     return f"{type(part).__name__} in {type(part).__module__.replace('.', '/')}.py"
 
 
 def _uses(lines: Sequence[str], name: str) -> bool:
-    """Whether the code of some line, without its comment, has the name."""
+    """Whether the code of any line, without its comment, contains the name."""
     return any(
         re.search(rf"(?<![\w.]){name}\b", line.partition("  #")[0]) for line in lines if line[:1] != "#"
     )

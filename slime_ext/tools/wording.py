@@ -1,4 +1,4 @@
-"""What a user pastes into a launch, or puts into a file of --custom-config-path."""
+"""Writes what a user pastes into a launch or into a file for --custom-config-path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def flags_of(name: str, correction: Correction) -> str:
-    """The flags, all slime's own, that make a launch use the preset ``name``; ``init`` alone measures."""
+    """Returns the flags of slime with which a launch uses the preset ``name``; ``init`` only measures."""
     if not acts(correction):
         return INIT_FLAG
     more = " --get-mismatch-metrics" if correction.needs_plan else ""
@@ -22,30 +22,30 @@ def flags_of(name: str, correction: Correction) -> str:
 
 
 def file_of(mapping: Mapping[str, Any], correction: Correction) -> dict[str, Any]:
-    """The file that makes a launch use a native mapping."""
-    ours = ["custom_megatron_init_path", "custom_rollout_log_function_path"]
-    ours += ["custom_generate_function_path"] if correction.center is not None else []
+    """Returns the keys of a file with which a launch uses a native mapping."""
+    functions = ["custom_megatron_init_path", "custom_rollout_log_function_path"]
+    functions += ["custom_generate_function_path"] if correction.center is not None else []
     measures = correction.needs_plan or not acts(correction)  # a plan needs log-probs from before the step
     return {
         "use_tis": acts(correction),
         **({"get_mismatch_metrics": True} if measures else {}),
         "custom_tis_function_path": f"{TIS}.correct",
-        **{dest: OURS[dest] for dest in ours},
+        **{dest: OURS[dest] for dest in functions},
         "slime_ext": dict(mapping),
     }
 
 
 def acts(correction: Correction) -> bool:
-    """Whether there is anything to do but measure."""
+    """Whether a correction does anything but measure."""
     return bool(correction.steps) or Need.TARGET in correction.needs
 
 
 def needs(correction: Correction) -> str:
-    """What a correction needs from the host beside log-probs and masks."""
-    found = {
+    """Returns what a correction needs from the host besides log-probs and masks."""
+    inputs = {
         "cur_log_probs": Need.TARGET in correction.needs,
         "advantages": Need.ADVANTAGES in correction.needs,
         "whole step": correction.needs_plan,
         "the sampler's head": correction.center is not None,
     }
-    return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"
+    return ", ".join(name for name, is_needed in inputs.items() if is_needed) or "-"

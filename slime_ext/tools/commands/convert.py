@@ -1,4 +1,4 @@
-"""``slime-ext convert FILE``: another system's settings as a file for --custom-config-path."""
+"""Runs ``slime-ext convert FILE``: translates another system's settings for --custom-config-path."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from slime_ext.tools.wording import file_of
 
 
 class Home(NamedTuple):
-    """Where a system's whole configuration holds its correction, as dotted keys.
+    """The places of a correction in a system's whole configuration, as dotted keys.
 
     Args:
-        blocks: mappings of these keys alone.
-        among: mappings with these keys among others.
-        name: the block's key in the latter.
-        loss: mappings with keys of its loss, some of which decide what the correction is.
+        blocks: places of mappings that hold only the keys of the correction.
+        among: places of mappings that hold other keys as well.
+        name: the key of the correction's block in the mappings of ``among``.
+        loss: places of mappings with keys of the loss, some of which decide what the correction is.
     """
 
     blocks: tuple[str, ...] = ()
@@ -51,10 +51,11 @@ HOMES = {
     "openrlhf": Home(among=("algo.advantage",), loss=("actor",)),
 }
 NOWHERE = Home()
-FLAT = ("slime_mis", "trl", "open_instruct", "ms_swift")  # whose correction is among all other settings
+# Systems that mix the correction with all other settings.
+FLAT = ("slime_mis", "trl", "open_instruct", "ms_swift")
 ABSENT = object()
 SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".py")
-ALONE = ["_self_"]  # Hydra's list of a file that no other file completes
+ALONE = ["_self_"]  # Hydra's defaults list of a file that adds no other file
 COMPOSED = {  # system -> how its user gets the file to convert
     "verl": "run python -m verl.trainer.main_ppo OVERRIDES --cfg job --resolve and convert what it prints",
     "skyrl": "SkyRL logs its whole configuration when a run starts; save that part as YAML and convert it",
@@ -74,17 +75,20 @@ COMPOSED = {  # system -> how its user gets the file to convert
 def command_line() -> argparse.ArgumentParser:
     """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
-        prog="slime-ext convert", description="Prints another system's correction in native keys."
+        prog="slime-ext convert",
+        description="Translates another system's correction into native keys, and prints the file.",
     )
     known = ", ".join(CONVERTED)
-    whose = f"whose settings these are, where they do not tell: {known}"
+    whose = f"the system that wrote the file, if its keys do not tell: {known}"
     parser.add_argument("--from", dest="system", metavar="SYSTEM", help=whose)
-    parser.add_argument("file", help="the block, or the composed configuration with it: YAML, JSON or TOML")
+    parser.add_argument(
+        "file", help="the correction's block, or the whole composed configuration: YAML, JSON or TOML"
+    )
     return parser
 
 
 def main(argv: list[str]) -> int:
-    """Prints native YAML, with a comment wherever the meaning could surprise."""
+    """Prints native YAML, with a comment for each meaning that could surprise."""
     args = command_line().parse_args(argv)
     if args.system is not None:
         check_known("--from", "system", args.system, CONVERTED)
@@ -97,7 +101,7 @@ def system_of(path: str, settings: Mapping[str, Any]) -> str:
     """Returns the one system whose correction a file holds.
 
     Raises:
-        ConfigError: none, or several: the same keys mean another algorithm in another system.
+        ConfigError: no system fits, or several do, in which the same keys mean different algorithms.
     """
     systems = [name for name in CONVERTED if is_of(name, settings)]
     if len(systems) == 1:
@@ -112,25 +116,25 @@ def system_of(path: str, settings: Mapping[str, Any]) -> str:
 def read_settings(path: str, system: str | None = None) -> dict[str, Any]:
     """Reads a system's block, or its composed configuration, from a YAML, JSON or TOML file.
 
-    Nothing is composed here: what a script's overrides or other files add is the system's own business, and a
-    part of it could be another algorithm.
+    Does not compose configurations: only the system itself can add the overrides of a script or other files,
+    and without them the file could mean a different algorithm.
 
     Raises:
         ConfigError: the file cannot be read, is a script, or names other files that complete it.
     """
     text = text_of(path)
-    how = COMPOSED.get(system or "", "add --from SYSTEM, which says how to get one")
+    how = COMPOSED.get(system or "", "add --from SYSTEM to see how to get such a file")
     if Path(path).suffix in SCRIPTS or text.startswith("#!"):
         raise ConfigError(f"{path}: expected a YAML, JSON or TOML file, got a script: {how}")
     settings = read_mapping(path, text)
     if settings.pop("defaults", ALONE) != ALONE:
-        expected = "expected a composed configuration, got defaults, which add other files"
+        expected = "expected a composed configuration, got the key defaults, which adds other files"
         raise ConfigError(f"{path}: {expected}: {how}")
     return settings
 
 
 def convert(system: str, whole: Mapping[str, Any]) -> str:
-    """A block, or a configuration that holds it, as the text of a native file.
+    """Translates a block, or a configuration with it, into the text of a native file.
 
     Raises:
         ConfigError: as ``slime_ext.tools.convert.read``.
@@ -138,26 +142,30 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     from slime_ext.config.load import read_config  # imports torch, which takes two seconds
 
     where, block = _block(system, whole)
-    block, beside = _without_loss(system, whole, where, block)
+    block, loss_notes = _without_loss(system, whole, where, block)
     reading = read(system, block)
-    try:  # what is printed must load
+    try:  # because the printed file must load
         correction = read_config(reading.mapping).correction
     except ConfigError as error:
         raise ConfigError(f"convert.{system}: expected settings that this project has, got {error}") from None
     file = file_of(reading.mapping, correction)
-    kept = [key for key, value in _kept(system, whole, where, block).items() if file.get(key) != value]
-    beside += [f"{', '.join(map(cut, kept))}: not of {system}, so keep them in the new file"] if kept else []
-    commented = [
+    other_keys = [key for key, value in _kept(system, whole, where, block).items() if file.get(key) != value]
+    loss_notes += (
+        [f"{', '.join(map(cut, other_keys))}: not keys of {system}; copy them into the new file"]
+        if other_keys
+        else []
+    )
+    comments = [
         textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
-        for note in (*beside, *reading.notes)
+        for note in (*loss_notes, *reading.notes)
     ]
     flags = [f"# needs: {flag_of(key)} {value}" for key, value in reading.args.items()]
     origin = f"# converted from {system}{where and f': {where}'}"
-    return "\n".join([origin, *commented, *flags, yaml_of(file)])
+    return "\n".join([origin, *comments, *flags, yaml_of(file)])
 
 
 def _kept(system: str, whole: Mapping[str, Any], where: str, block: Any) -> dict[str, Any]:
-    """What a file of slime's own has beside the system's block."""
+    """Returns the keys of a file for slime that are outside the system's block."""
     if where == f"slime_ext.{system}":
         beside = {**whole, **whole["slime_ext"]}
         return {key: value for key, value in beside.items() if key not in ("slime_ext", system)}
@@ -166,25 +174,27 @@ def _kept(system: str, whole: Mapping[str, Any], where: str, block: Any) -> dict
 
 
 def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any) -> tuple[Any, list[str]]:
-    """The block without keys of the system's loss, and a note for each of them, in it or beside it."""
+    """Removes the keys of the loss from the block, and returns a note for each."""
     keys, parent = _keys(system), where.rpartition(".")[0]
     beside = [_at(whole, place) for place in dict.fromkeys((where, parent, *HOMES.get(system, NOWHERE).loss))]
-    found = {
+    of_its_loss = {
         key: value
         for mapping in (*beside, block)
         for key, value in (mapping.items() if isinstance(mapping, Mapping) else ())
-        if key in LOSS_SIDE and key not in keys and value not in (None, False)  # off, as slime's own
+        if key in LOSS_SIDE
+        and key not in keys
+        and value not in (None, False)  # null and false mean off, as in slime
     }
     if isinstance(block, Mapping):
-        block = {key: value for key, value in block.items() if key not in found}
-    return block, [of_loss(system, key, value) for key, value in found.items()]
+        block = {key: value for key, value in block.items() if key not in of_its_loss}
+    return block, [of_loss(system, key, value) for key, value in of_its_loss.items()]
 
 
 def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
-    """The key that leads to a system's block, and the block; no key where the file is the block.
+    """Returns the key that leads to a system's block, and the block; no key if the file is the block.
 
     Raises:
-        ConfigError: there is none, or a key beside it that would not be read.
+        ConfigError: the file has no such block, or has a key beside the block that would not be read.
     """
     _forbid_interpolated_places(system, whole)
     for place in (*HOMES.get(system, NOWHERE).among, ""):
@@ -211,27 +221,26 @@ def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     home = HOMES.get(system, NOWHERE)
     for place in (f"slime_ext.{system}", system, *home.blocks):
         if (found := _at(whole, place)) is not ABSENT:
-            return place, {} if found is None else found  # null corrects nothing
-    own = {}
+            return place, {} if found is None else found  # null means no correction
+    keys = {}
     for place in home.among:
-        found = _at(whole, place)
-        own |= _known(system, found)
-    loss_alone = system == "skyrl" and not own.keys() - set(skyrl.LOSS) and own.get(skyrl.LOSS[0]) is None
-    return (home.among[0], own) if own and not loss_alone else None
+        keys |= _known(system, _at(whole, place))
+    loss_alone = system == "skyrl" and not keys.keys() - set(skyrl.LOSS) and keys.get(skyrl.LOSS[0]) is None
+    return (home.among[0], keys) if keys and not loss_alone else None
 
 
 def _known(system: str, mapping: Any) -> dict[str, Any]:
-    """The keys of a mapping that a system's block may have."""
+    """Returns the part of a mapping whose keys a system's block may have."""
     return {k: v for k, v in mapping.items() if k in _keys(system)} if isinstance(mapping, Mapping) else {}
 
 
 def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:
-    """Refuses flat keys beside the block that replaced them, of which verl reads one, and misspelt ones."""
+    """Refuses misspelt keys, and verl's flat keys beside the block that replaced them."""
     where, named, keys = f"convert.{place}".rstrip("."), HOMES.get(system, NOWHERE).name, _keys(system)
     flat = [key for key in found if key in keys]
     if system == "verl" and named in found and flat:
         raise ConfigError(
-            f"{where}.{flat[0]}: expected it without {named} beside it, got both: {system} reads one of them"
+            f"{where}.{flat[0]}: expected it or {named}, got both: leave out the key that {system} ignores"
         )
     known = [*keys, *filter(None, [named])]
     for key in (str(key) for key in found if key not in known and place):
@@ -240,7 +249,7 @@ def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:
 
 
 def _nearly(key: str, known: Sequence[str]) -> list[str]:
-    """The known key that a key is a misspelling of, if there is one."""
+    """Returns the known key that a misspelt key resembles, in a list; an empty list without one."""
     return difflib.get_close_matches(key, known, n=1, cutoff=NEARLY)
 
 
@@ -249,7 +258,7 @@ def _keys(system: str) -> Sequence[str]:
 
 
 def _home(system: str) -> str:
-    """What a file that holds a system's block looks like."""
+    """Describes where a file holds a system's block."""
     home = HOMES.get(system, NOWHERE)
     if home.blocks or home.among:
         return home.blocks[0] if home.blocks else ".".join(filter(None, [home.among[0], home.name]))
@@ -257,13 +266,13 @@ def _home(system: str) -> str:
 
 
 def _other(system: str, whole: Mapping[str, Any]) -> str:
-    """Which other system's file it is."""
+    """Returns a hint if the file holds another system's block."""
     found = (name for name in CONVERTED if name != system and is_of(name, whole))
     return next((f": it is a block of {name}; use --from {name}" for name in found), "")
 
 
 def is_of(system: str, whole: Mapping[str, Any]) -> bool:
-    """Whether a file holds a system's block at its place, is that block, or has keys that it alone has."""
+    """Whether a file is or holds a system's block, or has keys of no other system."""
     if (home := _find(system, whole)) is not None:
         return not home[1] or any(key not in LOSS_SIDE for key in home[1])
     if system in FLAT:
@@ -281,7 +290,7 @@ def _at(whole: Any, place: str) -> Any:
 
 
 def _forbid_interpolated_places(system: str, whole: Mapping[str, Any]) -> None:
-    """Refuses an interpolation in place of a mapping that may hold the system's correction."""
+    """Refuses an interpolation where a mapping could hold the system's correction."""
     home = HOMES.get(system, NOWHERE)
     for names in (place.split(".") for place in (*home.blocks, *home.among, *home.loss)):
         for place in (".".join(names[: i + 1]) for i in range(len(names))):

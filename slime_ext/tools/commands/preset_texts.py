@@ -28,7 +28,7 @@ def print_preset(name: str) -> None:
 
 
 def text_of(name: str) -> str:
-    """Returns the YAML file of a preset or an alias, with comments on its use above the keys."""
+    """Returns the YAML file of a preset or an alias, with comments on its use."""
     preset, canonical = presets.find(name), presets.ALIASES.get(name, name)
     lines = {
         f"{name} is another name of {canonical}": name != canonical,

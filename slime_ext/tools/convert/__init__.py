@@ -1,7 +1,7 @@
-"""Other systems' configurations, read as they are: one mapping per system, from its block to our native keys.
+"""Translates other systems' configurations into native keys, with one reader per system.
 
-If a system's code and documentation differ, we follow the code. Settings that it silently ignores are
-refused. docs/convert.md lists these readings.
+If a system's code and documentation differ, we follow the code. We refuse settings that the system silently
+ignores. docs/convert.md lists the translations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slime_ext.tools.convert import (
 )
 from slime_ext.tools.convert.block import Block, Reading
 
-Dialect = tuple[tuple[str, ...], Callable[[Block], Reading]]  # the keys it may have, and its reader
+Dialect = tuple[tuple[str, ...], Callable[[Block], Reading]]  # the keys that a block may have, and its reader
 CONVERTED: dict[str, Dialect] = {
     "verl": (verl.KEYS, verl.read),
     "skyrl": (skyrl.KEYS, skyrl.read),
@@ -42,20 +42,22 @@ CONVERTED: dict[str, Dialect] = {
 
 
 def read(system: str, block: Any) -> Reading:
-    """A system's own block -> native keys, with notes on surprising meanings.
+    """Translates a system's block into native keys, with notes on surprising meanings.
 
     >>> read("fireworks", {"cap": 5.0, "level": "sequence"}).mapping["steps"][0]
     {'reweight': {'level': 'geometric', 'clamp': 20.0}}
 
     Args:
-        block: the mapping, in the system's field names; numbers may be given as text.
+        system: the name of the system, a key of ``CONVERTED``.
+        block: the mapping with the system's field names; a number may be a text.
 
     Raises:
-        ConfigError: unknown system or key, wrong value, or a combination that the system silently ignores.
+        ConfigError: the system or a key is unknown, a value is wrong, or the system silently ignores the
+            combination.
     """
     check_known("convert", "system", system, CONVERTED)
     keys, reader = CONVERTED[system]
     where = f"convert.{system}"
     if not isinstance(block, Mapping):
-        raise ConfigError(f"{where}: expected that system's own mapping, got {shown(block)}")
+        raise ConfigError(f"{where}: expected a mapping with keys of {system}, got {shown(block)}")
     return reader(Block.closed(where, block, keys))

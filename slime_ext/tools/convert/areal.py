@@ -1,4 +1,4 @@
-"""AReaL 1.0.4 and cbff54d (August 2026): ``PPOActorConfig`` and its ``RejectionSamplingConfig``.
+"""Translates AReaL's ``PPOActorConfig`` and ``RejectionSamplingConfig`` (1.0.4 and cbff54d, August 2026).
 
 Source: https://github.com/areal-project/AReaL, areal/api/cli_args.py; areal/trainer/ppo/actor.py
 (grpo_loss_fn); areal/utils/functional/functional.py (apply_rejection_sampling, ppo_actor_loss_fn).
@@ -30,32 +30,32 @@ KEYS = (
     *LOSS,
 )
 METRICS = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "binary_kl": "binary_kl_max"}
-PROXIMAL = ("recompute", "metrics")  # values of prox_logp_method with the log-probs from before the step
+PROXIMAL = ("recompute", "metrics")  # values of prox_logp_method that use log-probs from before the step
 TOKEN = {"reweight": {"level": "token"}}
-IDLE = "{key} is ignored by AReaL with use_decoupled_loss: false"
-UNBOUNDED = "nothing bounds the weights, as in AReaL; truncate: {high: 2.0} after reweight would"
+IDLE = "AReaL ignores {key} with use_decoupled_loss: false"
+UNBOUNDED = "nothing bounds the weights, as in AReaL; to bound them, add truncate: {high: 2.0} after reweight"
 M2 = "m2_threshold: the mean is over the whole optimizer step; AReaL takes one per micro-batch"
 M2_DIVISOR = (
-    "AReaL divides by the tokens that m2_threshold keeps; denominator: kept would also leave out those that "
-    "rejection_sampling drops, so the host's stays"
+    "AReaL divides by the tokens that m2_threshold keeps; denominator: kept would also leave out tokens that "
+    "rejection_sampling drops, so this file keeps the host's denominator"
 )
 EDGES = "binary_kl: probabilities are clamped to [1e-6, 1 - 1e-6] here, to [1e-8, 1 - 1e-8] in AReaL"
-UNREAD = "metric {metric} is not read by AReaL with action clamp at level token"
+UNREAD = "AReaL ignores metric {metric} with action clamp at level token"
 
 
 def read(block: Block) -> Reading:
-    """The filter and M2 of decoupled PPO, or the loss around the sampler's policy without it.
+    """Reads the filter and M2 of decoupled PPO, or the loss of coupled PPO.
 
-    Weights act only with ``use_decoupled_loss`` and a ``rejection_sampling`` that is not null. Keys of
-    RejectionSamplingConfig alone are read as those of a decoupled run.
+    Weights act only with ``use_decoupled_loss`` and a ``rejection_sampling`` that is not null. A block with
+    only the keys of RejectionSamplingConfig is read as part of a decoupled run.
 
     Raises:
-        ConfigError: it does not say whether the loss is decoupled, AReaL itself raises, or no step here does
-            the same.
+        ConfigError: the block does not say whether the loss is decoupled, AReaL itself raises, or no step
+            here does the same.
     """
     own = [key for key in block.values if key in FILTER]
     if own and set(block.values) - {*FILTER, "m2_threshold"}:
-        block.refuse(own[0], "it under rejection_sampling, as AReaL has it")
+        block.refuse(own[0], "this key under rejection_sampling, where AReaL reads it")
     nested = {key: block.values[key] for key in own} if own else block.values.get("rejection_sampling")
     if nested is not None and not isinstance(nested, Mapping):
         block.refuse("rejection_sampling", "a mapping or null")
@@ -66,7 +66,9 @@ def read(block: Block) -> Reading:
     acts = [key for key in ("rejection_sampling", "m2_threshold") if block.has(key)]
     if acts and not own and not block.has("use_decoupled_loss"):
         block.refuse(
-            "use_decoupled_loss", "true or false", f"{acts[0]} acts with true alone; AReaL's default is false"
+            "use_decoupled_loss",
+            "true or false",
+            f"{acts[0]} acts only with true, and AReaL's default is false",
         )
     if own or block.flag("use_decoupled_loss"):
         return _decoupled(block, filters)
@@ -74,9 +76,9 @@ def read(block: Block) -> Reading:
 
 
 def _decoupled(block: Block, filters: Block | None) -> Reading:
-    """The target's ratio to the proximal policy in the host's loss, times proximal / behavior."""
+    """Reads decoupled PPO: weights proximal / behavior times the host's loss over the proximal policy."""
     if block.has("prox_logp_method") and block.values["prox_logp_method"] not in PROXIMAL:
-        why = "its proximal policy is not the one before the step"
+        why = "with this value the proximal policy is not the policy before the step"
         block.refuse("prox_logp_method", " or ".join(PROXIMAL), why)
     if block.flag("use_sapo_loss"):
         block.refuse("use_sapo_loss", "false beside use_decoupled_loss: true", "AReaL raises ValueError")
@@ -84,7 +86,7 @@ def _decoupled(block: Block, filters: Block | None) -> Reading:
     steps: list[dict[str, Any]] = []
     notes: tuple[str, ...] = ()
     if filters is not None:
-        # M2 narrows the mask first, so a sequence's statistics are of the tokens that it keeps.
+        # AReaL applies M2 first, so a sequence's statistics use only the tokens that M2 keeps.
         steps, notes = _filtered(filters, {} if moment is None else {"over": "kept"})
     more = {}
     if moment is not None:
@@ -97,7 +99,10 @@ def _decoupled(block: Block, filters: Block | None) -> Reading:
 
 
 def _coupled(block: Block, notes: tuple[str, ...]) -> Reading:
-    """One ratio: over the policy before the step if it is recomputed, else over the sampler's."""
+    """Reads coupled PPO.
+
+    Its ratio is over the policy before the step if that is recomputed, and over the sampler otherwise.
+    """
     recomputed, sapo = block.flag("recompute_logprob"), block.flag("use_sapo_loss")
     if not recomputed or sapo:
         why = "no surrogate here has a sequence's ratio"
@@ -124,7 +129,7 @@ def _coupled(block: Block, notes: tuple[str, ...]) -> Reading:
 
 
 def _clip(block: Block) -> tuple[float, float]:
-    """How far below and above 1 its ratio is clipped."""
+    """Returns how far below and above 1 AReaL clips the ratio."""
     low = block.given("eps_clip", 0.2, least=0)
     if block.flag("use_cispo_loss"):
         block.required("eps_clip_higher", "AReaL raises ValueError")
@@ -134,7 +139,7 @@ def _clip(block: Block) -> tuple[float, float]:
 
 
 def _of_host(block: Block, reading: Reading) -> Reading:
-    """A reading beside the host's own loss, with the flags and notes for that."""
+    """Adds the flags and notes of the host's loss to a reading."""
     if block.flag("use_cispo_loss"):
         low, high = _clip(block)
         return replace(reading, args=cispo(low, high))
@@ -144,10 +149,11 @@ def _of_host(block: Block, reading: Reading) -> Reading:
 
 
 def _filtered(block: Block, scope: dict[str, Any]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The steps of RejectionSamplingConfig, and notes.
+    """Returns the steps of RejectionSamplingConfig, and notes.
 
     Args:
-        scope: what a statistic of a sequence is taken over.
+        block: the block of RejectionSamplingConfig.
+        scope: the native key ``over`` of a sequence's statistic; empty for all tokens.
     """
     level = block.choice("level", ("token", "sequence"), "token")
     metric = block.choice("metric", (*METRICS, "kl_k3"), "ratio")
@@ -164,7 +170,7 @@ def _filtered(block: Block, scope: dict[str, Any]) -> tuple[list[dict[str, Any]]
     scope = scope if level == "sequence" else {}
     agg = block.choice("agg", ("sum", "mean", "max"), "mean")
     if scope and agg == "max" and bounds[0] is not None:
-        why = "no step here has the largest ratio of the tokens that M2 keeps with a lower bound"
+        why = "no step here has a lower bound on the largest ratio of the tokens that M2 keeps"
         block.refuse("agg", "sum or mean beside lower and m2_threshold", why)
     masked = reject(level, agg, *bounds, statistic=statistic, **scope)
     return [weights, masked], (UNBOUNDED, *((EDGES,) if metric == "binary_kl" else ()))
@@ -173,9 +179,9 @@ def _filtered(block: Block, scope: dict[str, Any]) -> tuple[list[dict[str, Any]]
 def _clamped(
     block: Block, weights: dict[str, Any], level: str, metric: str, low: float | None, high: float
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Weights between both bounds, whatever a token's metric says."""
+    """Returns steps that clamp the weights to the bounds, and notes. AReaL ignores a token's metric here."""
     if level == "sequence" and metric != "ratio":
-        why = "AReaL clamps the weights of some sequences only, and no step here does"
+        why = "AReaL clamps the weights of some sequences only; no step here does that"
         block.refuse("action", f"mask beside level sequence and metric {metric}", why)
     if high < 1:
         block.refuse("upper", "a number >= 1 beside action clamp", SHRINK)
@@ -193,9 +199,9 @@ def _clamped(
 def _statistic(
     block: Block, level: str, metric: str, low: float | None, high: float
 ) -> tuple[str, tuple[float | None, float | None]]:
-    """The statistic of a mask, and its bounds."""
+    """Returns the statistic of a mask, and its bounds."""
     if metric == "kl_k3":
-        why = "its k3 is of the sampler over the trainer"
+        why = "AReaL's kl_k3 uses the ratio sampler / trainer, k3 here trainer / sampler"
         block.refuse("metric", "ratio, kl_k1, kl_k2 or binary_kl", why)
     if metric == "ratio":
         block.interval("upper" if low is None else "lower", low or 0.0, high)
@@ -203,8 +209,8 @@ def _statistic(
     key = "upper" if low is None or high < 0 else "lower"
     if not (-math.inf if low is None else low) <= 0 <= high:
         block.refuse(key, f"bounds around 0 beside metric {metric}", "on-policy data must be kept")
-    if metric != "kl_k1":  # never below 0, so the lower bound never acts
+    if metric != "kl_k1":  # the metric is never below 0, so the lower bound never acts
         return METRICS[metric], (None, high)
     if level == "sequence" and block.values.get("agg") == "max":
-        block.refuse("agg", "sum or mean beside kl_k1", "its largest log-ratio is the smallest k1 here")
+        block.refuse("agg", "sum or mean beside kl_k1", "AReaL's largest log-ratio is the smallest k1 here")
     return "k1", (-high, None if low is None else -low)

@@ -1,4 +1,4 @@
-"""Typed reading of another system's block: unknown keys are refused, and every message has the full key."""
+"""Reads typed values from another system's block. Refuses unknown keys, and names the full key in errors."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from slime_ext.errors import ConfigError, check_known, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
-LARGEST = 3e38  # stands for no upper bound where a step needs one: float32 ends at 3.4e38
+LARGEST = 3e38  # the bound in a step that needs one and has none; the largest float32 is 3.4e38
 SHRINK = "below 1 it would shrink on-policy tokens"
 
 
 def is_interpolated(value: Any) -> bool:
-    """Whether OmegaConf would put another value here, as for ``${trainer.level}`` or ``${oc.env:NAME}``."""
+    """Whether OmegaConf would replace a value, as for ``${trainer.level}`` or ``${oc.env:NAME}``."""
     items = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(item, str) and "${" in item for item in items)
 
 
 def forbid_interpolation(where: str, value: Any) -> None:
-    """Raises ConfigError for an interpolation; only the system that wrote it can resolve it."""
+    """Raises ConfigError for an interpolation, because only the system that wrote it can resolve it."""
     if is_interpolated(value):
         raise ConfigError(
-            f"{where}: expected a value, got an interpolation: write the value that it has there"
+            f"{where}: expected a value, got an interpolation: write the value that it stands for"
         )
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A block in our words.
+    """The translation of a block.
 
     Args:
         mapping: native keys, as under ``slime_ext:``.
         notes: one line for each surprising meaning.
-        args: values, by dest name, that the host's arguments need for the block to mean the same.
+        args: dest name -> value of the host's arguments without which the meaning would change.
     """
 
     mapping: dict[str, Any]
@@ -55,43 +55,43 @@ class Block:
 
     @classmethod
     def closed(cls, where: str, values: Mapping[str, Any], keys: Sequence[str]) -> Block:
-        """Raises ConfigError for a key that is not among ``keys``, or a value that is an interpolation."""
+        """Builds a block. Raises ConfigError for a key that is not in ``keys``, or for an interpolation."""
         for key, value in values.items():
             check_known(where, "key", key, keys)
             forbid_interpolation(f"{where}.{key}", value)
         return cls(where, values)
 
     def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
+        """Whether the block has the key with a value other than null."""
         return self.values.get(key) is not None
 
     def number(self, key: str, default: float | None = None, *, least: float | None = None) -> float | None:
-        """A number, also as text ("1e-4" is text in YAML 1.1), of at least ``least``."""
+        """Returns a number of at least ``least``. It may be a text, because YAML 1.1 reads 1e-4 as text."""
         value = self.values.get(key, default)
         if value is None:
             return None
-        found = as_number(value)
-        if found is None:
+        number = as_number(value)
+        if number is None:
             self.refuse(key, "a finite number")
-        if not is_float32(found):
+        if not is_float32(number):
             self.refuse(key, FLOAT32)
-        if least is not None and found < least:
+        if least is not None and number < least:
             self.refuse(key, f"a number >= {least:g}", SHRINK if least == 1 else "")
-        return found
+        return number
 
     def given(self, key: str, default: float, *, least: float | None = None) -> float:
-        """A number that may not be null; the default if the key is absent."""
-        found = self.number(key, default, least=least)
-        if found is None:
+        """Returns a number that may not be null; the default if the key is absent."""
+        number = self.number(key, default, least=least)
+        if number is None:
             self.refuse(key, "a number")
-        return found
+        return number
 
     def positive(self, key: str, default: float | None = None) -> float | None:
-        """A number above 0."""
-        found = self.number(key, default)
-        if found is not None and found <= 0:
+        """Returns a number above 0."""
+        number = self.number(key, default)
+        if number is not None and number <= 0:
             self.refuse(key, "a number > 0")
-        return found
+        return number
 
     @overload
     def choice(self, key: str, allowed: Sequence[str], default: str) -> str: ...
@@ -100,7 +100,7 @@ class Block:
     def choice(self, key: str, allowed: Sequence[str]) -> str | None: ...
 
     def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str | None:
-        """One of some words; the default if absent or null."""
+        """Returns one of the allowed words; the default if the key is absent or null."""
         value = self.values.get(key)
         if value is None:
             return default
@@ -108,28 +108,28 @@ class Block:
         return str(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false."""
+        """Returns true or false; the default if the key is absent."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
             self.refuse(key, "true or false")
         return value
 
     def required(self, key: str, why: str) -> None:
-        """Raises ConfigError when the key is absent or null."""
+        """Raises ConfigError if the key is absent or null."""
         if not self.has(key):
             self.refuse(key, "a value", why)
 
     def refuse(self, key: str, expected: str, why: str = "") -> NoReturn:
-        """Raises the one-line ConfigError for a key."""
+        """Raises ConfigError with one line about a key."""
         got = shown(self.values[key]) if key in self.values else "nothing"
         raise ConfigError(f"{self.where}.{key}: expected {expected}, got {got}{': ' if why else ''}{why}")
 
     def interval(self, key: str, low: float, high: float) -> tuple[float, float]:
-        """Bounds of a ratio, which must contain 1; ``key`` is named in errors."""
+        """Returns the bounds of a ratio, which must contain 1. Errors name ``key``."""
         if low > high:
-            self.refuse(key, f"low <= high, which here means {low:g} <= {high:g}")
+            self.refuse(key, f"low <= high, but low is {low:g} and high is {high:g}")
         if not low <= 1 <= high:
-            self.refuse(key, f"bounds around 1, which here are {low:g} and {high:g}", KEPT)
+            self.refuse(key, f"bounds around 1, but they are {low:g} and {high:g}", KEPT)
         return low, high
 
 
@@ -140,23 +140,24 @@ def native(
     surrogate: str = "host",
     **more: Any,
 ) -> Reading:
-    """A whole correction of these steps; ``more`` are other native keys."""
+    """Returns a whole correction with these steps; ``more`` are other native keys."""
     mapping = {"numerator": numerator, "surrogate": surrogate, **more, "steps": steps}
     return Reading(mapping, tuple(notes))
 
 
 def capped(level: str, high: float, **more: Any) -> list[dict[str, Any]]:
-    """The native steps that weight by min(ratio at a level, high)."""
+    """Returns the native steps that weight by min(ratio at a level, high)."""
     return [{"reweight": {"level": level, **more}}, {"truncate": {"high": high}}]
 
 
 def bounded(level: str, how: str, low: float | None, high: float | None) -> list[dict[str, Any]]:
-    """The native steps that weight by the ratio at a level, inside [low, high].
+    """Returns the native steps that weight by the ratio at a level, inside [low, high].
 
     Args:
+        level: token, sequence or geometric.
         how: ``truncate`` clips a weight to the bounds, ``mask`` makes it 0 beyond them.
-        low: None or at most 0 for none.
-        high: None for none.
+        low: the lower bound; None or at most 0 for no bound.
+        high: the upper bound; None for no bound.
     """
     weigh = {"reweight": {"level": level}}
     if low is None or low <= 0:
@@ -168,29 +169,35 @@ def bounded(level: str, how: str, low: float | None, high: float | None) -> list
 
 
 def inside(level: str, low: float, high: float, **more: Any) -> list[dict[str, Any]]:
-    """The native steps that weight by the ratio at a level inside [low, high], and by 0 outside."""
+    """Returns the native steps that weight by the ratio inside [low, high], else by 0."""
     unit = {"unit": level} if level == "token" else {"unit": level, "aggregate": "sum"}
     weigh = {"reweight": {"level": level, **more}}
     return [weigh, {"zero_outside": {**unit, "low": low, "high": high}}]
 
 
 def reject(unit: str, aggregate: str, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
-    """The native step that drops units whose ``statistic``, by default the ratio, leaves [low, high]."""
+    """Returns the native step that drops units whose statistic leaves [low, high]."""
     how = {} if unit == "token" else {"aggregate": aggregate}
     bounds = {k: v for k, v in {"low": low, "high": high}.items() if v is not None}
     return {"reject": {"unit": unit, "statistic": "ratio", **how, **bounds, **more}}
 
 
 def band(level: str, low: float, high: float) -> dict[str, Any]:
-    """The native step that drops units whose ratio at a level (token, turn, sequence or geometric) leaves
-    [low, high]."""
+    """Returns the native step that drops units whose ratio leaves [low, high].
+
+    Args:
+        level: token, turn, sequence or geometric.
+        low, high: the bounds of the ratio.
+    """
     unit, aggregate = ("sequence", "mean") if level == "geometric" else (level, "sum")
     return reject(unit, aggregate, low, high)
 
 
 def veto(block: Block, key: str) -> list[dict[str, Any]]:
-    """The native step that drops sequences with a token ratio below the block's threshold; none without a
-    threshold."""
+    """Returns the native step that drops sequences with a token ratio below a threshold.
+
+    Returns no step if the block has no threshold under ``key``.
+    """
     low = block.positive(key)
     if low is None:
         return []

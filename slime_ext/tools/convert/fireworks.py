@@ -1,4 +1,4 @@
-"""fw-ai cookbook: ``ISConfig`` of PR 169 and ``TISConfig`` of today, distinguished by their field names.
+"""Translates fw-ai cookbook's ``ISConfig`` (PR 169) and today's ``TISConfig``, told apart by their fields.
 
 Source: https://github.com/fw-ai/cookbook/pull/169; training/utils/rl/tis.py.
 """
@@ -17,27 +17,27 @@ GEOMETRIC = "level sequence is the geometric mean of the clamped token ratios he
 
 
 def read(block: Block) -> Reading:
-    """One weight per token: min(ratio, cap), the ratio at the level; outside IcePop's band it is 0.
+    """Reads one weight per token: min(ratio at the level, cap), or 0 outside IcePop's band.
 
     Raises:
-        ConfigError: fields of both configurations, a cap below 1, or IcePop at level sequence.
+        ConfigError: the block has fields of both configurations, a cap below 1, or IcePop at level sequence.
     """
-    now, then = ([k for k in block.values if k in keys] for keys in (TIS_CONFIG, IS_CONFIG))
-    if now and then:
-        block.refuse(then[0], f"the fields of ISConfig or of TISConfig alone (beside it: {', '.join(now)})")
-    level_key, cap_key = ("tis_level", "tis_cap") if then else ("level", "cap")
+    of_tis, of_is = ([k for k in block.values if k in keys] for keys in (TIS_CONFIG, IS_CONFIG))
+    if of_tis and of_is:
+        block.refuse(of_is[0], f"only fields of ISConfig or of TISConfig (beside it: {', '.join(of_tis)})")
+    level_key, cap_key = ("tis_level", "tis_cap") if of_is else ("level", "cap")
     level = block.choice(level_key, LEVELS, "token")
     low, high = block.number("eps_clip", least=0), block.number("eps_clip_high", least=0)
     clip = {"eps_clip": low, "eps_clip_high": low if high is None else high}
     args = {key: value for key, value in clip.items() if value is not None}
     cap, band = block.given(cap_key, 5.0, least=1), block.number("icepop_threshold", least=1)
     if band is not None and level != "token":
-        block.refuse("icepop_threshold", "null at level sequence", "the cookbook has it for tokens only")
+        block.refuse("icepop_threshold", "null at level sequence", "the cookbook has IcePop for tokens only")
     if level == "sequence":
         return replace(native(capped("geometric", cap, clamp=SAFE), (GEOMETRIC,)), args=args)
-    # A clamp of +-20 can only be seen in a mean: every cap is far below e^20.
+    # The clamp of +-20 matters only in a mean, because every cap is far below e^20.
     steps = capped("token", cap)
     if band is not None:
-        # Inside the band the cap acts only where it is the smaller.
+        # Inside the band the cap acts only if it is smaller than the band's upper end.
         steps = [*inside("token", 1 / band, band), *(steps[-1:] if cap < band else ())]
     return replace(native(steps), args=args)

@@ -1,9 +1,9 @@
-"""OpenRLHF, open-instruct and ms-swift: a weight per token, and a gate that drops tokens or sequences too far
-off.
+"""Translates OpenRLHF, open-instruct and ms-swift: token weights, and a gate that drops tokens or sequences.
 
-There as here, what a gate drops gets weight 0 and stays in the denominator. Sources: OpenRLHF 0.11.2,
-openrlhf/models/loss.py (PolicyLoss); open-instruct, open_instruct/grpo_utils.py (compute_rho_correction,
-Autumn 2026); ms-swift, 4.6.0, swift/rlhf_trainers/grpo_trainer.py.
+In these systems as in slime_ext, a dropped token gets weight 0 and stays in the denominator.
+
+Sources: OpenRLHF 0.11.2, openrlhf/models/loss.py (PolicyLoss); open-instruct, open_instruct/grpo_utils.py
+(compute_rho_correction, Autumn 2026); ms-swift, 4.6.0, swift/rlhf_trainers/grpo_trainer.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from slime_ext.tools.convert.trl import LOSS, loss_of
 
 TOKEN = {"reweight": {"level": "token"}}
 UNBOUNDED = (
-    "nothing bounds the weights that stay, as in {system}; truncate: {{high: 2.0}} after reweight would"
+    "nothing bounds the remaining weights, as in {system}; to bound them, add truncate: {{high: 2.0}} after "
+    "reweight"
 )
 
 IS_CORRECTION = tuple(f"is_correction_{what}" for what in ("level", "mode", "gating", "threshold"))
@@ -27,18 +28,18 @@ OPENRLHF = (*IS_CORRECTION, "policy_loss_type")
 
 
 def read_openrlhf(block: Block) -> Reading:
-    """``is_correction_*``: token ratios clamped, or dropped by their size, a divergence, a sequence's mean.
+    """Reads ``is_correction_*``: token ratios are clamped, or dropped by their size, a divergence or a mean.
 
     Raises:
-        ConfigError: what PolicyLoss itself refuses, a threshold that is neither number nor pair, or a level
-            beside gspo, which only changes the policy that the sequence's ratio is over.
+        ConfigError: PolicyLoss itself refuses the settings, a threshold is neither a number nor a pair, or a
+            level is set beside gspo, where it only changes which policy the sequence's ratio is over.
     """
     level = IS_CORRECTION[0]
-    if block.values.get(level) is False:  # off without quotes, in YAML 1.1
+    if block.values.get(level) is False:  # YAML 1.1 reads off without quotes as false
         block = Block(block.where, {**block.values, level: "off"})
     if block.choice("policy_loss_type", ("ppo", "gspo"), "ppo") == "gspo":
         if block.choice(level, ("off", "token", "seq"), "off") != "off":
-            why = "OpenRLHF applies no weight there but takes the sequence's ratio to the sampler"
+            why = "OpenRLHF applies no weight there, but takes the sequence's ratio over the sampler"
             block.refuse(level, "off beside policy_loss_type gspo", why)
         return Reading({"preset": "metrics_only"}, args={"advantage_estimator": "gspo"})
     unit = block.choice(level, ("off", "token", "seq"), "off")
@@ -46,7 +47,7 @@ def read_openrlhf(block: Block) -> Reading:
 
 
 def _gated(block: Block, unit: str) -> Reading:
-    """A token's ratio as its weight; ``gating`` chooses the statistic that clips it or drops its unit."""
+    """Weights tokens by their ratios; ``gating`` names the statistic by which they are clipped or dropped."""
     _, mode, gating, threshold = IS_CORRECTION
     statistic = block.choice(gating, ("ratio", "binary_kl", "tv"), "ratio")
     low, high = _pair(block, threshold)
@@ -57,7 +58,7 @@ def _gated(block: Block, unit: str) -> Reading:
             block.refuse(
                 mode,
                 f"mask beside {IS_CORRECTION[0]} {unit} and {gating} {statistic}",
-                "it raises ValueError",
+                "OpenRLHF raises ValueError",
             )
         return native([TOKEN, {"clip": {"low": low, "high": high}}] if low else capped("token", high))
     if (unit, statistic) == ("token", "ratio"):
@@ -67,7 +68,7 @@ def _gated(block: Block, unit: str) -> Reading:
 
 
 def _pair(block: Block, key: str) -> tuple[float, float]:
-    """HIGH, [HIGH] or [LOW, HIGH]."""
+    """Returns both bounds of a threshold HIGH, [HIGH] or [LOW, HIGH]."""
     value = block.values.get(key, [0.5, 5.0])
     numbers = [as_number(each) for each in (value if isinstance(value, list | tuple) else [value])]
     if len(numbers) not in (1, 2) or None in numbers:
@@ -80,7 +81,7 @@ MASK = tuple(
     f"rho_mask_{what}" for what in ("metric", "source", "level", "direction", "lower_bound", "upper_bound")
 )
 CLAMP = ("rho_clamp_lower_bound", "rho_clamp_upper_bound")
-FORMER = (  # of releases until Summer 2026
+FORMER = (  # keys of releases until Summer 2026
     *("use_rho_correction", "use_vllm_logprobs", "rho_mask_sequence_level", "rho_mask_tv_divergence"),
     *("truncated_importance_sampling_ratio_cap", "tis_mask_lower", "tis_mask_upper"),
     *(
@@ -101,14 +102,16 @@ EDGES = "rho_mask_metric kl: probabilities are clamped to [1e-6, 1 - 1e-6] here,
 
 
 def read_open_instruct(block: Block) -> Reading:
-    """GRPOExperimentConfig: pi_old / mu clamped beside its loss, or its loss over mu itself; ``rho_mask_*``.
+    """Reads GRPOExperimentConfig: clamped weights beside its loss, or its loss over the sampler's policy.
+
+    ``rho_mask_*`` adds a gate to either.
 
     Raises:
-        ConfigError: a key of an earlier release, what open-instruct itself refuses, DPPO over the old policy,
-            two policies over mu at once, or a sequence's gate by the direction of each token.
+        ConfigError: the block has a key of an earlier release, open-instruct itself refuses it, it has DPPO
+            over old_policy, it needs two numerators, or it gates sequences by the direction of each token.
     """
     for key in (key for key in FORMER if block.has(key)):
-        why = "this reads policy_ratio_denominator, rollout_importance_correction and rho_mask_metric instead"
+        why = "write policy_ratio_denominator, rollout_importance_correction and rho_mask_metric instead"
         block.refuse(key, "no key of a release before Autumn 2026", why)
     loss = block.choice("loss_fn", ("dapo", "cispo", "dppo"), "dapo")
     over = block.choice("policy_ratio_denominator", ("old_policy", "rollout_policy"), "old_policy")
@@ -132,7 +135,7 @@ def read_open_instruct(block: Block) -> Reading:
 
 
 def _over_rollouts(block: Block, loss: str, corrects: bool, source: str, gated: Reading) -> Reading:
-    """The target's own ratio to the sampler, in one of three losses, behind a gate."""
+    """Builds one of three losses of the target's ratio to the sampler, after a gate."""
     if corrects:
         block.refuse("rollout_importance_correction", "none beside rollout_policy", RAISES)
     if source == "old_policy" and block.values.get("rho_mask_metric") != "none":
@@ -151,15 +154,17 @@ def _over_rollouts(block: Block, loss: str, corrects: bool, source: str, gated: 
 
 
 def _clamped(block: Block) -> list[dict[str, Any]]:
-    """Weights at the token level; a bound of 0 means none."""
+    """Returns the steps of token weights; a bound of 0 means no bound."""
     low, high = (block.given(key, at, least=0) for key, at in zip(CLAMP, (0.0, 2.0), strict=True))
     block.interval(CLAMP[0] if low else CLAMP[1], low, high or math.inf)
     return bounded("token", "truncate", low, high or None)
 
 
 def _gate(block: Block) -> tuple[list[dict[str, Any]], str, tuple[str, ...]]:
-    """The steps of ``rho_mask_*``, the policy whose ratio to the sampler they read, and notes; a bound of 0
-    means none."""
+    """Returns the steps of ``rho_mask_*``, the policy of their numerator, and notes.
+
+    A bound of 0 means no bound.
+    """
     metric = block.choice("rho_mask_metric", ("none", *STATISTICS), "ratio")
     source = block.choice("rho_mask_source", ("old_policy", "current_policy"), "old_policy")
     low, high = (block.given(f"rho_mask_{end}_bound", 0.0, least=0) or None for end in ("lower", "upper"))
@@ -175,7 +180,7 @@ def _gate(block: Block) -> tuple[list[dict[str, Any]], str, tuple[str, ...]]:
     level = block.choice("rho_mask_level", ("token", "sequence"), "token")
     outward = block.choice("rho_mask_direction", ("symmetric", "increase_only"), "symmetric") != "symmetric"
     if outward and level == "sequence":
-        why = "it drops single tokens of such a sequence; outward here is of its mean"
+        why = "open-instruct drops single tokens of such a sequence; outward here uses the sequence's mean"
         block.refuse("rho_mask_direction", "symmetric at rho_mask_level sequence", why)
     more = {"statistic": STATISTICS[metric], **({"when": "outward"} if outward else {})}
     return [reject(level, "mean", low, high, **more)], source, (EDGES,) if metric == "kl" else ()
@@ -192,10 +197,12 @@ MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in ("t
 
 
 def read_ms_swift(block: Block) -> Reading:
-    """GRPO's rollout correction: ``sequence`` is the geometric mean; its mask keeps the tokens' own weights.
+    """Reads GRPO's rollout correction, whose ``sequence`` level is the geometric mean.
+
+    ``sequence_mask`` drops sequences by that mean and keeps the weights of single tokens.
 
     Raises:
-        ConfigError: weights and the mask of negative advantages at once, which need two numerators.
+        ConfigError: weights and the mask of negative advantages are both on, which needs two numerators.
     """
     loss = loss_of(block, "ms_swift", SWIFT_LOSSES, ("tau_pos", "tau_neg"))
     mode_key, threshold_key, delta_key = SWIFT
@@ -203,7 +210,7 @@ def read_ms_swift(block: Block) -> Reading:
     high = block.given(threshold_key, 2.0, least=1)
     if delta is not None:
         if mode is not None:
-            why = "the mask compares the target with the sampler, the weights the policy before the step"
+            why = "the mask is over the target's ratio, the weights over that of the policy before the step"
             block.refuse(delta_key, f"null beside {mode_key}", why)
         gate = reject("sequence", "mean", None, delta, statistic="k1", when="negative_advantage")
         return loss.under(native([gate], numerator="target"))

@@ -1,4 +1,4 @@
-"""Keys of these systems' losses, which no correction holds, and the flag of slime that does their work."""
+"""Lists keys of other systems' losses, which no correction holds, and slime's flags for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOSS_SIDE = {
 
 
 def cispo(low: float, high: float) -> dict[str, Any]:
-    """slime's arguments for CISPO: the target's ratio, clipped to [1 - low, 1 + high] and detached.
+    """Returns slime's arguments for CISPO: weights are the ratio in [1 - low, 1 + high], detached.
 
     >>> cispo(1.0, 4.0)["advantage_estimator"]
     'cispo'
@@ -39,10 +39,10 @@ def cispo(low: float, high: float) -> dict[str, Any]:
 
 
 def of_loss(system: str, key: str, value: Any) -> str:
-    """The note on a key of a system's loss.
+    """Returns the note on a key of a system's loss.
 
     >>> of_loss("trl", "delta", 4.0)
-    "delta: 4.0 is of trl's loss, not its correction; slime has --eps-clip-c"
+    "delta: 4.0 belongs to trl's loss, not to its correction; slime has --eps-clip-c"
     """
     said = key if is_interpolated(value) else f"{key}: {cut(value)}"
-    return f"{said} is of {system}'s loss, not its correction; slime has {LOSS_SIDE[key]}"
+    return f"{said} belongs to {system}'s loss, not to its correction; slime has {LOSS_SIDE[key]}"

@@ -1,4 +1,4 @@
-"""NeMo-RL's ClippedPGLossConfig (7ea279a, August 2026).
+"""Translates NeMo-RL's ClippedPGLossConfig (7ea279a, August 2026).
 
 Source: https://github.com/NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py (ClippedPGLossFn);
 nemo_rl/algorithms/grpo.py (seq_logprob_error_threshold).
@@ -23,20 +23,24 @@ KEYS = (
 )
 TOKEN = {"reweight": {"level": "token"}}
 RAISES = "NeMo-RL raises AssertionError"
-UNBOUNDED = "nothing bounds the weights, as in NeMo-RL; truncate: {high: 2.0} after reweight would"
+UNBOUNDED = (
+    "nothing bounds the weights, as in NeMo-RL; to bound them, add truncate: {high: 2.0} after reweight"
+)
 
 
 def read(block: Block) -> Reading:
-    """tis, icepop, or sequences masked by the geometric mean under raw weights; beside one of its losses.
+    """Reads tis, icepop or seq-mask-tis, beside one of NeMo-RL's losses.
+
+    seq-mask-tis drops sequences by the geometric mean of their ratios and leaves the weights unbounded.
 
     Raises:
-        ConfigError: what NeMo-RL itself refuses, or a part of its loss that no correction here has.
+        ConfigError: NeMo-RL itself refuses the block, or no correction here has a part of its loss.
     """
     if block.has("seq_logprob_error_threshold"):
         why = "no step here drops sequences by the mean of exp|l|"
         block.refuse("seq_logprob_error_threshold", "null", why)
     if block.number("positive_example_nll_weight", 0.0) not in (0, None):
-        block.refuse("positive_example_nll_weight", "0", "no term here is a likelihood of good samples")
+        block.refuse("positive_example_nll_weight", "0", "no term here raises the likelihood of good samples")
     _forbid_centering(block)
     corrects = block.flag("use_importance_sampling_correction")
     steps, notes = _weights(block) if corrects else ([], ())
@@ -44,11 +48,11 @@ def read(block: Block) -> Reading:
 
 
 def _forbid_centering(block: Block) -> None:
-    """Refuses what only the nightly has: to 7ea279a and clipped_pg.py c004980 the loss has no such key."""
+    """Refuses score_centering, which only the nightly has: 7ea279a and clipped_pg.py c004980 lack it."""
     value = block.values.get("score_centering")
     is_on = value.get("enabled", True) if isinstance(value, Mapping) else value
     if is_on not in (None, False):
-        why = "what NeMo-RL's nightly centers beside its clip is in no source that was read for this"
+        why = "no source that we read says what NeMo-RL's nightly centers beside its clip"
         block.refuse("score_centering", "false, or enabled: false", why)
 
 
@@ -73,13 +77,13 @@ def _weights(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 
 
 def _beside_loss(block: Block, steps: list[dict[str, Any]], notes: tuple[str, ...]) -> Reading:
-    """Weights beside PPO, GSPO, CISPO, or a loss without a ratio of two trainer policies."""
+    """Adds the loss: PPO, GSPO, CISPO, or a loss without a ratio of two trainer policies."""
     chosen = [key for key in RATIOS if block.flag(key)]
     if len(chosen) > 1:
         block.refuse(chosen[1], f"false beside {chosen[0]}: true", RAISES)
     if "use_cispo" in chosen and block.flag(SEQUENCE):
         block.refuse(SEQUENCE, "false beside use_cispo: true", RAISES)
-    if "force_on_policy_ratio" in chosen:  # the policy before the step is the target there
+    if "force_on_policy_ratio" in chosen:  # NeMo-RL then uses the target as the policy before the step
         return native(steps, notes, "target", "reinforce")
     if "disable_ppo_ratio" in chosen:
         return native(steps, notes, surrogate="reinforce")

@@ -1,8 +1,9 @@
-"""prime-rl's ``trainer.loss``, with and without ``kl_tau``.
+"""Translates prime-rl's ``trainer.loss``, with and without ``kl_tau``.
 
-Releases until Autumn 2026 (559b447) add a squared log-ratio to the loss, kl_tau of 1e-3 by default, and bound
-no weight: types default (DPPO) and ipo. Today's have no such term, and cap the weights of ipo and ppo:
-types ipo, icepop, ppo and cispo. Defaults differ, so a block has to show its release.
+Releases until Autumn 2026 (559b447) have the types default (DPPO) and ipo. They add a squared log-ratio to
+the loss (kl_tau, 1e-3 by default) and bound no weight. Today's release has the types ipo, icepop, ppo and
+cispo. It has no such term and caps the weights of ipo and ppo. Defaults differ, so a block has to show its
+release.
 
 Source: https://github.com/PrimeIntellect-ai/prime-rl, prime_rl/configs/trainer.py (LossConfig);
 src/prime_rl/trainer/rl/loss.py.
@@ -14,8 +15,8 @@ from typing import Any
 
 from slime_ext.tools.convert.block import Block, Reading, band, native, reject
 
-FORMER, TODAY = "a release with kl_tau", "today's release"
-OWN = {  # release -> the keys, and the types, that it alone has
+FORMER, TODAY = "a release until Autumn 2026", "today's release"
+OWN = {  # release -> the keys and the types that only this release has
     FORMER: (("kl_tau", "dppo_mask_low", "dppo_mask_high", "ipo_threshold", "teacher_tau"), ("default",)),
     TODAY: (
         ("max_importance_ratio", "ratio_low", "ratio_high", "score_centering"),
@@ -24,7 +25,7 @@ OWN = {  # release -> the keys, and the types, that it alone has
 }
 KEYS = ("type", *OWN[FORMER][0], *OWN[TODAY][0], "eps", "adv_tau")
 TYPES = ("default", "ipo", "icepop", "cispo", "ppo")
-FIELDS = {  # type -> the keys that it has beside those of every type
+FIELDS = {  # type -> the keys that it has besides the keys of every type
     "default": ("dppo_mask_low", "dppo_mask_high", "kl_tau"),
     "ipo": ("eps", "ipo_threshold", "kl_tau", "max_importance_ratio", "score_centering"),
     "icepop": ("ratio_low", "ratio_high"),
@@ -32,49 +33,52 @@ FIELDS = {  # type -> the keys that it has beside those of every type
     "ppo": ("ratio_low", "ratio_high", "max_importance_ratio"),
 }
 TOKEN = {"reweight": {"level": "token"}}
-HEAD = 128  # read where the sampler's support is not recorded
+HEAD = 128  # tokens that center reads if the host does not record the sampler's support
 OVER_MASK = (
-    "prime-rl centers over its sampling mask: give --rollout-top-p as in prime-rl, on a host that records "
-    "what it leaves (slime since v0.3.1); without it center reads a head of "
+    "prime-rl centers over its sampling mask: set --rollout-top-p as in prime-rl, on a host that records "
+    "which tokens it keeps (slime since v0.3.1); without such a record, center reads a head of "
     f"{HEAD} tokens and models the rest"
 )
-UNBOUNDED = "nothing bounds the weights, as in prime-rl; truncate: {high: 2.0} after reweight would"
+UNBOUNDED = (
+    "nothing bounds the weights, as in prime-rl; to bound them, add truncate: {high: 2.0} after reweight"
+)
 
 
 def read(block: Block) -> Reading:
-    """REINFORCE with the target's ratio to the sampler; tokens that moved too far are dropped.
+    """Reads REINFORCE with weights target / sampler, which drops tokens that moved too far.
 
     Raises:
-        ConfigError: keys of two releases or of none, a key that the block's type does not have, or a part of
-            the loss that no correction here has.
+        ConfigError: the block has keys of two releases or of none, or a key that its type does not have, or
+            no correction here has a part of its loss.
     """
-    found = {release: _evidence(block, *own) for release, own in OWN.items()}
-    if all(found.values()):
-        key, other = found[TODAY][0], found[FORMER][0]
-        block.refuse(key, f"keys of one release of prime-rl, {FORMER} or {TODAY}", f"{other} is of {FORMER}")
-    if not any(found.values()):
-        why = "with kl_tau its loss has a squared log-ratio; with max_importance_ratio it has none but a cap"
+    signs = {release: _evidence(block, *keys_and_types) for release, keys_and_types in OWN.items()}
+    if all(signs.values()):
+        key, other = signs[TODAY][0], signs[FORMER][0]
+        why = f"{other} belongs to {FORMER}"
+        block.refuse(key, f"keys of one release of prime-rl, {FORMER} or {TODAY}", why)
+    if not any(signs.values()):
+        why = "with kl_tau the loss adds a squared log-ratio, with max_importance_ratio it caps weights"
         block.refuse("kl_tau", "it or max_importance_ratio, which tell the releases apart", why)
     is_dppo = block.has("dppo_mask_low") or block.has("dppo_mask_high")
     kind = block.choice("type", TYPES, "default" if is_dppo else "")
     if not kind:
-        block.refuse("type", "a value", "its default was default and is ipo now")
+        block.refuse("type", "a value", "prime-rl's default was default and is ipo now")
     for key in (key for key in block.values if key in KEYS[1:-1] and block.has(key)):
         if key not in (*FIELDS[kind], "teacher_tau"):
             block.refuse(key, f"a key of type {kind}", "prime-rl refuses it there")
     _forbid_factors(block)
-    return _with_term(block, kind) if found[FORMER] else _of_today(block, kind)
+    return _with_term(block, kind) if signs[FORMER] else _of_today(block, kind)
 
 
 def _evidence(block: Block, keys: tuple[str, ...], types: tuple[str, ...]) -> list[str]:
-    """The keys of a block that only this release has, or whose value it alone has."""
+    """Returns the keys of a block that show a release: only it has the key, or the value of type."""
     return [key for key in keys if block.has(key)] + ["type"] * (block.values.get("type") in types)
 
 
 def _forbid_factors(block: Block) -> None:
     """Refuses parts of the loss that no correction has."""
     if block.number("adv_tau", 1.0) not in (1, None):
-        block.refuse("adv_tau", "1", "it scales the advantages, which no correction here does")
+        block.refuse("adv_tau", "1", "it scales the advantages; no correction here does that")
     if block.number("teacher_tau", 0.0) not in (0, None):
         block.refuse("teacher_tau", "0", "no correction here has a teacher's term")
 
@@ -113,10 +117,11 @@ def _of_today(block: Block, kind: str) -> Reading:
 
 
 def _ppo(block: Block) -> Reading:
-    """PPO over the ratio to the sampler, which is capped where PPO does not clip it.
+    """Reads PPO over the ratio to the sampler, capped where PPO does not clip it.
 
-    Where its clip acts a token's gradient is 0; elsewhere that of -A r is -A min(r, cap) grad log p. So it is
-    REINFORCE with capped weights, without tokens that A > 0 and r > high, or A < 0 and r < low.
+    Where the clip acts, a token's gradient is 0; elsewhere the gradient of -A r is -A min(r, cap) grad log p.
+    So the loss is REINFORCE with capped weights. It drops tokens with A > 0 and r > high, or with A < 0 and
+    r < low.
     """
     low, high = block.interval("ratio_low", block.given("ratio_low", 0.8), block.given("ratio_high", 1.2))
     cap = block.given("max_importance_ratio", 1e4)

@@ -1,4 +1,4 @@
-"""ROLL's TrainInferCorrectionConfig (8eb27cc, August 2026).
+"""Translates ROLL's TrainInferCorrectionConfig (8eb27cc, August 2026).
 
 Source: https://github.com/alibaba/ROLL, roll/configs/base_config.py; roll/utils/train_infer_corrections.py.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_ext.tools.convert.block import Block, Reading, band, bounded, native, reject
 
-UNBOUNDED = "nothing bounds the weights, as in ROLL; truncate: {high: 2.0} after reweight would"
+UNBOUNDED = "nothing bounds the weights, as in ROLL; to bound them, add truncate: {high: 2.0} after reweight"
 KEYS = ("is_weight", "filters")
 WEIGHT = ("enabled", "weight_type", "upper_bound", "detach")
 FILTER = (
@@ -20,18 +20,18 @@ FILTER = (
 )
 LEVELS = ("token", "segment", "geometric", "sequence")
 RECOMPUTED = (
-    "where ROLL recomputes log-probs (enable_old_logprobs_recompute, which it sets itself when a rollout is "
-    "several optimizer steps), it divides by the tokens that its filters keep: denominator: kept does that"
+    "if ROLL recomputes log-probs (enable_old_logprobs_recompute, which it sets itself when a rollout is "
+    "several optimizer steps), it divides by the tokens that its filters keep: add denominator: kept for that"
 )
 
 
 def read(block: Block) -> Reading:
-    """TrainInferCorrectionConfig: a capped weight, and filters by ratio or difference of probabilities.
+    """Reads a capped weight, and filters by the ratio or the difference of probabilities.
 
-    ROLL's ``segment`` is a run of response tokens, as ``turn`` here, with the geometric mean of its ratios.
+    ROLL's ``segment`` is a run of response tokens, like ``turn`` here. Its ratio is the geometric mean.
 
     Raises:
-        ConfigError: a weight per segment, a filter by another difference than |p - q| of a token.
+        ConfigError: the weight is per segment, or a filter uses another difference than |p - q| of a token.
     """
     steps: list[dict[str, Any]] = []
     nested = block.values.get("is_weight") or {}
@@ -45,7 +45,7 @@ def read(block: Block) -> Reading:
     if weight.flag("enabled"):
         level = weight.choice("weight_type", LEVELS, "token")
         if level == "segment":
-            why = "ROLL weights by the geometric mean of a segment, and no weight here does"
+            why = "ROLL weights by the geometric mean of a segment; no weight here does"
             weight.refuse("weight_type", "token, geometric or sequence", why)
         high = weight.number("upper_bound", 1.2, least=1)
         steps = bounded(level, "truncate", None, high)
@@ -57,16 +57,18 @@ def read(block: Block) -> Reading:
 
 
 def _filtered(block: Block) -> list[dict[str, Any]]:
-    """The steps of one of ROLL's filters."""
+    """Returns the steps of one of ROLL's filters."""
     if not block.flag("enabled"):
         return []
-    kind, found = block.choice("agg_type", LEVELS, "token"), []
+    kind, steps = block.choice("agg_type", LEVELS, "token"), []
     if block.flag("ratio_enabled", True):
         bounds = block.interval("ratio_low", block.given("ratio_low", 0.8), block.given("ratio_high", 1.2))
-        found.append(reject("turn", "mean", *bounds) if kind == "segment" else band(kind, *bounds))
+        steps.append(reject("turn", "mean", *bounds) if kind == "segment" else band(kind, *bounds))
     if block.flag("diff_enabled"):
         low, high = block.given("diff_low", -0.2), block.given("diff_high", 0.2)
         if kind != "token" or low != -high:
-            block.refuse("diff_low", f"-diff_high ({-high:g}) at agg_type token", "no step here has another")
-        found.append(reject("token", "sum", None, high, statistic="tv"))
-    return found
+            block.refuse(
+                "diff_low", f"-diff_high ({-high:g}) at agg_type token", "no other filter has a step here"
+            )
+        steps.append(reject("token", "sum", None, high, statistic="tv"))
+    return steps

@@ -1,6 +1,6 @@
-"""SkyRL's ``off_policy_correction``, and the deprecated pair ``use_tis`` / ``tis_imp_ratio_cap`` beside it.
+"""Translates SkyRL's ``off_policy_correction`` and the deprecated pair ``use_tis`` / ``tis_imp_ratio_cap``.
 
-The order is SkyRL's: outlier sequences, token mask, then weights and sequence mask over the kept tokens.
+Steps keep SkyRL's order: outlier sequences, token mask, then weights and sequence mask over the kept tokens.
 Source: https://github.com/NovaSky-AI/SkyRL/pull/849; off_policy_correction_utils.py.
 """
 
@@ -37,13 +37,13 @@ KEYS = (*OWN, *DEPRECATED, NESTED, *LOSS, CENTERING)
 OF_THE_TARGET = ("reinforce", "rollout_is", "dppo")  # losses whose weights are target / rollout, or 1
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo", *OF_THE_TARGET)
 FORMER_DEFAULT = (
-    "policy_loss_type is absent: read as regular, SkyRL's default before 0.5.0; since then it is dppo with "
-    "score_centering, so write the one that is meant"
+    "policy_loss_type is absent: read as regular, SkyRL's default before 0.5.0; since then the default is "
+    "dppo with score_centering, so write policy_loss_type"
 )
 DEFAULT = "policy_loss_type is absent: read as dppo, SkyRL's default since 0.5.0, which has score_centering"
 TWO_RATIOS = (
-    "SkyRL masks on old/rollout but weights by current/rollout, and a correction has one ratio; the nearest "
-    "leaves policy_loss_type out: both of old/rollout"
+    "SkyRL masks by old/rollout but weights by current/rollout, and a correction has one ratio; leave out "
+    "policy_loss_type to mask and weight by old/rollout, which is nearest"
 )
 DPPO_EDGE = (
     "SkyRL's binary_kl adds 1e-8 to its logarithms; here probabilities are clamped to [1e-6, 1 - 1e-6]"
@@ -54,18 +54,21 @@ DEPRECATED_PAIR = (
 )
 CAPS = {"token": ("token_tis_ratio_clip_high", 2.0), "sequence": ("sequence_tis_ratio_clip_high", 5.0)}
 MASKS = {"geometric": ("geo_mask", "mean", 0.99, 1.01), "product": ("product_mask", "sum", 0.5, 2.0)}
-IGNORED = "{key} is ignored by SkyRL {when}"
-UNREAD = "what SkyRL centers beside this loss is in no source that was read for this"
-READ_BY = {"rollout_is": ("eps_clip_low", "eps_clip_high"), "dppo": ("dppo",)}  # of the keys of the loss
+IGNORED = "SkyRL ignores {key} {when}"
+UNREAD = "no source that we read says what SkyRL centers beside this loss"
+READ_BY = {
+    "rollout_is": ("eps_clip_low", "eps_clip_high"),
+    "dppo": ("dppo",),
+}  # loss -> the keys of ``LOSS`` that it reads
 
 
 def read(block: Block) -> Reading:
-    """Steps in SkyRL's order; as in SkyRL, rejected tokens stay in the denominators.
+    """Reads the steps in SkyRL's order. As in SkyRL, rejected tokens stay in the denominators.
 
     Raises:
-        ConfigError: one bound of the token mask alone (SkyRL then masks nothing), bounds without 1, a cap
-            below 1, an outlier bound that SkyRL's clamp of +-20 keeps from ever acting, a loss that neither
-            slime nor a surrogate here has.
+        ConfigError: the token mask has only one bound (SkyRL then masks nothing), bounds do not contain 1, a
+            cap is below 1, SkyRL's clamp of +-20 never lets an outlier bound act, or neither slime nor a
+            surrogate here has the loss.
     """
     block = _flat(block)
     top_k = _centering(block)
@@ -85,14 +88,14 @@ def read(block: Block) -> Reading:
 
 
 def _beside_loss(block: Block, loss: str | None, reading: Reading) -> Reading:
-    """A reading with the loss that its weights multiply: one of ours, or slime's by its flags."""
+    """Adds the loss that the weights multiply: a native surrogate, or slime's loss through its flags."""
     if loss == "sapo":
         tau = _part(block, "sapo", {"tau_pos": 1.0, "tau_neg": 1.05})
         surrogate = {"sapo": {"anchor": "proximal", **tau}}
         return replace(reading, mapping={**reading.mapping, "surrogate": surrogate})
     if loss == "cispo":
         ends = ("cispo_eps_clip_low", "cispo_eps_clip_high")
-        block.required("cispo", f"{' and '.join(ends)}, whose defaults differ between releases, are in it")
+        block.required("cispo", f"it holds {' and '.join(ends)}, whose defaults differ between releases")
         low, high = _part(block, "cispo", dict.fromkeys(ends)).values()
         return replace(reading, args=cispo(low, high))
     args: dict[str, Any] = {"advantage_estimator": "gspo"} if loss == "gspo" else {}
@@ -102,7 +105,7 @@ def _beside_loss(block: Block, loss: str | None, reading: Reading) -> Reading:
 
 
 def _part(block: Block, key: str, defaults: Mapping[str, float | None]) -> dict[str, float]:
-    """Numbers of a nested mapping; one without a default has to be there."""
+    """Returns the numbers of a nested mapping. A number without a default is required."""
     nested = block.values.get(key) or {}
     if not isinstance(nested, Mapping):
         block.refuse(key, "a mapping")
@@ -113,7 +116,7 @@ def _part(block: Block, key: str, defaults: Mapping[str, float | None]) -> dict[
 
 
 def _centering(block: Block) -> int | None:
-    """How many tokens SkyRL asks the sampler for; None where it does not center."""
+    """Returns how many tokens per position SkyRL asks the sampler for; None without centering."""
     nested = block.values.get(CENTERING)
     if nested is None:
         return None
@@ -131,10 +134,10 @@ def _centering(block: Block) -> int | None:
 
 
 def _centered(block: Block, loss: str, top_k: int | None, reading: Reading) -> Reading:
-    """A reading whose weighted score is centered over the sampler's head, where SkyRL's is.
+    """Centers the weighted score over the sampler's head, if SkyRL does.
 
-    For reinforce f is 1, for rollout_is the ratio inside its band (tests/train/test_score_centering.py of
-    SkyRL PR 2244); the tail is modelled as here, with masses of at least 1e-6.
+    For reinforce f is 1, for rollout_is f is the ratio inside its band (SkyRL PR 2244,
+    tests/train/test_score_centering.py). SkyRL models the tail as we do, with masses of at least 1e-6.
     """
     if top_k is None:
         return reading
@@ -144,8 +147,11 @@ def _centered(block: Block, loss: str, top_k: int | None, reading: Reading) -> R
 
 
 def _with_own_weights(block: Block, loss: str, notes: Sequence[str] = ()) -> Reading:
-    """Losses of the target's ratio to the sampler: 0 outside a range, or dropped by a divergence; or without
-    a ratio."""
+    """Reads a loss without the policy before the step.
+
+    For reinforce the weight is 1. For rollout_is it is target / sampler, or 0 outside a range. For dppo it is
+    target / sampler, and a divergence drops tokens.
+    """
     bounds = [key for key in OWN if "is_threshold" in key]
     for key in ("tis_ratio_type", "sequence_mask_metric", "use_tis", *bounds):
         if block.has(key) and block.values[key] is not False:
@@ -176,13 +182,13 @@ def _flat(block: Block) -> Block:
     if not isinstance(nested, Mapping):
         block.refuse(NESTED, "a mapping")
     if mixed := [key for key in block.values if key in OWN]:
-        block.refuse(mixed[0], f"it under {NESTED}, as the other keys are")
+        block.refuse(mixed[0], f"this key under {NESTED}, like the other keys")
     Block.closed(f"{block.where}.{NESTED}", nested, OWN)
     return Block(block.where, {**nested, **{k: v for k, v in block.values.items() if k != NESTED}})
 
 
 def _deprecated(block: Block) -> tuple[tuple[str, ...], float | None]:
-    """Notes, and the cap of ``use_tis``, which wins over the new keys as in SkyRL."""
+    """Returns notes, and the cap of ``use_tis``, which overrides the new keys as in SkyRL."""
     if not block.flag("use_tis"):
         if (block.number("tis_imp_ratio_cap") or 0) > 0:
             block.refuse("tis_imp_ratio_cap", "use_tis: true beside it", "SkyRL ignores it otherwise")
@@ -193,25 +199,25 @@ def _deprecated(block: Block) -> tuple[tuple[str, ...], float | None]:
 
 
 def _outliers(block: Block) -> list[dict[str, Any]]:
-    found = {end: block.positive(f"{OUTLIER}_{end}") for end in ("low", "high")}
-    bounds = {end: bound for end, bound in found.items() if bound is not None}
+    both = {end: block.positive(f"{OUTLIER}_{end}") for end in ("low", "high")}
+    bounds = {end: bound for end, bound in both.items() if bound is not None}
     if not bounds:
         return []
     for end, bound in bounds.items():
         if abs(math.log(bound)) > SAFE:
-            block.refuse(f"{OUTLIER}_{end}", "a bound within e^-20 .. e^20", "never reached")
+            block.refuse(f"{OUTLIER}_{end}", "a bound within e^-20 .. e^20", "SkyRL clamps the ratio to that")
     block.interval(f"{OUTLIER}_{next(iter(bounds))}", bounds.get("low", 0.0), bounds.get("high", math.inf))
     return [{"veto": bounds}]
 
 
 def _token_mask(block: Block) -> list[dict[str, Any]]:
     keys = [f"token_mask_is_threshold_{end}" for end in ("low", "high")]
-    given = [key for key in keys if block.has(key)]
-    if not given:
+    present = [key for key in keys if block.has(key)]
+    if not present:
         return []
-    if len(given) == 1:
-        missing = next(key for key in keys if key not in given)
-        block.refuse(given[0], f"{missing} beside it", "SkyRL masks nothing when one of the two is missing")
+    if len(present) == 1:
+        missing = next(key for key in keys if key not in present)
+        block.refuse(present[0], f"{missing} beside it", "SkyRL masks nothing when one of the two is missing")
     low, high = block.interval(keys[0], *(block.given(key, 1.0) for key in keys))
     return [band("token", low, high)]
 
@@ -235,7 +241,7 @@ def _sequence_mask(block: Block, scope: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ignored(block: Block, pair: float | None) -> list[str]:
-    """Settings other than SkyRL's default that SkyRL never reads."""
+    """Returns notes on settings that SkyRL never reads, unless they have SkyRL's default."""
     level, metric = (block.values.get(key) for key in ("tis_ratio_type", "sequence_mask_metric"))
     idle = []
     for name, (key, default) in CAPS.items():

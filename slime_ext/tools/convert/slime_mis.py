@@ -1,4 +1,4 @@
-"""slime's examples/train_infer_mismatch_helper/mis.yaml, as mis.py reads it.
+"""Translates slime's examples/train_infer_mismatch_helper/mis.yaml, as mis.py reads it.
 
 Source: https://github.com/THUDM/slime, examples/train_infer_mismatch_helper.
 """
@@ -15,18 +15,18 @@ KEYS = ("use_tis", *MIS)
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
 READ = "mis.py reads it and stops without it"
-IGNORED = "{key} is ignored by mis.py {when}"
+IGNORED = "mis.py ignores {key} {when}"
 STEP_WIDE = "tis_batch_normalize: the mean is over the whole optimizer step; mis.py takes one per micro-batch"
 
 
 def read(block: Block) -> Reading:
-    """Weights by tis_mode, rejection by use_rs; rejected tokens leave the returned masks, as in mis.py.
+    """Reads weights by tis_mode and rejection by use_rs. As in mis.py, rejected tokens leave the masks.
 
     Raises:
-        ConfigError: a key that mis.py needs is missing, or rejection is configured where it is never reached.
+        ConfigError: a key that mis.py needs is missing, or mis.py would never reach a configured rejection.
     """
     if "use_tis" not in block.values:
-        why = "mis.py reads it from args, where --use-tis sets it too; without it mis.py corrects nothing"
+        why = "mis.py reads it from args, where --use-tis sets it as well; without it mis.py corrects nothing"
         block.refuse("use_tis", "true or false, as in the launch", why)
     if not block.flag("use_tis"):
         return _metrics_only(block)
@@ -34,7 +34,7 @@ def read(block: Block) -> Reading:
     if block.has("rs_veto_threshold") and not rejects:
         block.refuse("rs_veto_threshold", "null with use_rs: false", "mis.py vetoes inside use_rs only")
     weights, masks = _weights(block), _rejection(block) if rejects else []
-    # Both reject alike where the bounds of rs are those of tis.
+    # If rs and tis have the same bounds, both reject the same tokens, so one step is enough.
     steps = [*weights, *(step for step in masks if step not in weights), *_normalized(block)]
     notes = (*_ignored(block, rejects), *((STEP_WIDE,) if block.flag("tis_batch_normalize") else ()))
     return native(steps, notes, mask_scope="all")
@@ -87,7 +87,7 @@ def _normalized(block: Block) -> list[dict[str, Any]]:
 
 
 def _ignored(block: Block, rejects: bool) -> list[str]:
-    """Settings that mis.py never reads."""
+    """Returns notes on settings that mis.py never reads."""
     idle = {}
     if not rejects:
         idle = dict.fromkeys(("rs_level", "rs_lower_bound", "rs_upper_bound"), "with use_rs: false")

@@ -1,4 +1,4 @@
-"""TRL's GRPOConfig, and the losses that TRL and ms-swift share.
+"""Translates TRL's GRPOConfig, and the losses that TRL and ms-swift share.
 
 Source: TRL 1.16.0, trl/trainer/grpo_config.py and grpo_trainer.py.
 """
@@ -25,22 +25,22 @@ LOSS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "de
 TEMPERATURES = ("sapo_temperature_pos", "sapo_temperature_neg")
 KEYS = (*CORRECTION, "use_vllm", *LOSS, *TEMPERATURES)
 MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in ("truncate", "mask"))
-SUMS = ("dapo", "bnpo")  # losses that divide by the tokens, as --calculate-per-token-loss
-DIVISOR = "loss_type {loss} divides by a number of its own, for which slime has no flag"
-UNBOUNDED = "nothing bounds the weights, as in TRL; truncate: {high: 2.0} after reweight would"
+SUMS = ("dapo", "bnpo")  # losses that divide by the number of tokens, like --calculate-per-token-loss
+DIVISOR = "loss_type {loss} has a special divisor, for which slime has no flag"
+UNBOUNDED = "nothing bounds the weights, as in TRL; to bound them, add truncate: {high: 2.0} after reweight"
 UNUSED = "TRL corrects nothing with use_vllm: false"
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss that weights multiply: one of ours, or the host's with flags and notes."""
+    """The loss that the weights multiply: a native surrogate, or the host's loss with flags and notes."""
 
     surrogate: Any = "host"
     args: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def under(self, reading: Reading) -> Reading:
-        """A reading of the host's loss with this one instead."""
+        """Returns a reading in which this loss replaces the host's loss."""
         mapping, is_host = reading.mapping, self.surrogate == "host"
         if "preset" in mapping and not is_host:  # metrics_only
             mapping = native([]).mapping
@@ -49,10 +49,12 @@ class Loss:
 
 
 def read(block: Block) -> Reading:
-    """Weights at a level, capped or 0 outside a band; or the mask of negative advantages.
+    """Reads weights at a level, or the mask of negative advantages.
+
+    Weights are capped, or 0 outside a band.
 
     Raises:
-        ConfigError: both at once, which need two numerators; a file that does not say whether vLLM samples.
+        ConfigError: both are on, which needs two numerators, or the file does not say whether vLLM samples.
     """
     own = [key for key in CORRECTION if key in block.values]
     if not own and not block.has("use_vllm"):
@@ -63,13 +65,13 @@ def read(block: Block) -> Reading:
     threshold = block.number("off_policy_mask_threshold")
     if not block.flag("use_vllm", True):
         if threshold is not None:
-            why = "else the mask compares the target with the policy before the step"
+            why = "with false the mask compares the target with the policy before the step"
             block.refuse("off_policy_mask_threshold", "use_vllm: true beside it", why)
         return loss.under(Reading({"preset": "metrics_only"}, (UNUSED,)))
     corrects = block.flag("vllm_importance_sampling_correction", True)
     if threshold is not None:
         if corrects:
-            why = "the mask compares the target with the sampler, the weights the policy before the step"
+            why = "the mask is over the target's ratio, the weights over that of the policy before the step"
             block.refuse("off_policy_mask_threshold", "vllm_importance_sampling_correction: false", why)
         more = {"statistic": "k1", "when": "negative_advantage"}
         return loss.under(native([reject("sequence", "mean", None, threshold, **more)], numerator="target"))
@@ -78,7 +80,7 @@ def read(block: Block) -> Reading:
 
 def _weights(block: Block) -> Reading:
     level, _, how = block.choice("vllm_importance_sampling_mode", MODES, "sequence_mask").partition("_")
-    cap = block.number("vllm_importance_sampling_cap", least=1)  # it wins over clip_max
+    cap = block.number("vllm_importance_sampling_cap", least=1)  # TRL prefers it to clip_max
     high = block.number("vllm_importance_sampling_clip_max", 3.0, least=1) if cap is None else cap
     low = block.number("vllm_importance_sampling_clip_min")
     if low is not None:
@@ -90,22 +92,24 @@ def _weights(block: Block) -> Reading:
 
 
 def loss_of(block: Block, system: str, losses: Sequence[str], temperatures: tuple[str, str]) -> Loss:
-    """The loss of ``loss_type``, the first of ``losses`` by default.
+    """Reads the loss of ``loss_type``.
 
     Args:
-        temperatures: its keys for SAPO.
+        system: trl, whose default is dapo, or ms_swift, whose default is grpo.
+        losses: the losses that the system has.
+        temperatures: the keys of SAPO's temperatures.
 
     Raises:
-        ConfigError: a loss that no host and no surrogate here has.
+        ConfigError: neither slime nor a surrogate here has the loss.
     """
     loss = block.choice("loss_type", losses, "dapo" if system == "trl" else "grpo")
     if loss not in ("grpo", "dr_grpo", "luspo", "cispo", "sapo", *SUMS):
         block.refuse(
-            "loss_type", "a loss that slime or this project has", f"{loss} weights tokens on its own"
+            "loss_type", "a loss that slime or this project has", f"{loss} has special token weights"
         )
     per_token = block.values.get("importance_sampling_level") in (None, "token")
     if loss in ("cispo", "sapo") and not per_token:
-        why = f"no {loss} here has a sequence's ratio"
+        why = f"{loss} has no sequence ratio here"
         block.refuse("importance_sampling_level", f"token beside loss_type {loss}", why)
     if loss == "cispo":
         block.required("epsilon_high", "it is the largest weight, and 0.2 by default")

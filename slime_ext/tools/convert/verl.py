@@ -1,7 +1,8 @@
-"""verl's ``algorithm.rollout_correction`` as its releases read it, recognised by its fields.
+"""Translates verl's ``algorithm.rollout_correction`` as its release reads it.
 
-PR 3984 (418f964), 0.6.1 and 0.7.0 reject by a level and a veto (verl_levels); 0.7.1 and later by options with
-thresholds as text (verl_options). 0.6.0 and before had another correction, which is refused.
+The fields of a block tell its release. PR 3984 (418f964), 0.6.1 and 0.7.0 reject by a level and a veto
+(verl_levels). 0.7.1 and later reject by options with thresholds as text (verl_options). 0.6.0 and before
+had a different correction, which is refused.
 
 Source: https://github.com/volcengine/verl/pull/3984; https://github.com/verl-project/verl, the wheels 0.6.1,
 0.7.0, 0.7.1, 0.8.0 and 0.9.1: verl/trainer/ppo/rollout_corr_helper.py, core_algos.py and ray_trainer.py.
@@ -30,39 +31,36 @@ OF = {  # key -> the releases that have it
     "loss_type": (V070, LATER),
     "rollout_is_batch_normalize": (V061, V070, LATER),
 }
-BEFORE = (  # of 0.6.0 and before
+BEFORE = (  # keys of 0.6.0 and before
     *("rollout_is_threshold_lower", "rollout_is_level", "rollout_is_mode", "rollout_is_veto_threshold"),
 )
 KEYS = (*SHARED, *OF, *BEFORE, "policy_loss")
-BYPASSED = (
-    "vanilla",
-    "bypass_mode",
-    "rollout_correction",
-)  # loss_mode of an actor whose driver sets the loss
+# Values of the actor's loss_mode in bypass mode, where verl's driver sets the loss.
+BYPASSED = ("vanilla", "bypass_mode", "rollout_correction")
 
 
 def read(block: Block) -> Reading:
-    """Native keys for the release whose fields the block has.
+    """Translates a block as its release reads it. The fields of the block tell the release.
 
     Raises:
-        ConfigError: fields of two releases or of 0.6.0, or what that release's reader refuses.
+        ConfigError: the block has fields of two releases or of 0.6.0, or the release's reader refuses it.
     """
     _forbid_before(block)
     releases: tuple[str, ...] = RELEASES
     first = ""
     for key, of_key in _evidence(block.values):
         if not (common := tuple(name for name in releases if name in of_key)):
-            why = f"it is of {_listed(of_key)}, {first} of {_listed(releases)}"
+            why = f"it belongs to {_listed(of_key)}, {first} to {_listed(releases)}"
             block.refuse(key, "the keys of one release of verl", why)
         first = key if common != releases else first
         releases = common
-    # The others read what is left the same way.
+    # The releases that are left read the block the same way.
     reading = verl_options.read(block) if LATER in releases else verl_levels.read(block, releases)
     return replace(reading, args=_flags_of_loss(block, reading.mapping["surrogate"] == "host"))
 
 
 def _flags_of_loss(block: Block, decoupled: bool) -> dict[str, Any]:
-    """slime's arguments for the loss of ``actor.policy_loss``, which weights multiply in decoupled mode."""
+    """Returns slime's arguments for ``actor.policy_loss``, which weights multiply in decoupled mode."""
     actor = block.values.get("policy_loss")
     if actor is None:
         return {}
@@ -81,7 +79,7 @@ def _flags_of_loss(block: Block, decoupled: bool) -> dict[str, Any]:
 
 
 def _evidence(values: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """A block's keys with the releases that have that key, or that value of it."""
+    """Yields each key of a block with the releases that have the key or value."""
     for key in values:
         yield key, OF.get(key, RELEASES)
     if values.get("rollout_rs") in verl_levels.RS_LEVELS:
@@ -96,7 +94,7 @@ def _forbid_before(block: Block) -> None:
     of_before = sorted((key for key in BEFORE if key in block.values), key=lambda key: not block.has(key))
     of_before += ["rollout_is"] * isinstance(block.values.get("rollout_is"), bool)
     for key in of_before:
-        why = "it is of verl 0.6.0 and before, which had another correction"
+        why = "it belongs to verl 0.6.0 and before, which had a different correction"
         block.refuse(key, "the rollout_correction of verl 0.6.1 or later", why)
 
 

@@ -1,7 +1,9 @@
-"""verl at PR 3984, 0.6.1 and 0.7.0: rejection by a level and by a veto; and what all releases share.
+"""Translates verl at PR 3984, 0.6.1 and 0.7.0, and holds what all releases share.
 
-They differ in bypass mode. PR 3984 and 0.6.1 reject there only with the policy gradient, and look at the veto
-only beside rollout_rs; 0.7.0 rejects with either loss.
+These three releases reject by a level and a veto.
+
+The releases differ in bypass mode. PR 3984 and 0.6.1 reject there only with the policy gradient, and read the
+veto only beside rollout_rs. 0.7.0 rejects with either loss.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ UNWEIGHTED = (
     "that ratio twice (in verl PR 3984 it is 1)"
 )
 FLOOR = (
-    "verl's PPO loss has the floor of dual clip, too (clip_ratio_c of its actor, 3 by default), which is no "
-    "key of this block: surrogate: {dual_clip: {anchor: behavior}} has it"
+    "verl's PPO loss also has the floor of dual clip (clip_ratio_c of its actor, 3 by default), which is no "
+    "key of this block: write surrogate: {dual_clip: {anchor: behavior}} to have it"
 )
 LATE = (
-    "verl sets this loss on its driver after the actors have started (verl issue 4272): those whose "
+    "verl sets this loss on its driver after the actors have started (verl issue 4272): actors whose "
     "policy_loss.loss_mode is vanilla keep PPO around the sampler, without weights and rejection"
 )
 DETACHED = "weights are detached; at PR 3984 their gradient leaked into the loss (fixed by verl PR 4105)"
 KEPT = (
     "rejected tokens leave the denominator, as in verl (denominator: kept); slime then needs "
-    "get_mismatch_metrics: true where a rollout is one optimizer step"
+    "get_mismatch_metrics: true if a rollout is one optimizer step"
 )
 HOST = (
-    "rejected tokens leave the denominator in verl; here it stays the host's, for with numerator: target "
-    "what is rejected is not known before the optimizer step"
+    "rejected tokens leave the denominator in verl; here it stays the host's, because with numerator: target "
+    "nobody knows before the optimizer step which tokens are rejected"
 )
 STEP_WIDE = (
     "rollout_is_batch_normalize: the mean is over the whole optimizer step; verl takes the whole batch"
@@ -47,14 +49,15 @@ EMPTY = "verl 0.6.1 counts sequences without response tokens in that mean, as we
 
 
 def read(block: Block, releases: tuple[str, ...]) -> Reading:
-    """Decoupled, bypass (PPO clips around the behavior policy) or pure (REINFORCE with weights).
+    """Reads one of three modes: decoupled, bypass (PPO around the behavior policy) or pure (REINFORCE).
 
     Args:
-        releases: those that have all the block's fields.
+        block: the block.
+        releases: the releases that have all fields of the block.
 
     Raises:
-        ConfigError: pure without bypass, rejection where the release never acts on it, rollout_rs without a
-            threshold, or rejection in bypass mode where the releases differ.
+        ConfigError: the block is pure without bypass, rejects where the release never does, has rollout_rs
+            without a threshold, or rejects in bypass mode, where the releases differ.
     """
     bypass, pure = _mode(block)
     release = releases[-1]
@@ -74,7 +77,7 @@ def read(block: Block, releases: tuple[str, ...]) -> Reading:
 
 
 def _mode(block: Block) -> tuple[bool, bool]:
-    """Whether verl uses the sampler's log-probs as the proximal ones, and then REINFORCE."""
+    """Returns whether verl takes the sampler's log-probs as proximal, and whether it then uses REINFORCE."""
     bypass = block.flag("bypass_mode") or block.flag("bypass_old_logprob_for_rollout")
     key = "use_policy_gradient" if "use_policy_gradient" in block.values else "use_pure_rollout_correction"
     pure = block.flag(key)
@@ -87,13 +90,13 @@ def _mode(block: Block) -> tuple[bool, bool]:
 
 
 def _forbid_unread_rejection(block: Block, pure: bool) -> None:
-    """Refuses what PR 3984 and 0.6.1 have in the block but never act on in bypass mode."""
+    """Refuses rejection that PR 3984 and 0.6.1 ignore in bypass mode."""
     if not pure:
         for key in (key for key in ("rollout_rs", VETO) if block.has(key)):
             why = "with PPO verl rejects nothing there"
             block.refuse(key, "null in bypass mode without the policy gradient", why)
     elif block.has(VETO) and not block.has("rollout_rs"):
-        why = "verl ignores the veto without"
+        why = "verl ignores the veto without it"
         block.refuse(VETO, "rollout_rs beside it with the policy gradient", why)
 
 
@@ -106,7 +109,7 @@ def _rejection(block: Block) -> list[dict[str, Any]]:
     high, low = block.given("rollout_rs_threshold", 1.0), block.number("rollout_rs_threshold_lower")
     key = "rollout_rs_threshold" if low is None else "rollout_rs_threshold_lower"
     low, high = block.interval(key, 1 / high if low is None else low, high)
-    # verl clamps the ratio to e^-20 .. e^20, so a bound beyond never acts.
+    # verl clamps the ratio to e^-20 .. e^20, so a bound outside never acts.
     acts_low, acts_high = low > math.exp(-SAFE), high < math.exp(SAFE)
     if not (acts_low or acts_high):
         block.refuse("rollout_rs_threshold", "a bound within e^-20 .. e^20", "verl clamps the ratio to that")
@@ -115,17 +118,19 @@ def _rejection(block: Block) -> list[dict[str, Any]]:
 
 
 def check_threshold(block: Block, rejects: bool) -> None:
-    """Raises ConfigError for a threshold without rollout_rs, or the reverse."""
+    """Raises ConfigError for a threshold without rollout_rs, or for rollout_rs without a threshold."""
     if rejects:
-        block.required("rollout_rs_threshold", "silent before verl PR 3984, a ValueError since")
+        block.required(
+            "rollout_rs_threshold", "verl before PR 3984 ignored that, later releases raise ValueError"
+        )
         return
     for key in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
         if block.has(key):
-            block.refuse(key, "rollout_rs beside it", "verl rejects nothing without")
+            block.refuse(key, "rollout_rs beside it", "verl rejects nothing without it")
 
 
 def weights_of(block: Block) -> list[dict[str, Any]]:
-    """Weights by rollout_is: capped, or by IcePop where the threshold is "lower_upper" (since PR 5722)."""
+    """Returns weights by rollout_is: capped, or IcePop for a threshold "lower_upper" (since PR 5722)."""
     level, text = block.choice("rollout_is", IS_LEVELS), block.values.get("rollout_is_threshold")
     if isinstance(text, str) and "_" in text:
         low, high = block.interval("rollout_is_threshold", *pair(block, "rollout_is_threshold", text))
@@ -134,24 +139,24 @@ def weights_of(block: Block) -> list[dict[str, Any]]:
     if level is None:
         return []
     if cap is None:
-        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
+        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without it")
     return capped(level, cap)
 
 
 def normalize(block: Block, bypass: bool) -> list[dict[str, Any]]:
-    """The native step of rollout_is_batch_normalize; none without."""
+    """Returns the native step of rollout_is_batch_normalize; no step if that is off."""
     if not block.flag("rollout_is_batch_normalize"):
         return []
     if not block.has("rollout_is"):
         block.refuse("rollout_is_batch_normalize", "rollout_is beside it", "there is no weight to normalise")
     if bypass:
-        why = "the target's weights are not known before the optimizer step, so their mean is not either"
+        why = "the target's weights, and so their mean, are not known before the optimizer step"
         block.refuse("rollout_is_batch_normalize", "false in bypass mode", why)
     return [{"normalize": {"level": block.values["rollout_is"]}}]
 
 
 def pair(block: Block, key: str, text: str) -> tuple[float, float]:
-    """Both ends of "lower_upper"."""
+    """Returns both numbers of "lower_upper"."""
     low, high = (as_number(part) for part in text.split("_", 1))
     if low is None or high is None or low <= 0:
         block.refuse(key, 'two numbers > 0, as in "0.5_2.0"')
@@ -161,8 +166,11 @@ def pair(block: Block, key: str, text: str) -> tuple[float, float]:
 def reading(
     where: dict[str, Any], weights: list[dict[str, Any]], masks: list[dict[str, Any]], notes: tuple[str, ...]
 ) -> Reading:
-    """Weights and masks as a correction. If it rejects, it also reduces the masks and uses verl's denominator
-    if that can be known. PPO around the behavior policy gets no weights."""
+    """Builds a correction from weights and masks.
+
+    A correction that rejects also reduces the returned masks, and has verl's denominator unless its numerator
+    is the target. PPO around the behavior policy gets no weights.
+    """
     if where is PURE or (where is BYPASS and masks):
         notes = (LATE, *notes)
     if where is BYPASS:

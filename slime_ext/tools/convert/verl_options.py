@@ -1,4 +1,4 @@
-"""verl 0.7.1 and later: divergence options with thresholds as text, IcePop (0.8.0), normalisation, bypass."""
+"""Translates verl 0.7.1 and later: options with thresholds as text, IcePop (0.8.0), bypass mode."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ OPTIONS = (
     "seq_max_k3",
 )
 INVERTED = (
-    "rollout_rs {option}: verl applies {low:g} .. {high:g} to rollout / train, so train / rollout is kept in "
-    "{ours_low:g} .. {ours_high:g}; read as train / rollout (verl PR 3984) it would be {low:g} .. {high:g}"
+    "rollout_rs {option}: verl applies {low:g} .. {high:g} to rollout / train, so train / rollout is kept "
+    "in {ours_low:g} .. {ours_high:g}; verl PR 3984 applied {low:g} .. {high:g} to train / rollout"
 )
 
 
 def read(block: Block) -> Reading:
-    """Weights (cap or IcePop), every option of rollout_rs, and the loss of bypass mode.
+    """Reads weights (capped or IcePop), every option of rollout_rs, and the loss of bypass mode.
 
     Raises:
-        ConfigError: unknown option, threshold that does not fit it, rollout_rs without a threshold (or the
-            reverse), batch normalisation without weights or with weights unknown before the step.
+        ConfigError: an option is unknown or its threshold does not fit, rollout_rs has no threshold (or the
+            reverse), or batch normalisation has no weights or has weights that are unknown before the step.
     """
     bypass = block.flag("bypass_mode")
     loss = block.choice("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
@@ -71,12 +71,12 @@ def _options(block: Block) -> list[str]:
 def _specs(block: Block, count: int) -> list[str]:
     specs = [part.strip() for part in str(block.values["rollout_rs_threshold"]).split(",") if part.strip()]
     if len(specs) not in (1, count):
-        block.refuse("rollout_rs_threshold", f"one threshold, or {count}, one per option of rollout_rs")
+        block.refuse("rollout_rs_threshold", f"one threshold, or {count} (one per option of rollout_rs)")
     return specs * count if len(specs) == 1 else specs
 
 
 def _option(block: Block, option: str, spec: str) -> tuple[dict[str, Any], str]:
-    """One option of rollout_rs -> a native step, and a note if its bounds could surprise."""
+    """Translates an option of rollout_rs into a native step, with a note on surprising bounds."""
     scope, _, statistic = option.rpartition("_")
     unit, _, aggregate = scope.partition("_")
     unit = "sequence" if unit == "seq" else unit

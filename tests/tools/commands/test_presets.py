@@ -86,7 +86,10 @@ def test_a_preset_of_the_whole_step_names_the_step_and_its_code_instead(name, ca
     assert cli.main(["presets", name]) == 0
     shown = " ".join(capsys.readouterr().out.replace("\n#  ", "").split())
     why_not = f"{COUPLED[name]}, which needs one number of the whole optimizer step: read "
-    assert f"# Not in plain torch for one response: {why_not}" in shown and "import torch" not in shown
+    assert (
+        f"# Cannot be written in plain torch for one response: {why_not}" in shown
+        and "import torch" not in shown
+    )
     assert cli.main(["presets", name, "--out", str(tmp_path / "it.py")]) == 2
     assert why_not in capsys.readouterr().err and not list(tmp_path.iterdir())
 
