@@ -66,7 +66,7 @@ class Answer:
         line: the same on one line.
         notes: warnings and hints.
         uses_ours: whether anything of slime_ext would run.
-        unread: what is known only where the script runs, one line each; its rules were not checked.
+        unread: what is known only where the script runs, one line each; no rule over it was checked.
         skipped: the rules that read such an unknown argument, one line each.
         unasked: what was not checked because the host's code is not here, one line each.
     """
@@ -137,14 +137,14 @@ def answer(launch: Launch, file: str = "", host: HostCode | None = None) -> Answ
     """
     setup = setup_of(launch, file, host or host_of(launch))
     if not setup.names_ours:
-        found = _without_ours(setup, launch, file)
+        result = _without_ours(setup, launch, file)
     elif is_correction_unknown(setup, launch):
         words = "used by this launch; its correction is known only where the script runs"
-        found = Answer({"slime_ext": words}, words)
+        result = Answer({"slime_ext": words}, words)
     else:
-        found = judged(setup, launch)
-    notes = (*map(Line, (*launch.notes, *_overridden(launch))), *found.notes)
-    return replace(found, notes=notes, unread=tuple(_why_unknown(launch)))
+        result = judged(setup, launch)
+    notes = (*map(Line, (*launch.notes, *_overridden(launch))), *result.notes)
+    return replace(result, notes=notes, unread=tuple(_why_unknown(launch)))
 
 
 def judged(setup: Setup, launch: Launch) -> Answer:
@@ -238,7 +238,7 @@ def host_of(launch: Launch) -> Checkout | None:
 
 
 def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
-    """Returns the flags that add slime_ext to a launch without it, or why no flags would act.
+    """Returns the flags that add slime_ext to a launch, or why none would act.
 
     Raises:
         ConfigError: the file is not a launch and holds nothing for slime_ext.
@@ -269,8 +269,10 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
         comments = [what]
         if replaced and "use_tis" in flags:
             comments.append(f"replaces {replaced}{_unread_block(setup) if theirs else ''}")
-        if own := _get(setup, "custom_megatron_init_path"):
-            comments.append(f"replaces {cut(own)}; or keep that and call slime_ext.host.init(args) in it")
+        if init_function := _get(setup, "custom_megatron_init_path"):
+            comments.append(
+                f"replaces {cut(init_function)}; or keep that and call slime_ext.host.init(args) in it"
+            )
         rows[when] = "\n# ".join([_spelled(flags, setup), *comments])
     verb = "mentioned" if is_unknown else "used"
     words = f"not {verb} by this launch; add these flags" if rows else "nothing for it in this launch"
@@ -298,7 +300,7 @@ def _get(setup: Setup, name: str) -> Any:
 
 
 def _forbid_bare_block(setup: Setup, file: str) -> None:
-    """Raises ConfigError for another system's keys at the top of the file, where slime_ext reads none."""
+    """Raises ConfigError for another system's keys at the top of the file."""
     foreign = vars(setup.args).keys() - ARGUMENTS.keys()
     shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in CONVERTED.items()}
     system = max(shared, key=lambda name: len(shared[name]))

@@ -80,7 +80,7 @@ def with_keys(setup: Setup, keys: Mapping[str, Any]) -> Setup:
 
 
 def with_correction(setup: Setup, launch: Launch) -> Setup:
-    """Returns the setup with the function of ``slime_ext.tis`` that it names, and that function's correction.
+    """Returns the setup with the function that it names, and that function's correction.
 
     Raises:
         ConfigError: the configuration does not load, or a flag names a function that does not exist.
@@ -126,7 +126,7 @@ def _function_of(setup: Setup, launch: Launch) -> str:
 
 
 def _of_flags(launch: Launch) -> tuple[dict[str, Any], set[str]]:
-    """Returns a launch's flags as the host's parser reads them, and the names of those with unknown values.
+    """Returns a launch's flags as the host parses them, and names of unknown ones.
 
     Leaves out the flags that ``ARGUMENTS`` does not list.
     """
@@ -166,22 +166,24 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
         unknown: dest names of flags with unknown values. The result lacks them and all that is derived from
             them.
     """
-    found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
+    arguments = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
     for name in unknown:
-        found.pop(name, None)
+        arguments.pop(name, None)
     derived = {
         "eps_clip_high": lambda: (
-            found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
+            arguments["eps_clip"] if arguments["eps_clip_high"] is None else arguments["eps_clip_high"]
         ),
-        "use_critic": lambda: found["advantage_estimator"] == "ppo",
-        "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
+        "use_critic": lambda: arguments["advantage_estimator"] == "ppo",
+        "use_routing_replay": lambda: (
+            arguments["use_routing_replay"] or arguments["use_rollout_routing_replay"]
+        ),
     }
     for name, value in derived.items():
         try:
-            found[name] = value()
+            arguments[name] = value()
         except KeyError:  # it is derived from an unknown argument
-            found.pop(name, None)
-    return found
+            arguments.pop(name, None)
+    return arguments
 
 
 def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
@@ -280,7 +282,7 @@ def _check_functions(setup: Setup, launch: Launch) -> None:
 
 
 def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> None:
-    """Raises ConfigError for a user's function that does not exist, or a hook that lacks a keyword.
+    """Raises ConfigError for a missing function, or for a hook without a keyword.
 
     A function of a package that is not here passes. A hook must accept the keywords with which the host calls
     it.

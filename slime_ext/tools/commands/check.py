@@ -50,8 +50,8 @@ def main(argv: list[str]) -> int:
     Raises:
         ConfigError: as ``check``, without --json.
     """
-    words, own = apart(argv)
-    given = command_line().parse_args(words)
+    words, script_words = apart(argv)
+    args = command_line().parse_args(words)
 
     from slime_ext.tools.check.answer import Answer, check, line_of  # imports torch, which takes two seconds
     from slime_ext.tools.checkout import named_checkout
@@ -59,22 +59,22 @@ def main(argv: list[str]) -> int:
     from slime_ext.tools.commands.output import console, table
 
     try:
-        _forbid_ignoring(given.ignore)
-        host = None if given.host is None else named_checkout(given.host)
-        answer = check(given.file, given.args, own, host, run=given.run, environment=given.env)
+        _forbid_ignoring(args.ignore)
+        host = None if args.host is None else named_checkout(args.host)
+        answer = check(args.file, args.args, script_words, host, run=args.run, environment=args.env)
     except SlimeExtError as error:
         line = line_of(error)
-        if given.json:
-            print(_json_of(given.file, Answer({}, ""), "error", line))
+        if args.json:
+            print(_json_of(args.file, Answer({}, ""), "error", line))
             return cli.WRONG
         if line.rule:
             raise ConfigError(str(line)) from None
         raise
-    notes = [note for note in answer.notes if note.rule is None or note.rule.name not in given.ignore]
-    if given.json:
-        print(_json_of(given.file, replace(answer, notes=tuple(notes)), answer.status))
+    notes = [note for note in answer.notes if note.rule is None or note.rule.name not in args.ignore]
+    if args.json:
+        print(_json_of(args.file, replace(answer, notes=tuple(notes)), answer.status))
         return 0
-    rows = [*{"file": given.file, **answer.rows}.items(), *(("note", str(note)) for note in notes)]
+    rows = [*{"file": args.file, **answer.rows}.items(), *(("note", str(note)) for note in notes)]
     rows += [("unknown", line) for line in answer.unread]
     rows += [("not checked", str(line)) for line in answer.unasked]
     last = filter(None, [LAST_LINES[answer.status]])
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
 
 
 def _forbid_ignoring(names: Sequence[str]) -> None:
-    """Raises ConfigError for the name of no rule, or of a rule that refuses a launch."""
+    """Raises ConfigError for an unknown name, or a rule that refuses a launch."""
     from slime_ext.host.rules import HINT, RULES, WARN
 
     for name in names:

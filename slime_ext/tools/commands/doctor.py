@@ -167,7 +167,7 @@ def folder_of(module: str) -> Path | None:
 
 
 def installed(distribution: str) -> str:
-    """Returns the version that pip installed; for a distribution that pip does not know, says so."""
+    """Returns the version that pip knows, or "a checkout" for an unknown distribution."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

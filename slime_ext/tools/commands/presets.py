@@ -40,7 +40,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table or one preset, or writes the file or the function of one preset."""
+    """Prints the table or one preset, or writes a preset's file or function."""
     args = command_line().parse_args(argv)
     if args.name is not None and args.kind is not None:
         raise ConfigError(

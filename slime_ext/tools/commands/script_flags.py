@@ -9,7 +9,7 @@ OWN = "Words after -- are passed to the script as its arguments."
 
 
 def add_flags_of_reading(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say which variables a script sees, and whether it may be executed."""
+    """Adds the flags that say what a script may see, and whether it may run."""
     what = "let the script see this variable; repeat for more; the values of all others stay unknown"
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)
     what = "execute a Python launcher, with your rights, and read the job that it would submit"

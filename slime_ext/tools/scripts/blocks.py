@@ -52,7 +52,7 @@ class Block:
 
 @dataclass
 class _Level:
-    """An open compound command, or the script itself, and the statement in it that is being read.
+    """An open compound command, or the script itself, with its open statement.
 
     Args:
         closer: the word that ends the command.

@@ -32,8 +32,8 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
     where = f"{launch.script}: {FLAG}"
     if path in launch.veiled:
         raise ConfigError(
-            f"{where}: expected a text that the script itself writes, got one with parts of another file or "
-            f"of a variable: save a copy as FILE and run slime-ext check FILE --args {launch.script}"
+            f"{where}: expected a text that the script itself writes, got parts of another file or of a "
+            f"variable: save a copy as FILE and run slime-ext check FILE --args {launch.script}"
         )
     if (text := launch.files.get(path)) is not None:
         return path, text
@@ -65,6 +65,7 @@ def _forbid_unknown(launch: Launch) -> None:
         )
     if isinstance(launch.files.get(path), Unread):
         raise ConfigError(
-            f"{launch.script}: {cut(path)}: expected a text that the script itself writes, got one that "
-            f"depends on the machine: save a copy as FILE and run slime-ext check FILE --args {launch.script}"
+            f"{launch.script}: {cut(path)}: expected a text that the script itself writes, got a text "
+            "that depends on the machine: save a copy as FILE and run slime-ext check FILE --args "
+            f"{launch.script}"
         )

@@ -1,6 +1,7 @@
-"""Finds the variables and flags that a part of a script can change if the machine decides whether it runs.
+"""Finds the variables and flags that an uncertain part of a script can change.
 
-The sandbox runs only one of the two ways. After such a part, a token is added to each variable that the part
+A part is uncertain if the machine decides whether it runs. The sandbox takes only one of the two ways. After
+such a part, a token is added to each variable that the part
 sets. A token is a word that stands for something unknown, so everything that the variable flows into becomes
 unknown, too.
 """
@@ -59,7 +60,7 @@ class Assignment:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can add unwritten words, because a word begins with $ and is not the value of a flag."""
+        """Whether it can add unknown words: a word begins with $ and is no flag's value."""
         words = [word.lstrip("\"'") for word in self.value.strip("()").split()]
         pairs = zip(["", *words], words, strict=False)
         itself = tuple(f"${opener}{self.name}{end}" for opener, end in (("", ""), ("{", "}"), ("{", "-")))
@@ -114,7 +115,7 @@ class Script:
         self.put[at] = f"{self.put.get(at, '')}; {words}"
 
     def end_loop(self, block: Block) -> None:
-        """Makes a loop that waits for the machine end before its first pass."""
+        """Ends a loop before its first pass, because it waits for the machine."""
         for word, last in (("until", ":; "), ("while", "false; ")):
             if self.text.startswith(word, block.begin) and block.heads:
                 self.put[block.heads[0][1], block.heads[0][1]] = last

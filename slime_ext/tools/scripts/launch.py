@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Unread(str):
-    """A word of a launch that is known only where the script runs, as the script writes it."""
+    """A word that is known only where the script runs, as the script writes it."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class Launch:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the next rollout is sampled while the trainer trains on the last one."""
+        """Whether the next rollout is sampled while the trainer trains on the previous rollout."""
         return self.program.endswith("_async.py")
 
     def flag(self, name: str) -> WrittenFlag | None:
@@ -97,7 +97,7 @@ class Launch:
         return next((flag for flag in reversed(self.flags) if flag.name == name), None)
 
     def gap(self, name: str) -> Gap | None:
-        """Returns a gap after the flag that counts, if the flag can appear in it again."""
+        """Returns a gap in which a flag can appear after its last known place."""
         last = max((i for i, flag in enumerate(self.flags, 1) if flag.name == name), default=0)
         gaps = (gap for gap in self.gaps if gap.at >= last)
         return next((gap for gap in gaps if gap.names is None or name in gap.names), None)

@@ -1,8 +1,8 @@
-"""Finds the shell command with which a Python launcher of slime or miles would start its job.
+"""Finds the shell command with which a Python launcher would start its job.
 
-The launcher runs with this user's rights, because nothing else tells what it would start. The functions of
-the host's launcher utilities that run commands are replaced: they only note the command, so no job starts.
-This is no sandbox.
+The launcher of slime or miles runs with this user's rights, because nothing else tells what it would start.
+The functions of the host's launcher utilities that run commands are replaced: they only note the command, so
+no job starts. This is no sandbox.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _variable(name: str) -> str:
     if text is None:
         raise ConfigError(f"--env: expected a variable that is set here, got {cut(name)}: export it first")
     if RESERVED.search(text):
-        raise ConfigError(f"--env: expected a value without private characters, got {cut(name)}")
+        raise ConfigError(f"--env: expected a value without private characters, got {cut(name)}: unset it")
     return text
 
 
@@ -128,7 +128,7 @@ def in_reader(request: Request) -> Launch:
     try:
         reader = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        got = "one that works or waits for longer"
+        got = "a longer one: take out commands that work or wait"
         raise ConfigError(f"{path}: expected a script that is read within {LIMIT_S:g} s, got {got}") from None
     if reader.returncode:
         last = reader.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -144,7 +144,9 @@ def in_reader(request: Request) -> Launch:
 def read_launch(
     path: str, given: Sequence[str] = (), host: str | None = None, environment: Iterable[str] = ()
 ) -> Launch:
-    """Returns the launch of a script that must start a host, and executes a Python launcher.
+    """Returns the launch of a script that must start a host.
+
+    Executes a Python launcher.
 
     Args:
         given, environment: as for ``request_of``.

@@ -136,13 +136,13 @@ class Sandbox:
         return BuiltinResult(stdout=guess.worded(said_by_it), exit_code=int(guess.fails))
 
     def _written(self, words: Sequence[str], context: BuiltinContext) -> dict[str, str]:
-        """Returns name -> text of the YAML and JSON files that a launch names and its script wrote."""
-        there, found = self.around.contents(), {}
+        """Returns name -> text of the mappings that a script writes for its launch."""
+        there, mappings = self.around.contents(), {}
         for name in (word.partition("=")[2] if word.startswith("--") else word for word in words):
             path = at(context.cwd, name)
             if name.endswith(MAPPING) and path not in there and context.fs.exists(path):
-                found[name] = context.fs.read_file(path).decode(errors="replace")
-        return found
+                mappings[name] = context.fs.read_file(path).decode(errors="replace")
+        return mappings
 
     def _of_tool(self, context: BuiltinContext) -> BuiltinResult | None:
         """Runs a text tool on input that is fully known; returns None if a part is unknown."""
@@ -153,10 +153,10 @@ class Sandbox:
             return None
         files = {STDIN: context.stdin or ""}  # the tool sees no other file, because its content is unknown
         command = f"{shlex.join([context.name, *context.argv])} < {STDIN}"
-        found = _elsewhere(lambda: Bash(cwd=context.cwd, files=files, **LIMITS).execute_sync(command))
-        if found.stderr or found.error or UNKNOWN.search(found.stdout):
+        result = _elsewhere(lambda: Bash(cwd=context.cwd, files=files, **LIMITS).execute_sync(command))
+        if result.stderr or result.error or UNKNOWN.search(result.stdout):
             return None
-        return BuiltinResult(stdout=found.stdout, exit_code=found.exit_code)
+        return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
     def _of_shell(
         self, run: Run, guess: Guess, text: str, given: list[str], context: BuiltinContext
@@ -168,9 +168,9 @@ class Sandbox:
             self.around.evaluated.setdefault(self.around.shown(text))
         shell = self._shell(run, guess, context.cwd, context.env)
         command = shlex.join(["bash", "-xc", text, *(given or ["bash"])])
-        found = _elsewhere(lambda: shell.execute_sync(command))
-        run.trace += found.stderr
-        return BuiltinResult(stdout=found.stdout, exit_code=found.exit_code)
+        result = _elsewhere(lambda: shell.execute_sync(command))
+        run.trace += result.stderr
+        return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
 
 def _elsewhere(work: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Runs a script in the sandbox and turns the words of its launch, known and unknown, into a ``Launch``."""
+"""Runs a script in the sandbox and reads its ``Launch``."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def launch_of(request: Request) -> Launch:
 
 
 def followed(request: Request) -> ScriptRun:
-    """Runs a script with one guess about its machine after another until it starts a launch.
+    """Tries guesses about a script's machine until the script starts a launch.
 
     Raises:
         ConfigError: as ``script_text``.
@@ -187,7 +187,7 @@ def _gap(at: int, word: str, around: Surroundings, where: Callable[[str], str], 
 
 
 def _bare(request: Request) -> Launch:
-    """Returns the launch of the same script when it sees no other file and no variable."""
+    """Returns the launch of a script that sees no other file and no variable."""
     try:
         script_run = followed(request.bare)
     except ConfigError:
@@ -242,8 +242,8 @@ def _forbid_lost_arrays(around: Surroundings, run: Run) -> None:
             shown = cut(written[0] if written else around.shown(line.words[0]))
             place = around.place(line.file, line.number)
             raise ConfigError(
-                f"{place}: expected the launch to go on, got {shown} as a new command: add the missing "
-                "backslash at the end of the line before it"
+                f"{place}: expected the launch to go on, got {shown} as a new command: the line before it "
+                "lacks the backslash at its end"
             )
 
 
@@ -276,6 +276,6 @@ def _misused(name: str, words: Sequence[str], flags: Collection[str], script_run
     if not re.search(rf"(?<!\w){name}(?!\w|\+?=)", text):
         return "none"
     first = re.search(rf"\${name}(?!\w)(\[[@*]\])?|\$\{{{name}\}}", text)
-    given = {word.partition("=")[0] for word in launched}
-    is_whole = re.search(rf"\$\{{{name}\[[@*]\]", text) or flags <= given
+    launched_flags = {word.partition("=")[0] for word in launched}
+    is_whole = re.search(rf"\$\{{{name}\[[@*]\]", text) or flags <= launched_flags
     return first[0] if first and not is_whole else ""

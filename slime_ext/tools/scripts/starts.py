@@ -50,21 +50,21 @@ def started(run: Run) -> list[Started]:
 
 
 def _environment(call: Call) -> dict[str, str]:
-    found = {
+    variables = {
         name: text
         for name, text in call.environment.items()
         if name not in OF_SANDBOX and not TOKEN.fullmatch(text)
     }
     if "ray" in call.words:
-        found = {}  # because a Ray job does not inherit the environment of its submitter
+        variables = {}  # because a Ray job does not inherit the environment of its submitter
     for i, word in enumerate(call.words):
         if (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL)) and "env" in call.words[:i]:
-            found[match[1]] = match[2]
+            variables[match[1]] = match[2]
         elif word == "--runtime-env-json" and i + 1 < len(call.words):
-            found |= runtime_variables(call.words[i + 1])
+            variables |= runtime_variables(call.words[i + 1])
         elif word.startswith("--runtime-env-json="):
-            found |= runtime_variables(word.partition("=")[2])
-    return found
+            variables |= runtime_variables(word.partition("=")[2])
+    return variables
 
 
 def runtime_variables(text: str) -> dict[str, str]:

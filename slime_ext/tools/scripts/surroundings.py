@@ -189,7 +189,7 @@ class Surroundings:
         return UNKNOWN.sub(HIDDEN, "".join([*parts, how(text[last:])]))
 
     def _written(self, text: str) -> str:
-        """Returns a text in which every word that the script does not write, except its folder, is hidden."""
+        """Hides each word of a text that the script does not write, except its folder."""
         folder, own = f"{Path(self.path).parent}/", f"{self.own_text} {PWD}"
         parts = re.split(r"(\s+)", text)
         return "".join(
@@ -237,13 +237,13 @@ class Surroundings:
         Variables that it may not see, or that it needs and nothing sets, are tokens.
         """
         others = {name for name in (*self._referenced(), *ALWAYS) if name in (*self.request.others, *ALWAYS)}
-        found = {name: self.token(f"${name}", "", frozenset()) for name in self._unset()}
+        variables = {name: self.token(f"${name}", "", frozenset()) for name in self._unset()}
         if self.evaluated:
             why = f"({next(iter(self.evaluated))} is not here)"
-            found |= {name: self.token(f"${name} {why}") for name in self._referenced()}
-        found |= {name: self.token(f"${name}") for name in sorted(others)}
-        found |= {name: self.token(f"${name}") for name in self.needs}
-        return found | dict(self.request.variables) | {"PS4": PS4}
+            variables |= {name: self.token(f"${name} {why}") for name in self._referenced()}
+        variables |= {name: self.token(f"${name}") for name in sorted(others)}
+        variables |= {name: self.token(f"${name}") for name in self.needs}
+        return variables | dict(self.request.variables) | {"PS4": PS4}
 
     def _referenced(self) -> Iterable[str]:
         return dict.fromkeys(REFERENCE.findall(self.text))
@@ -266,14 +266,14 @@ class Surroundings:
 
     def contents(self, guess: Guess | None = None) -> dict[str, str]:
         """Returns the files that the sandbox gets: path -> content."""
-        found = {f"{self.folder}/.here": ""}
+        contents = {f"{self.folder}/.here": ""}
         for path, letter in self.tests.items() if guess and guess.is_there else ():
             content = "" if letter == "d" else self.token(f"$(< {self.shown(path)})")
-            found[f"{path}/.here" if letter == "d" else path] = content
-        return found | self.placed | {path: script.prepared for path, script in self.scripts.items()}
+            contents[f"{path}/.here" if letter == "d" else path] = content
+        return contents | self.placed | {path: script.prepared for path, script in self.scripts.items()}
 
     def learn(self, run: Run) -> None:
-        """Adds what a run looked for and did not find, and tokens after what the machine decided."""
+        """Adds what a run missed, and tokens after what the machine decided."""
         for line in run.lines:
             self._read(line)
             if LOOKS.match(line.text) and line not in self._seen:
@@ -305,7 +305,7 @@ class Surroundings:
                 self.needs.setdefault(name, (self.place(end[0].path, number), self.how_it_ends(run)))
 
     def end_of(self, run: Run) -> tuple[Script, int] | None:
-        """Returns the script and line that ended a run by ``exit`` or by a failure under ``set -e``."""
+        """Returns the script and line with the ``exit`` or the failure that ended a run."""
         if not run.lines:
             return None
         last = run.lines[-1]
@@ -315,7 +315,7 @@ class Surroundings:
         return (script, last.number) if script and ends else None
 
     def how_it_ends(self, run: Run) -> str:
-        """Returns what the script prints before it ends a run, or which command fails, as it writes them."""
+        """Returns what a script prints before it ends, or its failing command, as written."""
         lines = [line for line in run.lines if line.file == self.path]
         if self.end_of(run) is None or run.lines[-1] not in lines[-1:]:
             return ""
@@ -432,7 +432,7 @@ class Surroundings:
         return found if found is not None and self.visible.script(found) is not None else None
 
     def _copied(self, folder: str, name: str) -> bool:
-        """Copies a script that may be seen into the sandbox, and returns whether there is one.
+        """Copies a visible script into the sandbox, and returns whether there is one.
 
         A path below the folder in which the script begins is looked up in the roots.
         """
@@ -489,9 +489,10 @@ class Surroundings:
         return any(path in self.tests and path not in run.made for _, path in self._tested(line))
 
     def _unknown_sum(self, path: str, number: int) -> None:
-        """Replaces the sums of a line by tokens, because bash cannot compute a sum with a token in it.
+        """Replaces the sums of a line by tokens.
 
-        If the line has no sums left to replace, its statement is doubted instead.
+        bash cannot compute a sum with a token in it. If the line has no sums left to replace, doubts its
+        statement instead.
         """
         script = self.scripts.get(path)
         if script is None or number > len(script.starts):

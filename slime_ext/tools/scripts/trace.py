@@ -39,7 +39,7 @@ class Guess(NamedTuple):
 
     Args:
         fails: whether a command with an unknown answer fails instead of succeeding.
-        is_there: whether a file exists if nothing here tells.
+        is_there: whether the files exist that are tested and not found here.
         is_wide: whether tokens are longer than usual. A word that then differs was cut out of tokens.
     """
 
@@ -95,7 +95,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 @dataclass
 class Run:
-    """One run.
+    """A run of a script in the sandbox.
 
     Args:
         calls: the programs that the script would start.

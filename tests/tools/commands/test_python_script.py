@@ -12,7 +12,7 @@ from slime_ext.tools.commands import cli
 from slime_ext.tools.scripts import read as launch_script
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
-REFUSED = "expected a shell script, got a Python launcher, which only --run executes"
+REFUSED = "expected a shell script, got a Python launcher, which has to be executed: add --run"
 UTILITIES = """
 import subprocess
 
