@@ -45,7 +45,7 @@ def command_line() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Prints what the file resolves to, and returns 0.
 
-    With --json, the object contains an error as well, and the status is then 1.
+    With --json, an error is a part of the object, and the status of an error is 1.
 
     Raises:
         ConfigError: as ``check``, without --json.
