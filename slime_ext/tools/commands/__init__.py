@@ -1,1 +1,1 @@
-"""The sub-commands of ``slime-ext``, imported when they are called."""
+"""Holds the commands of ``slime-ext``, each imported when it is called."""
