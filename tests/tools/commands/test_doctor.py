@@ -82,4 +82,4 @@ def test_it_ends_well_whatever_is_missing(capsys):
 def test_a_script_is_for_check(capsys):
     assert cli.main(["doctor", "run.sh"]) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1) and "slime-ext check run.sh judges a launch" in err
+    assert (out, err.count("\n")) == ("", 1) and "run slime-ext check run.sh for a launch" in err
