@@ -43,7 +43,7 @@ def test_a_kind_of_run_has_its_presets_and_what_was_measured_in_such_runs(kind, 
     [
         (["--for", "asnyc"], "--for: expected a known kind of run, got 'asnyc'; did you mean 'async'?"),
         (["icepop", "--for", "moe"], "--for moe: expected no NAME beside it, got icepop: leave out one"),
-        (["--out", "x.yaml"], "--out: expected the NAME of a preset beside it, got none: "),
+        (["--out", "x.yaml"], "--out: expected the NAME of a preset, got none: type "),
         (["token_tsi"], "got 'token_tsi'; did you mean 'token_tis'? (or token_is, skyrl_token_tis; "),
         (["zzz"], "preset: expected a known preset, got 'zzz' (slime-ext presets lists all)"),
     ],
