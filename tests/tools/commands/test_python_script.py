@@ -67,7 +67,7 @@ def test_no_command_executes_a_launcher_without_being_told(
     assert not (tmp_path / "ran").exists() and not (tmp_path / "started").exists()
     _, err = capsys.readouterr()
     if words.startswith("check"):
-        assert REFUSED in err and "behind EXEC:" in err and err.count("\n") == 1
+        assert REFUSED in err and "after EXEC:" in err and err.count("\n") == 1
 
 
 def test_the_submitted_job_is_read_and_no_command_is_run(script, tmp_path):
