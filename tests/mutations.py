@@ -638,7 +638,7 @@ MUTATIONS = {
     ),
     "a wrong line of a rehearsal is no failure": Mutation(
         "../slime_ext_cpu/rehearsal/main.py",
-        "return FAILED if seen.status or any(line.state == checks.WRONG for line in found) else 0",
+        "return FAILED if seen.status or any(line.state == checks.WRONG for line in lines) else 0",
         "return FAILED if seen.status else 0",
         "tests/cpu/test_rehearse.py",
     ),

@@ -85,7 +85,7 @@ def test_other_files_are_never_composed(tmp_path):
     ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
     said = ran.stderr.splitlines()
     assert (ran.returncode, ran.stdout, len(said)) == (0, "", len(COMPOSES)), said
-    assert all("a composed configuration, got defaults, which add other files" in line for line in said)
+    assert all("a composed configuration, got the key defaults, which adds other files" in line for line in said)
     assert not (tmp_path / "executed").exists()
 
 
@@ -137,7 +137,7 @@ def test_an_interpolation_elsewhere_does_not_matter_and_a_note_does_not_print_it
     actor_rollout_ref: {{actor: {{clip_ratio_c: '{SECRET}'}}}}
     """
     status, out, _ = run(capsys, "convert", "--from", "verl", written(tmp_path / "c.yaml", text))
-    assert status == 0 and "# note: clip_ratio_c is of verl's loss" in out
+    assert status == 0 and "# note: clip_ratio_c belongs to verl's loss" in out
     assert "9.5" not in out and "oc.env" not in out
 
 
