@@ -1,12 +1,11 @@
-"""The pushes of this process's weights, and the certificate after each: whether the engines sample from the
-weights that the trainer has.
+"""Certifies each push of weights: do the engines sample from the weights that the trainer has?
 
-A certificate costs no forward pass. The first rollout that the pushed weights sampled is scored by the
-trainer anyway, with those same weights, before its first optimizer step: the distance over its tokens is
-numerics alone, k3 in nats. Older responses (asynchronous training) say nothing of the push.
+A certificate costs no forward pass. The trainer scores the first rollout after a push anyway, before its
+first optimizer step, with the same weights that sampled it. So the k3 over those tokens, in nats, measures
+numerics alone. Older responses (asynchronous training) say nothing about the push.
 
-SGLang also reports a checksum of each tensor (``check_weights`` of slime's and miles' engine actors). Tensors
-that keep theirs while the trainer steps have not arrived.
+SGLang also reports a checksum of each tensor (``check_weights`` of slime's and miles' engine actors). If a
+tensor keeps its checksum although the trainer stepped, the push did not reach it.
 
     slime_ext: certificate, weights 3: sound: k3 2.1e-06 nats over 5,120 tokens; 22 of 22 tensors changed
     slime_ext: certificate, weights 4: NOT sound: layer 1 did not change with the push: k3 0.013 nats ...
@@ -30,50 +29,50 @@ from slime_ext.host import hosts
 from slime_ext.host.session import session
 
 TIMEOUT_S = 60.0  # for the engines' checksums
-LIMIT = 1e-2  # nats: above it the policies differ much, whatever their numerics (docs/metrics.md)
-TIMES = 10.0  # a distance this many times the first certificate's has grown,
-FLOOR = 1e-6  # unless it is below this, nats, where it is rounding
+LIMIT = 1e-2  # nats; numerics alone do not explain a larger k3 (docs/metrics.md)
+TIMES = 10.0  # a k3 of more than this many times the first certificate's is a fault,
+FLOOR = 1e-6  # unless it is below this, in nats, because then it is rounding
 LAYER = re.compile(r"\blayers?\.(\d+)\.")
 STILL = re.compile(r"norm|bias")  # vectors of numbers near 1: bfloat16 rounds their small steps away
-NAMED = 4  # places that a line names
+NAMED = 4  # places that a line lists before it says "and N more"
 log = logging.getLogger("slime_ext")
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """What the engines hold after a push, against what they held before."""
+    """Compares the engines' checksums after a push with those before it."""
 
-    summary: str  # how many tensors changed, or why that is not known
-    still: tuple[str, ...] = ()  # tensors that kept their checksum while the trainer stepped
-    fault: str = ""  # what went wrong with the push, as far as checksums show it
+    summary: str  # how many tensors changed, or why nobody knows
+    still: tuple[str, ...] = ()  # tensors that kept their checksum although the trainer stepped
+    fault: str = ""  # what the checksums show to be wrong with the push; empty if nothing
 
 
 @dataclass
 class PushRecord:
-    """What is known of a run's pushes, in one process of the trainer."""
+    """Remembers the pushes of a run, in one process of the trainer."""
 
-    version: int | None = None  # of the latest, by the host's own count; None where nothing counts
+    version: int | None = None  # of the latest push, as the host counts; None if the host does not count
     steps: int = 0  # optimizer steps of this process so far
-    steps_at: dict[int, int] = field(default_factory=dict)  # version -> the steps before it was pushed
+    steps_at: dict[int, int] = field(default_factory=dict)  # version -> ``steps`` when it was pushed
     arrival: Arrival = field(default_factory=lambda: Arrival("no checksums: not asked"))
-    is_due: bool = False  # a push has no certificate yet
-    asked: Any = None  # what the engines will answer, on the rank that asked
-    has_moved: bool = False  # the optimizer stepped since the push before
-    first: float | None = None  # the distance of the first certificate, nats
+    is_due: bool = False  # the latest push has no certificate yet
+    asked: Any = None  # the engines' pending answers, on the rank that asked
+    has_moved: bool = False  # the optimizer has stepped since the previous push
+    first: float | None = None  # k3 of the first certificate, nats
     sums: dict[str, str] = field(default_factory=dict)  # tensor -> checksum after the latest push
     moved: set[str] = field(default_factory=set)  # tensors that a push has changed
 
     def pushed(self, version: int) -> None:
-        """Takes note of a push, or of the weights that the process begins with."""
+        """Records a push, or the weights that the process starts with."""
         self.version, self.steps_at[version] = version, self.steps
 
     def steps_since(self, version: int) -> float:
-        """Optimizer steps that this trainer has taken since it pushed a version; NaN of another's."""
+        """Counts the optimizer steps since this trainer pushed a version; NaN if it never did."""
         before = self.steps_at.get(version)
         return math.nan if before is None else float(self.steps - before)
 
     def arrived(self, engines: Sequence[Mapping[str, str]]) -> Arrival:
-        """What a push changed, from the checksums that each engine reports after it."""
+        """Finds what a push changed, from the checksums that each engine reports after it."""
         now, before = engines[0], self.sums
         tensors = [name for name in now if not STILL.search(name)]
         apart = [name for name in tensors if any(other.get(name) != now[name] for other in engines[1:])]
@@ -94,15 +93,18 @@ class PushRecord:
         )
 
     def judged(self, scalars: Mapping[str, float]) -> tuple[bool | None, str]:
-        """Whether the latest push is sound, from the metrics of the first optimizer step after it, and the
-        words for it; None where nobody can say."""
+        """Judges the latest push by the metrics of the first optimizer step after it.
+
+        Returns:
+            Whether the push is sound, None if that cannot be told; and the text of the certificate.
+        """
         arrival, k3 = self.arrival, scalars[PREFIX + "k3_kl"]
         text = f"k3 {k3:.2g} nats over {scalars[PREFIX + 'tokens']:,.0f} tokens"
         known = scalars.get(PREFIX + "staleness_known_fraction", 1.0)
         age = scalars.get(PREFIX + "staleness_max") if known == 1 else None
         if age != 0:
             older = "of unknown versions" if age is None else f"up to {age:.0f} pushes old"
-            text = f"{text} {older}, which say nothing of this push; {arrival.summary}"
+            text = f"{text} {older}, which say nothing about this push; {arrival.summary}"
             return (False, f"{arrival.fault}: {text}") if arrival.fault else (None, text)
         text += "" if self.first is None else f", {self.first:.2g} at first"
         cause = arrival.fault
@@ -117,15 +119,14 @@ class PushRecord:
 
 
 def pushes() -> PushRecord:
-    """What is known of the pushes of this process."""
+    """Returns this process's record of its pushes."""
     if session.pushes is None:
         session.pushes = PushRecord()
     return session.pushes
 
 
 def install() -> None:
-    """Takes note of the object that pushes weights when this process's host makes it, and of every push of
-    it; idempotent."""
+    """Wraps the host's classes that push weights, so that every push is recorded; idempotent."""
     for cls in hosts.weight_updaters():
         hosts.wrap(cls, "__init__", _noting)
 
@@ -134,7 +135,7 @@ def _noting(make: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         pushes().pushed(self.weight_version)
-        # Of the object: hosts import classes that push in another way later, and these call their parents'.
+        # The object, not its class: hosts import subclasses later, and these call their parents' method.
         hosts.wrap(self, "update_weights", functools.partial(_certified, self))
 
     return __init__
@@ -144,7 +145,7 @@ def _certified(updater: Any, push: Callable[..., Any]) -> Callable[..., Any]:
     def update_weights(*args: Any, **kwargs: Any) -> Any:
         done = push(*args, **kwargs)
         engines = getattr(updater, "rollout_engines", None) or ()
-        sees = not getattr(getattr(updater, "args", None), "lora_rank", 0)  # checksums leave adapters out
+        sees = not getattr(getattr(updater, "args", None), "lora_rank", 0)  # checksums do not cover adapters
         after_push(updater.weight_version, engines if sees else ())
         return done
 
@@ -152,30 +153,30 @@ def _certified(updater: Any, push: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def count_step() -> None:
-    """Counts an optimizer step; on all ranks that train."""
+    """Counts an optimizer step. Every rank that trains calls it."""
     pushes().steps += 1
 
 
 def note_step(optimizer: Any) -> None:
-    """Takes note of an optimizer step; one with a learning rate of 0 moves nothing."""
+    """Records that the optimizer moved the weights; with a learning rate of 0 it does not."""
     groups = getattr(optimizer, "param_groups", None)
     pushes().has_moved |= groups is None or any(group.get("lr", 1) for group in groups)
 
 
 def after_push(version: int, engines: Sequence[Any]) -> None:
-    """Asks the engines what they hold now; ``settle`` takes the answers, which by then are there."""
+    """Asks the engines for their checksums. ``settle`` takes the answers later, when they have arrived."""
     record = pushes()
     record.pushed(version)
     record.is_due, record.asked = True, ()
-    if not hosts.rank():  # every rank knows the engines
+    if not hosts.rank():  # every rank knows the engines; one asks
         try:
             record.asked = [engine.check_weights.remote("checksum") for engine in engines]
-        except Exception as error:  # no run ends because nobody answers
+        except Exception as error:  # a missing answer must not end the run
             record.asked = error
 
 
 def settle() -> None:
-    """Takes the answers to a push that has no certificate yet; on all ranks of the trainer."""
+    """Takes the engines' answers and shares them with all ranks. Every rank of the trainer calls it."""
     record = pushes()
     if record.asked is None:
         return
@@ -183,9 +184,9 @@ def settle() -> None:
     if hosts.rank() is not None:
         try:
             torch.distributed.broadcast_object_list(found, src=0, group=_host_group())
-        except (RuntimeError, ValueError):  # ranks of another group
+        except (RuntimeError, ValueError):  # the group does not hold these ranks
             log.debug("not shared", exc_info=True)
-            found = [Arrival("no checksums: the ranks have no group in common")]
+            found = [Arrival("no checksums: the trainer's ranks share no process group")]
     record.arrival, record.asked = found[0], None
 
 
@@ -195,16 +196,16 @@ def _arrival(asked: Any) -> Arrival:
             raise asked
         replies = sys.modules["ray"].get(asked, timeout=TIMEOUT_S) if asked else ()
         found = [_checksums(reply) for reply in replies if reply is not None]
-    except Exception as error:  # Ray's and the engine's: a release without checksums, a dead engine
+    except Exception as error:  # from Ray or the engine: a release without checksums, a dead engine
         log.debug("no checksums", exc_info=True)
-        return Arrival(f"no checksums: the engine answers with {type(error).__name__}")
+        return Arrival(f"no checksums: the engine answered with {type(error).__name__}")
     if not found or not found[0]:
         return Arrival("no checksums: this engine reports none")
     return pushes().arrived(found)
 
 
 def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
-    """Tensor -> its checksums on all ranks of one engine, without those of a draft model."""
+    """Joins each tensor's checksums over the ranks of one engine; skips those of a draft model."""
     found: dict[str, str] = {}
     for rank in reply.get("ranks") or ():
         for name, checksum in rank["checksums"].items():
@@ -214,18 +215,21 @@ def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _host_group() -> Any:
-    """The host's group of all its trainer's ranks on the CPU, on which it waits in every push."""
+    """Returns the host's CPU (gloo) group of all its trainer's ranks, on which it waits in every push."""
     host = hosts.current()
     get = hosts.function_of(host.name, "get_gloo_group") if host else None
     return get() if get else None
 
 
 def of_step(scalars: Mapping[str, float], step_id: int, *, is_first: bool) -> dict[str, float]:
-    """The certificate, due with the first optimizer step after a push: its line is printed on the first rank,
-    its metrics are the same on all; {} where none is due.
+    """Issues the certificate that is due at the first optimizer step after a push.
 
     Args:
-        scalars: of the step, over all ranks.
+        scalars: metrics of the step, reduced over all ranks.
+        is_first: whether this rank prints the line.
+
+    Returns:
+        The certificate's metrics, the same on all ranks; {} if no certificate is due.
     """
     record = pushes()
     was_due, record.is_due = record.is_due, False
@@ -242,7 +246,7 @@ def of_step(scalars: Mapping[str, float], step_id: int, *, is_first: bool) -> di
 
 
 def places(names: Iterable[str]) -> str:
-    """Tensors by layer, where they have one.
+    """Names the layers of tensors, and a tensor itself if it is in no layer.
 
     >>> places(["model.layers.1.mlp.weight", "model.layers.1.self_attn.weight", "lm_head.weight"])
     'layer 1, lm_head.weight'

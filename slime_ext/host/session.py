@@ -1,7 +1,7 @@
-"""What slime_ext remembers between two calls in one process of a run, in one place.
+"""Holds everything that slime_ext remembers between two calls in one process of a run.
 
-Two things are not here: what ``errors.warn_once`` said, because code below ``host`` warns too, and
-``sys.excepthook``, which is Python's own.
+There are two exceptions: the messages that ``errors.warn_once`` has given, because code below ``host`` warns
+too; and ``sys.excepthook``, because it is Python's.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ if TYPE_CHECKING:  # these modules import this one
 
 @dataclass
 class Session:
-    """The memory of one process. It uses the parts that it needs: it trains, or samples, or both."""
+    """Holds the memory of one process, which trains, or samples, or both."""
 
     step: OptimizerStep | None = None
-    """The optimizer step that is being trained; None between two."""
+    """The optimizer step that is being trained; None between steps."""
 
     leaves_loss_alone: bool = False
-    """Whether a guard asked for metrics only."""
+    """Whether a guard has taken the action ``metrics_only``."""
 
     reporters: list[tuple[Any, Reporter]] = field(default_factory=list)
-    """A host's args, and what is done with the metrics of the steps that it trains with them."""
+    """A host's args, and the reporter of the steps that it trains with them."""
 
     corrections: dict[str, tuple[Any, list[Any], Correction]] = field(default_factory=dict)
-    """Function of slime_ext.tis -> the args of its last call, the values read there, the correction made."""
+    """Function of slime_ext.tis -> the args of its last call, the values read from them, its correction."""
 
     pushes: PushRecord | None = None
-    """What is known of the pushes of this process's weights; None until somebody asks."""
+    """The record of this process's weight pushes; None until it is first used."""
 
     loss_inputs: ContextVar[dict[str, Any] | None] = field(
         default_factory=lambda: ContextVar("slime_ext_loss_inputs", default=None)
     )
-    """What the policy loss that is running has at hand and does not pass to the hook; ``startup`` notes it. A
-    context variable, because a loss that is computed again may run in another thread."""
+    """What the running policy loss has and does not pass to the hook; ``startup`` collects it. It is a
+    context variable, because a loss may be computed again in another thread."""
 
     published: dict[bytes, bytes] = field(default_factory=dict)
-    """What the rollout leaves for the trainer, where there is no Ray."""
+    """What the rollout publishes for the trainer, if there is no Ray."""
 
     heads: dict[int, dict[Any, Any]] = field(default_factory=dict)
     """Rollout -> sample index -> the sampler's head at each token, or Ray's reference to it."""
 
     scored: ScoredRollout | None = None
-    """The rollout that is scored and trained, with what the host's log-prob pass said of its heads."""
+    """The rollout that is scored and trained, with the proximal policy's log-probs at its heads."""
 
     asked: ContextVar[Asked | None] = field(
         default_factory=lambda: ContextVar("slime_ext_asked", default=None)
     )
-    """What is asked of the engine for the sample that is generated. A context variable, because samples are
-    generated at the same time."""
+    """What the sample that is generated asks of the engine. It is a context variable, because several samples
+    are generated at the same time."""
 
     def reset(self) -> None:
-        """Forgets everything, as a new process knows nothing; for tests."""
+        """Forgets everything, as in a new process; for tests."""
         vars(self).update(vars(Session()))
         warn_once.cache_clear()
 

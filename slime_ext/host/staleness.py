@@ -1,14 +1,14 @@
-"""How old the weights are that sampled a sequence: in weight versions, and in optimizer steps.
+"""Finds the age of the weights that sampled a sequence, in weight versions and in optimizer steps.
 
-The trainer counts the pushes of its weights to the engines, and an engine says with every answer which push
-it runs. The answer stays in the rollout manager's process. There ``log_rollout``
-(``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) leaves the oldest version of each
-sample, by its index, in the key-value store of Ray's cluster, and the trainer looks its samples up. Where the
-host's batches carry the versions themselves (miles; a patched slime), those are used. The trainer's own
-version is that of its latest push (``certify``).
+The trainer counts its pushes of weights to the engines, and an engine names its push in every answer. The
+answer stays in the rollout manager's process. There ``log_rollout`` (``slime_ext.host.log_rollout`` for
+``--custom-rollout-log-function-path``) publishes the oldest version of each sample, by its index, in the
+key-value store of Ray's cluster, and the trainer looks its samples up. If the host's batches carry the
+versions (miles; a patched slime), those are used. The trainer's own version is that of its latest push
+(``certify``).
 
 With --update-weights-interval K the engines have the latest push, and the trainer is up to K rollouts ahead
-of it. So at each push the trainer also notes how many optimizer steps it has taken.
+of it. So at each push the trainer also records how many optimizer steps it has taken.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from slime_ext.ops.segments import to_device
 
 NAMESPACE = b"slime_ext"
 VERSIONS, HEADS = "weight_versions", "heads"
-WAITING = {VERSIONS: 16, HEADS: 4}  # rollouts that may wait for the trainer
+WAITING = {VERSIONS: 16, HEADS: 4}  # the most rollouts whose data wait for the trainer
 PREFIX, STEP = "rollout/off_policy/", "rollout/step"
 log = logging.getLogger("slime_ext")
 
 
 def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
-    """The samples of a batch with the oldest version of each, where the batch or ``log_rollout`` has it."""
+    """Identifies the samples of a batch, with the oldest version of each if it is known."""
     samples = Samples.of(batch)
     if (carried := batch.get("weight_versions")) is not None:
         return replace(samples, versions=[_oldest(names) for names in carried])
@@ -54,16 +54,19 @@ def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
 def with_ages(
     tokens: Tokens, loss_masks: Sequence[Tensor], correction: Correction, samples: Samples
 ) -> Tokens:
-    """The tokens with their sequences' ages: the trainer's version less that of the oldest weights that
-    sampled the sequence, and its optimizer steps since it pushed them; ``loss_masks`` say which of the step's
-    samples they are.
+    """Adds the ages of the sequences to the tokens.
 
-    NaN for a sample without versions, and for one of weights that this trainer has not pushed yet: a replayed
-    rollout is of another run. In optimizer steps also NaN for weights that were pushed before this process
-    began.
+    An age in versions is the trainer's version minus that of the oldest weights that sampled the sequence. An
+    age in steps is the number of optimizer steps since the trainer pushed those weights. Both are NaN for a
+    sample without versions, and for weights that this trainer has not pushed yet, because a replayed rollout
+    comes from another run. The age in steps is also NaN for weights that were pushed before this process
+    started.
+
+    Args:
+        loss_masks: identify the samples of the tokens among ``samples``.
 
     Raises:
-        ConfigError: the correction needs them and no sample's is known.
+        ConfigError: the correction needs the ages and no sample's is known.
     """
     places = samples.places(loss_masks) if samples.versions else None
     versions = [samples.versions[place] for place in places or ()]
@@ -71,7 +74,7 @@ def with_ages(
     if current is None or not versions:
         if correction.needs_ages:
             raise ConfigError(
-                "max_staleness: expected weight versions of trainer and samples, got none of the "
+                "max_staleness: expected weight versions from the trainer and the samples, got none from the "
                 f"{'trainer' if current is None else 'samples'}: add {INIT_FLAG} and {LOG_FLAG}; a "
                 "custom generate function has to keep Sample.index and Sample.weight_versions"
             )
@@ -91,21 +94,20 @@ def log_rollout(
     rollout_extra_metrics: dict[str, Any] | None = None,
     rollout_time: float | None = None,
 ) -> bool:
-    """Adds the weight versions to the metrics that the host is about to log, and leaves them for the
-    trainer.
+    """Publishes a rollout's weight versions for the trainer, and adds them to the host's metrics.
 
     Args:
-        samples: the rollout's samples, under slime's field names; a list of groups is as good.
-        rollout_extra_metrics: the host's dictionary, added to in place; None (slime's fully asynchronous
-            rollout function): the host's logger gets the values by themselves.
+        samples: the rollout's samples, with slime's field names, as a list or as a list of groups.
+        rollout_extra_metrics: the host's dictionary, which gets the values. None, as from slime's fully
+            asynchronous rollout function: the host's logger gets the values in a call of their own.
 
     Returns:
-        False, so that the host's own log goes on.
+        False, so that the host also writes its own log.
 
     Raises:
-        DataError: samples without log-probs, where a correction needs them.
+        DataError: samples have no log-probs, and the launch calls a hook, which needs them.
 
-    Source: the call is slime's, slime/observability/rollout_metrics.py, the same since v0.2.2.
+    Source: slime makes the call in slime/observability/rollout_metrics.py, the same since v0.2.2.
     """
     samples = list(flat(samples))
     _require_log_probs(args, samples)
@@ -113,13 +115,13 @@ def log_rollout(
     values = {PREFIX + name: value for name, value in version_metrics(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)
-    elif not getattr(args, "load_debug_rollout_data", None):  # with which the host logs nothing
+    elif not getattr(args, "load_debug_rollout_data", None):  # with that flag the host logs nothing
         _log(rollout_id, args, values)
     return False
 
 
 def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
-    """Passes metrics to the host's own logger, ``log(args, metrics, step_key)``; a line of ours without."""
+    """Passes metrics to the host's ``log(args, metrics, step_key)``; without one, logs a line itself."""
     for module in hosts.definers("compute_rollout_step"):
         for tracker in hosts.definers("log", module.__name__.partition(".")[0]):
             step = {STEP: module.compute_rollout_step(args, rollout_id)}
@@ -130,13 +132,13 @@ def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
 
 
 def version_metrics(samples: Sequence[Any]) -> dict[str, float]:
-    """How many weight versions sampled a rollout.
+    """Counts the weight versions that sampled a rollout.
 
-    A version that is not a number (an engine before its first push) is left out.
+    A version that is not a number is skipped; an engine has such a version before its first push.
 
     Returns:
-        ``versions`` that occur, ``mixed`` the share of samples with more than one version, ``no_log_probs``
-        the share of samples that came without behavior log-probs.
+        ``versions``: the number of different versions. ``mixed``: the share of samples with more than one,
+        among those with any. ``no_log_probs``: the share of samples without behavior log-probs.
     """
     known = [versions for sample in samples if (versions := set(_versions(sample)))]
     return {
@@ -147,24 +149,28 @@ def version_metrics(samples: Sequence[Any]) -> dict[str, float]:
 
 
 def _lacks_log_probs(sample: Any) -> bool:
-    recorded = sample.rollout_log_probs  # a list, or an array of a custom generate function
+    recorded = sample.rollout_log_probs  # a list, or an array from a custom generate function
     return sample.response_length > 0 and (recorded is None or len(recorded) == 0)
 
 
 def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
-    """Hosts look at the first sample alone: without log-probs there they drop those of all others."""
+    """Raises DataError if a sample lacks the log-probs that a hook needs.
+
+    Hosts check the first sample only, and drop all log-probs if it has none.
+    """
     if not contract.calls_hook(args) or getattr(args, "custom_convert_samples_to_train_data_path", None):
         return
     lacking = [place for place, sample in enumerate(samples) if _lacks_log_probs(sample)]
     if lacking:
         raise DataError(
             f"rollout_log_probs: expected them in every sample of the rollout, got none in {len(lacking)} of "
-            f"{len(samples)}, the first is {lacking[0]}: a custom generate function has to fill them in"
+            f"{len(samples)}, the first is {lacking[0]}: a custom generate function has to fill "
+            "Sample.rollout_log_probs"
         )
 
 
 def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
-    """Leaves the oldest version of each sample index for the trainer's processes of the same Ray job."""
+    """Publishes the oldest version of each sample index to the trainers of the same Ray job."""
     found: dict[str, list[Any]] = defaultdict(list)
     for sample in samples:
         found[str(getattr(sample, "index", None))] += versions_of(sample.weight_versions)
@@ -173,8 +179,10 @@ def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
 
 
 def leave(what: str, rollout_id: int, data: bytes) -> None:
-    """Publishes data about a rollout to the trainers of the same Ray job; keeps the last ``WAITING``
-    rollouts."""
+    """Publishes data about a rollout to the trainers of the same Ray job.
+
+    It keeps the data of the last ``WAITING`` rollouts.
+    """
     key, data = _key(what, rollout_id), b"%d %b" % (rollout_id, data)
     if (kv := store()) is None:
         session.published[key] = data
@@ -183,7 +191,7 @@ def leave(what: str, rollout_id: int, data: bytes) -> None:
 
 
 def left(what: str, rollout_id: int) -> bytes | None:
-    """What ``leave`` was given; None of a rollout that it does not know."""
+    """Reads what ``leave`` published about a rollout; None if nothing is there."""
     key, kv = _key(what, rollout_id), store()
     published = session.published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
     owner, _, data = (published or b"").partition(b" ")
@@ -191,7 +199,7 @@ def left(what: str, rollout_id: int) -> bytes | None:
 
 
 def store() -> Any:
-    """The key-value store of the Ray cluster that this process belongs to; None where it belongs to none."""
+    """Returns the key-value store of this process's Ray cluster; None outside of Ray."""
     kv = sys.modules.get("ray.experimental.internal_kv")
     return kv if kv is not None and kv._internal_kv_initialized() else None
 
@@ -207,7 +215,7 @@ def _versions(sample: Any) -> list[int]:
 
 
 def _oldest(names: Any) -> int | None:
-    """The oldest of a sample's versions; None unless each is a number."""
+    """Finds the oldest of a sample's versions; None unless every version is a number."""
     versions = [number for name in versions_of(names) if (number := number_of(name)) is not None]
     return None if len(versions) < len(versions_of(names)) else min(versions, default=None)
 

@@ -232,8 +232,8 @@ def test_the_hook_drops_samples_that_are_older():
 @pytest.mark.parametrize(
     ("versions", "version", "line"),
     [
-        (None, 9, "got none of the samples: .*--custom-rollout-log-function-path"),
-        ([["1"]] * 6, None, "got none of the trainer"),
+        (None, 9, "got none from the samples: .*--custom-rollout-log-function-path"),
+        ([["1"]] * 6, None, "got none from the trainer"),
     ],
 )
 def test_a_bound_on_ages_that_nobody_knows_is_refused(versions, version, line):
@@ -288,7 +288,7 @@ def test_the_trainer_finds_its_samples_versions_by_their_index(store):
     ages = aged(indices=[9, 8, 7, 5, 6], rollout_id=2)
     assert ages[1:3].tolist() == [3, 1] and ages.isnan().tolist() == [True, False, False, True, True]
     assert aged(indices=[8], rollout_id=3) is None  # not logged
-    with pytest.raises(ConfigError, match="got none of the samples"):
+    with pytest.raises(ConfigError, match="got none from the samples"):
         aged(indices=[8], rollout_id=3, correction=load_config(CONFIG))
 
 
