@@ -1,4 +1,4 @@
-"""slime's lists and zig-zag context-parallel slices <-> one flat tensor per quantity."""
+"""Packs slime's lists and zig-zag context-parallel slices into flat tensors, and unpacks masks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from slime_ext.ops.segments import AllSum, Segments, Shard, identity, require_co
 
 BEHAVIOR = "rollout_log_probs"  # the host's keyword
 OVERFLOW = "the host's loss is NaN because of it; look for an overflow in the trainer's forward pass"
-CONSEQUENCES = {  # keyword of the host -> what a value of it that is not ``usable`` means
+CONSEQUENCES = {  # keyword of the host -> what follows if its value is not ``usable``, or what to do
     "train_log_probs": OVERFLOW,
     "cur_log_probs": OVERFLOW,
-    BEHAVIOR: "on_nonfinite: raise asks to stop here",
+    BEHAVIOR: "the correction has on_nonfinite: raise; to reject such tokens, write on_nonfinite: reject",
 }
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """This rank's place among those that share sequences."""
+    """Places this rank among the ranks that share its sequences."""
 
     rank: int = 0
     size: int = 1
@@ -40,14 +40,16 @@ ALONE = Parallel()
 
 
 def parallel_state() -> Any:
-    """Megatron's parallel state; None where nothing has initialised it (or imported it)."""
+    """Returns Megatron's parallel state; None if it is not imported or not initialised."""
     state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
     return state if state is not None and state.model_parallel_is_initialized() else None
 
 
 def context_parallel() -> Parallel:
-    """This process among its context-parallel ranks; asked at every call, for slime rebuilds its groups
-    between steps."""
+    """Places this process among its context-parallel ranks.
+
+    It asks at every call, because slime rebuilds its groups between steps.
+    """
     state = parallel_state()
     if state is None or (size := state.get_context_parallel_world_size()) == 1:
         return ALONE
@@ -56,7 +58,7 @@ def context_parallel() -> Parallel:
 
 
 def sum_over(group: Any) -> AllSum:
-    """The all-reduce of a process group, in place. Raises DataError as ``require_contiguous``."""
+    """Makes the in-place SUM over a process group. Raises DataError as ``require_contiguous`` does."""
 
     def all_sum(values: Tensor) -> Tensor:
         require_contiguous(values)
@@ -69,11 +71,11 @@ def sum_over(group: Any) -> AllSum:
 def zigzag(
     total_length: int, response_length: int, cp_rank: int, cp_size: int, padded_length: int | None = None
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The two runs of response tokens (start, stop) that a context-parallel rank holds; either may be empty.
+    """Finds the two runs (start, stop) of response tokens that a context-parallel rank holds.
 
-    The sequence, or the ``padded_length`` that --qkv-format bshd gives it, is padded to 2 cp_size equal
-    chunks; rank r holds chunks r and 2 cp_size - 1 - r. The log-prob of a token is made by the logit one
-    position before it, so runs are cut at logit positions.
+    Either may be empty. The sequence is padded to 2 cp_size equal chunks (under --qkv-format bshd its
+    ``padded_length`` is cut instead). Rank r holds chunks r and 2 cp_size - 1 - r. Runs are cut at logit
+    positions, because the logit one position before a token makes its log-prob.
 
     >>> zigzag(12, 7, 0, 2), zigzag(12, 7, 1, 2)
     (((0, 0), (5, 7)), ((0, 2), (2, 5)))
@@ -97,14 +99,16 @@ def pack_segments(
     padded_lengths: Sequence[int] | None = None,
     here: Parallel = ALONE,
 ) -> Segments:
-    """The segments of a micro-batch as slime holds it: full masks on every rank, zig-zag slices of all else.
+    """Makes the segments of a micro-batch from slime's lists.
+
+    slime holds full masks on every rank, and zig-zag slices of everything else.
 
     Args:
         loss_masks: N x [R_i], any dtype, not 0 where the behavior policy sampled the token.
         total_lengths: N prompt + response lengths.
         response_lengths: N response lengths.
-        padded_lengths: N lengths that chunks are cut from; None: the total lengths.
-        here: this rank among those that share sequences.
+        padded_lengths: N lengths from which chunks are cut. None: the total lengths.
+        here: this rank's place among the ranks that share its sequences.
     """
     mask = join(loss_masks, response_lengths, "loss_masks").to(torch.bool)
     if here.size == 1:
@@ -119,7 +123,7 @@ def pack_segments(
 
 
 def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
-    """Lists of local slices -> flat tensors [T], with every length checked against what this rank must hold.
+    """Joins the lists of local slices into flat tensors [T], and checks every length.
 
     Raises:
         ConfigError: the host pads sequences to lengths that it did not pass.
@@ -148,16 +152,16 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:
-    """The host's masks without the rejected tokens, full length on every rank, in the host's dtype.
+    """Removes rejected tokens from the host's masks: full length on every rank, in the host's dtype.
 
     Args:
         keep: [T] bool, local.
-        loss_masks: N x [R_i], the host's; not written to.
+        loss_masks: N x [R_i], the host's masks, which are not changed.
     """
     if not loss_masks:
         return []
     if segments.shards is not None:
-        # Other ranks hold the rest of keep: one more SUM, of disjoint shares.
+        # Other ranks hold the rest of keep. The shares are disjoint, so that one SUM joins them.
         share = torch.zeros(segments.full_mask.shape, dtype=torch.int32, device=keep.device)
         keep = segments.all_sum(share.index_copy(0, segments.positions, keep.int())) > 0
     reduced = torch.split(torch.cat(list(loss_masks)).masked_fill(~keep, 0), list(segments.lengths))
@@ -165,7 +169,7 @@ def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments)
 
 
 def locate(index: int, segments: Segments) -> tuple[int, int]:
-    """A local token index -> (sequence, position in its response); for messages, outside the hot path."""
+    """Finds the sequence and the position in its response of a local token index, for messages."""
     for sequence, start, stop, _ in segments.local_shards:
         if index < stop - start:
             return sequence, start + index
@@ -174,29 +178,33 @@ def locate(index: int, segments: Segments) -> tuple[int, int]:
 
 
 def usable(name: str, values: Tensor) -> Tensor:
-    """[T] bool: of the behavior policy, what is a log-prob; of the trainer's policies, what is finite,
-    because only NaN and infinities spoil the host's loss."""
+    """Marks the usable values of a keyword, [T] bool.
+
+    A value of the behavior policy must be a log-prob. A value of the trainer's policies need only be finite,
+    because only NaN and infinities spoil the host's loss.
+    """
     return is_log_prob(values) if name == BEHAVIOR else values.abs() < torch.inf
 
 
 def wanted(name: str) -> str:
-    """What ``usable`` accepts, for messages."""
+    """Describes what ``usable`` accepts, for messages."""
     return "a log-prob above -1000 and at most 0" if name == BEHAVIOR else "a finite log-prob"
 
 
 def require_usable(name: str, values: Tensor, segments: Segments, consequence: str) -> None:
-    """Raises NonFiniteError at the first response token whose value [T] is not ``usable``. On CUDA it returns
-    at once, because looking would wait for the device.
+    """Raises NonFiniteError at the first response token whose value [T] is not ``usable``.
+
+    On CUDA it returns at once, because reading the values would wait for the device.
 
     Args:
         name: the host's keyword.
-        consequence: what such a value means, for the message.
+        consequence: what follows from such a value, for the message.
     """
     values = values.detach()
     if values.device.type != "cpu":
         return
     if name != BEHAVIOR and math.isfinite(values.sum(dtype=torch.float32)):
-        return  # one number says that all are finite; where it does not, masked tokens may be why
+        return  # a finite sum proves that all are finite; an infinite one may come from masked tokens
     bad = segments.mask & ~usable(name, values)
     if not bad.any():
         return
@@ -209,39 +217,41 @@ def require_usable(name: str, values: Tensor, segments: Segments, consequence: s
 
 
 def require_flat(where: str, values: Tensor, length: int) -> None:
-    """Raises DataError unless a tensor is [length]: in another shape it would broadcast in silence."""
+    """Raises DataError unless a tensor has shape [length]; others would broadcast in silence."""
     if values.shape != (length,):
         raise DataError(
             f"{where}: expected {length} tokens on this rank, got a tensor of shape {list(values.shape)}: "
-            "every list must come from the same context-parallel slice, one number per token"
+            "pass one number per token, and every list from the same context-parallel slice"
         )
 
 
 def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -> Tensor:
-    """A tensor per sample -> one flat tensor [T]; one that is flat already as it is.
+    """Joins a tensor per sample into one flat tensor [T]; a flat tensor is returned unchanged.
 
     Args:
-        lengths: how many tokens of each sample this rank holds.
+        lengths: the number of tokens that this rank holds of each sample.
         name: the host's keyword, for errors.
     """
     if isinstance(values, Tensor):
         require_flat(name, values, sum(lengths))
         return values
     if len(values) != len(lengths):
-        raise DataError(f"{name}: expected {len(lengths)} samples, got {len(values)}: one tensor per sample")
+        raise DataError(
+            f"{name}: expected {len(lengths)} samples, got {len(values)}: pass one tensor per sample"
+        )
     if not values:
         return torch.zeros(0)
-    with contextlib.suppress(TypeError, RuntimeError):  # of something that is no tensor, or has another shape
+    with contextlib.suppress(TypeError, RuntimeError):  # raised if a part is no tensor or has another shape
         flat = torch.cat(list(values))
-        # Every length at once, because a look at the shape of 512 tensors takes longer than to join them.
+        # All lengths in one comparison: checking the shapes of 512 tensors takes longer than joining them.
         if flat.dim() == 1 and [*map(Tensor.numel, values)] == [*lengths]:
             return flat
     for i, (part, length) in enumerate(zip(values, lengths, strict=True)):
         if not isinstance(part, Tensor):
             raise DataError(
                 f"{name}, sequence {i} of {len(lengths)}: expected a tensor, got {type(part).__name__}: "
-                "turn it into one, as slime does before it calls the hook"
+                "turn it into a tensor, as slime does before it calls the hook"
             )
         if part.shape != (length,):
             require_flat(f"{name}, sequence {i} of {len(lengths)}", part, length)
-    return torch.cat(list(values))  # raises what it raised before
+    return torch.cat(list(values))  # no part explains the failure: raises torch's own error

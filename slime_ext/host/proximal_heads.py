@@ -1,15 +1,15 @@
-"""The proximal policy's log-probs at the sampler's head, from the host's own log-prob pass.
+"""Reads the proximal policy's log-probs at the sampler's head, in the host's own log-prob pass.
 
-``center`` on PPO's loss reads them. Where a rollout is one optimizer step they are the target's. With more,
-the host scores the rollout's samples before the first of them:
+``center`` on PPO's loss needs them. If a rollout is one optimizer step, they are the target's. If it is
+several, the host scores the rollout's samples before the first step:
 
     train_actor(self, rollout_id, rollout_data, ...)
         forward_only(get_log_probs_and_entropy, args, model, data_iterator, num_microbatches, store_prefix="")
 
-A wrapper around the second reads the head's log-probs off the same logits, in the same pass; those of a
-reference or a teacher (another ``store_prefix``) it leaves alone. It takes them out of what the host stores,
-because the host logs the mean of each column. The one around the first knows the rollout, and forgets them
-when it ends: between rollouts slime takes the device's memory away.
+A wrapper around ``forward_only`` reads the head's log-probs from the same logits, in the same pass. It skips
+the passes of a reference or a teacher, which have another ``store_prefix``. It removes the log-probs from
+what the host stores, because the host logs the mean of each column. A wrapper around ``train_actor`` knows
+the rollout, and drops the log-probs when the rollout ends, because slime releases the device's memory then.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ from slime_ext.host.rollout_data import Samples, column
 from slime_ext.host.session import session
 from slime_ext.host.train_step import reporter_of
 
-COLUMN = "slime_ext_proximal_heads"  # of what the log-prob pass stores, until it returns
+COLUMN = "slime_ext_proximal_heads"  # in the log-prob pass's results, until the pass returns
 PARAMETERS = ("f", "args", "data_iterator", "num_microbatches", "store_prefix")
 
 
 @dataclass
 class ScoredRollout:
-    """A rollout that the host scores and trains: what the log-prob pass said of its heads, by sample index;
-    None before it."""
+    """Holds the head's log-probs of the rollout that the host scores and trains.
+
+    Args:
+        by_index: sample index -> the proximal policy's log-probs at its head; None before the pass.
+    """
 
     rollout_id: int
     by_index: dict[Any, Tensor] | None = None
 
 
 def install(host: hosts.Host) -> None:
-    """Wraps the host's log-prob pass, and what scores and trains a rollout; idempotent."""
-    for module in hosts.modules(host.name):  # each that has it among its globals calls its own
+    """Wraps the host's log-prob pass and its method that trains a rollout; idempotent."""
+    for module in hosts.modules(host.name):  # a module that imported the function calls its own reference
         if isinstance(vars(module).get(hosts.SCORE), FunctionType):
             hosts.wrap(module, hosts.SCORE, _gathering)
     for cls in hosts.trainers():
@@ -56,7 +59,7 @@ def _of_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def train_actor(*given: Any, **named: Any) -> Any:
         rollout_id = signature.bind(*given, **named).arguments.get("rollout_id")
-        # Another host's method of that name; or a subclass's, which calls its parent's.
+        # A method of that name in another host; or a parent's, which the subclass's method has called.
         if rollout_id is None or session.scored is not None:
             return function(*given, **named)
         session.scored = ScoredRollout(rollout_id)
@@ -82,11 +85,11 @@ def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
         if rollout is None:
             raise ConfigError(
                 f"center: expected a data_iterator with the rollout's data (rollout_data), got "
-                f"{type(iterator).__name__}: the proximal policy's log-probs at the head are not known; use "
-                "one optimizer step per rollout"
+                f"{type(iterator).__name__}: the proximal policy's log-probs at the head cannot be read; use "
+                "one optimizer step per rollout (--num-steps-per-rollout 1)"
             )
         center = reporter_of(call["args"]).setup.correction.center
-        assert center is not None  # as ``_is_read`` found
+        assert center is not None  # ``_is_read`` has checked it
         call["f"] = _with_heads(call["f"], rollout, scored.rollout_id, center.top_k)
         found = function(*bound.args, **bound.kwargs)
         values = found.pop(COLUMN)
@@ -98,15 +101,14 @@ def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_read(call: Mapping[str, Any]) -> bool:
-    """Whether ``center`` reads what this pass says: the proximal policy's of the actor's samples, where they
-    are trained in several steps."""
+    """Whether ``center`` reads this pass: it scores the actor's samples, and several steps train them."""
     args = call.get("args")
     if args is None or not reporter_of(args).setup.reads_proximal_head:
         return False
     if missing := [name for name in PARAMETERS if name not in call]:
         raise ConfigError(
             f"center: expected {hosts.SCORE}({', '.join(PARAMETERS)}), got none of {', '.join(missing)}: "
-            "this release is not known; use one optimizer step per rollout"
+            "this release is not known; use one optimizer step per rollout (--num-steps-per-rollout 1)"
         )
     is_moved = len(call["num_microbatches"]) > 1 or bool(getattr(args, "keep_old_actor", False))
     name = getattr(inspect.unwrap(call["f"]), "__name__", "")
@@ -116,7 +118,7 @@ def _is_read(call: Mapping[str, Any]) -> bool:
 def _with_heads(
     function: Callable[..., Any], rollout: Mapping[str, Any], rollout_id: int, top_k: int
 ) -> Callable[..., Any]:
-    """The host's function of a micro-batch's logits, with one more column: a tensor per sample."""
+    """Adds a column to the host's function of a micro-batch's logits: a tensor per sample."""
     samples = Samples(indices=column(rollout.get("sample_indices"), len(rollout["tokens"])))
     rows = heads.of_step(rollout_id, samples, top_k)
     places = {id(tokens): place for place, tokens in enumerate(rollout["tokens"])}
@@ -126,8 +128,8 @@ def _with_heads(
         own = [place for tokens in named["unconcat_tokens"] if (place := places.get(id(tokens))) is not None]
         if len(own) != len(named["unconcat_tokens"]):
             raise DataError(
-                "center: expected a log-prob pass over the rollout's own samples, got others: their heads "
-                "are not known"
+                "center: expected a log-prob pass over the rollout's own samples, got other samples, whose "
+                "heads are not known: use one optimizer step per rollout (--num-steps-per-rollout 1)"
             )
         batch = {"loss_masks": [rollout["loss_masks"][place] for place in own]} | named
         with torch.no_grad():

@@ -1,8 +1,7 @@
-"""One optimizer step's samples: read off the host's iterator before they are trained, found again in a hook
-call, and what those of one rollout or one prompt mean for each other.
+"""Reads an optimizer step's samples before they are trained, and finds them again in a hook call.
 
-A rollout is what the host counts once in its loss (slime may split it into several samples); a group is the
-samples of one prompt. What is read here is read once per step, where waiting for the device is no loss.
+A rollout is what the host counts once in its loss; slime may split it into several samples. A group is the
+samples of one prompt. Everything here is read once per step, where it does no harm to wait for the device.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from slime_ext.errors import ConfigError
 from slime_ext.host.contract import HookCall
 
 Batch = Mapping[str, Any]  # key -> a value per sample, or None
-MASK_SUMS = ("rollout_mask_sums", "group_mask_sums")  # the second in v0.3.0 alone
+MASK_SUMS = ("rollout_mask_sums", "group_mask_sums")  # the second only in v0.3.0
 ROLLOUT_IDS = ("rollout_ids", "group_ids")
 SAME = ("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths", "max_seq_lens", "advantages")
 OF_CALL = {"train_log_probs": "log_probs"} | {key: key for key in SAME}  # keyword of the hook -> of batches
 OTHERS = ("sample_indices", "partition", "rewards", "weight_versions")
 KEYS = (*OF_CALL.values(), *MASK_SUMS, *ROLLOUT_IDS, *OTHERS)
-EPSILON = 1e-6  # what slime adds to a group's standard deviation
+EPSILON = 1e-6  # slime adds it to a group's standard deviation
 
 
 def read_ahead(iterator: Any, count: int) -> Batch:
-    """The next micro-batches of a host's ``DataIterator``, which stays where it is, as one; a key that one of
-    them lacks is None.
+    """Joins the next micro-batches of a host's ``DataIterator`` without moving it.
 
-    Source: slime, backends/megatron_utils/data.py; the same from v0.2.0 on and in miles.
+    A key that is missing in a micro-batch is None.
+
+    Source: slime, backends/megatron_utils/data.py; the same since v0.2.0, and in miles.
     """
     at, joined = iterator.offset, dict[str, Any]()
     try:
@@ -48,12 +48,12 @@ def read_ahead(iterator: Any, count: int) -> Batch:
 
 
 def first_of(data: Batch, keys: Sequence[str]) -> Any:
-    """The value of the first key that is there."""
+    """Returns the value of the first key that the data have."""
     return next((data[key] for key in keys if data.get(key) is not None), None)
 
 
 def column(values: Any, count: int) -> list[Any]:
-    """A per-sample column as Python numbers: a list, a range or a tensor; None where the host has none."""
+    """Reads a per-sample list, range or tensor as Python numbers; Nones if the host has none."""
     if values is None:
         return [None] * count
     if isinstance(values, Tensor):
@@ -62,12 +62,12 @@ def column(values: Any, count: int) -> list[Any]:
 
 
 def numbers(values: Tensor) -> Any:
-    """A small table as Python numbers."""
+    """Reads a small table as Python numbers."""
     return values.tolist()
 
 
 def rest_of(rollout: Batch, batch: Batch) -> dict[str, Any]:
-    """The rollout's samples that are not in a batch."""
+    """Selects the rollout's samples that are not in a batch."""
     taken = set(map(id, batch["loss_masks"]))
     places = [i for i, mask in enumerate(rollout["loss_masks"]) if id(mask) not in taken]
     held = {key: rollout.get(key) for key in KEYS}
@@ -84,35 +84,35 @@ def set_advantages(rollout: Batch, loss_masks: Sequence[Tensor], values: Sequenc
 
 
 def call_of(batch: Batch, args: Any, **more: Any) -> HookCall:
-    """The hook call that a micro-batch would make, with ``more`` than it has; without a loss but there."""
+    """Makes the hook call of a micro-batch; ``more`` adds keywords, such as the loss."""
     keywords = {name: batch.get(key) for name, key in OF_CALL.items()}
     return HookCall.of(args, {"pg_loss": torch.zeros(0)} | keywords | more)
 
 
 def group_keys(data: Batch, group_size: int) -> list[int]:
-    """Which samples share a prompt: by the host's sample index, or by the place in the whole rollout."""
+    """Numbers each sample's group, by the host's sample index or by its place in the rollout."""
     count = len(data["loss_masks"])
     for key in ("sample_indices", "partition"):
         indices = column(data.get(key), count)
         if None not in indices:
             return [index // group_size for index in indices]
     raise ConfigError(
-        "slime_ext.group: expected sample_indices in the rollout data, got a sample without: which samples "
-        "share a prompt is not known; a custom generate function has to keep Sample.index"
+        "slime_ext.group: expected sample_indices in the rollout data, got a sample without an index, which "
+        "shows the samples that share a prompt: a custom generate function has to keep Sample.index"
     )
 
 
 @dataclass
 class Samples:
-    """The samples of one optimizer step on this rank.
+    """Identifies the samples of one optimizer step on this rank, by their loss masks.
 
-    A host tells the hook nothing that identifies a sample, but its loss masks are the very objects of the
-    rollout data. They are held until the step ends, so that no other tensor gets the same identity.
+    A host passes the hook no sample index, but its loss masks are the same objects as in the rollout data.
+    They are held until the step ends, so that no other tensor gets the same identity.
     """
 
     masks: Sequence[Tensor] = ()
     indices: Sequence[int | None] = ()  # Sample.index
-    versions: Sequence[int | None] = ()  # of the oldest weights that sampled it; filled in by ``staleness``
+    versions: Sequence[int | None] = ()  # of the oldest weights that sampled it; set by ``staleness``
     _places: dict[int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,26 +120,26 @@ class Samples:
 
     @classmethod
     def of(cls, batch: Batch) -> Samples:
-        """Those of a step's micro-batches, joined."""
+        """Identifies the samples of a step's joined micro-batches."""
         masks = batch.get("loss_masks") or []
         return cls(masks, column(batch.get("sample_indices"), len(masks)))
 
     def places(self, loss_masks: Sequence[Tensor]) -> list[int] | None:
-        """The places of a hook call's samples, in its order; None unless the step has every one."""
+        """Finds the places of a hook call's samples, in its order; None unless the step has all of them."""
         known = [self._places[id(mask)] for mask in loss_masks if id(mask) in self._places]
         return known if len(known) == len(loss_masks) else None
 
 
 class SampleRow(NamedTuple):
-    """One sample of the rollout, on whatever rank it is trained.
+    """One sample of the rollout, which any rank may train.
 
     Attributes:
-        rollout, group: keys, equal for samples that share them.
-        step: the optimizer step that trains it, -1: none.
-        tokens: response tokens by the host's mask.
-        kept: those that the correction keeps.
-        denominator: what the host divides the sample's loss by.
-        reward: as the host's advantages have it; NaN for one that the host's baseline leaves out.
+        rollout, group: keys, equal for samples of one rollout, or of one group.
+        step: 0 if the planned optimizer step trains it, -1 if another step does.
+        tokens: the number of response tokens in the host's mask.
+        kept: the number of those that the correction keeps.
+        denominator: the number by which the host divides the sample's loss.
+        reward: the reward in the host's advantages; NaN if the host's baseline leaves the sample out.
     """
 
     rollout: float
@@ -156,16 +156,16 @@ class SampleRow(NamedTuple):
 
 
 def broken_groups(rows: Sequence[SampleRow]) -> set[float]:
-    """The groups with a rejected sample: one with response tokens of which none is kept."""
+    """Finds the groups with a rejected sample, which has response tokens and keeps none."""
     return {row.group for row in rows if row.is_rejected}
 
 
 def factors(rows: Sequence[SampleRow], *, per_token: bool = False) -> list[float]:
-    """D / K per sample: D what the host divides by, K the tokens that are kept of it.
+    """Returns D / K per sample: D is the host's divisor, K the number of kept tokens.
 
-    The host divides a rollout by its ``denominator``; ``per_token`` an optimizer step by all its tokens, of
-    which a sample without any counts as one. Where nothing is kept the factor is 1: it contributes 0, and the
-    host still counts it.
+    The host divides a rollout by its ``denominator``. With ``per_token`` it divides an optimizer step by its
+    number of tokens, and counts a sample without tokens as one token. If nothing is kept, the factor is 1,
+    because the loss is 0 and the host still counts it.
     """
     keys = [(row.step, 0.0 if per_token else row.rollout) for row in rows]
     kept: dict[tuple[float, float], float] = defaultdict(float)
@@ -180,11 +180,11 @@ def factors(rows: Sequence[SampleRow], *, per_token: bool = False) -> list[float
 
 
 def rebaselined(rows: Sequence[SampleRow], *, by_std: bool) -> list[float | None]:
-    """GRPO advantages of groups with a rejected sample, computed without it; None where nothing changes.
+    """Computes GRPO advantages again without the rejected samples; None if the group has none.
 
-    A_i = (r_i - mean) / (std + 1e-6) over the samples that are left, unbiased std; 0 for the rejected ones
-    and for one that is left alone. The host's rewards are centred and scaled already, which this undoes but
-    for the 1e-6.
+    A_i = (r_i - mean) / (std + 1e-6) over the remaining samples, with the unbiased std. A rejected sample
+    gets 0, and so does a sample that remains alone. The host's rewards are centred and scaled already; the
+    new mean and std undo that, except for the 1e-6.
 
     Source: Shao et al. 2024, https://arxiv.org/abs/2402.03300; the fault: verl issue 6452.
     """
