@@ -1,7 +1,7 @@
-"""From one hook call to the corrected loss: pack, correct, measure, hand back in the host's shapes.
+"""Turns a hook call into the corrected loss: packs, corrects, measures, and returns the host's shapes.
 
-``observe`` measures in the same way what ``run`` does not see: a policy loss that corrects nothing, or with
-another's hook.
+``observe`` measures a policy loss that does not call ``run``, because it has no hook or a hook that is not
+ours.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]
 ONLY_MEASURES = Correction()
 NOT_RECORDED = (
     "rollout_log_probs: expected them in every batch, got none: nothing is measured; the rollout must record "
-    "the log-probs of the sampled tokens (return_logprob)"
+    "the log-probs of the sampled tokens; a custom generate function has to set return_logprob in its "
+    "requests and to fill Sample.rollout_log_probs"
 )
 NO_PROXIMAL = (
-    "off_policy metrics: the host computed no proximal log-probs (one optimizer step per rollout): the "
-    "target's, detached, stand in for them"
+    "off_policy metrics: the host computed no proximal log-probs, as it may if a rollout is one optimizer "
+    "step: the metrics use the target's, detached, instead"
 )
 
 
@@ -42,11 +43,11 @@ def run(
 ) -> Result:
     """Corrects the loss of one hook call and measures it.
 
-    Without ``args.use_tis`` it only measures: the loss and the masks are the objects of the call.
+    Without ``args.use_tis`` it only measures and returns the call's own loss and masks, the same objects.
 
     Args:
-        channel: makes the metrics that the host averages over tokens; None: ``host_metrics``.
-        who: the function that the host called, for messages.
+        channel: makes the metrics that the host averages over tokens. None: ``host_metrics``.
+        who: the name of the function that the host called, for messages.
 
     Returns:
         Loss [T], masks, and the channel's metrics [T].
@@ -80,7 +81,7 @@ def run(
 
 
 def packed(call: HookCall, correction: Correction, parallel: Parallel) -> Tokens:
-    """Packs a call's lists into flat tensors, with the samples' ages where they are known or needed."""
+    """Packs a call's lists into flat tensors, and adds the samples' ages if they are known or needed."""
     tokens, samples = pack(call, parallel), step_metrics.current_step().samples
     require_flat("pg_loss", call.pg_loss, tokens.segments.size)
     if samples.versions or correction.needs_ages:
@@ -89,8 +90,10 @@ def packed(call: HookCall, correction: Correction, parallel: Parallel) -> Tokens
 
 
 def bounds_of(args: Any, correction: Correction) -> Bounds:
-    """Reads the host's PPO clip range: --eps-clip, --eps-clip-high, --eps-clip-c; and whether its loss is
-    PPO's, where a correction centers that."""
+    """Reads the host's PPO clip range: --eps-clip, --eps-clip-high, --eps-clip-c.
+
+    If the correction centers the host's loss, it also asks whether that loss is PPO's.
+    """
     low, high = getattr(args, "eps_clip", 0.2), getattr(args, "eps_clip_high", None)
     is_asked = correction.center is not None and isinstance(correction.surrogate, HostLoss)
     has_ratio = not is_asked or loss_has_ratio(args)
@@ -98,24 +101,26 @@ def bounds_of(args: Any, correction: Correction) -> Bounds:
 
 
 def changes_loss(args: Any, correction: Correction) -> bool:
-    """False where a call only measures: without --use-tis, with a correction that is none, and after a guard
-    has asked for ``metrics_only``."""
+    """Whether a call changes the loss.
+
+    It only measures without --use-tis, with an identity correction, and after a guard's ``metrics_only``.
+    """
     is_on = getattr(args, "use_tis", False) and not session.leaves_loss_alone
     return bool(is_on) and not correction.is_identity
 
 
 def host_metrics(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """The ratio and the clipped and rejected tokens, under the names that the host logs."""
+    """Returns the ratio and the clipped and rejected tokens, under the names that the host logs."""
     return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
 
 
 @torch.no_grad()
 def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Measures a micro-batch whose policy loss did not call ``run``; loss and gradient are not touched.
+    """Measures a micro-batch whose policy loss did not call ``run``; changes neither loss nor gradient.
 
     Args:
-        batch: the policy loss's.
-        inputs: what was noted while it ran, as ``session.loss_inputs``.
+        batch: the batch of the policy loss.
+        inputs: what ``session.loss_inputs`` collected while the loss ran.
     """
     step = step_metrics.current_step()
     if step.layout is None or not step.observes or "cur_log_probs" not in inputs:

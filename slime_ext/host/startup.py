@@ -1,14 +1,14 @@
-"""``slime_ext.host.init`` for ``--custom-megatron-init-path``, which slime calls before it builds the model.
+"""Defines ``slime_ext.host.init`` for ``--custom-megatron-init-path``.
 
-It checks flags, functions and configuration, and wraps the host's three functions (``hosts``). The policy
-loss has ``cur_log_probs`` and ``advantages`` at hand and passes neither to the hook: a wrapper around it
-takes the advantages (and the padded lengths of --qkv-format bshd) from its batch, one around
-``get_log_probs_and_entropy`` the log-probs with gradient; ``HookCall.of`` reads both. They belong to one call
-of the policy loss: a second run under ``--recompute-loss-function`` has its own, in whichever thread it runs.
-What the host passes itself is used as it is. A policy loss that did not call our hook is measured from the
-same wrapper.
+slime calls it before it builds the model. It checks flags, functions and configuration, and wraps the host's
+three functions (``hosts``). The policy loss has ``cur_log_probs`` and ``advantages`` and passes neither to
+the hook. So a wrapper around the policy loss takes the advantages (and the padded lengths of --qkv-format
+bshd) from its batch, and a wrapper around ``get_log_probs_and_entropy`` takes the log-probs with gradient;
+``HookCall.of`` reads both. They belong to one call of the policy loss, because a second run under
+``--recompute-loss-function`` has other tensors and may run in another thread. What the host itself passes is
+used unchanged. The wrapper also measures a policy loss that did not call our hook.
 
-An ``init`` of your own calls this one with the same arguments, before or after what else it does.
+If you have an ``init`` function, call this one from it with the same arguments, at its start or at its end.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from slime_ext.host.session import session
 
 UNSEEN = (
     f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
-    "(FSDP): no metrics but the host's own channel, no guards, certificate or off_policy.jsonl"
+    "(FSDP): there are no guards, no certificate, no off_policy.jsonl, and no metrics except those that the "
+    "host logs itself: to get them, use --train-backend megatron"
 )
 log = logging.getLogger("slime_ext")
 
 
 def init(args: Any) -> None:
-    """Checks the run's arguments, wraps the host's loss and its train step, prints what will run.
+    """Checks the run's arguments, wraps the host's loss and train step, and prints what will run.
 
-    Called again it checks again and wraps nothing twice.
+    A second call checks again, and wraps nothing twice.
 
     Raises:
-        ConfigError: one line that names the flag or key, what was expected, and what to do.
+        ConfigError: a flag, a function or the configuration is wrong; the one line says what to do.
     """
     check_command_line(hosts.command_line(), args)
     check_kinds(args)
@@ -75,7 +76,7 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
     def policy_loss_function(*given: Any, **named: Any) -> Any:
         call = signature.bind(*given, **named).arguments
         args, batch = call["args"], call["batch"]
-        if batch.get("dynamic_cp_size") is not None:  # Relax, whatever its flags say
+        if batch.get("dynamic_cp_size") is not None:  # in Relax, whatever its flags say
             raise ConfigError(DYNAMIC)
         inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
         token = session.loss_inputs.set(inputs)
@@ -93,7 +94,7 @@ def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
     def get_log_probs_and_entropy(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         inputs = session.loss_inputs.get()
-        if inputs is not None:  # inside the policy loss; elsewhere it scores tokens for others
+        if inputs is not None:  # inside the policy loss; other calls only score tokens
             made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
             inputs.setdefault("cur_log_probs", list(made["log_probs"]))
             inputs["head"] = heads.at_logits(args, kwargs, inputs)
@@ -103,8 +104,7 @@ def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def carry_to_hook(args: Any) -> None:
-    """Wraps a hook of the user's own, so that it gets ``cur_log_probs`` and ``advantages`` by keyword, as our
-    hooks do; idempotent."""
+    """Wraps a user's hook to pass ``cur_log_probs`` and ``advantages`` to it; idempotent."""
     path = getattr(args, "custom_tis_function_path", None)
     if path and not contract.function_of(args):
         module, _, name = path.rpartition(".")
@@ -125,8 +125,10 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_functions(args: Any, host: hosts.Host | None) -> None:
-    """Imports the functions of ours that flags name, and binds the host's call to the hook. Others' may be
-    for other processes, which find them elsewhere."""
+    """Imports the slime_ext functions that flags name, and checks that the hook takes the host's keywords.
+
+    A user's functions, except the hook, are not imported, because they may exist only in other processes.
+    """
     for dest in contract.OURS:
         if str(path := getattr(args, dest, None)).startswith("slime_ext."):
             contract.load_function(str(path), flag_of(dest))
@@ -148,7 +150,7 @@ def _what_runs(setup: Setup) -> str:
 
 
 def _who_passes(host: hosts.Host | None) -> str:
-    """Who passes cur_log_probs and advantages to the hook."""
+    """Says who passes cur_log_probs and advantages to the hook."""
     if host is None:
         return "no slime in this process: the caller passes cur_log_probs and advantages"
     passes_itself = host.passes("cur_log_probs")

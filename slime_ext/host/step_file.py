@@ -1,4 +1,4 @@
-"""Writes and reads JSON lines, one per step of a run, each step once."""
+"""Writes and reads a file of JSON lines, one line per step of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from slime_ext.replacing import replacing
 
-BLOCK = 1 << 20  # bytes that are read at once, from the end
+BLOCK = 1 << 20  # bytes per read, from the end of the file
 Values = Mapping[str, float]
 
 
@@ -25,23 +25,23 @@ Values = Mapping[str, float]
 class StepFile:
     """Appends a line of strict JSON per step.
 
-    A run that resumes, and a host that repeats a step, first cut the file: the lines of that step and of
-    later ones go, and so does an unfinished last line. Lines that are not of steps stay. A process that is
-    killed during the cut leaves the file as it was, or cut.
+    If a run resumes, or a host repeats a step, the file is first cut: the lines of that step and of later
+    steps are removed, and so is an unfinished last line. Lines that belong to no step stay. If the process is
+    killed during the cut, the file is either unchanged or cut.
     """
 
     path: Path
-    last: tuple[int, ...] = ()  # the step of the last line; none: what the file ends with is not known
+    last: tuple[int, ...] = ()  # the step of the last line; empty if it is not known
 
     def add(self, step: Mapping[str, int], values: Values) -> None:
-        """Writes the line of a step: its numbers, ``time`` in seconds since 1970, and the values.
+        """Writes the line of a step: its numbers, the ``time`` in seconds since 1970, and the values.
 
         Args:
             step: the numbers that identify a step, in the order in which they count up.
-            values: a number that is not finite becomes null; a ``time`` among them counts over the clock's.
+            values: a number that is not finite becomes null. A ``time`` among them replaces the clock's.
 
         Raises:
-            OSError: the file cannot be written. The next call takes out what this one left of its line.
+            OSError: the file cannot be written. The next call removes the part of the line that was written.
         """
         line = {**step, "time": round(time.time(), 3), **finite(values)}
         number = tuple(step.values())
@@ -56,7 +56,7 @@ class StepFile:
     def _cut(self, step: Mapping[str, int]) -> None:
         with _opened(self.path) as file:
             start, foreign = _repeated(file, step)
-            if not foreign:  # atomic; needs no room; link, mode and owner of the file stay
+            if not foreign:  # atomic, needs no disk space, and keeps the link, mode and owner of the file
                 file.truncate(start)
                 return
             with replacing(self.path) as copy:
@@ -68,12 +68,12 @@ class StepFile:
 
 
 def append(path: Path, values: Mapping[str, Any]) -> None:
-    """Appends a line of strict JSON to a file, in one write where the disk has room for it.
+    """Appends a line of strict JSON to a file, in one write if the disk has room for it.
 
     If the file ends in an unfinished line, a newline comes first, so that only that line is lost.
 
     Raises:
-        OSError: the file cannot be written; a part of the line may be in it.
+        OSError: the file cannot be written; it may hold a part of the line.
         ValueError: a number is not finite.
     """
     data = json.dumps(values, allow_nan=False).encode() + b"\n"
@@ -82,11 +82,11 @@ def append(path: Path, values: Mapping[str, Any]) -> None:
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             data = b"\n" + data
         while data:
-            data = data[file.write(data) :]  # a disk that fills up takes a part, and then raises
+            data = data[file.write(data) :]  # a disk that fills up accepts a part, then raises
 
 
 def finite(values: Values) -> dict[str, float | None]:
-    """The values with None for NaN and infinities, for which JSON has no word.
+    """Replaces NaN and infinities with None, because strict JSON cannot hold them.
 
     >>> finite({"a": 1.5, "b": float("nan")})
     {'a': 1.5, 'b': None}
@@ -95,22 +95,22 @@ def finite(values: Values) -> dict[str, float | None]:
 
 
 def rows(path: Path, key: str) -> Iterator[dict[str, Any]]:
-    """The lines that are JSON objects with a whole number under ``key``; others are passed over."""
+    """Yields the lines that are JSON objects with a whole number under ``key``; skips others."""
     with path.open("rb") as file:
         for line in file:
             try:
                 row = json.loads(line)
-            except ValueError:  # unfinished
+            except ValueError:  # an unfinished line
                 continue
             if isinstance(row, dict) and isinstance(row.get(key), int):
                 yield row
 
 
 def _opened(path: Path) -> FileIO:
-    """Opens a file to read it and to append to it, and makes it if it is not there.
+    """Opens a file for reading and appending, and creates it if it is missing.
 
     Raises:
-        OSError: it is not a regular file. The writer of a pipe may have to wait for a reader for ever.
+        OSError: it is not a regular file. Writing to a pipe could wait for a reader for ever.
     """
     file = FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666), "ab+")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -120,12 +120,12 @@ def _opened(path: Path) -> FileIO:
 
 
 def _repeated(file: FileIO, step: Mapping[str, int]) -> tuple[int, list[bytes]]:
-    """Where the lines begin that are to be cut, and the foreign lines after that place, which stay.
+    """Finds where to cut the file, and the foreign lines after that offset, which stay.
 
-    The file is read from its end, up to the last line of an earlier step.
+    It reads the file from its end, back to the last line of an earlier step.
     """
     lines = _lines_from_end(file)
-    start, _ = next(lines)  # of what a killed run left unfinished
+    start, _ = next(lines)  # the unfinished line of a killed run, maybe empty
     foreign: list[bytes] = []
     after_start = 0
     for offset, line in lines:
@@ -140,7 +140,7 @@ def _repeated(file: FileIO, step: Mapping[str, int]) -> tuple[int, list[bytes]]:
 
 
 def _lines_from_end(file: FileIO) -> Iterator[tuple[int, bytes]]:
-    """(offset, line without its newline) from the end: first what follows the last newline, maybe nothing."""
+    """Yields (offset, line without newline) from the end; the first line has no newline and may be empty."""
     end, beginning = os.fstat(file.fileno()).st_size, b""
     while end:
         size = min(BLOCK, end)
@@ -155,7 +155,7 @@ def _lines_from_end(file: FileIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_repeated(line: bytes, step: Mapping[str, int]) -> bool | None:
-    """Whether a line is of this step or a later one; None if it is not of a step."""
+    """Whether a line belongs to this step or a later one; None if it belongs to no step."""
     try:
         row = json.loads(line)
         return bool([row[key] for key in step] >= list(step.values()))

@@ -1,12 +1,12 @@
-"""What couples the samples of an optimizer step, computed before the step is trained.
+"""Plans an optimizer step before it is trained: computes what couples its samples.
 
-``train_one_step`` hands over the iterator of the step's own micro-batches, with every proximal log-prob and
-every advantage. So a number for a whole step (``Normalize``, ``SecondMoment``), the kept tokens of a rollout
-and the fate of a group are what they are whatever the micro-batches, the ranks and the order of the samples.
+``train_one_step`` gets the iterator of the step's micro-batches, with every proximal log-prob and every
+advantage. So a number for a whole step (``Normalize``, ``SecondMoment``), the kept tokens of a rollout, and
+whether a group is kept do not depend on the micro-batches, the ranks or the order of the samples.
 
-Collectives per step: those of the correction's statistics, the coupled steps' own, and, for ``denominator``
-and ``group``, two SUMs over data x context parallel ranks: of the number of samples per rank, and of one
-table with a row per sample. No tokens are gathered.
+Collectives per step: those of the correction's statistics and of its coupled steps. ``denominator`` and
+``group`` need two more SUMs over data x context parallel ranks: the number of samples per rank, and a table
+with a row per sample. No tokens are gathered.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from slime_ext.host.rollout_data import Batch, SampleRow
 from slime_ext.host.session import session
 from slime_ext.ops.segments import to_device
 
-OTHER = -1  # the step of samples that another one trains
+OTHER = -1  # ``SampleRow.step`` of samples that another optimizer step trains
 ALONE = (
-    "{what}: expected a plan for the whole optimizer step, got a hook call alone: each micro-batch is "
-    f"treated as a step of its own, so the result depends on how samples are packed; set {INIT_FLAG}"
+    "{what}: expected a plan for the whole optimizer step, got a hook call without one: each micro-batch is "
+    f"treated as a whole step, so the result depends on how samples are packed: add {INIT_FLAG}"
 )
 NO_PROXIMAL = (
-    "{what}: expected the proximal policy's log-probs before the optimizer step, got none: the host leaves "
-    "them out where a rollout is one step, and under --use-rollout-logprobs; add --get-mismatch-metrics, "
+    "{what}: expected the proximal policy's log-probs before the optimizer step, got none: the host does not "
+    "compute them if a rollout is one step, or under --use-rollout-logprobs: add --get-mismatch-metrics, "
     "which makes it compute them"
 )
 
 
 def rollout_data_postprocess(*given: Any, **named: Any) -> None:
-    """Does nothing, and says so once: the name that launch scripts gave until 0.1."""
+    """Does nothing and warns once; launch scripts needed this function until 0.1."""
     warn_once(
         "--rollout-data-postprocess-path: expected none, got slime_ext.host.rollout_data_postprocess, which "
-        f"does nothing any more: {INIT_FLAG} is enough; remove the flag"
+        f"does nothing any more: remove the flag; {INIT_FLAG} is enough"
     )
 
 
 def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
-    """The plan of a hook call; without one the call is an optimizer step of its own, with one warning.
+    """Finds the plan of a hook call. Without one it warns once, and treats the call as a whole step.
 
     Raises:
-        ConfigError: ``group`` without a plan: which samples share a prompt is not known here.
+        ConfigError: ``group`` has no plan, so nobody knows which samples share a prompt.
     """
     step, device = step_metrics.current_step(), tokens.segments.mask.device
     planned, plan = step.plan or (None, None)
@@ -69,11 +69,11 @@ def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
 
 
 def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
-    """The plan of tokens that are an optimizer step of their own, every sequence a rollout of its own."""
+    """Plans a hook call as if it were an optimizer step, and every sequence a rollout."""
     if Need.GROUPS in correction.needs:
         raise ConfigError(
-            f"slime_ext.group: expected {INIT_FLAG} beside {correction.group}, got a call outside of its "
-            "optimizer step: which samples share a prompt is not known there"
+            f"slime_ext.group: expected {INIT_FLAG} beside {correction.group}, got a hook call outside of an "
+            "optimizer step, where nobody knows which samples share a prompt: add the flag, or use ignore"
         )
     warn_once(ALONE.format(what=what_couples(correction)))
     segments = tokens.segments
@@ -88,7 +88,7 @@ def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
 
 
 def what_couples(correction: Correction) -> str:
-    """The keys of a correction that need a plan, for messages."""
+    """Lists the keys of a correction that need a plan, for messages."""
     names = {cls: name for name, cls in STEPS.items()}
     coupled = [step for step in correction.steps if Need.WHOLE_STEP in step.needs]
     steps = [names.get(type(step), type(step).__name__) for step in coupled]
@@ -105,24 +105,27 @@ def compute_plan(
     rollout: dict[str, Any] | None = None,
     rollout_id: int | None = None,
 ) -> Plan:
-    """Everything that couples an optimizer step's samples, on the CPU and in their order on this rank; every
-    rank of the last pipeline stage calls it.
+    """Plans an optimizer step. Every rank of the last pipeline stage calls it.
 
     Args:
         batch: the step's micro-batches on this rank, joined.
         rollout: this rank's whole rollout; ``group: rebaseline`` writes to its advantages.
-        rollout_id: by which its samples' weight versions are found, where the batches do not carry them.
+        rollout_id: finds the samples' weight versions, if the batches do not carry them.
+
+    Returns:
+        The plan, on the CPU, in the order of the samples on this rank.
 
     Raises:
-        ConfigError: the proximal or the behavior policy's log-probs are not in the data, or which samples
-            share a prompt is not.
+        ConfigError: the data lack the proximal or the behavior policy's log-probs, or do not show which
+            samples share a prompt.
         DataError: this rank has no samples.
         NonFiniteError: a proximal log-prob is not finite at a response token.
     """
-    if not batch["loss_masks"]:  # without this rank's part the others would wait
+    if not batch["loss_masks"]:  # the other ranks would wait for this one's part
         raise DataError(
             "rollout_data: expected a sample on every data parallel rank, got none on rank "
-            f"{here.dp_rank} of {here.dp_size}: {what_couples(correction)} is computed over all of them"
+            f"{here.dp_rank} of {here.dp_size}: {what_couples(correction)} is computed over all of them: use "
+            "a --global-batch-size that gives every rank a sample"
         )
     tokens = _tokens_of(correction, args, batch, rollout_id, here)
     plan = plan_step(correction, [tokens], here.all_sum)
@@ -149,7 +152,7 @@ def compute_plan(
 def _tokens_of(
     correction: Correction, args: Any, batch: Batch, rollout_id: int | None, here: Ranks
 ) -> Tokens:
-    """Samples as if they were one micro-batch."""
+    """Packs samples as if they were one micro-batch."""
     if batch["log_probs"] is None:
         raise ConfigError(NO_PROXIMAL.format(what=what_couples(correction)))
     tokens = pack(data_of.call_of(batch, args), here.context)
@@ -163,9 +166,10 @@ def _tokens_of(
 def _local_rows(
     correction: Correction, args: Any, batch: Batch, tokens: Tokens, plan: Plan, here: Ranks, step: int = 0
 ) -> Tensor:
-    """[samples, columns of SampleRow] float64: this rank's share of its samples' rows.
+    """Makes this rank's share of its samples' rows, [samples, columns of SampleRow] float64.
 
-    Ranks that share a sample's tokens each count their own; the first of them says the rest.
+    Each rank that shares a sample's tokens counts its part of them. Only the first of these ranks fills the
+    other columns, because the shares are added.
     """
     count, masks = len(batch["loss_masks"]), batch["loss_masks"]
     columns = {"step": [step] * count}
@@ -188,14 +192,14 @@ def _local_rows(
 def _rows_of_others(
     correction: Correction, args: Any, others: Batch, rollout_id: int | None, plan: Plan, here: Ranks
 ) -> Iterator[Tensor]:
-    """This rank's share of the rows of the rollout's samples outside of the optimizer step, if it has any."""
+    """Makes this rank's share of the rows of samples that other optimizer steps train, if there are any."""
     if others["loss_masks"]:
         tokens = _tokens_of(correction, args, others, rollout_id, here)
         yield _local_rows(correction, args, others, tokens, plan, here, step=OTHER)
 
 
 def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
-    """The table of all ranks' samples, and where this rank's begin."""
+    """Joins the tables of all ranks; also returns the index of this rank's first row."""
     counts = rows.new_zeros(here.dp_size)
     counts[here.dp_rank] = len(rows) if here.context.rank == 0 else 0
     ends = list(accumulate(map(int, data_of.numbers(here.all_sum(counts))), initial=0))
@@ -205,7 +209,7 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
 
 
 def _without_broken_groups(plan: Plan, rows: list[SampleRow], mine: slice) -> tuple[Plan, list[SampleRow]]:
-    """Nothing of a group with a rejected sample is kept."""
+    """Drops every sample of a group with a rejected sample."""
     broken = data_of.broken_groups(rows)
     keep = torch.tensor([row.group not in broken for row in rows[mine]])
     return replace(plan, keep=keep), [row._replace(kept=row.kept * (row.group not in broken)) for row in rows]
@@ -214,7 +218,7 @@ def _without_broken_groups(plan: Plan, rows: list[SampleRow], mine: slice) -> tu
 def _rebaseline(
     args: Any, rows: list[SampleRow], mine: slice, rollout: dict[str, Any], loss_masks: list[Tensor]
 ) -> None:
-    """Writes advantages that leave the rejected samples out, unless the host's loss stays as it is."""
+    """Writes advantages without the rejected samples, unless the host's loss must not change."""
     if not getattr(args, "use_tis", False) or session.leaves_loss_alone:
         return
     _refuse_split_rollouts(args, rollout)
@@ -223,8 +227,11 @@ def _rebaseline(
 
 
 def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRow]) -> None:
-    """As many samples as whole groups have, in more groups: the host counted on from another size. And
-    numbers of a step that is not trained yet, which decide about its samples, are not known."""
+    """Raises ConfigError if sample indices give more groups than the samples fill, or if steps split a group.
+
+    There are more groups if a resumed run changed the group size. A group may not be split beside statistics
+    of a whole step, because the statistics of a step that is not trained yet are not known.
+    """
     this_step, other_steps = (
         {row.group for row in rows if (row.step == OTHER) is other} for other in (False, True)
     )
@@ -232,30 +239,34 @@ def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRo
     if wanted.is_integer() and len(groups) > wanted:
         raise ConfigError(
             f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
-            f"{len(groups)}: the run went on with another --n-samples-per-prompt than it began with; use "
-            "ignore"
+            f"{len(groups)}: the run was resumed with another --n-samples-per-prompt: set the one that it "
+            "started with, or use ignore"
         )
     if Need.WHOLE_STEP in correction.needs and this_step & other_steps:
         coupled = what_couples(replace(correction, denominator="host", group="ignore"))
         raise ConfigError(
             f"slime_ext.group: expected all samples of a prompt in one optimizer step beside {coupled}, got "
-            "them in several: make --global-batch-size a multiple of --n-samples-per-prompt, or use ignore"
+            "them in several steps: make --global-batch-size a multiple of --n-samples-per-prompt, or use "
+            "ignore"
         )
 
 
 def _refuse_split_rollouts(args: Any, rollout: Batch) -> None:
-    """slime's baseline is a prompt's only while there are as many samples as the flags say."""
+    """Raises ConfigError if the rollout has more or fewer samples than the flags say.
+
+    slime then takes one baseline over all samples, not one per prompt.
+    """
     count, prompts = len(rollout.get("raw_reward") or ()), getattr(args, "rollout_batch_size", None)
     if count and prompts and count != (wanted := prompts * args.n_samples_per_prompt):
         raise ConfigError(
             f"slime_ext.group: expected {wanted} samples (--rollout-batch-size x --n-samples-per-prompt) for "
-            f"rebaseline, got {count}: slime takes one baseline over all samples of split rollouts; use "
+            f"rebaseline, got {count}: if rollouts are split, slime takes one baseline over all samples: use "
             "ignore or atomic"
         )
 
 
 def _scale(correction: Correction, args: Any, batch: Batch, rows: list[SampleRow]) -> list[float] | None:
-    """The factors that make the host divide by the kept tokens; None: 1."""
+    """Computes the factors that make the host divide by the kept tokens; None if all are 1."""
     if correction.denominator == "host":
         return None
     if getattr(args, "calculate_per_token_loss", False):
@@ -263,5 +274,5 @@ def _scale(correction: Correction, args: Any, batch: Batch, rows: list[SampleRow
     if data_of.first_of(batch, data_of.MASK_SUMS) is not None:
         return data_of.factors(rows)
     if correction.mask_scope == "all":
-        return None  # the host does it itself: slime before v0.3.0 divides a sample by its returned mask
+        return None  # slime before v0.3.0 divides a sample by the mask that the hook returns
     return data_of.factors([row._replace(rollout=i, denominator=row.tokens) for i, row in enumerate(rows)])

@@ -1,8 +1,8 @@
-"""Metrics and guards once per optimizer step: a wrapper around the host's ``train_one_step``.
+"""Wraps the host's ``train_one_step`` to make metrics and run guards once per optimizer step.
 
-slime looks that function up as a global of its model module at every step, and writes the losses that it
-returns to its own log, on one rank, under ``train/`` with its own step. So the metrics go where the losses
-go: into that dictionary. ``off_policy.jsonl`` gets one line of strict JSON per optimizer step.
+slime looks that function up as a global of its model module at every step. It logs the losses that the
+function returns on one rank, under ``train/``, with its own step number. So the metrics go into the
+dictionary of the losses. ``off_policy.jsonl`` gets one line of strict JSON per optimizer step.
 """
 
 from __future__ import annotations
@@ -30,36 +30,40 @@ from slime_ext.host.step_plan import compute_plan, what_couples
 FILE = "off_policy.jsonl"
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
 BROKEN = (
-    "rollout_log_probs: expected log-probs above -1000 and at most 0, got others at {:.2%} of the tokens "
-    "({}): they are rejected and counted in off_policy/nonfinite_fraction; look for what is wrong with the "
-    "engine"
+    "rollout_log_probs: expected log-probs above -1000 and at most 0, got other values at {:.2%} of the "
+    "tokens ({}): these tokens are rejected, and off_policy/nonfinite_fraction counts them: look for a fault "
+    "of the engine; to stop the run at such a token, set slime_ext.on_nonfinite: raise"
 )
 UNUSED = (
-    "--custom-tis-function-path: expected a call of it in every optimizer step, got none: the loss in use "
-    "(--loss-type) does not call it, and nothing is corrected"
+    "--custom-tis-function-path: expected a call of the function in every optimizer step, got none: the loss "
+    "does not call it, so nothing is corrected: use --loss-type policy_loss"
 )
 UNSEEN = (
-    f"off_policy metrics: expected {hosts.LOSS} in every optimizer step, got none: the loss in use "
-    "(--loss-type) is another, and nothing is measured"
+    f"off_policy metrics: expected a call of {hosts.LOSS} in every optimizer step, got none: the run has "
+    "another loss, so nothing is measured: use --loss-type policy_loss"
 )
 NO_FILE = (
     "slime_ext.metrics.curves: expected --save or metrics.file beside file, got neither: no curves are "
-    "measured; name a file, or use log"
+    "measured: set metrics.file, or use curves: log"
 )
-TWICE = (  # from flags alone the number of steps is not known where batches vary
+TWICE = (  # raised during training, because flags do not give the number of steps if batches vary
     "slime_ext.numerator: expected one optimizer step per rollout beside target and the host's surrogate, "
-    "got step {}: its loss counts target / proximal already; use surrogate: reinforce"
+    "got step {}: the host's loss has the factor target / proximal already: use surrogate: reinforce"
 )
-UNWRITTEN = "{}: expected a file that can be written, got {}: training goes on without its lines"
+UNWRITTEN = (
+    "{}: expected a file that can be written, got {}: training goes on without its lines: make it "
+    "writable; for the next run, slime_ext.metrics.file can name another file"
+)
 log = logging.getLogger("slime_ext")
 
 
 class Reporter:
-    """What is done with a step's metrics, as the ``slime_ext:`` mapping of the arguments says; keeps the
-    guards' counts between steps.
+    """Logs, writes and judges the metrics of each step, as the ``slime_ext:`` mapping says.
+
+    It keeps the guards' counts between steps.
 
     Args:
-        folder: where the file goes that ``metrics.file`` does not name; None: no file.
+        folder: the file's folder, if ``metrics.file`` names no file. None: no file.
     """
 
     def __init__(self, args: Any, folder: str | Path | None = None) -> None:
@@ -69,10 +73,10 @@ class Reporter:
         self.file = StepFile(Path(path)) if path else None
         if self.options.curves == "file" and self.file is None:
             warn_once(NO_FILE)
-        self.warned = False  # of non-finite log-probs
+        self.warned = False  # about log-probs that are not finite
 
     def layout(self, correction: Correction) -> MetricsLayout | None:
-        """What is measured: curves only where anything would read them; None: nothing."""
+        """Chooses what is measured, with curves only if something reads them; None: nothing."""
         if not self.options.enabled:
             return None
         curves, is_guarded = self.options.curves, not EXACT.keys().isdisjoint(self.watch.guards)
@@ -104,7 +108,7 @@ class Reporter:
     def _reported(self, step: OptimizerStep, where: Mapping[str, int]) -> dict[str, float]:
         scalars, curves = step.reduce()
         first = hosts.is_logging_rank()
-        if not scalars[TOKENS]:  # of nothing there is no ratio, and nothing to judge
+        if not scalars[TOKENS]:  # without tokens there are no ratios to report or judge
             scalars = {name: scalars[name] for name in (TOKENS, SEQUENCES)}
             if not step.seen:
                 warn_once(UNSEEN if step.observes else UNUSED)
@@ -125,7 +129,7 @@ class Reporter:
         if self.file:
             try:
                 self.file.add(where, {**scalars, **curves})
-            except OSError as error:  # one rank alone stopping would leave the others waiting
+            except OSError as error:  # raising on this rank alone would leave the others waiting
                 warn_once(UNWRITTEN.format(self.file.path, error.strerror))
         if (fraction := scalars.get(NONFINITE)) and not self.warned:
             self.warned = True
@@ -133,7 +137,7 @@ class Reporter:
 
 
 def install(host: hosts.Host) -> None:
-    """Wraps the host's ``train_one_step`` and what pushes its weights; idempotent."""
+    """Wraps the host's ``train_one_step`` and its classes that push weights; idempotent."""
     certify.install()
     if host.step is not None:
         hosts.wrap(host.step, hosts.STEP, _measured)
@@ -169,7 +173,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reporter_of(args: Any) -> Reporter:
-    """The reporter of a run, which keeps the counts of its guards and writes its file."""
+    """Returns the reporter of a run, and makes it at the first call."""
     for known, reporter in session.reporters:
         if known is args:
             return reporter
@@ -178,7 +182,7 @@ def reporter_of(args: Any) -> Reporter:
 
 
 def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:
-    """The step with what is known of its samples before they are trained."""
+    """Opens an optimizer step: identifies its samples, and plans it if the correction needs that."""
     measured = correction or ONLY_MEASURES
     step, here = OptimizerStep(reporter.layout(measured), observes=correction is None), hosts.ranks()
     if not here.is_last_stage:
@@ -189,7 +193,8 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
             what = what_couples(measured) if measured.needs_plan else "center"
             raise ConfigError(
                 f"{what}: expected a data_iterator whose micro-batches can be read ahead (offset, get_next), "
-                f"got {type(iterator).__name__}: what is looked up before an optimizer step does not run here"
+                f"got {type(iterator).__name__}: slime_ext cannot read the samples before they are "
+                f"trained: use a correction without {what}"
             )
         return step
     batch = read_ahead(iterator, call["num_microbatches"])
@@ -208,7 +213,7 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
 
 
 def _name_the_cause(step: OptimizerStep, error: Exception) -> None:
-    """Raises what the hook knows of why the host's step broke off."""
+    """Raises the cause of a failed host step, if the hook has recorded it."""
     try:
         step.tracker.check([numbers(step.tracker.vector())], 0)
     except NonFiniteError as found:

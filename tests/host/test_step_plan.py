@@ -292,7 +292,7 @@ def test_a_call_without_a_plan_is_a_step_of_its_own_and_says_so(caplog):
         s["normalised"] = 1.0
     wanted = slime.expected(rollout, spec("kept"), kept=True)
     assert close((sums / data["rollout_mask_sums"].clamp_min(1)).tolist(), wanted)
-    assert len([r for r in caplog.records if "got a hook call alone" in r.message]) == 1
+    assert len([r for r in caplog.records if "got a hook call without one" in r.message]) == 1
 
 
 @pytest.mark.parametrize("other", [None, "normalize"])

@@ -299,7 +299,7 @@ def test_a_step_without_response_tokens_is_not_judged(caplog):
 def test_a_loss_that_never_calls_the_hook_is_named(caplog):
     trained(host([]), guarded("stop", steps=1))
     (line,) = caplog.messages
-    assert line.startswith("--custom-tis-function-path: expected a call of it in every optimizer step")
+    assert line.startswith("--custom-tis-function-path: expected a call of the function in every optimizer")
 
 
 def test_the_default_guard_speaks_in_the_third_step(caplog):
@@ -385,8 +385,8 @@ def test_broken_log_probs_are_warned_of_once(caplog):
     module, args = host([batch]), args_of({"preset": "token_tis"})
     assert trained(module, args)["off_policy/nonfinite_fraction"] == 0.5
     trained(module, args)
-    (line,) = (message for message in caplog.messages if "got others" in message)
+    (line,) = (message for message in caplog.messages if "got other values" in message)
     assert line.startswith(
-        "rollout_log_probs: expected log-probs above -1000 and at most 0, got others at 50.00% of the tokens"
+        "rollout_log_probs: expected log-probs above -1000 and at most 0, got other values at 50.00%"
     )
     assert "(rollout_id 3, step_id 0)" in line
