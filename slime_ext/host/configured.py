@@ -1,4 +1,4 @@
-"""The correction that a run's flags and its ``slime_ext:`` mapping describe."""
+"""Makes the correction that a run's flags and its ``slime_ext:`` mapping describe."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from slime_ext.host.flags import ARGUMENTS, check_kinds
 from slime_ext.host.rules import ALL, OF_THE_CORRECTION, OF_THE_FILE, Setup, enforce, require
 
 LATE = (
-    f"slime_ext: expected {INIT_FLAG} at start-up, got a first hook call without it (miles' --train-backend "
-    "fsdp never calls it): the configuration is checked only now, after the first rollout, and there are no "
-    "guards and no metrics but those of the host's own channel"
+    f"slime_ext: expected {INIT_FLAG} at start-up, got a first hook call without it: the configuration is "
+    "checked only now, after the first rollout; there are no guards, and no metrics except those that the "
+    "host logs itself: add the flag (miles' --train-backend fsdp never calls it: use megatron)"
 )
-BOUNDS = (*BAND, *RANGE)  # what a seed's function is made from, as another is from the key slime_ext
+BOUNDS = (*BAND, *RANGE)  # a seed's function takes its bounds from these, not from the key slime_ext
 NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
 
 
 def near_function(name: str) -> str:
-    """The function of ``slime_ext.tis`` that a wrong name means, or what that name is, as a clause."""
+    """Suggests the function of ``slime_ext.tis`` that a wrong name may mean, as a clause for a message."""
     if name in presets.ESTIMATORS:
         return f"; {name} is {presets.an_estimator(name)}"
     return did_you_mean(name, NAMES)
 
 
 def setup_for(args: Any, function: str | None = None) -> Setup:
-    """What flags and mapping say, with what this process's host says of itself.
+    """Loads and checks the setup of a run: its flags, its mapping, and the host of this process.
 
     Args:
-        function: of ``slime_ext.tis``: ``correct``, one of ``contract.SEEDS``, whose bounds the host's flags
-            give, or a preset, to which the mapping may then only add. None: the one that the flags name,
-            whether the host calls it or not.
+        function: a function of ``slime_ext.tis``: ``correct``; one of ``contract.SEEDS``, which take their
+            bounds from the host's flags; or a preset, to which the mapping may only add. None: the function
+            that the flags name, whether or not the host calls it.
 
     Raises:
-        ConfigError: no configuration at all, one that does not load, or one that breaks a rule.
+        ConfigError: there is no configuration, it does not load, or it breaks a rule.
     """
     function, host = _named(args) if function is None else function, hosts.current()
     is_late = bool(function) and host is not None and not host.is_wrapped
@@ -72,23 +72,26 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
 
 
 def loss_has_ratio(args: Any) -> bool:
-    """Whether the policy loss of this process's host is PPO's; else -A log pi_target."""
+    """Whether the host's policy loss is PPO's; otherwise it is -A log pi_target."""
     host = hosts.current()
     return Setup(args, pg_loss_type=_loss_type(args, host), host=host).has_ratio
 
 
 def _loss_type(args: Any, host: hosts.Host | None) -> str | None:
-    """What the host's ``get_pg_loss_type`` says; None where it has none."""
+    """Asks the host's ``get_pg_loss_type``; None if the host has no such function."""
     says = getattr(host.loss, "get_pg_loss_type", None) if host else None
     try:
         return says(args) if says else None
-    except ValueError as error:  # flags that the host's own parser refuses, set by a file
+    except ValueError as error:  # a file set a value that the host's parser would refuse
         raise ConfigError(f"--pg-loss-type: {error}") from None
 
 
 def loaded_from(setup: Setup) -> Setup:
-    """A setup with what its function is made of; of another's function, beside which ours measures, only
-    guards and metrics. Raises ConfigError as ``setup_for``."""
+    """Adds the loaded configuration to a setup.
+
+    If the launch names a function that is not ours, only guards and metrics are loaded, because slime_ext
+    then measures beside it. Raises ConfigError as ``setup_for`` does.
+    """
     require(setup, rules=OF_THE_FILE)
     function, mapping = setup.function, getattr(setup.args, "slime_ext", None)
     if function and function not in SEEDS:
@@ -100,7 +103,7 @@ def loaded_from(setup: Setup) -> Setup:
 
 
 def _of_bounds(function: str, args: Any) -> Correction:
-    """A seed's function: its steps from the host's flags, whose names its refusals have."""
+    """Makes a seed's function from the host's flags; its error messages name these flags."""
     low, high, eps_low, eps_high = (
         ARGUMENTS[name].default if (value := getattr(args, name, None)) is None else value for name in BOUNDS
     )
@@ -109,12 +112,12 @@ def _of_bounds(function: str, args: Any) -> Correction:
     try:
         if of_range:
             eps_high = eps_low if eps_high is None else eps_high
-            PpoClip(eps_low=eps_low, eps_high=eps_high)  # which knows what a range may be
+            PpoClip(eps_low=eps_low, eps_high=eps_high)  # raises if the range is not allowed
             low, high = max(1 - eps_low, 0.0), 1 + eps_high
         else:
             same = "every weight would be the same"
             expect(low < high, "clip.high", f"more than --tis-clip-low {low}", high, same)
-        bounds = _clip(low, high)  # which knows what a range may be, that of a band too
+        bounds = _clip(low, high)  # raises if the bounds are not allowed, for a band too
         if function == "icepop_function":
             bounds = _band(low, high)
         return Correction(numerator, steps=(Reweight(), *bounds))
@@ -126,20 +129,20 @@ def _of_bounds(function: str, args: Any) -> Correction:
 
 
 def _clip(low: float, high: float) -> tuple[Step, ...]:
-    """The clip of weights that flags ask for; an infinite bound is none."""
+    """Makes the step that clips weights to the flags' bounds; an infinite bound does nothing."""
     if low == 0 and high == math.inf:
         return ()
     return (Clip(low, LARGEST if high == math.inf else high),)
 
 
 def _band(low: float, high: float) -> tuple[Step, ...]:
-    """The rejection of tokens that flags ask for; an infinite bound is none."""
+    """Makes the step that rejects tokens outside the flags' bounds; an infinite bound does nothing."""
     upper = None if high == math.inf else high
     return () if low == 0 and upper is None else (Reject("token", "ratio", "mean", low, upper),)
 
 
 def _keys_of_file(args: Any) -> tuple[str, ...]:
-    """The top of --custom-config-path, where something of ours reads it and this process can."""
+    """Reads the top-level keys of --custom-config-path, if slime_ext uses the file and it is here."""
     path = getattr(args, "custom_config_path", None)
     is_ours = function_of(args) or getattr(args, "slime_ext", None) is not None
     if not (is_ours and isinstance(path, str) and Path(path).is_file()):
@@ -149,8 +152,10 @@ def _keys_of_file(args: Any) -> tuple[str, ...]:
 
 
 def center_of_flags(args: Any) -> Center | None:
-    """What ``center`` says in the correction that the flags name; for each sample in the rollout's process,
-    so it reads no file and asks no host."""
+    """Returns the ``center`` of the correction that the flags name.
+
+    It reads no file and asks no host, because the rollout's process calls it for each sample.
+    """
     return loaded_from(Setup(args, _named(args))).loaded.correction.center
 
 

@@ -1,8 +1,7 @@
-"""slime's contract, as data: what the hook is called with and returns, and how a sample names the weights
-that sampled it.
+"""Defines slime's contract as data: the arguments of the hook, and the weight versions of a sample.
 
 Shapes: ``T`` local response tokens of the micro-batch, ``N`` samples, ``R_i`` full response length, ``L_i``
-the part of it that this context-parallel rank holds. The same from slime v0.2.0 to 624b824.
+the part of it that this context-parallel rank holds. The contract is the same from slime v0.2.0 to 624b824.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ OPTIONAL = (
     "advantages",  # N x [L_i], or [T]
 )
 ALIASES = {"current_log_probs": "cur_log_probs"}
-FUNCTIONS = (  # arguments that name a function of training or of the rollout's bookkeeping
+FUNCTIONS = (  # arguments that name a function, for training or for the rollout's bookkeeping
     "custom_megatron_init_path",
     "custom_megatron_before_log_prob_hook_path",
     "custom_megatron_before_train_step_hook_path",
@@ -55,10 +54,10 @@ FUNCTIONS = (  # arguments that name a function of training or of the rollout's 
 )
 HOOK = "--custom-tis-function-path"
 TIS = "slime_ext.tis"  # the module whose functions --custom-tis-function-path names
-SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # with a formula of their own
-BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags with the bounds of theirs
+SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # each has its formula in code
+BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags that give their bounds
 INIT_FLAG = "--custom-megatron-init-path slime_ext.host.init"
-OURS = {  # argument -> the function of ours that it may name
+OURS = {  # argument -> the slime_ext function for it
     "custom_megatron_init_path": "slime_ext.host.init",
     "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
@@ -68,12 +67,14 @@ INIT, LOG = "custom_megatron_init_path", "custom_rollout_log_function_path"
 LOG_FLAG = f"--custom-rollout-log-function-path {OURS[LOG]}"
 GENERATE_FLAG = f"--custom-generate-function-path {OURS['custom_generate_function_path']}"
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
-MOST_DIGITS = 18  # of a weight version: what an int64 holds
+MOST_DIGITS = 18  # of a weight version, so that it fits into an int64
 
 
 def takes_tis_bounds() -> bool:
-    """Whether ``off_policy_is_function`` has its newer form: the host has one of its own, which slime PR 2084
-    since August 2026 bounds by --tis-clip-low and --tis-clip."""
+    """Whether ``off_policy_is_function`` takes its bounds from --tis-clip-low and --tis-clip.
+
+    It does if the host itself defines that function, as slime does since PR 2084 (August 2026).
+    """
     return hasattr(sys.modules.get("slime.utils.ppo_utils"), "off_policy_is_function")
 
 
@@ -83,19 +84,19 @@ def calls_hook(args: Any) -> bool:
 
 
 def function_of(args: Any) -> str:
-    """The name in ``slime_ext.tis`` that --custom-tis-function-path says; empty for another, or none."""
+    """Returns the function of ``slime_ext.tis`` that --custom-tis-function-path names, or an empty name."""
     module, _, name = str(getattr(args, "custom_tis_function_path", None) or "").rpartition(".")
     return name if module == TIS else ""
 
 
 def flag_of(dest: str) -> str:
-    """The flag of an argument's name: tis_clip -> --tis-clip."""
+    """Turns an argument's name into its flag: tis_clip -> --tis-clip."""
     return "--" + dest.replace("_", "-")
 
 
 @dataclass(frozen=True)
 class HookCall:
-    """One call of the hook, as the host made it."""
+    """Holds the arguments of one hook call."""
 
     args: Any
     pg_loss: Tensor
@@ -106,21 +107,23 @@ class HookCall:
     response_lengths: Sequence[int]
     cur_log_probs: Sequence[Tensor] | None = None
     advantages: Sequence[Tensor] | Tensor | None = None
-    max_seq_lens: Sequence[int] | None = None  # N, of --qkv-format bshd: miles, slime's batches to v0.3.0
-    head: Head | None = None  # of the sampler beside the trainer's log-probs; ``heads`` makes it
+    max_seq_lens: Sequence[int] | None = None  # N, under --qkv-format bshd: in miles, in slime up to v0.3.0
+    head: Head | None = None  # the sampler's head and the trainer's log-probs there, from ``heads``
 
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
-        """The call from the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass
-        more). What the host did not pass comes from the policy loss that is running, by way of
-        ``session.loss_inputs``."""
+        """Makes the call from the host's keywords.
+
+        Aliases are resolved. Unknown keywords are ignored, because a newer host may pass more. Keywords that
+        the host did not pass come from the running policy loss, through ``session.loss_inputs``.
+        """
         keywords = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
         keywords = {**(session.loss_inputs.get() or {}), **keywords}
         if "rollout_log_probs" not in keywords and "rollout_log_probs" in arguments:
             raise ConfigError(
                 "rollout_log_probs: expected one tensor per sample, got None: the rollout must record the "
-                "log-probs of the sampled tokens (return_logprob); a custom generate function has to fill "
-                "them in"
+                "log-probs of the sampled tokens; a custom generate function has to set return_logprob in "
+                "its requests and to fill Sample.rollout_log_probs"
             )
         missing = [key for key in REQUIRED[1:] if key not in keywords]
         if missing:
@@ -146,7 +149,7 @@ class HookCall:
 
 
 def forbid_respelled(path: str, flag: str) -> None:
-    """Raises ConfigError for a function of ours that is not written as Python names it.
+    """Raises ConfigError if a slime_ext function is not written as Python names it.
 
     >>> forbid_respelled("slime-ext/tis.py:token-tis", "--custom-tis-function-path")
     Traceback (most recent call last):
@@ -161,34 +164,34 @@ def forbid_respelled(path: str, flag: str) -> None:
 
 
 def load_function(path: str, flag: str) -> Callable[..., Any]:
-    """The callable at ``package.module.function``, found as slime finds it; ``flag`` is named in errors."""
+    """Imports ``package.module.function`` in the way slime does; errors name the ``flag``."""
     forbid_respelled(path, flag)
     where = f"{flag} {path}"
     function: Callable[..., Any] = load_named(path, where, "function")
     if not callable(function):
-        raise ConfigError(f"{where}: expected a function, got a {type(function).__name__}")
+        raise ConfigError(f"{where}: expected a function, got a {type(function).__name__}: name a function")
     return function
 
 
 def check_hook(path: str, keywords: Sequence[str]) -> None:
-    """Imports the hook at ``path`` and binds the host's call to its signature; calls nothing."""
+    """Imports the hook at ``path`` and checks that it takes the host's keywords, without calling it."""
     require_keywords(path, inspect.signature(load_function(path, HOOK)), keywords)
 
 
 def require_keywords(path: str, signature: inspect.Signature, keywords: Sequence[str]) -> None:
-    """Raises ConfigError unless the hook at ``path`` takes the keywords that the host calls it with."""
+    """Raises ConfigError unless the hook at ``path`` takes the host's keywords."""
     try:
         signature.bind(**dict.fromkeys(keywords))
     except TypeError as error:
         hint = ": add **kwargs to it" if "unexpected keyword" in str(error) else ""
         raise ConfigError(
-            f"{HOOK} {path}: expected a function of the keywords {', '.join(keywords)}, got {signature}: "
+            f"{HOOK} {path}: expected a function with the keywords {', '.join(keywords)}, got {signature}: "
             f"{error}{hint}"
         ) from error
 
 
 def versions_of(value: Any) -> tuple[Any, ...]:
-    """The weight versions of a sample: a list in slime, one from a custom generate function, or none.
+    """Returns the weight versions of a sample. A custom generate function may set a single one, or none.
 
     >>> versions_of(["1", "2"]), versions_of(None), versions_of("12")
     (('1', '2'), (), ('12',))
@@ -201,7 +204,7 @@ def versions_of(value: Any) -> tuple[Any, ...]:
 
 
 def number_of(version: Any) -> int | None:
-    """A version's number, as slime writes it; None for any other name, as of an engine before its first push.
+    """Reads a version's number; None if it is another name, such as an engine's before its first push.
 
     >>> number_of("12"), number_of(12), number_of("default"), number_of("\u00b2")
     (12, 12, None, None)

@@ -1,7 +1,7 @@
-"""How the hosts parse the arguments that our rules read, and what is wrong with a single one of them.
+"""Defines how the hosts parse the arguments that our rules read, and checks each value.
 
-slime sets the keys of --custom-config-path after it has parsed and checked its flags, so that a value of any
-kind can arrive here.
+slime sets the keys of --custom-config-path after it has parsed and checked its flags, so a value of any kind
+can arrive here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from slime_ext.errors import ConfigError, shown
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 
-# What decides whether anything of ours runs; hosts pass over a misspelling of it without a word.
+# These arguments decide whether slime_ext runs. Hosts ignore a misspelt one in silence.
 DECISIVE = (
     *contract.OURS,
     *("custom_tis_function_path", "custom_config_path", "use_tis", "get_mismatch_metrics", "tis_clip_low"),
 )
-NEARLY = 0.85  # likeness from which a name is a misspelling of another
+NEARLY = 0.85  # two names at least this similar (difflib's ratio) are one name, misspelt
 
 
 def _is_number(value: Any) -> bool:
@@ -36,22 +36,25 @@ def _is_count(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the value of an argument must be. A file's keys come as YAML has them: 1e-4 is text there, and so
-    is "false", which would switch on."""
+    """Defines what an argument's value must be.
 
-    expected: str  # as a refusal says it
+    Values from a file come as YAML reads them: 1e-4 is text, and so is a quoted "false", which would count as
+    true.
+    """
+
+    expected: str  # for the error message
     fits: Callable[[Any], bool]
     parse: Callable[[str], Any] | None  # text of the command line -> the value; None for a switch
 
 
 @dataclass(frozen=True)
 class Argument:
-    """How every host parses one of its arguments: slime since v0.2.0, and miles."""
+    """Describes how every host (slime since v0.2.0, and miles) parses an argument."""
 
     kind: Kind
     default: Any = None
-    switched_off_by: str = ""  # the flag that makes it false, of a switch that is on by default
-    choices: tuple[str, ...] = ()  # all that one of these releases takes; a fork can have more
+    switched_off_by: str = ""  # for a switch that is on by default: the flag that turns it off
+    choices: tuple[str, ...] = ()  # every value that some release takes; a fork can have more
 
 
 NUMBER = Kind("a number (YAML reads 1e-4 as text; write 1.0e-4)", _is_number, float)
@@ -60,7 +63,7 @@ SWITCH = Kind("true or false", lambda value: value in (True, False), None)
 TEXT = Kind("text", lambda value: isinstance(value, str), str)
 PATH = Kind("a path", lambda value: isinstance(value, str), str)
 FUNCTION = Kind("package.module.function", lambda value: isinstance(value, str), str)
-DERIVED = Kind("a value", lambda value: True, None)  # no flag gives it: the host makes it of others
+DERIVED = Kind("a value", lambda value: True, None)  # no flag sets it: the host derives it from others
 
 GENERATE = "custom_generate_function_path"
 ESTIMATORS = (
@@ -68,7 +71,7 @@ ESTIMATORS = (
     *("on_policy_distillation", "reinforce", "flash_reinforce", "rloo"),
 )
 # Every argument that a rule of host/rules.py reads. ``slime-ext check`` reads exactly these from a launch
-# script; a rule that reads another one fails.
+# script, and a rule fails if it reads any other.
 ARGUMENTS: dict[str, Argument] = {
     "eps_clip": Argument(NUMBER, 0.2),
     "tis_clip": Argument(NUMBER, 2.0),
@@ -106,7 +109,7 @@ ARGUMENTS |= dict.fromkeys(
 
 
 def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
-    """Raises ConfigError for an argument, but ``unknown`` ones, of another kind than its flag parses to."""
+    """Raises ConfigError if an argument's value is not of its kind; skips ``unknown`` arguments."""
     for name, argument in ARGUMENTS.items():
         value = getattr(args, name, None)
         if value is not None and name not in unknown and not argument.kind.fits(value):
@@ -114,13 +117,15 @@ def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
 
 
 def check_command_line(words: Iterable[str], args: Any) -> None:
-    """Raises ConfigError for a misspelt or shortened flag among the command line's words that decides whether
-    ours runs: the hosts ignore flags that they do not know, and Megatron's parser takes no abbreviation. One
-    that ``args`` has is none of ours misspelt."""
+    """Raises ConfigError if a word looks like a misspelt or shortened flag that switches slime_ext on.
+
+    Hosts ignore unknown flags and Megatron's parser takes no abbreviations, so the typo would be silent.
+    Flags that ``args`` has are skipped.
+    """
     for word in words:
         flag = word.partition("=")[0]
         dest = flag.removeprefix("--").replace("-", "_")
         if flag == dest or (flag == flag_of(dest) and hasattr(args, dest)):
             continue
         for right in map(flag_of, difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)):
-            raise ConfigError(f"{flag}: expected {right}, got a flag that the host ignores: correct the name")
+            raise ConfigError(f"{flag}: expected {right}, got a flag that the host ignores: write {right}")

@@ -1,8 +1,7 @@
-"""The host around this process, found by what its modules define; and this process's place among the ranks
-that train, asked anew each time.
+"""Finds the host that this process runs in, and this process's place among the ranks that train.
 
-Three functions are what a host is to us. In every release of slime, miles and their kin the policy loss and
-the optimizer step have these names and first parameters, wherever their modules lie:
+A host is recognised by three functions that its modules define. In every release of slime, miles and their
+forks, the policy loss and the optimizer step have these names and first parameters, in whatever module:
 
     policy_loss_function(args, batch, logits, sum_of_sample_mean)
     get_log_probs_and_entropy(logits, ...)     a global of the policy loss's module
@@ -31,16 +30,16 @@ from slime_ext.ops.segments import AllSum, identity
 
 log = logging.getLogger("slime_ext")
 LOSS, TARGET, STEP = "policy_loss_function", "get_log_probs_and_entropy", "train_one_step"
-RESPONSES = "get_responses"  # which cuts a micro-batch's logits into its samples
-SCORE = "forward_only"  # which has ``TARGET`` score a rollout's samples before they are trained
-TRAIN = "train_actor"  # the method that has a rollout scored and trained
+RESPONSES = "get_responses"  # cuts a micro-batch's logits into its samples
+SCORE = "forward_only"  # scores a rollout's samples with ``TARGET`` before they are trained
+TRAIN = "train_actor"  # the method that scores and trains a rollout
 LEADING = {
     LOSS: ("args", "batch", "logits", "sum_of_sample_mean"),
     TARGET: ("logits",),
     STEP: ("args", "rollout_id", "step_id", "data_iterator", "model"),
 }
-DOCS = "docs/slime.md lists the releases that are supported"
-PASSED = {  # keyword of the hook -> how a dictionary with it looks in the policy loss's text
+DOCS = "use a release that docs/slime.md lists"
+PASSED = {  # keyword of the hook -> pattern for a dictionary with that key in the policy loss's source
     "cur_log_probs": re.compile(r"[\"'](?:cur_log_probs|current_log_probs)[\"']\s*:"),
     "advantages": re.compile(r"[\"']advantages[\"']\s*:"),
 }
@@ -48,13 +47,13 @@ MARK = "_wrapped_by_slime_ext"
 
 
 def modules(package: str = "") -> list[ModuleType]:
-    """The loaded modules of one package, or of any."""
+    """Lists the loaded modules of a package, or all loaded modules."""
     found = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
     return [module for module in found if package in ("", module.__name__.partition(".")[0])]
 
 
 def definers(name: str, package: str = "") -> list[ModuleType]:
-    """The loaded modules that define a function called ``name``; of one package, or of any."""
+    """Lists the loaded modules that define a function ``name``, in one package or in any."""
     found = []
     for module in modules(package):
         function = module.__dict__.get(name)
@@ -64,67 +63,70 @@ def definers(name: str, package: str = "") -> list[ModuleType]:
 
 
 def function_of(package: str, name: str) -> Callable[..., Any] | None:
-    """The function ``name`` that a loaded module of a package defines."""
+    """Returns the function ``name`` that a loaded module of a package defines."""
     return next((getattr(module, name) for module in definers(name, package)), None)
 
 
 class Door(NamedTuple):
-    """A function of the host that we wrap: its module and its parameters."""
+    """Names a host function that slime_ext wraps: its module and its parameters."""
 
     module: str
     parameters: tuple[str, ...]
 
 
 class HostCode(ABC):
-    """What a host's own code says of it: that of a host that runs (``Host``), or of a checkout of one
-    (``slime_ext.tools.checkout``). The questions are the same, and so are the answers."""
+    """Answers questions about a host from its source code.
+
+    The code is that of a running host (``Host``), or of a checkout (``slime_ext.tools.checkout``). Both give
+    the same answers.
+    """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The package: slime, miles."""
+        """The host's package, such as slime or miles."""
 
     @abstractmethod
     def door(self, name: str) -> Door | None:
-        """The function ``LOSS``, ``TARGET`` or ``STEP``; None where there is none."""
+        """Finds the function ``LOSS``, ``TARGET`` or ``STEP``; None if the host has none."""
 
     @abstractmethod
     def defines(self, name: str) -> bool:
-        """Whether a module defines the function ``name``."""
+        """Whether a module of the host defines the function ``name``."""
 
     @abstractmethod
     def accepts(self, dest: str, args: Any) -> bool:
-        """Whether its command line has the flag of an argument."""
+        """Whether the host's command line has the flag of an argument."""
 
     @abstractmethod
     def loss_text(self) -> str:
-        """The text of the policy loss's module."""
+        """Returns the source of the policy loss's module."""
 
     @abstractmethod
     def near_texts(self) -> Iterator[str]:
-        """The texts of the modules in the policy loss's room."""
+        """Yields the source of each module in the policy loss's package."""
 
     @abstractmethod
     def texts(self) -> Iterator[str]:
-        """The texts of the whole package."""
+        """Yields the source of each module of the host."""
 
     @property
     def has_step(self) -> bool:
-        """Whether it trains by ``train_one_step``; FSDP has none."""
+        """Whether the host trains with ``train_one_step``; FSDP trainers do not."""
         return self.door(STEP) is not None
 
     def passes(self, keyword: str) -> bool:
-        """Whether its own hook call passes a keyword (cur_log_probs: slime PR 2084, or our patch)."""
+        """Whether the host itself passes a keyword to the hook (cur_log_probs: slime PR 2084, our patch)."""
         return bool(PASSED[keyword].search(self.loss_text()))
 
     @property
     def carries_versions(self) -> bool:
-        """Whether samples reach the trainer with their weight versions (miles, a patched slime)."""
+        """Whether the trainer gets the samples' weight versions (miles, a patched slime)."""
         return any('train_data["weight_versions"]' in text for text in self.texts())
 
     @property
     def may_skip_proximal(self) -> bool:
-        """Whether a rollout of one optimizer step may go without proximal log-probs (slime since v0.3.0)."""
+        """Whether the host may skip proximal log-probs in a one-step rollout (slime since v0.3.0)."""
         return any("can_reuse_log_probs_in_loss" in text for text in self.near_texts())
 
     @property
@@ -135,7 +137,7 @@ class HostCode(ABC):
 
     @property
     def fault(self) -> str:
-        """A function that we wrap and that has other first parameters, as a refusal; empty where all fit."""
+        """An error message if a function that slime_ext wraps has other first parameters; else empty."""
         for name, wanted in LEADING.items():
             found = self.door(name)
             if found is None and name == STEP:
@@ -157,11 +159,11 @@ class HostCode(ABC):
 
 @dataclass(frozen=True)
 class Host(HostCode):
-    """A framework with slime's hooks, as far as this process has loaded it.
+    """Represents a framework with slime's hooks, as loaded in this process.
 
     Args:
-        loss: the module whose globals the policy loss looks its functions up in.
-        step: the module that defines ``train_one_step``; None in a trainer without one (FSDP).
+        loss: the module in whose globals the policy loss looks its functions up.
+        step: the module that defines ``train_one_step``; None if the trainer has no such function (FSDP).
     """
 
     loss: ModuleType
@@ -177,7 +179,7 @@ class Host(HostCode):
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether ``init`` has wrapped its policy loss in this process."""
+        """Whether ``init`` has wrapped the host's policy loss in this process."""
         return hasattr(getattr(self.loss, LOSS), MARK)
 
     def door(self, name: str) -> Door | None:
@@ -206,16 +208,16 @@ class Host(HostCode):
 
 
 def source(module: ModuleType) -> str:
-    """The text of a module; empty where there is none."""
+    """Reads the source of a module; empty if it has no Python file."""
     path = getattr(module, "__file__", None)
     return Path(path).read_text("utf-8", "ignore") if path and Path(path).suffix == ".py" else ""
 
 
 def current() -> Host | None:
-    """The host whose training code this process has loaded; None outside of a host.
+    """Finds the host whose training code this process has loaded; None outside a host.
 
-    Of several, as where a user's own module defines a policy loss too, the one whose package has the
-    optimizer step.
+    If several modules define a policy loss (a user's module may), the host is the package that also defines
+    the optimizer step.
     """
     losses = definers(LOSS)
     for loss in losses:
@@ -225,10 +227,10 @@ def current() -> Host | None:
 
 
 def require() -> Host | None:
-    """``current``, or None where nothing trains here.
+    """Returns the current host, or None in a process that does not train.
 
     Raises:
-        ConfigError: there is none, or one of its functions has not the first parameters that we know.
+        ConfigError: the process trains without a known host, or the host's functions have other parameters.
     """
     host = current()
     if host is None and parallel_state() is not None:
@@ -242,7 +244,7 @@ def require() -> Host | None:
 
 
 def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces a function of a module or a class by ``around(function)``; idempotent."""
+    """Replaces a function of a module or a class with ``around(function)``; idempotent."""
     function = getattr(owner, name)
     if not hasattr(function, MARK):
         wrapper = functools.wraps(function)(around(function))
@@ -257,7 +259,7 @@ def unwrap(owner: Any, *names: str) -> None:
 
 
 def weight_updaters() -> Iterator[type]:
-    """The host's classes that push weights to the engines and count the pushes."""
+    """Yields the host's classes that push weights to the engines and count the pushes."""
     host = current()
     for module in modules(host.name) if host else ():
         for cls in list(vars(module).values()):
@@ -268,9 +270,9 @@ def weight_updaters() -> Iterator[type]:
 
 
 def trainers() -> Iterator[type]:
-    """The host's classes that score and train a rollout, each that has the method itself.
+    """Yields the host's classes that define the method ``TRAIN`` themselves, and such subclasses.
 
-    Ray makes a subclass of an actor's class, and puts a wrapper of each method into it.
+    Subclasses count because Ray subclasses an actor's class and wraps each method there.
     """
     host = current()
     for module in modules(host.name) if host else ():
@@ -282,36 +284,36 @@ def trainers() -> Iterator[type]:
 
 
 def _below(cls: type) -> Iterator[type]:
-    """The subclasses of a class, and theirs."""
+    """Yields the subclasses of a class, and their subclasses."""
     found: list[type] = type.__subclasses__(cls)
     for each in found:
         yield from (each, *_below(each))
 
 
 def command_line() -> list[str]:
-    """The words that started the run: in Ray's actors those of the driver, else this process's own."""
+    """Returns the words that started the run: the driver's in a Ray actor, otherwise this process's."""
     if (ray := sys.modules.get("ray")) is None:
         return sys.argv
     try:
-        if not ray.is_initialized():  # asked for its context it would start a Ray of its own
+        if not ray.is_initialized():  # asking for its context would start a new Ray
             return sys.argv
         own = ray.get_runtime_context().get_job_id()
         words = next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own)
         return str(words).split()
-    except Exception:  # Ray keeps it elsewhere: there is no public interface to it
+    except Exception:  # no public interface: another Ray may keep it elsewhere
         log.debug("the driver's command line is not known", exc_info=True)
         return sys.argv
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the ranks that train one optimizer step.
+    """Places this process among the ranks that train one optimizer step.
 
     Args:
-        is_last_stage: whether it is on the pipeline's last stage, where the loss is.
-        dp_rank, dp_size: among the ranks that hold different samples.
-        context: among those that share its samples' tokens.
-        all_sum: SUM over all of them, data x context parallel: each token once.
+        is_last_stage: whether this is the pipeline's last stage, which computes the loss.
+        dp_rank, dp_size: its place among the ranks that hold different samples.
+        context: its place among the ranks that share its samples' tokens.
+        all_sum: SUM over the data x context parallel ranks, which hold each token once.
     """
 
     is_last_stage: bool = True
@@ -322,18 +324,18 @@ class Ranks:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Rank and size among the data x context parallel ranks."""
+        """The rank and the size among the data x context parallel ranks."""
         return self.dp_rank * self.context.size + self.context.rank, self.dp_size * self.context.size
 
 
 def ranks() -> Ranks:
-    """What Megatron says; one process alone where Megatron is not initialised."""
+    """Asks Megatron for this process's place; a single process if Megatron is not initialised."""
     state = parallel_state()
     if state is None:
         return Ranks()
     group = state.get_data_parallel_group(with_context_parallel=True)
     return Ranks(
-        # Between passes no virtual stage is at work; older releases of Megatron ask for it by default.
+        # Between passes there is no current virtual stage, and older Megatrons would ask for it by default.
         is_last_stage=state.is_pipeline_last_stage(ignore_virtual=True),
         dp_rank=state.get_data_parallel_rank(),
         dp_size=state.get_data_parallel_world_size(),
@@ -343,13 +345,13 @@ def ranks() -> Ranks:
 
 
 def rank() -> int | None:
-    """This process's among all that train; None where it is not one of several."""
+    """Returns this process's rank among all that train; None without torch.distributed."""
     dist = torch.distributed
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
 
 def is_logging_rank() -> bool:
-    """Whether this is the rank that slime logs from: the first of the last pipeline stage, of one replica."""
+    """Whether slime logs from this rank: the first of the last pipeline stage of the first replica."""
     (module,) = definers("get_parallel_state", "miles")[:1] or (None,)
     replicas = getattr(getattr(module, "_parallel_state", None), "indep_dp", None)  # miles' --ft-components
     if (replicas is not None and replicas.rank) or ranks().place[0]:
