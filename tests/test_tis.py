@@ -284,7 +284,7 @@ def test_settings_whose_work_would_be_lost_are_refused(fields, message):
 def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
     call = as_slime_calls(oracle.random_batch(0))
     args = arguments(use_rollout_logprobs=True)
-    with pytest.raises(ConfigError, match="--use-rollout-logprobs: cannot be combined with --use-tis"):
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs: expected off beside --use-tis"):
         tis.token_tis(args, **call)
     tis.geo_rs(args, **call)
     tis.pure_is(args, **call)
@@ -293,7 +293,7 @@ def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
 def test_a_coupled_step_without_a_plan_says_once_that_it_is_alone(caplog):
     for _ in range(2):
         tis.m2(arguments(), **as_slime_calls(oracle.random_batch(0)))
-    assert len([r for r in caplog.records if "a step of its own" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "as a whole step" in r.getMessage()]) == 1
 
 
 def test_a_host_that_passes_less_than_slime_is_a_type_error():

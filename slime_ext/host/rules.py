@@ -1,10 +1,10 @@
-"""The rules on a launch: what would make a correction wrong or idle, and what a user should know.
+"""Defines the rules of a launch: what makes a correction wrong or idle, and what a user should know.
 
-A rule is a function under ``@rule``: it gets the ``Setup`` and returns a message, or None where the launch
-keeps the rule. ``RULES`` has them by name, in the order in which they are judged. ``init`` and the first hook
-call raise at REFUSE and log WARN. ``slime-ext check`` and ``rehearse`` raise at REFUSE and HOST, and print
-WARN and HINT. A rule that reads an argument of unknown value is skipped, and so is a rule that asks the
-host's code where none is at hand; ``unchecked`` says which and why.
+A rule is a function under ``@rule``. It gets the ``Setup`` and returns a message, or None if the launch keeps
+the rule. ``RULES`` holds the rules by name, in the order in which they are judged. ``init`` and the first
+hook call raise at REFUSE and log WARN. ``slime-ext check`` and ``rehearse`` raise at REFUSE and HOST, and
+print WARN and HINT. A rule is skipped if it reads an argument whose value is unknown, or asks the host's code
+and no host is known; ``unchecked`` says which rules were skipped and why.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from slime_ext.host.flags import ARGUMENTS, DECISIVE
 from slime_ext.host.hosts import RESPONSES, SCORE, STEP, HostCode
 
 WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
-WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that subtract a group's mean, and nothing later
+WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that only subtract the group's mean
 READS_BAND = ("vanilla_tis_function", "icepop_function")
-MEASURING = {"guards", "metrics"}  # keys that act without a correction of ours
-NO_HOST = "no checkout of the host is here; --host DIR names one"
-ENGINE = "sglang_router_ip"  # an argument that a host has whose engine is SGLang
-# What slime asserts on, or derives other arguments from, before it reads --custom-config-path.
+MEASURING = {"guards", "metrics"}  # keys that act without a correction of slime_ext
+NO_HOST = "no checkout of the host is here; name one with --host DIR"
+ENGINE = "sglang_router_ip"  # a host has this argument if its engine is SGLang
+# Arguments that slime checks, or derives others from, before it reads --custom-config-path.
 CHECKED_BEFORE = {
     *(ARGUMENTS.keys() - OURS - {"custom_tis_function_path", "use_tis", "get_mismatch_metrics"}),
     *"kl_loss_coef grpo_std_normalization use_dynamic_batch_size max_tokens_per_gpu balance_by_flops "
@@ -50,20 +50,22 @@ CHECKED_BEFORE = {
 
 
 class UnknownError(Exception):
-    """A rule cannot be judged. Its text says why, or what was not checked."""
+    """Raised if a rule cannot be judged. The text says why, or what was not checked."""
 
 
 class ArgumentUnknownError(UnknownError):
-    """A rule reads an argument whose value is not known."""
+    """Raised if a rule reads an argument whose value is not known."""
 
 
 class HostUnknownError(UnknownError):
-    """A rule asks the host's code, or an init of the user's own, and neither is known. Without a text it is
-    not worth a line."""
+    """Raised if a rule depends on the code of the host, or of a user's init, and that is not known.
+
+    If it has no text, nothing is printed about it.
+    """
 
 
 class _Arguments:
-    """The arguments of ARGUMENTS and ``slime_ext``; None where the host lacks one."""
+    """Gives rules the arguments in ARGUMENTS and ``slime_ext``; None if the host lacks one."""
 
     def __init__(self, args: Any, unknown: Collection[str]) -> None:
         self._args, self._unknown = args, unknown
@@ -78,17 +80,17 @@ class _Arguments:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a rule looks at.
+    """Holds what the rules judge.
 
     Args:
         args: the host's arguments.
-        function: of ``slime_ext.tis``; empty where another's runs, or none.
-        loaded: what the function was made of.
+        function: the function of ``slime_ext.tis`` that runs; empty if it is not one of these.
+        loaded: the configuration of that function.
         unknown: names of arguments whose values are not known.
-        file: keys at the top of the file of --custom-config-path.
-        pg_loss_type: what the host's ``get_pg_loss_type`` says; None where it has none.
-        host: the code of the host; None where none is at hand.
-        trains: whether this process is the one that trains, where a hook call itself shows what it is passed.
+        file: the top-level keys of the file of --custom-config-path.
+        pg_loss_type: the answer of the host's ``get_pg_loss_type``; None if the host has no such function.
+        host: the code of the host; None if it is not known.
+        trains: whether this process trains, so that a hook call shows what the host passes to it.
     """
 
     args: Any
@@ -102,32 +104,41 @@ class Setup:
 
     @functools.cached_property
     def a(self) -> Any:
-        """The arguments as rules read them."""
+        """The arguments, for rules to read."""
         return _Arguments(self.args, self.unknown)
 
     @property
     def correction(self) -> Correction:
-        """The identity where no correction of ours runs."""
+        """The correction of slime_ext; the identity if none runs."""
         return self.loaded.correction
 
     @property
     def names_ours(self) -> bool:
-        """Whether the launch names a function of slime_ext, or has the key ``slime_ext:``."""
+        """Whether the launch names a slime_ext function or has the key ``slime_ext:``."""
         functions = [getattr(self.args, name, None) for name in (*OURS, "custom_tis_function_path")]
         is_configured = getattr(self.args, "slime_ext", None) is not None
         return is_configured or any(str(function).startswith("slime_ext") for function in functions)
 
     def known_host(self, question: str = "") -> HostCode:
-        """The host's code. Raises HostUnknownError where none is at hand; ``question`` is what it would have
-        told, for a line on what was not checked."""
+        """Returns the host's code.
+
+        Args:
+            question: what the code would have told, for the line on what was not checked.
+
+        Raises:
+            HostUnknownError: the host is not known.
+        """
         if self.host is None:
             raise HostUnknownError(question and f"{question}: {NO_HOST}")
         return self.host
 
     @property
     def runs_init(self) -> bool:
-        """Whether the host calls ``slime_ext.host.init``. Raises HostUnknownError for an init of the user's
-        own, which may call it."""
+        """Whether the host calls ``slime_ext.host.init``.
+
+        Raises:
+            HostUnknownError: the launch names a user's init, which may call it.
+        """
         if not self.may_run_init:
             return False
         if not self.trains and self.a.custom_megatron_init_path != OURS[INIT]:
@@ -139,26 +150,31 @@ class Setup:
 
     @property
     def may_run_init(self) -> bool:
-        """As ``runs_init``, where an init of the user's own is trusted to call it."""
+        """As ``runs_init``, but trusts a user's init to call ``slime_ext.host.init``."""
         if self.trains or self.a.custom_megatron_init_path is None:
             return self.trains
-        return bool(self.a.train_backend != "fsdp")  # which never calls that flag
+        return bool(self.a.train_backend != "fsdp")  # FSDP never calls the flag's function
 
     @property
     def may_skip_proximal(self) -> bool:
-        """Whether the host does without proximal log-probs where flags allow it (slime since v0.3.0): a host
-        that is not at hand is taken for a new one."""
+        """Whether the host skips proximal log-probs if the flags allow it (slime since v0.3.0).
+
+        An unknown host is assumed to be a new one.
+        """
         return not self.trains if self.host is None else self.host.may_skip_proximal
 
     @property
     def hook_correction(self) -> Correction | None:
-        """What the hook will apply; None where the flags call no function that has a correction."""
+        """The correction that the hook applies; None if the flags make the host call no such hook."""
         return self.correction if self.function and contract.calls_hook(self.args) else None
 
     @property
     def steps(self) -> int:
-        """Optimizer steps per rollout, from --num-steps-per-rollout or from the batch sizes; one where
-        --use-dynamic-global-batch-size (slime v0.2.2 to v0.2.4, miles) makes a step of whatever there is."""
+        """Optimizer steps per rollout, from --num-steps-per-rollout or from the batch sizes.
+
+        It is 1 with --use-dynamic-global-batch-size (slime v0.2.2 to v0.2.4, miles), which puts all samples
+        of a rollout into one step.
+        """
         a = self.a
         if a.use_dynamic_global_batch_size:
             return 1
@@ -174,13 +190,15 @@ class Setup:
 
     @property
     def own_loss(self) -> bool:
-        """Whether a surrogate of ours replaces the host's loss."""
+        """Whether a surrogate of slime_ext replaces the host's loss."""
         return self.acts and not isinstance(self.correction.surrogate, HostLoss)
 
     @property
     def has_ratio(self) -> bool:
-        """Whether the host's loss has the factor target / proximal (PPO, GSPO, CISPO); REINFORCE, -A log
-        pi_target, has none, and passes the target's log-probs for the proximal's."""
+        """Whether the host's loss has the factor target / proximal, as PPO, GSPO and CISPO have.
+
+        REINFORCE, -A log pi_target, has no such factor, and passes the target's log-probs as the proximal's.
+        """
         found = self.pg_loss_type or self.a.pg_loss_type
         if found is None:
             return not (self.a.use_score_centering or self.a.advantage_estimator in WITHOUT_RATIO)
@@ -188,31 +206,35 @@ class Setup:
 
     @property
     def counts_target_twice(self) -> bool:
-        """Whether weights target / behavior multiply a loss with the factor target / proximal: right while
-        both policies are equal, which ends with the first optimizer step of a rollout."""
+        """Whether the target ratio enters twice: once in our weight, once in the host's loss.
+
+        This is harmless in the first optimizer step of a rollout, and wrong from the second step on.
+        """
         weighs = self.correction.numerator == "target" and self.correction.sets_weights
         return weighs and self.acts and not self.own_loss and self.has_ratio
 
     @property
     def refuses_second_step(self) -> bool:
-        """Whether a second step of a rollout would be wrong; of a seed's function it is warned of."""
+        """Whether a second step of a rollout is refused; a seed's function only gets a warning."""
         named = self.hook_correction is not None and self.function not in contract.SEEDS
         return named and self.counts_target_twice
 
     @property
     def is_second_step_trained(self) -> bool:
-        """Whether target and proximal can differ."""
+        """Whether the target and the proximal policy can differ."""
         return self.steps > 1 or bool(self.a.keep_old_actor)
 
     @property
     def reads_proximal_head(self) -> bool:
-        """Whether ``center`` reads the proximal policy's log-probs at the head. Beside a host's REINFORCE the
-        proximal policy is the target."""
+        """Whether ``center`` reads the proximal policy's log-probs at the head.
+
+        It does not with a host's REINFORCE, where the proximal policy is the target.
+        """
         return self.correction.needs_proximal_head and self.acts and self.has_ratio
 
     @property
     def skips_proximal(self) -> bool:
-        """slime's condition for a rollout without recomputed log-probs, as far as flags decide it."""
+        """Whether slime computes no proximal log-probs for a rollout, as far as flags decide that."""
         a = self.a
         needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
         others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
@@ -221,28 +243,28 @@ class Setup:
 
 
 class Severity(Enum):
-    """Where a rule speaks: see the module."""
+    """Decides where a rule's message is raised, logged or printed; the module says how."""
 
-    REFUSE = "ours would be wrong, or never act"
+    REFUSE = "slime_ext would be wrong, or never act"
     HOST = "the host refuses it"
-    WARN = "probably not what is meant"
-    HINT = "a launch can still add it"
+    WARN = "probably not what you mean"
+    HINT = "the launch can still add it"
 
 
 REFUSE, HOST, WARN, HINT = Severity
 
 
 class Subject(Enum):
-    """What a rule judges. Some places judge one subject alone."""
+    """Says what a rule judges, because some callers judge one subject alone."""
 
-    FILE = "the file of --custom-config-path, before a configuration is made from it"
-    CORRECTION = "the correction's parts beside the arguments: what its numbers depend on"
-    INIT_ALONE = "a launch in which init is all that there is of ours"
+    FILE = "the file of --custom-config-path, before it is loaded"
+    CORRECTION = "the parts of the correction, together with the arguments"
+    INIT_ALONE = "a launch that uses only init of slime_ext"
     LAUNCH = "anything else"
 
 
 FILE, CORRECTION, INIT_ALONE, LAUNCH = Subject
-Judge = Callable[[Setup], str | None]  # the message; None or empty where the launch keeps the rule
+Judge = Callable[[Setup], str | None]  # returns the message; None or empty if the launch keeps the rule
 
 
 @dataclass(frozen=True)
@@ -250,7 +272,7 @@ class Rule:
     """One check of a launch.
 
     Args:
-        judge: gives the message. Its name is the rule's, and its docstring says what is judged.
+        judge: returns the message. Its name is the rule's name, and its docstring says what it judges.
         severity: where the message is raised, logged or printed.
         subject: what is judged.
     """
@@ -266,18 +288,18 @@ class Rule:
 
 
 class Line(NamedTuple):
-    """A message for the user, with the rule that it comes from; None where no rule has it."""
+    """A message for the user, and its rule; None if the message comes from no rule."""
 
     message: str
     rule: Rule | None = None
 
     def __str__(self) -> str:
-        """The message, and at its end the rule's name as ruff prints it."""
+        """Appends the rule's name to the message, as ruff does."""
         return f"{self.message} [{self.rule.name}]" if self.rule else self.message
 
 
 class BrokenRuleError(ConfigError):
-    """What a rule says, raised. Has the rule, which is lost on the way to another process."""
+    """Raised with a rule's message. It holds the rule, but not after it was sent to another process."""
 
     rule: Rule | None = None
 
@@ -286,7 +308,7 @@ RULES: dict[str, Rule] = {}  # by name, in the order in which they are judged
 
 
 def rule(severity: Severity, subject: Subject = LAUNCH) -> Callable[[Judge], Rule]:
-    """Makes a function a rule of ``RULES``."""
+    """Adds a function to ``RULES``."""
 
     def add(judge: Judge) -> Rule:
         RULES[judge.__name__] = made = Rule(judge, severity, subject)
@@ -300,18 +322,18 @@ def rule(severity: Severity, subject: Subject = LAUNCH) -> Callable[[Judge], Rul
 
 @rule(REFUSE, FILE)
 def misplaced_key(s: Setup) -> str | None:
-    """A key of ours, or of another system, stands beside ``slime_ext:`` in the file."""
-    # A lost indentation or a former hook leaves it there. Beside another's hook, which may read it there as
-    # slime's mis.py does, only what acts without a correction of ours is judged.
+    """The file has a key of slime_ext, or of another system, beside ``slime_ext:`` instead of under it."""
+    # A lost indentation or an earlier hook can leave it there. A user's hook may read keys there, as slime's
+    # mis.py does; beside such a hook, only the keys in MEASURING are judged.
     if not s.function and s.a.slime_ext is None:
         return None
     is_anothers = not s.function and s.a.custom_tis_function_path is not None
-    start, end = "--custom-config-path: expected ", "; an argument of your own needs another name"
+    start, end = "--custom-config-path: expected ", "; if it is an argument of your own, rename it"
     keys = (key for key in s.file if key not in ARGUMENTS and (key in MEASURING or not is_anothers))
     for key in keys:
         if system := FOREIGN.get(key):
             return (
-                f"{start}no key of {system} beside slime_ext, got {key}: leave it out, or translate the "
+                f"{start}no key of {system} beside slime_ext, got {key}: remove it, or translate the "
                 f"file: slime-ext convert --from {system} FILE{end}"
             )
         if place := PLACES.get(key):
@@ -332,26 +354,28 @@ def unread_configuration(s: Setup) -> str | None:
         return None
     return (
         f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-        f"{s.a.custom_tis_function_path or 'none'}: nothing would read that key"
+        f"{s.a.custom_tis_function_path or 'none'}: nothing reads that key: name {contract.TIS}.correct, or "
+        "remove the key"
     )
 
 
-# Flags that exclude one another, or ours.
+# Flags that exclude each other, or exclude slime_ext.
 
 NO_POLICY_LOSS = (
-    "--loss-type: expected policy_loss beside slime_ext, got sft_loss: it has no policy loss to measure or "
-    "to correct"
+    "--loss-type: expected policy_loss beside slime_ext, got sft_loss, which has no policy loss to measure "
+    "or correct: remove slime_ext's flags"
 )
 
 
 @rule(REFUSE)
 def function_never_called(s: Setup) -> str | None:
-    """The launch names a function of ours, and no flag makes the host call it."""
+    """The launch names a function of slime_ext, and no flag makes the host call it."""
     if not contract.function_of(s.a) or s.a.use_tis or s.a.get_mismatch_metrics:
         return None
     return (
-        "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
-        "called; for metrics alone leave it out, slime_ext.host.init measures without"
+        "--use-tis: expected on beside --custom-tis-function-path, got off: the host never calls the "
+        "function: add --use-tis; for metrics alone, remove --custom-tis-function-path, because "
+        "slime_ext.host.init measures without it"
     )
 
 
@@ -368,19 +392,19 @@ def greedy_sampling(s: Setup) -> str | None:
         return None
     return (
         f"--rollout-temperature: expected a number above 0, got {s.a.rollout_temperature}: greedy decoding "
-        "has no probabilities to correct"
+        "has no probabilities to correct: set --rollout-temperature 1.0"
     )
 
 
 @rule(REFUSE)
 def score_centering_beside_function(s: Setup) -> str | None:
-    """The host's score centering is on beside a function of ours."""
+    """The host's score centering is on beside a function of slime_ext."""
     if not (s.function and s.a.use_tis and s.a.use_score_centering):
         return None
     return (
         "--use-score-centering: expected the host's own vanilla_tis_function or icepop_function beside it, "
-        f"got {s.a.custom_tis_function_path}: the host centers no other weights; without a function, "
-        "slime_ext.host.init measures beside it"
+        f"got {s.a.custom_tis_function_path}: the host centers no other weights: name one of the two, or "
+        "remove --use-score-centering; slime_ext.host.init measures beside both"
     )
 
 
@@ -390,17 +414,17 @@ def score_centering_beside_mismatch_metrics(s: Setup) -> str | None:
     if not (s.function and s.a.get_mismatch_metrics and s.a.use_score_centering):
         return None
     return (
-        "--get-mismatch-metrics: expected off beside --use-score-centering, got on: the host refuses it; "
-        "slime_ext.host.init measures without"
+        "--get-mismatch-metrics: expected off beside --use-score-centering, got on: the host refuses it: "
+        "remove --get-mismatch-metrics; slime_ext.host.init measures without it"
     )
 
 
 @rule(HOST)
 def rollout_logprobs_beside_tis(s: Setup) -> str | None:
-    """The host refuses the sampler's log-probs as proximal ones beside a correction."""
+    """The host refuses --use-rollout-logprobs beside a correction."""
     if not (s.a.use_tis and s.a.use_rollout_logprobs and s.has_ratio):
         return None
-    return "--use-rollout-logprobs: cannot be combined with --use-tis: the host refuses both. Remove one."
+    return "--use-rollout-logprobs: expected off beside --use-tis, got on: the host refuses both: remove one"
 
 
 @rule(REFUSE)
@@ -410,14 +434,15 @@ def proximal_not_computed(s: Setup) -> str | None:
         return None
     return (
         "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
-        "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
+        "step, got off: with one step per rollout slime computes no proximal log-probs before it trains: add "
+        "--get-mismatch-metrics"
     )
 
 
-# The correction's parts beside the arguments.
+# The parts of the correction, together with the arguments.
 
-WHOLE = "the sampler's head is normalised over the whole vocabulary, which must be what is sampled from"
-BYTES_OF_ENTRY = 8  # of a head: an id and a log-prob
+WHOLE = "the sampler's head is normalised over the whole vocabulary, so tokens must be drawn from all of it"
+BYTES_OF_ENTRY = 8  # an entry of a head is an id and a log-prob
 
 
 @rule(REFUSE, CORRECTION)
@@ -427,10 +452,10 @@ def center_without_generate(s: Setup) -> str | None:
         return None
     top_k = s.correction.center.top_k
     return (
-        "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: it asks "
-        f"SGLang for the sampler's {top_k} most likely tokens, {BYTES_OF_ENTRY * top_k:,} bytes for each "
-        "response token, four times as many where they come as JSON, and less than a tenth of SGLang's time "
-        "with a model of 135M (docs/slime.md)"
+        "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: add it; "
+        f"it asks SGLang for the sampler's {top_k} most likely tokens, which are {BYTES_OF_ENTRY * top_k:,} "
+        "bytes for each response token (four times as many as JSON), and which take less than a tenth of "
+        "SGLang's time with a model of 135M parameters (docs/slime.md)"
     )
 
 
@@ -440,8 +465,8 @@ def center_beside_allgather_cp(s: Setup) -> str | None:
     if s.correction.center is None or not s.a.allgather_cp:
         return None
     return (
-        "--allgather-cp: expected off beside center, got on: it spreads the log-probs over other ranks than "
-        "the logits"
+        "--allgather-cp: expected off beside center, got on: it puts the log-probs on other ranks than the "
+        "logits: remove the flag"
     )
 
 
@@ -454,8 +479,9 @@ def center_beside_top_p(s: Setup) -> str | None:
     if host.replays_top_p:
         return None
     return (
-        f"--rollout-top-p: expected 1.0 beside center, got {s.a.rollout_top_p}: {WHOLE}; {host.name} does "
-        "not record the tokens that top-p leaves (rollout_top_p_token_ids, _offsets), as slime since v0.3.1"
+        f"--rollout-top-p: expected 1.0 beside center, got {s.a.rollout_top_p}: {WHOLE}; remove the flag, or "
+        "use slime v0.3.1 or newer, which records the tokens that top-p leaves (rollout_top_p_token_ids, "
+        f"_offsets); {host.name} does not"
     )
 
 
@@ -465,8 +491,8 @@ def center_beside_top_k(s: Setup) -> str | None:
     if s.correction.center is None or s.a.rollout_top_k in (None, -1):
         return None
     return (
-        f"--rollout-top-k: expected -1 beside center, got {s.a.rollout_top_k:g}: {WHOLE}; what top-p leaves "
-        "slime records since v0.3.1, what top-k leaves no host does"
+        f"--rollout-top-k: expected -1 beside center, got {s.a.rollout_top_k:g}: {WHOLE}; remove the flag: "
+        "no host records the tokens that top-k leaves (slime since v0.3.1 records those that top-p leaves)"
     )
 
 
@@ -476,20 +502,21 @@ def center_beside_sequence_ratio(s: Setup) -> str | None:
     if not _centers_the_hosts_loss(s) or s.a.advantage_estimator != "gspo":
         return None
     return (
-        "--advantage-estimator: expected another beside center on the host's loss, got gspo: its ratio is of "
-        "a whole sequence, and a token that was not sampled has none"
+        "--advantage-estimator: expected grpo, or another without a sequence ratio, beside center on the "
+        "host's loss, got gspo: its ratio is that of a whole sequence, and a token that was not sampled has "
+        "none"
     )
 
 
 @rule(REFUSE, CORRECTION)
 def center_beside_cispo(s: Setup) -> str | None:
-    """``center`` is set on the host's CISPO loss, whose clipped ratio keeps its slope."""
+    """``center`` is set on the host's CISPO loss, which has a gradient where its ratio is clipped."""
     if not _centers_the_hosts_loss(s) or "cispo" not in (s.a.advantage_estimator, s.a.pg_loss_type):
         return None
     return (
-        "--advantage-estimator: expected another beside center on the host's loss, got cispo: its clipped "
-        "ratio keeps its slope, and center knows the slope of PPO alone; the preset cispo, of the ratio to "
-        "the sampler, can be centered"
+        "--advantage-estimator: expected grpo, or another with PPO's loss, beside center on the host's loss, "
+        "got cispo: it has a gradient where its ratio is clipped, and center knows only PPO's gradient: set "
+        "grpo, and center the preset cispo, whose ratio is that to the sampler"
     )
 
 
@@ -500,13 +527,14 @@ def center_beside_opsm(s: Setup) -> str | None:
         return None
     return (
         "--use-opsm: expected off beside center on the host's loss, got on: it drops sequences from the loss "
-        "and not from what center adds; write its step under slime_ext.steps, as the preset opsm has it"
+        "and not from what center adds: remove the flag, and copy the step of the preset opsm to "
+        "slime_ext.steps"
     )
 
 
 @rule(REFUSE, CORRECTION)
 def center_without_proximal_head(s: Setup) -> str | None:
-    """``center`` reads the proximal policy's log-probs, and the host's pass for them is not known."""
+    """``center`` needs the proximal policy's log-probs, and the host's pass for them is not known."""
     if not (s.reads_proximal_head and s.is_second_step_trained):
         return None
     host = s.known_host(
@@ -516,8 +544,9 @@ def center_without_proximal_head(s: Setup) -> str | None:
         return None
     return (
         f"slime_ext.center: expected one optimizer step per rollout and no --keep-old-actor, got {s.steps} "
-        f"steps on a {host.name} without {SCORE}: center reads the proximal policy's log-probs at the head, "
-        "which are the target's only then; use surrogate: reinforce with numerator: target"
+        f"steps on a {host.name} without {SCORE}: center needs the proximal policy's log-probs at the head, "
+        "and this host has no pass for them: train one step without --keep-old-actor, or use surrogate: "
+        "reinforce with numerator: target"
     )
 
 
@@ -527,34 +556,36 @@ def _centers_the_hosts_loss(s: Setup) -> bool:
 
 @rule(REFUSE, CORRECTION)
 def ratio_applied_twice(s: Setup) -> str | None:
-    """The host's loss and the correction's weights would both have the ratio to the sampler."""
+    """The ratio to the sampler would be applied twice, in the host's loss and in the weights."""
     is_in_loss = s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
     if not (is_in_loss and s.correction.sets_weights):
         return None
     return (
-        "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. "
-        "Remove one."
+        "--use-rollout-logprobs: expected off beside --use-tis, got on: the ratio would be applied twice: "
+        "remove one"
     )
 
 
 @rule(REFUSE, CORRECTION)
 def target_counted_twice(s: Setup) -> str | None:
-    """The host's loss and the correction's weights both have the target, over several steps per rollout."""
+    """The target ratio is counted twice, in the host's loss and in the weights, over several steps."""
     if not (s.counts_target_twice and s.is_second_step_trained and s.function not in contract.SEEDS):
         return None
     return (
         f"slime_ext.numerator: expected proximal beside the host's surrogate with {s.steps} optimizer steps "
-        "per rollout or --keep-old-actor, got target: its loss counts target / proximal already; use "
-        "surrogate: reinforce"
+        "per rollout or --keep-old-actor, got target: the host's loss has the factor target / proximal "
+        "already: use numerator: proximal or surrogate: reinforce"
     )
 
 
-DISCARDED = "would be discarded beside a surrogate of slime_ext; use surrogate: host"
+DISCARDED = (
+    "would be discarded, because a surrogate of slime_ext replaces the host's loss; use surrogate: host"
+)
 
 
 @rule(REFUSE, CORRECTION)
 def discarded_opsm(s: Setup) -> str | None:
-    """A surrogate of ours would discard the mask of ``--use-opsm``."""
+    """A surrogate of slime_ext would discard the mask of ``--use-opsm``."""
     if not (s.own_loss and s.a.use_opsm):
         return None
     return f"--use-opsm: expected off, got on: its mask {DISCARDED}"
@@ -562,7 +593,7 @@ def discarded_opsm(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def discarded_gspo(s: Setup) -> str | None:
-    """A surrogate of ours would discard the sequence ratio of GSPO."""
+    """A surrogate of slime_ext would discard the sequence ratio of GSPO."""
     if not (s.own_loss and s.a.advantage_estimator == "gspo"):
         return None
     return f"--advantage-estimator: expected another, got gspo: its sequence ratio {DISCARDED}"
@@ -570,7 +601,7 @@ def discarded_gspo(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def discarded_cispo(s: Setup) -> str | None:
-    """A surrogate of ours would discard the clipped weight of CISPO."""
+    """A surrogate of slime_ext would discard the clipped weight of CISPO."""
     if not (s.own_loss and "cispo" in (s.a.advantage_estimator, s.a.pg_loss_type)):
         return None
     return f"--advantage-estimator: expected another, got cispo: its clipped weight {DISCARDED}"
@@ -578,37 +609,37 @@ def discarded_cispo(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def discarded_dual_clip(s: Setup) -> str | None:
-    """A surrogate of ours without a dual clip would discard the floor of ``--eps-clip-c``."""
+    """A surrogate of slime_ext without a dual clip would discard the floor of ``--eps-clip-c``."""
     if not s.own_loss or s.a.eps_clip_c is None or isinstance(s.correction.surrogate, DualClip):
         return None
     return (
         f"--eps-clip-c: expected none beside this surrogate of slime_ext, got {s.a.eps_clip_c}: its floor "
-        "would be discarded; use surrogate: dual_clip"
+        "would be discarded: remove the flag, or use surrogate: dual_clip"
     )
 
 
 @rule(WARN, CORRECTION)
 def off_policy_is_counted_twice(s: Setup) -> str | None:
-    """``off_policy_is_function`` counts the target twice, over several steps per rollout."""
+    """``off_policy_is_function`` counts the target ratio twice, over several steps per rollout."""
     is_it = s.function == "off_policy_is_function" and s.counts_target_twice
     if not (is_it and s.is_second_step_trained):
         return None
     return (
         "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got "
-        f"{s.steps} steps: the host's loss has the factor target / proximal already, so that ratio is "
-        "counted twice; use slime_ext.tis.off_policy_is"
+        f"{s.steps} steps: the host's loss has the factor target / proximal already, so the ratio is counted "
+        "twice: use slime_ext.tis.off_policy_is"
     )
 
 
 @rule(REFUSE, CORRECTION)
 def kept_denominator_beside_reducer(s: Setup) -> str | None:
-    """``denominator: kept`` is set beside a reducer of the user's own."""
+    """``denominator: kept`` is set beside a user's reducer."""
     is_kept = s.correction.denominator == "kept" and s.acts
     if not (is_kept and s.a.custom_pg_loss_reducer_function_path):
         return None
     return (
-        "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: what "
-        "that function divides by is not known"
+        "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: "
+        "nobody knows what that function divides by: use denominator: host, or remove the flag"
     )
 
 
@@ -619,7 +650,7 @@ def group_of_one_sample(s: Setup) -> str | None:
         return None
     return (
         f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {s.correction.group}: a group "
-        "of one sample has no others"
+        "of one sample has no other samples: use group: ignore"
     )
 
 
@@ -637,7 +668,7 @@ def rebaseline_without_group_baseline(s: Setup) -> str | None:
     if not _rebaselines(s) or s.a.advantage_estimator in WITH_BASELINE:
         return None
     return _not_rebaselined(
-        "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group baseline)"
+        "an --advantage-estimator other than grpo, gspo and cispo (such advantages have no group baseline)"
     )
 
 
@@ -651,11 +682,11 @@ def rebaseline_without_normalization(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def rebaseline_beside_whitening(s: Setup) -> str | None:
-    """``group: rebaseline`` is set, and the host whitens the advantages afterwards."""
+    """``group: rebaseline`` is set, and the host normalises the advantages afterwards."""
     if not _rebaselines(s) or not s.a.normalize_advantages:
         return None
     return _not_rebaselined(
-        "--normalize-advantages (the advantages are whitened over the whole batch afterwards)"
+        "--normalize-advantages (the host normalises the advantages over the whole batch afterwards)"
     )
 
 
@@ -664,12 +695,12 @@ def rebaseline_beside_distillation(s: Setup) -> str | None:
     """``group: rebaseline`` is set beside on-policy distillation."""
     if not _rebaselines(s) or not s.a.use_opd:
         return None
-    return _not_rebaselined("--use-opd (the teacher's term is in the advantages already)")
+    return _not_rebaselined("--use-opd (the advantages already contain the teacher's term)")
 
 
 @rule(REFUSE, CORRECTION)
 def rebaseline_beside_own_advantages(s: Setup) -> str | None:
-    """``group: rebaseline`` is set beside an advantage function of the user's own."""
+    """``group: rebaseline`` is set beside a user's advantage function."""
     if not _rebaselines(s) or not s.a.custom_advantage_function_path:
         return None
     return _not_rebaselined("--custom-advantage-function-path (its baseline is not known)")
@@ -677,7 +708,7 @@ def rebaseline_beside_own_advantages(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def rebaseline_beside_own_rewards(s: Setup) -> str | None:
-    """``group: rebaseline`` is set beside a reward post-processing of the user's own."""
+    """``group: rebaseline`` is set beside a user's reward post-processing."""
     if not _rebaselines(s) or not s.a.custom_reward_post_process_path:
         return None
     return _not_rebaselined("--custom-reward-post-process-path (its baseline is not known)")
@@ -685,27 +716,28 @@ def rebaseline_beside_own_rewards(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def proximal_unknown_before_step(s: Setup) -> str | None:
-    """The correction needs proximal log-probs before the step, and REINFORCE has the target's instead."""
+    """The correction needs proximal log-probs before the step, and REINFORCE uses the target's."""
     if not (s.correction.needs_plan and s.acts and not s.has_ratio and s.is_second_step_trained):
         return None
     return (
         "--pg-loss-type: expected ppo with a correction that couples the samples of an optimizer step, got "
-        f"reinforce with {s.steps} steps per rollout: the host passes the target's log-probs for the "
-        "proximal's, and they are not known before a step"
+        f"reinforce with {s.steps} steps per rollout: the host passes the target's log-probs as the "
+        "proximal's, and they are not known before a step: set --pg-loss-type ppo, or train one step per "
+        "rollout without --keep-old-actor"
     )
 
 
-# What the host's code decides.
+# Rules that the host's code decides.
 
 DYNAMIC = (
-    "--dynamic-context-parallel: expected off beside slime_ext, got on: a sample is then cut over another "
-    "group for each micro-batch, which slime_ext does not follow"
+    "--dynamic-context-parallel: expected off beside slime_ext, got on: it splits the samples of each "
+    "micro-batch over another group of ranks, which slime_ext does not support: remove the flag"
 )
 
 
 @rule(REFUSE)
 def dynamic_context_parallel(s: Setup) -> str | None:
-    """The host cuts each micro-batch over another group of ranks."""
+    """The host splits each micro-batch over another group of ranks."""
     return DYNAMIC if s.a.dynamic_context_parallel else None
 
 
@@ -717,19 +749,20 @@ def unknown_release(s: Setup) -> str | None:
 
 @rule(REFUSE)
 def flag_unknown_to_host(s: Setup) -> str | None:
-    """A flag decides whether ours runs, and this host is older than that flag and ignores it."""
+    """A flag decides whether slime_ext runs, and this host is older than the flag and ignores it."""
     host = s.known_host()
     flags = (name for name in DECISIVE if name not in s.file and getattr(s.a, name))
     unknown = next((flag_of(name) for name in flags if not host.accepts(name, s.args)), None)
     if unknown is None:
         return None
     return (
-        f"{unknown}: expected a host that has this flag, got {host.name} without it: that release ignores it"
+        f"{unknown}: expected a host that has this flag, got a {host.name} that ignores it: use a release "
+        "that has it"
     )
 
 
 def _init_is_missed(s: Setup) -> str:
-    """Where a hook call lacks what only ``init`` brings to it, and stops, or corrects other than it says."""
+    """Returns a message if a hook call needs something that only ``init`` passes to it."""
     passed = {name for name in contract.OPTIONAL if s.host and s.host.passes(name)}
     reads = {"cur_log_probs": Need.TARGET, "advantages": Need.ADVANTAGES}
     needed = (name for name, need in reads.items() if need in s.correction.needs)
@@ -739,8 +772,8 @@ def _init_is_missed(s: Setup) -> str:
     whys = {
         f"it reads {unpassed}, which {who} to a hook{patched}": unpassed,
         "it reads the samples' ages, which only init counts": s.correction.needs_ages,
-        "which samples share a prompt is known only to init": s.correction.group != "ignore",
-        "each micro-batch would be an optimizer step of its own": s.correction.needs_plan,
+        "only init knows which samples share a prompt": s.correction.group != "ignore",
+        "without init each micro-batch is treated as an optimizer step": s.correction.needs_plan,
         "on_nonfinite: raise acts when init reads a step's statistics": s.correction.on_nonfinite == "raise",
     }
     why = next((why for why, is_so in whys.items() if is_so), "")
@@ -754,7 +787,7 @@ def _init_is_missed(s: Setup) -> str:
 
 @rule(REFUSE)
 def missing_init(s: Setup) -> str | None:
-    """A hook call lacks what only ``slime_ext.host.init`` brings to it."""
+    """The hook needs something that only ``slime_ext.host.init`` passes to it."""
     return _init_is_missed(s)
 
 
@@ -765,7 +798,7 @@ def missing_train_step(s: Setup) -> str | None:
         return None
     return (
         f"{s.known_host().name}: expected a trainer with {STEP} beside a correction that couples the samples "
-        "of an optimizer step, got one without (FSDP)"
+        "of an optimizer step, got one without (FSDP): use --train-backend megatron"
     )
 
 
@@ -784,7 +817,7 @@ def missing_weight_versions(s: Setup) -> str | None:
         return None
     keeps = f"{readers[0]}: expected the samples' weight versions, got a {host.name} that keeps them"
     if not host.accepts(LOG, s.args):  # slime before v0.2.2
-        return f"{keeps} and has no {flag_of(LOG)}: use a newer release, or the diff of docs/patches.md"
+        return f"{keeps} and has no {flag_of(LOG)}: use a newer release, or the patch of docs/patches.md"
     return f"{keeps} in its rollout manager: add {LOG_FLAG}"
 
 
@@ -805,11 +838,11 @@ def missing_head(s: Setup) -> str | None:
         return None
     return (
         f"slime_ext.center: expected a host with {lacking}, got {host.name} without: the sampler's head does "
-        "not reach the loss there"
+        "not reach the loss there: remove center, or use such a host"
     )
 
 
-# What a user should know.
+# Warnings and hints.
 
 
 @rule(WARN, INIT_ALONE)
@@ -820,7 +853,7 @@ def sft_beside_init(s: Setup) -> str | None:
 
 @rule(WARN, INIT_ALONE)
 def fsdp_beside_init(s: Setup) -> str | None:
-    """The trainer is FSDP's, which never calls ``init``, and nothing else of ours runs."""
+    """The trainer is FSDP's, which never calls ``init``, and no other part of slime_ext runs."""
     if s.function or s.a.train_backend != "fsdp":
         return None
     return (
@@ -832,7 +865,7 @@ def fsdp_beside_init(s: Setup) -> str | None:
 @rule(WARN)
 def unread_tis_clip(s: Setup) -> str | None:
     """The function of the launch does not read ``--tis-clip`` or ``--tis-clip-low``."""
-    # The host's default is not told from no flag.
+    # A flag with the host's default value cannot be told from a missing flag.
     bounds = {dest: getattr(s.a, dest) for dest in contract.BAND}
     bounds = {dest: value for dest, value in bounds.items() if value not in (None, ARGUMENTS[dest].default)}
     reads = READS_BAND + (("off_policy_is_function",) if contract.takes_tis_bounds() else ())
@@ -841,21 +874,21 @@ def unread_tis_clip(s: Setup) -> str | None:
     dest, value = next(iter(bounds.items()))
     return (
         f"{flag_of(dest)}: expected none beside slime_ext.tis.{s.function}, got {value:g}: only "
-        "slime_ext.tis.vanilla_tis_function and icepop_function read it; a cap of yours is truncate: {high: "
-        "...} under slime_ext.steps"
+        "slime_ext.tis.vanilla_tis_function and icepop_function read it: remove the flag; to set a cap, "
+        "write truncate: {high: ...} under slime_ext.steps"
     )
 
 
 @rule(WARN)
 def masks_beside_reducer(s: Setup) -> str | None:
-    """The correction rejects tokens beside a reducer of the user's own, which may divide by the masks."""
+    """The correction rejects tokens beside a user's reducer, which may divide by the masks."""
     rejects = any(isinstance(step, Reject | Veto) for step in s.correction.steps)
     if not (rejects and s.a.custom_pg_loss_reducer_function_path):
         return None
     return (
         f"--custom-pg-loss-reducer-function-path {s.a.custom_pg_loss_reducer_function_path}: expected "
-        f"slime's reducer beside mask_scope: {s.correction.mask_scope}, got one of yours: if it divides by "
-        "the masks, policy passes it the host's and all the reduced ones"
+        f"slime's reducer beside mask_scope: {s.correction.mask_scope}, got yours: if it divides by the "
+        "masks, choose mask_scope: policy for the host's masks, or all for masks without the rejected tokens"
     )
 
 
@@ -864,7 +897,7 @@ def correction_switched_off(s: Setup) -> str | None:
     """The correction would change the loss, and ``--use-tis`` is off."""
     if not s.function or s.correction.is_identity or s.a.use_tis:
         return None
-    return "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
+    return "--use-tis: expected on beside a correction, got off: slime_ext only measures: add --use-tis"
 
 
 @rule(WARN)
@@ -872,77 +905,83 @@ def correction_without_steps(s: Setup) -> str | None:
     """``--use-tis`` is on, and the correction changes nothing."""
     if not (s.function and s.correction.is_identity and s.a.use_tis):
         return None
-    return "slime_ext.steps: expected one beside --use-tis, got none: the loss stays as it is, only metrics"
+    return (
+        "slime_ext.steps: expected a step beside --use-tis, got none: slime_ext only measures: write a "
+        "preset or steps under slime_ext, or remove --use-tis"
+    )
 
 
 @rule(WARN)
 def fsdp_beside_function(s: Setup) -> str | None:
-    """The trainer is FSDP's, in which the correction runs without metrics and guards."""
+    """The trainer is FSDP's, where the correction runs without metrics and guards."""
     if not s.function or s.a.train_backend != "fsdp":
         return None
     return (
         "--train-backend: expected megatron beside slime_ext.tis, got fsdp, which calls no "
-        "--custom-megatron-init-path: no metrics but the host's own channel, no guards, certificate or "
-        "off_policy.jsonl"
+        "--custom-megatron-init-path: there are no guards, no certificate, no off_policy.jsonl, and no "
+        "metrics except those that the host logs itself"
     )
 
 
 @rule(WARN)
 def guards_beside_release_train(s: Setup) -> str | None:
-    """The trainer ends with each rollout, so that guards count anew."""
+    """The trainer ends with each rollout, so guards start to count again."""
     if not s.a.release_train:
         return None
     return (
-        "--release-train: expected a trainer that stays beside slime_ext.guards, got one that ends with "
-        "each rollout: steps in a row and metrics_only begin anew with the next"
+        "--release-train: expected off beside slime_ext.guards, got on: the trainer ends with each rollout, "
+        "and the next one has forgotten the steps that guards counted and metrics_only: to keep them, remove "
+        "the flag"
     )
 
 
 @rule(WARN)
 def metrics_of_one_replica(s: Setup) -> str | None:
-    """Data parallel replicas are independent, so that metrics and guards are those of each alone."""
+    """Data parallel replicas are independent, so each has its own metrics and guards."""
     if not s.a.indep_dp:
         return None
     return (
-        "--ft-components: expected data parallel ranks of one group, got independent replicas: metrics and "
-        "guards are those of each replica alone, off_policy.jsonl has the first one's"
+        "--ft-components: expected data parallel ranks of one group, got independent replicas: each "
+        "replica has its own metrics and guards, and off_policy.jsonl has those of the first; to have them "
+        "over all ranks, remove the flag"
     )
 
 
 @rule(WARN)
 def nan_is_not_skipped(s: Setup) -> str | None:
-    """The host skips steps with NaN, and ours stops at a NaN among the trainer's log-probs."""
+    """The host skips steps with NaN, and slime_ext stops at a NaN among the trainer's log-probs."""
     if s.a.check_for_nan_in_loss_and_grad is not False:
         return None
     return (
-        "--no-check-for-nan-in-loss-and-grad: expected a run that may end beside slime_ext, got one that "
-        "skips steps with NaN: a NaN among the trainer's own log-probs stops it all the same"
+        "--no-check-for-nan-in-loss-and-grad: expected off beside slime_ext, got on: the host skips steps "
+        "with NaN, but slime_ext stops the run at a NaN among the trainer's log-probs: remove the flag, "
+        "because it does not prevent that"
     )
 
 
 @rule(WARN)
 def host_flag_in_file(s: Setup) -> str | None:
-    """The file has flags of slime's own, which slime checks before it reads the file."""
+    """The file has flags of slime, which slime checks before it reads the file."""
     keys = ", ".join(key for key in s.file if key in CHECKED_BEFORE)
     if not keys:
         return None
     return (
-        f"--custom-config-path: expected flags of slime's own on the command line, got {keys} in the file: "
-        "slime checks its flags, and derives others from them, before it reads the file; give it as a flag"
+        f"--custom-config-path: expected slime's flags on the command line, got {keys} in the file: slime "
+        "checks its flags, and derives others from them, before it reads the file: write it as a flag"
     )
 
 
 @rule(HINT)
 def missing_function(s: Setup) -> str | None:
-    """The file has a correction, and names no function that reads it."""
+    """The file has a correction and names no function that reads it."""
     if s.function != "correct" or s.a.custom_tis_function_path:
         return None
-    return f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct"
+    return f"names no function: for slime, add custom_tis_function_path: {contract.TIS}.correct"
 
 
 @rule(HINT)
 def missing_metrics(s: Setup) -> str | None:
-    """The correction runs without ``slime_ext.host.init``, so that there are no metrics."""
+    """The correction runs without ``slime_ext.host.init``, so there are no metrics."""
     if s.a.custom_megatron_init_path or not s.function or _init_is_missed(s):
         return None
     return f"no metrics: in slime add {INIT_FLAG}"
@@ -950,58 +989,58 @@ def missing_metrics(s: Setup) -> str | None:
 
 @rule(HINT)
 def ages_of_straw(s: Setup) -> str | None:
-    """Batches come from straw, which drops no sample for its age, and nothing bounds the age."""
+    """Batches come from straw, which drops no old samples, and nothing bounds the age."""
     # slime/utils/staleness.py at 85f762d, docs/en/advanced/straw.md at 12e4668.
     is_bounded = s.correction.needs_ages or any(name.startswith("staleness_") for name in s.loaded.guards)
     if s.a.rollout_data_transport != "straw" or is_bounded:
         return None
     return (
-        "--rollout-data-transport straw: the oldest samples come first, and none is dropped for its age: "
-        "bound it with slime_ext.steps: [{reject: {max_staleness: 4}}]. slime's staleness/max counts "
+        "--rollout-data-transport straw: the oldest samples come first, and none is dropped for its age: to "
+        "bound the age, write slime_ext.steps: [{reject: {max_staleness: 4}}]. slime's staleness/max counts "
         "versions from the oldest token's to the engines' when a batch is made; off_policy/staleness_max "
-        "counts them to the trainer's latest push, so weights that are pushed in between make it larger"
+        "counts to the trainer's latest push, so a push in between makes it larger"
     )
 
 
 @rule(HINT)
 def init_of_your_own(s: Setup) -> str | None:
-    """``--custom-megatron-init-path`` names an init of the user's own, which has to call ours."""
+    """``--custom-megatron-init-path`` names a user's init, which has to call that of slime_ext."""
     if s.a.custom_megatron_init_path in (None, OURS[INIT]):
         return None
     return (
-        f"no metrics and no check at start-up unless {s.a.custom_megatron_init_path} calls "
-        "slime_ext.host.init(args)"
+        f"no metrics and no check at start-up, unless {s.a.custom_megatron_init_path} calls "
+        "slime_ext.host.init(args): call it there"
     )
 
 
-# What a correction cannot do.
+# Corrections that do nothing, or that cannot do what they are for.
 
-USUAL_K3 = 1e-3  # nats a token, between a sampler and a trainer whose numerics differ
-VANISHED = 0.1  # the median weight below which a correction mostly silences responses
+USUAL_K3 = 1e-3  # nats per token, if only the numerics of sampler and trainer differ
+VANISHED = 0.1  # below this median weight a correction removes most responses from the loss
 
 
 @rule(WARN)
 def center_without_effect(s: Setup) -> str | None:
-    """``center`` is set, and what it subtracts has mean 0 already."""
+    """``center`` is set, and the mean that it subtracts is 0 already."""
     correction = s.correction
     if correction.center is None or not s.acts or split(correction.steps)[0] != (Reweight(),):
         return None
-    # E_q[(p / q) grad log p] = E_p[grad log p] = 0, for p the policy that is trained. Beside PPO's loss, or
-    # with weights of the proximal policy, p is the target while both are one: in a rollout's first step.
+    # E_q[(p / q) grad log p] = E_p[grad log p] = 0 if p is the policy that is trained. With PPO's loss, or
+    # with weights of the proximal policy, p is that policy only in the first step of a rollout.
     is_of_target = correction.numerator == "target" and isinstance(correction.surrogate, Reinforce)
     is_known = isinstance(correction.surrogate, Reinforce | HostLoss | PpoClip | DualClip)
     if not is_known or (s.is_second_step_trained and not is_of_target):
         return None
     return (
         "slime_ext.center: expected a bound on the token weights beside it, such as truncate: {high: 2.0}, "
-        "got none: the sampler's mean of the ratio times the score is 0, so the gradient that center adds is "
+        "got none: under the sampler the ratio times the score has mean 0, so center adds a gradient of "
         "exactly 0" + ("" if is_of_target else " while a rollout is one optimizer step")
     )
 
 
 @rule(WARN)
 def sequence_weights_vanish(s: Setup) -> str | None:
-    """Weights are products over responses of the longest length that the launch allows."""
+    """Weights are products over whole responses, and the launch allows responses that are too long."""
     tokens, steps = s.a.rollout_max_response_len, s.correction.steps
     of_sequences = any(isinstance(step, Reweight) and step.level == "sequence" for step in steps)
     of_mean_1 = any(isinstance(step, Normalize) for step in steps)
@@ -1013,16 +1052,17 @@ def sequence_weights_vanish(s: Setup) -> str | None:
         return None
     return (
         "slime_ext.steps: expected weights of tokens, or a geometric mean, beside --rollout-max-response-len "
-        f"{tokens}, got the product over a response: at a k3 of {USUAL_K3:g} the weight of one that long has "
-        f"the mean {mean:.2g} and the median {median:.1g}, so that it hardly counts"
+        f"{tokens}, got the product over a response: at a k3 of {USUAL_K3:g} the weight of a response of "
+        f"that length has the mean {mean:.2g} and the median {median:.1g}, so it hardly counts"
     )
 
 
 def expected_weight(tokens: int, k3: float, cap: float) -> tuple[float, float]:
-    """Mean and median under the sampler of min(Pi, cap), Pi the product of the ratios of a response.
+    """Computes the mean and the median of min(Pi, cap) under the sampler.
 
-    Log-ratios are taken as independent and normal. With mean -k3 and variance 2 k3 the mean of each ratio is
-    1, and k3 is the estimator's own mean to second order. With s^2 = 2 tokens k3, log Pi is N(-s^2 / 2, s^2):
+    Pi is the product of the ratios of a response. The log-ratios are assumed to be independent and normal,
+    with mean -k3 and variance 2 k3. Then the mean of each ratio is 1, and the mean of the k3 estimator is k3
+    to second order. With s^2 = 2 tokens k3, log Pi is N(-s^2 / 2, s^2):
 
         E[min(Pi, cap)] = Phi((log cap - s^2 / 2) / s) + cap Phi(-(log cap + s^2 / 2) / s)
 
@@ -1040,8 +1080,8 @@ def expected_weight(tokens: int, k3: float, cap: float) -> tuple[float, float]:
 
 
 UNSEEN = (
-    "the sampler draws from a part of the vocabulary and SGLang records log-probs over the whole, so every "
-    "ratio is too large by 1 / the probability of that part"
+    "the sampler draws from a part of the vocabulary, and SGLang records log-probs over all of it, so every "
+    "ratio is too large by a factor of 1 / the probability of that part"
 )
 
 
@@ -1055,7 +1095,8 @@ def top_p_without_replay(s: Setup) -> str | None:
         return None
     return (
         f"--rollout-top-p: expected 1.0, or a host that replays what top-p leaves, got {s.a.rollout_top_p}: "
-        f"{UNSEEN}; slime replays it since v0.3.1, miles' main with --use-sampling-support-replay"
+        f"{UNSEEN}: remove the flag, or use slime v0.3.1 or newer, or miles' main with "
+        "--use-sampling-support-replay"
     )
 
 
@@ -1066,17 +1107,17 @@ def top_k_without_replay(s: Setup) -> str | None:
         return None
     return (
         f"--rollout-top-k: expected -1, or a host that replays what top-k leaves, got {s.a.rollout_top_k:g}: "
-        f"{UNSEEN}; miles' main replays it with --use-sampling-support-replay"
+        f"{UNSEEN}: remove the flag, or use miles' main with --use-sampling-support-replay"
     )
 
 
 @rule(HOST)
 def score_centering_refused(s: Setup) -> str | None:
-    """The host refuses its own score centering beside another flag."""
+    """The host refuses its score centering beside another flag."""
     if not s.a.use_score_centering:
         return None
     reducer, estimator = s.a.custom_pg_loss_reducer_function_path, s.a.advantage_estimator
-    refused = {  # flag -> whether it is refused, what the host expects, what it gets
+    refused = {  # flag -> whether the host refuses it, what the host expects, what it gets
         "--use-opsm": (s.a.use_opsm, "off", "on"),
         "--use-opd": (s.a.use_opd, "off", "on"),
         "--rollout-top-k": (s.a.rollout_top_k not in (None, -1), "-1", f"{s.a.rollout_top_k or -1:g}"),
@@ -1085,7 +1126,10 @@ def score_centering_refused(s: Setup) -> str | None:
     }
     for flag, (is_refused, wanted, got) in refused.items():
         if is_refused:
-            return f"{flag}: expected {wanted} beside --use-score-centering, got {got}: the host refuses both"
+            return (
+                f"{flag}: expected {wanted} beside --use-score-centering, got {got}: the host refuses both: "
+                "remove one"
+            )
     return None
 
 
@@ -1096,7 +1140,7 @@ OF_THE_FILE, OF_THE_CORRECTION, OF_INIT_ALONE = (
 
 
 def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule] = ALL) -> Iterator[Line]:
-    """The line of each rule of these severities that the launch breaks."""
+    """Yields the line of each rule of these severities that the launch breaks."""
     for each in (each for each in rules if each.severity in severities):
         with contextlib.suppress(UnknownError):
             if message := each.judge(setup):
@@ -1104,11 +1148,11 @@ def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule]
 
 
 def unchecked(setup: Setup, kind: type[UnknownError] = UnknownError) -> Iterator[Line]:
-    """For each rule that cannot be judged: what was not checked, or why.
+    """Yields, for each rule that cannot be judged, what was not checked, or why.
 
     Args:
-        kind: HostUnknownError: the host's code, or what an init of the user's own calls, is not known;
-            ArgumentUnknownError: the value of an argument is not.
+        kind: HostUnknownError for rules that need the code of the host or of a user's init;
+            ArgumentUnknownError for rules that need the value of an argument.
     """
     for each in ALL:
         try:
@@ -1121,7 +1165,7 @@ def unchecked(setup: Setup, kind: type[UnknownError] = UnknownError) -> Iterator
 def require(
     setup: Setup, severities: Collection[Severity] = (REFUSE,), rules: Collection[Rule] = ALL
 ) -> None:
-    """Raises BrokenRuleError with the first line that ``said`` has."""
+    """Raises BrokenRuleError with the first line that ``said`` yields."""
     for message, broken in said(setup, severities, rules):
         error = BrokenRuleError(message)
         error.rule = broken
@@ -1129,7 +1173,7 @@ def require(
 
 
 def enforce(setup: Setup, rules: Collection[Rule] = ALL) -> None:
-    """What a training process does: raises BrokenRuleError at the first REFUSE, logs each WARN once."""
+    """Raises BrokenRuleError at the first REFUSE, and logs each WARN once, in a training process."""
     require(setup, rules=rules)
     for line in said(setup, (WARN,), rules):
         warn_once(line.message)

@@ -280,8 +280,8 @@ LOST = {
     "steps: [reweight]": "the key steps under slime_ext,",
     "guards: {kept_fraction: {min: 0.1}}": "the key guards under slime_ext,",
     "preset: token_tis": "the key preset under slime_ext,",
-    "verl: {rollout_is: token}": "no key of verl beside slime_ext, got verl: leave it out, or translate",
-    "use_rs: true": "slime-ext convert --from slime_mis FILE; an argument of your own needs another name",
+    "verl: {rollout_is: token}": "no key of verl beside slime_ext, got verl: remove it, or translate",
+    "use_rs: true": "slime-ext convert --from slime_mis FILE; if it is an argument of your own, rename it",
     "truncate: {high: 2.0}": "the key truncate in a step's place under slime_ext.steps,",
     "high: 3.0": "the key high as a field of a step under slime_ext.steps,",
     "ppo_clip: {anchor: behavior}": "the key ppo_clip under slime_ext.surrogate,",
@@ -336,9 +336,7 @@ IN_THE_FILE = {"kl_coef: 0.1": 1, "get_mismatch_metrics: true": 0, "my_own: 3": 
 def test_flags_of_slimes_own_in_the_file_are_warned_of_once(tmp_path, caplog, line, is_named):
     both(tmp_path, f"slime_ext: {{preset: token_tis}}\n{line}\n")
     name = line.partition(":")[0]
-    said = (
-        f"--custom-config-path: expected flags of slime's own on the command line, got {name} in the file: "
-    )
+    said = f"--custom-config-path: expected slime's flags on the command line, got {name} in the file: "
     assert [record.getMessage().startswith(said) for record in caplog.records] == [True] * is_named
 
 

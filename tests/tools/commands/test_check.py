@@ -287,14 +287,14 @@ OF_THE_HOST = [  # flags, the checkout's files (None: no checkout), a line of th
     (WATCHED, {}, "ok"),  # without init no guard acts, and a note says so
     (f"{AGES} {INIT}", {"slime/arguments.py": BEFORE_LOG}, "has no --custom-rollout-log-function-path: use"),
     (f"{AGES} {INIT} {LOG}", {"slime/arguments.py": "--no-such-flag"}, "expected a host that has this flag,"),
-    (f"{WHOLE} {MEASURED}", None, "each micro-batch would be an optimizer step of its own"),
+    (f"{WHOLE} {MEASURED}", None, "without init each micro-batch is treated as an optimizer step"),
     (f"{WHOLE} {MEASURED} {INIT}", None, "ok"),
     (f"{WHOLE} {MEASURED} {INIT}", {f"{ROOM}/model.py": ""}, "expected a trainer with train_one_step beside"),
     (f"{WHOLE} {INIT}", None, "--get-mismatch-metrics: expected on with a correction that couples the sampl"),
     (f"{WHOLE} {INIT} --num-steps-per-rollout 1", {}, "ok"),  # a slime before v0.3.0 has them always
     (f"{WHOLE} {INIT} --num-steps-per-rollout 1", {f"{ROOM}/actor.py": "can_reuse_log_probs_in_loss = 1"},
      "--get-mismatch-metrics: expected on with"),
-    (f"{GROUP} {MEASURED} --n-samples-per-prompt 8", None, "which samples share a prompt is known only to i"),
+    (f"{GROUP} {MEASURED} --n-samples-per-prompt 8", None, "only init knows which samples share a prompt"),
     (RAISE, None, "on_nonfinite: raise acts when init reads a step's statistics"),
     (CENTER, None, "not checked whether the sampler's head reaches this host's loss: no checkout of the hos"),
     (CENTER, {}, "slime_ext.center: expected a host with get_responses among its modules, got slime without"),
@@ -356,7 +356,7 @@ def test_a_rule_that_warns_or_hints_is_ignored_by_its_name(capsys, tmp_path):
         ("no rule at all", "expected a rule's name, got 'no rule at all': docs/slime.md lists the rules"),
         (
             "missing_init",
-            "expected a rule that warns or hints, got missing_init (ours would be wrong, or nev",
+            "expected a rule that warns or hints, got missing_init (slime_ext would be wrong, o",
         ),
         ("rollout_logprobs_beside_tis", "got rollout_logprobs_beside_tis (the host refuses it): change the"),
     ],

@@ -82,7 +82,7 @@ def test_check_reads_it_with_its_own_flags(script, capsys):
     ours = ["--use-tis", "--custom-tis-function-path", "slime_ext.tis.token_tis"]
     assert cli.main(["check", "--run", path, "--", *ours]) == 0 and "reweight" in capsys.readouterr().out
     assert cli.main(["check", path, "--run", "--", *ours, "--use-rollout-logprobs"]) == 1
-    assert "--use-rollout-logprobs: cannot be combined with --use-tis" in capsys.readouterr().err
+    assert "--use-rollout-logprobs: expected off beside --use-tis" in capsys.readouterr().err
     assert (
         cli.main(["check", "--run", script("sys.exit('╭─ Error ─╮\\n│ Missing command. │\\n╰─────────╯')")])
         == 1
