@@ -1,4 +1,4 @@
-"""Certifies each push of weights: do the engines sample from the weights that the trainer has?
+"""Certifies each push of weights: do the engines sample from the trainer's weights?
 
 A certificate costs no forward pass. The trainer scores the first rollout after a push anyway, before its
 first optimizer step, with the same weights that sampled it. So the k3 over those tokens, in nats, measures
@@ -158,7 +158,7 @@ def count_step() -> None:
 
 
 def note_step(optimizer: Any) -> None:
-    """Records that the optimizer moved the weights; with a learning rate of 0 it does not."""
+    """Records that the optimizer moved the weights. With a learning rate of 0 it does not."""
     groups = getattr(optimizer, "param_groups", None)
     pushes().has_moved |= groups is None or any(group.get("lr", 1) for group in groups)
 
@@ -205,7 +205,7 @@ def _arrival(asked: Any) -> Arrival:
 
 
 def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
-    """Joins each tensor's checksums over the ranks of one engine; skips those of a draft model."""
+    """Joins each tensor's checksums over the ranks of one engine, without a draft model's."""
     found: dict[str, str] = {}
     for rank in reply.get("ranks") or ():
         for name, checksum in rank["checksums"].items():
@@ -215,7 +215,7 @@ def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _host_group() -> Any:
-    """Returns the host's CPU (gloo) group of all its trainer's ranks, on which it waits in every push."""
+    """Returns the CPU group of all the trainer's ranks. The host waits on it in every push."""
     host = hosts.current()
     get = hosts.function_of(host.name, "get_gloo_group") if host else None
     return get() if get else None

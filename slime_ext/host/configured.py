@@ -41,14 +41,14 @@ NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
 
 
 def near_function(name: str) -> str:
-    """Suggests the function of ``slime_ext.tis`` that a wrong name may mean, as a clause for a message."""
+    """Suggests the function of ``slime_ext.tis`` that a wrong name may mean, for a message."""
     if name in presets.ESTIMATORS:
         return f"; {name} is {presets.an_estimator(name)}"
     return did_you_mean(name, NAMES)
 
 
 def setup_for(args: Any, function: str | None = None) -> Setup:
-    """Loads and checks the setup of a run: its flags, its mapping, and the host of this process.
+    """Loads and checks the setup of a run: flags, mapping and host.
 
     Args:
         function: a function of ``slime_ext.tis``: ``correct``; one of ``contract.SEEDS``, which take their

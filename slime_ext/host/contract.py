@@ -1,4 +1,4 @@
-"""Defines slime's contract as data: the arguments of the hook, and the weight versions of a sample.
+"""Defines slime's contract as data: the hook's arguments and a sample's weight versions.
 
 Shapes: ``T`` local response tokens of the micro-batch, ``N`` samples, ``R_i`` full response length, ``L_i``
 the part of it that this context-parallel rank holds. The contract is the same from slime v0.2.0 to 624b824.
@@ -174,7 +174,7 @@ def load_function(path: str, flag: str) -> Callable[..., Any]:
 
 
 def check_hook(path: str, keywords: Sequence[str]) -> None:
-    """Imports the hook at ``path`` and checks that it takes the host's keywords, without calling it."""
+    """Imports the hook at ``path`` and checks its signature. It does not call the hook."""
     require_keywords(path, inspect.signature(load_function(path, HOOK)), keywords)
 
 
@@ -204,7 +204,7 @@ def versions_of(value: Any) -> tuple[Any, ...]:
 
 
 def number_of(version: Any) -> int | None:
-    """Reads a version's number; None if it is another name, such as an engine's before its first push.
+    """Reads a version's number; None for other names, as before an engine's first push.
 
     >>> number_of("12"), number_of(12), number_of("default"), number_of("\u00b2")
     (12, 12, None, None)

@@ -1,8 +1,8 @@
-"""What SGLang answers about the tokens that it could have drawn, in each form that it has.
+"""Reads SGLang's answers about the tokens that it could have drawn, in every form.
 
-The head, its K most likely tokens, comes as lists (output_top_logprobs), or in base64: from SGLang itself
-where it is asked for flat arrays, and from slime's build of it always (slime, utils/score_centering.py
-2e5cd7c). The support, the tokens that top-p leaves, comes from slime's build alone.
+The head, its K most likely tokens, comes as lists (output_top_logprobs) or in base64. SGLang uses base64 if
+it is asked for flat arrays, and slime's build of it always does (slime, utils/score_centering.py 2e5cd7c).
+The support, the tokens that top-p leaves, comes only from slime's build.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch.nn.functional import pad
 from slime_ext.errors import DataError
 from slime_ext.host.heads import Rows
 
-# Flat arrays in base64 instead of lists. A release without output_top_logprobs_val_flat_b64 passes over the
-# flags, and so does a router that does not know them (sglang-router 0.3.2): then lists come. A release that
-# flattens prompts alone wants the first flag beside the last.
+# These flags ask for flat arrays in base64 instead of lists. A release of SGLang that has no
+# output_top_logprobs_val_flat_b64 ignores them, and a router that does not know them drops them
+# (sglang-router 0.3.2); then lists come. A release that flattens only prompts needs the first flag beside the
+# last.
 FLAT = dict.fromkeys(
     (
         "return_flat_raw_top_logprobs",
@@ -31,17 +32,24 @@ FLAT = dict.fromkeys(
 )
 OF_SUPPORT = dict.fromkeys(("return_top_p_token_ids", "return_top_p_log_probs"), True)
 LISTS = "output_top_logprobs"
-NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError, IndexError, KeyError)  # of making a tensor
-CHANGED = "what answers is no SGLang, or changes its answers"
+NO_NUMBERS = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    OverflowError,
+    IndexError,
+    KeyError,
+)  # raised by making a tensor
+CHANGED = "the server is not SGLang, or a proxy changes its answers: send requests to SGLang itself"
 
 
 class Packed(NamedTuple):
-    """The fields of a head in base64: int32, float32, and the shape of both."""
+    """Names the fields of a head in base64: int32 ids, float32 log-probs, their shape."""
 
     ids: str
     log_probs: str
     shape: str
-    lacking: str = ""  # how many tokens at the beginning have no head
+    lacking: str = ""  # field with the number of first tokens that have no head
 
 
 PACKED = (
@@ -56,19 +64,20 @@ PACKED = (
 
 
 def none(tokens: int, top_k: int) -> Rows:
-    """Heads of tokens that the engine did not sample."""
+    """Makes empty heads, for tokens that the engine did not sample."""
     return torch.zeros(tokens, top_k, dtype=torch.int64), torch.full((tokens, top_k), -torch.inf)
 
 
 def read(meta_info: Mapping[str, Any], top_k: int, sample: Any = None) -> Rows:
-    """The heads of an answer, one for each token that was sampled; of fewer than ``top_k`` tokens filled up
-    with -inf.
+    """Reads the heads of an answer, one for each sampled token.
+
+    A head of fewer than ``top_k`` tokens is padded with -inf.
 
     Args:
         sample: the index of the sample, for messages.
 
     Raises:
-        DataError: there are others.
+        DataError: the answer has no such heads.
     """
     count = len(meta_info.get("output_token_logprobs") or ())
     packed = next((names for names in PACKED if names.ids in meta_info), None)
@@ -87,7 +96,7 @@ def _listed(meta_info: Mapping[str, Any], count: int, top_k: int, sample: Any) -
     if len(heads) != count or not all(heads):
         raise DataError(
             f"{LISTS}, sample {sample}: expected the head of each of {count} sampled tokens, got "
-            f"{sum(map(bool, heads))}: center needs an engine that answers top_logprobs_num, as SGLang does"
+            f"{sum(map(bool, heads))}: use an engine that answers top_logprobs_num, as SGLang does"
         )
     try:
         ids = torch.tensor([[entry[1] for entry in head] for head in heads], dtype=torch.int64)
@@ -96,8 +105,8 @@ def _listed(meta_info: Mapping[str, Any], count: int, top_k: int, sample: Any) -
         ids = log_probs = torch.zeros(0)
     if ids.dim() != 2 or ids.shape[1] > top_k:
         raise DataError(
-            f"{LISTS}, sample {sample}: expected as many pairs of a log-prob and an id at every token, at "
-            f"most {top_k} (center.top_k), got others: {CHANGED}"
+            f"{LISTS}, sample {sample}: expected the same number of pairs (log-prob, id) at every token, at "
+            f"most {top_k} (center.top_k), got something else: {CHANGED}"
         )
     return ids, log_probs
 
@@ -130,11 +139,12 @@ def _unpacked(meta_info: Mapping[str, Any], names: Packed, count: int, top_k: in
 
 
 def read_support(meta_info: Mapping[str, Any], sample: Any = None) -> Tensor:
-    """[N] float32, the log-probs of all tokens that top-p left at an answer's tokens, after one another; the
-    host keeps their ids and offsets.
+    """Reads the log-probs of an answer's supports, joined to [N] float32.
+
+    A support is the tokens that top-p left. The host keeps their ids and offsets.
 
     Raises:
-        DataError: the engine did not answer them.
+        DataError: the engine did not return them.
     """
     if not meta_info.get("output_token_logprobs"):
         return torch.zeros(0)
@@ -143,8 +153,8 @@ def read_support(meta_info: Mapping[str, Any], sample: Any = None) -> Tensor:
     if lacking is not None:
         raise DataError(
             f"{lacking}, sample {sample}: expected it in the engine's answer beside center and "
-            "--rollout-top-p, got none: slime's build of SGLang answers return_top_p_log_probs, and a router "
-            "may drop the question (sglang-router 0.3.2 does); without both leave out --rollout-top-p"
+            "--rollout-top-p, got none: use slime's build of SGLang, which answers return_top_p_log_probs, "
+            "without a router that drops this field (sglang-router 0.3.2 does), or remove --rollout-top-p"
         )
     ids = _numbers(meta_info, names[0], torch.int32, None, sample)
     return _numbers(meta_info, names[1], torch.float32, len(ids), sample)
@@ -153,7 +163,7 @@ def read_support(meta_info: Mapping[str, Any], sample: Any = None) -> Tensor:
 def _numbers(
     meta_info: Mapping[str, Any], name: str, kind: torch.dtype, count: int | None, sample: Any
 ) -> Tensor:
-    """[count] numbers from base64 of little-endian bytes, as both ends write them, or from a list."""
+    """Reads [count] numbers from a list, or from base64 of little-endian bytes."""
     value, got = meta_info.get(name), "something else"
     try:
         if isinstance(value, str):
@@ -173,6 +183,6 @@ def _numbers(
 
 
 def _brief(value: Any) -> str:
-    """A shape or a word of an answer as far as a line has room, and nothing else of it."""
+    """Shortens a shape for a message; for any other value it names only the type."""
     is_shape = isinstance(value, list | tuple) and all(isinstance(size, int) for size in value)
     return str(list(value[:4])) if is_shape else type(value).__name__

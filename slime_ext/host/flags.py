@@ -117,7 +117,7 @@ def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
 
 
 def check_command_line(words: Iterable[str], args: Any) -> None:
-    """Raises ConfigError if a word looks like a misspelt or shortened flag that switches slime_ext on.
+    """Raises ConfigError for a misspelt or shortened flag that would switch slime_ext on.
 
     Hosts ignore unknown flags and Megatron's parser takes no abbreviations, so the typo would be silent.
     Flags that ``args`` has are skipped.

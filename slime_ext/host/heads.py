@@ -1,9 +1,9 @@
-"""The sampler's head in the trainer: its K most likely tokens at each response token, for ``center``; or its
-support, all that it could draw.
+"""Reads the sampler's head or support in the trainer, for ``center``.
 
-``rollout_heads`` leaves those of a rollout by the index of each sample. Here an optimizer step finds those of
-its samples, and ``at_logits`` makes the trainer's log-probs of the same tokens from the logits that the
-policy loss sees.
+The head is the sampler's K most likely tokens at each response token. The support is every token that it
+could draw there. ``rollout_heads`` publishes those of a rollout by the index of each sample. Here an
+optimizer step finds those of its samples, and ``at_logits`` computes the trainer's log-probs of the same
+tokens from the logits that the policy loss sees.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from slime_ext.ops.centering import owners
 from slime_ext.ops.segments import to_device
 from slime_ext.ops.vocabulary import log_probs_at, log_probs_within
 
-Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -inf where there is none
-# Of a sampler that draws from a support, as slime records it: ids [N] int32 of all response tokens' supports,
-# offsets [R + 1] int64 between those of two tokens, and log-probs [N] float32, normalised over each support.
+Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -inf for an absent entry
+# The supports of a sample, as slime records them: ids [N] int32 of all response tokens' supports, offsets
+# [R + 1] int64 between the supports, and log-probs [N] float32, normalised over each support.
 SupportRows = tuple[Tensor, Tensor, Tensor]
-# In train dumps: the trainer's of the tokens of rollout_topk_token_ids, or of rollout_top_p_token_ids.
+# Names in train dumps: the trainer's log-probs of rollout_topk_token_ids and of rollout_top_p_token_ids.
 TRAINER, OF_SUPPORT = "topk_log_probs", "top_p_log_probs"
 
 
 def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | SupportRows]:
-    """The heads, or the supports, of an optimizer step's samples, in their order.
+    """Finds the heads, or the supports, of an optimizer step's samples, in their order.
 
     Raises:
-        DataError: one that ``publish`` did not see, or of another width.
+        DataError: a sample has no published head, or a head of another width.
     """
     known = session.heads.get(rollout_id) or {}
     if not known and (data := staleness.left(staleness.HEADS, rollout_id)):
@@ -59,21 +59,23 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | Suppor
     for rows in heads:
         if len(rows) == 2 and (ids := rows[0]).shape[1] != top_k:
             raise DataError(
-                f"center.top_k: expected {ids.shape[1]}, as in the rollout, got {top_k}: both read the same "
-                "configuration"
+                f"center.top_k: expected {ids.shape[1]}, as in the rollout, got {top_k}: start rollout and "
+                "trainer with the same configuration"
             )
     return heads
 
 
 def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
-    """What the host's log-prob pass said of the heads of an optimizer step's samples: ``proximal_heads``.
-    None where it was not asked, because the target is the proximal policy.
+    """Finds the proximal policy's log-probs at the heads of an optimizer step's samples.
+
+    They come from the host's log-prob pass (``proximal_heads``). None if there was no such pass, because the
+    target is then the proximal policy.
 
     Args:
-        is_moved: whether it may be another one.
+        is_moved: whether the target may differ from the proximal policy.
 
     Raises:
-        ConfigError: it is another one, and nothing is known of it.
+        ConfigError: the two may differ, and there was no such pass.
     """
     known = session.scored.by_index if session.scored else None
     if known is not None:
@@ -81,8 +83,8 @@ def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
     if is_moved:
         raise ConfigError(
             "center: expected the proximal policy's log-probs at the head from the host's log-prob pass, got "
-            f"none ({hosts.SCORE} was not seen before the optimizer step): use one optimizer step per "
-            "rollout, or surrogate: reinforce with numerator: target"
+            f"none, because {hosts.SCORE} was not called before the optimizer step: use one optimizer step "
+            "per rollout (--num-steps-per-rollout 1), or surrogate: reinforce with numerator: target"
         )
     return None
 
@@ -90,16 +92,18 @@ def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
 def at_logits(
     given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Head | Support | None:
-    """The head, or the support, of a micro-batch's local response tokens; None unless the optimizer step has
-    some.
+    """Makes the head, or the support, of a micro-batch's local response tokens.
 
     Args:
-        given, named: of the call of ``get_log_probs_and_entropy``.
-        inputs: of the policy loss that is running.
+        given, named: the arguments of the call of ``get_log_probs_and_entropy``.
+        inputs: what was collected from the running policy loss.
+
+    Returns:
+        None if the optimizer step has neither heads nor supports.
 
     Raises:
-        DataError: the samples are not those of the step.
-        ConfigError: there are supports, and the host's log-probs are of the whole vocabulary.
+        DataError: the samples are not those of the optimizer step.
+        ConfigError: there are supports, and the host normalises its log-probs over the whole vocabulary.
     """
     step = step_metrics.current_step()
     if not step.heads:
@@ -108,8 +112,8 @@ def at_logits(
     places = step.samples.places(batch["loss_masks"])
     if places is None:
         raise DataError(
-            "center: expected a policy loss on the samples of its optimizer step, got others: their heads "
-            "are not known"
+            "center: expected a policy loss on the samples of its optimizer step, got other samples, whose "
+            "heads are not known: pass the policy loss the loss_masks of the rollout data unchanged"
         )
     held, sizes = gathered([step.heads[place] for place in places], batch, logits, named)
     if context_parallel().size == 1 and getattr(named["args"], "save_debug_train_data", None):
@@ -123,13 +127,16 @@ def at_logits(
 def gathered(
     rows: Sequence[tuple[Tensor, ...]], batch: Mapping[str, Any], logits: Tensor, named: Mapping[str, Any]
 ) -> tuple[Head | Support, list[int]]:
-    """The sampler's side of the local response tokens beside what these logits say of the same tokens; and
-    how many rows of the head, or entries of the support, each sample has here.
+    """Joins the sampler's log-probs at the local response tokens with the trainer's from these logits.
 
     Args:
-        rows: of each of the micro-batch's samples.
-        batch: ``loss_masks`` and lengths of them.
-        named: of the call of ``get_log_probs_and_entropy``.
+        rows: the head or the supports of each sample of the micro-batch.
+        batch: holds ``loss_masks`` and the lengths of these samples.
+        named: the keywords of the call of ``get_log_probs_and_entropy``.
+
+    Returns:
+        The head or support, and each sample's number of rows in the head, or of entries in the support, on
+        this rank.
     """
     lengths = batch["total_lengths"], batch["response_lengths"], batch.get("max_seq_lens")
     segments = pack_segments(batch["loss_masks"], *lengths, context_parallel())
@@ -143,7 +150,7 @@ def gathered(
 
 
 def _keep(key: str, rollout: dict[str, Any], indices: Sequence[Any], log_probs: Sequence[Tensor]) -> None:
-    """Adds the trainer's log-probs of samples to the rollout, which the host dumps whole."""
+    """Adds the trainer's log-probs of samples to the rollout, which the host dumps."""
     of_all = rollout["sample_indices"]
     kept, places = rollout.setdefault(key, [None] * len(of_all)), {i: at for at, i in enumerate(of_all)}
     for index, values in zip(indices, log_probs, strict=True):
@@ -157,7 +164,7 @@ def _head(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[
     )
     rows = _rows_that_respond(logits, named)
     flat = logits.reshape(-1, logits.shape[-1])
-    # Of all rows, then those that respond: of the logits no copy is made, and their gradient is written once.
+    # All rows first, then the rows of response tokens: this copies no logits, and writes their gradient once.
     at_rows = ids.new_zeros(len(flat), ids.shape[1]).index_copy(0, rows, ids)
     share = _share(logits.shape[-1])
     trainer = log_probs_at(flat, at_rows, temperature=_temperature(named), **share).index_select(0, rows)
@@ -168,7 +175,7 @@ def _support(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mappi
     if named.get("top_p_token_ids") is None:
         raise ConfigError(
             "center: expected a host whose log-probs are normalised over what --rollout-top-p leaves "
-            "(slime's main), got one that normalises over the whole vocabulary: leave out --rollout-top-p"
+            "(slime's main), got one that normalises over the whole vocabulary: remove --rollout-top-p"
         )
     spans = [slice(int(rows[1][start]), int(rows[1][stop])) for rows, start, stop in parts]
     ids, sampler = (
@@ -210,7 +217,7 @@ def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
 
 
 def _share(width: int) -> dict[str, Any]:
-    """This rank's part of the vocabulary, of ``width`` tokens, as ``log_probs_at`` takes it."""
+    """Describes this rank's part of the vocabulary, of ``width`` tokens, for ``log_probs_at``."""
     state = parallel_state()
     if state is None or (parts := state.get_tensor_model_parallel_world_size()) == 1:
         return {}

@@ -1,4 +1,4 @@
-"""Turns a hook call into the corrected loss: packs, corrects, measures, and returns the host's shapes.
+"""Turns a hook call into the corrected loss, in the host's shapes.
 
 ``observe`` measures a policy loss that does not call ``run``, because it has no hook or a hook that is not
 ours.
@@ -81,7 +81,7 @@ def run(
 
 
 def packed(call: HookCall, correction: Correction, parallel: Parallel) -> Tokens:
-    """Packs a call's lists into flat tensors, and adds the samples' ages if they are known or needed."""
+    """Packs a call's lists into flat tensors, with the samples' ages if known or needed."""
     tokens, samples = pack(call, parallel), step_metrics.current_step().samples
     require_flat("pg_loss", call.pg_loss, tokens.segments.size)
     if samples.versions or correction.needs_ages:
@@ -110,7 +110,7 @@ def changes_loss(args: Any, correction: Correction) -> bool:
 
 
 def host_metrics(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """Returns the ratio and the clipped and rejected tokens, under the names that the host logs."""
+    """Returns the ratio, the clipped and the rejected tokens, by the names in the host's log."""
     return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Finds the host that this process runs in, and this process's place among the ranks that train.
+"""Finds the host of this process, and its place among the ranks that train.
 
 A host is recognised by three functions that its modules define. In every release of slime, miles and their
 forks, the policy loss and the optimizer step have these names and first parameters, in whatever module:
@@ -116,7 +116,7 @@ class HostCode(ABC):
         return self.door(STEP) is not None
 
     def passes(self, keyword: str) -> bool:
-        """Whether the host itself passes a keyword to the hook (cur_log_probs: slime PR 2084, our patch)."""
+        """Whether the host passes a keyword to the hook (cur_log_probs: slime PR 2084, our patch)."""
         return bool(PASSED[keyword].search(self.loss_text()))
 
     @property
@@ -131,8 +131,10 @@ class HostCode(ABC):
 
     @property
     def replays_top_p(self) -> bool:
-        """Whether its log-probs are normalised over the tokens that --rollout-top-p leaves, which its samples
-        then hold (slime since v0.3.1, vime)."""
+        """Whether the host normalises its log-probs over the tokens that --rollout-top-p leaves.
+
+        Its samples then hold these tokens (slime since v0.3.1, vime).
+        """
         return any("top_p_token_offsets" in text for text in self.near_texts())
 
     @property
@@ -291,7 +293,7 @@ def _below(cls: type) -> Iterator[type]:
 
 
 def command_line() -> list[str]:
-    """Returns the words that started the run: the driver's in a Ray actor, otherwise this process's."""
+    """Returns the words that started the run. In a Ray actor they are the driver's."""
     if (ray := sys.modules.get("ray")) is None:
         return sys.argv
     try:
@@ -351,7 +353,10 @@ def rank() -> int | None:
 
 
 def is_logging_rank() -> bool:
-    """Whether slime logs from this rank: the first of the last pipeline stage of the first replica."""
+    """Whether slime logs from this rank.
+
+    It is the first rank of the last pipeline stage, in the first replica.
+    """
     (module,) = definers("get_parallel_state", "miles")[:1] or (None,)
     replicas = getattr(getattr(module, "_parallel_state", None), "indep_dp", None)  # miles' --ft-components
     if (replicas is not None and replicas.rank) or ranks().place[0]:

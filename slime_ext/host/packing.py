@@ -152,7 +152,7 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:
-    """Removes rejected tokens from the host's masks: full length on every rank, in the host's dtype.
+    """Removes rejected tokens from the host's masks, at full length on every rank.
 
     Args:
         keep: [T] bool, local.
@@ -169,7 +169,7 @@ def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments)
 
 
 def locate(index: int, segments: Segments) -> tuple[int, int]:
-    """Finds the sequence and the position in its response of a local token index, for messages."""
+    """Finds the sequence and the response position of a local token, for messages."""
     for sequence, start, stop, _ in segments.local_shards:
         if index < stop - start:
             return sequence, start + index
@@ -226,7 +226,7 @@ def require_flat(where: str, values: Tensor, length: int) -> None:
 
 
 def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -> Tensor:
-    """Joins a tensor per sample into one flat tensor [T]; a flat tensor is returned unchanged.
+    """Joins a tensor per sample into a flat tensor [T]. A flat tensor is returned unchanged.
 
     Args:
         lengths: the number of tokens that this rank holds of each sample.

@@ -1,4 +1,4 @@
-"""Reads an optimizer step's samples before they are trained, and finds them again in a hook call.
+"""Reads an optimizer step's samples before training, and finds them in a hook call.
 
 A rollout is what the host counts once in its loss; slime may split it into several samples. A group is the
 samples of one prompt. Everything here is read once per step, where it does no harm to wait for the device.
@@ -53,7 +53,7 @@ def first_of(data: Batch, keys: Sequence[str]) -> Any:
 
 
 def column(values: Any, count: int) -> list[Any]:
-    """Reads a per-sample list, range or tensor as Python numbers; Nones if the host has none."""
+    """Reads a per-sample list, range or tensor as Python numbers. Missing data give Nones."""
     if values is None:
         return [None] * count
     if isinstance(values, Tensor):
@@ -90,7 +90,7 @@ def call_of(batch: Batch, args: Any, **more: Any) -> HookCall:
 
 
 def group_keys(data: Batch, group_size: int) -> list[int]:
-    """Numbers each sample's group, by the host's sample index or by its place in the rollout."""
+    """Numbers each sample's group, by its index or by its place in the rollout."""
     count = len(data["loss_masks"])
     for key in ("sample_indices", "partition"):
         indices = column(data.get(key), count)
@@ -125,7 +125,7 @@ class Samples:
         return cls(masks, column(batch.get("sample_indices"), len(masks)))
 
     def places(self, loss_masks: Sequence[Tensor]) -> list[int] | None:
-        """Finds the places of a hook call's samples, in its order; None unless the step has all of them."""
+        """Finds the places of a hook call's samples; None unless the step has all."""
         known = [self._places[id(mask)] for mask in loss_masks if id(mask) in self._places]
         return known if len(known) == len(loss_masks) else None
 
@@ -161,11 +161,12 @@ def broken_groups(rows: Sequence[SampleRow]) -> set[float]:
 
 
 def factors(rows: Sequence[SampleRow], *, per_token: bool = False) -> list[float]:
-    """Returns D / K per sample: D is the host's divisor, K the number of kept tokens.
+    """Returns D / K per sample.
 
-    The host divides a rollout by its ``denominator``. With ``per_token`` it divides an optimizer step by its
-    number of tokens, and counts a sample without tokens as one token. If nothing is kept, the factor is 1,
-    because the loss is 0 and the host still counts it.
+    D is the number by which the host divides, and K the number of kept tokens. The host divides a rollout by
+    its ``denominator``. With ``per_token`` it divides an optimizer step by its number of tokens, and counts a
+    sample without tokens as one token. If nothing is kept, the factor is 1, because the loss is 0 and the
+    host still counts it.
     """
     keys = [(row.step, 0.0 if per_token else row.rollout) for row in rows]
     kept: dict[tuple[float, float], float] = defaultdict(float)

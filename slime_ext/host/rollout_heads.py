@@ -1,11 +1,11 @@
-"""The sampler's head in the rollout's process: asked for, kept with its sample, left for the trainer.
+"""Requests the sampler's head in the rollout's process, and publishes it for the trainer.
 
 ``generate`` (``slime_ext.host.generate`` for --custom-generate-function-path) runs the host's own generate
-function and asks SGLang for the head in the same request. The head stays with its sample, under the names
-that slime has for it, until the host logs the rollout; then it goes to Ray's object store.
+function and asks SGLang for the head in the same request. The head stays with its sample, under slime's names
+for it, until the host logs the rollout. Then it goes to Ray's object store.
 
-With --rollout-top-p the tokens that top-p leaves are the sampler's whole support. slime keeps their ids and
-offsets itself, because its trainer normalises over them; ``generate`` adds their log-probs.
+With --rollout-top-p the tokens that top-p leaves are the sampler's whole support. slime itself keeps their
+ids and offsets, because its trainer normalises over them; ``generate`` adds their log-probs.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ from slime_ext.ops.divergences import HIGHEST, is_log_prob
 
 FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as in slime since 2e5cd7c
 SUPPORT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_top_p_log_probs")
-NEAR = 1e-3  # nats between a token's log-prob as it was recorded and as its head has it
-MASS = 1.0001  # of a head; the rounding of float32 log-probs stays below it
-WHOLE = 0.999  # of a support, whose log-probs are normalised over it
-LARGE_TAIL = 0.1  # the share of the sampler's probability that a head should not leave out
-BLOCK = 2**20  # entries of supports that are checked at once: bounds memory
+NEAR = 1e-3  # nats: the most that a token's recorded log-prob may differ from that in its head
+MASS = 1.0001  # the most that a head's probabilities may add up to; float32 rounding stays below it
+WHOLE = 0.999  # the least that a support's probabilities must add up to
+LARGE_TAIL = 0.1  # the most of the sampler's probability that a head should leave out
+BLOCK = 2**20  # entries of supports per check, to bound memory
 OURS = contract.OURS["custom_generate_function_path"]
 NO_VOCABULARY = (
-    "center: expected --vocab-size, or a config.json with vocab_size at --hf-checkpoint, got neither: ids of "
-    "the sampler's head have no upper bound"
+    "center: expected --vocab-size, or a config.json with vocab_size at --hf-checkpoint, got neither: "
+    "the ids of the sampler's head are not checked against the vocabulary: set --vocab-size"
 )
 
 
 @dataclass
 class Asked:
-    """What is asked of the engine for one sample, and its answers."""
+    """Holds the request to the engine for one sample, and the answers."""
 
     top_k: int
-    there: int  # tokens of the vocabulary, of which there may be fewer
-    top_p: float = 1.0  # below it the support is asked for
-    sample: Any = None  # its index
+    there: int  # size of the vocabulary, which may be less than top_k
+    top_p: float = 1.0  # below 1 the request asks for the support
+    sample: Any = None  # index of the sample
     answers: list[Rows] = field(default_factory=list)
     supports: list[Tensor] = field(default_factory=list)
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
-    """The host's own ``generate``, with the sampler's head where a correction centers.
+    """Runs the host's ``generate``, and asks for the sampler's head if the correction centers.
 
-    A generate function of your own calls this one in place of the host's.
+    If you have a generate function, call this one in it instead of the host's.
 
     Raises:
-        DataError: the engine did not answer with the head of every token.
+        DataError: the engine did not return the head of every token.
     """
     package = type(sample).__module__.partition(".")[0]
     rollout = importlib.import_module(f"{package}.rollout.sglang_rollout")
@@ -86,7 +86,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
 
 
 def top_p_of(args: Any) -> float:
-    """The share of the probability that the sampler draws from; 1 is the whole vocabulary."""
+    """Reads the probability mass that the sampler draws from; 1 is the whole vocabulary."""
     top_p = getattr(args, "rollout_top_p", None)
     return 1.0 if top_p is None else float(top_p)
 
@@ -107,15 +107,18 @@ def _asking(post: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _request(sampling: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    """What is added to a request. Raises DataError for one that samples from other tokens than are asked for.
+    """Returns what is added to a request.
 
-    A user's generate function may have sampling parameters of its own.
+    Raises:
+        DataError: the request samples from other tokens than the head describes, which a user's generate
+            function can cause with its sampling parameters.
     """
     for name, wanted in {"top_p": asked.top_p, "top_k": -1, "min_p": 0.0}.items():
         if (value := sampling.get(name, wanted)) not in (None, wanted):
             raise DataError(
                 f"sampling_params.{name}, sample {asked.sample}: expected {wanted} beside center, got "
-                f"{cut(str(value))}: what the sampler draws from would not be what the head describes"
+                f"{cut(str(value))}: the head would not describe what the sampler draws from: set it to "
+                f"{wanted}"
             )
     if asked.top_p == 1:
         return {"top_logprobs_num": min(asked.top_k, asked.there)} | FLAT
@@ -124,13 +127,13 @@ def _request(sampling: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
 
 
 def _keep(sample: Any, before: int, asked: Asked) -> None:
-    """Adds the answers to what the sample has; tokens that the engine did not sample have no head."""
+    """Adds the answers to the sample's heads. Tokens that the engine did not sample get none."""
     ids, log_probs = (torch.cat(parts) for parts in zip(none(0, asked.top_k), *asked.answers, strict=True))
     if len(ids) != sample.response_length - before:
         raise DataError(
             f"{FIELDS[1]}, sample {sample.index}: expected the heads of {sample.response_length - before} "
-            f"new tokens, got {len(ids)}: something between the engine and the sample adds tokens or drops "
-            "some"
+            f"new tokens, got {len(ids)}: code between the engine and the sample adds or drops tokens: keep "
+            "the sampled tokens unchanged in your generate function"
         )
     was = _rows_of(sample, before, asked.top_k)
     for name, old, new in zip(FIELDS, was, (ids, log_probs), strict=True):
@@ -138,17 +141,17 @@ def _keep(sample: Any, before: int, asked: Asked) -> None:
 
 
 def _keep_support(sample: Any, before: int, asked: Asked) -> None:
-    """Adds the log-probs of the answers to those that the sample has; the host has added ids and offsets."""
+    """Adds the log-probs of the answers to the sample's. The host adds ids and offsets."""
     was = getattr(sample, SUPPORT[2], None)
     parts = [] if was is None else [_tensor(SUPPORT[2], sample, was).float()]
     setattr(sample, SUPPORT[2], torch.cat([*parts, torch.zeros(0), *asked.supports]))
 
 
 def _rows_of(sample: Any, tokens: int, top_k: int) -> Rows:
-    """A sample's heads, with none at the tokens behind them.
+    """Reads a sample's heads, and pads them with empty heads to the number of tokens.
 
     Raises:
-        DataError: they are not [tokens or fewer, top_k] ids and log-probs.
+        DataError: the heads are not [tokens or fewer, top_k] ids and log-probs.
     """
     given = [getattr(sample, name, None) for name in FIELDS]
     if any(values is None for values in given):
@@ -164,27 +167,27 @@ def _rows_of(sample: Any, tokens: int, top_k: int) -> Rows:
             )
     if ids.is_floating_point() or ids.is_complex():
         raise DataError(
-            f"{FIELDS[0]}, sample {sample.index}: expected whole numbers, got {ids.dtype}: write ids"
+            f"{FIELDS[0]}, sample {sample.index}: expected whole numbers, got {ids.dtype}: write token ids"
         )
     more = (0, 0, 0, tokens - len(ids))
     return pad(ids.long(), more), pad(log_probs.float(), more, value=-torch.inf)
 
 
 def _tensor(name: str, sample: Any, values: Any) -> Tensor:
-    """A CPU tensor from what a sample has: a tensor, an array or lists of numbers."""
+    """Makes a CPU tensor from a sample's tensor, array or lists of numbers."""
     try:
-        # What slime has put into its store of tensors loads itself.
+        # A value in slime's tensor store has a method that loads it.
         values = values.load() if hasattr(values, "load") else values
         return torch.as_tensor(values).detach().cpu()
     except (*NO_NUMBERS, OSError):
         raise DataError(
             f"{name}, sample {sample.index}: expected numbers, one row or one number per response token, got "
-            "something else: see slime_ext.host.generate"
+            "something else: write them as slime_ext.host.generate does"
         ) from None
 
 
 def _publish_with_log(args: Any) -> None:
-    """Has the heads published when the host logs a rollout, before its samples go to the trainer."""
+    """Wraps the host's log function to publish heads before samples go to the trainer."""
     name = contract.LOG
     path = getattr(args, name, None) or contract.OURS[name]
     setattr(args, name, path)
@@ -203,8 +206,10 @@ def _publishing(log: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vocabulary_of(args: Any) -> int | None:
-    """How many token ids the model has, from Megatron's flags or the ``config.json`` of --hf-checkpoint; None
-    if neither says."""
+    """Finds the number of the model's token ids; None if it is not known.
+
+    It comes from Megatron's flags, or from the ``config.json`` of --hf-checkpoint.
+    """
     of_flags = (getattr(args, name, None) for name in ("padded_vocab_size", "vocab_size"))
     path = getattr(args, "hf_checkpoint", None)
     known = next((count for count in of_flags if count), None) or (
@@ -233,21 +238,22 @@ def publish(
     *,
     is_exact: bool = False,
 ) -> None:
-    """Leaves the heads, or the supports, of a rollout's samples for the trainer.
+    """Publishes the heads, or the supports, of a rollout's samples for the trainer.
 
     Args:
-        vocabulary: how many token ids the model has; None: ids have no upper bound.
+        vocabulary: the number of the model's token ids. None: ids have no upper bound.
         is_exact: whether the sampler drew from the supports that the samples hold.
 
     Raises:
-        DataError: two samples of one index, or a token that counts without a head that is one and fits it.
+        DataError: two samples have one index, or a token in the loss mask lacks a valid head that fits its
+            recorded log-prob.
     """
     heads: dict[Any, Rows | SupportRows] = {}
     for sample in staleness.flat(samples):
         if sample.index is None or sample.index in heads:
             raise DataError(
-                f"Sample.index: expected one of its own for every sample beside center, got {sample.index} "
-                "again: the trainer finds a sample's head by it"
+                f"Sample.index: expected a different one for every sample beside center, got {sample.index} "
+                "again: the trainer finds a sample's head by its index: number the samples"
             )
         heads[sample.index] = (
             _checked_support(sample, vocabulary) if is_exact else _checked(sample, top_k, vocabulary)
@@ -264,23 +270,23 @@ def publish(
 
 
 def _warn_of_tail(heads: Iterable[tuple[Tensor, ...]], top_k: int) -> None:
-    """Says before the first step that the head is too small; the trainer's metric says it of each step."""
+    """Warns before the first step if heads are too small. Later the trainer's metric shows it."""
     tables = [rows[1] for rows in heads if len(rows) == 2]
     masses = [table.double().exp().sum(1)[(table > -torch.inf).any(1)] for table in tables]
     if masses and (all_of_them := torch.cat(masses)).numel() and float(all_of_them.mean()) < 1 - LARGE_TAIL:
         warn_once(
             f"center.top_k: expected a head with at least {1 - LARGE_TAIL:.0%} of the sampler's probability, "
-            f"got {top_k} tokens with less in the mean: what they leave out is modelled; raise center.top_k, "
-            "and watch off_policy/tail_fraction"
+            f"got {top_k} tokens with less on average: center has to model the rest: raise center.top_k, and "
+            "watch off_policy/tail_fraction"
         )
 
 
 class Response(NamedTuple):
-    """What a sample says of its response tokens, [R] each."""
+    """Holds a sample's data at its response tokens, [R] each."""
 
-    counts: Tensor  # bool
-    sampled: Tensor  # the tokens
-    recorded: Tensor  # their log-probs
+    counts: Tensor  # bool, whether the token is in the loss mask
+    sampled: Tensor  # the token's id
+    recorded: Tensor  # the token's recorded log-prob
 
 
 def _response(sample: Any) -> Response:
@@ -294,15 +300,21 @@ def _response(sample: Any) -> Response:
 
 
 def _checked(sample: Any, top_k: int, vocabulary: int | None) -> Rows:
-    """A sample's heads. There is a sound one at each token that counts, and it has the recorded log-prob for
-    it. An entry that is no log-prob, such as -inf, reads as absent."""
+    """Reads and checks a sample's heads.
+
+    Each token in the loss mask must have a valid head, which agrees with its recorded log-prob. An entry that
+    is no log-prob, such as -inf, counts as absent.
+    """
     ids, log_probs = _rows_of(sample, sample.response_length, top_k)
     log_probs = _checked_rows(sample, _response(sample), ids, log_probs, Where("head", FIELDS), vocabulary)
     return ids.int(), log_probs
 
 
 def _checked_support(sample: Any, vocabulary: int | None) -> SupportRows:
-    """A sample's supports. At each token that counts there is a sound one, with the sampled token in it."""
+    """Reads and checks a sample's supports.
+
+    Each token in the loss mask must have a valid support, which contains the sampled token.
+    """
     ids, offsets, log_probs = _ragged(sample)
     response, widths = _response(sample), offsets.diff().tolist()
     for rows in _blocks(widths):
@@ -316,10 +328,10 @@ def _checked_support(sample: Any, vocabulary: int | None) -> SupportRows:
 
 
 def _ragged(sample: Any) -> SupportRows:
-    """A sample's supports, one after another, and where each begins.
+    """Reads a sample's supports, one after another, and the offset at which each begins.
 
     Raises:
-        DataError: the sample lacks one of the fields, or they do not fit each other.
+        DataError: the sample lacks one of the fields, or the fields do not fit each other.
     """
     count, given = sample.response_length, [getattr(sample, name, None) for name in SUPPORT]
     lacking = next((name for name, values in zip(SUPPORT, given, strict=True) if values is None), None)
@@ -342,13 +354,14 @@ def _ragged(sample: Any) -> SupportRows:
         raise DataError(
             f"{SUPPORT[1]}, sample {sample.index}: expected {count + 1} whole numbers that rise from 0 to "
             f"the length of the other two fields, got shapes {list(offsets.shape)}, {list(ids.shape)} and "
-            f"{list(log_probs.shape)}: one row per response token, an empty one where the engine drew none"
+            f"{list(log_probs.shape)}: write one row per response token, and an empty row for a token that "
+            "the engine did not draw"
         )
     return ids.long(), offsets, log_probs.float()
 
 
 def _blocks(widths: Sequence[int]) -> Iterator[slice]:
-    """Rows whose table has at most ``BLOCK`` entries, or a single row."""
+    """Splits rows into blocks whose table has at most ``BLOCK`` entries, or a single row."""
     start, widest = 0, 0
     for row, width in enumerate(widths):
         widest = max(widest, width)
@@ -360,7 +373,7 @@ def _blocks(widths: Sequence[int]) -> Iterator[slice]:
 
 
 class Where(NamedTuple):
-    """What a message calls a table, the fields of its ids and log-probs, and the token of its first row."""
+    """Names a table for messages: its kind, its fields, the token of its first row."""
 
     what: str
     fields: tuple[str, ...]
@@ -370,11 +383,14 @@ class Where(NamedTuple):
 def _checked_rows(
     sample: Any, response: Response, ids: Tensor, log_probs: Tensor, where: Where, vocabulary: int | None
 ) -> Tensor:
-    """Log-probs [R, K] in which what is none is -inf.
+    """Checks rows of ids and log-probs.
+
+    Returns:
+        The log-probs [R, K], with -inf for absent entries.
 
     Raises:
-        DataError: a token that counts has no row, one that is no part of a distribution, or another log-prob
-            than was recorded.
+        DataError: a token in the loss mask has no row, a row that is no part of a distribution, or a row that
+            disagrees with the recorded log-prob.
     """
     _check_sound(sample, response.counts, ids, log_probs, where, vocabulary)
     counts, what = response.counts, where.what
@@ -382,16 +398,16 @@ def _checked_rows(
     lacking = counts & ~(log_probs > -torch.inf).any(1)
     if lacking.any():
         raise DataError(
-            f"{where.fields[1]}, sample {sample.index}: expected a {what} at each response token that "
-            f"counts, got none at token {where.first + _first(lacking)}: sample it with "
+            f"{where.fields[1]}, sample {sample.index}: expected a {what} at each response token in "
+            f"the loss mask, got none at token {where.first + _first(lacking)}: sample it with "
             f"{contract.GENERATE_FLAG}"
         )
     own = (ids == response.sampled[:, None]) & (log_probs > -torch.inf) & counts[:, None]
     if what == "support" and (outside := counts & ~own.any(1)).any():
         raise DataError(
             f"{where.fields[0]}, sample {sample.index}, response token {where.first + _first(outside)}: "
-            "expected the sampled token in the sampler's support, got others: the sampler drew from more "
-            "than was recorded"
+            "expected the sampled token in the sampler's support, got only other tokens: the sampler drew "
+            "from more than was recorded: record the support in the request that draws the token"
         )
     off = torch.where(own, log_probs - response.recorded[:, None], 0).abs()
     apart = off.amax(1) if off.shape[1] else off.new_zeros(len(off))
@@ -399,8 +415,8 @@ def _checked_rows(
         at = int(apart.argmax())
         raise DataError(
             f"rollout_log_probs, sample {sample.index}, response token {where.first + at}: expected the "
-            f"log-prob that the sampler's {what} has for it, got one {float(apart[at]):.3g} nats away: both "
-            "must be of the same pass and temperature"
+            f"log-prob that the sampler's {what} has for it, got one {float(apart[at]):.3g} nats away: "
+            "record both in the same pass and at the same temperature"
         )
     return log_probs
 
@@ -408,10 +424,13 @@ def _checked_rows(
 def _check_sound(
     sample: Any, counts: Tensor, ids: Tensor, log_probs: Tensor, where: Where, vocabulary: int | None
 ) -> None:
-    """Raises DataError at the first token that counts whose row cannot be part of a distribution."""
+    """Raises DataError at the first row that is no part of a distribution.
+
+    Only tokens in the loss mask are checked.
+    """
     there, last = is_log_prob(log_probs), (1 << 31 if vocabulary is None else vocabulary) - 1
     mass = torch.where(there, log_probs, -torch.inf).double().exp().sum(1)
-    # Entries that are absent get numbers below 0 of their own: they repeat no id.
+    # Absent entries get distinct negative numbers, so that they repeat no id.
     distinct = torch.where(there, ids, -1 - torch.arange(ids.shape[1])).sort(1).values
     twice = distinct[:, 1:] == distinct[:, :-1]
     of_ids, of_log_probs = where.fields
@@ -419,10 +438,16 @@ def _check_sound(
     logits = log_probs > HIGHEST
     foreign = there & ((ids < 0) | (ids > last))
     faults = [
-        (of_log_probs, "numbers", "NaN", log_probs.isnan(), "the engine's pass overflowed there"),
+        (
+            of_log_probs,
+            "numbers",
+            "NaN",
+            log_probs.isnan(),
+            "look for an overflow in the engine's forward pass",
+        ),
         (of_log_probs, "log-probs of at most 0", "one above", logits, "write log-probs, not logits"),
-        (of_ids, f"ids from 0 to {last}", "another", foreign, "of the model's tokens"),
-        (of_ids, "each id once", "one twice", twice, "its probability would count twice"),
+        (of_ids, f"ids from 0 to {last}", "another", foreign, "write ids of the model's tokens"),
+        (of_ids, "each id once", "one twice", twice, "remove one, because its probability would count twice"),
         (
             of_log_probs,
             "probabilities that add up to at most 1",
@@ -444,7 +469,7 @@ def _check_sound(
 
 
 def _column(name: str, sample: Any, values: Any) -> Tensor:
-    """[response tokens] of a sample."""
+    """Reads a column of a sample, one number per response token."""
     found, count = _tensor(name, sample, values), sample.response_length
     if found.shape != (count,):
         raise DataError(

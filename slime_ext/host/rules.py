@@ -1,4 +1,4 @@
-"""Defines the rules of a launch: what makes a correction wrong or idle, and what a user should know.
+"""Defines the rules of a launch: errors, warnings and hints.
 
 A rule is a function under ``@rule``. It gets the ``Setup`` and returns a message, or None if the launch keeps
 the rule. ``RULES`` holds the rules by name, in the order in which they are judged. ``init`` and the first
@@ -58,9 +58,9 @@ class ArgumentUnknownError(UnknownError):
 
 
 class HostUnknownError(UnknownError):
-    """Raised if a rule depends on the code of the host, or of a user's init, and that is not known.
+    """Raised if a rule needs unknown code, of the host or of a user's init.
 
-    If it has no text, nothing is printed about it.
+    If the error has no text, nothing is printed about it.
     """
 
 
@@ -165,7 +165,7 @@ class Setup:
 
     @property
     def hook_correction(self) -> Correction | None:
-        """The correction that the hook applies; None if the flags make the host call no such hook."""
+        """The correction that the hook applies; None if the host calls no such hook."""
         return self.correction if self.function and contract.calls_hook(self.args) else None
 
     @property
@@ -195,7 +195,7 @@ class Setup:
 
     @property
     def has_ratio(self) -> bool:
-        """Whether the host's loss has the factor target / proximal, as PPO, GSPO and CISPO have.
+        """Whether the host's loss has the factor target / proximal (PPO, GSPO, CISPO).
 
         REINFORCE, -A log pi_target, has no such factor, and passes the target's log-probs as the proximal's.
         """
@@ -215,7 +215,7 @@ class Setup:
 
     @property
     def refuses_second_step(self) -> bool:
-        """Whether a second step of a rollout is refused; a seed's function only gets a warning."""
+        """Whether a second step of a rollout is refused. A seed's function gets a warning."""
         named = self.hook_correction is not None and self.function not in contract.SEEDS
         return named and self.counts_target_twice
 
@@ -288,7 +288,7 @@ class Rule:
 
 
 class Line(NamedTuple):
-    """A message for the user, and its rule; None if the message comes from no rule."""
+    """A message for the user, and the rule that it comes from, if any."""
 
     message: str
     rule: Rule | None = None
@@ -322,7 +322,7 @@ def rule(severity: Severity, subject: Subject = LAUNCH) -> Callable[[Judge], Rul
 
 @rule(REFUSE, FILE)
 def misplaced_key(s: Setup) -> str | None:
-    """The file has a key of slime_ext, or of another system, beside ``slime_ext:`` instead of under it."""
+    """The file has a key beside ``slime_ext:`` that belongs under it, or to another system."""
     # A lost indentation or an earlier hook can leave it there. A user's hook may read keys there, as slime's
     # mis.py does; beside such a hook, only the keys in MEASURING are judged.
     if not s.function and s.a.slime_ext is None:
@@ -498,7 +498,7 @@ def center_beside_top_k(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def center_beside_sequence_ratio(s: Setup) -> str | None:
-    """``center`` is set on the host's loss, which has one ratio for a whole sequence (GSPO)."""
+    """``center`` is set on the host's GSPO loss, which has one ratio per sequence."""
     if not _centers_the_hosts_loss(s) or s.a.advantage_estimator != "gspo":
         return None
     return (
@@ -510,7 +510,7 @@ def center_beside_sequence_ratio(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def center_beside_cispo(s: Setup) -> str | None:
-    """``center`` is set on the host's CISPO loss, which has a gradient where its ratio is clipped."""
+    """``center`` is set on the host's CISPO loss, which has a gradient at clipped ratios."""
     if not _centers_the_hosts_loss(s) or "cispo" not in (s.a.advantage_estimator, s.a.pg_loss_type):
         return None
     return (
@@ -556,7 +556,7 @@ def _centers_the_hosts_loss(s: Setup) -> bool:
 
 @rule(REFUSE, CORRECTION)
 def ratio_applied_twice(s: Setup) -> str | None:
-    """The ratio to the sampler would be applied twice, in the host's loss and in the weights."""
+    """The host's loss and the weights would both apply the ratio to the sampler."""
     is_in_loss = s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
     if not (is_in_loss and s.correction.sets_weights):
         return None
@@ -568,7 +568,7 @@ def ratio_applied_twice(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def target_counted_twice(s: Setup) -> str | None:
-    """The target ratio is counted twice, in the host's loss and in the weights, over several steps."""
+    """The host's loss and the weights both count the target ratio, over several steps."""
     if not (s.counts_target_twice and s.is_second_step_trained and s.function not in contract.SEEDS):
         return None
     return (
@@ -749,7 +749,7 @@ def unknown_release(s: Setup) -> str | None:
 
 @rule(REFUSE)
 def flag_unknown_to_host(s: Setup) -> str | None:
-    """A flag decides whether slime_ext runs, and this host is older than the flag and ignores it."""
+    """A flag decides whether slime_ext runs, and this host does not know it."""
     host = s.known_host()
     flags = (name for name in DECISIVE if name not in s.file and getattr(s.a, name))
     unknown = next((flag_of(name) for name in flags if not host.accepts(name, s.args)), None)
@@ -949,7 +949,7 @@ def metrics_of_one_replica(s: Setup) -> str | None:
 
 @rule(WARN)
 def nan_is_not_skipped(s: Setup) -> str | None:
-    """The host skips steps with NaN, and slime_ext stops at a NaN among the trainer's log-probs."""
+    """The host skips steps with NaN, and slime_ext stops at the trainer's NaN."""
     if s.a.check_for_nan_in_loss_and_grad is not False:
         return None
     return (

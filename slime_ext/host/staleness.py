@@ -1,4 +1,4 @@
-"""Finds the age of the weights that sampled a sequence, in weight versions and in optimizer steps.
+"""Finds the age of a sequence's weights, in weight versions and in optimizer steps.
 
 The trainer counts its pushes of weights to the engines, and an engine names its push in every answer. The
 answer stays in the rollout manager's process. There ``log_rollout`` (``slime_ext.host.log_rollout`` for
@@ -42,7 +42,7 @@ log = logging.getLogger("slime_ext")
 
 
 def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
-    """Identifies the samples of a batch, with the oldest version of each if it is known."""
+    """Identifies a batch's samples, with the oldest version of each if known."""
     samples = Samples.of(batch)
     if (carried := batch.get("weight_versions")) is not None:
         return replace(samples, versions=[_oldest(names) for names in carried])
@@ -99,7 +99,7 @@ def log_rollout(
     Args:
         samples: the rollout's samples, with slime's field names, as a list or as a list of groups.
         rollout_extra_metrics: the host's dictionary, which gets the values. None, as from slime's fully
-            asynchronous rollout function: the host's logger gets the values in a call of their own.
+            asynchronous rollout function: the host's logger gets the values in a separate call.
 
     Returns:
         False, so that the host also writes its own log.
@@ -170,7 +170,7 @@ def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
 
 
 def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
-    """Publishes the oldest version of each sample index to the trainers of the same Ray job."""
+    """Publishes each sample's oldest version to the trainers of the same Ray job."""
     found: dict[str, list[Any]] = defaultdict(list)
     for sample in samples:
         found[str(getattr(sample, "index", None))] += versions_of(sample.weight_versions)
@@ -191,7 +191,7 @@ def leave(what: str, rollout_id: int, data: bytes) -> None:
 
 
 def left(what: str, rollout_id: int) -> bytes | None:
-    """Reads what ``leave`` published about a rollout; None if nothing is there."""
+    """Reads what ``leave`` published about a rollout; None if it published nothing."""
     key, kv = _key(what, rollout_id), store()
     published = session.published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
     owner, _, data = (published or b"").partition(b" ")

@@ -1,12 +1,12 @@
 """Defines ``slime_ext.host.init`` for ``--custom-megatron-init-path``.
 
-slime calls it before it builds the model. It checks flags, functions and configuration, and wraps the host's
-three functions (``hosts``). The policy loss has ``cur_log_probs`` and ``advantages`` and passes neither to
-the hook. So a wrapper around the policy loss takes the advantages (and the padded lengths of --qkv-format
-bshd) from its batch, and a wrapper around ``get_log_probs_and_entropy`` takes the log-probs with gradient;
-``HookCall.of`` reads both. They belong to one call of the policy loss, because a second run under
-``--recompute-loss-function`` has other tensors and may run in another thread. What the host itself passes is
-used unchanged. The wrapper also measures a policy loss that did not call our hook.
+slime calls the function before it builds the model. The function checks flags, functions and configuration,
+and wraps the host's three functions (``hosts``). The policy loss has ``cur_log_probs`` and ``advantages`` and
+passes neither to the hook. So a wrapper around the policy loss takes the advantages (and the padded lengths
+of --qkv-format bshd) from its batch, and a wrapper around ``get_log_probs_and_entropy`` takes the log-probs
+with gradient; ``HookCall.of`` reads both. They belong to one call of the policy loss, because a second run
+under ``--recompute-loss-function`` has other tensors and may run in another thread. What the host itself
+passes is used unchanged. The wrapper also measures a policy loss that did not call our hook.
 
 If you have an ``init`` function, call this one from it with the same arguments, at its start or at its end.
 """
@@ -39,7 +39,7 @@ log = logging.getLogger("slime_ext")
 
 
 def init(args: Any) -> None:
-    """Checks the run's arguments, wraps the host's loss and train step, and prints what will run.
+    """Checks the arguments, wraps the host's loss and train step, prints what will run.
 
     A second call checks again, and wraps nothing twice.
 
@@ -125,7 +125,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_functions(args: Any, host: hosts.Host | None) -> None:
-    """Imports the slime_ext functions that flags name, and checks that the hook takes the host's keywords.
+    """Imports the slime_ext functions that flags name, and checks the hook's signature.
 
     A user's functions, except the hook, are not imported, because they may exist only in other processes.
     """

@@ -34,7 +34,9 @@ class StepFile:
     last: tuple[int, ...] = ()  # the step of the last line; empty if it is not known
 
     def add(self, step: Mapping[str, int], values: Values) -> None:
-        """Writes the line of a step: its numbers, the ``time`` in seconds since 1970, and the values.
+        """Writes the line of a step: its numbers, the ``time``, and the values.
+
+        The time is in seconds since 1970.
 
         Args:
             step: the numbers that identify a step, in the order in which they count up.
@@ -68,9 +70,10 @@ class StepFile:
 
 
 def append(path: Path, values: Mapping[str, Any]) -> None:
-    """Appends a line of strict JSON to a file, in one write if the disk has room for it.
+    """Appends a line of strict JSON to a file.
 
-    If the file ends in an unfinished line, a newline comes first, so that only that line is lost.
+    It is one write if the disk has room. If the file ends in an unfinished line, a newline comes first, so
+    that only that line is lost.
 
     Raises:
         OSError: the file cannot be written; it may hold a part of the line.
@@ -140,7 +143,7 @@ def _repeated(file: FileIO, step: Mapping[str, int]) -> tuple[int, list[bytes]]:
 
 
 def _lines_from_end(file: FileIO) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, line without newline) from the end; the first line has no newline and may be empty."""
+    """Yields (offset, line) from the end. What follows the last newline comes first, maybe empty."""
     end, beginning = os.fstat(file.fileno()).st_size, b""
     while end:
         size = min(BLOCK, end)
@@ -155,7 +158,7 @@ def _lines_from_end(file: FileIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_repeated(line: bytes, step: Mapping[str, int]) -> bool | None:
-    """Whether a line belongs to this step or a later one; None if it belongs to no step."""
+    """Whether a line is of this step or a later one; None without a step."""
     try:
         row = json.loads(line)
         return bool([row[key] for key in step] >= list(step.values()))

@@ -1,11 +1,11 @@
-"""The metrics of the optimizer step that is under way on this rank, and its non-finite log-probs.
+"""Collects the metrics and the non-finite log-probs of the current optimizer step on this rank.
 
-A step is opened before the host trains it and closed when the optimizer has stepped; hook calls in between
-add to it. Without an open step nothing is measured. Nothing survives the step but the guards' counts: slime
-takes the device's memory and the process groups away between rollouts.
+A step is opened before the host trains it, and closed when the optimizer has stepped. Hook calls in between
+add to it, and without an open step nothing is measured. Only the guards' counts outlive the step, because
+slime releases the device's memory and the process groups between rollouts.
 
-On CUDA a look for NaN in every hook call would make the host wait. So a call notes on the device whether it
-found any and where the first was; it is named once the step's statistics are reduced.
+On CUDA, a check for NaN in every hook call would make the host wait. So each call records on the device
+whether there is one and where the first is. The error is raised when the step's statistics are reduced.
 """
 
 from __future__ import annotations
@@ -35,42 +35,48 @@ from slime_ext.ops.segments import Segments
 
 @dataclass
 class NonFiniteTracker:
-    """The first non-finite log-prob of each kind in one optimizer step on this rank."""
+    """Records the first unusable log-prob of each kind in one optimizer step on this rank."""
 
     calls: list[tuple[Segments, Sequence[int | None]]] = field(default_factory=list)
-    # [2, kinds] float64: the number of the hook call, and the token's index in it; infinite where all are
-    # finite.
+    # [2, kinds] float64: the number of the hook call, and the token's index in it; infinite if all log-probs
+    # of the kind are usable.
     first: Tensor | None = None
 
     def look(
         self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] = ()
     ) -> None:
-        """Notes where response tokens of ``values`` (kind -> [T] log-probs) are not usable, without waiting
-        for the device; ``samples``: the indices of the call's samples, where they are known."""
+        """Records the first response token that is not usable, without waiting for the device.
+
+        Args:
+            values: kind -> [T] log-probs, or None.
+            samples: the indices of the call's samples, if they are known.
+        """
         mask = segments.mask
         bad = [
             torch.zeros_like(mask) if (v := values.get(kind)) is None else mask & ~usable(kind, v.detach())
             for kind in CONSEQUENCES
         ]
-        rows = pad(torch.stack(bad).to(torch.uint8), (0, 1))  # this rank may hold no token
-        is_any, index = rows.max(1)  # the first of equals
+        rows = pad(
+            torch.stack(bad).to(torch.uint8), (0, 1)
+        )  # one more column, because this rank may hold no token
+        is_any, index = rows.max(1)  # max returns the first of equal values
         place = torch.stack([torch.full_like(index, len(self.calls)), index])
         place = torch.where(is_any > 0, place.double(), torch.inf)
-        # Calls come in order, so that what was noted first stays.
+        # Calls come in order, so an earlier record is kept.
         self.first = place if self.first is None else torch.where(self.first < torch.inf, self.first, place)
         self.calls.append((segments, samples))
 
     def vector(self, device: torch.device | str = "cpu") -> Tensor:
-        """[2 kinds] float64, ``first`` as one row, which every rank gets."""
+        """Flattens ``first`` to [2 kinds] float64, to be sent to every rank."""
         none = torch.full((2 * len(CONSEQUENCES),), torch.inf, dtype=torch.float64, device=device)
         return none if self.first is None else self.first.view(-1)
 
     def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
-        """Stops on every rank if one of them found something.
+        """Raises NonFiniteError on every rank if any rank recorded an unusable log-prob.
 
         Args:
-            per_rank: every rank's ``vector``.
-            rank: this one.
+            per_rank: the ``vector`` of every rank.
+            rank: this rank's index.
         """
         for other in sorted(range(len(per_rank)), key=lambda r: r != rank):
             calls, tokens = per_rank[other][: len(CONSEQUENCES)], per_rank[other][len(CONSEQUENCES) :]
@@ -94,16 +100,16 @@ class NonFiniteTracker:
 
 @dataclass
 class OptimizerStep:
-    """One optimizer step on this rank.
+    """Holds the state of one optimizer step on this rank.
 
     Args:
         layout: what hook calls measure; None: nothing.
-        samples: those that the step trains, where they are known.
-        plan: what was computed for them before, for a correction, in their order and on the CPU.
-        heads: the sampler's head or support of each of them, for ``center``; ``rollout``: the host's own data
-            of the rollout, then.
-        proximal_heads: the proximal policy's log-probs there; None where they are the target's.
-        observes: whether the policy loss is measured where it does not call our hook.
+        samples: the samples that the step trains, if they are known.
+        plan: a correction and its plan for these samples, in their order and on the CPU.
+        heads: each sample's head or support, for ``center``.
+        proximal_heads: the proximal policy's log-probs at the heads; None if they are the target's.
+        rollout: the host's data of the rollout, for ``center``.
+        observes: whether to measure a policy loss that does not call our hook.
     """
 
     layout: MetricsLayout | None = None
@@ -115,9 +121,10 @@ class OptimizerStep:
     observes: bool = False
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     measured: Any = None  # the sums of all its micro-batches so far
-    # Each micro-batch by the identity of its batch, or of its masks and behavior log-probs (masks alone would
-    # not do: samples may share one): a loss that is recomputed calls the hook again with the same objects.
-    # Held until the step ends, so that no other object gets the same identity.
+    # The micro-batches that were counted, because a recomputed loss calls the hook again with the same
+    # objects. The key is the identity of the batch's list of masks, or of the call's masks and behavior
+    # log-probs; single masks are not enough, because samples may share one. The objects are held until the
+    # step ends, so that no other object gets the same identity.
     seen: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
 
     def add(self, result: HookResult) -> None:
@@ -126,11 +133,12 @@ class OptimizerStep:
             self.measured = result.measured if self.measured is None else self.measured + result.measured
 
     def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool) -> None:
-        """Stops at a non-finite log-prob that has made the loss NaN: at once on CPU; on other devices it is
-        noted, and the run stops when the step's statistics are reduced.
+        """Raises NonFiniteError if a log-prob makes the loss NaN.
+
+        On the CPU it raises at once. On other devices it records the token, and ``reduce`` raises.
 
         Args:
-            behavior: whether the behavior policy's have to be finite too.
+            behavior: whether to check the behavior policy's log-probs too.
         """
         log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
         if behavior:
@@ -140,10 +148,10 @@ class OptimizerStep:
                 places = self.samples.places(call.loss_masks) or ()
                 indices = [self.samples.indices[place] for place in places]
                 self.tracker.look(log_probs, tokens.segments, indices)
-            elif behavior and session.step is None:  # nobody would read the note
+            elif behavior and session.step is None:  # no step would read the record
                 raise ConfigError(
                     f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: "
-                    f"on {device} a log-prob is looked at when a step's statistics are reduced"
+                    f"on {device} log-probs are checked when init reduces a step's statistics: add the flag"
                 )
             return
         for name, values in log_probs.items():
@@ -151,7 +159,10 @@ class OptimizerStep:
                 require_usable(name, values, tokens.segments, CONSEQUENCES[name])
 
     def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Scalars and curves over all ranks that train the step; one SUM, the only wait for the device."""
+        """Reduces scalars and curves over all ranks that train the step.
+
+        It needs one SUM, and waits for the device once.
+        """
         here = ranks()
         rank, size = here.place
         device = _device() if self.measured is None else self.measured.sums.device
@@ -163,11 +174,11 @@ class OptimizerStep:
         return metrics.scalars(totals), metrics.curves(totals)
 
 
-NOWHERE = OptimizerStep()  # of a hook call outside of a step, and of one that is counted already
+NOWHERE = OptimizerStep()  # for a hook call outside of a step, or one that is already counted
 
 
 def current_step() -> OptimizerStep:
-    """The optimizer step that is being trained; ``NOWHERE`` between two."""
+    """Returns the optimizer step that is being trained; ``NOWHERE`` between steps."""
     return session.step or NOWHERE
 
 
@@ -182,11 +193,11 @@ def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
 
 
 def step_for(call: HookCall) -> OptimizerStep:
-    """The open step that this hook call is to be counted in; ``NOWHERE`` if none is open or it has been."""
+    """Finds the step that counts this hook call; ``NOWHERE`` if none does."""
     step, inputs = current_step(), session.loss_inputs.get() or {}
     if step is NOWHERE:
         return NOWHERE
-    # The batch's list of masks stands for the batch, whose images would stay on the device with it.
+    # The list of masks identifies the batch; holding the batch itself would keep its images on the device.
     objects = (
         [inputs["batch"]["loss_masks"]] if "batch" in inputs else [*call.loss_masks, call.rollout_log_probs]
     )
@@ -198,9 +209,9 @@ def step_for(call: HookCall) -> OptimizerStep:
 
 
 def share_error_across_stages(reason: str) -> str:
-    """The error of one of the pipeline's stages, on all of them; empty where none has one.
+    """Returns the error of any pipeline stage, on all stages; empty if there is none.
 
-    Every stage asks, once per optimizer step; one of them at most gives a reason, empty for none.
+    Every stage calls it once per optimizer step. At most one stage passes a reason that is not empty.
     """
     state = parallel_state()
     if state is None or (stages := state.get_pipeline_model_parallel_group()).size() == 1:

@@ -69,7 +69,7 @@ def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
 
 
 def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
-    """Plans a hook call as if it were an optimizer step, and every sequence a rollout."""
+    """Plans a hook call as an optimizer step, with every sequence as a rollout."""
     if Need.GROUPS in correction.needs:
         raise ConfigError(
             f"slime_ext.group: expected {INIT_FLAG} beside {correction.group}, got a hook call outside of an "
@@ -192,7 +192,7 @@ def _local_rows(
 def _rows_of_others(
     correction: Correction, args: Any, others: Batch, rollout_id: int | None, plan: Plan, here: Ranks
 ) -> Iterator[Tensor]:
-    """Makes this rank's share of the rows of samples that other optimizer steps train, if there are any."""
+    """Makes this rank's share of the rows of samples in other optimizer steps."""
     if others["loss_masks"]:
         tokens = _tokens_of(correction, args, others, rollout_id, here)
         yield _local_rows(correction, args, others, tokens, plan, here, step=OTHER)
@@ -227,10 +227,10 @@ def _rebaseline(
 
 
 def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRow]) -> None:
-    """Raises ConfigError if sample indices give more groups than the samples fill, or if steps split a group.
+    """Raises ConfigError if there are too many groups, or if steps split a group.
 
-    There are more groups if a resumed run changed the group size. A group may not be split beside statistics
-    of a whole step, because the statistics of a step that is not trained yet are not known.
+    There are too many groups if a resumed run changed the group size. Statistics of a whole step allow no
+    split group, because those of a step that is not trained yet are not known.
     """
     this_step, other_steps = (
         {row.group for row in rows if (row.step == OTHER) is other} for other in (False, True)
@@ -266,7 +266,7 @@ def _refuse_split_rollouts(args: Any, rollout: Batch) -> None:
 
 
 def _scale(correction: Correction, args: Any, batch: Batch, rows: list[SampleRow]) -> list[float] | None:
-    """Computes the factors that make the host divide by the kept tokens; None if all are 1."""
+    """Computes the factors that make the host divide by kept tokens; None: all 1."""
     if correction.denominator == "host":
         return None
     if getattr(args, "calculate_per_token_loss", False):

@@ -85,7 +85,7 @@ class Reporter:
         return MetricsLayout.of(correction, curves=is_read, differing=differing)
 
     def report(self, step: OptimizerStep, where: Mapping[str, int]) -> dict[str, float]:
-        """Ends an optimizer step: reduces its sums over ranks, writes one line to the file, runs the guards.
+        """Ends an optimizer step: reduces its sums, writes a line, runs the guards.
 
         If the last pipeline stage raises (a guard, a non-finite log-prob), every stage raises the same error,
         because whoever started the run may see the error of one stage alone.

@@ -183,15 +183,15 @@ def shortens(rollout):
         (shortens, "rollout_topk_log_probs, sample 0: expected the heads of 1 new tokens, got 2"),
         (
             ragged,
-            "output_top_logprobs, sample 0: expected as many pairs of a log-prob and an id at every token",
+            "output_top_logprobs, sample 0: expected the same number of pairs (log-prob, id) at every token",
         ),
         (
             widens,
-            "output_top_logprobs, sample 0: expected as many pairs of a log-prob and an id at every token",
+            "output_top_logprobs, sample 0: expected the same number of pairs (log-prob, id) at every token",
         ),
         (
             nulls,
-            "output_top_logprobs, sample 0: expected as many pairs of a log-prob and an id at every token",
+            "output_top_logprobs, sample 0: expected the same number of pairs (log-prob, id) at every token",
         ),
     ],
 )
@@ -258,7 +258,7 @@ def test_a_binary_head_that_is_shorter_is_filled_up(rollout):
 
 
 TO_SGLANG, SIX = (
-    "what answers is no SGLang, or changes its answers",
+    "the server is not SGLang, or a proxy changes",
     "expected 6 numbers of 4 bytes in base64, got ",
 )
 SHAPE = "output_topk_shape, sample 7: expected [2, 3 or fewer], the sampled tokens and center.top_k, got "
@@ -463,7 +463,7 @@ WRONG_SUPPORTS = {  # what is wrong with the sample -> the line that names it
         5,
         50,
     ),
-    f"{P_IDS}, sample 0, response token 0: expected the sampled token in the sampler's support, got others": (
+    f"{P_IDS}, sample 0, response token 0: expected the sampled token in the sampler's support, got only": (
         P_IDS,
         0,
         9,
@@ -475,7 +475,7 @@ WRONG_SUPPORTS = {  # what is wrong with the sample -> the line that names it
         1,
         6,
     ),
-    f"{P_LOG_PROBS}, sample 0: expected a support at each response token that counts, got none at token 2": (
+    f"{P_LOG_PROBS}, sample 0: expected a support at each response token in the loss mask, got none at": (
         "loss_mask",
         2,
         1,
@@ -532,9 +532,12 @@ def without(samples):
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
-        (twice, "Sample.index: expected one of its own for every sample beside center, got 0 again"),
+        (twice, "Sample.index: expected a different one for every sample beside center, got 0 again"),
         (of_another_pass, "rollout_log_probs, sample 1, response token 1: expected the log-prob that the sa"),
-        (without, "rollout_topk_log_probs, sample 1: expected a head at each response token that counts, g"),
+        (
+            without,
+            "rollout_topk_log_probs, sample 1: expected a head at each response token in the loss mask",
+        ),
     ],
 )
 def test_what_a_rollout_must_not_hold(rollout, fault, line):
@@ -583,7 +586,7 @@ SPOILED = {  # what is wrong with sample 1 -> the line that names it
         IDS,
         lambda ids: ids + 2**32,  # the same numbers in 32 bits
     ),
-    f"{LOG_PROBS}, sample 1: expected a head at each response token that counts, got none at": spoiled(
+    f"{LOG_PROBS}, sample 1: expected a head at each response token in the loss mask, got": spoiled(
         LOG_PROBS, 1, -9999.0
     ),
     f"{IDS}, {TABLE}[3, 3]": (replaced(IDS, lambda ids: torch.cat([ids, ids[:1]]))),
@@ -593,7 +596,7 @@ SPOILED = {  # what is wrong with sample 1 -> the line that names it
     f"{IDS}, sample 1: expected numbers, one row or one number per response token, got something else": (
         replaced(IDS, lambda ids: [[1, 2, 3], [1, 2]])
     ),
-    f"{IDS}, sample 1: expected whole numbers, got torch.float32: write ids": replaced(
+    f"{IDS}, sample 1: expected whole numbers, got torch.float32: write token ids": replaced(
         IDS, lambda ids: ids.float()
     ),
     "rollout_log_probs, sample 1: expected 2 numbers, one per response token, got a shape of [1]": replaced(
