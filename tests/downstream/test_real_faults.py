@@ -36,7 +36,7 @@ def test_broken_log_probs_of_old_weights_are_rejected_and_said_until_a_guard_sto
     (warned,) = (
         line
         for line in log
-        if "rollout_log_probs: expected log-probs above -1000 and at most 0, got others" in line
+        if "rollout_log_probs: expected log-probs above -1000 and at most 0, got other values" in line
     )
     assert "(rollout_id 0, step_id 0)" in warned
     assert log[-1].startswith("slime_ext: off_policy/staleness_max: expected at most 0, got 1 ")
