@@ -85,7 +85,9 @@ def test_other_files_are_never_composed(tmp_path):
     ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
     said = ran.stderr.splitlines()
     assert (ran.returncode, ran.stdout, len(said)) == (0, "", len(COMPOSES)), said
-    assert all("a composed configuration, got the key defaults, which adds other files" in line for line in said)
+    assert all(
+        "a composed configuration, got the key defaults, which adds other files" in line for line in said
+    )
     assert not (tmp_path / "executed").exists()
 
 
