@@ -7,6 +7,7 @@ python -m benchmarks.faults toy --out DIR --only NAME [--seed N]      # in a toy
 python -m benchmarks.faults threads                                   # eight public threads, rebuilt
 python -m benchmarks.faults mechanism --out DIR --only NAME [--seed N] # one of judge's faults: a folder
 python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults by mechanism: what is said
+    [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--results", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(COMMANDS[given.what](given))
@@ -90,7 +93,7 @@ COMMANDS = {
     "toy": lambda given: toy(given.out, given.only or list(FAULTS), given.seed or 0),
     "threads": lambda given: threads(),
     "mechanism": lambda given: mechanisms(given.out, given.only or list(CASES), given.seed or 0),
-    "judge": lambda given: judge.judge(given.only, given.seed, given.jobs),
+    "judge": lambda given: judge.judge(given.only, given.seed, given.jobs, given.rows, given.results),
 }
 NAMES = sorted({*real.NAMES, *FAULTS, *CASES, HEALTHY})
 

@@ -1,15 +1,19 @@
 """What ``analyze`` says of each fault by mechanism, and of healthy runs.
 
-python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N]
+python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] [--rows FILE] [--results FILE]
+
+A row of a run is appended to the file of ``--rows`` as soon as it is known, and not made again. ``--results``
+puts the table between two marks of a page.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,6 +33,7 @@ MISNAMED, BESIDE, SILENT, RED = "misnamed", "another beside it", "silent", "sile
 VERDICTS = (NAMED, OF_THREE, CAUSE_OPEN, BESIDE, MISNAMED, SILENT, RED)
 CLEAN, WARNING, ERROR = "clean", "warning", "fault"
 HEALTHY_RUN = "healthy"
+MARK, END_MARK = "<!-- made by python -m benchmarks.faults judge --results -->", "<!-- end -->"  # of a page
 
 
 @dataclass(frozen=True)
@@ -73,22 +78,63 @@ def verdict_of_healthy(document: Document) -> str:
     return ERROR if "error" in found else WARNING if found else CLEAN
 
 
-def judged(names: Sequence[str], seeds: Sequence[int], jobs: int, healthy: int = SOUND) -> list[Row]:
-    """The rows of these faults under these seeds, and of so many healthy runs."""
+@dataclass(frozen=True)
+class Asked:
+    """The rows that are wanted of a seed: of these faults, and of its share of the healthy runs."""
+
+    seed: int
+    names: tuple[str, ...]
+    healthy: tuple[int, ...]
+
+    def rows(self) -> Iterator[Row]:
+        torch.set_num_threads(1)
+        runs = Runs(self.seed)
+        for name in self.names:
+            with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+                document = _analysed(runs.write(name, Path(folder)))
+            said = verdict(name, document)
+            yield Row(name, self.seed, said, _said(document), document.total.k3 or 0.0)
+        yield from map(_of_sound, self.healthy)
+
+
+def healthy_of(seed: int) -> tuple[int, ...]:
+    """The healthy runs that are judged beside a seed: half of the even ones, which are seen, or of the odd.
+
+    >>> healthy_of(0)[:3], healthy_of(3)[:3]
+    ((0, 4, 8), (3, 7, 11))
+    """
+    first = 2 * (seed % 2) + (seed in UNSEEN)
+    return tuple(range(first, SOUND, 4))
+
+
+def judged(asked: Sequence[Asked], jobs: int, path: Path) -> list[Row]:
+    """Rows of a file, with those that it lacks of what is asked."""
+    rows = read(path)
+    known = {(row.name, row.seed) for row in rows}
+    left = [
+        Asked(
+            a.seed,
+            tuple(name for name in a.names if (name, a.seed) not in known),
+            tuple(number for number in a.healthy if (HEALTHY_RUN, number) not in known),
+        )
+        for a in asked
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        lists = pool.map(_of_seed, seeds, [names] * len(seeds))
-        rows = pool.map(_of_sound, range(healthy))
-        return [*(row for found in lists for row in found), *rows]
+        list(pool.map(_append, left, [path] * len(left)))
+    return read(path)
 
 
-def _of_seed(seed: int, names: Sequence[str]) -> list[Row]:
-    torch.set_num_threads(1)
-    runs, rows = Runs(seed), []
-    for name in names:
-        with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-            document = _analysed(runs.write(name, Path(folder)))
-        rows.append(Row(name, seed, verdict(name, document), _said(document), document.total.k3 or 0.0))
-    return rows
+def _append(asked: Asked, path: Path) -> None:
+    for row in asked.rows():
+        with path.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file, none where there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Row(**json.loads(line)) for line in lines]
 
 
 def _of_sound(number: int) -> Row:
@@ -111,17 +157,8 @@ def _said(document: Document) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Fault by seed, then how many of each verdict on seen and on unseen runs."""
-    return "\n".join([*_by_fault(rows), "", *_totals(rows)])
-
-
-def _by_fault(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| fault | right | seed | verdict | k3 | said |"
-    yield "|---|---|---:|---|---:|---|"
-    for row in rows:
-        if row.verdict != CLEAN:
-            right = ", ".join(CASES[row.name].right) if row.name in CASES else "nothing"
-            yield f"| {row.name} | {right} | {row.seed} | {row.verdict} | {row.k3:.2g} | {row.said} |"
+    """Totals on seen and on unseen runs, then fault by seed, then healthy runs in which something is said."""
+    return "\n".join([*_totals(rows), *_by_fault(rows), "", *_by_healthy_run(rows)])
 
 
 def _totals(rows: Sequence[Row]) -> Iterator[str]:
@@ -135,8 +172,41 @@ def _totals(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
 
 
-def judge(only: Sequence[str] | None, seed: int | None, jobs: int) -> str:
-    """The table of the command."""
+def _by_fault(rows: Sequence[Row]) -> Iterator[str]:
+    seeds = sorted({row.seed for row in rows if row.name in CASES})
+    by_run = {(row.name, row.seed): row for row in rows}
+    heads = (f"seed {seed}{'' if seed in SEEN else ' (unseen)'}" for seed in seeds)
+    yield f"| fault | right | {' | '.join(heads)} |"
+    yield f"|---|---|{'---|' * len(seeds)}"
+    for name, case in CASES.items():
+        found = [by_run.get((name, seed)) for seed in seeds]
+        if any(found):
+            told = (_told(row) if row else "-" for row in found)
+            yield f"| {name} | {', '.join(case.right)} | {' | '.join(told)} |"
+
+
+def _told(row: Row) -> str:
+    said = row.said.replace("|", " or ")
+    return said if row.verdict == NAMED else f"*{row.verdict}*: {said}, k3 {row.k3:.2g}"
+
+
+def _by_healthy_run(rows: Sequence[Row]) -> Iterator[str]:
+    odd = [row for row in rows if row.name == HEALTHY_RUN and row.verdict != CLEAN]
+    for row in sorted(odd, key=lambda row: row.seed):
+        yield f"- healthy run {row.seed}: *{row.verdict}*: {row.said}, k3 {row.k3:.2g}"
+
+
+def judge(
+    only: Sequence[str] | None, seed: int | None, jobs: int, path: Path | None, results: Path | None
+) -> str:
+    """The table of the command; with ``results`` it is put into that page, too."""
+    names = tuple(name for name in only or CASES if name in CASES)
+    is_healthy = not only or HEALTHY_RUN in only
     seeds = (*SEEN, *UNSEEN) if seed is None else (seed,)
-    names = [name for name in only or CASES if name in CASES]
-    return table(judged(names, seeds, jobs, 0 if only and HEALTHY_RUN not in only else SOUND))
+    asked = [Asked(one, names, healthy_of(one) if is_healthy else ()) for one in seeds]
+    with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+        found = table(judged(asked, jobs, path or Path(folder) / "rows.jsonl"))
+    if results:
+        before, _, rest = results.read_text().partition(MARK)
+        results.write_text(f"{before}{MARK}\n\n{found}\n\n{END_MARK}{rest.partition(END_MARK)[2]}")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -159,3 +160,46 @@ def finding(name, *others, severity="error"):
 def test_a_verdict(findings, k3, wanted):
     said = SimpleNamespace(findings=findings, total=SimpleNamespace(k3=k3))
     assert judge.verdict("presence_penalty", said) == wanted
+
+
+def row(name, seed, verdict="named", said="quantised"):
+    return judge.Row(name, seed, verdict, said, 0.1)
+
+
+def test_rows_that_a_file_has_are_not_made_again(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        judge, "ProcessPoolExecutor", lambda jobs, **kwargs: nullcontext(SimpleNamespace(map=map))
+    )
+    monkeypatch.setattr(
+        judge.Asked, "rows", lambda own: map(row, made.append(own) or own.names, [own.seed] * 9)
+    )
+    path = tmp_path / "deep" / "rows.jsonl"
+    first = judge.judged([judge.Asked(0, ("int4",), ())], 1, path)
+    assert first == [row("int4", 0)]
+    assert judge.judged([judge.Asked(0, ("int4", "int3"), ())], 1, path) == [row("int4", 0), row("int3", 0)]
+    assert [own.names for own in made] == [("int4",), ("int3",)]
+
+
+def test_every_healthy_run_is_judged_beside_one_seed():
+    shares = [judge.healthy_of(seed) for seed in (*judge.SEEN, *judge.UNSEEN)]
+    assert sorted(sum(shares, ())) == list(range(judge.SOUND))
+    assert all(number % 2 == 0 for share in shares[:2] for number in share)
+
+
+def test_the_table_counts_seen_and_unseen_runs_apart(tmp_path, monkeypatch):
+    rows = [
+        row("int4", 0),
+        row("int4", 2, "misnamed", "dropout|layer"),
+        row("healthy", 0, "clean"),
+        row("healthy", 3, "warning"),
+    ]
+    monkeypatch.setattr(judge, "judged", lambda *given: rows)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{judge.MARK}\nstale\n{judge.END_MARK}\nafter\n")
+    found = judge.judge(None, None, 1, None, page)
+    assert page.read_text() == f"before\n{judge.MARK}\n\n{found}\n\n{judge.END_MARK}\nafter\n"
+    assert "| seen | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 |" in found
+    assert "| unseen | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |" in found
+    assert "| int4 | quantised | quantised | *misnamed*: dropout or layer, k3 0.1 |" in found
+    assert found.endswith("- healthy run 3: *warning*: quantised, k3 0.1")
