@@ -23,7 +23,10 @@ DETECTOR = Detector(
         }} standard errors): {{ means | join(", ") }} at tokens seen 0, 1, 2 and more times. Mean
         |log-ratio| {{ absolute | nats }}.
     """,
-    threshold="30% of the mean |log-ratio|, 0.01 nats, by 8 standard errors, with one sign at every count",
+    threshold="""
+        30% of the mean |log-ratio|, 0.01 nats, by 8 standard errors, with one sign at every count, and
+        tokens that came twice on the other side of 0 than new ones
+    """,
     ruled_out="""
         Old weights, precision, temperature: they do not know what a response holds already, and as
         likely tokens are compared.
@@ -52,5 +55,8 @@ def look(d: Diagnosis) -> Figures | None:
     if often * apart < 0 or abs(often) < LASTS * abs(apart):
         return None
     table = d.statistics.shared.seen.sum(1)
+    new, again = (float(table[part, 1].sum()) for part in (slice(1), slice(2, None)))
+    if new * again > 0:  # what is held back raises the rest; another prompt moves all tokens one way
+        return None
     means = [f"{row[1] / max(row[0], 1):+.3g}" for row in table.tolist()]
     return {"rise": apart, "z": apart / error, "means": means, "absolute": absolute, "is_less": apart > 0}

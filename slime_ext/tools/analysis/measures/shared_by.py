@@ -17,7 +17,7 @@ IDS = 4096  # token ids are counted modulo this
 ENDS = 16  # places from the end of a response; the last holds all before
 SEEN = 4  # how often a token came before in its response: 0, 1, 2, more
 VALUES = 8  # repeated values that a part of a rollout remembers
-AGAIN = 3  # tokens of one value that make it a repeated one
+AGAIN = 3  # tokens of one value that make it a repeated one in a rollout; 0, which is filled in, always is
 REACH = 3  # tokens on each side of one with a log-prob of exactly 0
 UNLIKELY = -2.0  # nats; as in detector_statistics
 PREFIX = 32  # tokens of a response that are compared with those of its group
@@ -76,14 +76,15 @@ class SharedBy(Additive):
     def _add_values(self, part: DumpedRollout, far: Tensor, squared: Tensor) -> None:
         behavior = part.behavior[far]
         values, index, counts = behavior.unique(return_inverse=True, return_counts=True)
-        if int(counts.max()) < AGAIN:
+        is_known = (counts >= AGAIN) | (values == 0)
+        if not is_known.any():
             return
         kinds = part.proximal[far].mul(100).round().long() if part.tokens is None else part.tokens[far]
         pairs = torch.stack([index, kinds]).unique(dim=1)[0]
         different, squares = torch.bincount(pairs, minlength=len(values)), torch.zeros(len(values)).double()
         squares.index_add_(0, index, squared[far])
-        top = counts.topk(min(VALUES, len(counts))).indices
-        for at in top[counts[top] >= AGAIN].tolist():
+        top = (counts * is_known).topk(min(VALUES, len(counts))).indices
+        for at in top[is_known[top]].tolist():
             value = float(values[at])
             self.values[value] += int(counts[at])
             self.value_ids[value] += int(different[at])

@@ -35,6 +35,16 @@ def test_a_temperature_and_rounded_weights_are_no_penalty():
     assert "penalties" not in {*hot, *noisy} and "temperature" in hot
 
 
+def test_a_distance_that_falls_along_the_response_is_no_penalty():
+    """New tokens come early, so they are further off, as after another prompt; none is held back."""
+
+    def falling(r):
+        return {"proximal": r.proximal - 0.8 * torch.exp(-r.segments.within / 24)}
+
+    found = findings(edited(run(), falling))
+    assert found and "penalties" not in found
+
+
 def test_a_bias_on_a_token_is_named_by_its_id():
     def biased(logits, seen, at):
         return logits + 3.0 * (torch.arange(60) == 17)
@@ -80,3 +90,10 @@ def test_a_trainer_that_moves_away_from_a_policy_that_stays_tells_it_from_roundi
     teacher = policy.table + 0.5 * policy.normal(60, 60)
     found = findings(run(6, policy=policy, sampler=teacher))
     assert set(found) == {"another_policy"} and not found["another_policy"].or_else
+
+
+def test_no_lag_is_guessed_where_rollout_0_is_far_off_itself():
+    policy = Policy(moves=0.8)
+    teacher = policy.table + 0.9 * policy.normal(60, 60)
+    unknown = edited(run(6, policy=policy, sampler=teacher), lambda r: {"versions": None, "newest": None})
+    assert set(findings(unknown)) == {"another_policy"}

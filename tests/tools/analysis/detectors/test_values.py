@@ -27,6 +27,14 @@ def test_lone_log_probs_that_were_filled_in_are_named_by_their_value():
         assert f"{value:g}" in found["shared_value"].title and found["shared_value"].says == "cause"
 
 
+def test_zeros_of_which_each_rollout_has_one_are_named():
+    def one(r):
+        place = int(r.proximal.argmin())
+        return {"behavior": torch.where(torch.arange(r.size) == place, 0.0, r.behavior)}
+
+    assert set(findings(edited(run(6), one))) == {"shared_value"}
+
+
 def test_tokens_that_nobody_sampled_are_tool_output_and_no_lost_log_probs():
     def padded(r):
         place = r.segments.within % LENGTH
