@@ -8,7 +8,10 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     explains=False,
-    what="advantages do not follow from the rewards: flipped, one sample late, over other prompts' samples",
+    what="""
+        advantages do not follow from the rewards: flipped, one sample late, over other prompts'
+        samples, 0 at a part of the tokens
+    """,
     asks="advantages, rewards, groups",
     title="Advantages do not follow from the rewards: {{ said }}.",
     evidence="""
@@ -58,6 +61,12 @@ SAID = {
         "advantages fit rewards less the mean of all samples",
         "The estimator takes the mean by prompt: look at how samples are grouped (group_index, "
         "--n-samples-per-prompt).",
+    ),
+    "partial": (
+        "they are 0 at a part of the response tokens",
+        "most samples have their advantage at some response tokens and 0 at others",
+        "Look where an advantage is spread over tokens: the mask of the last turn, or of another sample. "
+        "If these tokens are not meant to train, mask them: they count where the loss is averaged.",
     ),
     "unlike": (
         "they have nothing to do with them",

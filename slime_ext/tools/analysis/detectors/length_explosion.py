@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -14,16 +15,16 @@ DETECTOR = Detector(
     asks="6 rollouts",
     title="Responses explode: they become {{ (late / early) | factor }} as long.",
     evidence="""
-        Mean length {{ "%.0f" | format(early) }} tokens in the first third of the rollouts, {{ "%.0f" |
-        format(late) }} in the last{% if cut %}; {{ cut | share(1) }} of the samples are cut at the
-        limit there, {{ before | share(1) }} at first {%- endif %}.{% if rewarded %} The mean reward
+        Mean length {{ "%.0f" | format(early) }} tokens before rollout {{ first }}, {{ "%.0f" |
+        format(late) }} from there on{% if cut %}; {{ cut | share(1) }} of the samples are cut at the
+        limit there, {{ before | share(1) }} before {%- endif %}.{% if rewarded %} The mean reward
         went from {{ "%.3g" | format(rewarded[0]) }} to {{ "%.3g" | format(rewarded[1]) }}.{% endif %}
     """,
     threshold="""
-        2.5 times the length of the first third with half of the samples cut, or 4 times, rising in each
-        third
+        from some rollout on 2.5 times the length before with half of the samples cut, or 4 times, and
+        every rollout longer than any before
     """,
-    ruled_out="A harder batch of prompts: it does not raise every third of the run.",
+    ruled_out="A harder batch of prompts: every rollout from there on is longer than any before.",
     fix="""
         {%- if rewarded and rewarded[1] > rewarded[0] %} If the reward pays for it, nothing; raise the
         limit before samples are cut. {%- else %} Read a few of the longest: text that repeats itself is
@@ -31,27 +32,34 @@ DETECTOR = Detector(
         penalty for length, and at what cut samples are given as a reward. {%- endif %}
     """,
 )
-ROLLOUTS, TIMES = 6, 2.5
-ALONE, CUT = 4.0, 0.5  # times, whatever is cut; share of the last third that is cut at the limit
+ROLLOUTS, TIMES, LEAST = 6, 2.5, 2  # rollouts; times; rollouts before and after
+ALONE, CUT = 4.0, 0.5  # times, whatever is cut; share of the samples that is cut at the limit from there on
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds a mean length that rises to a multiple over the run."""
+    """Finds the rollout from which on responses are a multiple as long as before."""
     rollouts = [s for s in d.statistics.rollouts if s.length]
     need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts")
-    third = len(rollouts) // 3
-    parts = rollouts[:third], rollouts[third:-third], rollouts[-third:]
-    early, middle, late = (fmean(s.length for s in part) for part in parts)
-    if late < TIMES * early or not early < middle < late:
+    parts = max(
+        ((rollouts[:at], rollouts[at:]) for at in range(LEAST, len(rollouts) - LEAST + 1)), key=_growth
+    )
+    early, late = (fmean(s.length for s in part) for part in parts)
+    if late < TIMES * early or min(s.length for s in parts[1]) <= max(s.length for s in parts[0]):
         return None
-    cut = fmean(s.truncated for s in parts[2])
+    cut = fmean(s.truncated for s in parts[1])
     if late < ALONE * early and cut < CUT:
         return None
-    rewards = [[s.reward for s in part if s.reward is not None] for part in (parts[0], parts[2])]
+    rewards = [[s.reward for s in part if s.reward is not None] for part in parts]
     return {
+        "first": parts[1][0].rollout_id,
         "early": early,
         "late": late,
         "before": fmean(s.truncated for s in parts[0]),
         "cut": cut,
         "rewarded": [fmean(own) for own in rewards] if all(rewards) else None,
     }
+
+
+def _growth(parts: tuple[list[RolloutSummary], list[RolloutSummary]]) -> float:
+    early, late = (fmean(s.length for s in part) for part in parts)
+    return late / early

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -25,7 +26,7 @@ DETECTOR = Detector(
     """,
     threshold="""
         3 samples and 1.5% with a correlation below 0.3 and a mean |l| of 0.4 nats, while most are above
-        0.7
+        0.7 and agree (k3 up to 5e-3 nats, or hardly any sample between both kinds)
     """,
     ruled_out="""
         Old or rounded weights: they change every sample a little, and likely tokens stay likely. A
@@ -41,6 +42,8 @@ DETECTOR = Detector(
 )
 AGAIN, MATTERS = 40, 0.01  # tokens of equal texts; nats by which the trainer's log-probs of these differ
 EVEN = 0.01  # k3 of the least rollout over that of the largest
+NOISY, LEVEL = 0.05, 3.0  # nats, median |l| that two bfloat16 engines stay below; of the least rollout's
+AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of all other samples
 BETWEEN = 1.0  # samples of a correlation between, for each unrelated one
 FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; of all; unrelated for each related one
 
@@ -55,12 +58,17 @@ def look(d: Diagnosis) -> Figures | None:
     count, sampler, trainer, _ = d.statistics.shared.twice[1].tolist()
     if count >= AGAIN and trainer > max(MATTERS * count, sampler):  # one text, scored otherwise each time
         return None
+    medians = [s.median for s in d.statistics.rollouts]
+    if max(medians) > max(NOISY, LEVEL * min(medians)):  # the others do not agree in every rollout
+        return None
     rollouts = [s.k3 for s in d.statistics.rollouts]
     is_uneven = min(rollouts) < EVEN * max(rollouts)  # other weights in a few rollouts look alike
     if is_uneven and 2 * found.swapped < found.unrelated:
         return None
     is_mixed = between > BETWEEN * found.unrelated + FEWEST
-    if is_mixed and two_kinds(d) is None:
+    others = found.sizes.sum(0)[1:] - found.far
+    is_far = float(others[1]) > AGREES * float(others[0])  # so what moves these may move the unrelated ones
+    if (is_mixed or (is_far and 2 * found.swapped < found.unrelated)) and two_kinds(d) is None:
         return None
     return {
         "count": found.unrelated,

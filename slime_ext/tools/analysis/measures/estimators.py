@@ -20,7 +20,7 @@ class Estimators(Additive):
     """Rollouts by what their advantages follow from; see ``kind_of``.
 
     Args:
-        own, flipped, late, early, others, batch, zero, flat, unlike: their numbers.
+        own, flipped, late, early, others, batch, zero, flat, unlike, partial: their numbers.
     """
 
     own: list[int] = field(default_factory=list)
@@ -32,6 +32,7 @@ class Estimators(Additive):
     zero: list[int] = field(default_factory=list)
     flat: list[int] = field(default_factory=list)
     unlike: list[int] = field(default_factory=list)
+    partial: list[int] = field(default_factory=list)
 
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a whole rollout."""
@@ -47,6 +48,7 @@ def kind_of(rollout: DumpedRollout) -> str:
     two rewards. Else a_s is compared with r_s - mean of the rewards of its prompt (``own``), its negative
     (``flipped``), the rewards of the sample before or after (``late``, ``early``), or less the mean of a
     chunk of samples of other prompts (``others``), or of all samples (``batch``). ``unlike``: none of them.
+    ``partial``: most samples have one number at some response tokens and 0 at others.
     """
     if rollout.advantages is None or rollout.rewards is None or rollout.groups is None:
         return ""
@@ -59,7 +61,9 @@ def kind_of(rollout: DumpedRollout) -> str:
     is_flat = float(_centred(rewards, groups, there).abs().max()) < 1e-6
     if not bool((advantage[there] != 0).any()):
         return "flat" if is_flat else "zero"
-    return "" if is_flat or not constant else _explained(advantage, rewards, groups, there, size)
+    if not constant:
+        return "partial" if _is_partial(rollout) else ""
+    return "" if is_flat else _explained(advantage, rewards, groups, there, size)
 
 
 def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
@@ -91,6 +95,18 @@ def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
     n = count.clamp_min(1)
     spread = (square / n - (total / n).square()).clamp_min(0)
     return total / n, bool((spread <= 1e-6 + 1e-4 * (total / n).square()).all())
+
+
+def _is_partial(rollout: DumpedRollout) -> bool:
+    """Whether most samples with an advantage have it at some response tokens, and exactly 0 at others."""
+    values = rollout.segments.zeroed(rollout.advantages).double()
+    there = (values != 0).double()
+    total, square, count, every = rollout.segments.local_sums(
+        [values, values.square(), there, rollout.mask.double()]
+    )
+    n = count.clamp_min(1)
+    is_one = (square / n - (total / n).square()).abs() <= 1e-6 + 1e-4 * (total / n).square()
+    return 2 * int((is_one & (count > 0) & (count < every)).sum()) > int((count > 0).sum())
 
 
 def _centred(values: Tensor, groups: Tensor, there: Tensor) -> Tensor:

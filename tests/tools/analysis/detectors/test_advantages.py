@@ -75,6 +75,18 @@ def test_advantages_of_0_are_an_error_where_rewards_differ_and_a_warning_where_t
     assert findings(flat)["no_advantage"].severity == "warning"
 
 
+def test_advantages_of_0_at_a_part_of_the_tokens_are_named():
+    """One mask for all samples: a token-level estimator has other numbers, and hardly ever 0."""
+
+    def last(r):
+        return {"advantages": torch.where(r.segments.within >= 30, r.advantages, 0)}
+
+    found = findings(edited(run(), last))
+    assert set(found) == {"advantages"} and "0 at a part of the response tokens" in found["advantages"].title
+    g = torch.Generator().manual_seed(0)
+    assert findings(edited(run(), lambda r: {"advantages": torch.randn(r.size, generator=g)})) == {}
+
+
 def test_log_probs_that_stay_those_of_the_first_policy_are_named():
     found = findings(edited(run(), lambda r: {"reference": r.proximal.clone()}))
     assert set(found) == {"equal_reference"}
@@ -88,3 +100,13 @@ def test_responses_that_become_several_times_as_long_are_named():
             sampled(policy, number, length=12 + step * number, statuses=(status,) * 64) for number in range(9)
         ]
         assert set(findings(rollouts)) == ({"length_explosion"} if is_one else set()), (step, status)
+
+
+def test_the_rollout_from_which_on_responses_are_long_is_named():
+    policy = Policy()
+    rollouts = [
+        sampled(policy, number, length=12 if number < 2 else 60, statuses=("truncated",) * 64)
+        for number in range(8)
+    ]
+    found = findings(rollouts)
+    assert set(found) == {"length_explosion"} and "before rollout 2," in found["length_explosion"].evidence
