@@ -68,7 +68,7 @@ def analysed(world: World) -> Document:
 
 
 def threads() -> str:
-    """The table of docs/analyze.md: what the page says of rebuilt threads."""
+    """The table of RESULTS.md: what the page says of rebuilt threads."""
     lines = ["| thread | what was seen | rebuilt as | what the page says |", "|---|---|---|---|"]
     for name, (seen, rebuilt, world) in THREADS.items():
         document = analysed(world)

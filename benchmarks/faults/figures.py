@@ -230,7 +230,7 @@ def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
 
 
 def table() -> str:
-    """The table of docs/analyze.md: by seed, how many are right."""
+    """The table of RESULTS.md: by seed, how many are right."""
     found: dict[str, dict[int, list[bool]]] = {row: {} for row in RIGHT}
     wrong = []
     for run, parts in read().items():

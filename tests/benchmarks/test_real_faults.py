@@ -65,7 +65,7 @@ def test_a_stale_run_that_is_shifted_is_both(run):
 
 
 def test_the_table_of_the_page_is_that_of_the_figures():
-    page = (Path(__file__).parents[2] / "docs/analyze.md").read_text()
+    page = (Path(__file__).parents[2] / "benchmarks/faults/RESULTS.md").read_text()
     assert f"\n\n{table()}\n\n" in page
 
 
