@@ -72,7 +72,7 @@ ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; 
 TIMES = 3.0  # as much as fresh ones
 SURE, CERTAIN = 2.0, 1.5  # standard errors over samples, that far below; as much as rollout 0
 NOISY = 0.05  # nats, mean |l| that two engines in bfloat16 stay below
-OTHER = 0.5  # nats, mean |l| of rollout 0 from which on its weights are others, and no lag begins with it
+OTHER = 0.5  # nats, k3 of rollout 0 from which on its weights are others, and no lag begins with it
 PUSHED = (
     "whether what is pushed is what the trainer has: record ref_log_probs (slime: --use-kl-loss with "
     "coefficient 0), or push before rollout 1 and compare a checksum"
@@ -143,7 +143,7 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
         "rollouts": tuple(s.rollout_id for s in rollouts[1:]),
     }
     if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
-        return found if rollouts[0].absolute < OTHER else None
+        return found if first < OTHER else None
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
     return found | {"or_else": ("growing_mismatch", "partial_push", *noise), "untold": PUSHED}
 

@@ -93,7 +93,7 @@ def test_a_trainer_that_moves_away_from_a_policy_that_stays_tells_it_from_roundi
 
 
 def test_no_lag_is_guessed_where_rollout_0_is_far_off_itself():
-    policy = Policy(moves=0.8)
-    teacher = policy.table + 0.9 * policy.normal(60, 60)
+    policy = Policy(moves=1.5)
+    teacher = policy.table + 1.4 * policy.normal(60, 60)
     unknown = edited(run(6, policy=policy, sampler=teacher), lambda r: {"versions": None, "newest": None})
     assert set(findings(unknown)) == {"another_policy"}
