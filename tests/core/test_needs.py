@@ -120,7 +120,9 @@ def step_whose_batches_cannot_be_read_ahead(correction):
 
 def analyze(correction):
     mask = torch.ones(2, dtype=torch.bool)
-    dump = SimpleNamespace(advantages=None, newest=None, groups=None, finite=mask, mask=mask)
+    dump = SimpleNamespace(
+        advantages=None, newest=None, groups=None, finite=mask, mask=mask, candidates=lambda: None
+    )
     if why := missing_input(correction, dump):
         raise ConfigError(why)
 

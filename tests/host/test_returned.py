@@ -25,7 +25,7 @@ WRONG = {
     "no metrics": (lambda c: (c["pg_loss"], c["loss_masks"], None), "expected a mapping of names"),
     "number": (lambda c: (c["pg_loss"], c["loss_masks"], {"m": 0.5}), "returned metrics['m']: expected"),
     "scalar": (lambda c: (c["pg_loss"], c["loss_masks"], {"m": torch.ones(())}), "got one of shape []"),
-    "taken": (lambda c: (c["pg_loss"], c["loss_masks"], {"tokens": c["pg_loss"]}), "got 'tokens'"),
+    "taken": (lambda c: (c["pg_loss"], c["loss_masks"], {"tokens": c["pg_loss"]}), "expected no 'tokens'"),
 }
 
 

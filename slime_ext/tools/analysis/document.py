@@ -193,6 +193,9 @@ class Effect(FrozenModel):
     gradient_scale: float | None = Field(
         None, description="sum |d loss / d log target| / sum |A| where target = proximal; 1 is uncorrected"
     )
+    centering: float | None = Field(
+        None, description="sum |A C| / sum |A|, nats: how much center adds to the loss; None without center"
+    )
     rejected: dict[str, str] = Field(
         default_factory=dict,
         description="rollout id -> positions of wholly rejected sequences, as 0-3,7",

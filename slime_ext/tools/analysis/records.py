@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Tokens
+from slime_ext.core.state import Head, Support
 from slime_ext.ops.divergences import is_log_prob, k3, log_ratio
 from slime_ext.ops.segments import Segments, as_numbers
 
@@ -23,7 +24,7 @@ SURPRISES = 14  # bins of how sure the sampler was
 MOST_K3 = 142.4  # nats, at a log-ratio of 5
 PER_TOKEN = (
     "behavior", "proximal", "mask", "tokens", "advantages", "versions", "entropy", "reference", "kept",
-    "overlap", "kl", "tail",
+    "overlap", "kl", "tail", "sampler_head", "trainer_head",
 )  # fmt: skip
 PER_SAMPLE = (
     "lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "cached", "prompts", "responses",
@@ -67,6 +68,8 @@ class DumpedRollout:
         overlap: [T] share of the sampler's experts that the trainer chose too, mean over layers, or None.
         kl: [T] KL(behavior || proximal) from the sampler's head, nats, NaN for unknown; ``tail`` [T] the
             probability that the head leaves out; or None.
+        sampler_head, trainer_head: [T, K] log-probs of the same tokens under both policies, nats; of the
+            sampler's K most likely ones, or, where ``is_exact``, of all that top-p left, NaN behind them.
         routes: [layers, 2] sums of that share and number of tokens, by layer; ``experts`` [experts, 2] how
             often the sampler chose each, and how often of these the trainer did not; or None.
         routing: counts of samples by the experts that the sampler recorded (``readers.routes.odd_routes``).
@@ -109,6 +112,9 @@ class DumpedRollout:
     overlap: Tensor | None = None
     kl: Tensor | None = None
     tail: Tensor | None = None
+    sampler_head: Tensor | None = None
+    trainer_head: Tensor | None = None
+    is_exact: bool = False
     routes: Tensor | None = None
     experts: Tensor | None = None
     routing: Mapping[str, int] = field(default_factory=dict)
@@ -233,8 +239,23 @@ class DumpedRollout:
         """What a correction reads. The target is the proximal policy: a dump has no other, and at the
         first optimizer step they are the same."""
         return Tokens(
-            self.segments, self.proximal, self.behavior, target=self.proximal, advantages=self.advantages
+            self.segments,
+            self.proximal,
+            self.behavior,
+            target=self.proximal,
+            advantages=self.advantages,
+            head=self.candidates(),
         )
+
+    def candidates(self) -> Head | Support | None:
+        """What ``center`` reads; None where the dump lacks it."""
+        if self.sampler_head is None or self.trainer_head is None:
+            return None
+        if not self.is_exact:
+            return Head(self.sampler_head, self.trainer_head)
+        there = ~self.sampler_head.isnan()
+        offsets = torch.nn.functional.pad(there.sum(1).cumsum(0), (1, 0))
+        return Support(self.sampler_head[there], self.trainer_head[there], offsets)
 
 
 def masses_of(advantages: Tensor) -> tuple[float, float]:

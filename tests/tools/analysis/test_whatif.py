@@ -260,7 +260,7 @@ def test_ages_are_those_of_the_oldest_token():
 def test_without_advantages_what_needs_them_says_so():
     r = rollout(advantages=None)
     effects = {e.name: e for e in whatif([r])}
-    needing = {"opsm", "topr", "dppo_tv", "cppo", "ctpo"}
+    needing = {"opsm", "topr", "dppo_tv", "cppo", "ctpo", "score_centering"}
     assert {n for n, e in effects.items() if e.unavailable == NO_ADVANTAGES} == needing
     assert effects["token_tis"].kept_tokens == effects["token_tis"].tokens
     assert effects["token_tis"].gradient_scale is None

@@ -199,7 +199,10 @@ def _centering(condition: Condition, total: Numbers) -> str:
         if total.kl is not None
         else "record the sampler's likeliest tokens first (slime_ext.host.generate, docs/slime.md)"
     )
-    return f"a candidate is {remedy}, the key center of a configuration: {needs}"
+    return (
+        f"a candidate is {remedy}, the preset score_centering: {needs}; --presets score_centering computes "
+        "what it would add to the loss"
+    )
 
 
 def _unmeasured(at: Situation) -> tuple[str, ...]:

@@ -24,7 +24,9 @@ from slime_ext.tools.analysis.records import DumpedRollout
 NO_ADVANTAGES = "needs advantages, which the dump does not hold"
 NO_AGES = "needs the age of the sampling weights, which the dump does not hold"
 NO_AGE_STEPS = "needs the optimizer steps since the sampling weights, which a dump does not hold"
-NO_HEADS = "center needs the sampler's head beside the tokens, which is not read from a dump"
+NO_HEADS = (
+    "center needs both policies' log-probs at the sampler's head or support, which the dump does not hold"
+)
 NO_GROUPS = "needs to know which samples share a prompt, which the dump does not say"
 STOPS = "on_nonfinite: raise stops the run: a value of the behavior policy is no log-prob"
 # Samples carry the number of their group already, and every sample is a rollout of its own.
@@ -36,10 +38,11 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
     """Why a correction cannot be applied to a rollout; None if it can."""
     reads_advantages = any(Need.ADVANTAGES in step.needs for step in correction.steps)
     reasons = {
-        NO_ADVANTAGES: rollout.advantages is None and (reads_advantages or correction.group == "rebaseline"),
+        NO_ADVANTAGES: rollout.advantages is None
+        and (reads_advantages or correction.group == "rebaseline" or correction.center is not None),
         NO_AGES: rollout.newest is None and correction.needs_ages,
         NO_AGE_STEPS: any(Need.AGE_STEPS in step.needs for step in correction.steps),
-        NO_HEADS: correction.center is not None,
+        NO_HEADS: correction.center is not None and (rollout.candidates() is None or correction.needs_plan),
         NO_GROUPS: rollout.groups is None and correction.group != "ignore",
         STOPS: correction.on_nonfinite == "raise" and not bool(rollout.finite.equal(rollout.mask)),
     }

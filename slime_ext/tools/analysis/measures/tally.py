@@ -27,6 +27,7 @@ class TokenEffects:
     keep: Tensor  # bool, stays in the policy loss
     clipped: Tensor  # bool, where a bound changed a weight, or the surrogate clipped
     slope: Tensor | None  # d loss / d log target where target = proximal; None without advantages
+    centering: Tensor | None = None  # what center adds to the loss, nats times the advantage
 
 
 @dataclass
@@ -73,6 +74,8 @@ class Tally:
                 slope=float(effects.slope.abs().double().sum()),
                 advantage=sum(every),
             )
+        if effects.centering is not None:
+            self.sums.update(centering=float(effects.centering.abs().double().sum()))
         gone = (rollout.responding & ~samples).nonzero()[:, 0].tolist()
         if gone:
             self._remember(str(rollout.rollout_id), spans(sorted(rollout.positions[i] for i in gone)))
@@ -104,6 +107,7 @@ class Tally:
             kept_positive=_ratio(sums["kept_positive"], sums["positive"]),
             kept_negative=_ratio(sums["kept_negative"], sums["negative"]),
             gradient_scale=_ratio(sums["slope"], sums["advantage"]),
+            centering=_ratio(sums["centering"], sums["advantage"]) if "centering" in sums else None,
             rejected=self.rejected,
         )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from slime_ext import presets
 from slime_ext.config import load as config
 from slime_ext.config.words import one_line
+from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.core.losses import Bounds, HostLoss
 from slime_ext.tools.analysis.document import Effect
@@ -33,6 +34,8 @@ def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUND
     Args:
         bounds: the host's clip range, for surrogates that name none of their own.
     """
+    if correction.center is not None and rollout.sampler_head is not None:  # a head is as wide as it is
+        correction = replace(correction, center=Center(rollout.sampler_head.shape[1]))
     places, parts = [], []
     for at, tokens, plan in steps_of(correction, rollout):
         places.append(at)
@@ -52,7 +55,17 @@ def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds)
     if tokens.advantages is None:
         return TokenEffects(weights, keep, clipped, None)
     slope, by_loss = _slope(correction, outcome, tokens, bounds)
-    return TokenEffects(weights, keep, clipped if by_loss is None else clipped | by_loss, slope)
+    added = None if correction.center is None else _centering(correction, outcome, tokens, bounds)
+    return TokenEffects(weights, keep, clipped if by_loss is None else clipped | by_loss, slope, added)
+
+
+def _centering(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds) -> Tensor:
+    """[T] what ``center`` adds to the loss of each token."""
+    host = -tokens.segments.zeroed(tokens.advantages)
+    centered, plain = (
+        each.loss(outcome, tokens, host, bounds)[0] for each in (correction, replace(correction, center=None))
+    )
+    return centered - plain
 
 
 def _slope(

@@ -115,6 +115,11 @@ def _weights(effect: Effect) -> str:
     return " / ".join(number(found[key]) for key in ("p01", "p50", "p99")) if found else NONE
 
 
+def _gradient(effect: Effect) -> str:
+    centered = "" if effect.centering is None else f", centering {number(effect.centering)}"
+    return f"{number(effect.gradient_scale)}{centered}"
+
+
 COLUMNS = (
     _column("sequences kept", lambda e: _share(e.kept_sequences, e.sequences)),
     _column("tokens kept", lambda e: _share(e.kept_tokens, e.tokens)),
@@ -123,7 +128,7 @@ COLUMNS = (
     _column("clipped", lambda e: _share(e.clipped_tokens, e.tokens)),
     Column("weights", _weights),
     _column("ESS", lambda e: e.ess),
-    Column("gradient", lambda e: number(e.gradient_scale)),
+    Column("gradient", _gradient),
 )
 
 

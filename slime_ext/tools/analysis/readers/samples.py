@@ -7,7 +7,7 @@ is computed over the packed tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
@@ -40,6 +40,7 @@ FIELDS: dict[str, tuple[torch.dtype, float, tuple[str, ...]]] = {
     "kl": (torch.float32, torch.nan, ()),
     "tail": (torch.float32, torch.nan, ()),
 }
+MOST_CANDIDATES = 1 << 28  # of the heads of a rollout: 2 GiB for both sides
 ALWAYS = ("behavior", "proximal", "mask")  # those of FIELDS that every rollout has
 # Keys of a sample or of its metadata that name the engine that sampled it. slime and vime record no engine,
 # miles one for agents (session_server_id); a custom generate function can.
@@ -66,6 +67,11 @@ class DumpedSample:
     tail: Any = None
     sampler_head: Any = None  # log-probs [R, K] of the sampler's most likely tokens
     trainer_head: Any = None  # the trainer's of the same tokens
+    sampler_support: Any = None  # log-probs [N] of all tokens that top-p left, of one position after another
+    trainer_support: Any = None  # the trainer's of the same tokens
+    support_offsets: Any = None  # [R + 1]
+    heads: tuple[Tensor, Tensor] | None = None  # sampler's and trainer's [R, K], of a head or of supports
+    is_exact: bool = False  # whether heads are supports
     ids: Any = None  # tokens of prompt and response
     routed: Any = None  # experts of the side that wrote the file, [tokens, layers, active]
     index: int | None = None  # of the sample in the run
@@ -106,6 +112,9 @@ def sample_of(found: Mapping[str, Any], position: int, step: int | None = None) 
         step=step,
         sampler_head=found.get("rollout_topk_log_probs"),
         trainer_head=found.get("topk_log_probs"),
+        sampler_support=found.get("rollout_top_p_log_probs"),
+        trainer_support=found.get("top_p_log_probs"),
+        support_offsets=found.get("rollout_top_p_token_offsets"),
         routed=first(found, "rollout_routed_experts", "routed_experts"),
         index=whole_number(found.get("index")),
         status=cut(text(found.get("status"))) or ("truncated" if found.get("truncated") == 1 else ""),
@@ -205,6 +214,7 @@ def assemble(
         prompt_lengths=tuple(row.prompt_length for row in sound),
         positions=tuple(row.position for row in sound),
         **packed,
+        **_heads(sound),
         rewards=_rewards([row.reward for row in sound]),
         versions=versions,
         newest=_newest(versions),
@@ -297,6 +307,25 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
 
 def _all(values: list[int | None]) -> tuple[int, ...] | None:
     return None if None in values else tuple(values)  # type: ignore[arg-type]
+
+
+def _heads(rows: Sequence[DumpedSample]) -> dict[str, Any]:
+    """Returns the heads of a rollout, padded to one width; {} unless all samples have one of one kind."""
+    heads = [row.heads for row in rows if row.heads is not None]
+    if len(heads) < len(rows) or len({row.is_exact for row in rows}) != 1:
+        return {}
+    width = max(sampler.shape[1] for sampler, _ in heads)
+    if not rows[0].is_exact and any(sampler.shape[1] != width for sampler, _ in heads):
+        return {}
+    if width * sum(map(len, (sampler for sampler, _ in heads))) > MOST_CANDIDATES:
+        return {}
+
+    def padded(sides: Iterable[Tensor]) -> Tensor:
+        pads = [torch.nn.functional.pad(x, (0, width - x.shape[1]), value=torch.nan) for x in sides]
+        return torch.cat(pads)
+
+    sampler, trainer = (padded(sides) for sides in zip(*heads, strict=True))
+    return {"sampler_head": sampler, "trainer_head": trainer, "is_exact": rows[0].is_exact}
 
 
 def _rewards(values: list[float | None]) -> Tensor | None:

@@ -7,28 +7,70 @@ train dumps, which no host writes by itself, but ``slime_ext.host.init`` does be
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from slime_ext.ops.centering import FLOOR
+from slime_ext.ops.centering import ABSENT, FLOOR
 from slime_ext.ops.divergences import is_log_prob
 from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
 from slime_ext.tools.analysis.readers.spilled import loaded
 
 
 def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
-    """Sets ``kl`` and ``tail`` of a row, where it holds the trainer's log-probs and it or its sample of the
-    rollout dump holds the sampler's."""
-    sampler = row.sampler_head if row.sampler_head is not None else sample.sampler_head
-    trainer, row.sampler_head, row.trainer_head, sample.sampler_head = row.trainer_head, None, None, None
-    if sampler is None or trainer is None:
-        return
+    """Sets ``heads``, ``kl`` and ``tail`` of a row.
+
+    The trainer's log-probs are in the row, the sampler's in it or in its sample of the rollout dump. A
+    support has neither ``kl`` nor ``tail``, because it leaves nothing out.
+    """
+    head = _first(row.sampler_head, sample.sampler_head), row.trainer_head
+    support = _first(row.sampler_support, sample.sampler_support), row.trainer_support
+    offsets = _first(row.support_offsets, sample.support_offsets)
+    for each in (row, sample):  # the lists of a file are large
+        each.sampler_head = each.trainer_head = each.sampler_support = each.trainer_support = None
+    length = row.response_length
+    if (sides := _tensors(head)) and sides[0].dim() == 2 and len(sides[0]) == length:
+        row.kl, row.tail = head_kl(*sides)
+        row.heads = _as_absent(*sides)
+    elif (sides := _tensors(support)) and (ends := _tensors((offsets, offsets))):
+        row.heads, row.is_exact = _rows_of(*sides, ends[0].long(), length), True
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _tensors(sides: tuple[Any, Any]) -> tuple[Tensor, Tensor] | None:
+    """Returns both sides in float64, None where one is missing or they do not fit."""
+    if any(side is None for side in sides):
+        return None
     try:
-        heads = [torch.as_tensor(loaded(values)).double() for values in (sampler, trainer)]
+        sampler, trainer = (torch.as_tensor(loaded(values)).double() for values in sides)
     except NO_NUMBERS:
-        return
-    if heads[0].dim() == 2 and heads[0].shape == heads[1].shape and len(heads[0]) == row.response_length:
-        row.kl, row.tail = head_kl(*heads)
+        return None
+    return (sampler, trainer) if sampler.shape == trainer.shape else None
+
+
+def _as_absent(sampler: Tensor, trainer: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns both sides in float32, with the log-prob of what a shorter head lacks on both."""
+    there = is_log_prob(sampler)
+    return tuple(torch.where(there, x, ABSENT).float() for x in (sampler, trainer))  # type: ignore[return-value]
+
+
+def _rows_of(sampler: Tensor, trainer: Tensor, offsets: Tensor, length: int) -> tuple[Tensor, Tensor] | None:
+    """Returns [R, W] of ragged rows, NaN behind the end of each; None where the offsets do not fit."""
+    counts = offsets.diff()
+    fits = sampler.dim() == 1 and offsets.shape == (length + 1,) and bool((counts >= 0).all())
+    if not (fits and length and int(offsets[0]) == 0 and int(offsets[-1]) == len(sampler)):
+        return None
+    there = torch.arange(max(int(counts.max()), 1)) < counts[:, None]
+    sides = []
+    for values in (sampler, trainer):
+        rows = torch.full(there.shape, torch.nan)
+        rows[there] = values.float()
+        sides.append(rows)
+    return sides[0], sides[1]
 
 
 def head_kl(sampler: Tensor, trainer: Tensor) -> tuple[Tensor, Tensor]:
