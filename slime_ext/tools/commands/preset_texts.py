@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,6 @@ from slime_ext.config.load import to_mapping
 from slime_ext.config.words import brief
 from slime_ext.tools.analysis.evidence import evidence
 from slime_ext.tools.commands.output import console, plain, yaml_of
-from slime_ext.tools.commands.presets import KINDS
 from slime_ext.tools.plain_torch import function_of, obstacle
 from slime_ext.tools.wording import file_of, flags_of, needs
 
@@ -74,9 +74,9 @@ def measured(name: str) -> list[str]:
     ]
 
 
-def measured_for(kind: str) -> list[str]:
-    """Returns what our runs of a kind measured, one paragraph per condition."""
-    conditions = [condition for condition in evidence().conditions if condition.name in KINDS[kind]]
+def measured_in(names: Collection[str]) -> list[str]:
+    """Returns what our runs under conditions of evidence.yaml measured, one paragraph per condition."""
+    conditions = [condition for condition in evidence().conditions if condition.name in names]
     return [
         "\n  ".join([f"Measured: {condition.what}{condition.whose}.", *map(str, condition.remedies)])
         for condition in conditions
@@ -89,8 +89,8 @@ def advice() -> dict[str, Any]:
     return read_mapping(str(of_package("configs/presets.yaml")))
 
 
-def print_table(kind: str | None) -> None:
-    """Prints one row per preset, or per preset for a kind of run.
+def print_table(kind: str | None, conditions: Collection[str] = ()) -> None:
+    """Prints one row per preset; or per preset for a kind of run, and what was measured in such runs.
 
     On a narrow terminal, all cells but the name share one column.
     """
@@ -111,7 +111,7 @@ def print_table(kind: str | None) -> None:
         table.add_row("\n".join([name, *aliases]), *(row if is_wide else (said,)))
     out.print(table)
     if kind is not None:
-        for paragraph in measured_for(kind):
+        for paragraph in measured_in(conditions):
             out.print(f"\n{paragraph}", markup=False, highlight=False)
         out.print(
             "\nEach number is the final held-out score minus the score of uncorrected runs of the same seeds."

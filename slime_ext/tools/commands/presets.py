@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     from slime_ext.tools.commands import preset_texts  # imports torch, which takes two seconds
 
     if args.name is None:
-        preset_texts.print_table(args.kind)
+        preset_texts.print_table(args.kind, KINDS.get(args.kind, ()))
     elif args.out is None:
         preset_texts.print_preset(args.name)
     else:
