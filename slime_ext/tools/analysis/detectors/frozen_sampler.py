@@ -45,15 +45,15 @@ DETECTOR = Detector(
     fix="""
         Compare a checksum of a trained weight on both sides after a push. Usual causes: a LoRA adapter
         that is trained and never sent (the engine lists none), a push of the base weights, names that the
-        engine does not know and skips. Whether all or a part never arrives shows with ref_log_probs in
-        the dump (--use-kl-loss with coefficient 0), and so does a noise that grows: weights that outgrow
-        a narrow dtype, scales fixed at the begin.
+        engine does not know and skips. To tell whether all weights or only some never
+        arrive, add ref_log_probs to the dump (--use-kl-loss with coefficient 0). The same shows a numerical
+        error that grows, such as quantisation scales that were fixed at start-up.
     """,
 )
 
 SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
-NO_MOVE = 2.0  # times the distance at the begin, likewise
-# Of a sampler that stays: the trainer's way over its own, and the distance over that at the begin.
+NO_MOVE = 2.0  # times the distance at the beginning, likewise
+# Of a sampler that stays: the trainer's way over its own, and the distance over that at the beginning.
 LEFT = 2.0
 UNTOLD = (
     "how far each side is from the first policy: record ref_log_probs (slime: --use-kl-loss with "

@@ -40,7 +40,7 @@ DETECTOR = Detector(
     fix="""
         Look at what happened at rollout {{ begin.rollout_id }}: pushes that fail since then (does the
         engine confirm each?), an engine that was restarted, a change of flags. A growth without such a
-        place: scales of a quantised engine that were fixed at the begin, weights that outgrow a narrow
+        place: scales of a quantised engine that were fixed at start-up, weights that outgrow a narrow
         dtype.
     """,
 )

@@ -61,7 +61,7 @@ class _Step(NamedTuple):
 
 
 def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
-    """The step at the begin of each block but the first two and the last.
+    """Returns the step at the start of each block but the first two and the last.
 
     Args:
         positions: of the blocks.
