@@ -29,6 +29,7 @@ from slime_ext.tools.folders import make_folder, refuse_link, write_file
 FOUND = 1
 EVERY_S = 2.0
 ANY, ALL, EXACT = "any", "all", "exact"
+AT_LEAST = {"error": ("error",), "warning": ("error", "warning"), ANY: ("error", "warning")}  # of --fail-on
 STDOUT = "-"
 OUT, JSON = "--out", "--json"
 Configs = Sequence[tuple[str, Mapping[str, Any]]]
@@ -48,7 +49,8 @@ def main(argv: list[str]) -> int:
 
 def _is_failed(given: argparse.Namespace, findings: Sequence[Finding]) -> bool:
     """Whether one of the findings is of --fail-on; a note only if it is named there."""
-    return any(f.name in given.fail_on or (ANY in given.fail_on and f.is_fault) for f in findings)
+    severities = [AT_LEAST[word] for word in given.fail_on if word in AT_LEAST]
+    return any(f.name in given.fail_on or any(f.severity in kinds for kinds in severities) for f in findings)
 
 
 def _is_exact(document: Document) -> bool:
@@ -146,7 +148,7 @@ def command_line() -> argparse.ArgumentParser:
         metavar="FINDING",
         action="append",
         default=[],
-        help=f"exit with {FOUND} if found; or '{ANY}': any fault, a note is none",
+        help=f"exit with {FOUND} if found; or of a severity: error, warning (or worse), '{ANY}' is the same",
     )
     parser.add_argument(
         "--expect",
@@ -166,7 +168,7 @@ def _check(given: argparse.Namespace) -> None:
         raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
     _check_follow(given)
     for name in given.fail_on:
-        _known("--fail-on", "the name of a finding", name, (*FINDINGS, ANY))
+        _known("--fail-on", "the name of a finding", name, (*FINDINGS, *AT_LEAST))
     given.presets = _presets(given.presets) if given.presets else SHORTLIST
     _check_outputs(given)
     decoder(given.tokenizer)

@@ -37,6 +37,8 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--host", metavar="DIR", help=what)
     what = "leave out the lines of a rule that warns or hints; repeat for more rules"
     parser.add_argument("--ignore", metavar="NAME", action="append", default=[], help=what)
+    what = "exit with 1 also at a line that warns; default: error"
+    parser.add_argument("--fail-on", choices=("error", "warning"), default="error", help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for CI")
     add_flags_of_reading(parser)
     return parser
@@ -71,15 +73,23 @@ def main(argv: list[str]) -> int:
             raise ConfigError(str(line)) from None
         raise
     notes = [note for note in answer.notes if note.rule is None or note.rule.name not in args.ignore]
+    fails = args.fail_on == "warning" and any(_warns(note) for note in notes)
+    status = cli.WRONG if fails else 0
     if args.json:
         print(_json_of(args.file, replace(answer, notes=tuple(notes)), answer.status))
-        return 0
+        return status
     rows = [*{"file": args.file, **answer.rows}.items(), *(("note", str(note)) for note in notes)]
     rows += [("unknown", line) for line in answer.unread]
     rows += [("not checked", str(line)) for line in answer.unasked]
     last = filter(None, [LAST_LINES[answer.status]])
     console().print(table(rows), *last, markup=False)
-    return 0
+    return status
+
+
+def _warns(line: Line) -> bool:
+    from slime_ext.host.rules import WARN
+
+    return line.rule is not None and line.rule.severity is WARN
 
 
 def _forbid_ignoring(names: Sequence[str]) -> None:

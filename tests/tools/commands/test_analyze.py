@@ -6,6 +6,7 @@ import io
 import json
 import os
 import statistics
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -17,6 +18,7 @@ from slime_ext.tools.analysis.document import Numbers
 from slime_ext.tools.analysis.findings import recommend
 from slime_ext.tools.analysis.request import SHORTLIST
 from slime_ext.tools.analysis.run import Request, analyse
+from slime_ext.tools.commands import analyze as command
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.analyze_summary import summary
 from slime_ext.tools.commands.output import console
@@ -55,6 +57,20 @@ def test_a_fault_is_named_and_fails_on_demand(capsys, runs, tmp_path):
     found = json.loads(data.read_text())
     assert [f["name"] for f in found["findings"]] == ["off_by_one"] and found["total"]["sequences"] == 24
     assert "<html" in report.read_text()
+
+
+def test_a_severity_fails_as_its_findings_do():
+    def fails(severity, *words):
+        found = [SimpleNamespace(name="it", severity=severity)]
+        return command._is_failed(SimpleNamespace(fail_on=words), found)
+
+    for word, severities in {
+        "error": {"error"},
+        "warning": {"error", "warning"},
+        "any": {"error", "warning"},
+    }.items():
+        assert {s for s in ("error", "warning", "note") if fails(s, word)} == severities
+    assert fails("note", "it") and not fails("error")
 
 
 def test_two_runs_side_by_side(capsys, runs, tmp_path):

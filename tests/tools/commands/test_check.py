@@ -349,6 +349,15 @@ def test_a_rule_that_warns_or_hints_is_ignored_by_its_name(capsys, tmp_path):
     assert "note" not in run(capsys, "check", *IGNORED, script)[1]
 
 
+def test_a_warning_fails_on_demand_unless_it_is_ignored(capsys, tmp_path):
+    script = written(tmp_path / "run.sh", f"python3 train.py {HINTED}")
+    assert run(capsys, "check", script, "--fail-on", "error")[0] == 0
+    for words in ((), ("--json",)):
+        status, out, err = run(capsys, "check", script, "--fail-on", "warning", *words)
+        assert (status, err) == (1, "") and "unread_tis_clip" in out
+    assert run(capsys, "check", script, "--fail-on", "warning", *IGNORED)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
