@@ -8,9 +8,9 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="warning",
     explains=False,
-    what="the trainer scores the same tokens otherwise in training than in the log-prob pass",
+    what="the trainer scores the same tokens differently in training and in the log-prob pass",
     asks="`policy_loss_debug/` (miles)",
-    title="The trainer scores the same tokens otherwise when it trains on them.",
+    title="The trainer scores the same tokens differently when it trains on them.",
     evidence="""
         Before the first optimizer step log-probs differ by {{ trained | nats }} between the log-prob pass
         and training, over {{ tokens }} tokens; trainer and sampler by {{ sampled | nats }}.
@@ -21,8 +21,8 @@ DETECTOR = Detector(
     """,
     fix="""
         Give both passes the same micro-batches and kernels (the same --micro-batch-size or
-        --max-tokens-per-gpu, the same attention backend, dropout 0), or have training reuse its own
-        log-probs as the old ones: else the ratio of the first step is not 1, and clips.
+        --max-tokens-per-gpu, the same attention backend, dropout 0), or let training reuse its own
+        log-probs as the proximal ones. Otherwise the ratio of the first step is not 1, and clips.
     """,
 )
 

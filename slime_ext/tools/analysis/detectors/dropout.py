@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
-from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
+from slime_ext.tools.analysis.detectors.shared.twice import NAMED, unrepeated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
     group="parts",
-    after=("spoilt", "other_policy", "other_log_probs", "part_of_run", "packing_leak", "repeated_routes"),
+    after=NAMED,
     what="the trainer scores the same text differently each time: dropout",
     asks="samples of one prompt that begin with the same tokens",
-    title="The trainer gives the same text other log-probs each time: dropout.",
+    title="The trainer gives the same text different log-probs each time: dropout.",
     evidence="""
-        {{ count | int }} tokens stand in samples of one prompt that are equal up to there: the
+        {{ count | int }} tokens are in samples of one prompt that are equal up to there: the
         trainer's log-probs differ by {{ spread | nats }} between these samples, the sampler's by {{
         other | nats }}. Mean |log-ratio| there {{ absolute | nats }}.
     """,

@@ -25,7 +25,7 @@ DETECTOR = Detector(
     explains=False,
     what="samples appear twice, within a rollout or across rollouts, more often than chance makes",
     asks="",
-    title="Samples are there twice.",
+    title="Samples appear twice.",
     evidence="""
         {{ twice }} of {{ samples }} samples ({{ twice | share(samples) }}) have prompt, tokens and
         log-probs of another, bit by bit, where chance makes {{ "%.2g" | format(chance) if chance >= 0.01

@@ -10,14 +10,14 @@ DETECTOR = Detector(
     after=("spoilt", "other_policy", "prefixes", "pushes", "layer", "parts", "experts"),
     what="the sides route to different experts, or agree on them and differ in shares or weights",
     asks="both sides' experts",
-    title="The two sides route tokens to other experts, most in layer {{ layer }}.",
+    title="The two sides route tokens to different experts, most in layer {{ layer }}.",
     evidence="""
         {{ tokens | share(of) }} of the tokens have another expert in some layer: mean |log-ratio| {{
         apart | nats }} there, {{ same | nats }} where all are the same. Overlap {{ lowest | share(1) }}
         in layer {{ layer }}, {{ overlap | share(1) }} over all; expert {{ expert }} is missed most ({{
         missed | share(1) }} of its tokens). {%- if is_noisy %} Tokens with the same experts are {{ same |
-        nats }} off, too far for bfloat16: the experts' weights or their shares part too, and replaying
-        ids alone will not mend it.{% endif %}
+        nats }} off, too far for bfloat16: the experts' weights or their shares differ, too, and replaying
+        ids alone will not fix it.{% endif %}
     """,
     threshold="""
         30 tokens with other experts, 2 times as far off as the others, that hold 20% of the squared

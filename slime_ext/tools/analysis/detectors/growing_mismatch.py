@@ -24,7 +24,7 @@ DETECTOR = Detector(
     ),
     what="the distance grows, from the named rollout on",
     asks="6 rollouts",
-    title="The policies part more and more, from rollout {{ begin.rollout_id }} on.",
+    title="The policies move further apart, from rollout {{ begin.rollout_id }} on.",
     evidence="""
         Mean |log-ratio| {{ before | nats }} before rollout {{ begin.rollout_id }}, {{ begin.absolute |
         nats }} in it, {{ late | nats }} at the end ({{ (late / [before, 1e-12] | max) | factor }}).

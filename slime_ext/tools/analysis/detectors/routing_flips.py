@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.experts import has_experts
-from slime_ext.tools.analysis.detectors.shared.sparse import sparse
+from slime_ext.tools.analysis.detectors.shared.sparse import NAMED, sparse
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
-    after=(
-        "spoilt",
-        "other_policy",
-        "prefixes",
-        "pushes",
-        "resumed_wrong_weights",
-        "layer",
-        "stale_weights",
-        "stale_cache",
-        "expert_routing",
-        "parts",
-        "experts",
-    ),
+    after=NAMED,
     what="""
         a few tokens of a mixture of experts are far off, in both directions, and share nothing: routing
         that flips

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.experts import has_experts
-from slime_ext.tools.analysis.detectors.shared.sparse import sparse
+from slime_ext.tools.analysis.detectors.shared.sparse import NAMED, sparse
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
     says="symptom",
-    after=(
-        "spoilt",
-        "other_policy",
-        "prefixes",
-        "pushes",
-        "resumed_wrong_weights",
-        "layer",
-        "stale_weights",
-        "stale_cache",
-        "expert_routing",
-        "routing_flips",
-        "parts",
-        "experts",
-    ),
+    after=(*NAMED, "routing_flips"),
     what="a few tokens are far off and all others agree; what they share is not in the dump",
     asks="300 tokens",
     title="""

@@ -10,7 +10,7 @@ DETECTOR = Detector(
     after=("spoilt",),
     what="after a weight update inside a response the engine kept its KV cache",
     asks="versions by token",
-    title="After a weight update inside a response, the engine goes on with the KV cache of before.",
+    title="After a weight update inside a response, the engine keeps its KV cache of the former weights.",
     evidence="""
         k3 {{ after | nats }} at tokens behind an update inside their response, {{ pure | nats }} at
         tokens of the same weights in responses without one: {{ (after / [pure, 1e-12] | max) | factor }}.

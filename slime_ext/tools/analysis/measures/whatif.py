@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -34,8 +35,8 @@ def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUND
     Args:
         bounds: the host's clip range, for surrogates that name none of their own.
     """
-    if correction.center is not None and rollout.sampler_head is not None:  # a head is as wide as it is
-        correction = replace(correction, center=Center(rollout.sampler_head.shape[1]))
+    if correction.center is not None and rollout.sampler_head is not None:
+        correction = _with_center(correction, rollout.sampler_head.shape[1])  # heads are as wide as they are
     places, parts = [], []
     for at, tokens, plan in steps_of(correction, rollout):
         places.append(at)
@@ -63,9 +64,15 @@ def _centering(correction: Correction, outcome: Outcome, tokens: Tokens, bounds:
     """[T] what ``center`` adds to the loss of each token."""
     host = -tokens.segments.zeroed(tokens.advantages)
     centered, plain = (
-        each.loss(outcome, tokens, host, bounds)[0] for each in (correction, replace(correction, center=None))
+        each.loss(outcome, tokens, host, bounds)[0] for each in (correction, _with_center(correction, None))
     )
     return centered - plain
+
+
+@cache  # making a correction validates it, which takes longer than a part of a rollout
+def _with_center(correction: Correction, top_k: int | None) -> Correction:
+    """Returns the correction with a head of another width, or without ``center``."""
+    return replace(correction, center=None if top_k is None else Center(top_k))
 
 
 def _slope(

@@ -77,8 +77,8 @@ def listed(values: Iterable[int], most: int = 12) -> str:
 def sentence(text: str) -> str:
     """A text with a capital letter and a full stop.
 
-    >>> sentence("mend this first")
-    'Mend this first.'
+    >>> sentence("fix this first")
+    'Fix this first.'
     """
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 

@@ -7,6 +7,8 @@ Keys of a line (lists have one entry per response token; None is a missing log-p
     loss_mask, tokens (response, or prompt + response), advantages (a list, or one number), entropy,
     ref_log_probs, token_weight_versions                lists, optional
     rollout_topk_log_probs, topk_log_probs              lists of K each, optional: see ``readers/topk.py``
+    rollout_top_p_log_probs, top_p_log_probs            flat lists over all tokens' supports, optional
+    rollout_top_p_token_offsets                         where each token's support begins, and the end
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
     engine (or another of ENGINES in ``readers/samples.py``), status, data_parallel_rank    optional
 

@@ -1,12 +1,16 @@
-"""KL(behavior || proximal) at each token from the sampler's head: its K most likely tokens.
+"""Reads both policies' log-probs of the tokens that the sampler could have drawn, and compares them.
 
-The sampler's is in rollout dumps (``rollout_topk_log_probs``: ``slime_ext.host.generate`` beside ``center``;
-slime since 2e5cd7c, in train dumps too). The trainer's log-probs of the same tokens are ``topk_log_probs`` of
-train dumps, which no host writes by itself, but ``slime_ext.host.init`` does beside ``center``.
+Of a head, the sampler's K most likely tokens, rollout dumps hold the sampler's log-probs
+(``rollout_topk_log_probs``: ``slime_ext.host.generate`` writes them beside ``center``; slime since 2e5cd7c,
+in train dumps too). Under top-p slime writes the whole support (``rollout_top_p_log_probs`` and
+``rollout_top_p_token_offsets``). The trainer's log-probs of the same tokens are ``topk_log_probs`` or
+``top_p_log_probs`` of train dumps. No host writes these by itself; ``slime_ext.host.init`` does beside
+``center``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +37,7 @@ def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
     if (sides := _tensors(head)) and sides[0].dim() == 2 and len(sides[0]) == length:
         row.kl, row.tail = head_kl(*sides)
         row.heads = _as_absent(*sides)
-    elif (sides := _tensors(support)) and (ends := _tensors((offsets, offsets))):
+    elif (sides := _tensors(support)) and (ends := _tensors((offsets,))):
         row.heads, row.is_exact = _rows_of(*sides, ends[0].long(), length), True
 
 
@@ -41,15 +45,15 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _tensors(sides: tuple[Any, Any]) -> tuple[Tensor, Tensor] | None:
-    """Returns both sides in float64, None where one is missing or they do not fit."""
-    if any(side is None for side in sides):
-        return None
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """Returns all values in float64; none of them if one is missing, or their shapes differ."""
+    if any(value is None for value in values):
+        return []
     try:
-        sampler, trainer = (torch.as_tensor(loaded(values)).double() for values in sides)
+        tensors = [torch.as_tensor(loaded(value)).double() for value in values]
     except NO_NUMBERS:
-        return None
-    return (sampler, trainer) if sampler.shape == trainer.shape else None
+        return []
+    return tensors if len({tensor.shape for tensor in tensors}) == 1 else []
 
 
 def _as_absent(sampler: Tensor, trainer: Tensor) -> tuple[Tensor, Tensor]:

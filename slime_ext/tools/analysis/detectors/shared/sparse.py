@@ -8,6 +8,19 @@ from statistics import median
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
+NAMED = (  # findings and groups whose far tokens are few, too, and that say what these share
+    "spoilt",
+    "other_policy",
+    "prefixes",
+    "pushes",
+    "resumed_wrong_weights",
+    "layer",
+    "stale_weights",
+    "stale_cache",
+    "expert_routing",
+    "parts",
+    "experts",
+)
 FEWEST = 300  # tokens
 FAR, QUIET = 0.5, 0.02  # nats: the size of the 1% of the tokens that hold FEW, the median of |l|
 MOST, HOLD, LARGE = 0.05, 0.9, 2.0  # share of tokens beyond 0.5 nats; of sum l^2; nats, mean |l| of these

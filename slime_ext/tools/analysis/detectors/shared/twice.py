@@ -7,6 +7,8 @@ from statistics import median
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
+# Findings with which one text has other log-probs each time, too.
+NAMED = ("spoilt", "other_policy", "other_log_probs", "part_of_run", "packing_leak", "repeated_routes")
 DENSE = 0.03  # median |l| over the mean
 FEWEST, HELD, MATTERS, TIMES = 40, 0.4, 0.01, 3.0  # tokens; of mean |l|; nats; of the other side's
 
