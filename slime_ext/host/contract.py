@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -193,14 +193,28 @@ def require_keywords(path: str, signature: inspect.Signature, keywords: Sequence
 def versions_of(value: Any) -> tuple[Any, ...]:
     """Returns the weight versions of a sample. A custom generate function may set a single one, or none.
 
+    Newer miles keeps an object per engine call in its samples, and in its train data a list of mappings
+    {version, abs_start, abs_end} per call.
+
     >>> versions_of(["1", "2"]), versions_of(None), versions_of("12")
     (('1', '2'), (), ('12',))
+    >>> versions_of([[{"version": "3", "abs_start": 0, "abs_end": 2}], [{"version": "4"}]])
+    ('3', '4')
     """
     if value is None:
         return ()
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return tuple(value)
-    return (value,)
+    if isinstance(value, Mapping):
+        return (value.get("version"),)
+    if callable(to_dicts := getattr(value, "to_dicts", None)):
+        return versions_of(to_dicts())
+    if not isinstance(value, Iterable) or isinstance(value, str):
+        return (value,)
+    items = tuple(value)
+    # Lists may have an entry per token, and all entries are of one kind, so the first tells.
+    is_nested = bool(items) and (
+        isinstance(items[0], Mapping | list | tuple) or hasattr(items[0], "to_dicts")
+    )
+    return tuple(version for item in items for version in versions_of(item)) if is_nested else items
 
 
 def number_of(version: Any) -> int | None:

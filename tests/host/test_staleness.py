@@ -297,3 +297,25 @@ def test_rollouts_that_were_trained_long_ago_are_forgotten(store):
         host.log_rollout(rollout_id, None, [sampled(1, ["1"])], {})
     assert len(store) == staleness.WAITING[staleness.VERSIONS]
     assert [staleness.left("weight_versions", i) for i in (29, 3)] == [b'{"1": 1}', None]
+
+
+class Call:
+    """An engine call, as newer miles keeps it in a sample."""
+
+    def __init__(self, *versions):
+        self.versions = versions
+
+    def to_dicts(self):
+        return [{"version": v, "abs_start": i, "abs_end": i + 1} for i, v in enumerate(self.versions)]
+
+
+def test_versions_of_newer_miles_are_read_from_its_calls_and_from_its_train_data():
+    calls = [Call("3"), Call("4", "5")]
+    sample = SimpleNamespace(weight_versions=calls)
+    assert staleness._versions(sample) == [3, 4, 5] and staleness._oldest(calls) == 3
+    batch = {
+        "tokens": [None] * 3,
+        "sample_indices": [7, 8, 9],
+        "weight_versions": [[call.to_dicts() for call in calls], [[{"version": "default"}]], ["6", "7"]],
+    }
+    assert staleness.samples_of(batch).versions == [3, None, 6]
