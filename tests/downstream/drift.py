@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ FIELDS = (
     *("tokens", "multimodal_train_inputs", "packed_seq_params", "ref_log_probs", "values", "returns"),
     *("teacher_log_probs", "witness_ids", "opd_reverse_kl", "partition", *KEYS),
     *("rollout_topk_token_ids", "rollout_topk_log_probs", "loss_weights", "target_tokens"),
+    "rollout_top_p_log_probs",
 )
 NEWS = {  # word of a policy loss -> what it brings
     "get_pg_loss_type": "--pg-loss-type",
@@ -100,6 +102,10 @@ class Tree:
     def has(self, word: str) -> bool:
         """Whether any module says it."""
         return any(word in text for text in self.texts.values())
+
+    def says(self, name: str) -> bool:
+        """Whether any module has it as a whole name, not as a part of a longer one."""
+        return any(re.search(rf"\b{name}\b", text) for text in self.texts.values())
 
 
 def door(tree: Tree, name: str) -> tuple[bool, str]:
@@ -194,7 +200,7 @@ def facts(tree: Tree) -> tuple[bool, str]:
 
 def news(tree: Tree) -> tuple[bool, str]:
     """What its loss can do that releases did not."""
-    found = [text for word, text in NEWS.items() if tree.has(word)]
+    found = [text for word, text in NEWS.items() if tree.says(word)]
     return True, ", ".join(found) or "nothing"
 
 
