@@ -160,7 +160,7 @@ MUTATIONS = {
         SUITE,
     ),
     "versions digit by digit": Mutation(
-        "host/contract.py", " and not isinstance(value, str)", "", "tests/host/test_rollout_log.py"
+        "host/contract.py", " or isinstance(value, str)", "", "tests/host/test_rollout_log.py"
     ),
     "a stage that keeps its reason": Mutation(
         "host/step_metrics.py",
