@@ -2,12 +2,12 @@
 
 The score, the gradient of log p, has mean zero under p but not under the sampler q. So tokens from q move the
 policy even where every advantage is the same. Centering subtracts that mean, which needs q over the
-vocabulary. Either the sampler reports its K most likely tokens, the head, and the rest, the tail, is
-modelled. Or, with top-p or top-k sampling, it reports all tokens that it could draw, the support, and nothing
-is modelled.
+vocabulary. The sampler may report its K most likely tokens (the head); all other tokens (the tail) are then
+modelled. With top-p or top-k sampling it may report every token that it could draw (the support); nothing is
+then modelled.
 
-A loss multiplies the score of a token by -A g, with A its advantage. With REINFORCE g is the weight f. With
-PPO's loss g is f times the ratio target / proximal, and 0 where that ratio is clipped.
+The gradient of a token's loss is -A g times its score, where A is the token's advantage. With REINFORCE, g is
+the weight f. With PPO's loss, g is f times the ratio target / proximal, and 0 where that ratio is clipped.
 
 Source: Marek and Ryabinin 2026, https://arxiv.org/abs/2609.20807, equations 9, 12 and 14, appendix A.3; over
 a support: slime, backends/megatron_utils/loss.py, get_score_centering_terms.
@@ -25,21 +25,24 @@ from torch import Tensor
 from slime_ext.ops.divergences import wide
 from slime_ext.ops.segments import chunks
 
-FLOOR = 1e-6  # smallest mass of a tail; if the head is the whole vocabulary, only rounding is left of it
-CHUNK = 2**20  # candidates that are weighted at once, which bounds the memory of a weight
+FLOOR = 1e-6  # smallest mass of a tail, because a head of the whole vocabulary leaves only rounding error
+CHUNK = 2**20  # number of candidates whose weights are computed at once, to limit the memory
 ABSENT = -1e30  # log-prob of a missing candidate under every policy: probability 0, ratio 1
 
 
 class Candidates(NamedTuple):
-    """Tokens that the sampler could have drawn, with their log-probs: one shape, nats, no gradient."""
+    """Tokens that the sampler could have drawn, with their log-probs in nats.
+
+    The three tensors have the same shape and no gradient.
+    """
 
     trainer: Tensor
     sampler: Tensor
     proximal: Tensor
-    spread: Callable[[Tensor], Tensor]  # [T] numbers -> for each candidate the number of its position
+    spread: Callable[[Tensor], Tensor]  # spreads [T] numbers: each candidate gets that of its position
 
 
-Weight = Callable[[Candidates], Tensor]  # g of each candidate, finite or infinite
+Weight = Callable[[Candidates], Tensor]  # computes g of each candidate, which may be infinite
 
 
 def centering(
@@ -49,24 +52,24 @@ def centering(
     counts: Tensor,
     proximal: Tensor | None = None,
 ) -> Tensor:
-    """Computes C_t, which centers the weighted score if the loss gets the term A_t C_t.
+    """Computes C_t of heads. The term A_t C_t in the loss centers the weighted score.
 
-    With head H, q = e^sampler, p = e^trainer, masses Q and P of the head, and the factor g of a score:
+    With head H, q = e^sampler, p = e^trainer, Q and P their sums over the head, and the factor g of a score:
 
         rho   = (1 - Q) / (1 - P)                      tail masses of at least 1e-6
         alpha = rho g(tail)                            q in the tail is modelled as rho p
         C_t   = sum over v in H of stopgrad(q_v g_v - alpha p_v) log p_v
 
-    The C_t of a token depends on no other token. Packing changes nothing, nor does the way in which
+    The C_t of a token depends on no other token. So it does not change with the packing, nor with how
     context-parallel ranks split a sequence.
 
     Args:
         sampler: [T, K] log-probs of the sampler's head, normalised over the whole vocabulary at the sampling
             temperature, nats; -inf where a head is shorter.
         trainer: [T, K] log-probs of the same tokens under the trained policy, nats, with grad.
-        weight: computes g of [t, K + 1] candidates, the last of which is the tail as one token. It is called
-            without gradient. None: g = 1.
-        counts: [T] bool; where False a head may hold anything.
+        weight: computes g of [t, K + 1] candidates. The last one is the whole tail, treated as one token.
+            It is called without gradient. None: g = 1.
+        counts: [T] bool, the tokens that count. Where False, C_t is 0 and the head may hold anything.
         proximal: [T, K] log-probs of the same tokens under the proximal policy, nats; None: the same as
             ``trainer``.
 
@@ -97,7 +100,7 @@ def exact_centering(
         offsets: [T + 1] int64: the candidates of position t are offsets[t] to offsets[t + 1] - 1; there may
             be none.
         weight: as in ``centering``, of [n] candidates.
-        counts: [T] bool; where False a support may hold anything.
+        counts: [T] bool, the tokens that count. Where False, C_t is 0 and the support may hold anything.
         proximal: [N] log-probs of the same tokens under the proximal policy, nats; None: the same as
             ``trainer``.
 
@@ -125,7 +128,7 @@ def owners(offsets: Tensor, count: int) -> Tensor:
 
 
 def segment_sums(values: Tensor, offsets: Tensor) -> Tensor:
-    """Adds up the numbers of the candidates at each position: [N] -> [T].
+    """Adds up the candidates' numbers at each position: [N] -> [T].
 
     A position without candidates gets 0.
     """
@@ -133,9 +136,9 @@ def segment_sums(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 class _Term(torch.autograd.Function):
-    """The C_t of heads as an operation with a gradient.
+    """Computes ``centering`` and its gradient.
 
-    It keeps only the coefficients, which are the gradient, and nothing else of size [T, K].
+    Of size [T, K] it keeps only the coefficients for the backward pass: they are the gradient.
     """
 
     @staticmethod
@@ -188,14 +191,14 @@ def _coefficients(
 
 
 def _tail(probabilities: Tensor) -> Tensor:
-    """Computes the mass of all other tokens: [t, K] of the head -> [t, 1]."""
+    """Computes the mass of the tail from the head's probabilities: [t, K] -> [t, 1]."""
     return (1 - probabilities.sum(1, keepdim=True)).clamp_min(FLOOR)
 
 
 def _finite(g: Tensor) -> Tensor:
-    """Cuts g off at the largest number of its dtype.
+    """Caps g at the largest number of its dtype.
 
-    A sampler's probability may underflow where a weight overflows, and 0 times infinity is NaN.
+    Where a weight overflows, the sampler's probability may underflow, and 0 times infinity is NaN.
     """
     return g.clamp(max=torch.finfo(g.dtype).max)
 
@@ -205,7 +208,7 @@ def _at(owner: Tensor, values: Tensor) -> Tensor:
 
 
 class _ExactTerm(torch.autograd.Function):
-    """The C_t of supports as an operation with a gradient, in memory [N]."""
+    """Computes ``exact_centering`` and its gradient, with memory of size [N]."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,8 @@
-"""Log-ratios and divergences per token, computed from the sampled token alone.
+"""Computes log-ratios and divergences per token, from the sampled token alone.
 
 With l = log numerator - log behavior, k1, k2 and k3 estimate KL(behavior || numerator). tv and binary_kl
-compare the probability of the sampled token with that of all other tokens together. All take and return [T].
+reduce the vocabulary to two outcomes: the sampled token, and any other token. All functions take and return
+[T].
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import torch
 from torch import Tensor
 
 EDGE = 1e-6  # KPop clamps probabilities to [1e-6, 1 - 1e-6]
-HIGHEST = 0.01  # nats; rounding lifts no log-prob further above 0
+HIGHEST = 0.01  # nats; rounding error lifts no log-prob above this
 LOWEST = -1e3  # nats; servers write a number below it in place of minus infinity (vLLM: -9999.0)
 
 
 def is_log_prob(values: Tensor) -> Tensor:
-    """Tells whether a value is a sampled token's log-prob: -1000 < value <= 0.01 nats.
+    """Tells whether a value can be a sampled token's log-prob: -1000 < value <= 0.01 nats.
 
-    This is the only definition. The hook, ``slime_ext.correct``, the adapters, the heads and the analysis
-    reject and count all other values: NaN, infinities, probabilities above 1, and the finite numbers that
-    servers write in place of minus infinity. A token with a true log-prob of -1000 has probability e^-1000
-    and is practically never drawn.
+    This is the only definition: the hook, ``slime_ext.correct``, the adapters, the heads and the analysis use
+    it. They reject and count all other values: NaN, infinities, probabilities above 1, and the finite numbers
+    that servers write in place of minus infinity. No true log-prob is lost, because a token of probability
+    e^-1000 is practically never drawn.
 
     Args:
         values: any shape, nats.
@@ -37,7 +38,7 @@ def is_log_prob(values: Tensor) -> Tensor:
     return (values > LOWEST) & (values <= HIGHEST)  # NaN fails both comparisons
 
 
-@functools.cache  # because PyTorch dispatches promote_types as an operation
+@functools.cache  # because PyTorch dispatches each promote_types like an operation
 def wide(*dtypes: torch.dtype) -> torch.dtype:
     """Returns the widest of the dtypes, at least float32."""
     return functools.reduce(torch.promote_types, dtypes, torch.float32)
@@ -47,7 +48,7 @@ def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor,
     """Compares both log-probs of each token.
 
     Returns:
-        The log-ratio [T]; the response tokens with a behavior log-prob (``is_log_prob``), [T] bool; and both
+        The log-ratio [T]; [T] bool, the response tokens with a behavior log-prob (``is_log_prob``); and both
         log-probs [T]. The log-probs and the log-ratio are detached, in float32 or wider.
     """
     dtype = wide(numerator.dtype, behavior.dtype)
@@ -78,7 +79,7 @@ def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """Estimates KL as k1 = -l: unbiased, of either sign.
+    """Estimates KL as k1 = -l: unbiased, but it may be negative.
 
     Source: Schulman, http://joschu.net/blog/kl-approx.html.
     """
@@ -102,24 +103,23 @@ def k3(log_ratio: Tensor, ratio_minus_one: Tensor | None = None) -> Tensor:
     Source: as k1.
     """
     ratio_minus_one = torch.expm1(log_ratio) if ratio_minus_one is None else ratio_minus_one
-    # expm1 keeps the digits that e^l - 1 would lose near l = 0. Rounding may still leave a number below 0.
+    # expm1 keeps the digits that e^l - 1 would lose near l = 0. Rounding can still give a number below 0.
     return (ratio_minus_one - log_ratio).clamp_min(0)
 
 
 def chi2(log_ratio: Tensor) -> Tensor:
     """Computes e^2l - 1, whose mean under the behavior policy is a chi-square divergence.
 
-    It is the divergence of the numerator from the behavior policy: of tokens if l is the log-ratio of a
-    token, of whole sequences if l is the sum over a sequence.
+    It is the divergence of the numerator from the behavior policy. If l is the log-ratio of a token, it
+    compares tokens; if l is the sum over a sequence, it compares whole sequences.
     """
     return torch.expm1(2 * log_ratio)
 
 
 def tv(numerator: Tensor, behavior: Tensor) -> Tensor:
-    """Computes |p - q|, the total variation between two distributions of two outcomes.
+    """Computes |p - q|, the total variation over two outcomes: this token, or another one.
 
-    The outcomes are "this token" and "another token"; p and q are the numerator's and the behavior policy's
-    probability of the token.
+    p is the numerator's probability of the token, q the behavior policy's.
 
     Source: DPPO, https://arxiv.org/abs/2602.04879.
     """
@@ -133,7 +133,7 @@ def _clamped(log_probs: Tensor) -> Tensor:
 def _log_ratios(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Computes log((1-a)/(1-b)) and log(a/b).
 
-    Their mean with weights 1-a and a is D_B(a || b).
+    With weights 1-a and a, their mean is D_B(a || b).
     """
     return ((1 - a) / (1 - b)).log(), (a / b).log()
 
@@ -142,10 +142,10 @@ def binary_kl(numerator: Tensor, behavior: Tensor) -> Tensor:
     """Computes D_B(q || p), with D_B(a || b) = a log(a/b) + (1-a) log((1-a)/(1-b)).
 
     p is the numerator's probability of the token, q the behavior policy's. Both are clamped to [1e-6, 1 -
-    1e-6] in float64, where 1 - p still differs between probabilities near 1.
+    1e-6], in float64 because float32 loses the digits of 1 - p near p = 1.
     """
     p, q = _clamped(numerator), _clamped(behavior)
-    return torch.lerp(*_log_ratios(q, p), q)  # one operation for the mean with weights 1 - q and q
+    return torch.lerp(*_log_ratios(q, p), q)  # lerp takes the mean with weights 1 - q and q at once
 
 
 def binary_kl_max(numerator: Tensor, behavior: Tensor) -> Tensor:
@@ -163,4 +163,4 @@ def binary_kl_max(numerator: Tensor, behavior: Tensor) -> Tensor:
 OF_RATIO = {"k1": k1, "k2": k2, "k3": k3}
 OF_BOTH = {"tv": tv, "binary_kl": binary_kl, "binary_kl_max": binary_kl_max}
 _EDGE_TO_EDGE = (1 - 2 * EDGE) * math.log((1 - EDGE) / EDGE)  # D_B between the two ends of the clamp
-LARGEST = {"tv": 1.0, "binary_kl": _EDGE_TO_EDGE, "binary_kl_max": _EDGE_TO_EDGE}  # of one token
+LARGEST = {"tv": 1.0, "binary_kl": _EDGE_TO_EDGE, "binary_kl_max": _EDGE_TO_EDGE}  # possible for one token

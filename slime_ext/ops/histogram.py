@@ -1,7 +1,7 @@
 """Counts numbers in bins over many powers of 2.
 
-The leading bits of float32 are the bin, so finding it is one shift. Histograms with the same bins add up over
-micro-batches, files and ranks.
+The leading bits of a float32 number are its bin, so one shift finds the bin. Histograms with the same bins
+can be added over micro-batches, files and ranks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-MANTISSA, BIAS = 23, 127  # of a float32: bits of the mantissa; its exponent is stored as exponent + 127
+MANTISSA, BIAS = 23, 127  # a float32 has 23 bits of mantissa, and stores its exponent plus 127
 
 
 @dataclass(frozen=True)
 class LogBins:
-    """Bins of signed numbers: 2^digits per power of 2, on both sides of 0.
+    """Divides the numbers into bins: 2^digits per power of 2, on both sides of 0.
 
-    They reach from 2^low to 2^high. One bin surrounds 0 and one lies beyond each end. A bin is at most
-    2^-digits wide, relative to the edge that is nearer to 0.
+    On each side the bins reach from 2^low to 2^high. One more bin surrounds 0, and one lies beyond each end.
+    A bin is at most 2^-digits wide, relative to its edge nearer to 0.
 
     >>> bins = LogBins(low=-1, high=2, digits=1)
     >>> keys = bins.keys(torch.tensor([-0.5, 0.1, 3.0, 9.0]))
@@ -44,7 +44,7 @@ class LogBins:
 
     @cached_property
     def side(self) -> int:
-        """The number of bins from 2^low to 2^high."""
+        """The number of bins from 2^low to 2^high, on one side of 0."""
         return (self.high - self.low) << self.digits
 
     @cached_property
@@ -53,7 +53,7 @@ class LogBins:
         return 2 * self.side + 3
 
     def keys(self, values: Tensor) -> Tensor:
-        """Gives each value the key that it is counted by.
+        """Computes the key of each value. Values are counted by key.
 
         Args:
             values: [T]; NaN has a key, too.
@@ -64,11 +64,11 @@ class LogBins:
         return (values.detach().float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
 
     def ordered(self, counts: Tensor) -> Tensor:
-        """Turns counts by key into counts by bin, from the lowest values to the highest.
+        """Turns counts by key into counts by bin: [size] -> [count].
 
-        Takes [size] numbers and returns [count].
+        The bins are ordered from the lowest values to the highest.
         """
-        below, above = counts.view(2, -1).unbind()  # each ordered by growing distance from 0
+        below, above = counts.view(2, -1).unbind()  # each is ordered by growing distance from 0
         first = (BIAS + self.low) << self.digits
         last = first + self.side
         outer, inner = (
@@ -88,10 +88,10 @@ class LogBins:
         return (near, far) if place > 0 else (-far, -near)
 
     def lower_ends(self, places: Tensor) -> Tensor:
-        """Returns the end of each bin that is nearer to 0.
+        """Returns each bin's end nearer to 0, as a distance from 0.
 
         Args:
-            places: [N] how many bins the bin lies from the bin around 0.
+            places: [N] distance of each bin from the bin around 0, counted in bins.
 
         Returns:
             [N] float64; 0 for the bin around 0.

@@ -1,6 +1,6 @@
-"""Minima, sums and means over each token's prefix, however ranks split the sequence.
+"""Computes minima, sums and means over each token's prefix, however ranks split the sequence.
 
-The prefix of a token is what its sequence holds up to that token.
+The prefix of a token is the part of its sequence, or of its turn, up to that token.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> T
 
     Args:
         values: [T] on local tokens.
-        max_of_negative: [S, shards_per_sequence] ``Segments.local_maxima`` of the negative values, summed
-            over the ranks.
+        max_of_negative: [S, shards_per_sequence] ``Segments.local_maxima`` of -values, summed over the ranks.
 
     Returns:
         [T]; inf for a token without an earlier response token.
@@ -33,16 +32,16 @@ def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> T
     before = before.index_copy(0, first_tokens, earlier.index_select(0, shards).to(before.dtype))
     ordered, order = before.sort(stable=True)
     ranks = torch.empty_like(order).scatter(0, order, torch.arange(segments.size, device=device))
-    # One cumulative minimum over all shards: each shard's keys lie below all keys of the shards before it.
+    # One cumulative minimum serves all shards, because each shard's keys are below those of earlier shards.
     keys = host_ints([i * segments.size for i in range(len(lengths))], device)
     keys = keys.repeat_interleave(host_ints(lengths, device), output_size=segments.size)
     return ordered.index_select(0, (ranks - keys).cummin(0).values + keys)
 
 
 def _min_of_earlier_shards(lowest: Tensor) -> Tensor:
-    """Finds the minimum over the shards that come earlier in each shard's sequence.
+    """Finds, for each shard, the minimum over the earlier shards of its sequence.
 
-    Takes the minima of the shards, [S, shards], and returns [S x shards].
+    Takes each shard's own minimum, [S, shards], and returns [S x shards].
     """
     first = torch.full_like(lowest[:, :1], torch.inf)
     return torch.cat([first, lowest[:, :-1]], 1).cummin(1).values.view(-1)
@@ -66,8 +65,8 @@ def shard_sums(segments: Segments, values: Tensor, unit: str = "sequence") -> Te
 def prefix_sums(segments: Segments, values: Tensor, sums: Tensor, unit: str = "sequence") -> Tensor:
     """Adds up the values over each token's prefix in its unit, the token itself included.
 
-    The sum adds pairs at distances 1, 2, 4, ..., so no shard affects another. A difference of running sums
-    over all tokens would round, or be NaN, if one sequence had an extreme token.
+    It adds pairs of numbers at distances 1, 2, 4, ..., and never across two shards. A difference of running
+    sums over all tokens would lose digits, or be NaN, because of one extreme token in another sequence.
 
     Args:
         values: [T] on local tokens; only response tokens count.
@@ -89,16 +88,16 @@ def prefix_sums(segments: Segments, values: Tensor, sums: Tensor, unit: str = "s
 
 
 def prefix_sum(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
-    """Adds up values over prefixes as ``prefix_sums``, and computes the table that it needs.
+    """Computes the shard sums, then adds up the values over prefixes with ``prefix_sums``.
 
-    That costs one more SUM over the ranks.
+    The shard sums cost one SUM over the ranks.
     """
     sums = segments.all_sum(shard_sums(segments, segments.zeroed(values), unit))
     return prefix_sums(segments, values, sums, unit)
 
 
 def prefix_mean(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
-    """Averages the values over the same tokens as ``prefix_sum``.
+    """Averages the values over each token's prefix in its unit, the token itself included.
 
     Returns:
         [T] float64; 0 for a token without response tokens in its prefix.

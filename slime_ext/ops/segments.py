@@ -1,8 +1,8 @@
-"""Packed sequences of different lengths, and sums over them across ranks.
+"""Describes packed sequences of different lengths, and adds numbers up over them and over ranks.
 
-``T`` counts the response tokens that this rank holds, ``S`` the sequences, ``U`` the turns. A rank may hold
-any part of a sequence, or none. Ranks communicate only through ``all_sum``, a SUM all-reduce over the ranks
-that share the sequences.
+``T`` is the number of response tokens that this rank holds, ``S`` the number of sequences, ``U`` the number
+of turns. A rank may hold any part of a sequence, or none. Ranks communicate only through ``all_sum``, a SUM
+all-reduce over the ranks that share the sequences.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from slime_ext.errors import DataError
 
 AllSum = Callable[[Tensor], Tensor]  # SUM over ranks; it may work in place: see ``require_contiguous``
-# sequence, start, stop, number: tokens start..stop-1 of a response, which are shard ``number`` of it
+# (sequence, start, stop, number): the response's shard ``number`` holds its tokens start to stop - 1
 Shard = tuple[int, int, int, int]
-BLOCK = 32  # tokens that are added in their own dtype before float64 takes over
+BLOCK = 32  # tokens that are added in their own dtype; the sums of blocks are added in float64
 
 
 def require_contiguous(values: Tensor) -> None:
@@ -58,7 +58,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 def as_bytes(flags: Tensor) -> Tensor:
     """Views bool as uint8, in the same memory.
 
-    On a CPU a conversion reads bytes seven times as fast as bool.
+    On a CPU, converting bytes to another dtype is seven times as fast as converting bool.
     """
     return flags.view(torch.uint8)
 
@@ -71,7 +71,7 @@ def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
 def chunks(table: Tensor, most: int) -> list[slice]:
     """Cuts the rows of a [T, K] table into slices.
 
-    Each slice has at most ``most`` entries, and at least one row.
+    A slice has at most ``most`` entries, unless a single row has more.
     """
     step = max(1, most // max(table.shape[1], 1))
     return [slice(at, at + step) for at in range(0, len(table), step)]
@@ -81,7 +81,7 @@ def host_ints(values: Sequence[int], device: torch.device, dtype: torch.dtype = 
     """Copies Python integers to ``device`` without waiting for it."""
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
-    # An array, because torch.tensor reads a list one by one: for 512 numbers that is half of the time.
+    # An array: torch.tensor would read the list number by number, half of the time for 512 numbers.
     packed = array("q" if dtype is torch.int64 else "i", values)
     return to_device(torch.frombuffer(packed, dtype=dtype), device)
 
@@ -92,10 +92,10 @@ class Segments:
 
     Args:
         lengths: [S] full response lengths, host integers.
-        shards: what this rank holds, in packed order: sequences in order, the shards of one sequence next to
-            each other. None: every token.
+        shards: the shards that this rank holds, in packed order: sequence by sequence, so the shards of one
+            sequence are next to each other. None: this rank holds every token.
         full_mask: [sum of lengths] bool, the response mask of all sequences, the same on every rank.
-        shards_per_sequence: number of shards, by position, into which the ranks cut a sequence.
+        shards_per_sequence: how many shards the ranks cut a sequence into, by position.
         all_sum: SUM over the ranks that share the sequences.
     """
 
@@ -110,7 +110,7 @@ class Segments:
         """Builds the segments of one process that holds every token.
 
         Args:
-            mask: [T], not 0 where the behavior policy sampled the token.
+            mask: [T], nonzero where the behavior policy sampled the token.
         """
         return cls(tuple(lengths), None, mask.to(torch.bool))
 
@@ -165,8 +165,8 @@ class Segments:
     def turn_ids(self) -> Tensor:
         """The turn of each local token, [T] int64, counted from 1.
 
-        A turn is a run of tokens of one sequence with response mask 1. A token outside every turn has the id
-        of the turn before it, or 0 if there is none; no reduction counts such a token.
+        A turn is an unbroken run of tokens of one sequence with response mask 1. A token outside every turn
+        has the id of the turn before it, or 0 if there is none; no reduction counts such a token.
         """
         begins = [b for b, n in zip(accumulate(self.lengths, initial=0), self.lengths, strict=False) if n]
         before = self.full_mask.roll(1).index_fill(0, host_ints(begins, self.full_mask.device), False)
@@ -175,9 +175,9 @@ class Segments:
 
     @cached_property
     def turn_bound(self) -> int:
-        """U, one more than an upper bound of the turn ids.
+        """U, larger than every turn id.
 
-        It is known without waiting for the device.
+        It is computed from the lengths, without waiting for the device.
         """
         return 1 + sum((n + 1) // 2 for n in self.lengths)
 
@@ -199,13 +199,15 @@ class Segments:
         return values.index_select(0, self.turn_ids) if unit == "turn" else self.expand(values)
 
     def local_sums(self, rows: Sequence[Tensor]) -> Tensor:
-        """Adds up rows over this rank's part of each sequence; counts rows of bool.
+        """Adds up each row over this rank's part of each sequence.
 
-        Blocks of 32 tokens of one sequence are added in the row's own dtype, then the blocks in float64. The
-        tokens of a block that several sequences share are added one by one, so that a NaN stays in its
-        sequence. With u the unit roundoff of the dtype, |error| <= 31 u sum|x| + (number of blocks) 2^-53
-        sum|x|. In float32 this is 1.9e-6 of sum|x| at any length, while one sequential float32 sum of 128k
-        tokens guarantees only 7.9e-3.
+        In a row of bool, it counts the true values. Blocks of 32 tokens of one sequence are added in the
+        row's own dtype, then the sums of the blocks in float64. The tokens of a block that several sequences
+        share are added one by one, so that a NaN stays in its sequence.
+
+        With u the unit roundoff of the dtype, |error| <= 31 u sum|x| + (number of blocks) 2^-53 sum|x|. In
+        float32 this is 1.9e-6 of sum|x| at any length; a sequential float32 sum of 128k tokens guarantees
+        only 7.9e-3.
 
         Args:
             rows: K tensors [T], 0 at masked tokens.
@@ -214,7 +216,7 @@ class Segments:
             [K, S] float64.
         """
         dtypes = {row.dtype for row in rows}
-        if len(dtypes - {torch.bool}) > 1:  # one table for all would add every row in the widest dtype
+        if len(dtypes - {torch.bool}) > 1:  # a single table would add every row in the widest dtype
             sums_by_dtype = {
                 dtype: iter(self.local_sums([x for x in rows if x.dtype is dtype])) for dtype in dtypes
             }
@@ -227,12 +229,12 @@ class Segments:
         single = blocks.index_select(1, shared).view(len(rows), -1)
         table = torch.cat([alone, single], 1).double()
         width = table.shape[1]
-        if not width:  # zeros with a gradient, because every rank takes part in the backward pass of all_sum
+        if not width:  # zeros with a gradient, because every rank must join the backward pass of all_sum
             return table.new_zeros(len(rows), self.count) + table.sum()
         starts = torch.arange(0, (len(rows) + 1) * width, width, device=table.device)
         offsets = (starts[:, None] + bounds).view(-1)[: len(rows) * len(bounds) + 1]
-        # One segment_reduce over all rows in one dimension, where CUDA runs a scan. In two dimensions it
-        # would loop over each segment.
+        # The rows are laid end to end, because CUDA runs a one-dimensional segment_reduce as a scan. In two
+        # dimensions it loops over each segment.
         sums = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
         sums = sums.view(len(rows), -1)
         return sums[:, : self.count] + sums[:, self.count + 1 : -1]
@@ -268,7 +270,7 @@ class Segments:
         return host_ints(places, self.full_mask.device)
 
     def cells(self, unit: str) -> Tensor:
-        """Finds each local token's shard among all shards of all turns or sequences.
+        """Finds the number of each local token's shard, counted over all turns or all sequences.
 
         Returns:
             [T] int64.
@@ -296,8 +298,8 @@ class Segments:
             values: [T], -inf at masked tokens.
 
         Returns:
-            [U, shards_per_sequence, 2] float64: the maximum of a shard, then 1. Both are 0 where this rank
-            holds no response token of it.
+            [U, shards_per_sequence, 2] float64: the maximum of a shard, then 1. Both numbers are 0 where this
+            rank holds no response token of the shard.
         """
         index = self.cells("turn")
         table = values.new_full(
@@ -305,11 +307,12 @@ class Segments:
         )
         table = table.scatter_reduce(0, index, values.double(), "amax").view(self.turn_bound, -1)
         held = table > -torch.inf
-        # Ranks exchange only SUMs: one rank holds a shard, the others add 0. The flag tells 0 from no token.
+        # Ranks exchange only SUMs: one rank holds a shard, all others add 0. Because of the flag, a maximum
+        # of 0 differs from a shard without tokens.
         return torch.stack([torch.where(held, table, 0), held.double()], 2)
 
     def sum(self, values: Tensor, unit: str = "sequence") -> Tensor:
-        """Adds up the values [T] over each unit's response tokens on every rank.
+        """Adds up the values [T] over each unit's response tokens on all ranks.
 
         Returns:
             One float64 per unit.
@@ -317,7 +320,7 @@ class Segments:
         return self.all_sum(self._local_sums_of(unit, [self.zeroed(values)]))[0]
 
     def mean(self, values: Tensor, unit: str = "sequence") -> Tensor:
-        """Averages the values [T] over each unit's response tokens on every rank.
+        """Averages the values [T] over each unit's response tokens on all ranks.
 
         Returns:
             One float64 per unit; 0 for a unit without response tokens.
@@ -327,7 +330,7 @@ class Segments:
         return torch.div(total, count.clamp_min(1))
 
     def max(self, values: Tensor, unit: str = "sequence") -> Tensor:
-        """Finds the largest of the values [T] of each unit's response tokens on every rank.
+        """Finds the largest of the values [T] over each unit's response tokens on all ranks.
 
         Returns:
             One float64 per unit; -inf for a unit without response tokens.
@@ -340,7 +343,7 @@ class Segments:
         return torch.stack([*map(self.local_turn_sums, rows)]) if unit == "turn" else self.local_sums(rows)
 
     def _counting_from(self, begins: Sequence[int]) -> Tensor:
-        """Counts up through each local shard from its given start: [T] int64."""
+        """Numbers the tokens of each local shard, from the given start of the shard: [T] int64."""
         lengths = [stop - start for _, start, stop, _ in self.local_shards]
         ends, device = accumulate(lengths, initial=0), self.full_mask.device
         shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], device)
@@ -351,8 +354,8 @@ class Segments:
 def plan_of_blocks(lengths: Sequence[int]) -> tuple[int, Tensor, Tensor]:
     """Plans exact sums per sequence: whole blocks are added first, then single tokens.
 
-    Blocks whose tokens are added one by one are called shared: the blocks with tokens of several sequences,
-    the first two blocks, and the blocks with the last 2 to 33 tokens.
+    The tokens of some blocks, called shared, are added one by one. These are the blocks with tokens of
+    several sequences, the first two blocks, and the blocks with the last 2 to 33 tokens.
 
     Args:
         lengths: [S] tokens of each sequence, packed one after the other.
@@ -360,9 +363,9 @@ def plan_of_blocks(lengths: Sequence[int]) -> tuple[int, Tensor, Tensor]:
     Returns:
         count: the number of blocks; zeros fill up the last one.
         shared: [N] the numbers of the shared blocks.
-        bounds: [2 S + 2] places in a table of the sums of all blocks, followed by the tokens of the shared
-            ones. The first S + 1 say where each sequence's blocks begin and end, the others where its single
-            tokens do.
+        bounds: [2 S + 2] places in a table that holds the sums of all blocks, then the tokens of the shared
+            blocks. The first S + 1 places are the limits of each sequence's blocks, the others the limits of
+            its single tokens.
 
     >>> plan_of_blocks([70, 70])
     (5, tensor([0, 1, 2, 4]), tensor([  0,   2,   4,   5,  75, 113]))

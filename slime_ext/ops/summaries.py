@@ -1,14 +1,11 @@
-"""Summaries of a batch: effective sample size, perplexity, masked mean.
-
-Each is a ratio of sums, and sums add up over ranks.
-"""
+"""Computes summaries of a batch: effective sample size, perplexity, masked mean."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-LARGEST_WEIGHT = 1e140  # because the square of a sum of 1e10 such weights is finite in float64
+LARGEST_WEIGHT = 1e140  # the square of a sum of 1e10 such weights is still finite in float64
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -29,8 +26,8 @@ def ess(weights: Tensor, mask: Tensor) -> Tensor:
     """Computes the effective sample size as a fraction: (sum x)^2 / (n sum x^2).
 
     Args:
-        weights: [T] weights or ratios, >= 0. Weights above 1e140 count as 1e140. Where ``mask`` is false they
-            may hold anything.
+        weights: [T] weights or ratios, >= 0. A weight above 1e140 counts as 1e140. Where ``mask`` is false,
+            they may hold anything.
         mask: [T] bool, the tokens that count.
 
     Returns:

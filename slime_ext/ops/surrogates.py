@@ -1,9 +1,9 @@
-"""Per-token policy losses: the one definition of each equation.
+"""Computes policy losses per token. Each equation is defined only here.
 
 Detached weights multiply these losses, so gradients flow only through the target. Every function takes packed
-tensors of shape [T] and returns ``(loss, clipped)``: the loss per token in nats times advantage, and a bool
-that is true where the surrogate clipped the token. ``log_ratio`` is log target - log anchor; the anchor is
-the proximal policy (decoupled) or the behavior policy (bypass).
+tensors of shape [T] and returns ``(loss, clipped)``: the loss per token, in units of advantage times nats,
+and a bool that is true where the surrogate clipped the token. ``log_ratio`` is log target - log anchor. The
+anchor is the proximal policy (decoupled) or the behavior policy (bypass).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-HEADROOM = 5.0  # nats below the largest log-ratio of a dtype, so that 100 times the ratio is still finite
+HEADROOM = 5.0  # nats below the log of a dtype's largest number, so that 100 times the ratio is finite
 
 
 def reinforce(target_log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,10 +53,10 @@ def ppo_clip(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: fl
 def dual_clip(
     log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, eps_c: float
 ) -> tuple[Tensor, Tensor]:
-    """Caps ``ppo_clip`` at negative advantages: where A < 0, min(ppo_clip, -eps_c A).
+    """Caps ``ppo_clip`` where the advantage is negative: if A < 0, min(ppo_clip, -eps_c A).
 
-    This bounds the loss of a token with a negative advantage and a very large ratio. ``clipped`` marks the
-    tokens that ``ppo_clip`` or the cap clipped.
+    The cap bounds the loss of a token with a negative advantage and a very large ratio. ``clipped`` marks the
+    tokens that ``ppo_clip`` or the cap changed.
 
     Args:
         log_ratio: [T] log target - log anchor, nats, with grad.
@@ -69,17 +69,17 @@ def dual_clip(
     """
     loss, clipped = ppo_clip(log_ratio, advantages, eps_low, eps_high)
     ceiling = -eps_c * advantages
-    over = (advantages < 0) & (loss > ceiling)  # only A < 0: else the cap would cut most losses of A > 0
+    over = (advantages < 0) & (loss > ceiling)  # only where A < 0, because for A > 0 -eps_c A is not a cap
     return torch.where(over, ceiling, loss), clipped | over
 
 
 def sapo(
     log_ratio: Tensor, advantages: Tensor, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> tuple[Tensor, Tensor]:
-    """Gates the loss softly: -A (4 / tau) sigmoid(tau (r - 1)).
+    """Computes SAPO's softly gated loss: -A (4 / tau) sigmoid(tau (r - 1)).
 
-    tau is tau_pos where A > 0, else tau_neg. The slope at r = 1 is 1, so on-policy tokens get the plain
-    policy gradient. Far from r = 1 the slope fades smoothly, where ``ppo_clip`` would cut it to 0. No token
+    tau is tau_pos where A > 0, else tau_neg. The slope of the gate at r = 1 is 1, so on-policy tokens get the
+    plain policy gradient. Far from r = 1 the slope fades smoothly, while ``ppo_clip`` cuts it to 0. No token
     is marked as clipped.
 
     Args:
@@ -96,11 +96,11 @@ def sapo(
 
 
 def delightful(target_log_probs: Tensor, advantages: Tensor, eta: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Gates the score-function loss: -sigma(-A log pi / eta) A log pi, the gate detached.
+    """Computes -sigma(-A log pi / eta) A log pi, where the gate sigma(...) is detached.
 
     The gate opens for rare tokens with a positive advantage, closes for rare tokens with a negative
-    advantage, and is about 1/2 for expected tokens. It changes the objective: even on-policy it is not the
-    policy gradient.
+    advantage, and is about 1/2 for likely tokens. It changes the objective: even on-policy, the gradient is
+    not the policy gradient.
 
     Args:
         target_log_probs: [T] log-probs of the sampled tokens, nats, with grad.
@@ -115,9 +115,9 @@ def delightful(target_log_probs: Tensor, advantages: Tensor, eta: float = 1.0) -
 
 
 def _ratio(log_ratio: Tensor) -> Tensor:
-    """Computes e^log_ratio, cut off before it overflows.
+    """Computes e^log_ratio, capped before it overflows.
 
-    An infinite ratio times 0 would be NaN. A ratio that is cut off has no gradient.
+    An infinite ratio times 0 would be NaN. A capped ratio has no gradient.
     """
     most = math.log(torch.finfo(log_ratio.dtype).max) - HEADROOM
     return log_ratio.clamp(max=most).exp()
