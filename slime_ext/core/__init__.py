@@ -1,6 +1,6 @@
-"""The mathematics of a correction, its metrics and its guards.
+"""Contains the mathematics of a correction, its metrics and its guards.
 
-These records hold what a hook call needs, in the order in which an optimizer step meets them.
+These records hold the data of a hook call. They are listed in the order in which an optimizer step uses them.
 
 Before its first call:
 
@@ -16,9 +16,9 @@ Before its first call:
 
 In each call:
 
-    HookCall            the host's arguments, lists of one tensor per sample
+    HookCall            the host's arguments: lists with one tensor per sample
     Parallel            this rank among those that share sequences
-    Segments            lengths of the packed sequences, response mask, sums over both
+    Segments            lengths and response mask of the packed sequences, and sums over them
     Head                the sampler's most likely tokens, for center
     Support             all tokens that the sampler could draw, in place of a head
     Tokens              the call's tensors, packed: one number per token
@@ -40,5 +40,5 @@ At the end of the step:
 
     Totals              the sums of all ranks, as Python numbers
     Guard               the range of a metric, and what happens outside
-    Watch               for how many steps each metric has been outside
+    Watch               for how many steps each metric has been outside its range
 """

@@ -1,9 +1,12 @@
 """``center``: centers a correction's weighted score over the tokens that the sampler could have drawn.
 
-Steps that read only one token's ratio give the weight f of every candidate, as they do for the sampled token.
-The surrogate gives the factor of a candidate's score: 1 with REINFORCE; with PPO's loss p_v / o_v, where o is
-the proximal policy, and 0 where the clip acts at the sign of A_t. Their product is g_v of ``ops.centering``.
-The factor m_t of turns and sequences multiplies C_t as it multiplies the loss:
+The factor g_v of ``ops.centering`` is the product of two numbers:
+
+- the weight f of the candidate, from the steps that read only one token's ratio;
+- the factor of its score, from the surrogate. With REINFORCE it is 1. With PPO's loss it is p_v / o_v, where
+  o is the proximal policy, and 0 where PPO clips that ratio at the sign of A_t.
+
+The steps of turns and sequences give a factor m_t, which multiplies the loss and C_t:
 
     loss_t = m_t (f(p_y / q_y) surrogate_t + A_t C_t)
 """
@@ -27,7 +30,7 @@ from slime_ext.ops.centering import Candidates, centering, exact_centering
 from slime_ext.ops.segments import Segments
 
 Run = Callable[[StepInputs, Sequence[Step]], State]
-Factor = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of target, proximal, behavior, advantages [N]
+Factor = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # takes target, proximal, behavior, advantages
 NONE_PLANNED: Mapping[Step, Tensor] = MappingProxyType({})
 BY_POSITION = ("by_shard", "shard_sum")  # aggregates over the tokens before a token
 
@@ -53,8 +56,8 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """Splits steps into those of single tokens (f) and all others (m).
 
     At most one step sets weights (``core.idle``). A token-level bound goes with the weights that it bounds,
-    and ``Normalize`` with the weights that it divides, whatever its mean is over. ``ZeroOutside`` reads its
-    own ratio, so its unit decides.
+    and ``Normalize`` with the weights that it divides, whatever its ``level``. ``ZeroOutside`` reads a ratio
+    of its own unit, so that unit decides.
     """
     of_tokens: list[Step] = []
     of_units: list[Step] = []
@@ -83,7 +86,7 @@ def _parts(step: Step) -> Iterator[Step]:
 
 
 def check_center(steps: Sequence[Step]) -> None:
-    """Raises ConfigError at a step that has no f.
+    """Raises ConfigError at a step that cannot give the tokens of a head a weight.
 
     Its weight depends on earlier tokens, or it is a user's step of unit token that reads other tokens.
     """
@@ -95,7 +98,7 @@ def check_center(steps: Sequence[Step]) -> None:
             f"steps[{i}]",
             "steps of single tokens, turns or sequences beside center",
             type(step).__name__,
-            "its weight depends on earlier tokens, so a token of the head has none; remove one of the two",
+            "remove one of the two, because its weight depends on earlier tokens, not on its token alone",
         )
         is_users = not type(step).__module__.startswith("slime_ext.")
         expect(
@@ -103,7 +106,7 @@ def check_center(steps: Sequence[Step]) -> None:
             f"steps[{i}]",
             "unit sequence or turn beside center",
             f"unit token of {type(step).__name__}, which reads more than the token",
-            "a token of the head belongs to no sequence",
+            "change its unit, because a token of the head belongs to no sequence",
         )
 
 
@@ -170,7 +173,7 @@ def mean_score(
             inputs = StepInputs(segments, of - log_q, there, of, log_q, advantages=of_row, plan=numbers)
             state = run(inputs, steps)
             weights = torch.where(inputs.kept(state), state.weights, 0)
-        if factor is not None:  # the factor may be 0 where the weight is infinite
+        if factor is not None:  # the weight is capped first, because infinity times a factor of 0 is NaN
             most = torch.finfo(weights.dtype).max
             weights = weights.clamp(max=most) * factor(log_p, log_o, log_q, of_row)
             weights = weights.clamp(max=most**0.75)  # leaves room for the advantage and log p
@@ -191,11 +194,12 @@ def _check_shapes(head: Head | Support, tokens: int, top_k: int) -> None:
         fits = head.sampler.dim() == 1 and head.offsets.shape == (tokens + 1,) and len(set(shapes)) == 1
         if not fits:
             raise DataError(
-                f"support: expected log-probs of the same tokens from sampler and trainer and {tokens + 1} "
-                f"offsets, got {got} and offsets {tuple(head.offsets.shape)}: write one list for all tokens"
+                f"support: expected log-probs [N] of the same tokens from sampler and trainer, and "
+                f"{tokens + 1} offsets, got shapes {got}, and {tuple(head.offsets.shape)} for the offsets: "
+                "concatenate the supports of all tokens"
             )
     elif set(shapes) != {(tokens, top_k)}:
         raise DataError(
-            f"head: expected log-probs of {top_k} tokens (center.top_k) from sampler and trainer, got "
-            f"{got}: ask the sampler for {top_k}"
+            f"head: expected log-probs of {top_k} tokens (center.top_k) from sampler and trainer, got shapes "
+            f"{got}: ask the sampler for {top_k} tokens"
         )

@@ -1,6 +1,6 @@
-"""A correction: which ratio, which loss, which steps.
+"""Defines a correction: its ratio, its loss and its steps.
 
-It has the only loop over steps.
+The only loop over steps is here.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ HOST = HostLoss()
 
 @dataclass(frozen=True)
 class Correction:
-    """numerator + surrogate + steps, applied to packed tokens.
+    """Corrects the policy loss of packed tokens with a numerator, a surrogate and steps.
 
     Args:
-        numerator: the policy whose ratio to the behavior policy is corrected for: ``proximal`` (for what
-            happened before the optimizer step) or ``target`` (also for what happens within the rollout; needs
-            the target's log-probs).
+        numerator: the policy whose ratio to the behavior policy is corrected. ``proximal`` corrects for what
+            happened before the rollout is trained on. ``target`` also corrects for the optimizer steps within
+            the rollout, and needs the target's log-probs.
         surrogate: the loss that the weights multiply.
         steps: applied in order.
         mask_scope: ``policy`` removes rejected tokens from the policy loss only; ``all`` returns reduced
@@ -81,15 +81,15 @@ class Correction:
             its token or unit, ``raise`` raises.
         denominator: ``host`` keeps the host's divisor; ``kept`` divides by the number of kept tokens instead:
             of the rollout, or of the optimizer step if the host's loss is per token.
-        group: what a rejected sample does to the others of its prompt: ``ignore`` does nothing,
+        group: what happens to the other samples of a prompt when one is rejected: ``ignore`` does nothing,
             ``rebaseline`` computes their advantages without it, ``atomic`` rejects them, too.
         terms: losses that are added at every response token with a finite behavior log-prob.
         center: subtracts the sampler's mean of the weighted score, whatever the surrogate; needs the
             sampler's head or its support. None: no centering.
 
     Raises:
-        ConfigError: a field has a word or a number that it cannot have, a step changes nothing, or the
-            combination would count a ratio twice. A YAML file is refused for the same reasons.
+        ConfigError: a field has an invalid value, a step changes nothing, or the combination would count a
+            ratio twice. A YAML file is refused for the same reasons.
     """
 
     numerator: Numerator = "proximal"
@@ -213,7 +213,9 @@ class Correction:
         """Prepares what steps read per token, without the statistics."""
         numerator = tokens.target if self.numerator == "target" else tokens.proximal
         if numerator is None:
-            raise ConfigError("target: expected log-probs [T], got None: numerator: target reads them")
+            raise ConfigError(
+                "target: expected log-probs [T], got None: pass target, because numerator: target reads it"
+            )
         read = compared(numerator, tokens.behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
         ages = {"ages": tokens.ages, "age_steps": tokens.age_steps}
@@ -225,9 +227,9 @@ class Correction:
         return split(self.steps)
 
     def _head_factor(self, inputs: StepInputs, plan: Plan) -> Tensor:
-        """Computes the factor of turns and sequences on C_t, [T].
+        """Computes m_t, the factor of C_t that steps of turns and sequences set: [T].
 
-        It is 0 at tokens that do not count. The loss gets the same factor.
+        It is 0 at tokens that do not count. The loss is multiplied by the same factor.
         """
         state = self.run(inputs, self._split[1])
         if plan.keep is not None:
@@ -244,7 +246,7 @@ class Correction:
     def loss(
         self, outcome: Outcome, tokens: Tokens, host_loss: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes the corrected policy loss per token, and where the surrogate clipped.
+        """Computes the corrected policy loss per token, and where the surrogate clipped it.
 
         Args:
             host_loss: [T] the host's policy loss, with grad.
@@ -284,21 +286,23 @@ class Correction:
     ) -> Tensor:
         """Computes m_t (f_t loss_t + A_t C_t): [T].
 
-        A limit of m_t holds for both summands, because with two limits the sum would not be centered.
+        Where m_t must be limited, both summands get the same limit. With two limits, the sum would not be
+        centered.
 
         Args:
             loss: [T] before its weight, with grad.
         """
         if tokens.head is None:
             raise ConfigError(
-                "center: expected the sampler's head beside the tokens, got none: Tokens(..., head=Head(...))"
+                "center: expected the sampler's head beside the tokens, got none: pass "
+                "Tokens(..., head=Head(...))"
             )
         factor, head_factor = outcome.factor.to(loss.dtype), outcome.head_factor
         assert head_factor is not None
         counts = head_factor > 0
         advantages = LossInputs(tokens, counts).advantages
         surrogate = written_out(self.surrogate, bounds)
-        is_plain = isinstance(surrogate, Reinforce)  # whose factor is 1
+        is_plain = isinstance(surrogate, Reinforce)  # the factor of its score is 1
         term = mean_score(
             self._split[0],
             tokens.head,
@@ -326,20 +330,20 @@ class Correction:
 
     @cached_property
     def _bounds_head_factor(self) -> bool:
-        """Whether every factor of C_t is as small as ``bounds_weights`` asks."""
+        """Whether every factor of C_t is as small as ``bounds_weights`` requires."""
         return weight_ranges(self._split[1])[-1].high <= MODEST
 
     @cached_property
     def bounds_products(self) -> bool:
         """Whether no weight times a loss can overflow.
 
-        PPO's loss at a negative advantage has no bound, so any weight times it could overflow.
+        At a negative advantage, PPO's loss has no bound, so its product with any weight could overflow.
         """
         return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
 
 
 def _check_parts(correction: Correction) -> None:
-    """Raises unless every part has its type, and its fields have valid values."""
+    """Raises ConfigError unless every part has the right type and valid fields."""
     check_fields("", correction)
     examples = {"steps": "steps=(Reweight(), Truncate(2.0))", "terms": "terms=(SquaredLogRatio(1e-3),)"}
     for name, kind in {"steps": Step, "terms": Term}.items():
@@ -359,7 +363,8 @@ def _check_parts(correction: Correction) -> None:
     for i, term in enumerate(terms):
         check_fields(f"terms[{i}].{name_of(term)}.", term)
         is_new = type(term) not in map(type, terms[:i])
-        expect(is_new, f"terms[{i}]", "each term once", "a second", "add up the coefficients")
+        why = "write one term with the sum of the coefficients"
+        expect(is_new, f"terms[{i}]", "each term once", "a second", why)
     for i, step in enumerate(correction.steps):
         _check_fields_of_step(step, f"steps[{i}].{name_of(step)}")
 
@@ -376,48 +381,52 @@ def _check_fields_of_step(step: Step, here: str) -> None:
 
 
 def _check_coupled(correction: Correction, i: int) -> None:
-    """Raises unless the coupled step's number can be known before the optimizer step."""
+    """Raises ConfigError unless the coupled step's number can be known before the optimizer step."""
     step, before = correction.steps[i], correction.steps[:i]
     expect(step not in before, f"steps[{i}]", "a coupled step once", step, "remove one of them")
-    why = "a number for the whole optimizer step must be known before it begins"
+    why = "use proximal, because the step's number must be known before the optimizer step begins"
     _expect_proximal(correction, str(step), why)
     low, high, _ = weight_ranges(before)[-1]
     bounded = low < high < math.inf or not isinstance(step, Normalize)
-    why = "an unbounded weight would decide the mean alone"
+    why = "add one, because an unbounded weight would decide the mean alone"
     expect(bounded, f"steps[{i}].normalize", "a truncate or clip step before it", "none", why)
 
 
 def _check_relations(correction: Correction) -> None:
-    """Raises unless ``denominator`` and ``group`` can be known before the optimizer step, and can act."""
+    """Raises ConfigError unless ``denominator`` and ``group`` can act.
+
+    What is rejected must be known before the optimizer step begins.
+    """
     keys = ("denominator", correction.denominator, "host"), ("group", correction.group, "ignore")
     for key, value, idle in (found for found in keys if found[1] != found[2]):
         why = "nothing would be rejected"
         expect(not correction.is_identity, key, f"{idle} without steps", value, why)
-        why = "what is rejected must be known before the optimizer step begins"
+        why = "use proximal, because what is rejected must be known before the optimizer step begins"
         _expect_proximal(correction, f"{key}: {value}", why)
     reads_advantages = any(Need.ADVANTAGES in step.needs for step in correction.steps)
     free = correction.group != "rebaseline" or not reads_advantages
     wanted = "ignore or atomic beside a step that reads advantages"
-    why = "what is rejected would depend on the advantages that it changes"
+    why = "rebaseline would change the advantages that the rejections depend on"
     expect(free, "group", wanted, correction.group, why)
 
 
 def _check_added(correction: Correction) -> None:
-    """Raises unless terms and centering can act, and reach rejected tokens."""
+    """Raises ConfigError unless terms and centering can act, at rejected tokens too."""
     for name, is_there in {"terms": correction.terms, "center": correction.center}.items():
         if not is_there:
             continue
         for key, idle in {"mask_scope": "policy", "denominator": "host"}.items():
             value = getattr(correction, key)
-            expect(value == idle, key, f"{idle} beside {name}", value, "it is added at rejected tokens, too")
+            why = f"remove {key}, because rejected tokens also get a loss from {name}"
+            expect(value == idle, key, f"{idle} beside {name}", value, why)
     has_cap = any(isinstance(step, EssTruncate) for step in correction.steps)
     for i, term in enumerate(correction.terms):
         why = "add it, because its cap is the number that the term reads"
         expect(has_cap or not term.reads_ess, f"terms[{i}]", "the step ess_truncate beside it", "none", why)
     if correction.center is not None:
         is_linear = not isinstance(correction.surrogate, Delightful)
-        why = "its gate reads the probability of a single token, and the tail of the head has none"
-        expect(is_linear, "surrogate", "another beside center", "delightful", why)
+        why = "its gate reads the probability of one token, and the tail of a head is many tokens"
+        expect(is_linear, "surrogate", "another surrogate beside center", "delightful", why)
         check_center(correction.steps)
 
 
@@ -431,7 +440,7 @@ def _forbid_double_count(correction: Correction) -> None:
     if anchor is None or not correction.sets_weights:
         return
     wanted = "proximal beside a step that sets weights"
-    why = "this surrogate divides by the behavior policy already; drop the step, or surrogate: reinforce"
+    why = "it divides by the behavior policy already; remove the step, or write surrogate: reinforce"
     expect(anchor != "behavior", "surrogate.anchor", wanted, anchor, why)
     ok, wanted = correction.numerator != "target", "proximal with this surrogate"
     why = "target / proximal would be counted twice; use numerator: proximal, or surrogate: reinforce"
@@ -441,19 +450,19 @@ def _forbid_double_count(correction: Correction) -> None:
 def largest_product(dtype: torch.dtype) -> float:
     """Returns the cap on weight times loss of one token: max(bfloat16) ** 0.75 for float32.
 
-    A quarter of the exponents remains, so that sums over many tokens cannot overflow.
+    A quarter of the range of exponents remains, so that sums over many tokens cannot overflow.
     """
     largest: float = torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
     return largest
 
 
 def _limited(factor: Tensor, *losses: Tensor) -> Tensor:
-    """Cuts factors so that each product with the losses is below ``largest_product``: [T].
+    """Caps factors so that each product with a loss is at most ``largest_product``: [T].
 
     An infinite factor times 0 would be NaN.
     """
     largest = functools.reduce(torch.maximum, (loss.detach().abs() for loss in losses))
-    # A loss below 1 counts as 1, because the factor alone must not overflow either.
+    # A loss below 1 counts as 1, so that the factor alone cannot overflow either.
     most = largest_product(largest.dtype) / largest.clamp_min(1)
     return torch.minimum(factor, most)
 
@@ -466,7 +475,7 @@ def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum
         all_sum: SUM over all ranks that train the step, each token once (data x context parallel).
 
     Returns:
-        A plan with the numbers. Each step sees the effect of the coupled steps before it.
+        A plan with the numbers. Each number includes the effect of the coupled steps before it.
     """
     numbers: dict[Step, Tensor] = {}
     read = [correction.read(tokens) for tokens in batches]
@@ -489,7 +498,7 @@ class HookInputs:
         bounds: the host's clip range.
         acts: apply the correction to the loss; if False, only measure and return the loss unchanged.
         layout: the layout of the metrics to measure; None measures nothing.
-        counts_sequences: whether this rank counts the sequences that it shares with others; one of them does.
+        counts_sequences: whether this rank counts the sequences that it shares with others; one rank does.
     """
 
     tokens: Tokens

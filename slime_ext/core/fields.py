@@ -1,6 +1,6 @@
-"""Checks the values of a configuration's fields: the words and numbers of their type hints.
+"""Checks the values of a configuration's fields against their type hints.
 
-``Correction`` checks all its parts with it, and a YAML file is checked by the same rule.
+A ``Correction`` that is made in Python and one that is read from YAML go through the same checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slime_ext.errors import ConfigError, cut, did_you_mean, shown
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, the dtype of weights
 FLOAT32 = f"0, or a number of size {SMALLEST:.3g} to {LARGEST:.3g} (float32)"
-MOST = 2**31 - 1  # the largest count; tensors of counts are float32 or wider
+MOST = 2**31 - 1  # the largest whole number of a field; tensors of counts are float32 or wider
 PLAIN = {float, int, bool, NoneType}
 
 
@@ -30,7 +30,7 @@ def is_float32(number: float) -> bool:
 
 
 def is_plain(hint: Any) -> bool:
-    """Tells whether ``check_value`` knows a type hint: words, numbers, flags, None.
+    """Tells whether ``check_value`` can check a type hint: words, numbers, flags, None.
 
     >>> is_plain(Literal["a", "b"]), is_plain(float | None), is_plain(int), is_plain(list[int])
     (True, True, True, False)
@@ -62,7 +62,7 @@ def check_value(where: str, value: Any, hint: Any) -> None:
 
 
 def _fault(value: Any, kinds: set[type]) -> str | None:
-    """Says what a number or a flag should be; None if it fits."""
+    """Says what a number or a flag should be. Returns None if it fits."""
     if value is None and NoneType in kinds:
         return None
     if bool in kinds:

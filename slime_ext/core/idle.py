@@ -1,9 +1,9 @@
 """Refuses steps that change nothing.
 
-Each step runs on a batch that is wild enough for every sensible step to act: ratios of tokens from e^-88 to
-e^88, near and far products and means over sequences, both signs of the advantage, and ages from 0 to 1000. A
-step acts if it changes a weight or rejects a token there, whatever the other steps reject. The tensors are
-small and on the CPU, and results are remembered: a correction costs a few milliseconds, once per process.
+Each step runs on a batch on which every sensible step acts. It has ratios of tokens from e^-88 to e^88, small
+and large products and means over sequences, both signs of the advantage, and ages from 0 to 1000. A step acts
+if it changes a weight or rejects a token of the batch, whatever the other steps reject. A correction costs a
+few milliseconds, once per process, because the tensors are small, on the CPU, and results are remembered.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments, identity
 
-ONCE = (Normalize, SecondMoment)  # of two of them, whatever their fields, one undoes or implies the other
+ONCE = (Normalize, SecondMoment)  # allowed once, because one of two undoes or implies the other
 TABLES: tuple[Mapping[str, Any], ...] = (STEPS, PREFIX_STEPS, FORMS, SURROGATES, TERMS)
 NAMES = {cls: name for table in TABLES for name, cls in table.items()}
 
 FAR = 88.0  # nats, the largest log-ratio of a token: float32 holds bounds up to e^88.7
 SIZES = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 3.0, 12.0, FAR)  # nats, log-ratios
-SURE = (1e-6, 0.05, 1.0, 5.0)  # nats, -log of the larger probability that the two policies give a token
+SURE = (1e-6, 0.05, 1.0, 5.0)  # nats, -log of a token's larger probability under the two policies
 OLDEST, USUAL = 1000, 40  # weight versions, or optimizer steps
-# Log-ratios of a sequence in units of its size: all equal, one far token, one of the other sign, sum 0.
+# Log-ratios of a sequence, to be multiplied by one of SIZES: all equal, one far token, one of the other sign,
+# sum 0.
 SHAPES = (
     (1, 1, 1, 1, 1, 1, 1, 1),
     (-1, -1, -1, -1, -1, -1, -1, -1),
@@ -55,7 +56,7 @@ SHAPES = (
     (-1, -1, 1, -1, 0, -1, -1, -1),
     (1, -1, 1, -1, 0, 0, 1, -1),
 )
-TURNS = (1, 1, 1, 1, 0, 1, 1, 1)  # response mask of these sequences: two turns
+TURNS = (1, 1, 1, 1, 0, 1, 1, 1)  # response mask of these sequences, which makes two turns
 LONG = 400  # tokens of a few more sequences, because some bounds on sums act only on long responses
 TRIED = f"tried: ratios from e^-{FAR:g} to e^{FAR:g}, ages from 0 to {OLDEST}"
 
@@ -74,10 +75,10 @@ def check_steps(
 ) -> None:
     """Raises ConfigError at the first step that changes nothing.
 
-    It remembers the steps that passed.
+    Steps that passed are remembered.
 
     Args:
-        units, statistics: those of the correction, which its steps read.
+        units, statistics: ``Correction.units`` and ``Correction.statistics``.
     """
     for i, step in enumerate(steps):
         _check_place(steps, i, f"steps[{i}].{name_of(step)}")
@@ -97,8 +98,8 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
         is_again = step == earlier or (isinstance(step, ONCE) and type(step) is type(earlier))
         if is_again and is_ours(step):
             raise ConfigError(
-                f"{here}: expected it once, got a second after steps[{j}]: remove one, because it would "
-                "never act"
+                f"{here}: expected one such step, got a second after steps[{j}]: remove one, because the "
+                "second would never act"
             )
     if only_bounds(step) and not any(Effect.REWEIGHT in earlier.effects for earlier in before):
         raise ConfigError(
@@ -107,7 +108,8 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
         )
     if getattr(step, "over", "response") == "kept":
         rejects = any(Effect.REJECT in earlier.effects for earlier in before)
-        expect(rejects, f"{here}.over", "a step that rejects before it", "none", "all are kept; remove over")
+        why = "every token is still kept there; remove over"
+        expect(rejects, f"{here}.over", "a step that rejects before it", "none", why)
 
 
 def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tuple[StatisticKey, ...]) -> None:
@@ -116,7 +118,7 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
     inputs = replace(inputs, table=tabulate(statistics, inputs))
     state = inputs.start
     for i, step in enumerate(steps):
-        if isinstance(step, Scoped):  # earlier steps may keep on other data what they reject on this batch
+        if isinstance(step, Scoped):  # on other data, earlier steps may keep what they reject here
             step = replace(step, over="response")
         before = replace(state, step=i)
         try:
@@ -127,10 +129,10 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
         except Exception:
             if is_ours(step):
                 raise
-            return  # check_step, or the first call, says what is wrong with a user's own step
+            return  # a user's own step; check_step or its first call says what is wrong with it
         if not isinstance(state, State):
             return
-        # After normalize, the mean weight of the data decides which weights a bound reaches.
+        # After normalize, it depends on the mean weight of the data whether a bound acts.
         is_normalized = any(isinstance(earlier, Normalize) for earlier in steps[:i])
         if is_ours(step) and not (is_normalized and Effect.BOUND in step.effects):
             _check_effect(step, before, state, inputs, f"steps[{i}].{name_of(step)}")
@@ -160,7 +162,7 @@ def _check_effect(step: Step, before: State, after: State, inputs: StepInputs, h
 
 
 def _of_response(inputs: StepInputs, unit: Unit, values: Tensor) -> Tensor:
-    """Gives each response token the value of its unit; leaves all other tokens out."""
+    """Gives each response token the value of its unit, and leaves out all other tokens."""
     return inputs.segments.expand_to_tokens(unit, values)[inputs.segments.mask]
 
 

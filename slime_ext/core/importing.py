@@ -1,6 +1,6 @@
 """Imports the object at a dotted path.
 
-It is a function that a flag names, or a class that a YAML file names.
+A flag names a function by such a path, and a YAML file names a class.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load_named(path: str, where: str, kind: str) -> Any:
     except AttributeError as error:
         near = did_you_mean(name, (n for n in dir(module) if not n.startswith("_")))
         if module_name.partition(".")[0] == "slime_ext" and ";" in str(error):
-            near = "".join(str(error).partition(";")[1:])  # our modules say what a wrong name means
+            near = "".join(str(error).partition(";")[1:])  # our modules say what to write in place of a name
         raise ConfigError(
             f"{where}: expected a {kind} of {module_name}, got no name '{name}'{near}"
         ) from error

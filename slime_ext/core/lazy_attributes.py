@@ -1,4 +1,4 @@
-"""Package attributes that are imported on first use."""
+"""Imports the attributes of a package on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def lazy_attributes(
     """Makes a package's ``__getattr__`` and ``__dir__``.
 
     Args:
-        files: name -> the file of the package that defines it.
+        files: the name of an attribute -> the file of the package that defines it.
         modules: files of the package that are attributes themselves.
     """
     names = (*files, *modules)

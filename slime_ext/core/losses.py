@@ -1,7 +1,8 @@
-"""The policy losses that weights multiply: frozen dataclasses whose fields are the configuration.
+"""Defines the policy losses that weights multiply.
 
-``host`` uses the host's loss. All others compute a loss from the target log-probs and the advantages. An
-``eps`` of None means the host's ``--eps-clip`` (``--eps-clip-high``, ``--eps-clip-c``).
+Each loss is a frozen dataclass whose fields are its configuration. ``host`` uses the host's loss. All others
+compute a loss from the target log-probs and the advantages. An ``eps`` of None means the host's
+``--eps-clip`` (``--eps-clip-high``, ``--eps-clip-c``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from slime_ext.ops.segments import Segments
 
 Anchor = Literal["proximal", "behavior"]
 EPS_C = 3.0  # as in the paper, and the default of verl's clip_ratio_c
-TAU = (1e-6, 1e6)  # outside, SAPO's gate in float32 is a constant or a step function
+TAU = (1e-6, 1e6)  # outside this range, SAPO's gate in float32 is a constant or a step function
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Bounds:
 
     Args:
         low, high, c: --eps-clip, --eps-clip-high and --eps-clip-c.
-        has_ratio: whether the host's loss is PPO's; if not, it is -A log pi_target, which clips nothing.
+        has_ratio: whether the host's loss is PPO's. If not, it is -A log pi_target, which clips nothing.
     """
 
     low: float = 0.2
@@ -78,14 +79,14 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class HostLoss:
-    """Multiplies the loss that the host computed."""
+    """Uses the loss that the host computed."""
 
 
 @dataclass(frozen=True)
 class Reinforce:
     """Computes -A log pi_target.
 
-    With weights it is pure importance sampling (verl), with a clipped token weight it is CISPO.
+    With weights it is pure importance sampling (verl). With a clipped token weight it is CISPO.
     """
 
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -94,7 +95,9 @@ class Reinforce:
 
 @dataclass(frozen=True)
 class PpoClip:
-    """PPO's clipped surrogate around ``anchor``: proximal is decoupled PPO, behavior is bypass.
+    """Computes PPO's clipped loss around ``anchor``.
+
+    With proximal it is decoupled PPO, with behavior it is bypass.
 
     Source: Hilton et al. 2021, https://arxiv.org/abs/2110.00641 (decoupled); verl PR 3984 (bypass, there with
     the cap of ``DualClip``).
@@ -114,9 +117,9 @@ class PpoClip:
 
 @dataclass(frozen=True)
 class DualClip:
-    """``PpoClip``, capped at negative advantages: where A < 0 the loss is at most -eps_c A.
+    """Computes ``PpoClip`` with a cap: where A < 0, the loss is at most -eps_c A.
 
-    On a host without --eps-clip-c, eps_c is 3.
+    If neither ``eps_c`` nor the host's --eps-clip-c is set, eps_c is 3.
     """
 
     anchor: Anchor = "proximal"
@@ -127,7 +130,7 @@ class DualClip:
     def __post_init__(self) -> None:
         _check_range(self, "dual_clip")
         is_floor = self.eps_c is None or self.eps_c > 1
-        expect(is_floor, "dual_clip.eps_c", "a number > 1", self.eps_c, "it would clip on-policy tokens")
+        expect(is_floor, "dual_clip.eps_c", "a number > 1", self.eps_c, "1 or less clips on-policy tokens")
 
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
         low, high = _range(self, bounds)
@@ -138,7 +141,7 @@ class DualClip:
 
 @dataclass(frozen=True)
 class Sapo:
-    """The soft gate of SAPO around ``anchor``."""
+    """Computes SAPO's softly gated loss around ``anchor``."""
 
     anchor: Anchor = "proximal"
     tau_pos: float = 1.0
@@ -156,7 +159,7 @@ class Sapo:
 
 @dataclass(frozen=True)
 class Delightful:
-    """REINFORCE behind the gate of Delightful Policy Gradient, sigma(-A log pi / eta)."""
+    """Computes REINFORCE times the gate of Delightful Policy Gradient, sigma(-A log pi / eta)."""
 
     eta: float = 1.0
 
@@ -182,7 +185,8 @@ SURROGATES: dict[str, Any] = {
 def written_out(surrogate: Surrogate, bounds: Bounds) -> Surrogate:
     """Returns a surrogate that can be evaluated at other tokens than the sampled ones.
 
-    For the host's loss this is our surrogate of the same equation, for all others the surrogate itself.
+    For the host's loss this is our surrogate with the same equation. Any other surrogate is returned as it
+    is.
     """
     if not isinstance(surrogate, HostLoss):
         return surrogate
@@ -194,7 +198,7 @@ def written_out(surrogate: Surrogate, bounds: Bounds) -> Surrogate:
 def reads_proximal(surrogate: Surrogate) -> bool:
     """Tells whether a surrogate reads the proximal policy's log-probs.
 
-    For the host's loss it says whether PPO's loss does.
+    The host's loss counts as PPO's, which reads them.
     """
     return isinstance(surrogate, HostLoss) or getattr(surrogate, "anchor", None) == "proximal"
 
@@ -236,13 +240,14 @@ def score_factor(
 
 
 def _check_range(surrogate: PpoClip | DualClip, name: str) -> None:
-    """Raises unless the range without clipping contains 1 and other ratios."""
+    """Raises ConfigError unless 1 and some other ratios are not clipped."""
     ends = {"eps_low": surrogate.eps_low, "eps_high": surrogate.eps_high}
     for key, eps in ends.items():
         wide = eps is None or eps >= 0
         expect(wide, f"{name}.{key}", "a number >= 0", eps, "on-policy tokens must not be clipped")
     wide = set(ends.values()) != {0}
-    expect(wide, f"{name}.eps_low", "one of eps_low and eps_high above 0", 0, "every ratio but 1 is clipped")
+    why = "every ratio except 1 would be clipped"
+    expect(wide, f"{name}.eps_low", "eps_low or eps_high above 0", "0 for both", why)
 
 
 def _range(surrogate: PpoClip | DualClip, bounds: Bounds) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What a correction needs, and what the place that runs it offers.
+"""Compares what a correction needs with what the place that runs it offers.
 
 ``Correction.needs`` and ``Step.needs`` say what is read. Each place has one constant that says what it
 offers, and ``require`` refuses every other need.
@@ -13,7 +13,7 @@ from slime_ext.errors import ConfigError
 
 
 class Need(Enum):
-    """What a correction reads or returns besides a micro-batch's log-probs and its loss per token.
+    """What a correction reads or returns besides log-probs and the loss per token.
 
     The value names the part of a configuration that causes the need; messages show it.
     """
@@ -43,7 +43,7 @@ def require(needs: Set[Need], offers: Set[Need], where: str, why: str) -> None:
 
     Args:
         needs: ``Correction.needs``.
-        where: how the place names the correction, for the message.
+        where: the name of the correction at that place, for the message.
         why: what the place lacks, or what to do.
 
     >>> from slime_ext import presets

@@ -1,9 +1,9 @@
-"""Steps that read sums and means over a token's prefix in its response.
+"""Defines the steps that read sums and means over a token's prefix in its response.
 
-t counts the response tokens of a sequence from 1, l_t = log numerator - log behavior. A prefix ends with the
-token itself. If ranks share a sequence, the sums of its shards are part of the correction's one all-reduce,
-so any split gives the same numbers. One non-finite behavior log-prob rejects the whole sequence, because it
-makes every later prefix unknown.
+t counts the response tokens of a sequence from 1, and l_t = log numerator - log behavior. A prefix ends with
+the token itself. If ranks share a sequence, the sums of its shards are part of the correction's one
+all-reduce, so any split gives the same numbers. One non-finite behavior log-prob rejects the whole sequence,
+because it makes every later prefix unknown.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _OfPrefix(Step):
 class PrefixReweight(_OfPrefix):
     """Sets the weights to the ratio of the prefix: w_t = exp(sum of l_i, i <= t).
 
-    ``aggregate: mean`` takes exp of the mean of the l_i instead. With the sum, w_t times -A_t log pi_t is
-    unbiased if A_t sums the rewards from t on, and has less variance than with the product over the whole
+    ``aggregate: mean`` takes the exp of the mean of the l_i instead. With the sum, w_t times -A_t log pi_t is
+    unbiased if A_t sums the rewards from t on. It has less variance than with the product over the whole
     sequence.
 
     Source: CTPO, Zhang et al. 2026, https://arxiv.org/abs/2605.07331; its code, horizon-llm/CTPO, modes
@@ -70,9 +70,9 @@ class PrefixReweight(_OfPrefix):
 class PrefixReject(_OfPrefix):
     """Drops the tokens whose prefix leaves [low, high]; both ends are inside.
 
-    ``growth: sqrt`` multiplies both bounds by sqrt(t), because a sum of t independent terms spreads as
-    sqrt(t), so that a constant band would drop more and more tokens. For ``ratio`` the bounds limit the ratio
-    and grow in log space: [low^sqrt(t), high^sqrt(t)]. ``when`` looks at the token's own advantage and
+    A sum of t independent terms spreads as sqrt(t), so a constant band drops more and more tokens.
+    ``growth: sqrt`` therefore multiplies both bounds by sqrt(t). For ``ratio`` the bounds limit the ratio
+    and grow in log space: [low^sqrt(t), high^sqrt(t)]. ``when`` reads the token's own advantage and
     log-ratio.
 
     Source: CTPO, as ``PrefixReweight``, la_clip_low and la_clip_high with la_power 0.5.
@@ -124,12 +124,12 @@ class PrefixReject(_OfPrefix):
 class PrefixBudget(_OfPrefix):
     """Drops the tokens whose divergence, alone or summed over the prefix, exceeds a bound.
 
-    With D_t the statistic, T response tokens and v_t = 1 - (1 - last) (t - 1) / (T - 1), falling from 1 to
-    ``last``, token t stays iff
+    D_t is the statistic, T is the number of response tokens, and v_t = 1 - (1 - last) (t - 1) / (T - 1) falls
+    from 1 to ``last``. Token t stays iff
 
         v_t D_t <= high   and   sum of v_i D_i, i <= t   <=   high + budget * sum of v_i, i < t
 
-    The bound is tighter for early tokens and after a prefix that has drifted. ``when`` looks at the token's
+    The bound is tighter for early tokens, and after a prefix that has drifted. ``when`` reads the token's
     own advantage and log-ratio.
 
     Source: CPPO, Mao et al. 2026, https://arxiv.org/abs/2606.10968, equations 8 to 11; its code,

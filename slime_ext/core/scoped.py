@@ -1,11 +1,12 @@
-"""Steps as other systems define them.
+"""Defines steps as other systems do.
 
-They take statistics over the tokens kept so far, clamp log-ratios, or zero a weight but leave its token in
-the masks. The native steps read the host's response mask and clamp nothing, so their rejections commute. Only
-the keys that ``slime-ext convert`` prints for other systems need these steps.
+These steps take statistics over the tokens kept so far, clamp log-ratios, or set a weight to 0 but leave its
+token in the masks. The native steps read the host's response mask and clamp nothing, so their rejections
+commute. Only the keys that ``slime-ext convert`` prints for other systems need these steps.
 
 A sum over kept tokens depends on earlier steps, so it cannot be part of the correction's one all-reduce. If a
-sequence lies on several ranks, ``over: kept`` or ``clamp`` with a sequence statistic costs one more.
+sequence lies on several ranks, ``over: kept`` or ``clamp`` with a sequence statistic costs one more
+all-reduce.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _KeptInputs(StepInputs):
 
 @dataclass(frozen=True)
 class Scoped(Step):
-    """A native step over other tokens (``over``), or with log-ratios clamped to [-clamp, clamp]."""
+    """Runs a native step over other tokens (``over``), or with log-ratios clamped to [-clamp, clamp]."""
 
     over: Over = "response"
     clamp: float | None = None
@@ -65,7 +66,7 @@ class Scoped(Step):
         expect(ok, where, "a number > 0", self.clamp, "it bounds the log-ratio on both sides")
         where, adds = f"{self.native.__name__.lower()}.over", self.unit != "token"
         why = "a single token has no sum; remove over"
-        expect(self.over == "response" or adds, where, "response at tokens", self.over, why)
+        expect(self.over == "response" or adds, where, "response for single tokens", self.over, why)
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
@@ -91,7 +92,7 @@ class Scoped(Step):
 
 @dataclass(frozen=True)
 class ScopedReweight(Scoped, Reweight):
-    """``Reweight`` over the tokens that earlier steps kept, or with clamped log-ratios.
+    """Runs ``Reweight`` over the tokens that earlier steps kept, or with clamped log-ratios.
 
     Source: over: SkyRL PR 849; clamp: fw-ai cookbook PR 169 (+-20 per token before the mean).
     """
@@ -102,7 +103,7 @@ class ScopedReweight(Scoped, Reweight):
         if self.clamp is None or self._is_summed:
             plain = self.over == "response" and self.clamp is None
             return super().weight_range(before) if plain else WeightRange(0.0, math.inf)
-        # If a token's ratio is inside a band around 1, so is its clamped ratio. This is not true of a mean.
+        # If a token's ratio is inside a band around 1, so is its clamped ratio. For a mean this is not true.
         most = math.exp(min(self.clamp, LARGEST_LOG))
         return WeightRange(1 / most, most, ratio_at("token", "") if self.unit == "token" else None)
 
@@ -113,7 +114,7 @@ class ScopedReweight(Scoped, Reweight):
 
 @dataclass(frozen=True)
 class ScopedReject(Scoped, Reject):
-    """``Reject`` over the tokens that earlier steps kept, or with clamped log-ratios.
+    """Runs ``Reject`` over the tokens that earlier steps kept, or with clamped log-ratios.
 
     Source: over: SkyRL PR 849; clamp: verl, compute_rollout_rejection_mask (+-20 per token).
     """
@@ -124,10 +125,10 @@ class ScopedReject(Scoped, Reject):
         Reject.__post_init__(self)
         super().__post_init__()
         ok, wanted = self.clamp is None or self.statistic in CLAMPABLE, f"one of {', '.join(CLAMPABLE)}"
-        why = "it reads probabilities, not log-ratios"
+        why = f"{self.statistic} reads probabilities, not log-ratios; remove clamp"
         expect(ok, "reject.clamp", f"{wanted} as the statistic", self.statistic, why)
         ok = self.over == "response" or self.aggregate != "max" or self.low is None
-        why = "tokens that are not kept would count as 0"
+        why = "tokens that are not kept would count as 0; remove over"
         expect(ok, "reject.over", "response beside aggregate max with a lower bound", self.over, why)
 
 
@@ -135,8 +136,8 @@ class ScopedReject(Scoped, Reject):
 class ZeroOutside(Step):
     """Sets the weight to 0 where the unit's ratio leaves [low, high].
 
-    The token stays in the masks; ``reject`` would remove it from them, too. This is IcePop as in verl and the
-    fw-ai cookbook.
+    The token stays in the masks, while ``reject`` would remove it from them. This is IcePop as in verl and
+    the fw-ai cookbook.
 
     Source: verl PR 5722; fw-ai cookbook, TISConfig.icepop_threshold; https://arxiv.org/abs/2510.18855.
     """
@@ -159,9 +160,10 @@ class ZeroOutside(Step):
         return self._band.statistics
 
     def weight_range(self, before: WeightRange) -> WeightRange:
-        """Bounds the weights by the band if the band is on the weights' own ratio.
+        """Returns the range of the weights after this step.
 
-        A band on another ratio only adds the weight 0.
+        A band on the ratio that the weights equal bounds them. A band on another ratio only adds the weight
+        0.
         """
         is_of_weight = before.ratio == ratio_at(self.unit, self.aggregate)
         return before._replace(low=0.0, high=min(before.high, self.high) if is_of_weight else before.high)

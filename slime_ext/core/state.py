@@ -1,6 +1,6 @@
-"""The data of a correction: from ``Tokens`` and a ``Plan`` to an ``Outcome``.
+"""Defines the data of a correction, from ``Tokens`` and a ``Plan`` to an ``Outcome``.
 
-On the way, each step reads ``StepInputs``, which never change, and returns a ``State`` of weights and keep
+In between, each step reads ``StepInputs``, which never change, and returns a ``State`` of weights and keep
 flags.
 """
 
@@ -27,9 +27,9 @@ from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identi
 Unit = Literal["token", "turn", "sequence"]
 Level = Literal["token", "turn", "sequence", "geometric"]
 Aggregate = Literal["sum", "mean", "max"]
-BEFORE = -1  # the place of effects from before the first step
+BEFORE = -1  # the ``step`` of effects that come before the first step
 ABSENT = cast(Tensor, None)  # the value of a field that is not passed
-MODEST = 2.0**32  # in float32, a weight up to this number times any loss is finite
+MODEST = 2.0**32  # a weight up to this number times a loss of ordinary size is finite in float32
 TOKEN_NAMES = ("ratio", *divergences.OF_RATIO, *divergences.OF_BOTH, "advantage", "count", "finite")
 
 
@@ -49,8 +49,8 @@ class Head:
 class Support:
     """All tokens that the sampler could draw at each of T positions, N in total.
 
-    With a support, every log-prob is normalised over the support, including those of ``Tokens``: the ratio of
-    a sampled token is that of the policies that remain after top-p or top-k sampling.
+    With a support, every log-prob is normalised over the support, including those of ``Tokens``. So the ratio
+    of a sampled token compares the two policies after top-p or top-k has cut them to the support.
     """
 
     sampler: Tensor  # [N] log-probs, nats
@@ -68,7 +68,7 @@ class Tokens:
     behavior: Tensor  # log-probs under the policy that sampled the tokens, nats
     target: Tensor | None = None  # log-probs under the policy that is being trained, nats, with grad
     advantages: Tensor | None = None
-    ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
+    ages: Tensor | None = None  # [S] trainer's weight version minus the sample's; NaN where unknown
     head: Head | Support | None = None  # what ``center`` reads
     age_steps: Tensor | None = None  # [S] optimizer steps since the sample's weights; NaN where unknown
 
@@ -94,7 +94,7 @@ NO_PLAN = Plan()
 class StepEffect(NamedTuple):
     """What one step did to each unit, independently of the other steps.
 
-    It says which units the step kept, or whose weight it clipped.
+    The flags mark the units that the step kept, or those whose weight it clipped.
     """
 
     step: int  # its place in the list, from 0
@@ -122,7 +122,7 @@ class Outcome:
     log_ratio: Tensor  # 0 at tokens that are not finite
     ratio: Tensor  # 1 at tokens that are not finite
     clipped: Tensor  # bool, where a bound changed a weight
-    factor: Tensor  # what multiplies the loss: weights, times the plan's scale where it has one
+    factor: Tensor  # what multiplies the loss: the weights, times the plan's scale if it has one
     step_effects: tuple[StepEffect, ...] = ()  # what each step did, in order
     sequences: SequenceStatistics | None = None  # None unless observed
     numbers: Mapping[Step, Tensor] = field(default_factory=dict)  # the plan's, which terms read
@@ -139,14 +139,14 @@ class State:
     clipped: Tensor | None = None  # bool, shaped like the weights: where a bound changed them; None: nowhere
     step_effects: tuple[StepEffect, ...] = ()
     step: int = BEFORE  # the place of the step that is running
-    log_ratio: Tensor | None = None  # shaped like the weights: the log of those that under- or overflow
+    log_ratio: Tensor | None = None  # shaped like the weights: the log of a weight that under- or overflows
 
     @property
     def log_weights(self) -> Tensor:
         """The log of each unit's weight, float64; -inf for a weight of 0.
 
-        A weight that its dtype cannot hold reads as 0 or infinity: in float32 e^-119 and e^89. Its log is the
-        log-ratio that it was made from.
+        A weight that its dtype cannot hold, such as e^-119 and e^89 in float32, reads as 0 or infinity. Its
+        log is then the log-ratio that it was made from.
         """
         weights, dtype = self.weights.double(), torch.finfo(self.weights.dtype)
         if self.log_ratio is None:
@@ -159,7 +159,7 @@ class State:
 
         Args:
             log_ratio: the log of the ratios, which coupled steps read. None: they read the log of ``ratio``,
-                where all ratios that are 0 or infinite look the same.
+                and cannot tell apart ratios that have become 0 or infinite.
         """
         return replace(self, weights=ratio, unit=unit, clipped=None, log_ratio=log_ratio)
 
@@ -175,22 +175,25 @@ class State:
         return replace(self, weights=weights, clipped=clipped, step_effects=effects, log_ratio=log_ratio)
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
-        """Keeps the units that are ``inside`` and records the others."""
-        # Flags are combined and weights stay, so rejections commute, and metrics count each step alone.
+        """Keeps the units that are ``inside``, rejects the others, and records both."""
+        # Rejections commute, because flags are combined and weights stay. Metrics count each step alone.
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "kept", unit, inside)
         return replace(self, keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
 
 
 class ExceedsLimit(NamedTuple):
-    """max(quantity - limit, 0) per token. Its sum over a unit is 0 exactly when no token exceeds it."""
+    """max(quantity - limit, 0) per token.
+
+    Its sum over a unit is 0 exactly when no token exceeds the limit.
+    """
 
     name: str
     limit: float
 
 
 class ByPosition(NamedTuple):
-    """The quantity ``name`` times the number of response tokens before it in its sequence."""
+    """A token's quantity ``name``, times the number of earlier response tokens of its sequence."""
 
     name: str
 
@@ -198,8 +201,9 @@ class ByPosition(NamedTuple):
 class StatisticKey(NamedTuple):
     """One statistic: ``aggregate`` of the quantity ``name`` over each unit's response tokens.
 
-    ``by_shard`` and ``shard_sum`` are [S, shards_per_sequence]. They are the maximum of the negative quantity
-    (for ``prefix_min``) or the sum of the quantity (for ``prefix_sums``) in each shard of a sequence.
+    ``by_shard`` and ``shard_sum`` have one number per shard of a sequence, [S, shards_per_sequence].
+    ``by_shard`` is the maximum of the negative quantity, for ``prefix_min``. ``shard_sum`` is the sum of the
+    quantity, for ``prefix_sums``.
     """
 
     aggregate: Literal["sum", "max", "by_shard", "shard_sum"]
@@ -216,9 +220,9 @@ class StepInputs:
     finite: Tensor  # [T] bool, response tokens with a behavior log-prob (``is_log_prob``)
     numerator: Tensor  # [T] log-probs, nats; anything where not finite
     behavior: Tensor  # [T] log-probs, nats; anything where not finite
-    # advantages is [T], anything at masked tokens. ages is [S], the trainer's weight version - that of the
-    # sample; age_steps is [S], the optimizer steps since the sample's weights; both are NaN where unknown.
-    # Only a step that declares them may read them.
+    # advantages is [T], anything at masked tokens. ages is [S], the trainer's weight version minus the
+    # sample's. age_steps is [S], the optimizer steps since the sample's weights. Both are NaN where unknown.
+    # Only a step that declares a field in ``needs`` may read it.
     advantages: Tensor = ABSENT
     ages: Tensor = ABSENT
     age_steps: Tensor = ABSENT
@@ -234,7 +238,7 @@ class StepInputs:
     def row_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
         """Computes the same as ``value_of``, but leaves flags bool.
 
-        Sums count bool without a copy in float32.
+        A sum of bool needs no copy in float32.
         """
         if isinstance(name, ExceedsLimit):
             return (self.value_of(name.name) - name.limit).clamp_min(0)
@@ -319,7 +323,7 @@ class StepInputs:
         return State(torch.ones_like(self.log_ratio), keep, step_effects=tuple(effects))
 
     def kept(self, state: State) -> Tensor:
-        """Finds the response tokens that a state keeps: [T] bool."""
+        """Returns the response tokens that a state keeps: [T] bool."""
         return functools.reduce(
             operator.and_, (self.segments.expand_to_tokens(unit, kept) for unit, kept in state.keep.items())
         )
@@ -334,7 +338,7 @@ class WeightRange(NamedTuple):
     """The range of the weights, whatever the log-ratios are.
 
     Args:
-        low, high: the smallest and the largest weight.
+        low, high: the smallest and the largest possible weight.
         ratio: unit and aggregate of the ratio that the weights equal; None if they equal no ratio that a step
             can read.
     """
@@ -349,7 +353,7 @@ class WeightRange(NamedTuple):
 
 
 class Effect(Enum):
-    """What a step's call does: the method of ``State`` that it calls."""
+    """What a step does, named after the method of ``State`` that it calls."""
 
     REWEIGHT = "reweight"
     BOUND = "bound"
@@ -375,8 +379,8 @@ class Step:
     checker would refuse the properties.)
 
     Raises:
-        ConfigError: a subclass has an attribute of ``GONE``, which nothing reads; or annotates one of the
-            four without a value, so that ``dataclass`` would take the property here as its default.
+        ConfigError: a subclass has an attribute of ``GONE``, which nothing reads. Or it annotates one of the
+            four without a value, so that ``dataclass`` would take the property here as the default.
     """
 
     @property
@@ -433,7 +437,7 @@ class Step:
         Every call reads it as ``inputs.plan[self]``.
 
         Args:
-            batches: for each micro-batch on this rank the state before this step, and the step's inputs.
+            batches: for each micro-batch on this rank, the state before this step and the step's inputs.
             all_sum: SUM over all ranks that train the step, each token once.
 
         Returns:

@@ -1,8 +1,8 @@
-"""The steps of a correction: frozen dataclasses whose fields are the configuration.
+"""Defines the steps of a correction: frozen dataclasses whose fields are the configuration.
 
-Calling a step runs its mathematics. A step reads its inputs, log-ratios and declared statistics, always over
-the host's response mask, and returns a state of weights and keep flags. Rejections therefore commute; weights
-follow the order of the list. On-policy data (ratio 1) leaves every step unchanged.
+Calling a step runs its mathematics. A step reads log-ratios and declared statistics, always over the host's
+response mask, and returns a state of weights and keep flags. Rejections therefore commute; weights depend on
+the order of the list. No step changes on-policy data (ratio 1).
 
 Coupled steps compute one number over the whole optimizer step before any micro-batch is trained.
 ``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
@@ -49,7 +49,7 @@ When = Literal[
 KEPT = "on-policy data must be kept"
 COUNT = StatisticKey("sum", "sequence", "count")
 FAR = 2.0**40  # nats, above the log of every weight
-TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; from 0 up, larger bits are larger values
+TOP = 0x7FEFFFFFFFFFFFFF  # bits of the largest finite float64; for values >= 0, larger bits are larger values
 
 
 class _AtLevel(Step):
@@ -86,8 +86,9 @@ class _AtLevel(Step):
 class Reweight(_AtLevel):
     """Sets the weights to the importance ratio at ``level``.
 
-    token is each token's own ratio; turn and sequence the product over the unit; geometric exp(mean log-ratio
-    of the sequence). Only sequence weights are unbiased, and their variance grows exponentially with length.
+    Level token is each token's own ratio, turn and sequence are the product over the unit, and geometric is
+    the exp of the sequence's mean log-ratio. Only sequence weights are unbiased, and their variance grows
+    exponentially with length.
 
     Source: token: Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; sequence: Liu and Li 2025,
     https://richardli.xyz/rl-collapse; turn: ST-PPO, https://arxiv.org/abs/2511.20718; geometric: GSPO,
@@ -107,8 +108,8 @@ class MinPrefixReweight(Step):
     The first response token of a sequence has w_t = rho_t. This replaces the product over the prefix by a
     number that does not grow with its length.
 
-    Source: MinPRO, https://arxiv.org/abs/2601.22718 (definition as in the design; only its abstract was at
-    hand).
+    Source: MinPRO, https://arxiv.org/abs/2601.22718. Only its abstract was available, so this definition is
+    the one of our design.
     """
 
     unit = "sequence"
@@ -123,7 +124,7 @@ class MinPrefixReweight(Step):
 
 @dataclass(frozen=True)
 class SignedClip(_AtLevel):
-    """Sets the weights to clip(ratio, low, high), with a range for each sign of the advantage.
+    """Sets the weights to clip(ratio, low, high), one range per sign of the advantage.
 
     With the defaults it is TOPR: weight 1 where A >= 0, clip(sequence ratio, 0, 1) where A < 0.
 
@@ -150,7 +151,7 @@ class SignedClip(_AtLevel):
         positive = ratio.clamp(self.positive_low, self.positive_high)
         negative = ratio.clamp(self.negative_low, self.negative_high)
         weights = torch.where(inputs.advantages < 0, negative, positive)
-        # The ratio first, then its bound, because ``bound`` records where the clip changed the ratio.
+        # The ratio is set before its bound, because ``bound`` records where the clip changed it.
         return state.reweight("token", ratio).bound(weights, log_ratio)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
@@ -184,7 +185,9 @@ class Truncate(Step):
 
 @dataclass(frozen=True)
 class Clip(Step):
-    """Bounds the weights on both sides: w = min(max(w, low), high); ``low: 0`` is no lower bound.
+    """Bounds the weights on both sides: w = min(max(w, low), high).
+
+    ``low: 0`` means no lower bound.
 
     Source: MiniMax-M1, https://arxiv.org/abs/2506.13585 (CISPO's weight).
     """
@@ -195,9 +198,10 @@ class Clip(Step):
     effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
-        why = "it would raise on-policy tokens"
+        why = "above 1 it would raise on-policy tokens, and 0 means no lower bound"
         expect(0 <= self.low <= 1, "clip.low", "a number in [0, 1]", self.low, why)
-        expect(self.high >= 1, "clip.high", "a number >= 1", self.high, "it would shrink on-policy tokens")
+        why = "below 1 it would shrink on-policy tokens"
+        expect(self.high >= 1, "clip.high", "a number >= 1", self.high, why)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.bound(state.weights.clamp(self.low, self.high), state.log_ratio)
@@ -210,18 +214,19 @@ class Clip(Step):
 class Reject(Step):
     """Drops the units whose statistic leaves [low, high].
 
-    Both ends are inside; None is no bound. ``ratio`` is aggregated before the exponential: sum is the product
-    over the unit, mean the geometric mean, max the largest ratio. At unit token nothing is aggregated.
+    Both ends are inside; None means no bound. ``ratio`` is aggregated before the exponential: sum is the
+    product over the unit, mean the geometric mean, max the largest ratio. At unit token nothing is
+    aggregated.
 
     ``when`` limits the rejection to some units: ``negative_advantage`` to those whose mean advantage is
     negative, ``positive_advantage`` to all others, ``outward`` to those whose mean advantage and log-ratio
     have the same sign, so that the update would push the ratio further out. ``outward_positive`` and
-    ``outward_negative`` also require that sign. With two steps, a statistic has different bounds for each
+    ``outward_negative`` also require that sign. Two steps can give a statistic different bounds for each
     sign of the advantage.
 
-    ``max_staleness`` also drops sequences whose weights are more versions old than that.
-    ``max_staleness_steps`` drops those whose weights are more optimizer steps old than that. Both ignore
-    ``when``, and a sequence of unknown age stays.
+    ``max_staleness`` also drops sequences whose weights are more than that many versions old.
+    ``max_staleness_steps`` also drops those whose weights are more than that many optimizer steps old. Both
+    ignore ``when``, and a sequence of unknown age stays.
 
     Source: token ratio: IcePop, https://arxiv.org/abs/2510.18855; sequence and geometric: Liu and Li 2025,
     https://richardli.xyz/rl-collapse; divergences: TRM, https://arxiv.org/abs/2512.23075; negative_advantage:
@@ -253,7 +258,8 @@ class Reject(Step):
     def _check_staleness_alone(self) -> None:
         """Refuses fields about the ratio in a step that reads only ages."""
         for name, idle in {"statistic": "ratio", "when": "always", "clamp": None, "over": "response"}.items():
-            value, why = getattr(self, name, idle), "a bound on staleness alone looks at no token"
+            value = getattr(self, name, idle)
+            why = f"add one, or remove {name}, because a bound on staleness alone reads no token"
             expect(value == idle, f"reject.{name}", "low or high beside it", value, why)
 
     @cached_property
@@ -289,7 +295,7 @@ class Reject(Step):
         else:
             low, high = self._limits
             value = inputs.total(self.unit, self.aggregate, self.statistic)
-            # clamp and == need one operation fewer than two comparisons. NaN is outside: it equals nothing.
+            # clamp and == take one operation less than two comparisons. NaN is outside: it equals nothing.
             inside = value <= high if low == -math.inf else value.clamp(low, high) == value
         if self.when != "always":
             inside = inside | ~applies(self.when, self.unit, inputs)
@@ -301,9 +307,9 @@ class Reject(Step):
 
     @cached_property
     def _exceeds(self) -> StatisticKey | None:
-        """The sum that replaces a maximum which has only an upper bound.
+        """The sum that replaces a maximum with only an upper bound.
 
-        The maximum exceeds the bound exactly if one token does, and a sum can tell that.
+        The maximum exceeds the bound if and only if some token does, and then this sum is above 0.
         """
         if self.unit == "token" or self.aggregate != "max" or self.low is not None:
             return None
@@ -364,12 +370,12 @@ class Veto(Step):
 class Normalize(Step):
     """Divides the weights by their mean over the optimizer step.
 
-    ``level`` says what has equal weight in the mean: tokens or sequences. For sequences, a token counts 1 /
+    ``level`` says what has equal weight in the mean: tokens or sequences. With sequences, a token counts 1 /
     (response tokens of its sequence). Rejected tokens count; tokens with a non-finite behavior log-prob do
     not. The result is biased, with low variance.
 
-    The mean is taken of the weights divided by the largest weight. The weights of long sequences may all
-    underflow, as e^-119 does in float32, and still differ.
+    The weights are divided by the largest weight before their mean is taken. Otherwise the weights of long
+    sequences, such as e^-119, might all underflow in float32 although they differ.
 
     Source: Owen 2013, Monte Carlo theory, section 9.2; verl PR 3980 (rollout_is_batch_normalize).
     """
@@ -414,9 +420,9 @@ class Normalize(Step):
 class EssTruncate(Step):
     """Caps the weights at the step's effective sample size: w = min(w, ESS).
 
-    ESS = (sum w)^2 / (n sum w^2) over the tokens of the optimizer step with a behavior log-prob, in (0, 1].
-    It is 1 if all weights are equal, as on-policy, and small if few tokens carry the sum. The sums are of
-    weights divided by the largest weight, because a weight may overflow, as e^89 does in float32.
+    ESS = (sum w)^2 / (n sum w^2) over the tokens of the optimizer step with a behavior log-prob. It is in
+    (0, 1]: 1 if all weights are equal, as on-policy, and small if few tokens carry the sum. The weights are
+    divided by the largest weight first, because a weight such as e^89 overflows in float32.
 
     Source: P3O, Fakoor et al. 2026, https://arxiv.org/abs/2605.12380, equation 7 and algorithm 2; Relax PR
     234, which computes it over the optimizer step, as here.
@@ -456,9 +462,9 @@ class EssTruncate(Step):
 class SecondMoment(Step):
     """Drops the tokens with the largest squared log-ratios of the optimizer step.
 
-    It drops until the mean of the rest is < ``threshold``. Tokens with equal values stay or go together, and
-    the tokens with the smallest value always stay. This is the all-sign variant; the paper restricts it to
-    the tokens that PPO would clip.
+    It drops tokens until the mean over the rest is below ``threshold``. Tokens with equal values stay or go
+    together, and the tokens with the smallest value always stay. This variant looks at all tokens; the paper
+    drops only tokens that PPO would clip.
 
     Source: M2PO, https://arxiv.org/abs/2510.01161; AReaL (m2_threshold).
     """
@@ -475,8 +481,8 @@ class SecondMoment(Step):
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
         """Finds the largest squared log-ratio that stays.
 
-        Searches its bits byte by byte, with one SUM of 256 counts and sums per byte. The result is exact, and
-        no rank has to see the tokens of another.
+        It searches the bits of that number byte by byte, with one SUM over ranks per byte, of 256 counts and
+        256 sums. The result is exact, and no rank has to see the tokens of another.
 
         Returns:
             [] float64.
@@ -529,12 +535,12 @@ def check_interval(where: str, statistic: str, low: float | None, high: float | 
     expect(lower <= neutral <= upper, where, f"low <= {neutral} <= high", bounds, KEPT)
     why = f"{statistic} is never below 0"
     expect(low is None or low >= floor, f"{where}.low", "a number >= 0", low, why)
-    why = "only what is exactly on-policy would be kept"
+    why = "only exactly on-policy data would be kept"
     expect(max(lower, floor) < upper, where, "low < high", bounds, why)
 
 
 def applies(when: When, unit: Unit, inputs: StepInputs) -> Tensor:
-    """Tells for each unit whether a rejection limited to ``when`` may act there."""
+    """Tells for each unit whether a rejection that is limited to ``when`` may act there."""
     advantage = inputs.total(unit, "sum", "advantage")
     if when == "negative_advantage":
         return advantage < 0
@@ -563,8 +569,8 @@ def _log_weights(state: State, inputs: StepInputs) -> Tensor:
 def _largest(micro_batches: Sequence[Tensor], all_sum: AllSum) -> Tensor:
     """Finds the largest number of all micro-batches and ranks, to within 1e-3.
 
-    Ranks exchange only a SUM. So each rank computes how far its largest number is below ``FAR``, and the
-    smallest such distance is searched byte by byte, like the cut of ``SecondMoment``.
+    Ranks exchange only SUMs. So each rank computes how far its largest number is below ``FAR``, and the
+    smallest of these distances is searched byte by byte, like the cut of ``SecondMoment``.
 
     Returns:
         [] float64; 0 if all numbers are -inf.
@@ -590,7 +596,7 @@ def _log(bound: float) -> float:
 def _ranked(inputs: StepInputs) -> tuple[Tensor, Tensor]:
     """Sorts the squared log-ratios of usable tokens, and computes their running sums.
 
-    Tokens that are not usable are inf, at the end.
+    Tokens that are not usable become inf, so they are at the end.
     """
     values = torch.where(inputs.usable, inputs.log_ratio.double().square(), torch.inf).sort().values
     return values, torch.cat([values.new_zeros(1), values.cumsum(0)])

@@ -1,4 +1,4 @@
-"""``terms``: losses that are added at every response token, rejected tokens included.
+"""Defines ``terms``: losses that are added at every response token, rejected tokens included.
 
 Unlike a weight, a term has a gradient: it pulls the target policy towards the behavior policy. With l = log
 target - log behavior, every term and its gradient are 0 on-policy (l = 0).
@@ -16,7 +16,7 @@ from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import EssTruncate
 from slime_ext.ops.divergences import k3
 
-FAR = 20.0  # nats; further below the behavior log-prob, a target log-prob adds a constant without gradient
+FAR = 20.0  # nats; if target is further below behavior, the penalty is a constant without gradient
 
 
 class Term:
@@ -36,10 +36,10 @@ class Term:
 
 @dataclass(frozen=True)
 class SquaredLogRatio(Term):
-    """Adds coefficient l^2.
+    """Adds coefficient times l^2.
 
-    Source: Kimi K2.5, https://arxiv.org/abs/2602.02276; prime-rl PR 1930 and 2798, kl_tau, whose default is
-    used here.
+    Source: Kimi K2.5, https://arxiv.org/abs/2602.02276; prime-rl PR 1930 and 2798, kl_tau. The default is
+    that of kl_tau.
     """
 
     coefficient: float = 1e-3
@@ -53,14 +53,14 @@ class SquaredLogRatio(Term):
 
 @dataclass(frozen=True)
 class ReverseK3(Term):
-    """Adds coefficient (e^-l - 1 + l), a penalty on the distance to the behavior policy.
+    """Adds coefficient times (e^-l - 1 + l), which penalises distance to the behavior policy.
 
-    ``times_one_minus_ess`` multiplies it by 1 - ESS of the optimizer step; the ESS is the cap of the step
-    ``ess_truncate``. Under the target its mean is KL(target || behavior), because e^-l - 1 has mean 0 there.
-    Over sampled tokens it is a penalty, not an estimate of that KL.
+    ``times_one_minus_ess`` multiplies it by 1 - ESS of the optimizer step, where the ESS is the cap of the
+    step ``ess_truncate``. Under the target, the mean of the penalty is KL(target || behavior), because e^-l -
+    1 has mean 0 there. Over sampled tokens it is a penalty, not an estimate of that KL.
 
     Source: P3O, https://arxiv.org/abs/2605.12380, equation 12, as Relax PR 234 writes it for one sampled
-    token; the paper has the KL over the whole vocabulary.
+    token; the paper uses the KL over the whole vocabulary.
     """
 
     coefficient: float = 1.0

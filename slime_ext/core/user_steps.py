@@ -1,9 +1,9 @@
-"""A user's own steps: loaded by dotted name, and tested on small batches.
+"""Loads a user's own steps by dotted name, and tests them on small batches.
 
-The tests run before training starts. A step that breaks the contract is refused in one line. A step returns
-one weight or keep flag per unit, without gradient or NaN. It reads no value of a tensor and writes to no
-tensor. It gives a response the same weights whatever else is in the micro-batch, and however ranks split the
-response.
+The tests run before training starts, and refuse a step that breaks the contract with one line. The contract:
+a step returns one weight or keep flag per unit, without gradient or NaN. It reads no value of a tensor and
+writes to no tensor. It gives a response the same weights whatever else is in the micro-batch, and however
+ranks split the response.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slime_ext.ops.segments import AllSum, Segments, require_contiguous
 
 EXACT = 1e-9  # relative; in float64, sums of a dozen numbers differ by less than 1e-14
 FAR = 200.0  # nats; e^200 is beyond float32, and a product of a dozen of them beyond float64
-NEAR = 0.02  # factor on the log-ratios of the response that is nearly on-policy
+NEAR = 0.02  # factor on the log-ratios of the last response, to make it nearly on-policy
 WAITS = (
     "it would wait for the device in every micro-batch: use torch.where, not .item(), .tolist(), .cpu(), "
     "print, `if` on a tensor or a boolean index"
@@ -49,16 +49,16 @@ WAITS = (
 # Field of StepInputs -> the need that declares that a step reads it.
 READS = {"advantages": Need.ADVANTAGES, "ages": Need.AGES, "age_steps": Need.AGE_STEPS}
 RANKS = 2  # ranks that share a response; each holds two shards of it
-# Prompt tokens per response token -> what that does to a response, for messages.
+# Prompt tokens per response token -> where in a real run this happens, for messages.
 PROMPTS = {
     0: "where context parallelism splits a response",
-    9: "where a rank holds no response token, as behind a long prompt",
+    9: "where a rank holds no response token, as after a long prompt",
 }
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sampled response as lists of the same length, which a plain-Python definition reads.
+    """One sampled response as lists of one length, for a definition in plain Python.
 
     Args:
         mask: 1 where the behavior policy sampled the token, 0 at a tool's tokens.
@@ -79,8 +79,9 @@ Definition = Callable[[Sample], Sequence[float]]
 def samples(seed: int = 0) -> list[Sample]:
     """Makes five responses, of 7, 1, 5, 4 and 12 tokens.
 
-    One is masked out, two have turns, and one has a ratio of e^6. The last is nearly on-policy: its ratios
-    are within a few percent of 1, and the first is exactly 1. Masked tokens hold NaN in every list.
+    One is completely masked, two have several turns, and one has a ratio of e^6. The last response is nearly
+    on-policy: the ratio of its first token is exactly 1, and all others are within a few percent of 1. Masked
+    tokens hold NaN in every list.
     """
     generator = torch.Generator().manual_seed(seed)
     masks = [(1, 1, 0, 0, 1, 1, 1), (1,), (0, 0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 1, 1, 1, 0) * 2]
@@ -102,7 +103,7 @@ def samples(seed: int = 0) -> list[Sample]:
 
 
 def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
-    """Packs samples for a correction: [T] float64, the target's log-probs with gradient."""
+    """Packs samples for a correction: [T] float64 each, the target's log-probs with gradient."""
 
     def flat(name: str) -> Tensor:
         values = [x for sample in batch for x in getattr(sample, name)]
@@ -138,13 +139,13 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     """Tries a step on small batches, and compares its weights with a definition.
 
     Args:
-        definition: in plain Python, sample -> the weight of each token, 0 where it is rejected; masked tokens
-            are ignored. A step that bounds weights without setting them is compared after ``reweight``. None:
-            nothing to compare with.
+        definition: a function in plain Python. It returns the weight of each token of a sample, 0 where the
+            token is rejected; masked tokens are ignored. A step that only bounds weights runs after
+            ``reweight``. None: no comparison.
         where: the name of the step in messages.
 
     Raises:
-        ConfigError: one line, the first fault.
+        ConfigError: says the first fault in one line.
 
     >>> from slime_ext.core.steps import Truncate
     >>> import math
@@ -178,7 +179,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
             for i, s in enumerate(batch)
         ]
         again = torch.cat([_run(step, where, part) for part in alone])
-        what = "take sums per unit, or say Need.WHOLE_STEP in needs and define number_for_step"
+        what = "take sums per unit, or add Need.WHOLE_STEP to needs and define number_for_step"
         _check_same(inputs, weights, again, where, "whatever shares the micro-batch", what)
     what = "take sums with inputs.total, inputs.aggregate or inputs.prefix"
     for prompt, when in PROMPTS.items():
@@ -236,7 +237,7 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     except Exception as error:
         if undeclared and "NoneType" in str(error):
             wanted, fields = " or ".join(map(str, undeclared.values())), " or inputs.".join(undeclared)
-            got = f"none of them: the step reads inputs.{fields}"
+            got = f"none of them: add the one for what the step reads, inputs.{fields}"
             raise ConfigError(f"{where}: needs: expected {wanted}, got {got}") from error
         raise failed(where, error) from error
     _check_unwritten(where, versions, _versions(inputs, before))
@@ -251,8 +252,8 @@ def _watched(state: State) -> tuple[State, Callable[[object], list[str]]]:
     """Wraps a state for a step's call, to find results that the step loses.
 
     Returns:
-        The state; and a function that lists the methods of it whose result was lost: the step neither
-        returned the result nor read it.
+        The wrapped state, and a function that lists the methods whose result was lost. A result is lost if
+        the step neither returned it nor read it.
     """
     names = frozenset(field.name for field in dataclasses.fields(State))
     made: list[tuple[str, State]] = []
@@ -298,12 +299,13 @@ def _check_unwritten(where: str, before: Sequence[int], after: Sequence[int]) ->
 
 
 def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
-    """Makes the message for a call that raised; our own errors keep their message."""
+    """Makes the error for a call that raised. Our own errors keep their message."""
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], StatisticKey):
         key = error.args[0]
         names = ", ".join(repr(part) for part in (key.unit, key.aggregate, key.name))
         return ConfigError(
-            f"{where}: expected {tuple(key)} in its statistics, got none: statistics = statistics_of({names})"
+            f"{where}: expected {tuple(key)} in its statistics, got none: write statistics = "
+            f"statistics_of({names})"
         )
     if isinstance(error, DataError) and kind == "step":  # raised by all_sum, which does not know the step
         return DataError(f"{where}: {error}")
@@ -330,14 +332,14 @@ def _check_weights(where: str, inputs: StepInputs, weights: Tensor, when: str = 
     why = "log-ratios may be <= 0 and masked tokens NaN: select with torch.where, never multiply by a mask"
     why = "infinity over infinity is NaN: compute with logs, or clamp first" if when else why
     expect(not nan.any(), where, "numbers", f"NaN at {_place(inputs, nan)}{when}", why)
-    got, why = _got(inputs, weights, negative), "a weight says how much a token counts; add .clamp(min=0)"
+    got, why = _got(inputs, weights, negative), "add .clamp(min=0), because a token cannot count less than 0"
     expect(not negative.any(), where, "numbers >= 0", f"{got}{when}", why)
 
 
 def _check_range(step: Step, where: str, batch: Sequence[Sample]) -> None:
-    """Tries ratios that float32 cannot hold.
+    """Tries a step on ratios that float32 cannot hold.
 
-    The weights must stay numbers, and stay below the bound that the class declares.
+    The weights must stay numbers, and at most the bound that the class declares.
     """
     for name, when in (("behavior", f"above e^{FAR:g}"), ("proximal", f"below e^-{FAR:g}")):
         lower = [replace(s, **{name: tuple(x - FAR for x in getattr(s, name))}) for s in batch]
@@ -352,7 +354,7 @@ def _check_range(step: Step, where: str, batch: Sequence[Sample]) -> None:
         wanted, got = f"at most {highest:g}", f"{_got(inputs, weights, over)}{when}"
         neither = f"neither {Effect.BOUND} nor {Effect.REWEIGHT}"
         says = Effect.BOUND if Effect.BOUND in step.effects else neither
-        why = f"the class says {says}; cap them, or define weight_range"
+        why = f"effects has {says}; cap the weights, or define weight_range"
         expect(not over.any(), f"{where}: weights", wanted, got, why)
 
 
@@ -361,7 +363,7 @@ def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int
     expect(unit in sizes, where, "unit token, turn or sequence", f"'{unit}'", "use one of these")
     shape = f"shape [{sizes[unit]}], one per {unit}"
     expect(values.shape == (sizes[unit],), where, shape, list(values.shape), "give each unit its own")
-    why = "a weight is detached, only the loss is differentiated; add .detach()"
+    why = "add .detach(), because only the loss is differentiated"
     expect(not values.requires_grad, where, "no gradient", "one", why)
     wanted, why = ("bool", "compare, as in x <= 2") if is_bool else ("numbers", "add .to(inputs.ratio.dtype)")
     expect(is_bool == (values.dtype is torch.bool), where, wanted, values.dtype, why)
@@ -440,7 +442,7 @@ def without_printing() -> Iterator[None]:
 
 
 def waits(where: str, error: Exception) -> ConfigError:
-    """Makes the message for a call that raised on the meta device."""
+    """Makes the error for a call that raised on the meta device."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     at = f" at `{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -449,7 +451,7 @@ def waits(where: str, error: Exception) -> ConfigError:
 
 
 def _run_split(step: Step, where: str, whole: Tokens, prompt: int) -> Tensor:
-    """Computes the weights that the step gives where ranks share each response: [T].
+    """Computes the step's weights where ranks share each response: [T].
 
     Args:
         prompt: as in ``split``.
@@ -467,9 +469,9 @@ def _run_split(step: Step, where: str, whole: Tokens, prompt: int) -> Tensor:
 
 
 def split(tokens: Tokens, rank: int, prompt: int = 0) -> Tokens:
-    """Cuts out what one of ``RANKS`` ranks holds of whole sequences.
+    """Cuts out the tokens that one of ``RANKS`` ranks holds.
 
-    Of four shards this is the first and the last, or the two in the middle.
+    Each sequence has four shards. One rank holds the first and the last, the other the two in the middle.
 
     Args:
         prompt: tokens of the prompt for each token of its response. From 9 on, the last shard, which belongs
@@ -505,7 +507,7 @@ class _Asked(BaseException):
 def on_ranks(function: Callable[[int, AllSum], Any], where: str, ranks: int = RANKS) -> list[Any]:
     """Runs a function of rank and ``all_sum`` on each of several ranks.
 
-    The ranks run one after the other, and start again for each sum that all of them ask for.
+    The ranks run one after the other. When all of them have asked for a sum, they start again with its value.
     """
     sums: list[Tensor] = []
 
@@ -530,7 +532,7 @@ def on_ranks(function: Callable[[int, AllSum], Any], where: str, ranks: int = RA
             return ended
         agree = len(asked) == ranks and len({values.shape for values in asked}) == 1
         why = "which sums a step takes must not depend on what a rank holds"
-        expect(agree, where, "the same sums on every rank", "others", why)
+        expect(agree, where, "the same sums on every rank", "different ones", why)
         sums.append(torch.stack(asked).sum(0))
 
 
@@ -554,11 +556,11 @@ def _defined(where: str, definition: Definition, sample: Sample) -> list[float]:
 
     >>> _defined("step", lambda sample: None, samples()[1])
     Traceback (most recent call last):
-    slime_ext.errors.ConfigError: step, definition: expected 1 numbers, got None: one per token
+    slime_ext.errors.ConfigError: step, definition: expected 1 numbers, got None: return one per token
     """
     values = definition(sample)
     got, wanted = str(len(values)) if isinstance(values, Sequence) else _kind(values), str(len(sample.mask))
-    expect(got == wanted, f"{where}, definition", f"{wanted} numbers", got, "one per token")
+    expect(got == wanted, f"{where}, definition", f"{wanted} numbers", got, "return one per token")
     return list(values)
 
 

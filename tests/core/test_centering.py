@@ -514,7 +514,7 @@ def test_far_ratios_and_weights_leave_no_nan():
 
 
 def test_a_gate_of_single_tokens_is_not_centered():
-    with pytest.raises(ConfigError, match="surrogate: expected another beside center, got delightful"):
+    with pytest.raises(ConfigError, match="expected another surrogate beside center, got delightful"):
         Correction("target", Delightful(), (), center=Center(K))
     with pytest.raises(TypeError, match=r"linear in \|A\|"):
         score_factor(Delightful(), BOUNDS, *[torch.zeros(1)] * 4)
@@ -627,7 +627,7 @@ def test_a_support_that_does_not_fit_is_refused():
         replace(packed.head, sampler=packed.head.sampler[1:]),
         replace(packed.head, proximal=packed.head.sampler[1:]),
     ):
-        with pytest.raises(DataError, match="support: expected log-probs of the same tokens"):
+        with pytest.raises(DataError, match=r"support: expected log-probs \[N\] of the same tokens"):
             correction.loss(correction(packed), replace(packed, head=wrong), host_loss, BOUNDS)
 
 

@@ -95,7 +95,7 @@ WEIGHTED = (Reweight("token"), Truncate(2.0))
 
 
 def test_a_coupled_step_comes_once():
-    with pytest.raises(ConfigError, match=r"steps\[1\].second_moment: expected it once, got a second"):
+    with pytest.raises(ConfigError, match=r"steps\[1\].second_moment: expected one such step, got a second"):
         Correction(steps=(SecondMoment(), SecondMoment()))
 
 

@@ -91,10 +91,10 @@ BREAKS = {  # what the line names -> what the call does
     "needs: expected Need.ADVANTAGES or Need.AGES or Need.AGE_STEPS, got none of them": lambda self, s, i: (
         s.reweight("token", (i.advantages > 0) * self.ratio(i))
     ),
-    "the step reads inputs.advantages or inputs.ages or inputs.age_steps": lambda self, s, i: s.reweight(
+    "the step reads, inputs.advantages or inputs.ages or inputs.age_steps": lambda self, s, i: s.reweight(
         "sequence", (-i.ages).exp()
     ),
-    "got none of them: the step reads inputs": lambda self, s, i: s.reweight(
+    "got none of them: add the one for what the step reads, inputs": lambda self, s, i: s.reweight(
         "sequence", (-i.age_steps).exp()
     ),
     "at `if inputs.log_ratio.max() > 0:` (test_user_steps.py:": lambda self, s, i: s.reweight(
@@ -161,7 +161,7 @@ def bounded(call, **more):
 
 UNBOUNDED = {  # what the line says -> a step that says that it bounds
     "weights: expected at most 4.29497e+09, got ": lambda self, s, i: s.bound(s.weights * 0.5),
-    "where ratios are above e^200: the class says Effect.BOUND": lambda self, s, i: s.bound(s.weights.sqrt()),
+    "where ratios are above e^200: effects has Effect.BOUND": lambda self, s, i: s.bound(s.weights.sqrt()),
     "where ratios are below e^-200": lambda self, s, i: s.bound(1 / s.weights.clamp(max=1)),
 }
 
@@ -180,7 +180,9 @@ def test_a_step_that_only_zeroes_weights_says_their_range():
         return s.bound(torch.where(i.advantages < 0, 0, s.weights))
 
     more = {"needs": frozenset({Need.ADVANTAGES})}
-    with pytest.raises(ConfigError, match=r"the class says Effect\.BOUND; cap them, or define weight_range"):
+    with pytest.raises(
+        ConfigError, match=r"effects has Effect\.BOUND; cap the weights, or define weight_range"
+    ):
         check_step(bounded(call, **more))
     check_step(bounded(call, **more, weight_range=lambda self, before: before))
 
@@ -252,7 +254,7 @@ def test_a_rank_that_holds_no_response_token_is_tried():
     def unless_empty(self, s, i):
         return s.reweight("token", self.ratio(i) + (0 * total(self, i) if len(i.log_ratio) else 0))
 
-    with pytest.raises(ConfigError, match="expected the same sums on every rank, got others"):
+    with pytest.raises(ConfigError, match="expected the same sums on every rank, got different ones"):
         check_step(step(unless_empty))
 
 

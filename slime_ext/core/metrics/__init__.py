@@ -1,7 +1,7 @@
-"""Metrics of an optimizer step, computed from sufficient statistics.
+"""Computes the metrics of an optimizer step from sufficient statistics.
 
-These are counts, sums, maxima and a histogram, which add up over micro-batches and ranks. docs/metrics.md
-lists the names of the metrics.
+These are counts, sums, maxima and a histogram, which can be combined over micro-batches and ranks.
+docs/metrics.md lists the names of the metrics.
 """
 
 from slime_ext.core.lazy_attributes import lazy_attributes

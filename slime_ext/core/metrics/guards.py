@@ -1,6 +1,6 @@
-"""Guards: ranges that metrics of an optimizer step must stay in.
+"""Checks that the metrics of an optimizer step stay in their ranges.
 
-A guard says what happens when its metric leaves the range.
+A guard has the range of one metric, and says what happens when the metric leaves it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ AFTERWARDS = {
 
 @dataclass(frozen=True)
 class Guard:
-    """A range for one metric.
+    """A range for one metric, and what to do outside it.
 
     Args:
         min, max: the metric has to be in [min, max]; None: no bound on that side.
         steps: the guard acts after this many optimizer steps in a row outside the range.
-        action: ``warn`` logs a line and training goes on, ``metrics_only`` leaves the loss to the host from
-            then on, ``stop`` ends the run.
+        action: ``warn`` logs a line and training goes on. ``metrics_only`` leaves the host's loss unchanged
+            from then on. ``stop`` ends the run.
     """
 
     min: float | None = None
@@ -38,7 +38,8 @@ class Guard:
 
     def __post_init__(self) -> None:
         low, high = self.min, self.max
-        expect((low, high) != (None, None), "min", "min or max or both", "neither", "it could not act")
+        why = "a guard without a bound never acts"
+        expect((low, high) != (None, None), "min", "min or max or both", "neither", why)
         ordered = low is None or high is None or low <= high
         expect(ordered, "min", "min <= max", [low, high], "no value would pass")
         expect(self.steps >= 1, "steps", "a number >= 1", self.steps, "it counts optimizer steps")
@@ -49,7 +50,7 @@ class Guard:
 
     @property
     def range(self) -> str:
-        """The range in the words of the messages."""
+        """The range as words, for messages."""
         sides = (("at least", self.min), ("at most", self.max))
         return " and ".join(f"{word} {bound:g}" for word, bound in sides if bound is not None)
 
@@ -59,28 +60,29 @@ DEFAULT: Mapping[str, Guard] = {"kept_fraction": Guard(min=0.1, steps=3)}
 
 @dataclass
 class Watch:
-    """Counts for how many optimizer steps in a row each guard's metric was outside."""
+    """Counts how many optimizer steps in a row each guard's metric has been outside."""
 
     guards: Mapping[str, Guard] = field(default_factory=lambda: DEFAULT)
     outside: dict[str, int] = field(default_factory=dict)
     last: tuple[str, dict[str, int]] = ("", {})  # the latest step, and the counts before it
 
     def look(self, values: Mapping[str, float], where: str) -> Iterator[tuple[Action, str]]:
-        """Yields action and line of each guard that acts.
+        """Yields the action and the message of each guard that acts.
 
-        A guard acts after ``steps`` optimizer steps in a row outside, then after 2, 4, 8, ... times as many.
+        A guard acts after ``steps`` optimizer steps in a row outside its range, then after 2, 4, 8, ... times
+        as many.
 
         Args:
             values: metrics by their full names.
-            where: the name of the optimizer step, for the message. A call with the name of the latest step
-                replaces that step.
+            where: the name of the optimizer step, for the message. A second call with the same name replaces
+                the first one.
         """
         latest, before = self.last
         self.outside = dict(before if where == latest else self.outside)
         self.last = (where, dict(self.outside))
         for name, guard in self.guards.items():
             value = values.get(PREFIX + name)
-            if value is None:  # not measured: the row of steps neither grows nor ends
+            if value is None:  # the metric was not measured, so the count neither grows nor restarts
                 continue
             if guard.holds(value):
                 self.outside.pop(name, None)

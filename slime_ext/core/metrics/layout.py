@@ -1,7 +1,7 @@
-"""What is measured, as data.
+"""Lists what is measured.
 
-These are the sums over tokens and sequences, the bins of the histogram and of the curves, and the counts of
-each step.
+These are sums over tokens and sequences, the bins of the histogram and of the curves, and the counts of each
+step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EffectCount(NamedTuple):
 
 
 class Steps(Protocol):
-    """The parts of a correction that decide what is counted."""
+    """The parts of a correction that decide what is measured."""
 
     @property
     def steps(self) -> Sequence[Step]: ...
@@ -96,7 +96,7 @@ class MetricsLayout:
         terms: the metric of each loss term, a sum over response tokens, nats.
         curves: whether the three curves are measured.
         head: whether the tokens come with the sampler's head.
-        differing: whether tokens with unequal log-probs are counted, which costs one more operation.
+        differing: whether tokens with unequal log-probs are counted. This costs one more operation.
     """
 
     effects: tuple[EffectCount, ...] = ()

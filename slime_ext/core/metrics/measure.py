@@ -41,7 +41,7 @@ COUNTERS = 1 << 19  # counters for one row of tokens; the more there are, the fe
 class StepSums(NamedTuple):
     """The measurements of an optimizer step as float64 sums over tokens.
 
-    They are those of a micro-batch, of all micro-batches of a rank, or of all ranks.
+    The tokens are those of one micro-batch, of all micro-batches of a rank, or of all ranks.
     """
 
     sums: Tensor  # in the order of ``MetricsLayout.names``, then the histogram's keys, then the curves
@@ -89,8 +89,8 @@ def measure(
     divergence = k3(log_ratio, ratio_minus_one).clamp(max=most)
     ratio_minus_one = ratio_minus_one.clamp(max=most)
 
-    # Every sum has its name, and beside it the mask or the number that is added up. A row of tokens is freed
-    # as soon as it is summed, because the rows of a long micro-batch would fill the device.
+    # Beside the name of each sum is the mask or the number that is added up. A row of tokens is freed as soon
+    # as it is summed, because the rows of a long micro-batch would fill the device.
     counts = {
         "counted": counted.sum(),
         "kept": outcome.keep.sum(),
@@ -120,7 +120,7 @@ def measure(
     sums = _by_name(counts) | _by_name(numbers) | wide | of_sequences
 
     parts = [torch.stack([sums[name] for name in layout.names])]
-    # A token without a finite log-prob has l = 0, and ``Totals`` takes it out of the bin around 0.
+    # A token without a finite log-prob has l = 0. ``totals.reduce`` takes it out of the bin around 0.
     parts += _sums_by_bin(HISTOGRAM.keys(log_ratio), [None], HISTOGRAM.size)
     if layout.curves:
         rows = {
@@ -184,10 +184,10 @@ def _missing_probability(tokens: Tokens, outcome: Outcome) -> Tensor:
 def _of_sequences(
     statistics: SequenceStatistics, tokens: Tokens, *, counts_sequences: bool
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Adds up the numbers of sequences that have response tokens.
+    """Adds up the numbers of all sequences with response tokens.
 
-    A rank that does not count sequences adds up none. Returns the sums of ``PER_SEQUENCE``, four maxima and
-    two logarithms of sums.
+    On a rank that does not count sequences, it adds up none. Returns the sums of ``PER_SEQUENCE``, four
+    maxima and two logarithms of sums.
     """
     log_ratio, count = statistics.log_ratio, statistics.count
     there = count > 0 if counts_sequences else torch.zeros_like(statistics.keep)
@@ -212,7 +212,7 @@ def _of_sequences(
         *((aged, age), (aged_steps, age_steps)),
     ]
     masks, values = (torch.stack(rows) for rows in zip(*numbers.values(), *extremes, strict=True))
-    # The maximum of nothing is -inf. The padding is for a rank that holds no sequence.
+    # On a rank that holds no sequence, the padding makes each maximum -inf.
     highest = pad(torch.where(masks, values, -torch.inf)[len(numbers) :], (0, 1), value=-torch.inf)
     sums = torch.where(masks, values, 0)[: len(numbers)].sum(1)
     of_counts = torch.stack([*counts.values()]).sum(1).double()
@@ -221,7 +221,7 @@ def _of_sequences(
 
 
 def _curves(tokens: Tokens, behavior: Tensor, rows: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yields for each curve the sums of ``rows`` in each of its bins, flat.
+    """Yields each curve as one flat tensor: bin by bin, the sums of ``rows``.
 
     The rows are [T] each, in the order of ``CURVE_COLUMNS``.
     """
@@ -237,7 +237,7 @@ def position_bins(segments: Segments) -> Tensor:
     """Finds the bin of ``POSITIONS`` for each local token's position in its response: [T] int32."""
     shards = torch.tensor([shard[1:3] for shard in segments.local_shards], dtype=torch.int64).view(-1, 2, 1)
     edges = torch.tensor([0, *POSITIONS, 1 << 40])
-    before = (shards - edges[:-1]).clamp_min(0).minimum(edges.diff())  # tokens of each bin before these
+    before = (shards - edges[:-1]).clamp_min(0).minimum(edges.diff())  # per bin: tokens before start and stop
     lengths = (before[:, 1] - before[:, 0]).view(-1)
     bins = torch.arange(CURVE_BINS, dtype=torch.int32).repeat(len(shards))
     lengths, bins = (to_device(x, segments.mask.device) for x in (lengths, bins))
@@ -256,7 +256,7 @@ def _curve_bins(tokens: Tokens, behavior: Tensor, position: Tensor) -> Tensor:
 
 
 def _bins(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """Counts how many edges each value has reached, in bytes.
+    """Counts how many edges each value has reached: uint8.
 
     A few comparisons are faster than a search.
     """
@@ -277,8 +277,8 @@ def _sums_by_bin(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Ten
 def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tensor:
     """Adds up rows like ``_sums_by_bin``, but on a GPU.
 
-    There atomic adds to the same bin collide. So each bin has several counters (lanes). Token i uses lane i
-    mod lanes, and the lanes are added at the end.
+    On a GPU, atomic adds to the same bin collide. So each bin has several counters (lanes). Token i uses lane
+    i mod lanes, and the lanes are added at the end.
     """
     lanes = max(COUNTERS // bins, 1)
     even = index.shape[0] // lanes * lanes

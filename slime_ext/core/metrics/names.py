@@ -1,7 +1,7 @@
-"""The frozen names under ``off_policy/``, and how each is computed from a step's totals.
+"""Computes the metrics under ``off_policy/`` from a step's totals. Their names are frozen.
 
-docs/metrics.md says what each one is, its unit and its healthy range; a test compares the page with this
-table.
+docs/metrics.md gives the meaning, the unit and the healthy range of each metric. A test compares that page
+with this table.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def _ess_ratio(t: Totals) -> float:
     square = t["ratio_minus_one_squared"] + 2 * t["ratio_minus_one"] + n
     if not n:
         return 0.0
-    # Rounding may spoil the sum of squares of tiny ratios. By Cauchy and Schwarz the result is in [1/n, 1].
+    # Rounding can spoil the sum of squares of tiny ratios. By Cauchy and Schwarz, the result is in [1/n, 1].
     return min(max((t["ratio_minus_one"] + n) ** 2 / (n * square) if square > 0 else 0.0, 1 / n), 1.0)
 
 
 def _chi2_sequence(t: Totals) -> float:
-    """Averages e^2L - 1 over sequences, L the log-ratio of the sequence in nats.
+    """Averages e^2L - 1 over sequences; L is a sequence's log-ratio in nats.
 
     The result is infinite if the mean exceeds e^700.
     """
@@ -120,7 +120,7 @@ OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # from the sums o
     "weight_mean": lambda row: row["weight"] / row["counted"],
     "kept_fraction": lambda row: row["kept"] / row["counted"],
 }
-# The lowest and the highest healthy value, if there is one. The text of docs/metrics.md begins with it.
+# The lowest and the highest healthy value; None: no limit. The ranges in docs/metrics.md begin with them.
 HEALTHY: dict[str, tuple[float | None, float | None]] = {
     "k3_kl": (None, 5e-3),
     "ratio_mean": (0.99, 1.01),
@@ -180,7 +180,7 @@ def scalars(totals: Totals) -> dict[str, float]:
 
 
 def curves(totals: Totals) -> dict[str, float]:
-    """Computes every bin that holds tokens, of every curve, by its full name."""
+    """Computes each curve's values, by full name, in each bin that holds tokens."""
     return {
         f"{PREFIX}{curve}/{label}/{name}": value
         for curve, rows in totals.curves.items()

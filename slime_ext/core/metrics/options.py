@@ -14,12 +14,13 @@ class Options:
 
     Args:
         enabled: false measures only the three means that the host logs itself, and switches guards off.
-        curves: where the curves per position, staleness and probability go: ``none``, only the ``file``, or
-            also the host's ``log``.
-        file: JSON lines, one per optimizer step; None: off_policy.jsonl in the folder of --save, if there is
-            one.
+        curves: where the curves per position, staleness and probability are written: ``none``, only the
+            ``file``, or also the host's ``log``.
+        file: path of the file that gets one line of JSON per optimizer step; None: off_policy.jsonl in the
+            folder of --save, if there is one.
         differing: whether ``differing_fraction`` is measured. It is also measured if a guard reads it.
-        certify: whether each weight push gets a certificate: a line, ``certified`` and ``certified_k3_kl``.
+        certify: whether each weight push gets a certificate: a line in the output, and the metrics
+            ``certified`` and ``certified_k3_kl``.
     """
 
     enabled: bool = True
@@ -32,7 +33,8 @@ class Options:
         for name, idle in {"file": None, "curves": "none", "differing": False}.items():
             value = getattr(self, name)
             is_read = self.enabled or value == idle
-            expect(is_read, name, "enabled: true beside it", repr(value), "nothing would be written")
-        expect(self.file != "", "file", "a path", "''", "leave it out for the folder of --save")
+            why = f"set enabled: true or remove {name}, because nothing would be written"
+            expect(is_read, name, "enabled: true beside it", repr(value), why)
+        expect(self.file != "", "file", "a path", "''", "remove the key to use the folder of --save")
         named = self.file is None or ("\0" not in self.file and not self.file.endswith("/"))
-        expect(named, "file", "the path of a file", repr(self.file), "it gets a line per optimizer step")
+        expect(named, "file", "the path of a file", repr(self.file), "write runs/off_policy.jsonl")

@@ -1,6 +1,6 @@
 """Reduces an optimizer step's sums over all ranks to Python numbers.
 
-It takes one SUM per step, and is the only place that waits for the device.
+It needs one SUM per step, and is the only place that waits for the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Totals:
     """Everything measured in an optimizer step on all ranks, as Python numbers."""
 
     sums: dict[str, float]
-    highest: dict[str, float]  # maxima; a name with _min holds that of the negated values
+    highest: dict[str, float]  # maxima; a name with _min has the maximum of the negated values
     log_sums: dict[str, float]
     histogram: list[float]
     curves: dict[str, dict[str, dict[str, float]]]  # curve -> bin -> column -> sum
@@ -45,7 +45,7 @@ class Totals:
     def ess(self, total: str, square: str, over: str) -> float:
         """Computes (sum x)^2 / (n sum x^2).
 
-        It is cut at 1, because rounded sums may exceed it.
+        It is capped at 1, because rounding may lift it above 1.
         """
         squares = self[over] * self[square]
         return min(self[total] ** 2 / squares, 1.0) if squares else 0.0
@@ -73,14 +73,14 @@ def reduce(
 ) -> tuple[Totals, list[list[float]]]:
     """Adds up the sums of all ranks with one SUM.
 
-    Numbers that are not sums get one slot per rank.
+    For numbers that are not sums, each rank has its own slot.
 
     Args:
         layout: the layout of ``measured``.
         measured: the sums over all micro-batches on this rank; None if it had none.
         all_sum: SUM over the data- and context-parallel ranks of a float64 vector.
         rank, size: this rank's place among them.
-        device: device of the zeros of a rank that measured nothing.
+        device: where a rank that measured nothing makes its zeros.
         extra: [E] float64 numbers of this rank.
 
     Returns:
@@ -108,7 +108,7 @@ def _totals(
     highest = {name: max(values) for name, values in zip(HIGHEST, columns, strict=False)}
     log_sums = {name: _log_sum(v) for name, v in zip(LOG_SUMS, columns[len(HIGHEST) :], strict=False)}
     around_0 = HISTOGRAM.count // 2
-    histogram[around_0] += named["counted"] - sum(histogram)  # takes out tokens without a log-ratio
+    histogram[around_0] += named["counted"] - sum(histogram)  # removes the tokens without a log-ratio
     return Totals(named, highest, log_sums, histogram, _curves(curves))
 
 
