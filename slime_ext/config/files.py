@@ -1,4 +1,4 @@
-"""Reads YAML files; JSON is YAML, too.
+"""Reads YAML files, and so also JSON files.
 
 Duplicate keys are refused, and every mistake is reported in one line.
 """
@@ -43,7 +43,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         node, sizes = super().get_single_node(), dict[int, float]()
         if node is not None and (count := _size(node, sizes, set())) > MOST_ALIASED + len(sizes):
-            got = f"{count:.0e} by its aliases: write them out"
+            got = f"{count:.0e} with its aliases: write values out instead"
             raise ConfigError(f"expected the {len(sizes)} values that the file writes, got {got}")
         return node
 
@@ -52,7 +52,8 @@ class UniqueKeyLoader(yaml.SafeLoader):
         for key in (self.construct_object(key, deep=True) for key, _ in node.value if key.tag != MERGE):
             if _hashable(key) in seen:
                 line = node.start_mark.line + 1
-                raise ConfigError(f"expected each key once, got '{cut(key)}' twice (mapping at line {line})")
+                got = f"'{cut(key)}' twice: remove one (mapping at line {line})"
+                raise ConfigError(f"expected each key once, got {got}")
             seen.add(_hashable(key))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
@@ -138,7 +139,7 @@ def of_package(name: str) -> Path:
 
 
 def shipped(path: str) -> str:
-    """Returns the path if it exists, else that of the shipped file with this name."""
+    """Returns the path if it exists, else that of the shipped file of this name."""
     is_there = Path(path).is_absolute() or Path(path).exists() or not of_package(path).is_file()
     return path if is_there else str(of_package(path))
 
@@ -166,10 +167,11 @@ def text_of(path: str, where: str | None = None) -> str:
     try:
         file = Path(shipped(path))
         if not _is_readable(file):
-            raise ConfigError(f"{where}: expected a file, got a device, a pipe or a socket")
+            raise ConfigError(f"{where}: expected a file, got a device, a pipe or a socket: name a file")
         return file.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: expected text in UTF-8, got {error.reason} at {error.start}") from None
+        got = f"{error.reason} at {error.start}: save the file as UTF-8"
+        raise ConfigError(f"{where}: expected text in UTF-8, got {got}") from None
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
@@ -180,7 +182,7 @@ def text_of(path: str, where: str | None = None) -> str:
 def _is_readable(file: Path) -> bool:
     """Tells whether reading a file comes to an end.
 
-    Reading a device or a pipe may not, except for the pipe of ``| command /dev/stdin``.
+    Reading a device or a pipe may never end. The pipe of ``| command /dev/stdin`` does.
     """
     mode = file.stat().st_mode
     is_own_pipe = stat.S_ISFIFO(mode) and file.parts[:2] == ("/", "dev")

@@ -23,7 +23,7 @@ from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import Segments
 
 OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP, Need.MASKS, Need.HEAD})
-NEEDS_A_HOST = "it needs a host: --custom-tis-function-path slime_ext.tis.correct"
+NEEDS_A_HOST = "run it in a host, with --custom-tis-function-path slime_ext.tis.correct"
 
 
 def correct(
@@ -38,7 +38,7 @@ def correct(
     advantages: Tensor | None = None,
     head: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Corrects the policy loss of packed responses, T tokens in S sequences.
+    """Corrects the policy loss of packed responses: T tokens in S sequences.
 
     Args:
         loss: [T] policy loss per token, with grad. It is not used if the correction has its own surrogate.
@@ -47,7 +47,7 @@ def correct(
         lengths: [S] tokens of each response.
         correction: a preset's name, the path of a YAML file, the mapping under ``slime_ext:``, or a
             Correction. Coupled steps treat these tokens as the whole optimizer step.
-        mask: [T] not 0 where the behavior policy sampled the token; None: it sampled every token.
+        mask: [T] nonzero where the behavior policy sampled the token; None: it sampled every token.
         target: [T] log-probs under the policy being trained, nats, with grad.
         advantages: [T].
         head: what ``center`` reads: [T, K] log-probs of the sampler's K most likely tokens, under the sampler
@@ -89,9 +89,9 @@ def _loaded(correction: str | Path | Mapping[str, Any] | Correction) -> Correcti
 
 
 def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
-    """Raises unless the correction can run on these tensors.
+    """Raises an error unless the correction can run on these tensors.
 
-    Everything that it reads must be passed, have the right shape, and be finite where that is required.
+    Every tensor that it reads must be passed, have the right shape, and be finite where the loss needs that.
     """
     read = {
         "loss": loss,
@@ -118,7 +118,7 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
     for values in () if tokens.head is None else (tokens.head.sampler, tokens.head.trainer):
         if len(values) != size:
             raise DataError(
-                f"head: expected {size} rows, the sum of lengths, got {len(values)}: write one for each token"
+                f"head: expected {size} rows, the sum of lengths, got {len(values)}: pass one row per token"
             )
     _check_values(correction, read, tokens.segments)
 

@@ -1,6 +1,6 @@
-"""Which keys belong to another system.
+"""Lists the keys that belong to other systems.
 
-Imports nothing, so that ``slime-ext convert --help`` needs no torch.
+It imports nothing, so that ``slime-ext convert --help`` needs no torch.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def forbid_idle_guards(
         if why := constant.get(name):
             raise ConfigError(f"{here}: expected no guard, got one: remove it, because {why}")
         low, high = reach_of(name)
-        inside = f"the metric lies in {low:g} .. {high:g}"
-        wanted = f"a number above {low:g}, at most {high:g}", f"a number from {low:g}, below {high:g}"
+        inside = f"the metric is always between {low:g} and {high:g}"
+        wanted = f"a number > {low:g} and <= {high:g}", f"a number >= {low:g} and < {high:g}"
         expect(guard.min is None or low < guard.min <= high, f"{here}.min", wanted[0], guard.min, inside)
         expect(guard.max is None or low <= guard.max < high, f"{here}.max", wanted[1], guard.max, inside)
         expect(
@@ -66,7 +66,7 @@ def notes_of(mapping: Mapping[str, Any], correction: Correction) -> Iterator[str
         if not rejects and mapping.get(key, idle) != idle:
             yield (
                 f"{key}: {mapping[key]} acts only on tokens without a finite behavior log-prob, because no "
-                "step rejects any"
+                "step rejects tokens"
             )
     if "preset" in mapping and "steps" in mapping and not mapping["steps"]:
         yield f"steps: [] removes the steps of preset: {mapping['preset']}"

@@ -1,10 +1,9 @@
 """Turns a mapping into a ``Correction``.
 
-Values are checked against types, unknown keys are refused, and each error is one line that names the full
-key. The mapping is the value of the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just
+The mapping is the value of the YAML key ``slime_ext:``. Values are checked against types, unknown keys are
+refused, and each error is one line that names the full key. A step is ``{name: {field: value}}``, or just
 its name; a name with dots is a class in a user's module. Surrogates are written the same way. ``preset``
-fills in missing keys. For the blocks of other systems there is ``slime-ext convert``, which prints them in
-these keys.
+fills in missing keys. ``slime-ext convert`` translates the blocks of other systems into these keys.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def load_config(config: Mapping[str, Any] | str | Path) -> Correction:
     block = block_of(config)
     loaded = read_config(block)
     for key in (key for key in OF_A_HOST if key in block):
-        warn_once(f"{ROOT}.{key}: nothing reads it here, because a Correction has no {key}; only a host does")
+        warn_once(f"{ROOT}.{key}: ignored here, because only a host reads {key}")
     for note in loaded.notes:
         warn_once(f"{ROOT}: {note}")
     return loaded.correction
@@ -96,13 +95,13 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         raise ConfigError(f"{ROOT}: expected a mapping, got {shown(mapping)}: see the files in configs/")
     if "backend" in mapping:
         raise ConfigError(
-            f"{ROOT}.backend: expected none, got one: the key was removed, and every correction runs eager; "
-            "delete the key"
+            f"{ROOT}.backend: expected no such key, got one: delete it, because every correction now runs "
+            "eagerly"
         )
     for system in (key for key in mapping if key in SYSTEMS):
         raise ConfigError(
-            f"{ROOT}.{system}: expected native keys, got another system's block: slime-ext convert --from "
-            f"{system} FILE prints it in native keys"
+            f"{ROOT}.{system}: expected native keys, got another system's block: run slime-ext convert "
+            f"--from {system} FILE, which prints native keys"
         )
     correction = _native(mapping)
     options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
@@ -124,8 +123,9 @@ def with_preset(mapping: Any, preset: str | None) -> Any:
     """
     if preset is None and mapping is None:
         raise ConfigError(
-            f"{ROOT}: expected a mapping in --custom-config-path, got none: slime_ext.tis.correct reads its "
-            "configuration there; or name a preset, as in --custom-tis-function-path slime_ext.tis.token_tis"
+            f"{ROOT}: expected a mapping in --custom-config-path, got none: write one, because "
+            "slime_ext.tis.correct reads it, or name a preset: --custom-tis-function-path "
+            "slime_ext.tis.token_tis"
         )
     keys = {} if mapping is None else mapping
     if preset is None or not isinstance(keys, Mapping):
@@ -190,11 +190,11 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
 
 
 def _center(mapping: Any) -> Center | None:
-    """Reads ``center``; None removes the center of a preset."""
+    """Reads ``center``. None removes the center of a preset."""
     where = f"{ROOT}.center"
     if mapping is None:
         return None
-    return built(ROOT, Center, checked(where, Center, mapping_of(where, mapping)))  # its messages say center
+    return built(ROOT, Center, checked(where, Center, mapping_of(where, mapping)))  # its messages name center
 
 
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
@@ -224,15 +224,17 @@ def _guards(mapping: Any, correction: Correction, options: Options) -> dict[str,
 
 def _preset(name: Any) -> Correction:
     if not isinstance(name, str):
-        raise ConfigError(f"{ROOT}.preset: expected a name, got {shown(name)}")
+        raise ConfigError(
+            f"{ROOT}.preset: expected a name, got {shown(name)}: slime-ext presets lists the names"
+        )
     return built(ROOT, presets.get, {"name": name})
 
 
 def _steps(listed: Any) -> tuple[Step, ...]:
     if not isinstance(listed, list | tuple):
         raise ConfigError(
-            f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: each step is its name with its "
-            "fields"
+            f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: write "
+            "[{name: {field: value}}, ...]"
         )
     steps = [_step(f"{ROOT}.steps[{i}]", entry) for i, entry in enumerate(listed)]
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
@@ -242,13 +244,13 @@ def _terms(listed: Any) -> tuple[Any, ...]:
     where = f"{ROOT}.terms"
     if not isinstance(listed, list | tuple):
         raise ConfigError(
-            f"{where}: expected a list of terms, got {shown(listed)}: each term is its name with its fields"
+            f"{where}: expected a list of terms, got {shown(listed)}: write [{{name: {{field: value}}}}, ...]"
         )
     return tuple(named(f"{where}[{i}]", "term", entry, TERMS) for i, entry in enumerate(listed))
 
 
 def _step(where: str, entry: Any) -> Step:
-    """Builds a built-in step, or one of the user's if the name has dots."""
+    """Builds a built-in step, or a user's own step if the name has dots."""
     name = next(iter(entry), None) if isinstance(entry, Mapping) else entry
     step: Step
     if not isinstance(name, str) or "." not in name:
@@ -259,7 +261,7 @@ def _step(where: str, entry: Any) -> Step:
     made_from = {name: user_steps.load_step(name, where)}
     try:
         step = named(where, "step", entry, made_from)
-    except Exception as error:  # in the user's class: a field without a value, its __post_init__ or a type
+    except Exception as error:  # from the user's class: a missing field, its __post_init__ or a type hint
         raise user_steps.failed(f"{where}.{name}", error) from error
     user_steps.check_step(step, where=f"{where}.{name}")
     return step

@@ -1,4 +1,4 @@
-"""The result of reading a mapping."""
+"""Holds the result of reading a mapping."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from typing import Any
 
 
 def as_number(value: Any) -> float | None:
-    """Reads a finite float, or returns None.
+    """Reads a value as a finite float, or returns None.
 
-    Text may be a number. A bool is not one, nor is text that only Python reads as a number.
+    Text may be a number. A bool is not one, nor is text such as 1_0, which only Python reads as a number.
 
     >>> as_number("1e-4"), as_number(True), as_number("two"), as_number("nan"), as_number("1_0")
     (0.0001, None, None, None, None)

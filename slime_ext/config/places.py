@@ -1,6 +1,6 @@
-"""Where each of our keys belongs.
+"""Lists where each of our keys belongs.
 
-Messages use it when a key has lost its indentation under ``slime_ext:``.
+Messages say this when a key has lost its indentation under ``slime_ext:``.
 """
 
 from __future__ import annotations

@@ -28,14 +28,14 @@ def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
     Raises ConfigError for anything else.
     """
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a mapping, got {shown(value)}")
+        raise ConfigError(f"{where}: expected a mapping, got {shown(value)}: write {{key: value}}")
     return value or {}
 
 
 def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
-    """Builds the object that ``{name: {field: value}}``, or just a name, describes.
+    """Builds the object that ``{name: {field: value}}`` describes.
 
-    ``known`` maps names to classes.
+    A name alone stands for ``{name: {}}``. ``known`` maps names to classes.
     """
     if isinstance(entry, str):
         entry = {entry: {}}
@@ -47,7 +47,9 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
     ((name, fields),) = entry.items()
     check_known(where, kind, name, sorted(known))
     if fields is not None and not isinstance(fields, Mapping):
-        raise ConfigError(f"{where}.{name}: expected a mapping of its fields, got {shown(fields)}")
+        raise ConfigError(
+            f"{where}.{name}: expected a mapping of its fields, got {shown(fields)}: write {{field: value}}"
+        )
     return built(where, known[name], checked(f"{where}.{name}", known[name], fields or {}))
 
 
@@ -68,7 +70,7 @@ def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[
 def _value(where: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list):  # YAML has no tuples
         value = tuple(value)
-    if is_plain(hint):  # the object that gets the value checks it by the same rule
+    if is_plain(hint):  # the object that gets the value checks it again by the same rule
         converted = _number(value, hint)
         check_value(where, converted, hint)
         return converted
@@ -115,7 +117,7 @@ def read_fields(where: str, cls: type[T], values: Any) -> T:
 
 
 def built(where: str, make: Callable[..., T], fields: Mapping[str, Any]) -> T:
-    """Calls ``make`` with the fields; its errors get the prefix ``where``."""
+    """Calls ``make`` with the fields, and puts ``where`` before its errors."""
     try:
         return make(**fields)
     except ConfigError as error:

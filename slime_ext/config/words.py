@@ -1,4 +1,4 @@
-"""Writes a correction's native keys as a line of text."""
+"""Writes a correction's native keys as one line of text."""
 
 from __future__ import annotations
 

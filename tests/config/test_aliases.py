@@ -55,7 +55,9 @@ def test_aliases_that_multiply_are_one_line(tmp_path):
     ran = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False)
     lines = ran.stderr.splitlines()
     assert ran.stdout == "" and len(lines) == len(PLACED), ran.stderr
-    assert all(re.search(r"values that the file writes, got \de\+09 by its aliases", line) for line in lines)
+    assert all(
+        re.search(r"values that the file writes, got \de\+09 with its aliases", line) for line in lines
+    )
 
 
 def test_an_alias_of_itself_is_refused_and_one_that_is_used_twice_is_not(tmp_path):

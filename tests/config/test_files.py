@@ -16,8 +16,8 @@ NO_VALUE = "expected YAML, got a value that does not fit its type: "
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("a: 1\na: 2", "expected each key once, got 'a' twice (mapping at line 1)"),
-        ("a:\n  b: 1\n  b: 2", "expected each key once, got 'b' twice (mapping at line 2)"),
+        ("a: 1\na: 2", "expected each key once, got 'a' twice: remove one (mapping at line 1)"),
+        ("a:\n  b: 1\n  b: 2", "expected each key once, got 'b' twice: remove one (mapping at line 2)"),
         ("{0: 1, 0: 2}", "expected each key once, got '0' twice"),
         ("a: [", "expected YAML, got an error at line 1"),
         ("a: 2024-13-45", NO_VALUE + "month must be in 1..12"),
