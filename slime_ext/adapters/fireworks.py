@@ -1,12 +1,12 @@
-"""A custom loss for the fireworks cookbook.
+"""Makes a custom loss for the fireworks cookbook.
 
-It is a correction over PPO's clipped loss, or over the correction's own surrogate.
+The loss is a correction of PPO's clipped loss, or of the correction's own surrogate.
 
     policy.forward_backward_custom(data, slime_ext.adapters.fireworks.loss("token_tis", advantages=advantages,
         prompt_len=prompt_lengths, inf_logprobs=rollout_logprobs, old_policy_logprobs=old_policy_logprobs))
 
-It replaces the recipes' call of ``make_grpo_loss_fn(..., kl_beta=0)`` and takes its arguments by the same
-names. A call sees every sample of its forward_backward; coupled steps compute their number over those
+This replaces the recipes' call of ``make_grpo_loss_fn(..., kl_beta=0)``, and the arguments have the same
+names. A call sees every sample of its forward_backward, and coupled steps compute their number over those
 samples. The recipe adds the reference KL itself, so it is not added here.
 
 Source: fw-ai/cookbook 76821fa, training/utils/rl/{grpo,common}.py.
@@ -28,7 +28,7 @@ from slime_ext.core.needs import Need, require
 from slime_ext.errors import ConfigError, DataError
 
 OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP})
-NAN = "the token would be left out in silence"
+NAN = "write 0 to leave the token out"
 NAMES = {  # our tensors -> the arguments that they come from
     "behavior": "fireworks.loss: inf_logprobs",
     "proximal": "fireworks.loss: old_policy_logprobs",
@@ -65,15 +65,17 @@ def loss(
     Raises:
         ConfigError: the correction does not load or needs what the cookbook lacks, or the lists differ in
             length.
-        DataError: an advantage is not a number. When the loss is called: a list does not fit the data, or
-            holds something else than numbers.
+        DataError: an advantage is not a number. Later, when the loss is called: a list does not fit the data,
+            or holds something other than numbers.
     """
     loaded = correction_named(correction)
     starts = [prompt_len] * len(advantages) if isinstance(prompt_len, int) else list(prompt_len)
     where = "fireworks.loss"
     lengths = {len(advantages), len(starts), len(inf_logprobs), len(old_policy_logprobs)}
     if len(lengths) > 1:
-        raise ConfigError(f"{where}: expected lists of one length, got {sorted(lengths)}")
+        raise ConfigError(
+            f"{where}: expected lists of one length, got {sorted(lengths)}: pass one entry per sample"
+        )
     require(loaded.needs, OFFERS, where, "samples carry no group, version or head, and the loss is a sum")
     acting = with_ppo(loaded, eps_clip, eps_clip if eps_clip_high is None else eps_clip_high)
 
@@ -83,7 +85,8 @@ def loss(
         if len(logprobs_list) != len(starts):
             count = len(logprobs_list)
             raise DataError(
-                f"{where}: logprobs: expected {len(starts)} samples, got {count}: pass the same data"
+                f"{where}: logprobs: expected {len(starts)} samples, got {count}: pass the samples that the "
+                "lists describe"
             )
         begins = [max(0, start - 1) for start in starts]
         target = torch.cat([row[begin:] for row, begin in zip(logprobs_list, begins, strict=True)])
@@ -124,7 +127,7 @@ def loss(
 def _numbers(name: str, sample: int | None, values: Sequence[Any], begin: int, end: int) -> list[float]:
     """Reads values ``begin`` to ``end`` of a list as numbers.
 
-    None, which samplers write where there is no number, becomes NaN.
+    Samplers write None where there is no number. It becomes NaN.
 
     Args:
         sample: the sample that the list belongs to; None: it belongs to all samples.
@@ -134,7 +137,7 @@ def _numbers(name: str, sample: int | None, values: Sequence[Any], begin: int, e
     if len(part) != max(end - begin, 0):
         raise DataError(
             f"fireworks.loss: {place}: expected {end} numbers, one per target token, got {len(values)}: "
-            "pass those of prompt and response, without the first token"
+            "pass one for each token of prompt and response except the first"
         )
     try:
         return [math.nan if value is None else float(_no_text(value)) for value in part]

@@ -1,4 +1,4 @@
-"""What the adapters share: finding a correction, and one call on padded tensors."""
+"""Contains what the adapters share: finding a correction, and one call on padded tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rule = tuple[bool, str]  # whether the rule is broken, and the message for that
 def correction_named(name: str | Mapping[str, Any]) -> Correction:
     """Loads the correction that a preset's name, a YAML file's path or a mapping describes.
 
-    In a file or a mapping its keys may be under ``slime_ext:``.
+    The keys of a file or a mapping may be under ``slime_ext:``.
 
     Raises:
         ConfigError: the correction does not load, or has a key that nothing would read here.
@@ -60,7 +60,7 @@ def correct_padded(
     """Calls ``slime_ext.correct`` on [B, T] tensors.
 
     Args:
-        mask: not 0 at response tokens; all other tokens may hold anything.
+        mask: nonzero at response tokens; all other tokens may hold anything.
         names: what the other system calls ``mask``, ``behavior``, ``proximal`` and ``target``, for messages.
         more: ``loss`` (ones by default, so that the result is the weights), ``target``, ``advantages``.
 
@@ -68,7 +68,7 @@ def correct_padded(
         loss [B, T], keep [B, T] bool, and metrics.
 
     Raises:
-        DataError: a tensor has another shape than the mask, such as [T, B]. For all else see ``correct``.
+        DataError: a tensor has another shape than the mask, such as [T, B]. ``correct`` lists other errors.
     """
     arguments = {"behavior": behavior, "proximal": proximal, **more}
     tensors = {name: values for name, values in arguments.items() if values is not None}
@@ -90,7 +90,7 @@ def correct_padded(
 
 @contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Replaces our names of tensors in errors by those of the other system."""
+    """Replaces our names of tensors in errors with those of the other system."""
     try:
         yield
     except SlimeExtError as error:

@@ -1,13 +1,13 @@
-"""A policy loss for SkyRL.
+"""Registers a policy loss in SkyRL.
 
-It is any correction over PPO's clipped loss, or over the correction's own surrogate.
+The loss is any correction of PPO's clipped loss, or of the correction's own surrogate.
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=slime_ext.adapters.skyrl \\
         trainer.algorithm.policy_loss_type=slime_ext slime_ext=token_tis ...
 
 ``slime_ext`` is a preset's name or a YAML file's path. SkyRL passes the log-probs of all three policies, one
-micro-batch at a time. Its loss is a sum of per-token losses whose advantages it has scaled, so this module
-divides by nothing.
+micro-batch at a time. It has already scaled the advantages, so this module only sums the losses of tokens,
+and does not divide.
 
 Source: SkyRL 0.3.0, skyrl/backends/skyrl_train/utils/ppo_utils.py (PolicyLossRegistry).
 """
@@ -34,7 +34,7 @@ from slime_ext.errors import ConfigError, SlimeExtError
 
 NAME = "slime_ext"
 OVERRIDE = "trainer.override_entrypoint="
-NAMES = {  # of the tensors of a call
+NAMES = {  # our tensors -> what SkyRL calls them
     "mask": "loss_mask",
     "behavior": "rollout_logprobs",
     "proximal": "old_log_probs",
@@ -46,7 +46,7 @@ OWN = (*OWN, "outlier_token_is_threshold_high", "token_mask_is_threshold_low", "
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The sum over t of mask_t L_t, with L the corrected loss."""
+    """Computes the sum over t of mask_t L_t, where L is the corrected loss."""
 
     correction: Correction
 
@@ -90,8 +90,8 @@ def check(correction: Correction, config: Any) -> None:
     """Checks a correction against SkyRL's configuration, before Ray starts.
 
     Raises:
-        ConfigError: SkyRL would not call the correction, would correct as well, or does not pass what the
-            correction reads.
+        ConfigError: SkyRL would not call the correction, would correct a second time, or does not pass what
+            the correction reads.
     """
     algorithm = config.trainer.algorithm
     keys = [name for name in OWN if getattr(algorithm.off_policy_correction, name) is not None]
@@ -99,16 +99,17 @@ def check(correction: Correction, config: Any) -> None:
         (
             algorithm.policy_loss_type != NAME,
             f"trainer.algorithm.policy_loss_type: expected {NAME}, got {algorithm.policy_loss_type}: "
-            "otherwise nothing calls the correction",
+            f"write trainer.algorithm.policy_loss_type={NAME}, or nothing calls the correction",
         ),
         (
             bool(keys),
             f"trainer.algorithm.off_policy_correction: expected nothing beside {NAME}, got "
-            f"{', '.join(keys)}: SkyRL does not read it with this loss; put it into the correction",
+            f"{', '.join(keys)}: put it into the correction, because SkyRL does not read it with this loss",
         ),
         (
             config.generator.sampling_params.logprobs is None,
-            "generator.sampling_params.logprobs: expected 1, got none: the correction reads them, so add it",
+            "generator.sampling_params.logprobs: expected 1, got none: add "
+            "generator.sampling_params.logprobs=1, because the correction reads them",
         ),
     ]
     refuse(rules)
@@ -117,7 +118,7 @@ def check(correction: Correction, config: Any) -> None:
 
 
 def register(correction: Correction) -> None:
-    """Puts the policy loss ``slime_ext`` into SkyRL's registry; a later call replaces it."""
+    """Puts the policy loss ``slime_ext`` into SkyRL's registry. A later call replaces it."""
     from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 
     if NAME in PolicyLossRegistry.list_available():
@@ -137,7 +138,7 @@ def main() -> None:
     sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith((OVERRIDE, f"{NAME}="))]
     try:
         if len(named) != 1:
-            raise ConfigError(f"{NAME}: expected one, got {len(named)}: write {NAME}=token_tis")
+            raise ConfigError(f"{NAME}: expected one value, got {len(named)}: write {NAME}=token_tis")
         correction = correction_named(named[0])
         check(correction, SkyRLTrainConfig.from_cli_overrides(sys.argv[1:]))
     except SlimeExtError as error:

@@ -1,13 +1,15 @@
-"""Corrections inside verl, which loads this module in every process (entry point ``verl.plugins``).
+"""Runs corrections inside verl.
+
+verl loads this module in every process (entry point ``verl.plugins``).
 
     +algorithm.rollout_correction.slime_ext=token_tis                     # weights on verl's own loss
     actor_rollout_ref.actor.policy_loss.loss_mode=slime_ext.pure_is       # a loss of ours, in bypass mode
 
-The first flag computes weights once per rollout batch, from rollout and proximal log-probs, where verl
-computes its own weights; ``normalize`` and ``second_moment`` are over that batch. ``mask_scope: all`` with
-``denominator: kept`` takes rejected tokens out of ``response_mask``, as verl's own rejections do; otherwise
-their weight is 0 and the mask stays. The second flag computes a loss per micro-batch, from target and rollout
-log-probs.
+The first flag computes weights once per rollout batch, from rollout and proximal log-probs, at the place
+where verl would compute its own. ``normalize`` and ``second_moment`` are over that batch. ``mask_scope: all``
+with ``denominator: kept`` takes rejected tokens out of ``response_mask``, as verl's own rejections do.
+Otherwise their weight is 0 and the mask stays. The second flag computes a loss per micro-batch, from target
+and rollout log-probs.
 
 Source: verl 0.9.1, verl/__init__.py (plugins), trainer/ppo/rollout_corr_helper.py, trainer/ppo/core_algos.py.
 """
@@ -33,11 +35,11 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 WEIGHTS_OFFER = frozenset({Need.WHOLE_STEP, Need.KEPT_COUNT, Need.MASKS})
 LOG_PROBS_ALONE = (
-    f"verl computes weights from rollout and proximal log-probs alone (a loss, {LOSS}={KEY}.<preset>, sees "
-    "the target's and advantages)"
+    "verl computes weights from rollout and proximal log-probs alone; to read the target's log-probs or "
+    f"advantages, use {LOSS}={KEY}.<preset>"
 )
 NAMES = {"mask": "response_mask", "behavior": "rollout_log_probs", "proximal": "old_log_probs"}
-NAMES_OF_LOSS = {  # of a policy loss; in bypass mode old_log_prob is the rollout's
+NAMES_OF_LOSS = {  # for a policy loss; in bypass mode old_log_prob is the rollout's
     "mask": "response_mask",
     "behavior": "old_log_prob",
     "proximal": "old_log_prob",
@@ -48,7 +50,7 @@ LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The corrected loss, aggregated by verl's ``agg_loss``.
+    """Computes the corrected loss, which verl's ``agg_loss`` aggregates.
 
     In bypass mode ``old_log_prob`` is that of the rollout.
     """
@@ -103,12 +105,10 @@ def add_weights(correction: Correction, batch: Any) -> tuple[Any, dict[str, floa
     data = batch.batch
     for name in NAMES.values():
         if name not in data.keys():  # a TensorDict does not allow `in`
-            why = (
-                f"add {LOG_PROBS}=true" if name == NAMES["behavior"] else "verl writes it before the weights"
-            )
+            why = f"add {LOG_PROBS}=true" if name == NAMES["behavior"] else "compute it before the weights"
             raise ConfigError(f"{name}: expected it in the rollout batch, got none: {why}")
     mask, behavior, proximal = (data[name] for name in NAMES.values())
-    acting = replace(correction, denominator="host")  # because verl divides by the mask that remains
+    acting = replace(correction, denominator="host")  # because verl itself divides by the remaining mask
     weights, keep, metrics = correct_padded(acting, mask, behavior, proximal, NAMES)
     data["rollout_is_weights"] = weights
     if correction.mask_scope == "all":
@@ -120,8 +120,8 @@ def check(config: Any) -> None:
     """Checks the flags that name a correction against verl's configuration, before workers start.
 
     Raises:
-        ConfigError: verl would not call the correction, would correct as well, or does not pass what the
-            correction reads.
+        ConfigError: verl would not call the correction, would correct a second time, or does not pass what
+            the correction reads.
     """
     block = config.algorithm.get("rollout_correction") or {}
     mode = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
@@ -136,7 +136,7 @@ def check(config: Any) -> None:
 
 def _check_weights(correction: Correction, block: Any) -> None:
     theirs = [key for key in ("rollout_is", "rollout_rs") if block.get(key) is not None]
-    in_bypass = f"verl computes no weights then; {LOSS}={KEY}.<preset> is a loss"
+    in_bypass = f"remove it, or use {LOSS}={KEY}.<preset>, because verl computes no weights in bypass mode"
     refuse(
         [
             (bool(block.get("bypass_mode")), f"{BYPASS}: expected false beside {KEY}, got true: {in_bypass}"),
@@ -146,22 +146,27 @@ def _check_weights(correction: Correction, block: Any) -> None:
     require(correction.needs, WEIGHTS_OFFER, WEIGHTS, LOG_PROBS_ALONE)
     if (correction.mask_scope == "all") != (correction.denominator == "kept"):
         raise ConfigError(
-            f"{WEIGHTS}: expected mask_scope all with denominator kept, got one: set both or none"
+            f"{WEIGHTS}: expected mask_scope all with denominator kept, got one of them: set both or neither"
         )
 
 
 def _check_loss(correction: Correction, block: Any) -> None:
     is_proximal = correction.numerator != "target" and bool(correction.steps)
     twice = isinstance(correction.surrogate, HostLoss) and correction.sets_weights
-    without = f"verl's loss has no rollout log-probs then; +{WEIGHTS}=<preset> weights it"
+    without = f"set it, or use +{WEIGHTS}=<preset>: verl's loss has rollout log-probs only in bypass mode"
     refuse(
         [
             (not block.get("bypass_mode"), f"{BYPASS}: expected true beside {LOSS}, got false: {without}"),
             (
                 is_proximal,
-                f"{LOSS}: expected numerator target, got proximal: in bypass mode it is the rollout's policy",
+                f"{LOSS}: expected numerator target, got proximal: choose another preset, because in bypass "
+                "mode the proximal policy is the rollout's",
             ),
-            (twice, f"{LOSS}: expected a surrogate, got host: the ratio would be counted twice"),
+            (
+                twice,
+                f"{LOSS}: expected a preset with its own surrogate, got host: choose another preset, because "
+                "the ratio would be counted twice",
+            ),
         ]
     )
     require(correction.needs, ONE_MICRO_BATCH, LOSS, "verl's loss sees one micro-batch and returns no masks")

@@ -263,7 +263,7 @@ def test_skyrls_worker_step_learns(real_skyrl, name, monkeypatch):
 
 def test_skyrls_entry_point_ends_in_one_line(real_skyrl, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["main_base", "trainer.override_entrypoint=slime_ext.adapters.skyrl"])
-    with pytest.raises(SystemExit, match="slime_ext: expected one, got 0"):
+    with pytest.raises(SystemExit, match="slime_ext: expected one value, got 0"):
         skyrl.main()
 
 

@@ -210,7 +210,7 @@ REFUSED = {
     "slime_ext.guards: expected none outside of slime and miles": of_skyrl(
         {"preset": "token_tis", "guards": {"kept_fraction": {"min": 0.5, "action": "stop"}}}
     ),
-    "slime_ext.backend: expected none, got one: the key was removed": lambda: cookbook(
+    "slime_ext.backend: expected no such key, got one: delete it": lambda: cookbook(
         {"preset": "token_tis", "backend": "compiled"}
     ),
     "slime_ext.metrics: expected none": of_verl(slime_ext={"preset": "token_tis", "metrics": {"file": "a"}}),
@@ -316,8 +316,8 @@ WRONG = {  # what a system hands over -> the line about it
         )
         for name, why in {
             "rollout_log_probs": "add actor_rollout_ref.rollout.calculate_log_probs=true",
-            "old_log_probs": "verl writes it before the weights",
-            "response_mask": "verl writes it before the weights",
+            "old_log_probs": "compute it before the weights",
+            "response_mask": "compute it before the weights",
         }.items()
     },
     "verl transposed": (
@@ -350,7 +350,7 @@ WRONG = {  # what a system hands over -> the line about it
     ),
     "fireworks NaN weight": (
         lambda: called(weights=[[1.0, 1.0], [1.0, NAN]]),
-        "fireworks.loss: weights, sample 1: expected 0 or 1, got nan: the token would be left out in silence",
+        "fireworks.loss: weights, sample 1: expected 0 or 1, got nan: write 0 to leave the token out",
     ),
     **{
         f"fireworks short {name}": (
@@ -373,7 +373,7 @@ WRONG = {  # what a system hands over -> the line about it
     ),
     "fireworks other data": (
         lambda: called(logprobs=[torch.zeros(2)]),
-        "fireworks.loss: logprobs: expected 2 samples, got 1: pass the same data",
+        "fireworks.loss: logprobs: expected 2 samples, got 1: pass the samples that the lists describe",
     ),
 }
 
