@@ -1,6 +1,6 @@
-"""Errors and warnings for users, one line each.
+"""Defines errors and warnings for users, one line each.
 
-Imports only the standard library.
+It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class GuardError(SlimeExtError, RuntimeError):
 def _received(kind: type[SlimeExtError], *args: Any) -> SlimeExtError:
     """Unpickles an error that another process raised.
 
-    Under Ray the driver ends with dozens of lines of traceback and worker output. From here on, the error is
-    repeated as the last line.
+    Under Ray, the driver ends with dozens of lines of traceback and worker output. So the error is printed
+    again as the last line.
     """
     hook = sys.excepthook
     if "ray" in sys.modules and getattr(hook, "func", None) is not _show_and_repeat:
@@ -68,7 +68,7 @@ def _show_and_repeat(
 
 
 def _print_last(line: str) -> None:
-    sys.modules["ray"].shutdown()  # first prints the output of its workers
+    sys.modules["ray"].shutdown()  # called first, because it prints the output of the workers
     print(f"\n{line}", file=sys.stderr, flush=True)
 
 
@@ -79,7 +79,7 @@ def warn_once(message: str) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the nearest known name as a clause; an empty text without one.
+    """Returns the nearest known name as a clause; empty if none is near.
 
     >>> did_you_mean("truncat", ["clip", "truncate"])
     "; did you mean 'truncate'?"
@@ -91,7 +91,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_known(where: str, kind: str, name: object, known: Collection[str]) -> None:
-    """Raises ConfigError for an unknown name, and says the nearest known one.
+    """Raises ConfigError for an unknown name. The message has the nearest known name.
 
     >>> check_known("x", "key", "hihg", ["low", "high"])
     Traceback (most recent call last):
@@ -162,7 +162,7 @@ def _pieces(value: object) -> Iterator[str]:
         yield f",{end}" if isinstance(value, tuple) and len(value) == 1 else end
     elif type(value) is str:
         yield repr(value[: LINE + 1])
-    elif type(value) is int and value.bit_length() > 4 * LINE:  # Python refuses 4,300 digits
+    elif type(value) is int and value.bit_length() > 4 * LINE:  # repr raises above 4,300 digits
         yield hex(value >> value.bit_length() - 4 * LINE)
     else:
         yield repr(value)

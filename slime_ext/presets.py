@@ -1,10 +1,10 @@
-"""The presets: name -> correction, formula and source.
+"""Defines the presets: name -> correction, formula and source.
 
-The names of other systems are aliases. In the formulas l = log numerator - log behavior per token, rho = e^l,
-Pi the product and geo the geometric mean over the response tokens of a sequence. The numerator is the
-proximal policy, unless the formula says "target". Without a loss in the formula, the weights multiply the
-host's loss. t counts the response tokens of a sequence from 1. Numbers are the sources' defaults, unless the
-formula says "ours".
+The names of other systems are aliases. In the formulas, l = log numerator - log behavior per token and rho =
+e^l. Pi is the product of rho over the response tokens of a sequence, and geo is their geometric mean. The
+numerator is the proximal policy, unless the formula says "target". If the formula has no loss, the weights
+multiply the host's loss. t counts the response tokens of a sequence from 1. Numbers are the sources'
+defaults, unless the formula says "ours".
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Preset:
 
     @cached_property
     def correction(self) -> Correction:
-        """The correction, built on first use because each one is tried on a batch (``core.idle``)."""
+        """The correction. It is built on first use, because each one is tried on a batch (``core.idle``)."""
         return Correction(**self.fields)
 
 
@@ -199,7 +199,7 @@ LITERATURE = {
         CAP,
     ),
     "m2": _preset(
-        "w = 1, the largest l^2 of the step dropped until the mean of the rest is below 0.04",
+        "w = 1, tokens with the largest l^2 of the step dropped until the mean l^2 of the rest is below 0.04",
         "M2PO, https://arxiv.org/abs/2510.01161; AReaL's all-sign variant",
         SecondMoment(0.04),
     ),
@@ -248,8 +248,8 @@ LITERATURE = {
 
 AUTUMN_2026 = {
     "flash_reinforce": _preset(
-        "-rho_t A log pi without a cap, sequence kept iff mean D_B(q||p) <= 5e-3, target (the threshold of "
-        "slime; miles and TRL 3e-3, verl 1e-3)",
+        "-rho_t A log pi without a cap, sequence kept iff mean D_B(q||p) <= 5e-3, target (slime's threshold; "
+        "miles and TRL use 3e-3, verl 1e-3)",
         "FlashREINFORCE; miles, loss/hub/corrections.py 347a58e; OpenRLHF PR 1339",
         TOKEN,
         Reject("sequence", "binary_kl", "mean", high=5e-3),
@@ -279,7 +279,7 @@ AUTUMN_2026 = {
         **PURE,
     ),
     "ipo": _preset(
-        "-rho_t A log pi + 1e-3 l^2, token dropped from the first iff |p - q| > 0.1, target",
+        "-rho_t A log pi + 1e-3 l^2, token dropped from the first term iff |p - q| > 0.1, target",
         "prime-rl PR 1930, 2798 and 3418 (INTELLECT policy optimization)",
         TOKEN,
         Reject("token", "tv", high=0.1),
@@ -287,8 +287,8 @@ AUTUMN_2026 = {
         **PURE,
     ),
     "cppo": _preset(
-        "-rho_t A log pi, token dropped iff A l > 0 and v D > 0.2 or sum of v D to t > 0.2 + 0.02 sum of v "
-        "before t, D = |p - q|, v falls from 1 to 0.8 along the response, target",
+        "-rho_t A log pi, token dropped iff A l > 0 and (v D > 0.2 or sum of v D to t > 0.2 + 0.02 sum of v "
+        "before t), D = |p - q|, v falls from 1 to 0.8 along the response, target",
         "CPPO, https://arxiv.org/abs/2606.10968; UniRL, algorithms/cppo.py, without its 90th percentile",
         TOKEN,
         PrefixBudget("tv", 0.2, 0.02, 0.8),
@@ -304,8 +304,8 @@ AUTUMN_2026 = {
         **PURE,
     ),
     "p3o": _preset(
-        "-min(rho_t, ESS) A log pi + (1 - ESS) (e^-l - 1 + l), l of the target, ESS of the step's rho: "
-        "both as in the paper if a rollout is one optimizer step",
+        "-min(rho_t, ESS) A log pi + (1 - ESS) (e^-l - 1 + l), l of the target, ESS of the step's rho (the "
+        "paper's method if a rollout is one optimizer step)",
         "P3O, https://arxiv.org/abs/2605.12380; Relax PR 234",
         TOKEN,
         EssTruncate(),
@@ -313,7 +313,7 @@ AUTUMN_2026 = {
         terms=(ReverseK3(1.0, times_one_minus_ess=True),),
     ),
     "delightful": _preset(
-        "-sigma(-A log pi) A log pi, the gate detached: no correction, another objective",
+        "-sigma(-A log pi) A log pi, the gate detached (not a correction: it changes the objective)",
         "Delightful policy gradient, https://arxiv.org/abs/2603.14608; miles PR 2348; open-instruct PR 1628",
         numerator="target",
         surrogate=Delightful(),
@@ -346,8 +346,8 @@ def find(name: str) -> Preset:
     """Finds the preset of a name or an alias.
 
     Raises:
-        ConfigError: for an unknown name with the nearest names; for an estimator of the host with what to
-            type.
+        ConfigError: the name is unknown, or is an estimator of the host. The message has the nearest names,
+            or what to type.
     """
     if name in ESTIMATORS and name not in NAMES:
         raise ConfigError(f"preset: expected a correction, got '{name}', {an_estimator(name)}")
@@ -361,7 +361,7 @@ def find(name: str) -> Preset:
 
 
 def an_estimator(name: str) -> str:
-    """Says what to type for a host's estimator that was taken for a correction."""
+    """Says what to type if a host's estimator was taken for a correction."""
     return (
         f"an estimator of the host: type --advantage-estimator {name}, and a correction beside it, such as "
         f"--custom-tis-function-path slime_ext.tis.token_tis"

@@ -1,6 +1,6 @@
-"""The steps of a correction, and the classes for writing your own.
+"""Exports the steps of a correction, and the classes for writing your own.
 
-docs/your_own_correction.md says how.
+docs/your_own_correction.md says how to write one.
 """
 
 from slime_ext.core.needs import Need

@@ -1,8 +1,8 @@
-"""Tests for your own correction: made-up responses, and the contracts of steps and hooks.
+"""Tests your own correction on made-up responses.
 
-The definition in ``check_step(step, definition)`` and ``check_hook(hook, definition)`` is plain Python over
-one response (``Sample``), so the reference uses no tensors. At start-up, ``check_step`` runs on each of your
-own steps that a configuration names.
+``check_step(step, definition)`` and ``check_hook(hook, definition)`` test the contracts of steps and hooks.
+The definition is plain Python over one response (``Sample``), so the reference uses no tensors. At start-up,
+``check_step`` runs on each of your own steps that a configuration names.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ def check_hook(hook: Callable[..., Any], definition: Definition | None = None, *
     """Calls a function for ``--custom-tis-function-path`` as slime does, and checks its result.
 
     Args:
-        definition: sample -> the factor of each token's loss, 0 where it is rejected.
+        definition: a function in plain Python. It returns the factor of each token's loss in a sample, 0
+            where the token is rejected.
         flags: attributes of the hook's ``args``, besides slime's defaults.
 
     Raises:
-        ConfigError: one line, the first fault.
+        ConfigError: says the first fault in one line.
         DataError: the result has a wrong type or shape.
 
     >>> import math
@@ -117,7 +118,10 @@ def _check_gradient(where: str, call: dict[str, Any], loss: Tensor) -> None:
             "are detached; add .detach() to what you compute from cur_log_probs"
         )
     if host is not None and not host[mask].isfinite().all():
-        raise ConfigError(f"{where}: expected a finite gradient at response tokens, got NaN or infinity")
+        raise ConfigError(
+            f"{where}: expected a finite gradient at response tokens, got NaN or infinity: clamp log-ratios "
+            "before exp"
+        )
 
 
 def check_returned(
@@ -125,7 +129,8 @@ def check_returned(
 ) -> tuple[Tensor, list[Tensor], Mapping[str, Tensor]]:
     """Checks the types and shapes of what the correction at ``path`` returned, and returns it.
 
-    It reads no value. Without this check a wrong shape would broadcast, or fail deep inside torch.
+    It reads no value of a tensor. Without this check, a wrong shape would broadcast or fail deep inside
+    torch.
 
     Args:
         pg_loss: [T] the loss that the correction got.

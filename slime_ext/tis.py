@@ -1,8 +1,8 @@
-"""The functions for ``--custom-tis-function-path``: slime's own three, ``correct``, and one per preset.
+"""Defines the functions for ``--custom-tis-function-path``.
 
-Each takes slime's keyword call and returns ``(pg_loss, loss_masks, metrics)``; see
+They are slime's own three, ``correct``, and one per preset: ``slime_ext.tis.<preset>`` for every name in
+``slime_ext.presets``. Each takes slime's keyword call and returns ``(pg_loss, loss_masks, metrics)``; see
 ``slime_ext.host.contract``. Without ``args.use_tis`` it returns the loss and mask objects unchanged.
-``slime_ext.tis.<preset>`` exists for every name in ``slime_ext.presets``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
 def _correction_of(args: Any, name: str) -> Correction:
     """Returns the correction of the function ``name`` for the host's args.
 
-    It is built again only if the args change.
+    The correction is built again only if the args change.
     """
     values = [getattr(args, key, None) for key in (BOUNDS if name in SEEDS else ("slime_ext",))]
     owner, known, correction = session.corrections.get(name, (None, None, None))
@@ -71,7 +71,7 @@ def _correction_of(args: Any, name: str) -> Correction:
 
 
 def _tis_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """Makes the metrics of slime's own functions; a dropped token counts as clipped."""
+    """Makes the metrics of slime's own functions. A dropped token counts as clipped."""
     changed = result.clipped + torch.where(result.finite, result.rejected, 0)
     off = torch.where(result.finite, (result.ratio - 1).abs(), 0)
     return {"tis": result.ratio, "tis_clipfrac": changed, "tis_abs": off, **_nonfinite(result, tokens)}
@@ -98,8 +98,8 @@ vanilla_tis_function = _hook(
     "vanilla_tis_function",
     """Clips token weights: w_t = clip(proximal / behavior, --tis-clip-low, --tis-clip), slime's default.
 
-    Metrics: ``tis`` is the ratio, ``tis_clipfrac`` where it was clipped, ``tis_abs`` |ratio - 1|; and
-    ``nonfinite_fraction``.
+    Metrics: ``tis`` is the ratio, ``tis_clipfrac`` is 1 where it was clipped, ``tis_abs`` is |ratio - 1|, and
+    ``nonfinite_fraction`` is 1 where the behavior log-prob is not finite.
 
     Source: slime, loss.py; Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
     """,
@@ -118,11 +118,11 @@ off_policy_is_function = _hook(
     """Weights tokens with w_t = clip(target / behavior, 1 - eps_clip, 1 + eps_clip_high).
 
     This one detached weight corrects for mismatch and for staleness. On a REINFORCE loss this is CISPO. On a
-    loss with the factor target / proximal the weight counts that ratio twice; the preset ``off_policy_is``
+    loss with the factor target / proximal, the weight counts that ratio twice; the preset ``off_policy_is``
     does not. Metrics: ``is_weight``, ``is_clipfrac``, ``nonfinite_fraction``.
 
-    slime PR 2084 has had two forms, and the one above is its first. A host that has a function of this name
-    itself (``slime.utils.ppo_utils``) gets the form of August 2026: w_t = clip(target / behavior,
+    slime PR 2084 has had two forms. The one above is the first. A host that itself has a function of this
+    name (``slime.utils.ppo_utils``) gets the form of August 2026: w_t = clip(target / behavior,
     --tis-clip-low, --tis-clip), with the metrics of ``vanilla_tis_function``.
 
     Raises:
