@@ -1,4 +1,4 @@
-"""Certifies each push of weights: do the engines sample from the trainer's weights?
+"""Certifies each push of weights: whether the engines sample from the trainer's weights.
 
 A certificate costs no forward pass. The trainer scores the first rollout after a push anyway, before its
 first optimizer step, with the same weights that sampled it. So the k3 over those tokens, in nats, measures
@@ -33,18 +33,18 @@ LIMIT = 1e-2  # nats; numerics alone do not explain a larger k3 (docs/metrics.md
 TIMES = 10.0  # a k3 of more than this many times the first certificate's is a fault,
 FLOOR = 1e-6  # unless it is below this, in nats, because then it is rounding
 LAYER = re.compile(r"\blayers?\.(\d+)\.")
-STILL = re.compile(r"norm|bias")  # vectors of numbers near 1: bfloat16 rounds their small steps away
+STILL = re.compile(r"norm|bias")  # not compared, because bfloat16 rounds small steps near 1 away
 NAMED = 4  # places that a line lists before it says "and N more"
 log = logging.getLogger("slime_ext")
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """Compares the engines' checksums after a push with those before it."""
+    """Holds what the engines' checksums say about a push."""
 
-    summary: str  # how many tensors changed, or why nobody knows
+    summary: str  # how many tensors changed, or why that is not known
     still: tuple[str, ...] = ()  # tensors that kept their checksum although the trainer stepped
-    fault: str = ""  # what the checksums show to be wrong with the push; empty if nothing
+    fault: str = ""  # what is wrong with the push; empty if the checksums show no fault
 
 
 @dataclass
@@ -96,7 +96,7 @@ class PushRecord:
         """Judges the latest push by the metrics of the first optimizer step after it.
 
         Returns:
-            Whether the push is sound, None if that cannot be told; and the text of the certificate.
+            Whether the push is sound (None if the metrics cannot tell), and the text of the certificate.
         """
         arrival, k3 = self.arrival, scalars[PREFIX + "k3_kl"]
         text = f"k3 {k3:.2g} nats over {scalars[PREFIX + 'tokens']:,.0f} tokens"
@@ -135,7 +135,8 @@ def _noting(make: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         pushes().pushed(self.weight_version)
-        # The object, not its class: hosts import subclasses later, and these call their parents' method.
+        # The method of the object is wrapped, not that of the class, because a subclass that the host imports
+        # later calls its parent's method.
         hosts.wrap(self, "update_weights", functools.partial(_certified, self))
 
     return __init__
@@ -168,7 +169,7 @@ def after_push(version: int, engines: Sequence[Any]) -> None:
     record = pushes()
     record.pushed(version)
     record.is_due, record.asked = True, ()
-    if not hosts.rank():  # every rank knows the engines; one asks
+    if not hosts.rank():  # every rank knows the engines, and one of them asks
         try:
             record.asked = [engine.check_weights.remote("checksum") for engine in engines]
         except Exception as error:  # a missing answer must not end the run

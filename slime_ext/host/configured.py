@@ -32,9 +32,9 @@ from slime_ext.host.flags import ARGUMENTS, check_kinds
 from slime_ext.host.rules import ALL, OF_THE_CORRECTION, OF_THE_FILE, Setup, enforce, require
 
 LATE = (
-    f"slime_ext: expected {INIT_FLAG} at start-up, got a first hook call without it: the configuration is "
-    "checked only now, after the first rollout; there are no guards, and no metrics except those that the "
-    "host logs itself: add the flag (miles' --train-backend fsdp never calls it: use megatron)"
+    f"slime_ext: expected {INIT_FLAG} at start-up, got a first hook call without it: add the flag, because "
+    "the configuration is checked only now, after the first rollout, and there are no guards and no metrics "
+    "except those that the host logs itself (miles' --train-backend fsdp never calls it: use megatron)"
 )
 BOUNDS = (*BAND, *RANGE)  # a seed's function takes its bounds from these, not from the key slime_ext
 NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
@@ -72,13 +72,13 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
 
 
 def loss_has_ratio(args: Any) -> bool:
-    """Whether the host's policy loss is PPO's; otherwise it is -A log pi_target."""
+    """Tells whether the host's policy loss is PPO's. Otherwise it is -A log pi_target."""
     host = hosts.current()
     return Setup(args, pg_loss_type=_loss_type(args, host), host=host).has_ratio
 
 
 def _loss_type(args: Any, host: hosts.Host | None) -> str | None:
-    """Asks the host's ``get_pg_loss_type``; None if the host has no such function."""
+    """Asks the host's ``get_pg_loss_type``. Returns None if the host has no such function."""
     says = getattr(host.loss, "get_pg_loss_type", None) if host else None
     try:
         return says(args) if says else None
@@ -103,7 +103,10 @@ def loaded_from(setup: Setup) -> Setup:
 
 
 def _of_bounds(function: str, args: Any) -> Correction:
-    """Makes a seed's function from the host's flags; its error messages name these flags."""
+    """Makes the correction of a seed's function from the host's flags.
+
+    Its error messages name these flags.
+    """
     low, high, eps_low, eps_high = (
         ARGUMENTS[name].default if (value := getattr(args, name, None)) is None else value for name in BOUNDS
     )
@@ -129,14 +132,14 @@ def _of_bounds(function: str, args: Any) -> Correction:
 
 
 def _clip(low: float, high: float) -> tuple[Step, ...]:
-    """Makes the step that clips weights to the flags' bounds; an infinite bound does nothing."""
+    """Makes the step that clips weights to the flags' bounds. An infinite bound does nothing."""
     if low == 0 and high == math.inf:
         return ()
     return (Clip(low, LARGEST if high == math.inf else high),)
 
 
 def _band(low: float, high: float) -> tuple[Step, ...]:
-    """Makes the step that rejects tokens outside the flags' bounds; an infinite bound does nothing."""
+    """Makes the step that rejects tokens outside the flags' bounds. An infinite bound does nothing."""
     upper = None if high == math.inf else high
     return () if low == 0 and upper is None else (Reject("token", "ratio", "mean", low, upper),)
 

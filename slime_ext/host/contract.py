@@ -54,7 +54,7 @@ FUNCTIONS = (  # arguments that name a function, for training or for the rollout
 )
 HOOK = "--custom-tis-function-path"
 TIS = "slime_ext.tis"  # the module whose functions --custom-tis-function-path names
-SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # each has its formula in code
+SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # functions of slime itself
 BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags that give their bounds
 INIT_FLAG = "--custom-megatron-init-path slime_ext.host.init"
 OURS = {  # argument -> the slime_ext function for it
@@ -71,7 +71,7 @@ MOST_DIGITS = 18  # of a weight version, so that it fits into an int64
 
 
 def takes_tis_bounds() -> bool:
-    """Whether ``off_policy_is_function`` takes its bounds from --tis-clip-low and --tis-clip.
+    """Tells whether ``off_policy_is_function`` takes its bounds from --tis-clip-low and --tis-clip.
 
     It does if the host itself defines that function, as slime does since PR 2084 (August 2026).
     """
@@ -79,7 +79,7 @@ def takes_tis_bounds() -> bool:
 
 
 def calls_hook(args: Any) -> bool:
-    """Whether the host's policy loss calls the function of --custom-tis-function-path."""
+    """Tells whether the host's policy loss calls the function of --custom-tis-function-path."""
     return bool(getattr(args, "use_tis", False) or getattr(args, "get_mismatch_metrics", False))
 
 
@@ -121,9 +121,9 @@ class HookCall:
         keywords = {**(session.loss_inputs.get() or {}), **keywords}
         if "rollout_log_probs" not in keywords and "rollout_log_probs" in arguments:
             raise ConfigError(
-                "rollout_log_probs: expected one tensor per sample, got None: the rollout must record the "
-                "log-probs of the sampled tokens; a custom generate function has to set return_logprob in "
-                "its requests and to fill Sample.rollout_log_probs"
+                "rollout_log_probs: expected one tensor per sample, got None: in a custom generate function, "
+                "set return_logprob in the requests and fill Sample.rollout_log_probs with the log-probs of "
+                "the sampled tokens"
             )
         missing = [key for key in REQUIRED[1:] if key not in keywords]
         if missing:
@@ -164,7 +164,7 @@ def forbid_respelled(path: str, flag: str) -> None:
 
 
 def load_function(path: str, flag: str) -> Callable[..., Any]:
-    """Imports ``package.module.function`` in the way slime does; errors name the ``flag``."""
+    """Imports ``package.module.function`` as slime does. Errors name the ``flag``."""
     forbid_respelled(path, flag)
     where = f"{flag} {path}"
     function: Callable[..., Any] = load_named(path, where, "function")
@@ -193,7 +193,7 @@ def require_keywords(path: str, signature: inspect.Signature, keywords: Sequence
 def versions_of(value: Any) -> tuple[Any, ...]:
     """Returns the weight versions of a sample. A custom generate function may set a single one, or none.
 
-    Newer miles keeps an object per engine call in its samples, and in its train data a list of mappings
+    Newer miles keeps an object per engine call in its samples. In its train data it keeps a list of mappings
     {version, abs_start, abs_end} per call.
 
     >>> versions_of(["1", "2"]), versions_of(None), versions_of("12")
@@ -210,7 +210,7 @@ def versions_of(value: Any) -> tuple[Any, ...]:
     if not isinstance(value, Iterable) or isinstance(value, str):
         return (value,)
     items = tuple(value)
-    # Lists may have an entry per token, and all entries are of one kind, so the first tells.
+    # A list may have an entry per token. All entries are of one kind, so the first one shows it.
     is_nested = bool(items) and (
         isinstance(items[0], Mapping | list | tuple) or hasattr(items[0], "to_dicts")
     )
@@ -218,7 +218,7 @@ def versions_of(value: Any) -> tuple[Any, ...]:
 
 
 def number_of(version: Any) -> int | None:
-    """Reads a version's number; None for other names, as before an engine's first push.
+    """Reads a version's number. Returns None for other names, which engines have before the first push.
 
     >>> number_of("12"), number_of(12), number_of("default"), number_of("\u00b2")
     (12, 12, None, None)

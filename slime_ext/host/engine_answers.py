@@ -1,4 +1,4 @@
-"""Reads SGLang's answers about the tokens that it could have drawn, in every form.
+"""Reads SGLang's answers about the tokens that it could have drawn, in all their forms.
 
 The head, its K most likely tokens, comes as lists (output_top_logprobs) or in base64. SGLang uses base64 if
 it is asked for flat arrays, and slime's build of it always does (slime, utils/score_centering.py 2e5cd7c).
@@ -20,8 +20,8 @@ from slime_ext.host.heads import Rows
 
 # These flags ask for flat arrays in base64 instead of lists. A release of SGLang that has no
 # output_top_logprobs_val_flat_b64 ignores them, and a router that does not know them drops them
-# (sglang-router 0.3.2); then lists come. A release that flattens only prompts needs the first flag beside the
-# last.
+# (sglang-router 0.3.2). Both answer with lists. A release that flattens only prompts needs the first flag
+# beside the last.
 FLAT = dict.fromkeys(
     (
         "return_flat_raw_top_logprobs",
@@ -40,7 +40,7 @@ NO_NUMBERS = (
     IndexError,
     KeyError,
 )  # raised by making a tensor
-CHANGED = "the server is not SGLang, or a proxy changes its answers: send requests to SGLang itself"
+CHANGED = "send requests to SGLang itself, because this is another server, or a proxy changes its answers"
 
 
 class Packed(NamedTuple):
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
     ids: str
     log_probs: str
     shape: str
-    lacking: str = ""  # field with the number of first tokens that have no head
+    lacking: str = ""  # field with the number of tokens at the beginning that have no head
 
 
 PACKED = (
@@ -141,7 +141,7 @@ def _unpacked(meta_info: Mapping[str, Any], names: Packed, count: int, top_k: in
 def read_support(meta_info: Mapping[str, Any], sample: Any = None) -> Tensor:
     """Reads the log-probs of an answer's supports, joined to [N] float32.
 
-    A support is the tokens that top-p left. The host keeps their ids and offsets.
+    A support is the set of tokens that top-p leaves. The host keeps their ids and offsets.
 
     Raises:
         DataError: the engine did not return them.
@@ -183,6 +183,6 @@ def _numbers(
 
 
 def _brief(value: Any) -> str:
-    """Shortens a shape for a message; for any other value it names only the type."""
+    """Shortens a shape for a message. For any other value it names only the type."""
     is_shape = isinstance(value, list | tuple) and all(isinstance(size, int) for size in value)
     return str(list(value[:4])) if is_shape else type(value).__name__

@@ -17,12 +17,12 @@ from slime_ext.errors import ConfigError, shown
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 
-# These arguments decide whether slime_ext runs. Hosts ignore a misspelt one in silence.
+# These arguments decide whether slime_ext runs. Hosts silently ignore a misspelt one.
 DECISIVE = (
     *contract.OURS,
     *("custom_tis_function_path", "custom_config_path", "use_tis", "get_mismatch_metrics", "tis_clip_low"),
 )
-NEARLY = 0.85  # two names at least this similar (difflib's ratio) are one name, misspelt
+NEARLY = 0.85  # a flag that is at least this similar to one of ours (difflib's ratio) is a misspelling of it
 
 
 def _is_number(value: Any) -> bool:
@@ -38,8 +38,8 @@ def _is_count(value: Any) -> bool:
 class Kind:
     """Defines what an argument's value must be.
 
-    Values from a file come as YAML reads them: 1e-4 is text, and so is a quoted "false", which would count as
-    true.
+    Values from a file are as YAML reads them: 1e-4 is text. A quoted "false" is text, too, and Python counts
+    it as true.
     """
 
     expected: str  # for the error message
@@ -109,7 +109,7 @@ ARGUMENTS |= dict.fromkeys(
 
 
 def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
-    """Raises ConfigError if an argument's value is not of its kind; skips ``unknown`` arguments."""
+    """Raises ConfigError if an argument's value is not of its kind. Skips ``unknown`` arguments."""
     for name, argument in ARGUMENTS.items():
         value = getattr(args, name, None)
         if value is not None and name not in unknown and not argument.kind.fits(value):

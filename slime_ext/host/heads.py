@@ -1,9 +1,9 @@
 """Reads the sampler's head or support in the trainer, for ``center``.
 
 The head is the sampler's K most likely tokens at each response token. The support is every token that it
-could draw there. ``rollout_heads`` publishes those of a rollout by the index of each sample. Here an
+could draw there. ``rollout_heads`` publishes heads and supports by the index of their sample. Here an
 optimizer step finds those of its samples, and ``at_logits`` computes the trainer's log-probs of the same
-tokens from the logits that the policy loss sees.
+tokens from the logits that the policy loss reads.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | Suppor
     lacking = [index for index in samples.indices if index not in known]
     if lacking:
         raise DataError(
-            f"center: expected the sampler's head of every sample of rollout {rollout_id}, got none of "
-            f"{len(lacking)} of {len(samples.indices)}, the first is {lacking[0]}: sample them with "
+            f"center: expected the sampler's head of every sample of rollout {rollout_id}, got none for "
+            f"{len(lacking)} of {len(samples.indices)} samples, such as sample {lacking[0]}: sample with "
             f"{contract.GENERATE_FLAG}"
         )
     heads = [known[index] for index in samples.indices]
@@ -68,8 +68,8 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | Suppor
 def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
     """Finds the proximal policy's log-probs at the heads of an optimizer step's samples.
 
-    They come from the host's log-prob pass (``proximal_heads``). None if there was no such pass, because the
-    target is then the proximal policy.
+    They come from the host's log-prob pass (``proximal_heads``). Without such a pass the target is the
+    proximal policy, and this returns None.
 
     Args:
         is_moved: whether the target may differ from the proximal policy.
@@ -99,7 +99,7 @@ def at_logits(
         inputs: what was collected from the running policy loss.
 
     Returns:
-        None if the optimizer step has neither heads nor supports.
+        The head or the support; None if the optimizer step has neither.
 
     Raises:
         DataError: the samples are not those of the optimizer step.
@@ -127,7 +127,9 @@ def at_logits(
 def gathered(
     rows: Sequence[tuple[Tensor, ...]], batch: Mapping[str, Any], logits: Tensor, named: Mapping[str, Any]
 ) -> tuple[Head | Support, list[int]]:
-    """Joins the sampler's log-probs at the local response tokens with the trainer's from these logits.
+    """Joins the sampler's and the trainer's log-probs of the same tokens.
+
+    They are those of the local response tokens. The trainer's come from ``logits``.
 
     Args:
         rows: the head or the supports of each sample of the micro-batch.
@@ -164,7 +166,8 @@ def _head(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[
     )
     rows = _rows_that_respond(logits, named)
     flat = logits.reshape(-1, logits.shape[-1])
-    # All rows first, then the rows of response tokens: this copies no logits, and writes their gradient once.
+    # The log-probs of all rows are computed, and then those of response tokens are selected. This copies no
+    # logits, and writes their gradient once.
     at_rows = ids.new_zeros(len(flat), ids.shape[1]).index_copy(0, rows, ids)
     share = _share(logits.shape[-1])
     trainer = log_probs_at(flat, at_rows, temperature=_temperature(named), **share).index_select(0, rows)

@@ -28,13 +28,13 @@ Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]
 Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]
 ONLY_MEASURES = Correction()
 NOT_RECORDED = (
-    "rollout_log_probs: expected them in every batch, got none: nothing is measured; the rollout must record "
-    "the log-probs of the sampled tokens; a custom generate function has to set return_logprob in its "
-    "requests and to fill Sample.rollout_log_probs"
+    "rollout_log_probs: expected them in every batch, got none, so nothing is measured: in a custom generate "
+    "function, set return_logprob in the requests and fill Sample.rollout_log_probs with the log-probs of "
+    "the sampled tokens"
 )
 NO_PROXIMAL = (
-    "off_policy metrics: the host computed no proximal log-probs, as it may if a rollout is one optimizer "
-    "step: the metrics use the target's, detached, instead"
+    "off_policy metrics: expected proximal log-probs, got none, because the host may skip them if a rollout "
+    "is one optimizer step: the metrics use the target's log-probs, detached, instead"
 )
 
 
@@ -101,7 +101,7 @@ def bounds_of(args: Any, correction: Correction) -> Bounds:
 
 
 def changes_loss(args: Any, correction: Correction) -> bool:
-    """Whether a call changes the loss.
+    """Tells whether a call changes the loss.
 
     It only measures without --use-tis, with an identity correction, and after a guard's ``metrics_only``.
     """
@@ -110,13 +110,15 @@ def changes_loss(args: Any, correction: Correction) -> bool:
 
 
 def host_metrics(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """Returns the ratio, the clipped and the rejected tokens, by the names in the host's log."""
+    """Returns ratio, clipped and rejected tokens by their names in the host's log."""
     return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
 
 
 @torch.no_grad()
 def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Measures a micro-batch whose policy loss did not call ``run``; changes neither loss nor gradient.
+    """Measures a micro-batch whose policy loss did not call ``run``.
+
+    It changes neither loss nor gradient.
 
     Args:
         batch: the batch of the policy loss.

@@ -31,7 +31,7 @@ from slime_ext.ops.segments import AllSum, identity
 log = logging.getLogger("slime_ext")
 LOSS, TARGET, STEP = "policy_loss_function", "get_log_probs_and_entropy", "train_one_step"
 RESPONSES = "get_responses"  # cuts a micro-batch's logits into its samples
-SCORE = "forward_only"  # scores a rollout's samples with ``TARGET`` before they are trained
+SCORE = "forward_only"  # computes a rollout's log-probs with ``TARGET`` before it is trained
 TRAIN = "train_actor"  # the method that scores and trains a rollout
 LEADING = {
     LOSS: ("args", "batch", "logits", "sum_of_sample_mean"),
@@ -53,7 +53,7 @@ def modules(package: str = "") -> list[ModuleType]:
 
 
 def definers(name: str, package: str = "") -> list[ModuleType]:
-    """Lists the loaded modules that define a function ``name``, in one package or in any."""
+    """Lists the loaded modules that define a function ``name``, in a package or in all."""
     found = []
     for module in modules(package):
         function = module.__dict__.get(name)
@@ -88,15 +88,15 @@ class HostCode(ABC):
 
     @abstractmethod
     def door(self, name: str) -> Door | None:
-        """Finds the function ``LOSS``, ``TARGET`` or ``STEP``; None if the host has none."""
+        """Finds the function ``LOSS``, ``TARGET`` or ``STEP``. Returns None if the host has none."""
 
     @abstractmethod
     def defines(self, name: str) -> bool:
-        """Whether a module of the host defines the function ``name``."""
+        """Tells whether a module of the host defines the function ``name``."""
 
     @abstractmethod
     def accepts(self, dest: str, args: Any) -> bool:
-        """Whether the host's command line has the flag of an argument."""
+        """Tells whether the host's command line has the flag of an argument."""
 
     @abstractmethod
     def loss_text(self) -> str:
@@ -116,7 +116,10 @@ class HostCode(ABC):
         return self.door(STEP) is not None
 
     def passes(self, keyword: str) -> bool:
-        """Whether the host passes a keyword to the hook (cur_log_probs: slime PR 2084, our patch)."""
+        """Tells whether the host itself passes a keyword to the hook.
+
+        Hosts with slime PR 2084 or with our patch pass cur_log_probs.
+        """
         return bool(PASSED[keyword].search(self.loss_text()))
 
     @property
@@ -139,7 +142,7 @@ class HostCode(ABC):
 
     @property
     def fault(self) -> str:
-        """An error message if a function that slime_ext wraps has other first parameters; else empty."""
+        """The error message if a function that slime_ext wraps has other first parameters; else empty."""
         for name, wanted in LEADING.items():
             found = self.door(name)
             if found is None and name == STEP:
@@ -210,13 +213,13 @@ class Host(HostCode):
 
 
 def source(module: ModuleType) -> str:
-    """Reads the source of a module; empty if it has no Python file."""
+    """Reads the source of a module. Returns an empty text if it has no Python file."""
     path = getattr(module, "__file__", None)
     return Path(path).read_text("utf-8", "ignore") if path and Path(path).suffix == ".py" else ""
 
 
 def current() -> Host | None:
-    """Finds the host whose training code this process has loaded; None outside a host.
+    """Finds the host whose training code this process has loaded. Returns None outside a host.
 
     If several modules define a policy loss (a user's module may), the host is the package that also defines
     the optimizer step.
@@ -272,9 +275,9 @@ def weight_updaters() -> Iterator[type]:
 
 
 def trainers() -> Iterator[type]:
-    """Yields the host's classes that define the method ``TRAIN`` themselves, and such subclasses.
+    """Yields the host's classes, and their subclasses, that define the method ``TRAIN`` themselves.
 
-    Subclasses count because Ray subclasses an actor's class and wraps each method there.
+    Subclasses count, because Ray subclasses an actor's class and wraps each method there.
     """
     host = current()
     for module in modules(host.name) if host else ():
@@ -302,7 +305,7 @@ def command_line() -> list[str]:
         own = ray.get_runtime_context().get_job_id()
         words = next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own)
         return str(words).split()
-    except Exception:  # no public interface: another Ray may keep it elsewhere
+    except Exception:  # this is no public interface, so another release of Ray may keep it elsewhere
         log.debug("the driver's command line is not known", exc_info=True)
         return sys.argv
 
@@ -313,8 +316,8 @@ class Ranks:
 
     Args:
         is_last_stage: whether this is the pipeline's last stage, which computes the loss.
-        dp_rank, dp_size: its place among the ranks that hold different samples.
-        context: its place among the ranks that share its samples' tokens.
+        dp_rank, dp_size: the place among the ranks that hold different samples.
+        context: the place among the ranks that share the tokens of its samples.
         all_sum: SUM over the data x context parallel ranks, which hold each token once.
     """
 
@@ -331,13 +334,13 @@ class Ranks:
 
 
 def ranks() -> Ranks:
-    """Asks Megatron for this process's place; a single process if Megatron is not initialised."""
+    """Asks Megatron for this process's place. Without Megatron it is a single process."""
     state = parallel_state()
     if state is None:
         return Ranks()
     group = state.get_data_parallel_group(with_context_parallel=True)
     return Ranks(
-        # Between passes there is no current virtual stage, and older Megatrons would ask for it by default.
+        # Between passes there is no current virtual stage, for which older Megatrons would ask by default.
         is_last_stage=state.is_pipeline_last_stage(ignore_virtual=True),
         dp_rank=state.get_data_parallel_rank(),
         dp_size=state.get_data_parallel_world_size(),
@@ -353,9 +356,9 @@ def rank() -> int | None:
 
 
 def is_logging_rank() -> bool:
-    """Whether slime logs from this rank.
+    """Tells whether slime logs from this rank.
 
-    It is the first rank of the last pipeline stage, in the first replica.
+    That is the first rank of the last pipeline stage, in the first replica.
     """
     (module,) = definers("get_parallel_state", "miles")[:1] or (None,)
     replicas = getattr(getattr(module, "_parallel_state", None), "indep_dp", None)  # miles' --ft-components

@@ -73,8 +73,8 @@ def zigzag(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Finds the two runs (start, stop) of response tokens that a context-parallel rank holds.
 
-    Either may be empty. The sequence is padded to 2 cp_size equal chunks (under --qkv-format bshd its
-    ``padded_length`` is cut instead). Rank r holds chunks r and 2 cp_size - 1 - r. Runs are cut at logit
+    Either may be empty. The sequence is padded and cut into 2 cp_size equal chunks; under --qkv-format bshd
+    ``padded_length`` is cut instead. Rank r holds chunks r and 2 cp_size - 1 - r. Runs are cut at logit
     positions, because the logit one position before a token makes its log-prob.
 
     >>> zigzag(12, 7, 0, 2), zigzag(12, 7, 1, 2)
@@ -104,7 +104,7 @@ def pack_segments(
     slime holds full masks on every rank, and zig-zag slices of everything else.
 
     Args:
-        loss_masks: N x [R_i], any dtype, not 0 where the behavior policy sampled the token.
+        loss_masks: N x [R_i], any dtype, nonzero where the behavior policy sampled the token.
         total_lengths: N prompt + response lengths.
         response_lengths: N response lengths.
         padded_lengths: N lengths from which chunks are cut. None: the total lengths.
@@ -161,7 +161,7 @@ def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments)
     if not loss_masks:
         return []
     if segments.shards is not None:
-        # Other ranks hold the rest of keep. The shares are disjoint, so that one SUM joins them.
+        # Other ranks hold the rest of keep. The shares are disjoint, so one SUM joins them.
         share = torch.zeros(segments.full_mask.shape, dtype=torch.int32, device=keep.device)
         keep = segments.all_sum(share.index_copy(0, segments.positions, keep.int())) > 0
     reduced = torch.split(torch.cat(list(loss_masks)).masked_fill(~keep, 0), list(segments.lengths))
@@ -217,7 +217,7 @@ def require_usable(name: str, values: Tensor, segments: Segments, consequence: s
 
 
 def require_flat(where: str, values: Tensor, length: int) -> None:
-    """Raises DataError unless a tensor has shape [length]; others would broadcast in silence."""
+    """Raises DataError unless a tensor has shape [length], because others would broadcast silently."""
     if values.shape != (length,):
         raise DataError(
             f"{where}: expected {length} tokens on this rank, got a tensor of shape {list(values.shape)}: "
@@ -243,7 +243,7 @@ def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -
         return torch.zeros(0)
     with contextlib.suppress(TypeError, RuntimeError):  # raised if a part is no tensor or has another shape
         flat = torch.cat(list(values))
-        # All lengths in one comparison: checking the shapes of 512 tensors takes longer than joining them.
+        # All lengths are compared at once. Checking 512 shapes one by one takes longer than joining them.
         if flat.dim() == 1 and [*map(Tensor.numel, values)] == [*lengths]:
             return flat
     for i, (part, length) in enumerate(zip(values, lengths, strict=True)):

@@ -1,7 +1,7 @@
 """Reads the proximal policy's log-probs at the sampler's head, in the host's own log-prob pass.
 
-``center`` on PPO's loss needs them. If a rollout is one optimizer step, they are the target's. If it is
-several, the host scores the rollout's samples before the first step:
+``center`` on PPO's loss needs them. If a rollout is one optimizer step, they equal the target's. If it has
+several steps, the host scores the rollout's samples before the first one:
 
     train_actor(self, rollout_id, rollout_data, ...)
         forward_only(get_log_probs_and_entropy, args, model, data_iterator, num_microbatches, store_prefix="")
@@ -59,7 +59,7 @@ def _of_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def train_actor(*given: Any, **named: Any) -> Any:
         rollout_id = signature.bind(*given, **named).arguments.get("rollout_id")
-        # A method of that name in another host; or a parent's, which the subclass's method has called.
+        # Either another host's method of this name, or a parent's method that a subclass's method has called.
         if rollout_id is None or session.scored is not None:
             return function(*given, **named)
         session.scored = ScoredRollout(rollout_id)
@@ -101,7 +101,10 @@ def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_read(call: Mapping[str, Any]) -> bool:
-    """Whether ``center`` reads this pass: it scores the actor's samples, and several steps train them."""
+    """Tells whether ``center`` reads this pass.
+
+    It does if the pass scores the actor's samples, and several steps train them.
+    """
     args = call.get("args")
     if args is None or not reporter_of(args).setup.reads_proximal_head:
         return False
@@ -118,7 +121,10 @@ def _is_read(call: Mapping[str, Any]) -> bool:
 def _with_heads(
     function: Callable[..., Any], rollout: Mapping[str, Any], rollout_id: int, top_k: int
 ) -> Callable[..., Any]:
-    """Adds a column to the host's function of a micro-batch's logits: a tensor per sample."""
+    """Wraps the host's function of logits to return log-probs at the head, too.
+
+    It adds a column to the function's result, with a tensor per sample.
+    """
     samples = Samples(indices=column(rollout.get("sample_indices"), len(rollout["tokens"])))
     rows = heads.of_step(rollout_id, samples, top_k)
     places = {id(tokens): place for place, tokens in enumerate(rollout["tokens"])}

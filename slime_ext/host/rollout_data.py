@@ -1,7 +1,7 @@
 """Reads an optimizer step's samples before training, and finds them in a hook call.
 
 A rollout is what the host counts once in its loss; slime may split it into several samples. A group is the
-samples of one prompt. Everything here is read once per step, where it does no harm to wait for the device.
+samples of one prompt. Everything here is read once per step, when waiting for the device does no harm.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def first_of(data: Batch, keys: Sequence[str]) -> Any:
 
 
 def column(values: Any, count: int) -> list[Any]:
-    """Reads a per-sample list, range or tensor as Python numbers. Missing data give Nones."""
+    """Reads a list, range or tensor with a value per sample as Python numbers.
+
+    Missing data give None for each sample.
+    """
     if values is None:
         return [None] * count
     if isinstance(values, Tensor):
@@ -75,7 +78,7 @@ def rest_of(rollout: Batch, batch: Batch) -> dict[str, Any]:
 
 
 def set_advantages(rollout: Batch, loss_masks: Sequence[Tensor], values: Sequence[float | None]) -> None:
-    """Gives the samples with these masks one advantage each; None leaves them as they are."""
+    """Gives each sample with one of these masks a new advantage. None changes nothing."""
     of_mask = dict(zip(map(id, loss_masks), values, strict=True))
     rollout["advantages"][:] = [
         was if (value := of_mask.get(id(mask))) is None else torch.full_like(was, value)
@@ -97,8 +100,8 @@ def group_keys(data: Batch, group_size: int) -> list[int]:
         if None not in indices:
             return [index // group_size for index in indices]
     raise ConfigError(
-        "slime_ext.group: expected sample_indices in the rollout data, got a sample without an index, which "
-        "shows the samples that share a prompt: a custom generate function has to keep Sample.index"
+        "slime_ext.group: expected sample_indices in the rollout data, got a sample without an index: keep "
+        "Sample.index in your generate function, because it shows which samples share a prompt"
     )
 
 
@@ -106,7 +109,7 @@ def group_keys(data: Batch, group_size: int) -> list[int]:
 class Samples:
     """Identifies the samples of one optimizer step on this rank, by their loss masks.
 
-    A host passes the hook no sample index, but its loss masks are the same objects as in the rollout data.
+    A host passes no sample index to the hook, but its loss masks are the same objects as in the rollout data.
     They are held until the step ends, so that no other tensor gets the same identity.
     """
 
@@ -181,7 +184,9 @@ def factors(rows: Sequence[SampleRow], *, per_token: bool = False) -> list[float
 
 
 def rebaselined(rows: Sequence[SampleRow], *, by_std: bool) -> list[float | None]:
-    """Computes GRPO advantages again without the rejected samples; None if the group has none.
+    """Computes GRPO advantages again without the rejected samples.
+
+    It returns None for the samples of a group without rejected samples.
 
     A_i = (r_i - mean) / (std + 1e-6) over the remaining samples, with the unbiased std. A rejected sample
     gets 0, and so does a sample that remains alone. The host's rewards are centred and scaled already; the

@@ -4,8 +4,8 @@
 function and asks SGLang for the head in the same request. The head stays with its sample, under slime's names
 for it, until the host logs the rollout. Then it goes to Ray's object store.
 
-With --rollout-top-p the tokens that top-p leaves are the sampler's whole support. slime itself keeps their
-ids and offsets, because its trainer normalises over them; ``generate`` adds their log-probs.
+With --rollout-top-p, the tokens that top-p leaves are the sampler's whole support. slime itself keeps their
+ids and offsets, because its trainer normalises over them. ``generate`` adds their log-probs.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from slime_ext.ops.divergences import HIGHEST, is_log_prob
 
 FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as in slime since 2e5cd7c
 SUPPORT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_top_p_log_probs")
-NEAR = 1e-3  # nats: the most that a token's recorded log-prob may differ from that in its head
+NEAR = 1e-3  # nats: how far a token's recorded log-prob may be from the one in its head
 MASS = 1.0001  # the most that a head's probabilities may add up to; float32 rounding stays below it
 WHOLE = 0.999  # the least that a support's probabilities must add up to
 LARGE_TAIL = 0.1  # the most of the sampler's probability that a head should leave out
 BLOCK = 2**20  # entries of supports per check, to bound memory
 OURS = contract.OURS["custom_generate_function_path"]
 NO_VOCABULARY = (
-    "center: expected --vocab-size, or a config.json with vocab_size at --hf-checkpoint, got neither: "
-    "the ids of the sampler's head are not checked against the vocabulary: set --vocab-size"
+    "center: expected --vocab-size, or a config.json with vocab_size at --hf-checkpoint, got neither: set "
+    "--vocab-size, because without it the ids of the sampler's head are not checked"
 )
 
 
@@ -107,18 +107,18 @@ def _asking(post: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _request(sampling: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    """Returns what is added to a request.
+    """Returns the keys to add to a request.
 
     Raises:
-        DataError: the request samples from other tokens than the head describes, which a user's generate
-            function can cause with its sampling parameters.
+        DataError: the request samples from other tokens than the head describes. The sampling parameters of a
+            user's generate function can cause this.
     """
     for name, wanted in {"top_p": asked.top_p, "top_k": -1, "min_p": 0.0}.items():
         if (value := sampling.get(name, wanted)) not in (None, wanted):
             raise DataError(
                 f"sampling_params.{name}, sample {asked.sample}: expected {wanted} beside center, got "
-                f"{cut(str(value))}: the head would not describe what the sampler draws from: set it to "
-                f"{wanted}"
+                f"{cut(str(value))}: set it to {wanted}, because the head must describe what the sampler "
+                "draws from"
             )
     if asked.top_p == 1:
         return {"top_logprobs_num": min(asked.top_k, asked.there)} | FLAT
@@ -132,8 +132,8 @@ def _keep(sample: Any, before: int, asked: Asked) -> None:
     if len(ids) != sample.response_length - before:
         raise DataError(
             f"{FIELDS[1]}, sample {sample.index}: expected the heads of {sample.response_length - before} "
-            f"new tokens, got {len(ids)}: code between the engine and the sample adds or drops tokens: keep "
-            "the sampled tokens unchanged in your generate function"
+            f"new tokens, got {len(ids)}: keep the sampled tokens unchanged in your generate function, "
+            "because code between the engine and the sample adds or drops tokens"
         )
     was = _rows_of(sample, before, asked.top_k)
     for name, old, new in zip(FIELDS, was, (ids, log_probs), strict=True):
@@ -141,7 +141,7 @@ def _keep(sample: Any, before: int, asked: Asked) -> None:
 
 
 def _keep_support(sample: Any, before: int, asked: Asked) -> None:
-    """Adds the log-probs of the answers to the sample's. The host adds ids and offsets."""
+    """Appends the answers' log-probs to those of the sample. The host adds ids and offsets."""
     was = getattr(sample, SUPPORT[2], None)
     parts = [] if was is None else [_tensor(SUPPORT[2], sample, was).float()]
     setattr(sample, SUPPORT[2], torch.cat([*parts, torch.zeros(0), *asked.supports]))
@@ -206,7 +206,7 @@ def _publishing(log: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vocabulary_of(args: Any) -> int | None:
-    """Finds the number of the model's token ids; None if it is not known.
+    """Finds the number of the model's token ids. Returns None if it is not known.
 
     It comes from Megatron's flags, or from the ``config.json`` of --hf-checkpoint.
     """
@@ -253,7 +253,7 @@ def publish(
         if sample.index is None or sample.index in heads:
             raise DataError(
                 f"Sample.index: expected a different one for every sample beside center, got {sample.index} "
-                "again: the trainer finds a sample's head by its index: number the samples"
+                "again: number the samples, because the trainer finds a sample's head by its index"
             )
         heads[sample.index] = (
             _checked_support(sample, vocabulary) if is_exact else _checked(sample, top_k, vocabulary)
@@ -276,8 +276,8 @@ def _warn_of_tail(heads: Iterable[tuple[Tensor, ...]], top_k: int) -> None:
     if masses and (all_of_them := torch.cat(masses)).numel() and float(all_of_them.mean()) < 1 - LARGE_TAIL:
         warn_once(
             f"center.top_k: expected a head with at least {1 - LARGE_TAIL:.0%} of the sampler's probability, "
-            f"got {top_k} tokens with less on average: center has to model the rest: raise center.top_k, and "
-            "watch off_policy/tail_fraction"
+            f"got {top_k} tokens with less on average: raise center.top_k and watch "
+            "off_policy/tail_fraction, because center has to model the rest"
         )
 
 
@@ -328,7 +328,7 @@ def _checked_support(sample: Any, vocabulary: int | None) -> SupportRows:
 
 
 def _ragged(sample: Any) -> SupportRows:
-    """Reads a sample's supports, one after another, and the offset at which each begins.
+    """Reads a sample's supports, joined, and the offset at which each begins.
 
     Raises:
         DataError: the sample lacks one of the fields, or the fields do not fit each other.
@@ -361,7 +361,7 @@ def _ragged(sample: Any) -> SupportRows:
 
 
 def _blocks(widths: Sequence[int]) -> Iterator[slice]:
-    """Splits rows into blocks whose table has at most ``BLOCK`` entries, or a single row."""
+    """Splits rows into blocks of at most ``BLOCK`` table entries, or of one row."""
     start, widest = 0, 0
     for row, width in enumerate(widths):
         widest = max(widest, width)
@@ -373,7 +373,7 @@ def _blocks(widths: Sequence[int]) -> Iterator[slice]:
 
 
 class Where(NamedTuple):
-    """Names a table for messages: its kind, its fields, the token of its first row."""
+    """Names a table in messages: its kind, its fields, and the token of its first row."""
 
     what: str
     fields: tuple[str, ...]
@@ -406,8 +406,8 @@ def _checked_rows(
     if what == "support" and (outside := counts & ~own.any(1)).any():
         raise DataError(
             f"{where.fields[0]}, sample {sample.index}, response token {where.first + _first(outside)}: "
-            "expected the sampled token in the sampler's support, got only other tokens: the sampler drew "
-            "from more than was recorded: record the support in the request that draws the token"
+            "expected the sampled token in the sampler's support, got only other tokens: record the support "
+            "in the request that draws the token, because the sampler drew from more than was recorded"
         )
     off = torch.where(own, log_probs - response.recorded[:, None], 0).abs()
     apart = off.amax(1) if off.shape[1] else off.new_zeros(len(off))
@@ -415,8 +415,8 @@ def _checked_rows(
         at = int(apart.argmax())
         raise DataError(
             f"rollout_log_probs, sample {sample.index}, response token {where.first + at}: expected the "
-            f"log-prob that the sampler's {what} has for it, got one {float(apart[at]):.3g} nats away: "
-            "record both in the same pass and at the same temperature"
+            f"token's log-prob in the sampler's {what}, got one {float(apart[at]):.3g} nats away: record "
+            "both in the same pass and at the same temperature"
         )
     return log_probs
 
@@ -473,8 +473,8 @@ def _column(name: str, sample: Any, values: Any) -> Tensor:
     found, count = _tensor(name, sample, values), sample.response_length
     if found.shape != (count,):
         raise DataError(
-            f"{name}, sample {sample.index}: expected {count} numbers, one per response token, got a shape "
-            f"of {list(found.shape)}: center reads them beside the sampler's head"
+            f"{name}, sample {sample.index}: expected {count} numbers, one per response token, got shape "
+            f"{list(found.shape)}: write one per token, because center reads them beside the sampler's head"
         )
     return found
 

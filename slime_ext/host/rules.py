@@ -65,7 +65,7 @@ class HostUnknownError(UnknownError):
 
 
 class _Arguments:
-    """Gives rules the arguments in ARGUMENTS and ``slime_ext``; None if the host lacks one."""
+    """Gives rules the arguments in ARGUMENTS, and ``slime_ext``. One that the host lacks is None."""
 
     def __init__(self, args: Any, unknown: Collection[str]) -> None:
         self._args, self._unknown = args, unknown
@@ -123,7 +123,7 @@ class Setup:
         """Returns the host's code.
 
         Args:
-            question: what the code would have told, for the line on what was not checked.
+            question: what the code would tell. The line that says what was not checked has this text.
 
         Raises:
             HostUnknownError: the host is not known.
@@ -150,7 +150,7 @@ class Setup:
 
     @property
     def may_run_init(self) -> bool:
-        """As ``runs_init``, but trusts a user's init to call ``slime_ext.host.init``."""
+        """Like ``runs_init``, but it trusts a user's init to call ``slime_ext.host.init``."""
         if self.trains or self.a.custom_megatron_init_path is None:
             return self.trains
         return bool(self.a.train_backend != "fsdp")  # FSDP never calls the flag's function
@@ -234,7 +234,7 @@ class Setup:
 
     @property
     def skips_proximal(self) -> bool:
-        """Whether slime computes no proximal log-probs for a rollout, as far as flags decide that."""
+        """Whether slime computes no proximal log-probs for a rollout, according to the flags."""
         a = self.a
         needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
         others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
@@ -255,7 +255,7 @@ REFUSE, HOST, WARN, HINT = Severity
 
 
 class Subject(Enum):
-    """Says what a rule judges, because some callers judge one subject alone."""
+    """Says what a rule judges. Some callers judge only one subject."""
 
     FILE = "the file of --custom-config-path, before it is loaded"
     CORRECTION = "the parts of the correction, together with the arguments"
@@ -299,7 +299,10 @@ class Line(NamedTuple):
 
 
 class BrokenRuleError(ConfigError):
-    """Raised with a rule's message. It holds the rule, but not after it was sent to another process."""
+    """Raised with a rule's message.
+
+    It holds the rule, but loses it when it is sent to another process.
+    """
 
     rule: Rule | None = None
 
@@ -323,8 +326,8 @@ def rule(severity: Severity, subject: Subject = LAUNCH) -> Callable[[Judge], Rul
 @rule(REFUSE, FILE)
 def misplaced_key(s: Setup) -> str | None:
     """The file has a key beside ``slime_ext:`` that belongs under it, or to another system."""
-    # A lost indentation or an earlier hook can leave it there. A user's hook may read keys there, as slime's
-    # mis.py does; beside such a hook, only the keys in MEASURING are judged.
+    # A lost indentation or a previous hook can leave it there. A user's hook may read keys there, as slime's
+    # mis.py does. Beside such a hook, only the keys in MEASURING are judged.
     if not s.function and s.a.slime_ext is None:
         return None
     is_anothers = not s.function and s.a.custom_tis_function_path is not None
@@ -354,16 +357,16 @@ def unread_configuration(s: Setup) -> str | None:
         return None
     return (
         f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-        f"{s.a.custom_tis_function_path or 'none'}: nothing reads that key: name {contract.TIS}.correct, or "
-        "remove the key"
+        f"{s.a.custom_tis_function_path or 'none'}: name {contract.TIS}.correct, or remove the key, because "
+        "nothing reads it"
     )
 
 
 # Flags that exclude each other, or exclude slime_ext.
 
 NO_POLICY_LOSS = (
-    "--loss-type: expected policy_loss beside slime_ext, got sft_loss, which has no policy loss to measure "
-    "or correct: remove slime_ext's flags"
+    "--loss-type: expected policy_loss beside slime_ext, got sft_loss: remove slime_ext's flags, because "
+    "there is no policy loss to measure or correct"
 )
 
 
@@ -373,8 +376,8 @@ def function_never_called(s: Setup) -> str | None:
     if not contract.function_of(s.a) or s.a.use_tis or s.a.get_mismatch_metrics:
         return None
     return (
-        "--use-tis: expected on beside --custom-tis-function-path, got off: the host never calls the "
-        "function: add --use-tis; for metrics alone, remove --custom-tis-function-path, because "
+        "--use-tis: expected on beside --custom-tis-function-path, got off: add --use-tis, because without "
+        "it the host never calls the function; for metrics alone, remove --custom-tis-function-path, because "
         "slime_ext.host.init measures without it"
     )
 
@@ -391,8 +394,8 @@ def greedy_sampling(s: Setup) -> str | None:
     if not s.function or s.a.rollout_temperature is None or s.a.rollout_temperature > 0:
         return None
     return (
-        f"--rollout-temperature: expected a number above 0, got {s.a.rollout_temperature}: greedy decoding "
-        "has no probabilities to correct: set --rollout-temperature 1.0"
+        f"--rollout-temperature: expected a number above 0, got {s.a.rollout_temperature}: set "
+        "--rollout-temperature 1.0, because greedy decoding has no probabilities to correct"
     )
 
 
@@ -403,8 +406,8 @@ def score_centering_beside_function(s: Setup) -> str | None:
         return None
     return (
         "--use-score-centering: expected the host's own vanilla_tis_function or icepop_function beside it, "
-        f"got {s.a.custom_tis_function_path}: the host centers no other weights: name one of the two, or "
-        "remove --use-score-centering; slime_ext.host.init measures beside both"
+        f"got {s.a.custom_tis_function_path}: name one of the two, because the host centers no other "
+        "weights, or remove --use-score-centering; slime_ext.host.init measures in both cases"
     )
 
 
@@ -414,8 +417,8 @@ def score_centering_beside_mismatch_metrics(s: Setup) -> str | None:
     if not (s.function and s.a.get_mismatch_metrics and s.a.use_score_centering):
         return None
     return (
-        "--get-mismatch-metrics: expected off beside --use-score-centering, got on: the host refuses it: "
-        "remove --get-mismatch-metrics; slime_ext.host.init measures without it"
+        "--get-mismatch-metrics: expected off beside --use-score-centering, got on: remove "
+        "--get-mismatch-metrics, because the host refuses it there; slime_ext.host.init measures without it"
     )
 
 
@@ -424,7 +427,10 @@ def rollout_logprobs_beside_tis(s: Setup) -> str | None:
     """The host refuses --use-rollout-logprobs beside a correction."""
     if not (s.a.use_tis and s.a.use_rollout_logprobs and s.has_ratio):
         return None
-    return "--use-rollout-logprobs: expected off beside --use-tis, got on: the host refuses both: remove one"
+    return (
+        "--use-rollout-logprobs: expected off beside --use-tis, got on: remove one, because the host refuses "
+        "the two together"
+    )
 
 
 @rule(REFUSE)
@@ -434,8 +440,8 @@ def proximal_not_computed(s: Setup) -> str | None:
         return None
     return (
         "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
-        "step, got off: with one step per rollout slime computes no proximal log-probs before it trains: add "
-        "--get-mismatch-metrics"
+        "step, got off: add --get-mismatch-metrics, because without it slime computes no proximal log-probs "
+        "before it trains a rollout of one step"
     )
 
 
@@ -452,10 +458,10 @@ def center_without_generate(s: Setup) -> str | None:
         return None
     top_k = s.correction.center.top_k
     return (
-        "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: add it; "
-        f"it asks SGLang for the sampler's {top_k} most likely tokens, which are {BYTES_OF_ENTRY * top_k:,} "
-        "bytes for each response token (four times as many as JSON), and which take less than a tenth of "
-        "SGLang's time with a model of 135M parameters (docs/slime.md)"
+        "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none: add it, "
+        f"because it asks SGLang for the sampler's {top_k} most likely tokens; this costs "
+        f"{BYTES_OF_ENTRY * top_k:,} bytes per response token (four times as many as JSON), and less than a "
+        "tenth of SGLang's time with a model of 135M parameters (docs/slime.md)"
     )
 
 
@@ -465,8 +471,8 @@ def center_beside_allgather_cp(s: Setup) -> str | None:
     if s.correction.center is None or not s.a.allgather_cp:
         return None
     return (
-        "--allgather-cp: expected off beside center, got on: it puts the log-probs on other ranks than the "
-        "logits: remove the flag"
+        "--allgather-cp: expected off beside center, got on: remove the flag, because it puts the log-probs "
+        "on other ranks than the logits"
     )
 
 
@@ -503,8 +509,8 @@ def center_beside_sequence_ratio(s: Setup) -> str | None:
         return None
     return (
         "--advantage-estimator: expected grpo, or another without a sequence ratio, beside center on the "
-        "host's loss, got gspo: its ratio is that of a whole sequence, and a token that was not sampled has "
-        "none"
+        "host's loss, got gspo: set grpo, because the ratio of gspo is that of a whole sequence, and a token "
+        "that was not sampled has none"
     )
 
 
@@ -515,8 +521,8 @@ def center_beside_cispo(s: Setup) -> str | None:
         return None
     return (
         "--advantage-estimator: expected grpo, or another with PPO's loss, beside center on the host's loss, "
-        "got cispo: it has a gradient where its ratio is clipped, and center knows only PPO's gradient: set "
-        "grpo, and center the preset cispo, whose ratio is that to the sampler"
+        "got cispo: set grpo and use center with the preset cispo, whose ratio is that to the sampler; the "
+        "host's cispo has a gradient where its ratio is clipped, and center knows only PPO's gradient"
     )
 
 
@@ -526,9 +532,9 @@ def center_beside_opsm(s: Setup) -> str | None:
     if not _centers_the_hosts_loss(s) or not s.a.use_opsm:
         return None
     return (
-        "--use-opsm: expected off beside center on the host's loss, got on: it drops sequences from the loss "
-        "and not from what center adds: remove the flag, and copy the step of the preset opsm to "
-        "slime_ext.steps"
+        "--use-opsm: expected off beside center on the host's loss, got on: remove the flag, and copy the "
+        "step of the preset opsm to slime_ext.steps, because the flag drops sequences from the loss and not "
+        "from what center adds"
     )
 
 
@@ -544,9 +550,9 @@ def center_without_proximal_head(s: Setup) -> str | None:
         return None
     return (
         f"slime_ext.center: expected one optimizer step per rollout and no --keep-old-actor, got {s.steps} "
-        f"steps on a {host.name} without {SCORE}: center needs the proximal policy's log-probs at the head, "
-        "and this host has no pass for them: train one step without --keep-old-actor, or use surrogate: "
-        "reinforce with numerator: target"
+        f"steps on a {host.name} without {SCORE}: train one step without --keep-old-actor, or use surrogate: "
+        "reinforce with numerator: target, because center needs the proximal policy's log-probs at the head, "
+        "and this host has no pass for them"
     )
 
 
@@ -561,8 +567,8 @@ def ratio_applied_twice(s: Setup) -> str | None:
     if not (is_in_loss and s.correction.sets_weights):
         return None
     return (
-        "--use-rollout-logprobs: expected off beside --use-tis, got on: the ratio would be applied twice: "
-        "remove one"
+        "--use-rollout-logprobs: expected off beside --use-tis, got on: remove one, because the ratio would "
+        "be applied twice"
     )
 
 
@@ -573,8 +579,8 @@ def target_counted_twice(s: Setup) -> str | None:
         return None
     return (
         f"slime_ext.numerator: expected proximal beside the host's surrogate with {s.steps} optimizer steps "
-        "per rollout or --keep-old-actor, got target: the host's loss has the factor target / proximal "
-        "already: use numerator: proximal or surrogate: reinforce"
+        "per rollout or --keep-old-actor, got target: use numerator: proximal or surrogate: reinforce, "
+        "because the host's loss has the factor target / proximal already"
     )
 
 
@@ -613,8 +619,8 @@ def discarded_dual_clip(s: Setup) -> str | None:
     if not s.own_loss or s.a.eps_clip_c is None or isinstance(s.correction.surrogate, DualClip):
         return None
     return (
-        f"--eps-clip-c: expected none beside this surrogate of slime_ext, got {s.a.eps_clip_c}: its floor "
-        "would be discarded: remove the flag, or use surrogate: dual_clip"
+        f"--eps-clip-c: expected none beside this surrogate of slime_ext, got {s.a.eps_clip_c}: remove the "
+        "flag, or use surrogate: dual_clip, because this surrogate would discard the floor"
     )
 
 
@@ -626,8 +632,8 @@ def off_policy_is_counted_twice(s: Setup) -> str | None:
         return None
     return (
         "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got "
-        f"{s.steps} steps: the host's loss has the factor target / proximal already, so the ratio is counted "
-        "twice: use slime_ext.tis.off_policy_is"
+        f"{s.steps} steps: use slime_ext.tis.off_policy_is, because the host's loss has the factor target / "
+        "proximal already, and the ratio is counted twice"
     )
 
 
@@ -638,8 +644,8 @@ def kept_denominator_beside_reducer(s: Setup) -> str | None:
     if not (is_kept and s.a.custom_pg_loss_reducer_function_path):
         return None
     return (
-        "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: "
-        "nobody knows what that function divides by: use denominator: host, or remove the flag"
+        "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: use "
+        "denominator: host, or remove the flag, because slime_ext cannot know what that function divides by"
     )
 
 
@@ -649,8 +655,8 @@ def group_of_one_sample(s: Setup) -> str | None:
     if not (s.correction.group != "ignore" and s.acts and s.a.n_samples_per_prompt == 1):
         return None
     return (
-        f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {s.correction.group}: a group "
-        "of one sample has no other samples: use group: ignore"
+        f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {s.correction.group}: use "
+        "group: ignore, because a group of one sample has no other samples"
     )
 
 
@@ -721,17 +727,17 @@ def proximal_unknown_before_step(s: Setup) -> str | None:
         return None
     return (
         "--pg-loss-type: expected ppo with a correction that couples the samples of an optimizer step, got "
-        f"reinforce with {s.steps} steps per rollout: the host passes the target's log-probs as the "
-        "proximal's, and they are not known before a step: set --pg-loss-type ppo, or train one step per "
-        "rollout without --keep-old-actor"
+        f"reinforce with {s.steps} steps per rollout: set --pg-loss-type ppo, or train one step per rollout "
+        "without --keep-old-actor, because the host passes the target's log-probs as the proximal's, and "
+        "they are not known before a step"
     )
 
 
 # Rules that the host's code decides.
 
 DYNAMIC = (
-    "--dynamic-context-parallel: expected off beside slime_ext, got on: it splits the samples of each "
-    "micro-batch over another group of ranks, which slime_ext does not support: remove the flag"
+    "--dynamic-context-parallel: expected off beside slime_ext, got on: remove the flag, because it splits "
+    "each micro-batch over another group of ranks, which slime_ext does not support"
 )
 
 
@@ -770,8 +776,8 @@ def _init_is_missed(s: Setup) -> str:
     who = f"{s.host.name} does not pass" if s.host else "no release of slime or miles passes"
     patched = "" if s.host else " (name a patched checkout with --host DIR)"
     whys = {
-        f"it reads {unpassed}, which {who} to a hook{patched}": unpassed,
-        "it reads the samples' ages, which only init counts": s.correction.needs_ages,
+        f"the correction reads {unpassed}, which {who} to a hook{patched}": unpassed,
+        "the correction reads the samples' ages, which only init counts": s.correction.needs_ages,
         "only init knows which samples share a prompt": s.correction.group != "ignore",
         "without init each micro-batch is treated as an optimizer step": s.correction.needs_plan,
         "on_nonfinite: raise acts when init reads a step's statistics": s.correction.on_nonfinite == "raise",
@@ -782,7 +788,7 @@ def _init_is_missed(s: Setup) -> str:
     flag, wanted, got = flag_of(INIT), OURS[INIT], "none"
     if s.a.train_backend == "fsdp":
         flag, wanted, got = "--train-backend", "megatron", f"fsdp, which never calls {flag}"
-    return f"{flag}: expected {wanted} beside {contract.TIS}.{s.function}, got {got}: {why}"
+    return f"{flag}: expected {wanted} beside {contract.TIS}.{s.function}, got {got}: set it, because {why}"
 
 
 @rule(REFUSE)
@@ -837,8 +843,8 @@ def missing_head(s: Setup) -> str | None:
     if lacking is None:
         return None
     return (
-        f"slime_ext.center: expected a host with {lacking}, got {host.name} without: the sampler's head does "
-        "not reach the loss there: remove center, or use such a host"
+        f"slime_ext.center: expected a host with {lacking}, got {host.name} without: remove center, or use "
+        "such a host, because otherwise the sampler's head does not reach the loss"
     )
 
 
@@ -857,15 +863,15 @@ def fsdp_beside_init(s: Setup) -> str | None:
     if s.function or s.a.train_backend != "fsdp":
         return None
     return (
-        f"--train-backend: expected megatron beside {OURS[INIT]}, got fsdp, which never calls "
-        f"{flag_of(INIT)}: nothing is measured"
+        f"--train-backend: expected megatron beside {OURS[INIT]}, got fsdp: use megatron, because fsdp never "
+        f"calls {flag_of(INIT)}, so nothing is measured"
     )
 
 
 @rule(WARN)
 def unread_tis_clip(s: Setup) -> str | None:
     """The function of the launch does not read ``--tis-clip`` or ``--tis-clip-low``."""
-    # A flag with the host's default value cannot be told from a missing flag.
+    # A flag that has the host's default value looks like a missing flag.
     bounds = {dest: getattr(s.a, dest) for dest in contract.BAND}
     bounds = {dest: value for dest, value in bounds.items() if value not in (None, ARGUMENTS[dest].default)}
     reads = READS_BAND + (("off_policy_is_function",) if contract.takes_tis_bounds() else ())
@@ -873,9 +879,9 @@ def unread_tis_clip(s: Setup) -> str | None:
         return None
     dest, value = next(iter(bounds.items()))
     return (
-        f"{flag_of(dest)}: expected none beside slime_ext.tis.{s.function}, got {value:g}: only "
-        "slime_ext.tis.vanilla_tis_function and icepop_function read it: remove the flag; to set a cap, "
-        "write truncate: {high: ...} under slime_ext.steps"
+        f"{flag_of(dest)}: expected none beside slime_ext.tis.{s.function}, got {value:g}: remove the flag, "
+        "because only slime_ext.tis.vanilla_tis_function and icepop_function read it; to set a cap, write "
+        "truncate: {high: ...} under slime_ext.steps"
     )
 
 
@@ -897,7 +903,7 @@ def correction_switched_off(s: Setup) -> str | None:
     """The correction would change the loss, and ``--use-tis`` is off."""
     if not s.function or s.correction.is_identity or s.a.use_tis:
         return None
-    return "--use-tis: expected on beside a correction, got off: slime_ext only measures: add --use-tis"
+    return "--use-tis: expected on beside a correction, got off, so slime_ext only measures: add --use-tis"
 
 
 @rule(WARN)
@@ -906,7 +912,7 @@ def correction_without_steps(s: Setup) -> str | None:
     if not (s.function and s.correction.is_identity and s.a.use_tis):
         return None
     return (
-        "slime_ext.steps: expected a step beside --use-tis, got none: slime_ext only measures: write a "
+        "slime_ext.steps: expected a step beside --use-tis, got none, so slime_ext only measures: write a "
         "preset or steps under slime_ext, or remove --use-tis"
     )
 
@@ -918,8 +924,8 @@ def fsdp_beside_function(s: Setup) -> str | None:
         return None
     return (
         "--train-backend: expected megatron beside slime_ext.tis, got fsdp, which calls no "
-        "--custom-megatron-init-path: there are no guards, no certificate, no off_policy.jsonl, and no "
-        "metrics except those that the host logs itself"
+        "--custom-megatron-init-path: use megatron to get guards, the certificate, off_policy.jsonl, and "
+        "more metrics than those that the host logs itself"
     )
 
 
@@ -929,9 +935,9 @@ def guards_beside_release_train(s: Setup) -> str | None:
     if not s.a.release_train:
         return None
     return (
-        "--release-train: expected off beside slime_ext.guards, got on: the trainer ends with each rollout, "
-        "and the next one has forgotten the steps that guards counted and metrics_only: to keep them, remove "
-        "the flag"
+        "--release-train: expected off beside slime_ext.guards, got on: remove the flag, because the trainer "
+        "ends with each rollout, and the next trainer knows neither the steps that guards counted nor that a "
+        "guard chose metrics_only"
     )
 
 
@@ -941,9 +947,9 @@ def metrics_of_one_replica(s: Setup) -> str | None:
     if not s.a.indep_dp:
         return None
     return (
-        "--ft-components: expected data parallel ranks of one group, got independent replicas: each "
-        "replica has its own metrics and guards, and off_policy.jsonl has those of the first; to have them "
-        "over all ranks, remove the flag"
+        "--ft-components: expected data parallel ranks of one group, got independent replicas: remove the "
+        "flag to have metrics and guards over all ranks, because each replica has its own, and "
+        "off_policy.jsonl has those of the first"
     )
 
 
@@ -953,9 +959,9 @@ def nan_is_not_skipped(s: Setup) -> str | None:
     if s.a.check_for_nan_in_loss_and_grad is not False:
         return None
     return (
-        "--no-check-for-nan-in-loss-and-grad: expected off beside slime_ext, got on: the host skips steps "
-        "with NaN, but slime_ext stops the run at a NaN among the trainer's log-probs: remove the flag, "
-        "because it does not prevent that"
+        "--no-check-for-nan-in-loss-and-grad: expected off beside slime_ext, got on: remove the flag, "
+        "because slime_ext stops the run at a NaN among the trainer's log-probs, even if the host skips such "
+        "steps"
     )
 
 
@@ -966,8 +972,9 @@ def host_flag_in_file(s: Setup) -> str | None:
     if not keys:
         return None
     return (
-        f"--custom-config-path: expected slime's flags on the command line, got {keys} in the file: slime "
-        "checks its flags, and derives others from them, before it reads the file: write it as a flag"
+        f"--custom-config-path: expected slime's flags on the command line, got {keys} in the file: move "
+        "them to the command line, because slime checks its flags, and derives others from them, before it "
+        "reads the file"
     )
 
 
@@ -996,9 +1003,10 @@ def ages_of_straw(s: Setup) -> str | None:
         return None
     return (
         "--rollout-data-transport straw: the oldest samples come first, and none is dropped for its age: to "
-        "bound the age, write slime_ext.steps: [{reject: {max_staleness: 4}}]. slime's staleness/max counts "
-        "versions from the oldest token's to the engines' when a batch is made; off_policy/staleness_max "
-        "counts to the trainer's latest push, so a push in between makes it larger"
+        "bound the age, write slime_ext.steps: [{reject: {max_staleness: 4}}]. slime's staleness/max "
+        "compares the oldest token's version with the engines' when a batch is made; "
+        "off_policy/staleness_max compares it with the trainer's latest push, so a push in between makes it "
+        "larger"
     )
 
 
@@ -1033,8 +1041,9 @@ def center_without_effect(s: Setup) -> str | None:
         return None
     return (
         "slime_ext.center: expected a bound on the token weights beside it, such as truncate: {high: 2.0}, "
-        "got none: under the sampler the ratio times the score has mean 0, so center adds a gradient of "
-        "exactly 0" + ("" if is_of_target else " while a rollout is one optimizer step")
+        "got none: add one, because under the sampler the unbounded ratio times the score has mean 0, and "
+        "center adds a gradient of exactly 0"
+        + ("" if is_of_target else " while a rollout is one optimizer step")
     )
 
 
@@ -1052,8 +1061,8 @@ def sequence_weights_vanish(s: Setup) -> str | None:
         return None
     return (
         "slime_ext.steps: expected weights of tokens, or a geometric mean, beside --rollout-max-response-len "
-        f"{tokens}, got the product over a response: at a k3 of {USUAL_K3:g} the weight of a response of "
-        f"that length has the mean {mean:.2g} and the median {median:.1g}, so it hardly counts"
+        f"{tokens}, got the product over a response: use level: token or level: geometric, because at a k3 "
+        f"of {USUAL_K3:g} the weight of a response of that length has mean {mean:.2g} and median {median:.1g}"
     )
 
 
@@ -1095,8 +1104,8 @@ def top_p_without_replay(s: Setup) -> str | None:
         return None
     return (
         f"--rollout-top-p: expected 1.0, or a host that replays what top-p leaves, got {s.a.rollout_top_p}: "
-        f"{UNSEEN}: remove the flag, or use slime v0.3.1 or newer, or miles' main with "
-        "--use-sampling-support-replay"
+        f"remove the flag, or use slime v0.3.1 or newer, or miles' main with --use-sampling-support-replay, "
+        f"because {UNSEEN}"
     )
 
 
@@ -1107,7 +1116,7 @@ def top_k_without_replay(s: Setup) -> str | None:
         return None
     return (
         f"--rollout-top-k: expected -1, or a host that replays what top-k leaves, got {s.a.rollout_top_k:g}: "
-        f"{UNSEEN}: remove the flag, or use miles' main with --use-sampling-support-replay"
+        f"remove the flag, or use miles' main with --use-sampling-support-replay, because {UNSEEN}"
     )
 
 
@@ -1127,8 +1136,8 @@ def score_centering_refused(s: Setup) -> str | None:
     for flag, (is_refused, wanted, got) in refused.items():
         if is_refused:
             return (
-                f"{flag}: expected {wanted} beside --use-score-centering, got {got}: the host refuses both: "
-                "remove one"
+                f"{flag}: expected {wanted} beside --use-score-centering, got {got}: remove one, because the "
+                "host refuses the two together"
             )
     return None
 
@@ -1148,7 +1157,7 @@ def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule]
 
 
 def unchecked(setup: Setup, kind: type[UnknownError] = UnknownError) -> Iterator[Line]:
-    """Yields, for each rule that cannot be judged, what was not checked, or why.
+    """Yields a line for each rule that cannot be judged: what was not checked, or why.
 
     Args:
         kind: HostUnknownError for rules that need the code of the host or of a user's init;

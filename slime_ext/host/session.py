@@ -35,7 +35,7 @@ class Session:
     """A host's args, and the reporter of the steps that it trains with them."""
 
     corrections: dict[str, tuple[Any, list[Any], Correction]] = field(default_factory=dict)
-    """Function of slime_ext.tis -> the args of its last call, the values read from them, its correction."""
+    """Function name -> the args of its last call, the values read, and the correction."""
 
     pushes: PushRecord | None = None
     """The record of this process's weight pushes; None until it is first used."""
@@ -43,14 +43,14 @@ class Session:
     loss_inputs: ContextVar[dict[str, Any] | None] = field(
         default_factory=lambda: ContextVar("slime_ext_loss_inputs", default=None)
     )
-    """What the running policy loss has and does not pass to the hook; ``startup`` collects it. It is a
-    context variable, because a loss may be computed again in another thread."""
+    """Inputs of the running policy loss that it does not pass to the hook. ``startup`` collects them. This is
+    a context variable, because a loss may be computed again in another thread."""
 
     published: dict[bytes, bytes] = field(default_factory=dict)
-    """What the rollout publishes for the trainer, if there is no Ray."""
+    """The data that the rollout publishes for the trainer, if there is no Ray."""
 
     heads: dict[int, dict[Any, Any]] = field(default_factory=dict)
-    """Rollout -> sample index -> the sampler's head at each token, or Ray's reference to it."""
+    """Rollout -> sample index -> the sample's heads, or Ray's reference to them."""
 
     scored: ScoredRollout | None = None
     """The rollout that is scored and trained, with the proximal policy's log-probs at its heads."""
@@ -58,7 +58,7 @@ class Session:
     asked: ContextVar[Asked | None] = field(
         default_factory=lambda: ContextVar("slime_ext_asked", default=None)
     )
-    """What the sample that is generated asks of the engine. It is a context variable, because several samples
+    """The request for the sample that is being generated. This is a context variable, because several samples
     are generated at the same time."""
 
     def reset(self) -> None:

@@ -1,11 +1,11 @@
 """Finds the age of a sequence's weights, in weight versions and in optimizer steps.
 
-The trainer counts its pushes of weights to the engines, and an engine names its push in every answer. The
-answer stays in the rollout manager's process. There ``log_rollout`` (``slime_ext.host.log_rollout`` for
-``--custom-rollout-log-function-path``) publishes the oldest version of each sample, by its index, in the
-key-value store of Ray's cluster, and the trainer looks its samples up. If the host's batches carry the
-versions (miles; a patched slime), those are used. The trainer's own version is that of its latest push
-(``certify``).
+The trainer counts its pushes of weights to the engines, and an engine writes the number of its push into
+every answer. The answer stays in the rollout manager's process. There ``log_rollout``
+(``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) publishes the oldest version of
+each sample, by its index, in the key-value store of Ray's cluster. The trainer looks its samples up there. If
+the host's batches carry the versions (miles; a patched slime), those are used. The trainer's own version is
+that of its latest push (``certify``).
 
 With --update-weights-interval K the engines have the latest push, and the trainer is up to K rollouts ahead
 of it. So at each push the trainer also records how many optimizer steps it has taken.
@@ -58,12 +58,11 @@ def with_ages(
 
     An age in versions is the trainer's version minus that of the oldest weights that sampled the sequence. An
     age in steps is the number of optimizer steps since the trainer pushed those weights. Both are NaN for a
-    sample without versions, and for weights that this trainer has not pushed yet, because a replayed rollout
-    comes from another run. The age in steps is also NaN for weights that were pushed before this process
-    started.
+    sample without versions, and for a version above the trainer's, because such a rollout comes from another
+    run. The age in steps is also NaN for weights that were pushed before this process started.
 
     Args:
-        loss_masks: identify the samples of the tokens among ``samples``.
+        loss_masks: show which of ``samples`` the tokens belong to.
 
     Raises:
         ConfigError: the correction needs the ages and no sample's is known.
@@ -121,7 +120,7 @@ def log_rollout(
 
 
 def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
-    """Passes metrics to the host's ``log(args, metrics, step_key)``; without one, logs a line itself."""
+    """Passes metrics to the host's ``log(args, metrics, step_key)``. Without one, it logs a line itself."""
     for module in hosts.definers("compute_rollout_step"):
         for tracker in hosts.definers("log", module.__name__.partition(".")[0]):
             step = {STEP: module.compute_rollout_step(args, rollout_id)}
@@ -164,8 +163,8 @@ def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
     if lacking:
         raise DataError(
             f"rollout_log_probs: expected them in every sample of the rollout, got none in {len(lacking)} of "
-            f"{len(samples)}, the first is {lacking[0]}: a custom generate function has to fill "
-            "Sample.rollout_log_probs"
+            f"{len(samples)} samples, such as number {lacking[0]}: fill Sample.rollout_log_probs in your "
+            "generate function"
         )
 
 
@@ -191,7 +190,7 @@ def leave(what: str, rollout_id: int, data: bytes) -> None:
 
 
 def left(what: str, rollout_id: int) -> bytes | None:
-    """Reads what ``leave`` published about a rollout; None if it published nothing."""
+    """Reads what ``leave`` published about a rollout. Returns None if that is nothing."""
     key, kv = _key(what, rollout_id), store()
     published = session.published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
     owner, _, data = (published or b"").partition(b" ")
@@ -199,7 +198,7 @@ def left(what: str, rollout_id: int) -> bytes | None:
 
 
 def store() -> Any:
-    """Returns the key-value store of this process's Ray cluster; None outside of Ray."""
+    """Returns the key-value store of this process's Ray cluster, or None outside of Ray."""
     kv = sys.modules.get("ray.experimental.internal_kv")
     return kv if kv is not None and kv._internal_kv_initialized() else None
 
@@ -215,7 +214,7 @@ def _versions(sample: Any) -> list[int]:
 
 
 def _oldest(names: Any) -> int | None:
-    """Finds the oldest of a sample's versions; None unless every version is a number."""
+    """Finds the oldest of a sample's versions. Returns None unless every version is a number."""
     versions = [number for name in versions_of(names) if (number := number_of(name)) is not None]
     return None if len(versions) < len(versions_of(names)) else min(versions, default=None)
 

@@ -1,12 +1,14 @@
 """Defines ``slime_ext.host.init`` for ``--custom-megatron-init-path``.
 
 slime calls the function before it builds the model. The function checks flags, functions and configuration,
-and wraps the host's three functions (``hosts``). The policy loss has ``cur_log_probs`` and ``advantages`` and
-passes neither to the hook. So a wrapper around the policy loss takes the advantages (and the padded lengths
-of --qkv-format bshd) from its batch, and a wrapper around ``get_log_probs_and_entropy`` takes the log-probs
-with gradient; ``HookCall.of`` reads both. They belong to one call of the policy loss, because a second run
-under ``--recompute-loss-function`` has other tensors and may run in another thread. What the host itself
-passes is used unchanged. The wrapper also measures a policy loss that did not call our hook.
+and wraps the host's three functions (``hosts``).
+
+The policy loss has ``cur_log_probs`` and ``advantages``, but passes neither to the hook. So a wrapper around
+the policy loss takes the advantages (and the padded lengths of --qkv-format bshd) from its batch. A wrapper
+around ``get_log_probs_and_entropy`` takes the log-probs with gradient. ``HookCall.of`` reads both. They are
+kept for one call of the policy loss, because a second run under ``--recompute-loss-function`` has other
+tensors and may run in another thread. What the host itself passes is used unchanged. The wrapper also
+measures a policy loss that did not call our hook.
 
 If you have an ``init`` function, call this one from it with the same arguments, at its start or at its end.
 """
@@ -39,12 +41,12 @@ log = logging.getLogger("slime_ext")
 
 
 def init(args: Any) -> None:
-    """Checks the arguments, wraps the host's loss and train step, prints what will run.
+    """Checks the arguments, wraps the host's loss and train step, and prints what will run.
 
     A second call checks again, and wraps nothing twice.
 
     Raises:
-        ConfigError: a flag, a function or the configuration is wrong; the one line says what to do.
+        ConfigError: a flag, a function or the configuration is wrong. Its one line says what to do.
     """
     check_command_line(hosts.command_line(), args)
     check_kinds(args)
@@ -76,7 +78,7 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
     def policy_loss_function(*given: Any, **named: Any) -> Any:
         call = signature.bind(*given, **named).arguments
         args, batch = call["args"], call["batch"]
-        if batch.get("dynamic_cp_size") is not None:  # in Relax, whatever its flags say
+        if batch.get("dynamic_cp_size") is not None:  # Relax sets it, whatever the flags say
             raise ConfigError(DYNAMIC)
         inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
         token = session.loss_inputs.set(inputs)
@@ -127,7 +129,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 def check_functions(args: Any, host: hosts.Host | None) -> None:
     """Imports the slime_ext functions that flags name, and checks the hook's signature.
 
-    A user's functions, except the hook, are not imported, because they may exist only in other processes.
+    Of a user's functions only the hook is imported, because the others may exist only in other processes.
     """
     for dest in contract.OURS:
         if str(path := getattr(args, dest, None)).startswith("slime_ext."):

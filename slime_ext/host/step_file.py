@@ -25,9 +25,9 @@ Values = Mapping[str, float]
 class StepFile:
     """Appends a line of strict JSON per step.
 
-    If a run resumes, or a host repeats a step, the file is first cut: the lines of that step and of later
-    steps are removed, and so is an unfinished last line. Lines that belong to no step stay. If the process is
-    killed during the cut, the file is either unchanged or cut.
+    If a run resumes, or a host repeats a step, the lines of that step and of later steps are first removed,
+    and so is an unfinished last line. Lines that belong to no step stay. If the process is killed meanwhile,
+    the file is either unchanged or has all of these lines removed.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class StepFile:
         line = {**step, "time": round(time.time(), 3), **finite(values)}
         number = tuple(step.values())
         is_next = bool(self.last) and number > self.last
-        self.last = ()  # until the whole line is in the file
+        self.last = ()  # not known until the whole line is in the file
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not is_next:
             self._cut(step)
@@ -58,7 +58,7 @@ class StepFile:
     def _cut(self, step: Mapping[str, int]) -> None:
         with _opened(self.path) as file:
             start, foreign = _repeated(file, step)
-            if not foreign:  # atomic, needs no disk space, and keeps the link, mode and owner of the file
+            if not foreign:  # truncate is atomic, needs no space, and keeps the file's link, mode and owner
                 file.truncate(start)
                 return
             with replacing(self.path) as copy:
@@ -72,8 +72,8 @@ class StepFile:
 def append(path: Path, values: Mapping[str, Any]) -> None:
     """Appends a line of strict JSON to a file.
 
-    It is one write if the disk has room. If the file ends in an unfinished line, a newline comes first, so
-    that only that line is lost.
+    It is one write if the disk has room. If the file ends in an unfinished line, a newline is written first,
+    so that only the unfinished line is lost.
 
     Raises:
         OSError: the file cannot be written; it may hold a part of the line.
@@ -98,7 +98,7 @@ def finite(values: Values) -> dict[str, float | None]:
 
 
 def rows(path: Path, key: str) -> Iterator[dict[str, Any]]:
-    """Yields the lines that are JSON objects with a whole number under ``key``; skips others."""
+    """Yields the lines that are JSON objects with a whole number under ``key``."""
     with path.open("rb") as file:
         for line in file:
             try:
@@ -113,7 +113,7 @@ def _opened(path: Path) -> FileIO:
     """Opens a file for reading and appending, and creates it if it is missing.
 
     Raises:
-        OSError: it is not a regular file. Writing to a pipe could wait for a reader for ever.
+        OSError: it is not a regular file. Writing to a pipe could wait for a reader forever.
     """
     file = FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666), "ab+")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -123,7 +123,7 @@ def _opened(path: Path) -> FileIO:
 
 
 def _repeated(file: FileIO, step: Mapping[str, int]) -> tuple[int, list[bytes]]:
-    """Finds where to cut the file, and the foreign lines after that offset, which stay.
+    """Finds where to cut the file, and the later lines that belong to no step.
 
     It reads the file from its end, back to the last line of an earlier step.
     """
@@ -143,7 +143,10 @@ def _repeated(file: FileIO, step: Mapping[str, int]) -> tuple[int, list[bytes]]:
 
 
 def _lines_from_end(file: FileIO) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, line) from the end. What follows the last newline comes first, maybe empty."""
+    """Yields (offset, line) from the end of the file.
+
+    The text after the last newline comes first. It may be empty.
+    """
     end, beginning = os.fstat(file.fileno()).st_size, b""
     while end:
         size = min(BLOCK, end)
@@ -158,7 +161,7 @@ def _lines_from_end(file: FileIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_repeated(line: bytes, step: Mapping[str, int]) -> bool | None:
-    """Whether a line is of this step or a later one; None without a step."""
+    """Tells whether a line is of this step or a later one. Returns None if it is of no step."""
     try:
         row = json.loads(line)
         return bool([row[key] for key in step] >= list(step.values()))

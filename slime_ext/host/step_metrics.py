@@ -38,14 +38,16 @@ class NonFiniteTracker:
     """Records the first unusable log-prob of each kind in one optimizer step on this rank."""
 
     calls: list[tuple[Segments, Sequence[int | None]]] = field(default_factory=list)
-    # [2, kinds] float64: the number of the hook call, and the token's index in it; infinite if all log-probs
-    # of the kind are usable.
+    # [2, kinds] float64: the number of the hook call, and the token's index in that call. Both are infinite
+    # if all log-probs of the kind are usable.
     first: Tensor | None = None
 
     def look(
         self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] = ()
     ) -> None:
-        """Records the first response token that is not usable, without waiting for the device.
+        """Records the first response token whose log-prob is not usable.
+
+        It does not wait for the device.
 
         Args:
             values: kind -> [T] log-probs, or None.
@@ -151,7 +153,8 @@ class OptimizerStep:
             elif behavior and session.step is None:  # no step would read the record
                 raise ConfigError(
                     f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: "
-                    f"on {device} log-probs are checked when init reduces a step's statistics: add the flag"
+                    f"add the flag, because on {device} log-probs are checked at the end of a step, by a "
+                    "wrapper that init installs"
                 )
             return
         for name, values in log_probs.items():
@@ -174,11 +177,11 @@ class OptimizerStep:
         return metrics.scalars(totals), metrics.curves(totals)
 
 
-NOWHERE = OptimizerStep()  # for a hook call outside of a step, or one that is already counted
+NOWHERE = OptimizerStep()  # for a hook call outside of a step, or one that was counted before
 
 
 def current_step() -> OptimizerStep:
-    """Returns the optimizer step that is being trained; ``NOWHERE`` between steps."""
+    """Returns the optimizer step that is being trained, or ``NOWHERE`` between steps."""
     return session.step or NOWHERE
 
 
@@ -193,7 +196,7 @@ def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
 
 
 def step_for(call: HookCall) -> OptimizerStep:
-    """Finds the step that counts this hook call; ``NOWHERE`` if none does."""
+    """Finds the step that counts this hook call. Returns ``NOWHERE`` if none does."""
     step, inputs = current_step(), session.loss_inputs.get() or {}
     if step is NOWHERE:
         return NOWHERE
@@ -209,7 +212,7 @@ def step_for(call: HookCall) -> OptimizerStep:
 
 
 def share_error_across_stages(reason: str) -> str:
-    """Returns the error of any pipeline stage, on all stages; empty if there is none.
+    """Returns the error of any pipeline stage on all stages; empty if there is none.
 
     Every stage calls it once per optimizer step. At most one stage passes a reason that is not empty.
     """

@@ -1,4 +1,4 @@
-"""Plans an optimizer step before it is trained: computes what couples its samples.
+"""Plans an optimizer step before it is trained: computes the numbers that couple its samples.
 
 ``train_one_step`` gets the iterator of the step's micro-batches, with every proximal log-prob and every
 advantage. So a number for a whole step (``Normalize``, ``SecondMoment``), the kept tokens of a rollout, and
@@ -35,13 +35,14 @@ from slime_ext.ops.segments import to_device
 
 OTHER = -1  # ``SampleRow.step`` of samples that another optimizer step trains
 ALONE = (
-    "{what}: expected a plan for the whole optimizer step, got a hook call without one: each micro-batch is "
-    f"treated as a whole step, so the result depends on how samples are packed: add {INIT_FLAG}"
+    f"{{what}}: expected a plan for the whole optimizer step, got a hook call without one: add {INIT_FLAG}, "
+    "because otherwise each micro-batch is treated as a whole step, and the result depends on how samples "
+    "are packed"
 )
 NO_PROXIMAL = (
-    "{what}: expected the proximal policy's log-probs before the optimizer step, got none: the host does not "
-    "compute them if a rollout is one step, or under --use-rollout-logprobs: add --get-mismatch-metrics, "
-    "which makes it compute them"
+    "{what}: expected the proximal policy's log-probs before the optimizer step, got none: add "
+    "--get-mismatch-metrics, because without it the host does not compute them if a rollout is one step, or "
+    "under --use-rollout-logprobs"
 )
 
 
@@ -124,8 +125,8 @@ def compute_plan(
     if not batch["loss_masks"]:  # the other ranks would wait for this one's part
         raise DataError(
             "rollout_data: expected a sample on every data parallel rank, got none on rank "
-            f"{here.dp_rank} of {here.dp_size}: {what_couples(correction)} is computed over all of them: use "
-            "a --global-batch-size that gives every rank a sample"
+            f"{here.dp_rank} of {here.dp_size}: use a --global-batch-size that gives every rank a sample, "
+            f"because {what_couples(correction)} needs all ranks"
         )
     tokens = _tokens_of(correction, args, batch, rollout_id, here)
     plan = plan_step(correction, [tokens], here.all_sum)
@@ -156,7 +157,8 @@ def _tokens_of(
     if batch["log_probs"] is None:
         raise ConfigError(NO_PROXIMAL.format(what=what_couples(correction)))
     tokens = pack(data_of.call_of(batch, args), here.context)
-    require_usable("log_probs", tokens.proximal, tokens.segments, "the trainer's forward pass overflowed")
+    why = "look for an overflow in the trainer's forward pass"
+    require_usable("log_probs", tokens.proximal, tokens.segments, why)
     if not correction.needs_ages:
         return tokens
     samples = staleness.samples_of(batch, rollout_id)
@@ -199,7 +201,7 @@ def _rows_of_others(
 
 
 def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
-    """Joins the tables of all ranks; also returns the index of this rank's first row."""
+    """Joins the tables of all ranks. Returns the rows, and the index of this rank's first row."""
     counts = rows.new_zeros(here.dp_size)
     counts[here.dp_rank] = len(rows) if here.context.rank == 0 else 0
     ends = list(accumulate(map(int, data_of.numbers(here.all_sum(counts))), initial=0))
@@ -229,8 +231,8 @@ def _rebaseline(
 def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRow]) -> None:
     """Raises ConfigError if there are too many groups, or if steps split a group.
 
-    There are too many groups if a resumed run changed the group size. Statistics of a whole step allow no
-    split group, because those of a step that is not trained yet are not known.
+    There are too many groups if a resumed run changed the group size. Beside statistics of a whole step, no
+    group may be split, because the statistics of a step that is not trained yet are not known.
     """
     this_step, other_steps = (
         {row.group for row in rows if (row.step == OTHER) is other} for other in (False, True)
@@ -239,8 +241,8 @@ def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRo
     if wanted.is_integer() and len(groups) > wanted:
         raise ConfigError(
             f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
-            f"{len(groups)}: the run was resumed with another --n-samples-per-prompt: set the one that it "
-            "started with, or use ignore"
+            f"{len(groups)}: set the --n-samples-per-prompt that the run started with, or use ignore, "
+            "because the run was resumed with another one"
         )
     if Need.WHOLE_STEP in correction.needs and this_step & other_steps:
         coupled = what_couples(replace(correction, denominator="host", group="ignore"))
@@ -260,13 +262,13 @@ def _refuse_split_rollouts(args: Any, rollout: Batch) -> None:
     if count and prompts and count != (wanted := prompts * args.n_samples_per_prompt):
         raise ConfigError(
             f"slime_ext.group: expected {wanted} samples (--rollout-batch-size x --n-samples-per-prompt) for "
-            f"rebaseline, got {count}: if rollouts are split, slime takes one baseline over all samples: use "
-            "ignore or atomic"
+            f"rebaseline, got {count}: use ignore or atomic, because slime takes one baseline over all "
+            "samples if rollouts are split"
         )
 
 
 def _scale(correction: Correction, args: Any, batch: Batch, rows: list[SampleRow]) -> list[float] | None:
-    """Computes the factors that make the host divide by kept tokens; None: all 1."""
+    """Computes the factors that make the host divide by kept tokens. Returns None if all are 1."""
     if correction.denominator == "host":
         return None
     if getattr(args, "calculate_per_token_loss", False):

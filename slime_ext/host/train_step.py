@@ -31,28 +31,29 @@ FILE = "off_policy.jsonl"
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
 BROKEN = (
     "rollout_log_probs: expected log-probs above -1000 and at most 0, got other values at {:.2%} of the "
-    "tokens ({}): these tokens are rejected, and off_policy/nonfinite_fraction counts them: look for a fault "
-    "of the engine; to stop the run at such a token, set slime_ext.on_nonfinite: raise"
+    "tokens ({}): look for a fault of the engine; these tokens are rejected, and "
+    "off_policy/nonfinite_fraction counts them; to stop the run at such a token, set "
+    "slime_ext.on_nonfinite: raise"
 )
 UNUSED = (
-    "--custom-tis-function-path: expected a call of the function in every optimizer step, got none: the loss "
-    "does not call it, so nothing is corrected: use --loss-type policy_loss"
+    "--custom-tis-function-path: expected a call of the function in every optimizer step, got none: use "
+    "--loss-type policy_loss, because this loss does not call it, and nothing is corrected"
 )
 UNSEEN = (
-    f"off_policy metrics: expected a call of {hosts.LOSS} in every optimizer step, got none: the run has "
-    "another loss, so nothing is measured: use --loss-type policy_loss"
+    f"off_policy metrics: expected a call of {hosts.LOSS} in every optimizer step, got none: use --loss-type "
+    "policy_loss, because the run has another loss, and nothing is measured"
 )
 NO_FILE = (
-    "slime_ext.metrics.curves: expected --save or metrics.file beside file, got neither: no curves are "
+    "slime_ext.metrics.curves: expected --save or metrics.file beside file, got neither, so no curves are "
     "measured: set metrics.file, or use curves: log"
 )
 TWICE = (  # raised during training, because flags do not give the number of steps if batches vary
     "slime_ext.numerator: expected one optimizer step per rollout beside target and the host's surrogate, "
-    "got step {}: the host's loss has the factor target / proximal already: use surrogate: reinforce"
+    "got step {}: use surrogate: reinforce, because the host's loss has the factor target / proximal already"
 )
 UNWRITTEN = (
-    "{}: expected a file that can be written, got {}: training goes on without its lines: make it "
-    "writable; for the next run, slime_ext.metrics.file can name another file"
+    "{}: expected a file that can be written, got {}: make it writable, or name another file in "
+    "slime_ext.metrics.file for the next run; training goes on without its lines"
 )
 log = logging.getLogger("slime_ext")
 
@@ -63,7 +64,7 @@ class Reporter:
     It keeps the guards' counts between steps.
 
     Args:
-        folder: the file's folder, if ``metrics.file`` names no file. None: no file.
+        folder: where the file is written, if ``metrics.file`` names none. None: no file.
     """
 
     def __init__(self, args: Any, folder: str | Path | None = None) -> None:
@@ -76,7 +77,7 @@ class Reporter:
         self.warned = False  # about log-probs that are not finite
 
     def layout(self, correction: Correction) -> MetricsLayout | None:
-        """Chooses what is measured, with curves only if something reads them; None: nothing."""
+        """Chooses what is measured: curves only if something reads them. Returns None for nothing."""
         if not self.options.enabled:
             return None
         curves, is_guarded = self.options.curves, not EXACT.keys().isdisjoint(self.watch.guards)
@@ -129,7 +130,7 @@ class Reporter:
         if self.file:
             try:
                 self.file.add(where, {**scalars, **curves})
-            except OSError as error:  # raising on this rank alone would leave the others waiting
+            except OSError as error:  # if only this rank raised, the others would wait
                 warn_once(UNWRITTEN.format(self.file.path, error.strerror))
         if (fraction := scalars.get(NONFINITE)) and not self.warned:
             self.warned = True
@@ -193,8 +194,8 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
             what = what_couples(measured) if measured.needs_plan else "center"
             raise ConfigError(
                 f"{what}: expected a data_iterator whose micro-batches can be read ahead (offset, get_next), "
-                f"got {type(iterator).__name__}: slime_ext cannot read the samples before they are "
-                f"trained: use a correction without {what}"
+                f"got {type(iterator).__name__}: use a correction without {what}, because slime_ext cannot "
+                "read the samples before they are trained"
             )
         return step
     batch = read_ahead(iterator, call["num_microbatches"])
@@ -219,4 +220,4 @@ def _name_the_cause(step: OptimizerStep, error: Exception) -> None:
     except NonFiniteError as found:
         raise found from error
     except RuntimeError:
-        log.debug("the device does not answer any more", exc_info=True)
+        log.debug("the device no longer answers", exc_info=True)

@@ -41,8 +41,8 @@ CASES = [  # rule, arguments, the keys of --custom-config-path, line
         "function_never_called",
         ours("token_tis", **INIT) | {"use_tis": False},
         {},
-        "--use-tis: expected on beside --custom-tis-function-path, got off: the host never calls the "
-        "function: add --use-tis; for metrics alone, remove --custom-tis-function-path, because "
+        "--use-tis: expected on beside --custom-tis-function-path, got off: add --use-tis, because without "
+        "it the host never calls the function; for metrics alone, remove --custom-tis-function-path, because "
         "slime_ext.host.init measures without it",
     ),
     (
@@ -50,37 +50,38 @@ CASES = [  # rule, arguments, the keys of --custom-config-path, line
         ours("correct", num_steps_per_rollout=4, **INIT),
         {"slime_ext": TARGET},
         "slime_ext.numerator: expected proximal beside the host's surrogate with 4 optimizer steps per "
-        "rollout or --keep-old-actor, got target: the host's loss has the factor target / proximal already: "
-        "use numerator: proximal or surrogate: reinforce",
+        "rollout or --keep-old-actor, got target: use numerator: proximal or surrogate: reinforce, because "
+        "the host's loss has the factor target / proximal already",
     ),
     (
         "rollout_logprobs_beside_tis",
         ours("glm5", use_rollout_logprobs=True, **INIT),
         {},
-        "--use-rollout-logprobs: expected off beside --use-tis, got on: the host refuses both: remove one",
+        "--use-rollout-logprobs: expected off beside --use-tis, got on: remove one, because the host refuses "
+        "the two together",
     ),
     (
         "unread_tis_clip",
         ours("token_tis", tis_clip=5.0, **INIT),
         {},
-        "--tis-clip: expected none beside slime_ext.tis.token_tis, got 5: only "
-        "slime_ext.tis.vanilla_tis_function and icepop_function read it: remove the flag; to set a cap, "
-        "write truncate: {high: ...} under slime_ext.steps",
+        "--tis-clip: expected none beside slime_ext.tis.token_tis, got 5: remove the flag, because only "
+        "slime_ext.tis.vanilla_tis_function and icepop_function read it; to set a cap, write truncate: "
+        "{high: ...} under slime_ext.steps",
     ),
     (
         "off_policy_is_counted_twice",
         ours("off_policy_is_function", num_steps_per_rollout=2, eps_clip=0.2, **INIT),
         {},
         "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got 2 "
-        "steps: the host's loss has the factor target / proximal already, so the ratio is counted twice: "
-        "use slime_ext.tis.off_policy_is",
+        "steps: use slime_ext.tis.off_policy_is, because the host's loss has the factor target / proximal "
+        "already, and the ratio is counted twice",
     ),
     (
         "sft_beside_init",
         {"loss_type": "sft_loss", **INIT},
         {},
-        "--loss-type: expected policy_loss beside slime_ext, got sft_loss, which has no policy loss to "
-        "measure or correct: remove slime_ext's flags",
+        "--loss-type: expected policy_loss beside slime_ext, got sft_loss: remove slime_ext's flags, because "
+        "there is no policy loss to measure or correct",
     ),
     (
         "missing_metrics",

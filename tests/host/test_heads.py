@@ -258,7 +258,7 @@ def test_a_binary_head_that_is_shorter_is_filled_up(rollout):
 
 
 TO_SGLANG, SIX = (
-    "the server is not SGLang, or a proxy changes",
+    "send requests to SGLang itself",
     "expected 6 numbers of 4 bytes in base64, got ",
 )
 SHAPE = "output_topk_shape, sample 7: expected [2, 3 or fewer], the sampled tokens and center.top_k, got "
@@ -468,8 +468,8 @@ WRONG_SUPPORTS = {  # what is wrong with the sample -> the line that names it
         0,
         9,
     ),
-    "rollout_log_probs, sample 0, response token 1: expected the log-prob that the sampler's support has for "
-    "it, got one 0.1 nats away": ("rollout_log_probs", 1, math.log(0.5) - 0.1),
+    "rollout_log_probs, sample 0, response token 1: expected the token's log-prob in the sampler's "
+    "support, got one 0.1 nats away": ("rollout_log_probs", 1, math.log(0.5) - 0.1),
     f"{P_OFFSETS}, sample 0: expected 5 whole numbers that rise from 0 to the length of the other two": (
         P_OFFSETS,
         1,
@@ -533,7 +533,10 @@ def without(samples):
     ("fault", "line"),
     [
         (twice, "Sample.index: expected a different one for every sample beside center, got 0 again"),
-        (of_another_pass, "rollout_log_probs, sample 1, response token 1: expected the log-prob that the sa"),
+        (
+            of_another_pass,
+            "rollout_log_probs, sample 1, response token 1: expected the token's log-prob in the",
+        ),
         (
             without,
             "rollout_topk_log_probs, sample 1: expected a head at each response token in the loss mask",
@@ -599,13 +602,13 @@ SPOILED = {  # what is wrong with sample 1 -> the line that names it
     f"{IDS}, sample 1: expected whole numbers, got torch.float32: write token ids": replaced(
         IDS, lambda ids: ids.float()
     ),
-    "rollout_log_probs, sample 1: expected 2 numbers, one per response token, got a shape of [1]": replaced(
+    "rollout_log_probs, sample 1: expected 2 numbers, one per response token, got shape [1]": replaced(
         "rollout_log_probs", lambda values: values[:1]
     ),
-    "loss_mask, sample 1: expected 2 numbers, one per response token, got a shape of [3]": replaced(
+    "loss_mask, sample 1: expected 2 numbers, one per response token, got shape [3]": replaced(
         "loss_mask", lambda mask: [1, 1, 1]
     ),
-    "tokens, sample 1: expected 2 numbers, one per response token, got a shape of [1]": replaced(
+    "tokens, sample 1: expected 2 numbers, one per response token, got shape [1]": replaced(
         "tokens", lambda tokens: tokens[-1:]
     ),
 }

@@ -72,7 +72,7 @@ def test_samples_without_log_probs_stop_a_run_that_needs_them():
     own = SimpleNamespace(use_tis=True, custom_convert_samples_to_train_data_path="a.b")
     for args, samples in ((used, whole), (unused, mixed), (own, mixed)):
         assert host.log_rollout(0, args, samples, {}) is False
-    with pytest.raises(DataError, match="got none in 1 of 3, the first is 1: a custom generate function"):
+    with pytest.raises(DataError, match="got none in 1 of 3 samples, such as number 1: fill Sample"):
         host.log_rollout(0, used, mixed, {})
 
 

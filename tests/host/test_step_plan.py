@@ -245,7 +245,7 @@ def broken(data):
 
 REFUSED = {
     "no proximal": (without("log_probs"), "normalize", "expected the proximal policy's log-probs.*--get-mis"),
-    "other groups": (renumbered, "atomic", r"group: expected 4 groups of 4 samples .*, got 5: the run"),
+    "other groups": (renumbered, "atomic", r"group: expected 4 groups of 4 samples .*, got 5: set the"),
     "other groups, rebaseline": (renumbered, "rebaseline", r"group: expected 4 groups of 4 samples"),
     "no samples": (empty, "normalize", "expected a sample on every data parallel rank, got none on rank 0"),
     "NaN": (broken, "normalize", "log_probs, sequence 0"),

@@ -221,7 +221,9 @@ def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, caplog):
     args = args_of({"preset": "geo_rs"}, save=str(blocked / "b"))
     assert K3 in trained(module, args) and K3 in trained(module, args, step_id=1)
     (line,) = caplog.messages
-    assert "off_policy.jsonl: expected a file that can be written, got Not a directory: training" in line
+    assert (
+        "off_policy.jsonl: expected a file that can be written, got Not a directory: make it writable" in line
+    )
     blocked.unlink()
     trained(module, args, step_id=2)
     assert steps_in(blocked / "b" / train_step.FILE) == [(3, 2)]

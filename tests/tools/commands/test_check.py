@@ -243,7 +243,7 @@ def test_a_file_that_lies_beside_our_package_alone_is_none_of_the_script(capsys,
 
 
 PATCHED = f"{trees.TARGET}{trees.LOSS}\nTIS = {{'cur_log_probs': None, 'advantages': None}}\n"
-NO_TARGET = "expected slime_ext.host.init beside slime_ext.tis.cispo, got none: it reads cur_log_probs and ad"
+NO_TARGET = "expected slime_ext.host.init beside slime_ext.tis.cispo, got none: set it, because the corre"
 INIT = "--custom-megatron-init-path slime_ext.host.init"
 LOG = "--custom-rollout-log-function-path slime_ext.host.log_rollout"
 CISPO = "--use-tis --custom-tis-function-path slime_ext.tis.cispo"
@@ -274,7 +274,7 @@ OF_THE_HOST = [  # flags, the checkout's files (None: no checkout), a line of th
     (f"{CISPO} --custom-megatron-init-path mine.init", None, "not checked whether mine.init calls slime_ext"),
     (f"{CISPO} --custom-megatron-init-path mine.init", {LOSS: PATCHED}, "ok"),
     (f"{CISPO} {INIT} --train-backend fsdp", None, "--train-backend: expected megatron beside slime_ext.tis"),
-    (AGES, None, "it reads the samples' ages, which only init counts"),
+    (AGES, None, "the correction reads the samples' ages, which only init counts"),
     (f"{AGES} {INIT}", None, "not checked whether this host's trainer gets the samples' weight versions, wh"),
     (f"{AGES} {INIT}", {}, "max_staleness: expected the samples' weight versions, got a slime that keeps th"),
     (f"{AGES} {INIT}", CARRIES, "ok"),
@@ -421,7 +421,7 @@ def test_json_names_what_was_not_checked_and_why(capsys, tmp_path):
     ("flags", "rule", "severity", "message"),
     [
         (CISPO, "missing_init", "refuse", NO_TARGET),
-        (f"{GOOD} --use-rollout-logprobs", "rollout_logprobs_beside_tis", "host", "the host refuses both"),
+        (f"{GOOD} --use-rollout-logprobs", "rollout_logprobs_beside_tis", "host", "the host refuses"),
         (f"{GOOD}_of_no_name", None, None, "expected a function of slime_ext.tis"),
         (f"{GOOD} --tis-clip nan", None, None, "--tis-clip: expected a number"),
     ],
