@@ -1,4 +1,4 @@
-"""The charts of tensorboard.yaml as a workspace of Weights & Biases.
+"""Makes a workspace of Weights & Biases with the charts of tensorboard.yaml.
 
 pip install wandb-workspaces
 python configs/panels/wandb_workspace.py ENTITY PROJECT
@@ -16,7 +16,7 @@ STEP = "train/step"
 
 
 def workspace(entity: str, project: str) -> workspaces.Workspace:
-    """The workspace, not yet saved."""
+    """Makes the workspace, and does not save it."""
     sections = [
         workspaces.Section(
             name=name,
