@@ -1,6 +1,6 @@
 #!/bin/bash
-# The tiny task (copy four letters) in a launch script as slime and miles have them, for `slime-ext rehearse`:
-# `make rehearse` runs two rollouts of it through the miles of the package index, without a GPU.
+# Trains the tiny task (copy four letters) with a launch script like those of slime and miles, for `slime-ext rehearse`.
+# `make rehearse` runs two rollouts of it with miles from the package index, without a GPU.
 set -ex
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"

@@ -1,16 +1,19 @@
 #!/bin/bash
-# Qwen3-32B with GRPO on four nodes of eight GPUs, asynchronously: slime's train_async.py in a Ray job. Two nodes train
-# (tensor 4 x pipeline 2 x context 2), two sample with four SGLang engines of four GPUs each, one rollout ahead.
+# Trains Qwen3-32B with GRPO on four nodes of eight GPUs, asynchronously, with slime's train_async.py in a Ray job. Two
+# nodes train (tensor 4 x pipeline 2 x context 2). Two nodes sample one rollout ahead, with four SGLang engines of four
+# GPUs each.
 #
-# slime_ext is one flag of it, CORRECTION_ARGS below; without that line the script is slime's alone. The file that the
-# flag names measures and changes no loss. It also names slime_ext.host.init, which checks this configuration before a
-# model is built. When slime-ext analyze has said what the run needs, name another file of configs/modes.
+# slime_ext is the one flag in CORRECTION_ARGS below. Without it, this is a script for slime alone. The file that the
+# flag names measures, and does not change the loss. It also names slime_ext.host.init, which checks this configuration
+# before a model is built. Once slime-ext analyze has said what the run needs, name another file of configs/modes.
 #
-# Before: BASE_FOLDER (on a file system that all nodes share) holds the checkpoints and prompts below; SLIME_DIR is a
-# checkout of slime, MEGATRON_DIR one of Megatron-LM, on every node; `pip install -e` of slime_ext on every node, or the
-# PYTHONPATH below. Start Ray on the other nodes with
+# Before you start:
+# - put the checkpoints and prompts named below into BASE_FOLDER, on a file system that all nodes share;
+# - on every node, let SLIME_DIR be a checkout of slime and MEGATRON_DIR one of Megatron-LM;
+# - install slime_ext on every node with `pip install -e`, or rely on the PYTHONPATH below;
+# - start Ray on the other nodes:
 #     ray start --address=${MASTER_ADDR}:6379 --num-gpus 8 --disable-usage-stats
-# Check it first, on any machine:
+# Check the script first, on any machine:
 #     SLIME_DIR=path/to/slime slime-ext check examples/run_slime_multinode.sh --env SLIME_DIR
 set -euo pipefail
 
@@ -22,7 +25,7 @@ NODES=${NODES:-4}
 EXAMPLES_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
 export PYTHONUNBUFFERED=1
 
-# Sets MODEL_ARGS: the shape of the model, in Megatron's flags.
+# This sets MODEL_ARGS, the shape of the model in Megatron's flags.
 source "${SLIME_DIR}/scripts/models/qwen3-32B.sh"
 
 CORRECTION_ARGS=(

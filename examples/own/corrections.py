@@ -1,6 +1,6 @@
-"""Steps and a hook of your own: docs/your_own_correction.md goes through both.
+"""Defines two steps and a hook of your own. docs/your_own_correction.md explains them.
 
-python examples/own/corrections.py    # holds them against their definitions in plain Python
+python examples/own/corrections.py    # compares them with their definitions in plain Python
 """
 
 import math
@@ -15,7 +15,7 @@ from slime_ext.testing import check_hook, check_step
 
 @dataclass(frozen=True)
 class Tempered(Step):
-    """w_t = ratio_t ** power: between no correction (0) and importance sampling (1)."""
+    """Sets the weights to ratio_t ** power: 0 is no correction, 1 is importance sampling."""
 
     power: float = 0.5
 
@@ -26,19 +26,19 @@ class Tempered(Step):
 
 
 def tempered(sample, power=0.5):
-    """The same over one response, in floats: what the step is compared with."""
+    """Defines the weights of ``Tempered`` over one response, in floats, for the comparison."""
     return [math.exp(power * (p - b)) for p, b in zip(sample.proximal, sample.behavior, strict=True)]
 
 
 @dataclass(frozen=True)
 class Centered(Step):
-    """w_t = ratio_t / geometric mean of the step's ratios."""
+    """Sets the weights to ratio_t / geometric mean of the optimizer step's ratios."""
 
     needs = frozenset({Need.WHOLE_STEP})
     effects = frozenset({Effect.REWEIGHT})
 
     def number_for_step(self, batches, all_sum):
-        """[] float64: the mean log-ratio of the step."""
+        """Computes the mean log-ratio of the optimizer step: [] float64."""
         shares = []
         for _, inputs in batches:
             log_ratio = torch.where(inputs.usable, inputs.log_ratio, 0).double()
@@ -51,7 +51,7 @@ class Centered(Step):
 
 
 def half_tis(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **kwargs):
-    """min(sqrt(proximal / behavior), 2) times the loss, as a function for --custom-tis-function-path."""
+    """Multiplies the loss by min(sqrt(proximal / behavior), 2), for --custom-tis-function-path."""
     log_ratio = torch.cat(list(train_log_probs)) - torch.cat(list(rollout_log_probs))
     mask = torch.cat(list(loss_masks)) != 0
     weight = torch.where(mask, 0.5 * log_ratio, 0).exp().clamp(max=2).detach()
@@ -65,4 +65,4 @@ if __name__ == "__main__":
     weighted, _, _ = correct(torch.ones(2), behavior, proximal, [1, 1], Correction(steps=(Centered(),)))
     torch.testing.assert_close(weighted, torch.tensor([0.5, 2.0]))
     check_hook(half_tis, lambda sample: [min(w, 2) for w in tempered(sample)])
-    print("all are what their definitions say")
+    print("all agree with their definitions")

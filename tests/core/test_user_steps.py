@@ -524,7 +524,7 @@ def test_a_hook_is_called_as_slime_does():
 def test_the_example_is_accepted_by_check_and_by_the_laboratory(capsys, monkeypatch):
     monkeypatch.chdir(EXAMPLE)
     ran = subprocess.run([sys.executable, "corrections.py"], capture_output=True, text=True, check=True)
-    assert ran.stdout == "all are what their definitions say\n"
+    assert ran.stdout == "all agree with their definitions\n"
     assert cli.main(["check", "tempered.yaml"]) == 0
     assert fidelity.main(["--config", "tempered.yaml"]) == 0
     shown = capsys.readouterr().out
