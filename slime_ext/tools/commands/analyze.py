@@ -1,4 +1,4 @@
-"""``slime-ext analyze PATH...``: what is wrong in a run's dumps, and what each correction would have done."""
+"""Runs ``slime-ext analyze``: finds faults in dumps, and what each correction would have done."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ from slime_ext.tools.folders import make_folder, refuse_link, write_file
 FOUND = 1
 EVERY_S = 2.0
 ANY, ALL, EXACT = "any", "all", "exact"
-AT_LEAST = {"error": ("error",), "warning": ("error", "warning"), ANY: ("error", "warning")}  # of --fail-on
+# Word of --fail-on -> the severities that it means.
+AT_LEAST = {"error": ("error",), "warning": ("error", "warning"), ANY: ("error", "warning")}
 STDOUT = "-"
 OUT, JSON = "--out", "--json"
 Configs = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def main(argv: list[str]) -> int:
-    """Analyses runs, prints the summary and writes the files asked for; 1 if a finding of --fail-on is
-    there, or if what --expect says is not so."""
+    """Analyses runs, prints the summary and writes the requested files.
+
+    Returns 1 if the run has a finding of --fail-on or breaks --expect, else 0.
+    """
     given = command_line().parse_args(argv)
     _check(given)
     screen, configs = console(stderr=given.json == STDOUT), _read_configs(given.config)
@@ -48,13 +51,13 @@ def main(argv: list[str]) -> int:
 
 
 def _is_failed(given: argparse.Namespace, findings: Sequence[Finding]) -> bool:
-    """Whether one of the findings is of --fail-on; a note only if it is named there."""
+    """Whether --fail-on names a finding or its severity. A note counts only if it is named."""
     severities = [AT_LEAST[word] for word in given.fail_on if word in AT_LEAST]
     return any(f.name in given.fail_on or any(f.severity in kinds for kinds in severities) for f in findings)
 
 
 def _is_exact(document: Document) -> bool:
-    """Whether every token was compared, and none differs."""
+    """Whether all tokens were compared and none differs."""
     found = document.exact
     return found is not None and found.tokens > 0 and not (found.differing or document.unread)
 
@@ -71,10 +74,10 @@ def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Cons
 
 
 class _List(argparse.Action):
-    """Prints what can be found, as --help prints what can be given."""
+    """Prints all findings and exits, as --help does with all flags."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from slime_ext.tools.analysis.findings import DETECTORS  # and torch
+        from slime_ext.tools.analysis.findings import DETECTORS  # imports torch
 
         screen = console()
         for name, found in sorted(DETECTORS.items()):
@@ -88,80 +91,92 @@ def command_line() -> argparse.ArgumentParser:
     """Returns the flags of the command."""
     parser = argparse.ArgumentParser(
         prog="slime-ext analyze",
-        description="Reads dumps of a run (slime's --dump-details, slime-ext train, JSONL) and says what is "
-        "wrong with its log-probs, and what each correction would have done.",
+        description="Reads dumps of a run (slime's --dump-details, slime-ext train, JSONL). Prints what is "
+        "wrong with the log-probs, and what each correction would have done.",
         epilog=f"Findings: {', '.join(FINDINGS)}.",
     )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="folder of dumps, file, or pattern such as 'dumps/*/1?.pt'"
     )
-    parser.add_argument("--against", metavar="PATH", action="append", help="another run, side by side")
-    parser.add_argument("--rollouts", metavar="RANGE", help="such as 100-200 or 0,5,10-")
+    what = "a second run to compare with; repeat for more paths of that run"
+    parser.add_argument("--against", metavar="PATH", action="append", help=what)
+    what = "rollouts to read, such as 100-200 or 0,5,10-; default: all"
+    parser.add_argument("--rollouts", metavar="RANGE", help=what)
     parser.add_argument(
         "--presets",
         metavar="NAMES",
-        help="what-if of these presets, such as token_tis,geo_rs, or of 'all'; default: ten, those that a "
-        "recommendation may name among them",
+        help="presets to evaluate, such as token_tis,geo_rs, or 'all'; default: ten, with every preset that "
+        "a recommendation can name",
     )
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="beside a run: reads each rollout as its dumps are written, until Ctrl-C or the run's end",
+        help="read each rollout of a running job when its dumps are written, until Ctrl-C or the job's end",
     )
     parser.add_argument(
         "--alert-exit",
         action="store_true",
-        help=f"with --follow: exit with {FOUND} at the first finding of --fail-on (default: '{ANY}')",
+        help=f"with --follow: exit with {FOUND} at the first finding of --fail-on, which is then '{ANY}' by "
+        "default",
     )
     parser.add_argument(
-        "--every", type=float, default=EVERY_S, metavar="SECONDS", help="with --follow: between two looks"
+        "--every",
+        type=float,
+        default=EVERY_S,
+        metavar="SECONDS",
+        help=f"with --follow: look for new dumps every so many seconds; default: {EVERY_S:g}",
     )
     parser.add_argument(
         "--idle",
         type=float,
         default=math.inf,
         metavar="SECONDS",
-        help="with --follow: a run that writes nothing for so long has ended",
+        help="with --follow: stop after so many seconds without a new dump; default: never",
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (each holds one rollout)")
+    what = "number of processes, each of which holds one rollout in memory; default: 1"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=what)
     parser.add_argument(
         "--config",
         metavar="FILE",
         action="append",
         default=[],
-        help="a correction of your own, beside the presets",
+        help="YAML file of a correction to evaluate beside the presets; repeat for more files",
     )
     parser.add_argument(
         "--suggest",
         type=float,
         metavar="RATE",
-        help="thresholds that reject this share of the run",
+        help="print the threshold at which each rejection drops at most this share, such as 0.01",
     )
     parser.add_argument(OUT, metavar="FILE.html", help="write the report as one HTML file")
     parser.add_argument(
         JSON,
         metavar="FILE",
-        help="write the same numbers (with --against: a list of two); -: to stdout, the summary to stderr",
+        help="write the same numbers as JSON (with --against: a list of two objects); '-' is stdout, and the "
+        "summary then goes to stderr",
     )
     parser.add_argument(
         "--fail-on",
         metavar="FINDING",
         action="append",
         default=[],
-        help=f"exit with {FOUND} if found; or of a severity: error, warning (or worse), '{ANY}' is the same",
+        help=f"exit with {FOUND} at this finding, or at any finding of a severity: 'error', or 'warning' or "
+        f"'{ANY}' for both; repeat for more",
     )
     parser.add_argument(
         "--expect",
         choices=[EXACT],
-        help=f"exit with {FOUND} unless every token's two log-probs are equal, bit for bit; says where not",
+        help=f"exit with {FOUND} unless both log-probs of every token are equal, bit for bit; prints where "
+        "they differ",
     )
-    parser.add_argument("--findings", action=_List, nargs=0, help="list all findings, and exit")
-    parser.add_argument("--tokenizer", metavar="DIR", help="to show tokens as text")
+    parser.add_argument("--findings", action=_List, nargs=0, help="list all findings and exit")
+    what = "folder of the tokenizer, to show tokens as text"
+    parser.add_argument("--tokenizer", metavar="DIR", help=what)
     return parser
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Checks arguments that argparse lets through, before torch is imported, which takes seconds."""
+    """Checks what argparse cannot check, before torch is imported, because that takes seconds."""
     if given.jobs < 1:
         raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
     if given.suggest is not None and not 0 < given.suggest < 1:
@@ -177,16 +192,16 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _check_follow(given: argparse.Namespace) -> None:
-    """What goes with --follow alone, and what does not go with it."""
+    """Raises ConfigError for a flag that needs --follow and lacks it, or that it excludes."""
     if given.follow and given.against is not None:
         raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
     if given.follow and given.expect is not None:
-        raise ConfigError("--expect: expected none beside --follow, got one: ask it of the whole run")
+        raise ConfigError("--expect: expected none beside --follow, got one: type it without --follow")
     if given.alert_exit and not given.follow:
-        raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
+        raise ConfigError("--alert-exit: expected --follow beside it, got none: add it, or type --fail-on")
     if not given.follow and (given.every, given.idle) != (EVERY_S, math.inf):
         raise ConfigError(
-            "--every, --idle: expected --follow beside them, got none: a whole run is read at once"
+            "--every, --idle: expected --follow beside them, got none: add --follow, or leave them out"
         )
     if not (given.every >= 0 and given.idle > 0):
         raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
@@ -194,12 +209,12 @@ def _check_follow(given: argparse.Namespace) -> None:
 
 def _known(flag: str, what: str, name: str, names: Sequence[str]) -> None:
     if name not in names:
-        near = did_you_mean(name, names) or f": one of {', '.join(names)}"
+        near = did_you_mean(name, names) or f": type one of {', '.join(names)}"
         raise ConfigError(f"{flag}: expected {what}, got '{name}'{near}")
 
 
 def _presets(text: str) -> tuple[str, ...]:
-    from slime_ext.presets import ALIASES, PRESETS  # and torch, which --help does without
+    from slime_ext.presets import ALIASES, PRESETS  # imports torch, which --help does not need
 
     named = tuple(dict.fromkeys(ALIASES.get(name, name) for name in text.split(",")))
     names = tuple(PRESETS) if text == ALL else named
@@ -209,7 +224,11 @@ def _presets(text: str) -> tuple[str, ...]:
 
 
 def _check_outputs(given: argparse.Namespace) -> None:
-    """Raises before the first file is read if an output cannot be written; makes their folders."""
+    """Makes the folders of the outputs, before the first file is read.
+
+    Raises:
+        ConfigError: an output cannot be written.
+    """
     if given.out == STDOUT:
         raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
     files = _files(given)
@@ -222,11 +241,11 @@ def _check_outputs(given: argparse.Namespace) -> None:
             if path.is_file() or not path.exists():  # no pipe, no device
                 TemporaryFile(dir=path.parent).close()
     if len({path.resolve() for path in files.values()}) < len(files):
-        raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}'")
+        raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}': name two files")
 
 
 def _files(given: argparse.Namespace) -> dict[str, Path]:
-    """Flag -> the file that it writes."""
+    """Returns flag -> the file that it writes."""
     both = ((OUT, given.out), (JSON, given.json))
     return {flag: Path(path) for flag, path in both if path not in (None, STDOUT)}
 
@@ -242,12 +261,12 @@ def _writing(flag: str, path: str) -> Iterator[None]:
 
 
 def _read_configs(files: Sequence[str]) -> Configs:
-    """Path and content of each file of --config, read once, since it may be a pipe."""
+    """Reads the files of --config once, because a file may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
         from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 
-        load_user_corrections(found)  # raises at a mistake before a dump is read
+        load_user_corrections(found)  # raises for a mistake, before any dump is read
     return found
 
 
@@ -259,11 +278,11 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     for flag, path in _files(given).items():
         if path.resolve() in read:
             raise ConfigError(
-                f"{flag}: expected a file of its own, got '{path}', which is read: name another"
+                f"{flag}: expected a new file, got '{path}', which this command reads: name another file"
             )
 
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
-    from slime_ext.tools.analysis.run import analyse  # and torch: all mistakes were found before
+    from slime_ext.tools.analysis.run import analyse  # imports torch, after all mistakes were found
 
     own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
     with _bar(sum(job.size for found in files for job in found.jobs)) as done:
@@ -277,8 +296,10 @@ def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
 
 
 def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> list[Document]:
-    """The document of a run when it has ended, or when an alert ends it; each rollout and each alert is
-    printed as it comes."""
+    """Prints each rollout and each alert of a run as it comes.
+
+    Returns the document when the run ends, or when an alert ends the command.
+    """
     from slime_ext.tools.analysis.follow import Follower
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 
@@ -307,7 +328,7 @@ def _bar(total: int) -> Iterator:
 
 
 def _write_page(path: str, documents: Sequence[Document]) -> None:
-    from slime_ext.tools.analysis.page.page import write_report  # matplotlib, which nothing else here needs
+    from slime_ext.tools.analysis.page.page import write_report  # imports matplotlib
 
     write_report(documents[0], path, *documents[1:])
 

@@ -1,4 +1,4 @@
-"""The analysis on a terminal: what was left out, findings, recommendation, numbers."""
+"""Prints an analysis: what was left out, findings, the recommendation and numbers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from rich.table import Table
 from slime_ext.tools.analysis.document import UNCORRECTED, Document, PartOfRun
 from slime_ext.tools.analysis.texts import counted, legible
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # because it imports torch
     from slime_ext.tools.analysis.follow import News
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 MOST_SKIPPED, MOST_PARTS = 5, 8
 VERDICTS = {"good": "", "bad": "[red]outside[/red]", "": ""}
-L = "l (log-ratio) is log trainer - log sampler of a response token, in nats; ratio is e^l"
+L = "l is the log-ratio of a response token, log trainer - log sampler, in nats; the ratio is e^l"
 
 
 def summary(screen: Console, documents: Sequence[Document]) -> None:
-    """Prints one run, or two: what could not be read, findings, recommendation; then the numbers side by
-    side."""
+    """Prints one run, or two.
+
+    First come each run's findings and recommendation, then all numbers side by side.
+    """
     for document in documents:
         total = document.total
         screen.print(f"[bold]{escape(legible(document.name))}[/bold]")
@@ -48,8 +50,11 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
 
 
 def show_news(screen: Console, news: News, *, as_json: bool) -> None:
-    """Prints a line for each rollout that was read and for each finding that is new; those as JSON on stdout
-    where a machine reads it."""
+    """Prints a line for each new rollout and for each new finding.
+
+    Args:
+        as_json: whether each finding is also printed on stdout, as one JSON object.
+    """
     for moment in news.moments:
         found = moment.numbers
         distance = "no log-probs to compare" if found.k3 is None else f"k3 {found.k3:.3g}"
@@ -67,7 +72,7 @@ def show_news(screen: Console, news: News, *, as_json: bool) -> None:
 
 
 def _numbers(documents: Sequence[Document]) -> Table:
-    from slime_ext.tools.analysis.page.numbers import tiles  # and torch
+    from slime_ext.tools.analysis.page.numbers import tiles  # imports torch
 
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -82,13 +87,15 @@ def _numbers(documents: Sequence[Document]) -> Table:
 
 
 def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
-    """Prints a line. Words are wrapped on a terminal, but never a line that is to be pasted
-    (``is_exact``)."""
+    """Prints a line. A terminal wraps it, unless a user may paste it (``is_exact``)."""
     screen.print(legible(text), markup=False, soft_wrap=is_exact or not screen.is_terminal)
 
 
 def _exact(screen: Console, document: Document) -> None:
-    """What ``--expect exact`` found: the first token that differs, and where the others are."""
+    """Prints the result of ``--expect exact``.
+
+    These are the first token that differs, and how many tokens differ by rollout and position.
+    """
     found = document.exact
     if found is None:
         return
@@ -101,24 +108,24 @@ def _exact(screen: Console, document: Document) -> None:
         )
         _say(screen, f"{'exact: ' if found.tokens else 'not exact: '}{what}\n")
         return
-    share = f"{found.differing:,} of {tokens} differ ({found.differing / found.tokens:.3g})"
+    share = f"{found.differing:,} of {tokens} differ ({100 * found.differing / found.tokens:.3g}%)"
     _say(screen, f"not exact: {share}, by at most {found.largest:.3g} nats")
     if at := found.first:
         where = f"rollout {at.rollout_id}, sample {at.position}, token {at.token}"
         values = f"sampler {at.sampler}, trainer {at.trainer}"
-        _say(screen, f"  first: {where}: {values}; {counted(at.bits, 'bit')} of 32", is_exact=True)
+        _say(screen, f"  first: {where}: {values}; {counted(at.bits, 'bit')} of 32 differ", is_exact=True)
     for name, parts in (("rollout", found.by_rollout), ("position", found.by_position)):
         _say(screen, f"  by {name}: {_shares(parts)}")
     _say(screen, f"  {found.precision}\n")
 
 
 def _shares(parts: Sequence[PartOfRun]) -> str:
-    """The share of differing tokens of the parts that have any, the largest first."""
+    """Returns how many tokens differ in each part that has any, the largest share first."""
     some = sorted((p for p in parts if p.differing), key=lambda p: -p.differing / p.tokens)
-    shown = [f"{p.label}: {p.differing / p.tokens:.3g} of {p.tokens:,}" for p in some[:MOST_PARTS]]
+    shown = [f"{p.label}: {p.differing:,} of {p.tokens:,}" for p in some[:MOST_PARTS]]
     more, rest = len(some) - len(shown), len(parts) - len(some)
     shown += [f"{more} more differ"] * bool(more) + [f"{rest} exact"] * bool(rest)
-    return ", ".join(shown)
+    return "; ".join(shown)
 
 
 def _findings(screen: Console, document: Document) -> None:
@@ -163,7 +170,7 @@ def _recommendation(screen: Console, document: Document) -> None:
 
 
 def _not_looked(screen: Console, document: Document) -> None:
-    """The detectors that could not look; what each needs is on the page and in the JSON."""
+    """Prints the detectors that could not run. The page and the JSON say what each of them needs."""
     names = [row.name for row in document.detectors if row.state == "could not look"]
     if names:
         _say(screen, f"{len(names)} checks skipped (missing data, see --out): {', '.join(names)}")
@@ -171,7 +178,7 @@ def _not_looked(screen: Console, document: Document) -> None:
 
 def _skipped(screen: Console, document: Document) -> None:
     if document.unread:
-        _say(screen, f"could not be read: {document.unread}; all that follows is of the rest")
+        _say(screen, f"could not be read: {document.unread}; everything below leaves it out")
     for skipped in document.skipped[:MOST_SKIPPED]:
         _say(screen, f"  {skipped.path}: {skipped.reason}")
     if len(document.skipped) > MOST_SKIPPED:

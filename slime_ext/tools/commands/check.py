@@ -37,7 +37,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--host", metavar="DIR", help=what)
     what = "leave out the lines of a rule that warns or hints; repeat for more rules"
     parser.add_argument("--ignore", metavar="NAME", action="append", default=[], help=what)
-    what = "exit with 1 also at a line that warns; default: error"
+    what = "error: exit with 1 at an error (the default); warning: also at a warning"
     parser.add_argument("--fail-on", choices=("error", "warning"), default="error", help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for CI")
     add_flags_of_reading(parser)
@@ -45,12 +45,13 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Prints what the file resolves to, and returns 0.
+    """Prints what the file resolves to.
 
-    With --json, an error is a part of the object, and the status of an error is 1.
+    Returns 0, or 1 if there is a warning and --fail-on is ``warning``. With --json, an error is a field of
+    the object, and ``main`` returns 1.
 
     Raises:
-        ConfigError: as ``check``, without --json.
+        ConfigError: without --json, the errors of ``check``.
     """
     words, script_words = apart(argv)
     args = command_line().parse_args(words)
@@ -93,7 +94,7 @@ def _warns(line: Line) -> bool:
 
 
 def _forbid_ignoring(names: Sequence[str]) -> None:
-    """Raises ConfigError for an unknown name, or a rule that refuses a launch."""
+    """Raises ConfigError for an unknown name, or for a rule that refuses a launch."""
     from slime_ext.host.rules import HINT, RULES, WARN
 
     for name in names:

@@ -24,10 +24,11 @@ COMMANDS = {
     "report": "draw reward, mismatch, clipping and staleness of runs",
     "completion": "print a script that completes commands and flags after TAB",
 }
-JUDGES = ("check", "rehearse")  # commands for which an error is the answer: status 1, under their name
+# Commands whose answer can be an error: they exit with 1, and the line begins with the command's name.
+JUDGES = ("check", "rehearse")
 REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # module -> package
 TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit", "shtab")
-# Extra of setup.py -> modules that it installs. For `train`, only the modules that show whether it is there.
+# Extra of setup.py -> modules that it installs. For `train`, only modules that show whether it is installed.
 MODULES = {"tools": TOOLS, "train": (*TOOLS, "psutil", "ray", "transformers"), "": ()}
 HOW = {  # how to install an extra; pip cannot resolve the second half of `train` (slime_ext_cpu/install.py)
     "tools": 'pip install "slime-ext[tools]"',
@@ -90,7 +91,7 @@ def _run(name: str, argv: list[str]) -> int:
         raise ConfigError(f"command line: expected a command, got '{name}': run {GONE[name]}")
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
-        near = did_you_mean(name, COMMANDS) or f": one of {known}"
+        near = did_you_mean(name, COMMANDS) or f": type one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
     _check_extra(name)
     working_folder()  # because torch cannot load its libraries from a removed working directory
@@ -117,7 +118,7 @@ def module_of(name: str) -> str:
 
 
 def _check_extra(name: str) -> None:
-    """Raises ConfigError, before the command reads anything, if the packages of its extra are missing."""
+    """Raises ConfigError if a package of the command's extra is missing."""
     extra = EXTRAS.get(name, "tools")
     if missing := [module for module in MODULES[extra] if not _is_installed(module)]:
         raise ConfigError(

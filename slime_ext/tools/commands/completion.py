@@ -18,8 +18,8 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="slime-ext completion",
         description="Prints a script that completes commands, flags, names and paths after TAB.",
-        epilog='For bash, type: eval "$(slime-ext completion bash)". For zsh, write what it prints into a '
-        "folder of $fpath, as _slime-ext.",
+        epilog='For bash, type: eval "$(slime-ext completion bash)". For zsh, save the output as _slime-ext '
+        "in a folder of $fpath.",
     )
     parser.add_argument("shell", metavar="SHELL", help=", ".join(SHELLS))
     return parser

@@ -79,7 +79,7 @@ def command_line() -> argparse.ArgumentParser:
         description="Translates another system's correction into native keys, and prints the file.",
     )
     known = ", ".join(CONVERTED)
-    whose = f"the system that wrote the file, if its keys do not tell: {known}"
+    whose = f"the system whose settings these are; needed if the keys fit several systems: {known}"
     parser.add_argument("--from", dest="system", metavar="SYSTEM", help=whose)
     parser.add_argument(
         "file", help="the correction's block, or the whole composed configuration: YAML, JSON or TOML"
@@ -101,7 +101,7 @@ def system_of(path: str, settings: Mapping[str, Any]) -> str:
     """Returns the one system whose correction a file holds.
 
     Raises:
-        ConfigError: no system fits, or several do, in which the same keys mean different algorithms.
+        ConfigError: no system fits, or several fit, and the same keys mean different algorithms in each.
     """
     systems = [name for name in CONVERTED if is_of(name, settings)]
     if len(systems) == 1:
@@ -116,8 +116,8 @@ def system_of(path: str, settings: Mapping[str, Any]) -> str:
 def read_settings(path: str, system: str | None = None) -> dict[str, Any]:
     """Reads a system's block, or its composed configuration, from a YAML, JSON or TOML file.
 
-    Does not compose configurations: only the system itself can add the overrides of a script or other files,
-    and without them the file could mean a different algorithm.
+    Does not compose configurations, because only the system itself can add the overrides of a script or other
+    files. Without them the file could mean a different algorithm.
 
     Raises:
         ConfigError: the file cannot be read, is a script, or names other files that complete it.
@@ -147,7 +147,7 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     try:  # because the printed file must load
         correction = read_config(reading.mapping).correction
     except ConfigError as error:
-        raise ConfigError(f"convert.{system}: expected settings that this project has, got {error}") from None
+        raise ConfigError(f"convert.{system}: expected settings that slime_ext has, got {error}") from None
     file = file_of(reading.mapping, correction)
     other_keys = [key for key, value in _kept(system, whole, where, block).items() if file.get(key) != value]
     loss_notes += (
@@ -191,7 +191,9 @@ def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any)
 
 
 def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
-    """Returns the key that leads to a system's block, and the block; no key if the file is the block.
+    """Returns the key of a system's block, and the block.
+
+    The key is empty if the file is the block. The key is empty if the file is the block.
 
     Raises:
         ConfigError: the file has no such block, or has a key beside the block that would not be read.
@@ -249,7 +251,7 @@ def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:
 
 
 def _nearly(key: str, known: Sequence[str]) -> list[str]:
-    """Returns the known key that a misspelt key resembles, in a list; an empty list without one."""
+    """Returns a list with the known key that a misspelt key resembles. The list is empty without one."""
     return difflib.get_close_matches(key, known, n=1, cutoff=NEARLY)
 
 
@@ -272,7 +274,10 @@ def _other(system: str, whole: Mapping[str, Any]) -> str:
 
 
 def is_of(system: str, whole: Mapping[str, Any]) -> bool:
-    """Whether a file is or holds a system's block, or has keys of no other system."""
+    """Whether a file is a system's block, or holds one.
+
+    A file with keys of no other system counts, too.
+    """
     if (home := _find(system, whole)) is not None:
         return not home[1] or any(key not in LOSS_SIDE for key in home[1])
     if system in FLAT:

@@ -1,4 +1,4 @@
-"""Runs ``slime-ext doctor``: prints the versions that a launch needs, and what is missing on this machine.
+"""Runs ``slime-ext doctor``: prints versions that a launch needs, and what is missing here.
 
 Paste its output into a bug report, like the output of torch.utils.collect_env. ``slime-ext check`` checks a
 launch. The command imports torch and no other package that it reports.
@@ -124,7 +124,7 @@ def host(package: str, repository: str) -> Part:
 def package(
     module: str, how: str = "", *, distribution: str = "", is_needed: bool = True
 ) -> Callable[[], Part]:
-    """Returns a probe that looks for a package without importing it; ``how`` says how to install it."""
+    """Returns a probe that looks for a package without importing it. ``how`` says how to install it."""
     name = distribution or module.replace("_", "-")
     missing = Part(note=how or f"pip install {name}", is_missing=is_needed)
     return lambda: Part(installed(name)) if has(module) else missing
@@ -160,7 +160,7 @@ def has(module: str) -> bool:
 
 
 def folder_of(module: str) -> Path | None:
-    """Returns the folder of a package; None if it is not installed or has no folder."""
+    """Returns the folder of a package; None if it has none or is not installed."""
     spec = importlib.util.find_spec(module) if has(module) else None
     places = list(spec.submodule_search_locations or ()) if spec else []
     return Path(places[0]) if places else None

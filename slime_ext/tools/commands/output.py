@@ -18,8 +18,8 @@ INLINE = 88
 class PlainConsole(Console):
     """Prints text that cannot control the terminal.
 
-    A control character, or a character that changes the direction of writing, is shown as its escape. Such
-    characters can be in the name of a file or in a user's data.
+    The name of a file or a user's data can contain control characters, or characters that change the
+    direction of writing. Each of them is shown as its escape.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -27,7 +27,7 @@ class PlainConsole(Console):
 
 
 def plain(printed: Any) -> Any:
-    """Escapes every unprintable character but line ends in a text, a table or a group."""
+    """Escapes all unprintable characters except line ends in a text, a table or a group."""
     if isinstance(printed, str):
         return "\n".join(map(printable, printed.split("\n")))
     if isinstance(printed, Text):

@@ -18,7 +18,7 @@ from slime_ext.tools.commands.output import console, plain, yaml_of
 from slime_ext.tools.plain_torch import function_of, obstacle
 from slime_ext.tools.wording import file_of, flags_of, needs
 
-WIDE = 120  # columns that a terminal needs to show a preset as one row of several columns
+WIDE = 120  # width of a terminal from which a preset is one row of several columns
 COLUMNS = ("name", "use when", "numerator", "loss", "steps", "needs")
 
 
@@ -75,7 +75,7 @@ def measured(name: str) -> list[str]:
 
 
 def measured_in(names: Collection[str]) -> list[str]:
-    """Returns what our runs under conditions of evidence.yaml measured, one paragraph per condition."""
+    """Returns what our runs measured under conditions of evidence.yaml, one paragraph per condition."""
     conditions = [condition for condition in evidence().conditions if condition.name in names]
     return [
         "\n  ".join([f"Measured: {condition.what}{condition.whose}.", *map(str, condition.remedies)])
@@ -85,12 +85,15 @@ def measured_in(names: Collection[str]) -> list[str]:
 
 @cache
 def advice() -> dict[str, Any]:
-    """Returns configs/presets.yaml: name -> when to use it, its risk, and the kinds of runs it is for."""
+    """Reads configs/presets.yaml.
+
+    It has, by name, when to use a preset, its risk, and the kinds of runs it is for.
+    """
     return read_mapping(str(of_package("configs/presets.yaml")))
 
 
 def print_table(kind: str | None, conditions: Collection[str] = ()) -> None:
-    """Prints one row per preset; or per preset for a kind of run, and what was measured in such runs.
+    """Prints one row per preset. For a kind of run, prints its presets and what was measured in such runs.
 
     On a narrow terminal, all cells but the name share one column.
     """

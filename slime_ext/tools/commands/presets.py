@@ -22,7 +22,7 @@ KINDS = {
 
 def command_line() -> argparse.ArgumentParser:
     """Returns the flags of the command."""
-    parser = argparse.ArgumentParser(prog="slime-ext presets", description="Corrections by name.")
+    parser = argparse.ArgumentParser(prog="slime-ext presets", description="Lists corrections by name.")
     parser.add_argument(
         "name", nargs="?", help="preset to print: formula, risk, source, flags, keys and plain torch"
     )

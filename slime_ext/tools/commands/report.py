@@ -44,7 +44,8 @@ def main(argv: list[str]) -> int:
 
     if args.labels and len(args.labels) != len(args.folders):
         raise ConfigError(
-            f"--labels: expected {len(args.folders)} names, got {len(args.labels)}: write one name per folder"
+            f"--labels: expected one name per folder ({len(args.folders)}), got {len(args.labels)}: "
+            "type as many names as folders"
         )
     out = args.out or Path(args.folders[0]) / "report.png"
     if out.suffix not in PICTURES:

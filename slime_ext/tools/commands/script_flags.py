@@ -1,4 +1,4 @@
-"""Adds the flags that all commands share which read a launch script."""
+"""Adds the flags of all commands that read a launch script."""
 
 from __future__ import annotations
 

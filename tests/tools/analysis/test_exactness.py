@@ -57,7 +57,7 @@ def test_a_single_flipped_bit_is_found(capsys, tmp_path):
     assert f"not exact: 1 of {TOKENS:,} response tokens differ" in out and f"at most {size:.3g} nats" in out
     assert f"first: rollout 1, sample 5, token 20: sampler {sampler}, trainer {trainer}; 1 bit of 32" in out
     inside = int(other.mask.sum())
-    assert f"by rollout: 1: {1 / inside:.3g} of {inside:,}, 2 exact" in out and "by position: 16-63: " in out
+    assert f"by rollout: 1: 1 of {inside:,}; 2 exact" in out and "by position: 16-63: " in out
     assert "the digits do not tell" in out
     found = json.loads((tmp_path / "numbers.json").read_text())
     assert found["total"]["differing_fraction"] == pytest.approx(1 / TOKENS)

@@ -226,7 +226,7 @@ def test_nothing_is_written_over_what_is_read(capsys, tmp_path):
         config.write_text("slime_ext: {preset: token_tis}\n")
         for words in ((path, flag, folder / "." / "run.jsonl"), (path, "--config", config, flag, config)):
             status, out, err = analyze(capsys, *words)
-            assert (status, out) == (2, "") and f"{flag}: expected a file of its own" in err
+            assert (status, out) == (2, "") and f"{flag}: expected a new file" in err
         assert path.read_text() == text and "preset" in config.read_text()
 
 

@@ -234,7 +234,7 @@ def test_a_mistake_of_report_is_one_line(tmp_path, capsys):
         ([str(run), "--out", "picture.txt"], "--out: expected a name that ends in .png, .pdf, .svg"),
         ([str(run), "--out", str(tmp_path / "file/x.png")], "expected a folder to write to, got a file"),
         ([str(run), "--out", "/nowhere_at_all/x.png"], "expected a folder below a folder that exists"),
-        ([str(run), "--labels", "a", "b"], "--labels: expected 1 names, got 2"),
+        ([str(run), "--labels", "a", "b"], "--labels: expected one name per folder (1), got 2"),
     ):
         assert cli.main(["report", *words]) == 2, words
         error = capsys.readouterr().err
