@@ -1,4 +1,4 @@
-"""Runs the third pass of ``check``: the lines of the rules, and what a launch resolves to."""
+"""Runs the third pass of ``check``: rules, and what a launch resolves to."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Answer:
         line: the same on one line.
         notes: warnings and hints.
         uses_ours: whether anything of slime_ext would run.
-        unread: what is known only where the script runs, one line each; no rule over it was checked.
-        skipped: the rules that read such an unknown argument, one line each.
+        unread: arguments that are known only where the script runs, one line each.
+        skipped: the rules that read such an argument and so were not checked, one line each.
         unasked: what was not checked because the host's code is not here, one line each.
     """
 
@@ -174,7 +174,7 @@ def _why_unknown(launch: Launch) -> list[str]:
             counting.pop(name, None)
             counting[name] = flag
     reasons = [
-        f"{flag.where}: {flag}: known only where the script runs, so no rule over it is checked"
+        f"{flag.where}: {flag}: known only where the script runs, so no rule checks it"
         f"{_of_environment(str(flag))}"
         for name, flag in counting.items()
         if ARGUMENTS[name].kind.parse and isinstance(next(iter(flag.values), None), Unread)
@@ -206,7 +206,7 @@ def line_of(error: Exception) -> Line:
 
 
 def _script_and_file(path: str, args_path: str | None, own: Sequence[str]) -> tuple[str, str]:
-    """Returns the launch script and the YAML file among two paths; empty for a missing one.
+    """Returns the launch script and the YAML file of two paths; "" if missing.
 
     Raises:
         ConfigError: the combination has no meaning.
@@ -275,7 +275,7 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
             )
         rows[when] = "\n# ".join([_spelled(flags, setup), *comments])
     verb = "mentioned" if is_unknown else "used"
-    words = f"not {verb} by this launch; add these flags" if rows else "nothing for it in this launch"
+    words = f"not {verb} by this launch; add these flags" if rows else "cannot be added to this launch"
     return Answer({"slime_ext": words, **rows}, words, notes=tuple(refused.values()), uses_ours=False)
 
 
@@ -329,7 +329,7 @@ def _who_corrects(setup: Setup) -> str:
     """Says what corrects the loss of a launch in which slime_ext only measures."""
     switches = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
     if unknown := [flag_of(name) for name in switches if name in setup.unknown]:
-        return f"what corrects is not known, because {' and '.join(unknown)} is not"
+        return f"what corrects the loss depends on {' and '.join(unknown)}, unknown here"
     hook = setup.a.custom_tis_function_path
     weights = cut(hook) if hook else "the host's own weights"
     # With --get-mismatch-metrics alone, slime also uses the loss that the hook returns, so its weights act.
@@ -338,7 +338,7 @@ def _who_corrects(setup: Setup) -> str:
     )
     parts = [f"{weights} ({named})"] if named else []
     parts += ["the host's score centering (--use-score-centering)"] if setup.a.use_score_centering else []
-    return f"what corrects is {' and '.join(parts)}" if parts else "nothing corrects (--use-tis is off)"
+    return f"the loss is corrected by {' and '.join(parts)}" if parts else "no correction (--use-tis is off)"
 
 
 def _described(setup: Setup) -> tuple[dict[str, str], str]:

@@ -1,4 +1,4 @@
-"""Runs the second pass of ``check``: turns a launch into the ``Setup`` that the rules read."""
+"""Runs the second pass of ``check``: turns a launch into the ``Setup`` of the rules."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
 
 
 def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
-    """Parses a flag's text as the host does; returns None if the text is known only where the script runs."""
+    """Parses a flag's text as the host does. Returns None if the text is known only where the script runs."""
     parse = ARGUMENTS[NAMES[flag.name]].kind.parse
     if parse is None:
         return True
@@ -206,8 +206,8 @@ def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
 def _forbid_no_choice(launch: Launch, flag: WrittenFlag, choices: Collection[str], value: Any) -> None:
     """Raises ConfigError for a word that the host's parser refuses.
 
-    A fork may accept more words than slime and miles do. If the script is in a checkout, every word passes
-    that the file of its parser has in quotes.
+    A fork may accept more words than slime and miles do. If the script is in a checkout, a word also passes
+    if the file of the checkout's parser contains it in quotes.
     """
     if not choices or value is None or value in choices:
         return

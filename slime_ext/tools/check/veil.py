@@ -1,4 +1,4 @@
-"""Hides values in messages: a veiled value computes as usual, but messages show where it comes from.
+"""Hides values in messages. A veiled value computes as usual, but messages show where it comes from.
 
 ``check`` reads strangers' scripts in CI, so its output must not show what a file or a variable of the machine
 holds. ``str`` of a veiled text is the text itself, because paths need it; ``format`` and ``repr`` give the
@@ -45,7 +45,7 @@ KINDS: dict[type, Any] = {str: VeiledText, int: VeiledInteger, float: VeiledNumb
 
 
 def veiled(value: Any, veil: str) -> Any:
-    """Returns a text or a number that messages show as ``veil``; returns any other value unchanged.
+    """Returns a text or a number that messages show as ``veil``. Returns any other value unchanged.
 
     >>> cap = veiled(3.0, "$CAP")
     >>> cap > 2, f"{cap:g} {cap!r} {1 + cap}", float(cap)

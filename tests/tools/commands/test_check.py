@@ -409,7 +409,7 @@ def test_json_names_what_was_not_checked_and_why(capsys, tmp_path):
     assert ("sft_beside_function", "--loss-type is known only where the script runs") in reasons
     assert (
         None,
-        "run.sh:1: --loss-type $LOSS: known only where the script runs, so no rule over it is checked",
+        "run.sh:1: --loss-type $LOSS: known only where the script runs, so no rule checks it",
     ) in reasons
     answer = in_json(capsys, tmp_path, f"{CISPO} --custom-megatron-init-path far.away.init")
     (row,) = answer["not_checked"]
