@@ -34,7 +34,7 @@ PROXIMAL = ("recompute", "metrics")  # values of prox_logp_method that use log-p
 TOKEN = {"reweight": {"level": "token"}}
 IDLE = "AReaL ignores {key} with use_decoupled_loss: false"
 UNBOUNDED = "nothing bounds the weights, as in AReaL; to bound them, add truncate: {high: 2.0} after reweight"
-M2 = "m2_threshold: the mean is over the whole optimizer step; AReaL takes one per micro-batch"
+M2 = "m2_threshold: the mean is over the whole optimizer step, in AReaL over a micro-batch"
 M2_DIVISOR = (
     "AReaL divides by the tokens that m2_threshold keeps; denominator: kept would also leave out tokens that "
     "rejection_sampling drops, so this file keeps the host's denominator"
@@ -101,7 +101,7 @@ def _decoupled(block: Block, filters: Block | None) -> Reading:
 def _coupled(block: Block, notes: tuple[str, ...]) -> Reading:
     """Reads coupled PPO.
 
-    Its ratio is over the policy before the step if that is recomputed, and over the sampler otherwise.
+    Its ratio is target / policy before the step if AReaL recomputes that policy, else target / sampler.
     """
     recomputed, sapo = block.flag("recompute_logprob"), block.flag("use_sapo_loss")
     if not recomputed or sapo:
@@ -186,7 +186,7 @@ def _clamped(
     if high < 1:
         block.refuse("upper", "a number >= 1 beside action clamp", SHRINK)
     if low is not None and low > 1:
-        block.refuse("lower", "a number <= 1 beside action clamp", "it would raise on-policy tokens")
+        block.refuse("lower", "a number <= 1 beside action clamp", "it would raise on-policy weights")
     bounded = low is not None and low > 0
     if bounded and level == "sequence" and block.values.get("agg") == "max":
         why = "AReaL then raises a weight only where the largest ratio is below lower"

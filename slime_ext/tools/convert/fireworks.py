@@ -13,7 +13,9 @@ IS_CONFIG = ("eps_clip", "eps_clip_high", "tis_cap", "tis_level")
 TIS_CONFIG = ("cap", "level", "icepop_threshold")
 KEYS = (*TIS_CONFIG, *IS_CONFIG)
 LEVELS = ("token", "sequence")
-GEOMETRIC = "level sequence is the geometric mean of the clamped token ratios here, not their product"
+GEOMETRIC = (
+    "the cookbook's level sequence is the geometric mean of the clamped token ratios, not their product"
+)
 
 
 def read(block: Block) -> Reading:

@@ -28,11 +28,11 @@ OPENRLHF = (*IS_CORRECTION, "policy_loss_type")
 
 
 def read_openrlhf(block: Block) -> Reading:
-    """Reads ``is_correction_*``: token ratios are clamped, or dropped by their size, a divergence or a mean.
+    """Reads ``is_correction_*``. Token ratios are clamped, or dropped by their size, a divergence or a mean.
 
     Raises:
         ConfigError: PolicyLoss itself refuses the settings, a threshold is neither a number nor a pair, or a
-            level is set beside gspo, where it only changes which policy the sequence's ratio is over.
+            level is set beside gspo, where it only selects the denominator of the sequence's ratio.
     """
     level = IS_CORRECTION[0]
     if block.values.get(level) is False:  # YAML 1.1 reads off without quotes as false
@@ -47,7 +47,7 @@ def read_openrlhf(block: Block) -> Reading:
 
 
 def _gated(block: Block, unit: str) -> Reading:
-    """Weights tokens by their ratios; ``gating`` names the statistic by which they are clipped or dropped."""
+    """Weights tokens by their ratios. ``gating`` names the statistic by which they are clipped or dropped."""
     _, mode, gating, threshold = IS_CORRECTION
     statistic = block.choice(gating, ("ratio", "binary_kl", "tv"), "ratio")
     low, high = _pair(block, threshold)
@@ -210,7 +210,7 @@ def read_ms_swift(block: Block) -> Reading:
     high = block.given(threshold_key, 2.0, least=1)
     if delta is not None:
         if mode is not None:
-            why = "the mask is over the target's ratio, the weights over that of the policy before the step"
+            why = "the mask uses the target's ratio, the weights use the ratio of the policy before the step"
             block.refuse(delta_key, f"null beside {mode_key}", why)
         gate = reject("sequence", "mean", None, delta, statistic="k1", when="negative_advantage")
         return loss.under(native([gate], numerator="target"))

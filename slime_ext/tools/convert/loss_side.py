@@ -1,4 +1,4 @@
-"""Lists keys of other systems' losses, which no correction holds, and slime's flags for them."""
+"""Lists keys of other systems' losses, and slime's flags for them. A correction does not have such keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOSS_SIDE = {
 
 
 def cispo(low: float, high: float) -> dict[str, Any]:
-    """Returns slime's arguments for CISPO: weights are the ratio in [1 - low, 1 + high], detached.
+    """Returns slime's arguments for CISPO. Weights are the detached ratio in [1 - low, 1 + high].
 
     >>> cispo(1.0, 4.0)["advantage_estimator"]
     'cispo'

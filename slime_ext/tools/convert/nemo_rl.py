@@ -77,7 +77,7 @@ def _weights(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 
 
 def _beside_loss(block: Block, steps: list[dict[str, Any]], notes: tuple[str, ...]) -> Reading:
-    """Adds the loss: PPO, GSPO, CISPO, or a loss without a ratio of two trainer policies."""
+    """Adds the loss: PPO, GSPO, CISPO, or one without a ratio of two trainer policies."""
     chosen = [key for key in RATIOS if block.flag(key)]
     if len(chosen) > 1:
         block.refuse(chosen[1], f"false beside {chosen[0]}: true", RAISES)

@@ -25,7 +25,7 @@ OWN = {  # release -> the keys and the types that only this release has
 }
 KEYS = ("type", *OWN[FORMER][0], *OWN[TODAY][0], "eps", "adv_tau")
 TYPES = ("default", "ipo", "icepop", "cispo", "ppo")
-FIELDS = {  # type -> the keys that it has besides the keys of every type
+FIELDS = {  # type -> the keys that not every type has
     "default": ("dppo_mask_low", "dppo_mask_high", "kl_tau"),
     "ipo": ("eps", "ipo_threshold", "kl_tau", "max_importance_ratio", "score_centering"),
     "icepop": ("ratio_low", "ratio_high"),
@@ -58,7 +58,7 @@ def read(block: Block) -> Reading:
         block.refuse(key, f"keys of one release of prime-rl, {FORMER} or {TODAY}", why)
     if not any(signs.values()):
         why = "with kl_tau the loss adds a squared log-ratio, with max_importance_ratio it caps weights"
-        block.refuse("kl_tau", "it or max_importance_ratio, which tell the releases apart", why)
+        block.refuse("kl_tau", "this key or max_importance_ratio, which tell the releases apart", why)
     is_dppo = block.has("dppo_mask_low") or block.has("dppo_mask_high")
     kind = block.choice("type", TYPES, "default" if is_dppo else "")
     if not kind:
@@ -71,7 +71,10 @@ def read(block: Block) -> Reading:
 
 
 def _evidence(block: Block, keys: tuple[str, ...], types: tuple[str, ...]) -> list[str]:
-    """Returns the keys of a block that show a release: only it has the key, or the value of type."""
+    """Returns the keys that tell a block's release.
+
+    Only it has the key, or the value of ``type``. No other release has the key, or its value of type.
+    """
     return [key for key in keys if block.has(key)] + ["type"] * (block.values.get("type") in types)
 
 

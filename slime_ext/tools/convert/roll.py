@@ -21,7 +21,7 @@ FILTER = (
 LEVELS = ("token", "segment", "geometric", "sequence")
 RECOMPUTED = (
     "if ROLL recomputes log-probs (enable_old_logprobs_recompute, which it sets itself when a rollout is "
-    "several optimizer steps), it divides by the tokens that its filters keep: add denominator: kept for that"
+    "several optimizer steps), it divides by the tokens that its filters keep: add denominator: kept to do so"
 )
 
 

@@ -88,7 +88,7 @@ def read(block: Block) -> Reading:
 
 
 def _beside_loss(block: Block, loss: str | None, reading: Reading) -> Reading:
-    """Adds the loss that the weights multiply: a native surrogate, or slime's loss through its flags."""
+    """Adds the loss that the weights multiply: a native surrogate, or slime's loss."""
     if loss == "sapo":
         tau = _part(block, "sapo", {"tau_pos": 1.0, "tau_neg": 1.05})
         surrogate = {"sapo": {"anchor": "proximal", **tau}}
@@ -136,7 +136,7 @@ def _centering(block: Block) -> int | None:
 def _centered(block: Block, loss: str, top_k: int | None, reading: Reading) -> Reading:
     """Centers the weighted score over the sampler's head, if SkyRL does.
 
-    For reinforce f is 1, for rollout_is f is the ratio inside its band (SkyRL PR 2244,
+    The weight f of a token is 1 for reinforce, and the ratio inside its band for rollout_is (SkyRL PR 2244,
     tests/train/test_score_centering.py). SkyRL models the tail as we do, with masses of at least 1e-6.
     """
     if top_k is None:

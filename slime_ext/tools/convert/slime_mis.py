@@ -16,7 +16,7 @@ LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
 READ = "mis.py reads it and stops without it"
 IGNORED = "mis.py ignores {key} {when}"
-STEP_WIDE = "tis_batch_normalize: the mean is over the whole optimizer step; mis.py takes one per micro-batch"
+STEP_WIDE = "tis_batch_normalize: the mean is over the whole optimizer step, in mis.py over a micro-batch"
 
 
 def read(block: Block) -> Reading:

@@ -33,7 +33,7 @@ UNUSED = "TRL corrects nothing with use_vllm: false"
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss that the weights multiply: a native surrogate, or the host's loss with flags and notes."""
+    """The loss that the weights multiply: a native surrogate, or the host's loss with flags."""
 
     surrogate: Any = "host"
     args: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def read(block: Block) -> Reading:
     corrects = block.flag("vllm_importance_sampling_correction", True)
     if threshold is not None:
         if corrects:
-            why = "the mask is over the target's ratio, the weights over that of the policy before the step"
+            why = "the mask uses the target's ratio, the weights use the ratio of the policy before the step"
             block.refuse("off_policy_mask_threshold", "vllm_importance_sampling_correction: false", why)
         more = {"statistic": "k1", "when": "negative_advantage"}
         return loss.under(native([reject("sequence", "mean", None, threshold, **more)], numerator="target"))

@@ -23,11 +23,11 @@ PURE = {"numerator": "target", "surrogate": "reinforce"}
 DECOUPLED = {"numerator": "proximal", "surrogate": "host"}
 UNWEIGHTED = (
     "rollout_is sets no weight in bypass mode: PPO clips target / behavior there, and a weight would count "
-    "that ratio twice (in verl PR 3984 it is 1)"
+    "that ratio twice (in verl PR 3984 the weight is 1)"
 )
 FLOOR = (
     "verl's PPO loss also has the floor of dual clip (clip_ratio_c of its actor, 3 by default), which is no "
-    "key of this block: write surrogate: {dual_clip: {anchor: behavior}} to have it"
+    "key of this block: write surrogate: {dual_clip: {anchor: behavior}} to add it"
 )
 LATE = (
     "verl sets this loss on its driver after the actors have started (verl issue 4272): actors whose "
@@ -43,7 +43,7 @@ HOST = (
     "nobody knows before the optimizer step which tokens are rejected"
 )
 STEP_WIDE = (
-    "rollout_is_batch_normalize: the mean is over the whole optimizer step; verl takes the whole batch"
+    "rollout_is_batch_normalize: the mean is over the whole optimizer step, in verl over the whole batch"
 )
 EMPTY = "verl 0.6.1 counts sequences without response tokens in that mean, as weight 0"
 
@@ -85,7 +85,7 @@ def _mode(block: Block) -> tuple[bool, bool]:
         key, pure = "loss_type", True
     if pure and not bypass:
         needed = "bypass_mode" if key != "use_pure_rollout_correction" else "bypass_old_logprob_for_rollout"
-        block.refuse(key, f"{needed}: true beside it", "verl looks at it in bypass mode only")
+        block.refuse(key, f"{needed}: true beside it", "verl reads it only in bypass mode")
     return bypass, pure
 
 

@@ -40,9 +40,7 @@ def read(block: Block) -> Reading:
     bypass = block.flag("bypass_mode")
     loss = block.choice("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
     if loss == "reinforce" and not bypass:
-        block.refuse(
-            "loss_type", "ppo_clip without bypass_mode: true", "verl looks at it in bypass mode only"
-        )
+        block.refuse("loss_type", "ppo_clip without bypass_mode: true", "verl reads it only in bypass mode")
     weights, (masks, notes) = weights_of(block), _rejection(block)
     normalized = normalize(block, bypass)
     where = (BYPASS if loss == "ppo_clip" else PURE) if bypass else DECOUPLED
