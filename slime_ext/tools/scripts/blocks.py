@@ -1,7 +1,7 @@
 """Finds the parts of a shell script that depend on a condition, with their conditions.
 
-The sandbox takes only one way through a script. If a condition depends on the machine, these parts tell what
-the other way would have done: ``if``, ``case`` and loops, and lists with ``&&`` or ``||``.
+The sandbox takes only one way through a script. If a condition depends on the machine, these parts show what
+the other way would do. A part is an ``if``, a ``case``, a loop, or a list with ``&&`` or ``||``.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def read(text: str) -> Blocks:
 
 
 def after(text: str, at: int) -> int:
-    """Returns the offset after the quoted or substituted part at ``at``; ``at`` itself if none begins there.
+    """Returns the offset after the quoted or substituted part at ``at``. Returns ``at`` if none begins there.
 
     >>> after('"a $(b ")" c) d" e', 0)
     16
@@ -329,7 +329,10 @@ class _Reader:
         return at
 
     def _behind_first_word(self, word: str) -> None:
-        """Reads what belongs to a word that is no keyword: words of an array or [[, or a function's name."""
+        """Reads what belongs to a word that is no keyword.
+
+        That is the words of an array or of ``[[``, or the name after ``function``.
+        """
         is_assignment = ASSIGNMENT.match(word) is not None
         if is_assignment and word.endswith("=") and self.text.startswith("(", self.at):
             self.at = self._array(self.at)

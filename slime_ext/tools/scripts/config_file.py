@@ -14,7 +14,7 @@ FLAG = "--custom-config-path"
 
 
 def config_file(launch: Launch, path: str) -> tuple[str, str]:
-    """Returns the name of the file for messages, and its text; two empty strings without a file.
+    """Returns the file's name for messages, and its text. Both are empty without a file.
 
     A relative path starts at the folder in which the program runs: the script's ``cd``, else the host's
     checkout that contains the script, else the working directory of this command. A file that the script may

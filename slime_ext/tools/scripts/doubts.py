@@ -60,7 +60,10 @@ class Assignment:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can add unknown words: a word begins with $ and is no flag's value."""
+        """Whether it can add unknown words.
+
+        That is so if a word begins with $ and is no flag's value.
+        """
         words = [word.lstrip("\"'") for word in self.value.strip("()").split()]
         pairs = zip(["", *words], words, strict=False)
         itself = tuple(f"${opener}{self.name}{end}" for opener, end in (("", ""), ("{", "}"), ("{", "-")))
@@ -209,7 +212,7 @@ def part(text: str, bodies: Mapping[str, str]) -> str:
 
 
 def names_of(own: Sequence[Assignment], all_of_it: Iterable[Assignment], text: str) -> frozenset[str] | None:
-    """Returns the flags that a variable may hold because a part runs or does not; None if any flag.
+    """Returns the flags that a variable may hold, depending on whether a part runs. None means any flag.
 
     Args:
         own: the part's assignments to the variable.

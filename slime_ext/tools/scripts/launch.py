@@ -1,4 +1,4 @@
-"""Defines a launch: its program, its flags with their places, its environment, and what is unknown of it."""
+"""Defines a launch: program, flags with places, environment, and what is unknown of it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Launch:
         folder: the working directory of the program, if the script says it.
         notes: facts about how the script was read, one line each.
         files: name -> text of the YAML and JSON files that its flags name and that the script writes.
-        veiled: those names of ``files``, and the folder, that hold a part of another file or of a variable.
+        veiled: the names of ``files``, and the folder, that contain text of another file or of a variable.
         text: the text of all scripts that were read.
         root: the checkout of slime or miles that contains the script.
         own_folder: the folder with the script's files: that checkout, its repository, or its folder.
@@ -108,7 +108,7 @@ class Launch:
         return flag.values[0] if flag and flag.values else default
 
     def number(self, name: str, default: int) -> int:
-        """Returns a flag's integer; the default if the flag is absent, unknown, or not an integer."""
+        """Returns a flag's integer; the default if it is absent, unknown, or not an integer."""
         text = self.value(name)
         return int(text) if text.isdigit() and not isinstance(text, Unread) else default
 

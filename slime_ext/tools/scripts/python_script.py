@@ -93,8 +93,8 @@ def command_of(path: str, given: Sequence[str]) -> str:
             )
         except subprocess.TimeoutExpired:
             raise ConfigError(
-                f"{path}: expected a job that is submitted within {LIMIT_S:g} s, got none: the script "
-                "still works or waits"
+                f"{path}: expected a job that is submitted within {LIMIT_S:g} s, got none: remove what "
+                "the script computes or waits for"
             ) from None
         text = Path(notes.name).read_text()
     submitted = [line for line in json.loads(text or "[]") if "ray job submit" in line]

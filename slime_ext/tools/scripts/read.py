@@ -48,7 +48,7 @@ def _names_a_shell(path: str) -> bool:
 
 
 def host_root(path: str) -> Path | None:
-    """Returns the checkout of slime or miles that contains a file; None if there is none."""
+    """Returns the checkout of slime or miles that contains a file, or None."""
     for folder in Path(os.path.realpath(path)).parents:
         if is_file(folder / "train.py") and any(is_folder(folder / kind) for kind in ("slime", "miles")):
             return folder
@@ -56,7 +56,10 @@ def host_root(path: str) -> Path | None:
 
 
 def own_folder(path: str) -> Path:
-    """Returns the folder with a script's files: its checkout of a host, its repository, or its folder."""
+    """Returns the folder with a script's files.
+
+    It is the script's checkout of a host, else its repository, else its folder.
+    """
     above = Path(os.path.realpath(path)).parents
     repository = next((folder for folder in above if (folder / ".git").exists()), None)
     return host_root(path) or repository or Path(path).absolute().parent
@@ -108,7 +111,7 @@ def read_script(
     run: bool = False,
     environment: Iterable[str] = (),
 ) -> Launch:
-    """Returns the launch of a script; a launch without a program and flags if the script starts none.
+    """Returns the launch of a script. The launch has no program and no flags if the script starts none.
 
     Args:
         given, checkout, run, environment: as for ``request_of``.
@@ -128,7 +131,7 @@ def in_reader(request: Request) -> Launch:
     try:
         reader = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        got = "a longer one: take out commands that work or wait"
+        got = "a longer one: remove commands that compute or wait"
         raise ConfigError(f"{path}: expected a script that is read within {LIMIT_S:g} s, got {got}") from None
     if reader.returncode:
         last = reader.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -159,6 +162,6 @@ def read_launch(
         path, given, Path(host) if host and is_folder(host) else None, run=True, environment=environment
     )
     if not launch.program:
-        what = f": {'; '.join(launch.notes)}" if launch.notes else ""
+        what = f": {'; '.join(launch.notes) or 'name the script that starts it'}"
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")
     return launch

@@ -1,4 +1,4 @@
-"""Reads one launch script in a separate process: a ``Request`` on stdin, a ``Launch`` on stdout."""
+"""Reads one launch script in a separate process: stdin has a ``Request``, stdout the ``Launch``."""
 
 from __future__ import annotations
 

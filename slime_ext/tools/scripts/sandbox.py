@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bashkit import Bash, BuiltinContext, BuiltinResult
 
 LIMITS = {"max_commands": 20_000, "max_loop_iterations": 5_000}
-MOST_TOKENS = 200  # that the sandbox accepts as names of commands
+MOST_TOKENS = 200  # the sandbox accepts so many tokens as names of commands
 ENDLESS = 500  # runs of one command after which its loop counts as waiting for the machine
 OURS = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
 STDIN = f"/{BETWEEN}in"
@@ -57,7 +57,7 @@ class Sandbox:
         self.around, self.given = around, given
 
     def run(self, guess: Guess, is_launch: Callable[[Run], bool]) -> Run:
-        """Runs the script until it finds everything that it looks for.
+        """Runs the script until a run misses nothing more. Each run gets what the last run missed.
 
         Args:
             guess: the guess about the machine.
@@ -79,7 +79,7 @@ class Sandbox:
         """Runs the script once."""
         run, around = Run(), self.around
         shell = self._shell(run, guess, guess.worded(around.folder), around.environment())
-        parts: list[str] = []  # of the trace; a run that the sandbox ends has no other record of it
+        parts: list[str] = []  # of the trace; if the sandbox ends a run, its result has no trace
         command = shlex.join(["bash", "-x", around.path, *self.given])
         result = shell.execute_sync(command, on_output=lambda _, errors: parts.append(errors))
         if not guess.is_there:
@@ -145,7 +145,7 @@ class Sandbox:
         return mappings
 
     def _of_tool(self, context: BuiltinContext) -> BuiltinResult | None:
-        """Runs a text tool on input that is fully known; returns None if a part is unknown."""
+        """Runs a text tool on input that is fully known. Returns None if a part is unknown."""
         from bashkit import Bash, BuiltinResult
 
         read = "".join([context.stdin or "", *context.argv])

@@ -84,7 +84,7 @@ class ScriptRun:
 
 
 def launch_of(request: Request) -> Launch:
-    """Returns the launch of a script; a launch without a program and flags if the script starts none.
+    """Returns the launch of a script. The launch has no program and no flags if the script starts none.
 
     Raises:
         ConfigError: the script cannot be read, ends its launch too early, or does not pass its flags on.
@@ -172,7 +172,7 @@ def written(
 
 
 def _gap(at: int, word: str, around: Surroundings, where: Callable[[str], str], *, waits: bool) -> Gap | None:
-    """Returns the gap that an unknown word leaves; None if the word is known, empty, or the value of a flag.
+    """Returns the gap that an unknown word leaves. None if the word is known, empty, or the value of a flag.
 
     Args:
         waits: whether the flag before the word has no value yet.
@@ -227,7 +227,7 @@ def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
 
 
 def _array(text: str) -> tuple[str, list[str]]:
-    """Returns the name and words of the array that a traced command sets; empty for other commands."""
+    """Returns the name and words of the array that a command sets. Both are empty for other commands."""
     match = ARRAY.fullmatch(text)
     try:
         return (match[1], shlex.split(match[2])) if match else ("", [])
@@ -262,7 +262,7 @@ def _forbid_unused_arrays(script_run: ScriptRun) -> None:
 
 
 def _misused(name: str, words: Sequence[str], flags: Collection[str], script_run: ScriptRun) -> str:
-    """Returns how a script names an array instead of ``"${NAME[@]}"``; empty if it names it correctly.
+    """Returns how a script names an array instead of ``"${NAME[@]}"``; empty if it is correct.
 
     ``NAME`` without the dollar is only a word. ``"${NAME[*]}"`` is all words as one, ``$NAME`` is the first
     word alone. ``none`` means that nothing names the array.

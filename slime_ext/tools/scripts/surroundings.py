@@ -1,4 +1,5 @@
-"""Builds the surroundings of a script: its files from this disk, and stand-ins for what the cluster has.
+"""Builds the surroundings of a script: files from this disk, and stand-ins for the cluster's. They are its
+files from this disk, and stand-ins for what the cluster has.
 
 Each run shows what the script looks for: a sourced file, a folder, a variable, a command. If something is not
 here, the next run gets a token or an empty folder in its place. Where the machine decides whether a part of
@@ -161,7 +162,7 @@ class Surroundings:
         return f"{BEGIN}{self.tokens.setdefault(Unknown(*unknown), len(self.tokens))}{END}"
 
     def meant(self, word: str) -> list[Unknown]:
-        """Returns the meanings of a word that consists of tokens; an empty list for any other word."""
+        """Returns the meanings of a word that consists of tokens. Any other word has none."""
         known = list(self.tokens)
         numbers = [int(number) for number in TOKEN.findall(word)] if TOKENS.fullmatch(word) else []
         return [known[number] for number in numbers if number < len(known)]
@@ -197,11 +198,11 @@ class Surroundings:
         )
 
     def _of_file(self, path: str, text: str) -> str:
-        """Returns a part of the script as it is; for another file, only says that it is a part of it."""
+        """Returns a part of the script unchanged. For a part of another file, only names the file."""
         return text if path == self.path else f"a part of {self.named(path)}"
 
     def named(self, path: str) -> str:
-        """Returns a file's name; hides it if a word in it comes only from a variable or another file."""
+        """Returns a file's name. Hides it if a word in it comes only from a variable or another file."""
         name = Path(path).name
         if path == self.path or name in self.own_text:
             return name
@@ -249,7 +250,7 @@ class Surroundings:
         return dict.fromkeys(REFERENCE.findall(self.text))
 
     def _unset(self) -> list[str]:
-        """Returns the variables that nothing sets, so that the script expects them from its machine.
+        """Returns the variables that the script expects from its machine, because nothing sets them.
 
         A variable stays unset, as in bash, if it has a default (``${X:-1}``), or if a test or a loop's head
         names it.
@@ -326,7 +327,7 @@ class Surroundings:
         return f', saying "{cut(quoted[2])}"' if quoted else ""
 
     def statement_of(self, line: Line) -> str:
-        """Returns a command's statement on one line, as the script writes it; empty for another file."""
+        """Returns a command's statement on one line, as written; empty for another file."""
         if line.file != self.path:
             return ""
         script = self.scripts[self.path]
@@ -457,7 +458,7 @@ class Surroundings:
             if name.strip("'"):
                 yield letter, at(line.folder, name.strip("'"))
 
-    # parts that the machine decides over
+    # parts of which the machine decides whether they run
 
     def _decided(self, run: Run, line: Line) -> None:
         """Doubts the parts that depend on a command with an unknown answer."""

@@ -1,4 +1,4 @@
-"""Defines the record of a script's run in the sandbox: bash's trace, and the programs it would start."""
+"""Defines the record of a sandboxed run: bash's trace, and the programs it would start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which files of this disk a script may see: those below its checkout and the working directory.
+"""Decides which files of this disk a script may see. They are below its checkout or the working directory.
 
 The script sees the text of a shell script that it sources or starts. Of any other file it sees only that the
 file exists. It sees no name that begins with a dot (.env, .git) and no target of a link that leads outside.
