@@ -34,7 +34,7 @@ class Checkout(HostCode):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The text of each module, by the module's name."""
+        """Reads the text of each module, by the module's name."""
         paths = sorted(path for path in self.package.rglob("*.py") if is_file(path))
         return {self._module(path): path.read_text("utf-8", "ignore") for path in paths}
 

@@ -23,12 +23,12 @@ def working_folder() -> Path:
         return Path.cwd()
     except OSError:
         raise ConfigError(
-            "working directory: expected a folder that exists, got a removed folder: cd to another"
+            "working directory: expected a folder that exists, got a removed folder: cd elsewhere"
         ) from None
 
 
 def find_own_steps(mapping: Any) -> None:
-    """Lets Python find the user's own steps in the working directory if a configuration needs it.
+    """Lets Python find the user's own steps in the working directory, if any are configured.
 
     The directory comes last on the path, so it cannot hide other modules.
 
@@ -61,7 +61,7 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         fault = "a file" if is_file(folder) else str(error.strerror)
     if fault:
-        raise ConfigError(f"{folder}: expected a folder to write to, got {fault}: name another")
+        raise ConfigError(f"{folder}: expected a folder to write to, got {fault}: name another folder")
 
 
 def new_folder(given: Path | None, default: Path) -> Path:
@@ -74,7 +74,7 @@ def new_folder(given: Path | None, default: Path) -> Path:
         return free_name(default)
     if is_folder(given) and any(given.iterdir()):
         raise ConfigError(
-            f"--out: expected a new or empty folder, got {given} with files in it: name another"
+            f"--out: expected a new or empty folder, got {given} with files in it: name another folder"
         )
     return given
 

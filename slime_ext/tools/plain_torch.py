@@ -95,7 +95,7 @@ Lines = list[str]
 
 
 def function_of(name: str, correction: Correction, formula: str) -> str:
-    """Returns the source of ``name(...) -> (loss, weight, keep)``, which needs nothing but torch.
+    """Returns the source of ``name(...) -> (loss, weight, keep)``, which needs only torch.
 
     Args:
         name: the function's name.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def flags_of(name: str, correction: Correction) -> str:
-    """Returns the flags of slime with which a launch uses the preset ``name``; ``init`` only measures."""
+    """Returns the flags of slime that use the preset ``name``. ``init`` only measures."""
     if not acts(correction):
         return INIT_FLAG
     more = " --get-mismatch-metrics" if correction.needs_plan else ""

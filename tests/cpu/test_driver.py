@@ -91,7 +91,7 @@ def unknown_score(host, monkeypatch):
 
 
 FAULTS = {
-    removed_folder: "working directory: expected a folder that exists, got a removed folder: cd to another",
+    removed_folder: "working directory: expected a folder that exists, got a removed folder: cd elsewhere",
     out_is_below_a_file: r"{host}/file/out: expected a folder to write to, got Not a directory: .*",
     no_host: r"--host: expected 'miles' or a folder with train.py, got {host}: check the path",
     full("out"): r"{host}/out: expected 64 MiB free for the files of the run, got 0: make room there, or .*",

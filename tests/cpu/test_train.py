@@ -95,12 +95,12 @@ MISTAKES = """
     --load saved --seed 1 -> --seed: expected none beside --load, got 1
     --load saved --host miles -> --host: expected none beside --load, got miles
     --load run -> --load: expected a checkpoint in run/checkpoint, got none
-    --out . -> --out: expected a new or empty folder, got . with files in it: name another
+    --out . -> --out: expected a new or empty folder, got . with files in it: name another folder
     --out run -> --out: expected a new folder, got run
     --out run -> --load run
     --out run/args.json -> run/args.json: expected a folder to write to, got a file
     --out run/args.json/x -> run/args.json/x: expected a folder to write to, got Not a directory
-    --out LONG -> LONG: expected a folder to write to, got File name too long: name another
+    --out LONG -> LONG: expected a folder to write to, got File name too long: name another folder
     --out /no_such_root/x -> /no_such_root/x: expected a folder below a folder that exists
     --out /LONG -> /LONG: expected a folder below a folder that exists
     --load LONG -> --load: expected the folder of a run, got LONG

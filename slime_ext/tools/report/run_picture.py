@@ -47,7 +47,7 @@ class Panel:
 
     Attributes:
         healthy: metrics of ``core.metrics.names`` whose healthy ranges bound the green band.
-        holds: the range that the axis shows at least; the axis starts there unless a value is lower.
+        holds: the range that the axis always shows; it starts at the lower end unless a value is lower.
     """
 
     title: str
