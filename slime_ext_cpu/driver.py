@@ -144,18 +144,18 @@ class HostRun:
         check_known(SCORE, "score", score, SCORES)
         if score == "both" and self.checkout:
             raise ConfigError(
-                f"{SCORE}: expected served with a checkout, got both: its loop scores only once: give "
-                "--host miles"
+                f"{SCORE}: expected served with a checkout, got both: give --host miles, because the loop of "
+                "a checkout scores only once"
             )
         if score == "both" and self.asynchronous:
             raise ConfigError(
-                f"{SCORE}: expected served with --lag above 1, got both: its pushes would change the weights "
-                f"in the middle of an answer: unset {SCORE}"
+                f"{SCORE}: expected served with --lag above 1, got both: unset {SCORE}, because its pushes "
+                "would change the weights in the middle of an answer"
             )
 
     @property
     def checkout(self) -> Path | None:
-        """The host's folder, or None for the wheel."""
+        """Returns the host's folder, or None for the wheel."""
         return None if str(self.host) == WHEEL else Path(self.host).absolute()
 
     def run(self) -> int:

@@ -53,7 +53,7 @@ def _hold(log: IO[str], path: Path) -> None:
     except BlockingIOError:
         raise ConfigError(
             f"{path.parent}: expected a folder that no other run uses, got a folder that a run writes to: "
-            "name another with --out, or end that run"
+            "name another folder with --out, or end that run"
         ) from None
 
 

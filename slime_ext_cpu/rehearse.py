@@ -17,11 +17,14 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("script", help="launch script: .sh, or .py of miles")
     parser.add_argument(
-        "--host", help="'miles' for the wheel, or a checkout; by default the checkout that has the script"
+        "--host", help="'miles' for the wheel, or a checkout; default: the checkout that contains the script"
     )
-    parser.add_argument("--out", type=Path, help="folder of the run; by default a new folder below runs")
+    parser.add_argument("--out", type=Path, help="folder of the run; default: a new folder below runs")
     parser.add_argument(
-        "--timeout", type=_seconds, default=TIMEOUT_S, help="seconds after which the run is stopped"
+        "--timeout",
+        type=_seconds,
+        default=TIMEOUT_S,
+        help=f"stop the run after so many seconds; default: {TIMEOUT_S:g}",
     )
     what = "let the script see this variable of your shell (repeat for others); it sees no others"
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)

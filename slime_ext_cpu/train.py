@@ -81,7 +81,11 @@ def command_line() -> argparse.ArgumentParser:
     )
     add("--rollouts", type=_count, help="number of rollouts; default: the task's")
     add("--seed", type=_seed, help=f"seed of model, prompts and samples; default: {DEFAULTS['seed']}")
-    add("--threads", type=_count, help="threads of trainer and engine each; default: the task's")
+    add(
+        "--threads",
+        type=_count,
+        help="threads for the trainer, and as many for the engine; default: the task's",
+    )
     add("--host", help="'miles' for the wheel, which is the default, or the folder of a checkout")
     add("--out", type=Path, help="folder of the run; default: a new folder below runs")
     add("--load", type=Path, metavar="RUN", help="resume a run from its last checkpoint")
@@ -112,8 +116,8 @@ def _begin(options: argparse.Namespace) -> int:
     _check_flags(options.flags, options.host, TASKS[options.task])
     if options.out and is_file(options.out / ARGS):
         raise ConfigError(
-            f"--out: expected a new folder, got {options.out} with a run in it: name another, or go on with "
-            f"slime-ext train --load {options.out}"
+            f"--out: expected a new folder, got {options.out} with a run in it: name another folder, or "
+            f"resume with slime-ext train --load {options.out}"
         )
     out = new_folder(options.out, Path("runs", options.task))
     task = TASKS[options.task]
@@ -149,7 +153,7 @@ def _go_on(options: argparse.Namespace) -> int:
     run.check()
     if (log := out / "log").exists():
         log.rename(free_name(log))  # the host's next log does not overwrite it
-    print(f"slime-ext: going on with {out} to rollout {args['num_rollout']}", flush=True)
+    print(f"slime-ext: resuming {out}, up to rollout {args['num_rollout']}", flush=True)
     saved = str((out / CHECKPOINT).absolute())
     args["flags"] = [*args["flags"], "--load", saved, "--override-opt-param-scheduler", *options.flags]
     return _run(args, run)
@@ -199,7 +203,7 @@ def _steps(task: Task, words: Sequence[str]) -> int:
     """Returns the optimizer steps of a rollout: the last value that a flag gives.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: the value is no number.
     """
     flags = [part for word in (*task.flags, *words) for part in word.split("=", word.startswith(f"{STEPS}="))]
     text = [after for word, after in pairwise([*flags, ""]) if word == STEPS][-1]

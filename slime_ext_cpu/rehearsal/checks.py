@@ -39,7 +39,10 @@ def lines(launch: Launch, seen: Evidence) -> list[PageLine]:
 
 
 def _with_cause(checked: Sequence[PageLine], launch: Launch, seen: Evidence) -> list[PageLine]:
-    """Puts what ended the run into the first line without a result, or into the last."""
+    """Adds what ended the run to the first line without a result.
+
+    If every line has a result, the last line gets it.
+    """
     at = next((i for i, line in enumerate(checked) if line.state == NOT_REACHED), len(checked) - 1)
     text = f"no answer for {seen.seconds:.0f} s" if seen.status == TIMED_OUT else _cause(launch, seen)
     return [replace(line, state=WRONG, text=text) if i == at else line for i, line in enumerate(checked)]

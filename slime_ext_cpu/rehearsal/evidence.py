@@ -67,17 +67,17 @@ class HookCalls:
 
     @property
     def lacking(self) -> int:
-        """Number of calls without log-probs of the sampler or the trainer."""
+        """Counts calls without log-probs of the sampler or the trainer."""
         return sum("tokens" not in call for call in self.calls)
 
     @property
     def nonfinite(self) -> int:
-        """Number of log-ratios that are NaN or infinite."""
+        """Counts log-ratios that are NaN or infinite."""
         return sum(call["nonfinite"] for call in self.calls)
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the metrics that the last call returned."""
+        """Returns the names of the metrics that the last call returned."""
         return list(self.calls[-1]["names"])
 
 
@@ -115,7 +115,12 @@ class Evidence:
 
     @property
     def parsed(self) -> Mapping[str, Any]:
-        """The host's arguments with the keys of --custom-config-path. {} if the host did not parse them."""
+        """Returns the host's arguments with the keys of --custom-config-path.
+
+        Returns
+
+        {} if the host did not parse them.
+        """
         return (self.calls("parsed") or [{}])[-1]
 
     @property

@@ -1,4 +1,4 @@
-"""Finds the mistakes of a launch that its text shows, before a process starts."""
+"""Finds the mistakes that the text of a launch shows, before a process starts."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def post_process(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], 
     for i, value in enumerate(values):
         if not isinstance(value, Real):
             name = getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)
-            raise DataError(f"sample {i}: expected a number as its reward, got {value!r}: look at {name}")
+            raise DataError(
+                f"sample {i}: expected a number as its reward, got {value!r}: return a number from {name}"
+            )
     if len(set(map(float, values))) == 1:
         for sample in samples[1::2]:
             if isinstance(sample.reward, dict):

@@ -31,7 +31,7 @@ NOT_DENSE = {
     "--multi-latent-attention": "multi-latent attention",
     "--attention-output-gate": "gated attention",
     "--mtp-num-layers": "multi-token prediction",
-    "--post-self-attn-layernorm": "norms behind attention and MLP",
+    "--post-self-attn-layernorm": "norms after attention and MLP",
 }
 
 

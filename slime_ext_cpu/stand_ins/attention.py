@@ -98,7 +98,7 @@ class PackedAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """Maps query [T, H, D], key and value [T, G, D] to [T, H * D].
+        """Maps query [T, H, D], key and value [T, G, D], to [T, H * D].
 
         Raises:
             ConfigError: the call has no packed sequences.

@@ -246,7 +246,7 @@ def test_equal_rewards_are_spread_and_others_left(monkeypatch):
     )
     assert rewards.post_process(keyed, [Sample({"score": 2}) for _ in range(2)])[0] == [2, 3]
     assert rewards.post_process(plain, [Sample(0.0), Sample(0.25)])[0] == [0, 0.25]
-    with pytest.raises(DataError, match=r"sample 1: .* got None: look at a\.b"):
+    with pytest.raises(DataError, match=r"sample 1: .* got None: return a number from a\.b"):
         rewards.post_process(Namespace(reward_key=None, custom_rm_path="a.b"), [Sample(0.0), Sample(None)])
     package = {"__path__": [], "_post_process_rewards": lambda args, samples, custom: (custom, len(samples))}
     monkeypatch.setattr(rewards, "import_module", lambda name: SimpleNamespace(**package))
