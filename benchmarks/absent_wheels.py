@@ -1,8 +1,8 @@
-"""The wheels of a folder whose distribution this Python does not have, one path per line.
+"""Prints the wheels of a folder that this Python lacks, one path per line.
 
     python benchmarks/absent_wheels.py DIR
 
-Standard library alone: it runs before anything is installed.
+Uses only the standard library, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ UNPACKED = ("miles_rl",)
 
 
 def absent(folder: Path) -> list[Path]:
-    """The wheels in ``folder`` whose distribution is not installed, by name; not the host's, which brings a
-    megatron and an sglang of its own and is unpacked in part (benchmarks/on_cuda/host.py)."""
+    """Returns the wheels in a folder that are not installed, sorted by name.
+
+    Leaves out the host's wheel, because it contains a separate megatron and sglang
+    (benchmarks/on_cuda/host.py unpacks a part of it).
+    """
     named = {wheel: wheel.name.split("-")[0] for wheel in sorted(folder.glob("*.whl"))}
     return [wheel for wheel, name in named.items() if name not in UNPACKED and not _is_installed(name)]
 

@@ -1,12 +1,12 @@
-"""Memory and rate of ``slime-ext analyze`` on many large dumps.
+"""Measures memory and rate of ``slime-ext analyze`` on many large dumps.
 
     python -m benchmarks.analyze_scale                  # 5 GB in 50 files, in a temporary folder
     python -m benchmarks.analyze_scale --gigabytes 0.4514 --files 120 --against DIR   # and another checkout
 
-Half of the files are train dumps (tensors), half are the rollout dumps that belong to them (lists), of
-responses of 1,000 to 16,000 tokens. Peak memory is that of the whole process, less what the same command
-needs for a dump of a few tokens (Python, torch and the command itself); it is compared with what the largest
-file takes in memory when torch.load reads it.
+Half of the files are train dumps (tensors), and half are the rollout dumps that belong to them (lists).
+Responses have 1,000 to 16,000 tokens. We report the peak memory of the process, minus what the same command
+needs for a dump of a few tokens (Python, torch and the command itself). We compare it with the memory that
+torch.load needs to read the largest file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 MB = 1e6
-LITTLE = 256 * MB  # what malloc keeps, and tensors of a part of a rollout
-BYTES_PER_TOKEN = 49.5  # of both files together
+LITTLE = 256 * MB  # bytes that malloc keeps, and tensors of a part of a rollout
+BYTES_PER_TOKEN = 49.5  # in both files together
 SHORTEST, LONGEST, PROMPT = 1_000, 16_000, 200
 
 SIZE = """
@@ -48,7 +48,12 @@ print("peak", size("VmRSS") - before, time.process_time(), file=sys.stderr)
 
 
 def generate(folder: Path, rollouts: int, tokens: int) -> Path:
-    """Pairs of dumps with this many response tokens each, in slime's format; returns the folder."""
+    """Writes pairs of dumps in slime's format, and returns their folder.
+
+    Args:
+        rollouts: number of pairs.
+        tokens: response tokens of each pair.
+    """
     for kind in ("rollout_data", "train_data"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     g = torch.Generator().manual_seed(0)
@@ -107,12 +112,12 @@ def _sample(i: int, ids: torch.Tensor, behavior: torch.Tensor, proximal: torch.T
 
 
 def measured(program: str, *words: str, tree: Path | None = None) -> tuple[int, float]:
-    """Bytes that a program says it took at most, and its seconds of processor time.
+    """Returns a program's peak memory in bytes, as it reports it, and its processor seconds.
 
     Args:
-        tree: a checkout whose slime_ext it runs; None for the one that runs this.
+        tree: the checkout whose slime_ext the program runs; None for the checkout of this file.
     """
-    environment = os.environ | ({"PYTHONPATH": str(tree.absolute())} if tree else {})  # and its folder, first
+    environment = os.environ | ({"PYTHONPATH": str(tree.absolute())} if tree else {})  # and cwd=tree
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tree, check=False)
     said = [line for line in done.stderr.splitlines() if line.startswith("peak ")]
@@ -123,12 +128,17 @@ def measured(program: str, *words: str, tree: Path | None = None) -> tuple[int, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Generates, measures, prints; 1 if the memory is above twice the largest file's (and not little)."""
+    """Generates dumps, measures and prints.
+
+    Returns 1 if the data take more than LITTLE, and more than twice the memory of the largest file; else 0.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=5.0)
     parser.add_argument("--files", type=int, default=50)
-    parser.add_argument("--against", type=Path, help="another checkout, measured on the same files")
-    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more of slime-ext analyze")
+    parser.add_argument("--against", type=Path, help="another checkout to measure on the same files")
+    parser.add_argument(
+        "--flags", nargs=argparse.REMAINDER, default=[], help="more flags for slime-ext analyze"
+    )
     given = parser.parse_args(argv)
     rollouts = given.files // 2
     tokens = int(given.gigabytes * 1e9 / rollouts / BYTES_PER_TOKEN)

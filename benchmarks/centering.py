@@ -1,12 +1,12 @@
-"""Prints how far score centering is from loops over floats, for each loss, set of candidates and layout.
+"""Compares score centering with plain loops over floats, in many losses and layouts.
 
     python -m benchmarks.centering
     python -m benchmarks.centering --layouts 1 TP4 --seeds 1
 
-A random policy over 12 tokens, in float64: logits of trainer, proximal policy and sampler, sampled tokens,
-advantages of both signs, masked tokens. Each rank computes the loss from its part of the logits, as the hook
-does, on real gloo processes: of the vocabulary (TP), and of slime's zig-zag slices of the sequences (CP). The
-numbers are the largest difference of one token's loss, and of one logit's gradient, on any rank.
+Policies are random, over 12 tokens and in float64: trainer, proximal policy and sampler. Advantages have both
+signs, and some tokens are masked. Real gloo processes compute the loss as the hook does. Each rank has a part
+of the logits: of the vocabulary (TP), or of slime's zig-zag slices of the sequences (CP). The numbers are the
+largest difference of a token's loss, and of a logit's gradient, on any rank.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tests import oracle
 from tests.ranks import run_ranks
 
 VOCABULARY, TOP_K, TOP_P = 12, 4, 0.8
-# (prompt, response): one of a single token; prompts so long that a context-parallel rank holds no response
+# (prompt, response). One response has one token. Beside long prompts, a rank holds no response tokens.
 SHAPES = ((5, 7), (8, 1), (6, 12), (28, 3), (1, 5))
-LOW, HIGH = 0.1, 0.15  # of PPO's clip: narrow, so that tokens of both signs are clipped
+LOW, HIGH = 0.1, 0.15  # range of PPO's clip, so narrow that tokens of both signs are clipped
 PPO = ("ppo", "proximal", LOW, HIGH)
 TOKEN, CAPPED = ("reweight", "token"), ("truncate", 1.3)
 BAND = ("reject", "token", "ratio", "-", 0.7, 1.4, "always")
@@ -47,13 +47,13 @@ BAND = ("reject", "token", "ratio", "-", 0.7, 1.4, "always")
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss twice: as a correction, and as the oracle has it.
+    """A loss in two forms: as a correction, and as the oracle's steps.
 
     Args:
-        steps: of the correction.
-        f, m: the oracle's steps that give f of a token and m of a sequence.
-        is_hosts: whether it multiplies the host's PPO loss; else it is REINFORCE.
-        steps_per_rollout: with one, the proximal policy is the one that is being trained.
+        steps: the steps of the correction.
+        f, m: the oracle's steps for the weight f of a token, and for the mask m of a sequence.
+        is_hosts: whether the weights multiply the host's PPO loss; else the loss is REINFORCE.
+        steps_per_rollout: if it is 1, the proximal policy is the policy that is being trained.
     """
 
     steps: tuple[Step, ...] = ()
@@ -87,7 +87,7 @@ LAYOUTS = {"1": (1, 1), "TP2": (2, 1), "TP4": (4, 1), "CP2": (1, 2), "CP4": (1, 
 
 @dataclass(frozen=True)
 class World:
-    """Random policies, and what the sampler drew from its nucleus: [T] tokens, [T][V] logits."""
+    """Random policies as [T][V] logits, and the [T] tokens that the sampler drew."""
 
     trainer: list[list[float]]
     proximal: list[list[float]]
@@ -118,20 +118,20 @@ class World:
         return cls(trainer, proximal, sampler, nucleus, sampled, masks, advantages)
 
     def candidates(self, top_k: int | None) -> list[list[int]]:
-        """[T] ids of each token's candidates: the ``top_k`` likeliest, or all of the nucleus."""
+        """Returns [T] ids of each token's candidates: the ``top_k`` likeliest, or the whole nucleus."""
         if top_k is None:
             return self.nucleus
         ids = [sorted(range(VOCABULARY), key=lambda v, row=row: -row[v]) for row in self.sampler]
         return [row[:top_k] for row in ids]
 
     def log_probs(self, logits: list[list[float]], top_k: int | None) -> list[dict[int, float]]:
-        """[T] {id: log-prob}, over the vocabulary, or over the nucleus alone."""
+        """Returns [T] {id: log-prob}, normalised over the vocabulary, or over the nucleus alone."""
         within = self.nucleus if top_k is None else [None] * len(logits)
         return [oracle.log_softmax(row, ids) for row, ids in zip(logits, within, strict=True)]
 
 
 def _nucleus(row: list[float]) -> list[int]:
-    """The likeliest tokens, up to the one with which they reach ``TOP_P``."""
+    """Returns the fewest likeliest tokens whose probabilities sum to at least ``TOP_P``."""
     log_probs, found, mass = oracle.log_softmax(row), [], 0.0
     for v in sorted(log_probs, key=lambda v: -log_probs[v]):
         if mass >= TOP_P:
@@ -142,14 +142,14 @@ def _nucleus(row: list[float]) -> list[int]:
 
 
 class Written(NamedTuple):
-    """[T] losses and [T, V] gradients."""
+    """Holds [T] losses and [T, V] gradients."""
 
     loss: Tensor
     gradient: Tensor
 
 
 def by_loops(loss: Loss, world: World, top_k: int | None) -> Written:
-    """What the loops say."""
+    """Computes losses and gradients with loops over floats."""
     p, o, q = (world.log_probs(x, top_k) for x in (world.trainer, world.proximal, world.sampler))
     candidates = world.candidates(top_k)
     columns = {
@@ -179,7 +179,7 @@ def by_loops(loss: Loss, world: World, top_k: int | None) -> Written:
 
 
 class Share(NamedTuple):
-    """Which of the T tokens a rank holds, from which id of the vocabulary on, and what it computed."""
+    """The result of a rank: its tokens, its first token id, and what it computed."""
 
     tokens: list[int]
     offset: int
@@ -188,7 +188,7 @@ class Share(NamedTuple):
 
 
 def on_rank(layout: tuple[int, int], cases: Sequence[tuple[str, str, int]]) -> list[Share]:
-    """Every case (loss, candidates, seed), through our own code on this rank."""
+    """Computes every case (loss, candidates, seed) with slime_ext on this rank."""
     tp, cp = layout
     rank = dist.get_rank() if dist.is_initialized() else 0
     of_tp = _group([range(i * tp, (i + 1) * tp) for i in range(cp)], rank)
@@ -201,7 +201,7 @@ def on_rank(layout: tuple[int, int], cases: Sequence[tuple[str, str, int]]) -> l
 
 
 def _group(rows: Sequence[Sequence[int]], rank: int) -> AllSum:
-    """The SUM over the ranks of this one's row."""
+    """Returns the function that sums over the ranks in this rank's row."""
     if len(rows[0]) == 1:
         return identity
     made = [dist.new_group(list(row)) for row in rows]
@@ -217,7 +217,7 @@ def share_of(
     name: str,
     candidates: str,
 ) -> Share:
-    """A rank's part of one case, from its part of the trainer's logits."""
+    """Computes a rank's part of one case from its part of the trainer's logits."""
     (tp, cp), loss, top_k = layout, LOSSES[name], CANDIDATES[candidates]
     segments = pack_segments(
         [torch.tensor(mask) for mask in world.masks],
@@ -285,7 +285,7 @@ def _ints(values: Any) -> Tensor:
 def differences(
     layouts: Sequence[str], losses: Sequence[str], candidates: Sequence[str], seeds: Sequence[int]
 ) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """(loss, candidates, layout) -> the largest difference of a loss, and of a gradient."""
+    """Returns (loss, candidates, layout) -> the largest difference of a loss, and of a gradient."""
     cases = [(name, of, seed) for name in losses for of in candidates for seed in seeds]
     wanted = {
         case: by_loops(
@@ -309,7 +309,7 @@ def differences(
 
 
 def _largest(values: Tensor) -> float:
-    """Infinite where one is NaN."""
+    """Returns the largest absolute value; infinity if a value is NaN."""
     return float(values.abs().nan_to_num(math.inf).max()) if values.numel() else 0.0
 
 

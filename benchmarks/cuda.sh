@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Everything that only a machine with CUDA can show, in one command of at most eight minutes and without a network:
-# tests_gpu, the hook timed against other systems with its waits counted, a host's own policy loss with and
-# without the plugin, and score centering.
+# Measures what only a machine with CUDA can show, in at most eight minutes and without a network. It runs
+# tests_gpu, times the hook against other systems and counts its waits, and times a host's own policy loss with
+# and without the plugin, and score centering.
 #
 #   bash benchmarks/cuda.sh [--wheels DIR] [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
 #
-# Needs a python3 with torch and triton; what else it lacks comes from the folder of `make cuda-wheels`
-# (default: cuda-wheels). --slime, --verl and --skyrl name checkouts to compare with; without --slime the policy
-# loss is that of the wheel miles-rl. --dry-run walks through it on a CPU with small sizes. Writes OUT/cuda.md and
-# OUT/cuda.json (default: runs/cuda); the exit status is 1 where something is wrong.
+# It needs a python3 with torch and triton. Other missing packages come from the folder of `make cuda-wheels`
+# (default: cuda-wheels). --slime, --verl and --skyrl name checkouts to compare with. Without --slime, the policy
+# loss is that of the wheel miles-rl. --dry-run runs all steps on a CPU with small sizes. The results are
+# OUT/cuda.md and OUT/cuda.json (default: runs/cuda). The exit status is 1 if something is wrong.
 set -euo pipefail
 cwd=$PWD
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -27,7 +27,7 @@ python=${PYTHON:-python3}
   echo "benchmarks/cuda.sh: expected a Python with torch, got $python: name one in PYTHON" >&2; exit 2; }
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
-# Only what is absent is installed: a second torch, triton or numpy beside the machine's own would break both.
+# Install only what is absent, because a second torch, triton or numpy beside the machine's own would break both.
 mapfile -t absent < <("$python" "$here/benchmarks/absent_wheels.py" "$wheels")
 if [ ${#absent[@]} -gt 0 ]; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" "${absent[@]}"

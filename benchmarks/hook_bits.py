@@ -4,12 +4,12 @@
     python -m benchmarks.hook_bits after.json                       # on another
     python -m benchmarks.hook_bits --compare before.json after.json
 
-Each call gives lists to the hook and gets lists back, as slime does: float32, responses of 0 to 300 tokens,
-several turns, advantages of both signs, log-probs that are NaN, infinite or above 0 here and there. The calls
-take turns among all presets, slime's own three functions, and a few corrections with keys that no preset
-has. Each call is an optimizer step of its own. ``--compare`` exits with 1 if a call differs.
+Each call gives lists to the hook and gets lists back, as slime does. The values are float32, in responses of
+0 to 300 tokens with several turns and advantages of both signs. A few log-probs are NaN, infinite or above 0.
+The calls take turns among all presets, slime's own three functions, and a few corrections with keys that no
+preset has. Each call is a separate optimizer step. ``--compare`` exits with 1 if a call differs.
 
-Compare records of the same machine and the same PyTorch only: rounding differs between builds.
+Compare only records of the same machine and the same PyTorch, because rounding differs between builds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from slime_ext.host.configured import setup_for
 from slime_ext.host.contract import SEEDS
 
 CALLS = 1000
-SINCE = ("off_policy/log_ratio_max",)  # metrics that records of older commits do not have
+SINCE = ("off_policy/log_ratio_max",)  # metrics that older commits do not record
 HEAD = 128  # tokens of each head: those of the preset that centers
 PARTS = ("loss", "gradient", "masks", "metrics")
 MAPPINGS: dict[str, dict[str, Any]] = {  # beside the presets: keys and steps that none of them has
@@ -64,8 +64,10 @@ NAMES = (*SEEDS, *presets.PRESETS, *MAPPINGS)
 
 
 def random_call(seed: int) -> dict[str, Any]:
-    """The keywords of one hook call; the target's log-probs have a gradient, ``pg_loss`` is PPO's unclipped
-    loss."""
+    """Returns the keywords of one hook call.
+
+    The target's log-probs have a gradient, and ``pg_loss`` is PPO's unclipped loss.
+    """
     rng = random.Random(seed)
     lengths = [rng.choice((1, rng.randint(0, 12), rng.randint(13, 300))) for _ in range(rng.randint(1, 6))]
     samples = [_sample(rng, length) for length in lengths]
@@ -92,7 +94,7 @@ def random_call(seed: int) -> dict[str, Any]:
 
 
 def _head(seed: int, tokens: int) -> Head:
-    """A head at each token, wide enough for the presets, of policies that are half a nat apart."""
+    """Returns a head at each token, from policies that are 0.5 nats apart."""
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(tokens, 2 * HEAD, generator=draw)
     other = logits + 0.5 * torch.randn(logits.shape, generator=draw)
@@ -101,7 +103,7 @@ def _head(seed: int, tokens: int) -> Head:
 
 
 def _sample(rng: random.Random, length: int) -> dict[str, list[float]]:
-    """One response: a near or a far sampler, and in half of the cases broken log-probs here and there."""
+    """Draws one response from a near or a far sampler. Half of the responses have a few broken log-probs."""
     spread, is_broken = rng.choice((1e-3, 0.03, 0.5, 2.0)), rng.random() < 0.5
     advantage, varies = rng.choice((-1.3, -0.2, 0.0, 0.7, 2.0)), rng.random() < 0.3
     mask = _mask(rng, length)
@@ -124,7 +126,7 @@ def _sample(rng: random.Random, length: int) -> dict[str, list[float]]:
 
 
 def _mask(rng: random.Random, length: int) -> list[float]:
-    """Runs of sampled tokens and of a tool's, or, of one response in ten, nothing that was sampled."""
+    """Draws a mask of sampled runs between tool output. One mask in ten has no sampled token."""
     if rng.random() < 0.1:
         return [0.0] * length
     mask: list[float] = []
@@ -136,7 +138,7 @@ def _mask(rng: random.Random, length: int) -> list[float]:
 
 
 def arguments(name: str) -> SimpleNamespace:
-    """slime's flags for a preset, one of slime's functions, or a name of ``MAPPINGS``."""
+    """Returns slime's arguments for a preset, one of slime's functions, or a name of ``MAPPINGS``."""
     args = SimpleNamespace(
         use_tis=True, tis_clip=2.0, tis_clip_low=0.5, eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None
     )
@@ -148,7 +150,7 @@ def arguments(name: str) -> SimpleNamespace:
 
 
 def call_digests(name: str, seed: int) -> dict[str, str]:
-    """What one call gives, by ``PARTS``; where it raises, the message."""
+    """Returns the digest of each of ``PARTS`` of a call, or of its error message."""
     args, call = arguments(name), random_call(seed)
     function = getattr(tis, args.custom_tis_function_path.rpartition(".")[2])
     layout = MetricsLayout.of(setup_for(args).hook_correction)
@@ -170,7 +172,7 @@ def call_digests(name: str, seed: int) -> dict[str, str]:
 
 
 def _bits(values: Tensor | None) -> bytes:
-    """The bits of a tensor; every NaN has the same ones."""
+    """Returns the bits of a tensor, with the same bits for every NaN."""
     if values is None:
         return b"none"
     values = values.detach().contiguous()
@@ -193,19 +195,19 @@ def _digest(pieces: Iterable[bytes]) -> str:
 
 
 def record(calls: int = CALLS) -> list[dict[str, str]]:
-    """The digests of so many calls, with the name of the correction of each."""
+    """Returns the digests of each call, with the name of its correction."""
     torch.set_num_threads(1)
     names = [NAMES[seed % len(NAMES)] for seed in range(calls)]
     return [{"name": name} | call_digests(name, seed) for seed, name in enumerate(names)]
 
 
 def differences(before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What differs between two records, by the name of the correction."""
+    """Returns what differs between two records, by the name of the correction."""
     calls = Counter(row["name"] for row in before)
     changed: dict[str, list[str]] = {}
     for one, other in zip(before, after, strict=True):
         if one["name"] != other["name"]:
-            return {"all": "the records are of other calls"}
+            return {"all": "the records have different calls"}
         if parts := [part for part in PARTS if one[part] != other[part]]:
             changed.setdefault(one["name"], []).append("+".join(parts))
     return {name: f"{len(rows)} of {calls[name]} calls ({_parts(rows)})" for name, rows in changed.items()}
@@ -219,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, help="file to write; two files beside --compare")
-    parser.add_argument("--compare", action="store_true", help="say which corrections differ")
+    parser.add_argument("--compare", action="store_true", help="print which corrections differ")
     asked = parser.parse_args(argv)
     if len(asked.files) != (2 if asked.compare else 1):
         parser.error("expected one file to write, or --compare and two files")

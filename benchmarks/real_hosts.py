@@ -1,10 +1,11 @@
-"""Loss and gradient norm of real slime and miles, layout by layout, with and without the plugin, on CPUs.
+"""Compares loss and gradient norm of real slime and miles with and without the plugin.
 
     python -m benchmarks.real_hosts --hosts ../shared/hosts --out runs/real_hosts [--only 'miles/*']
     python -m benchmarks.real_hosts --out runs/real_hosts --table
 
-Every run trains two rollouts, most from the same files, without an engine (--debug-train-only). A line
-of OUT/rows.jsonl is written as a run ends, and a run with a line is not started again.
+Every run trains two rollouts on the CPU. Most runs read the rollouts from the same files, without an engine
+(--debug-train-only). Each run adds a line to OUT/rows.jsonl when it ends. A run with a line is not started
+again.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ CAPPED_STEPS = "slime_ext:\n  steps:\n    - reweight: {level: token}\n    - trun
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is laid out: the host's flags, ranks, train_async.py or train.py."""
+    """The layout of a run: the host's flags, the ranks, and train_async.py or train.py."""
 
     flags: tuple[str, ...] = ()
     ranks: int = 1
     asynchronous: bool = False
     steps: int = 2
     engine: bool = False  # SGLang samples; otherwise the rollouts come from files
-    resumed: bool = False  # the first rollout trains and saves, another run loads and goes on
+    resumed: bool = False  # the first rollout trains and saves, another run loads and continues
 
 
 LAYOUTS = {
@@ -70,12 +71,12 @@ LAYOUTS = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what has no line yet, or prints the table."""
+    """Executes the runs that have no line yet, or prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=Path, default=os.environ.get("HOSTS"), help="folder of checkouts")
     parser.add_argument("--out", type=Path, default=Path("runs/real_hosts"))
     parser.add_argument("--only", default="*", help="pattern of host/layout/plugin")
-    parser.add_argument("--table", action="store_true", help="print the table of what has run")
+    parser.add_argument("--table", action="store_true", help="print the table of the finished runs")
     given = parser.parse_args(argv)
     file = given.out / "rows.jsonl"
     if not given.table:
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def prepare(out: Path) -> None:
-    """Model, rollouts and the plugin's files, once."""
+    """Writes the model, the rollouts and the plugin's files, unless they exist."""
     if not (out / "rollouts").exists():
         letters.write(out / "tiny", seed=0)
         tiny_host.write_rollouts(out / "tiny", out / "rollouts", ROLLOUTS)
@@ -103,7 +104,7 @@ def prepare(out: Path) -> None:
 
 
 def run(name: str, host: str | Path, out: Path) -> dict:
-    """Trains once; the row of the run."""
+    """Trains once, and returns the row of the run."""
     _, layout_name, plugin = name.split("/")
     layout, folder = LAYOUTS[layout_name], out.absolute() / name.replace(" ", "-")
     flags, began = flags_of(layout, plugin, out.absolute()), time.time()
@@ -118,7 +119,7 @@ def run(name: str, host: str | Path, out: Path) -> dict:
 
 
 def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
-    """The host's flags."""
+    """Returns the host's flags."""
     flags = [*tiny_host.flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps), *layout.flags]
     flags += ["--actor-num-gpus-per-node", f"{layout.ranks}"]
     if layout.engine:
@@ -131,13 +132,13 @@ def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
 
 
 def start(host: str | Path, layout: Layout, flags: list[str], folder: Path) -> int:
-    """The exit status of a run."""
+    """Runs the host, and returns its exit status."""
     gpus = layout.ranks + layout.engine
     return HostRun(host, folder, flags, layout.asynchronous, gpus, timeout=600).run()
 
 
 def read_log(log: Path, began: float) -> dict:
-    """What a run's log says: steps, our lines, seconds until the first step, the error if there was one."""
+    """Reads a run's log: steps, our lines, seconds until the first step, and an error."""
     lines, steps = plain_lines(log), read_steps(log)
     clock = next((CLOCK.search(line) for line in lines if STEP.search(line)), None)
     ours = [line[line.index("slime_ext: ") :] for line in lines if "slime_ext: " in line]
@@ -154,7 +155,7 @@ def read_log(log: Path, began: float) -> dict:
 
 
 def read_steps(log: Path) -> dict[int, dict]:
-    """The metrics of every optimizer step that the host printed."""
+    """Returns the metrics that the host printed, by optimizer step."""
     found = {}
     for number, metrics in STEP.findall("\n".join(plain_lines(log))):
         found.setdefault(int(number), ast.literal_eval(re.sub(r"\bnan\b|\binf\b", "None", metrics)))
@@ -162,7 +163,10 @@ def read_steps(log: Path) -> dict[int, dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """A line of Markdown for each host and layout: alone, with metrics_only, with a cap that acts."""
+    """Returns a row of Markdown for each host and layout.
+
+    It has the host alone, metrics_only, and a low cap.
+    """
     lines = [
         "| host | layout | loss | gradient norm | metrics_only | our lines | capped: loss | clipped | s |",
         "|---|---|---|---|---|---|---|---|---:|",
@@ -178,7 +182,7 @@ def table(rows: list[dict]) -> str:
 
 
 def _cells(by_plugin: dict[str, dict]) -> Iterator[str]:
-    """What the runs of one layout gave; a dash where one was not made."""
+    """Yields the cells of one layout, with a dash for a run that is missing."""
     alone, measured, capped = (by_plugin.get(plugin, {}) for plugin in PLUGINS)
     shown = alone or measured
     yield _numbers(shown.get("loss"))

@@ -1,12 +1,11 @@
-"""``slime-ext rehearse`` on real launch scripts of slime and miles, and on copies with one planted mistake
-each.
+"""Rehearses real launch scripts of slime and miles, and copies with one planted mistake each.
 
     python -m benchmarks.rehearsals --hosts ../shared/hosts --out runs/rehearsals [--only NAME ...]
     [--table]
 
-HOSTS has the checkouts as folders (slime-624b824, slime-v0.3.1, miles-31f1ca9). A case is a line of
-OUT/results.jsonl as soon as it has ended; cases that have a line are not run again. --table prints the
-lines as the table of benchmarks/RESULTS.md and runs nothing.
+HOSTS contains the checkouts (slime-624b824, slime-v0.3.1, miles-31f1ca9). A case adds a line to
+OUT/results.jsonl when it ends. A case with a line is not run again. --table prints the lines as the table of
+benchmarks/RESULTS.md and runs nothing.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ slime_ext:
 
 @dataclass(frozen=True)
 class Case:
-    """A script, and what is planted into a copy of it.
+    """A script, and the mistake that is planted into a copy of it.
 
     Args:
-        script: below HOSTS.
-        edits: (text, other text) in the script; each text is there once.
-        files: further files beside the copy.
-        flags: of `slime-ext rehearse`; {hosts} and {here} are folders.
+        script: path of the script below HOSTS.
+        edits: (text, replacement) in the script, which contains each text once.
+        files: additional files beside the copy.
+        flags: flags of `slime-ext rehearse`; {hosts} and {here} stand for folders.
 
     """
 
@@ -119,7 +118,7 @@ PLANTED = [
 
 
 def run(case: Case, hosts: Path, out: Path) -> dict[str, object]:
-    """A case's line: what the command said, its exit status, seconds."""
+    """Runs a case and returns its line: printed text, exit status and seconds."""
     here = out / case.name.replace(" ", "_")
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True)
@@ -153,7 +152,7 @@ def run(case: Case, hosts: Path, out: Path) -> dict[str, object]:
 
 
 def _planted(case: Case, hosts: Path, here: Path) -> Path:
-    """The script itself, or a copy with its edits."""
+    """Returns the path of the script, or of a copy with the edits."""
     script = hosts / case.script
     if not case.edits:
         return script
@@ -169,7 +168,7 @@ def _planted(case: Case, hosts: Path, here: Path) -> Path:
 
 
 def table(lines: list[dict[str, object]]) -> str:
-    """The lines in Markdown."""
+    """Returns the lines as a table in Markdown."""
     rows = ["| case | status | ok | seconds | what it said |", "| --- | ---: | ---: | ---: | --- |"]
     for line in lines:
         said = "<br>".join(line["said"]).replace("|", "\\|").replace("\n", "<br>") or "-"
@@ -179,7 +178,7 @@ def table(lines: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    """Runs what has no line yet, or prints the table."""
+    """Runs the cases that have no line yet, or prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=Path, default=Path("../shared/hosts"))
     parser.add_argument("--out", type=Path, default=Path("runs/rehearsals"))

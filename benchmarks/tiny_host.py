@@ -1,4 +1,4 @@
-"""The tiny task for a real host: model folder, flags that slime and miles share, rollouts on disk."""
+"""Prepares the tiny task for a real host: flags for slime and miles, and rollouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ FLAGS = """
 
 
 def flags(folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2) -> list[str]:
-    """GRPO on the task of `letters.write`'s folder: `rollouts` of `prompts` x `samples` responses."""
+    """Returns the flags for GRPO on the task in a folder that `letters.write` made.
+
+    Each of the `rollouts` has `prompts` x `samples` responses.
+    """
     values = {"folder": folder, "prompts": prompts, "samples": samples, "rollouts": rollouts, "steps": steps}
     words = [word.format(**values) for word in FLAGS]
     return [*tiny.cpu_flags(), *letters.MODEL, *tiny.GRPO, *words]
@@ -36,11 +39,11 @@ def write_rollouts(
 ) -> None:
     """Writes rollouts in the hosts' dump format, for --load-debug-rollout-data OUT/{rollout_id}.pt.
 
-    Made without an engine: every token is drawn from the model itself.
+    No engine runs. Every token is drawn from the model itself.
 
     Args:
-        folder: of `letters.write`.
-        noise: standard deviation of what the behavior log-probs differ from the model's own by, nats.
+        folder: the folder that `letters.write` made.
+        noise: standard deviation of behavior log-probs - the model's log-probs, nats.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -64,7 +67,10 @@ def write_rollouts(
 
 
 def _sample(model: object, tokens: object, count: int, generator: object) -> tuple[object, object]:
-    """tokens [B, P] -> tokens [B, P + count] and the log-probs [B, count] of those that were drawn."""
+    """Draws `count` more tokens.
+
+    Maps tokens [B, P] to tokens [B, P + count], and the log-probs [B, count] of the new tokens.
+    """
     import torch
 
     drawn = []
@@ -78,7 +84,7 @@ def _sample(model: object, tokens: object, count: int, generator: object) -> tup
 
 
 def _record(index: int, group: int, row: dict, tokens: object, log_probs: object, tokenizer: object) -> dict:
-    """One sample as the hosts' Sample.to_dict writes it."""
+    """Returns one sample in the form of the hosts' Sample.to_dict."""
     length = log_probs.numel()
     text = tokenizer.decode(tokens[-length:])
     return {

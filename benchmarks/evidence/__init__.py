@@ -1,1 +1,1 @@
-"""Does an off-policy correction matter, and which? Arms x seeds on the real engines, judged as said."""
+"""Measures whether an off-policy correction matters, and which: arms x seeds on the real engines."""

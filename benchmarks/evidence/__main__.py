@@ -1,15 +1,15 @@
-"""Runs what has no line yet, and writes the table and the picture from the lines.
+"""Executes the runs that have no line yet, and makes tables and pictures.
 
     python -m benchmarks.evidence run lm_lag [--arms B C] [--seeds 1 2] [--out runs/evidence] [--commit]
     python -m benchmarks.evidence run lm_lag --seeds 101 --try lag=4 lr=1e-4   # a pilot of other settings
-    python -m benchmarks.evidence run lm_lag --arms C --seeds 5 --again          # does it come out as it did?
+    python -m benchmarks.evidence run lm_lag --arms C --seeds 5 --again          # repeat a run
     python -m benchmarks.evidence run lm_rate --arms C@3e-5 --seeds 101          # a variant
     python -m benchmarks.evidence table        # evidence.yaml of the package, and the pages' tables
     python -m benchmarks.evidence pooled       # each pair of arms, over panels that differ in seeds alone
     python -m benchmarks.evidence picture
 
-`run` takes one run after the other, seed by seed. It can be stopped at any time and started again, on another
-machine too: a run with a line in rows.jsonl is not started again. The settings are settings.yaml's.
+`run` executes one run after the other, seed by seed. You can stop it at any time and start it again, also on
+another machine, because a run with a line in rows.jsonl is not started again. settings.yaml has the settings.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from slime_ext.errors import SlimeExtError, check_known
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Reads the command line."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.evidence", description=__doc__.splitlines()[0]
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="the runs of a panel that have no line yet")
+    run = commands.add_parser("run", help="execute the runs of a panel that have no line yet")
     run.add_argument("panel", choices=settings.read().panels)
-    run.add_argument("--arms", nargs="+", help="or cells, arm@variant; default: all of the panel")
-    run.add_argument("--seeds", nargs="+", type=int, help="default: the panel's test seeds")
+    run.add_argument("--arms", nargs="+", help="arms, or cells arm@variant; default: all of the panel")
+    run.add_argument("--seeds", nargs="+", type=int, help="seeds; default: the panel's test seeds")
     run.add_argument(
-        "--try", nargs="+", default=[], metavar="NAME=VALUE", dest="tried", help="other settings, of a pilot"
+        "--try", nargs="+", default=[], metavar="NAME=VALUE", dest="tried", help="settings of a pilot"
     )
-    run.add_argument("--again", action="store_true", help="runs that have a line once more, into again.jsonl")
-    run.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs leave their logs")
-    run.add_argument("--keep", action="store_true", help="leave dumps and last checkpoint (2 GB a run)")
+    run.add_argument("--again", action="store_true", help="repeat finished runs, into again.jsonl")
+    run.add_argument("--out", type=Path, default=Path("runs/evidence"), help="folder for the logs")
+    run.add_argument("--keep", action="store_true", help="keep dumps and last checkpoint (2 GB a run)")
     run.add_argument("--commit", action="store_true", help="commit each line as it is written")
     commands.add_parser("table", help="write evidence.yaml of the package, and the tables of the pages")
-    commands.add_parser("pooled", help="print each pair of arms over panels that differ in seeds alone")
+    commands.add_parser("pooled", help="compare each pair of arms over panels that differ only in seeds")
     commands.add_parser("picture", help="draw docs/img/evidence.png and docs/img/evidence_all.png")
     given = parser.parse_args(argv)
     if given.command == "run":
@@ -64,7 +64,7 @@ def _value(text: str) -> object:
 
 
 def _cells(of: settings.Settings, panel: str, asked: list[str] | None) -> list[str]:
-    """The cells that --arms names, by default all of the panel.
+    """Returns the cells that --arms names, by default all of the panel.
 
     Raises:
         ConfigError: an unknown arm or cell.
@@ -83,7 +83,7 @@ def _run(given: argparse.Namespace) -> int:
         arms = _cells(of, given.panel, given.arms)
         runs.refuse(of, given.panel, seeds, rows.read())
         done = rows.read() + rows.read(rows.PILOTS)
-        # asked anew after each run, whose line may be that of another cell too
+        # checked after each run, because its line can also belong to another cell
         left: Iterable[tuple[str, int]] = runs.missing(of, given.panel, arms, seeds, done)
         if given.again:
             without = set(left)

@@ -1,4 +1,4 @@
-"""What the runs of a panel say: who collapsed, who failed, and how sure that is."""
+"""Judges the runs of a panel: which arms collapsed or failed, and how surely."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Rows = Mapping[str, Mapping[int, Row]]  # arm, or arm@variant -> seed -> row
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out of one arm.
+    """The verdict on one arm.
 
     Attributes:
-        collapsed: seeds that lost half of what they had, never began, or diverged.
-        failed: seeds that collapsed or ended too far below the exact sampler.
-        rescued: seeds that ended near the exact sampler, or above.
+        collapsed: seeds that lost half of their peak, never began to learn, or diverged.
+        failed: seeds that collapsed, or ended too far below the exact sampler.
+        rescued: seeds that ended near the exact sampler, or above it.
         end: mean held-out exact match at the end, and its 95% interval.
         gap: mean of end - the exact sampler's end of the same seed, and its 95% interval.
         gain: mean of end - the uncorrected end of the same seed, and its 95% interval.
-        p: of the panel's test against the uncorrected arm, after Holm; None where not compared.
+        p: p of the panel's test against the uncorrected arm, after Holm; None if it was not compared.
     """
 
     seeds: int
@@ -40,10 +40,10 @@ class Verdict:
 
 
 def judge(rows: Rows, judged: Judged, by_ends: bool = False) -> dict[str, Verdict]:
-    """The verdict on each arm; differences are of the seeds that both arms have run.
+    """Returns the verdict on each arm. Differences use the seeds that both arms have run.
 
     Args:
-        by_ends: whether arms are tested by the ends of the same seeds, not by their failed seeds.
+        by_ends: whether the test compares ends of the same seeds; else it compares numbers of failed seeds.
     """
 
     def of(cell: str, arm: str) -> Mapping[int, Row]:
@@ -63,11 +63,11 @@ def judge(rows: Rows, judged: Judged, by_ends: bool = False) -> dict[str, Verdic
 
 @dataclass(frozen=True)
 class Compared:
-    """What came out of a panel's primary comparison.
+    """The result of a panel's primary comparison.
 
     Attributes:
-        difference: mean over seeds of end of the one arm - end of the other, and its 95% interval.
-        p: of the randomisation test of pairs.
+        difference: mean over seeds of (end of the first arm - end of the second), and its 95% interval.
+        p: p of the randomisation test of pairs.
         equal: whether the 90% interval of the difference lies within the margin.
     """
 
@@ -78,7 +78,7 @@ class Compared:
 
 
 def compare(rows: Rows, primary: Primary, judged: Judged) -> Compared | None:
-    """The primary comparison on the seeds that all of its cells have run; None where there are none."""
+    """Makes the primary comparison on the seeds that all cells have run. Returns None if there are none."""
     ones, others = (best_of(rows, cells, primary.scored) for cells in primary.cells(rows))
     found = [one - others[seed] for seed, one in ones.items() if seed in others]
     if not found:
@@ -89,10 +89,10 @@ def compare(rows: Rows, primary: Primary, judged: Judged) -> Compared | None:
 
 
 def best_of(rows: Rows, cells: Sequence[str], whose: Scored = "served") -> dict[int, float]:
-    """Returns seed -> score at the end of the best cell, which is chosen by all other seeds.
+    """Returns seed -> end of the best cell. All other seeds choose the cell.
 
-    Of several cells a seed's is the one with the highest mean over the other seeds that all have run, the
-    first of equals. So a seed's luck does not choose its own cell.
+    A seed's best cell has the highest mean over the other seeds that all cells have run; of equal cells it is
+    the first. So a seed's luck does not choose its own cell.
 
     Source: leave-one-out choice, Stone 1974, J. Royal Statistical Society B 36, p. 111.
     """
@@ -112,12 +112,12 @@ def best_of(rows: Rows, cells: Sequence[str], whose: Scored = "served") -> dict[
 
 @dataclass(frozen=True)
 class Sloped:
-    """How an arm's gain grows with k3 over a panel's variants.
+    """The growth of an arm's gain with k3 over a panel's variants.
 
     Attributes:
-        slope: of (end - end of the other arm) on log k3 of the other arm, within seeds, and its 95% interval
-            over seeds: held-out share per e-fold of k3.
-        p: of the randomisation test of the seeds' parts of the slope.
+        slope: slope of (end - end of the other arm) on log k3 of the other arm, within seeds, and its 95%
+            interval over seeds. The unit is held-out share per e-fold of k3.
+        p: p of the randomisation test of the seeds' parts of the slope.
     """
 
     seeds: int
@@ -127,11 +127,11 @@ class Sloped:
 
 
 def sloped(rows: Rows, arm: str, against: str, judged: Judged) -> Sloped | None:
-    """The slope over the variants that both arms have run; None where no seed has two variants.
+    """Fits the slope over the variants that both arms have run. Returns None if no seed has two variants.
 
     With x = log k3 and y = gain of variant v of seed s: sum_sv (x - mean_s x) y / sum_sv (x - mean_s x)^2.
-    Seeds are blocks: what a seed does in every variant drops out. The test turns the signs of the seeds'
-    numerators.
+    Seeds are blocks, so an effect of a seed on all its variants cancels. The test changes the signs of the
+    seeds' numerators.
     """
     points: dict[int, list[tuple[float, float]]] = {}
     for cell, seeds in rows.items():
@@ -148,13 +148,13 @@ def sloped(rows: Rows, arm: str, against: str, judged: Judged) -> Sloped | None:
 
 
 def _parts(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Numerator and denominator of a seed."""
+    """Returns a seed's numerator and denominator of the slope."""
     middle = sum(x for x, _ in points) / len(points)
     return sum((x - middle) * y for x, y in points), sum((x - middle) ** 2 for x, _ in points)
 
 
 def _ratio(parts: Sequence[tuple[float, float]], resamples: int) -> tuple[float, float, float]:
-    """The ratio of the sums, and its 95% percentile interval over resampled seeds."""
+    """Returns the ratio of the sums, and its 95% percentile interval over resampled seeds."""
     draw, found = random.Random(0), []
     for _ in range(resamples):
         above, below = zip(*draw.choices(parts, k=len(parts)), strict=True)
@@ -182,7 +182,10 @@ def _verdict(
 
 
 def gaps(of: Mapping[int, Row], other: Mapping[int, Row]) -> dict[int, float]:
-    """Returns seed -> end of the one arm less end of the other, of the seeds that both have run."""
+    """Returns seed -> end of the first arm - end of the second.
+
+    It has the seeds that both have run.
+    """
     return {seed: row.end - other[seed].end for seed, row in of.items() if seed in other}
 
 
@@ -194,8 +197,11 @@ def _collapsed(row: Row, exact: Row | None, judged: Judged) -> bool:
 
 
 def fell(curve: Sequence[tuple[int, float]], share: float, steps: int, least: float = 0.0) -> bool:
-    """Whether a curve of (optimizer step, value) stays below `share` of its peak so far for `steps`; a peak
-    below `least` is none.
+    """Whether a curve stays below `share` of its peak so far for `steps`.
+
+    The curve has pairs (optimizer step, value).
+
+    A peak below `least` does not count.
 
     >>> fell([(0, 0.1), (20, 0.8), (40, 0.3), (60, 0.2)], 0.5, 20)
     True
@@ -216,10 +222,13 @@ def _p(one: Verdict, other: Verdict) -> float:
 
 
 def fisher(a: int, of_a: int, b: int, of_b: int) -> float:
-    """Fisher's exact test, two-sided: P of a table as rare as this one, or rarer, given the margins.
+    """Returns the two-sided p of Fisher's exact test.
+
+    p is the probability of a table at most as likely as this one, given the margins.
 
     Args:
-        a: of `of_a` trials had the outcome, `b` of `of_b` in the other group.
+        a, of_a: the number of trials with the outcome, and of all trials, in the first group.
+        b, of_b: the same in the second group.
 
     Source: Fisher 1935, The Design of Experiments, chapter 2.
 
@@ -236,8 +245,9 @@ def fisher(a: int, of_a: int, b: int, of_b: int) -> float:
 
 
 def randomised(differences: Iterable[float]) -> float:
-    """Fisher's randomisation test of pairs, two-sided: the share of the 2^n choices of signs whose sum is as
-    far from 0 as that of the differences, or further.
+    """Returns the two-sided p of Fisher's randomisation test of pairs.
+
+    p is the share of the 2^n choices of signs whose sum is at least as far from 0 as that of the differences.
 
     Source: Fisher 1935, The Design of Experiments, chapter 3.
 
@@ -246,7 +256,7 @@ def randomised(differences: Iterable[float]) -> float:
     """
     found = list(differences)
     least = abs(sum(found)) * (1 - 1e-9)
-    # 2^n sums as pairs of 2^(n/2) sorted ones: 24 seeds would be 16 million
+    # Sum pairs of 2^(n/2) sorted sums instead of 2^n, because 24 seeds would have 16 million.
     ones, others = (_signed_sums(half) for half in (found[::2], found[1::2]))
     as_far = sum(
         bisect_right(others, -least - one) + len(others) - bisect_left(others, least - one) for one in ones
@@ -262,7 +272,7 @@ def _signed_sums(values: Sequence[float]) -> list[float]:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p after Holm's step-down correction for the number of comparisons.
+    """Returns each p after Holm's step-down correction for the number of comparisons.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, p. 65.
 
@@ -279,8 +289,10 @@ def holm(ps: Sequence[float]) -> list[float]:
 def bootstrap(
     values: Sequence[float], resamples: int, seed: int = 0, share: float = 0.95
 ) -> tuple[float, float, float]:
-    """(mean, lower and upper end of the interval that holds `share` of the means of `resamples` samples with
-    replacement; by default the 2.5% and 97.5% quantile).
+    """Returns the mean, and the ends of its bootstrap interval.
+
+    The interval contains `share` of the means of `resamples` samples with replacement. By default, its ends
+    are the 2.5% and 97.5% quantiles.
 
     Source: Efron 1979, Annals of Statistics 7, p. 1 (percentile interval).
     """

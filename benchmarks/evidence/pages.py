@@ -1,4 +1,4 @@
-"""Writes what the committed lines say into the package's table, and between marks into the pages."""
+"""Writes the results of the committed lines into the package's table and into the pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CORRECTIONS, EVIDENCE, RESULTS = (
 
 
 def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
-    """Writes the package's table, and replaces what stands between the marks of each page."""
+    """Writes the package's table, and replaces the text between the marks of each page."""
     found = pooled.evidence(of, rows)
     (root / PACKAGE).write_text(pooled.text(found))
     on_a_host = [name for name, c in of.conditions.items() if of.panels[c.panels[0]].host]

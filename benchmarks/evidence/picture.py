@@ -1,5 +1,7 @@
-"""docs/img/evidence.png, which README.md shows: where each run of the language model ended, every arm a row
-and every seed a dot. evidence_all.png: the held-out share right over optimizer steps, every seed a line.
+"""Draws docs/img/evidence.png and evidence_all.png.
+
+README.md shows the first: the score at the end of each run of the language model, with a row for each arm and
+a dot for each seed. The second has the held-out score over optimizer steps, with a line for each seed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ DPI = 130
 
 
 def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
-    """Draws both pictures; an arm whose cells are all of another arm's runs is left out."""
+    """Draws both pictures. Leaves out an arm that has only runs of another arm."""
     folder.mkdir(parents=True, exist_ok=True)
     ends(of, rows).savefig(folder / "evidence.png", dpi=DPI)
     panels = {name: lines for name in of.panels if (lines := own(by_arm(of, name, rows)))}
@@ -50,14 +52,14 @@ def ends(of: Settings, rows: Sequence[Row]) -> Figure:
 
 
 def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
-    """The arms of a condition, best mean above."""
+    """Draws the arms of a condition, the best mean on top."""
     condition = of.conditions[name]
     means = {arm: sum(row.end for row in seeds.values()) / len(seeds) for arm, seeds in arms.items()}
     order = sorted(arms, key=lambda arm: -means[arm])
     for place, arm in enumerate(order):
         for i, (seed, row) in enumerate(sorted(arms[arm].items())):
             is_first = seed in of.panels[condition.panels[0]].seeds
-            height = place + 0.36 * ((i * 0.618) % 1 - 0.5)  # apart, and the same in every drawing
+            height = place + 0.36 * ((i * 0.618) % 1 - 0.5)  # the same places in every drawing
             ax.plot(row.end, height, "o", ms=4, mec=COLOUR, mfc=COLOUR if is_first else "none", alpha=0.7)
         ax.plot([means[arm]] * 2, [place - 0.34, place + 0.34], "k", lw=2)
         ax.text(0.83, place, f"{means[arm]:.2f}  n={len(arms[arm])}", va="center", fontsize=8)
@@ -90,12 +92,12 @@ def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) ->
 
 
 def _starts(lines: Mapping[str, object]) -> range:
-    """Where a panel's rows of axes begin among its arms."""
+    """Returns the indices of the arms with which a panel's rows of axes begin."""
     return range(0, len(lines), COLUMNS)
 
 
 def _arm(ax: Axes, title: str, rows: Sequence[Row]) -> None:
-    """Every seed a thin line, with a cross where it diverged; their mean a thick one."""
+    """Draws a thin line for each seed, and a thick line for the mean. A cross marks a run that diverged."""
     ax.set_visible(True)
     ax.set_title(_wrapped(title), fontsize=8, loc="left")
     ax.set_ylim(-0.02, 1.02)

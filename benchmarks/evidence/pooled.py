@@ -1,7 +1,9 @@
-"""Panels whose runs differ in arms and seeds alone, read as one: each pair of arms, and the package's table.
+"""Pools panels that differ only in arms and seeds.
 
-Most of these comparisons were chosen when the runs were known: their intervals and p-values describe the runs
-and confirm nothing. What was written down beforehand has its own p, panel by panel.
+Compares each pair of arms, and makes the package's table.
+
+Most of these comparisons were chosen when the runs were known, so their intervals and p-values describe the
+runs and confirm nothing. A comparison that was planned has a separate p in its panel.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ def remedy_of(of: Settings, condition: str, arm: str) -> str:
 
 
 def report(of: Settings, rows: Sequence[Row]) -> str:
-    """Returns a table per condition in Markdown: each pair of arms, on the seeds that both have."""
+    """Returns a table per condition in Markdown.
+
+    It compares each pair of arms on the seeds that both have.
+    """
     parts = []
     for name, condition in of.conditions.items():
         lines = without_follower(lines_of(of, name, rows))
@@ -75,7 +80,10 @@ def report(of: Settings, rows: Sequence[Row]) -> str:
 
 
 def slow(lines: Rows) -> dict[str, tuple[int, float]]:
-    """Returns arm -> (runs whose held-out score is below ``SLOW`` halfway, their mean gain from there)."""
+    """Returns arm -> (number of slow runs, their mean gain).
+
+    A run is slow if its held-out score is below ``SLOW`` halfway. Its gain is from there to the end.
+    """
     found = {}
     for arm, seeds in lines.items():
         halves = [(dict(row.heldout).get(row.heldout[-1][0] // 2), row.end) for row in seeds.values()]

@@ -1,4 +1,4 @@
-"""The reward of the long answers, for --custom-rm-path: how far the model counts."""
+"""Rewards long answers by how far the model counts, for --custom-rm-path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FULL = 16  # numbers that fill an answer of 104 tokens
 
 
 async def counted(args: Namespace, sample: Any, **kwargs: object) -> float:
-    """The share of 16 numbers that count on from the prompt's last one, up to the first wrong one."""
+    """Returns n / 16, if the answer's first n numbers continue the prompt's count."""
     (*_, last), numbers = (map(int, re.findall(r"\d+", text)) for text in (sample.prompt, sample.response))
     right = 0
     for number in numbers:

@@ -1,4 +1,6 @@
-"""The committed lines: one JSON object for each run that ended; pilots and repeats in files of their own."""
+"""Reads and writes the committed lines, one JSON object per finished run.
+
+Pilots and repeated runs have separate files."""
 
 from __future__ import annotations
 
@@ -15,23 +17,23 @@ AGAIN = FILE.with_name("again.jsonl")
 
 
 class Row(BaseModel):
-    """One run.
+    """The line of one run.
 
     Attributes:
-        settings: digest of the run's settings; a line of other settings is not compared.
-        tried: the settings that a pilot had in place of its panel's.
-        commit: of the code that ran, with a plus where files were changed.
-        heldout: (optimizer step, held-out exact match); on a host of the engine's weights, after a push.
-        heldout_trained: the same of the trainer's weights, where both were scored.
-        end: the last of ``heldout``; 0 for a run that diverged.
+        settings: digest of the run's settings; lines with other settings are not compared.
+        tried: the settings that a pilot had instead of its panel's.
+        commit: commit of the code that ran, with a plus if files were changed.
+        heldout: (optimizer step, held-out exact match); on a host with the engine's weights, after a push.
+        heldout_trained: the same with the trainer's weights, if both were scored.
+        end: the last score of ``heldout``; 0 for a run that diverged.
         k3, ess: medians over the rollouts; None in lines without a host.
-        stopped: what the run said where it diverged.
+        stopped: the message of a run that diverged.
         recommended: what analyze recommended after the first rollouts (arm B), or what was trained (arm G).
-        effects: what each correction would have done to those rollouts, by name (arm B, lines since
-            2026-11-26): share of tokens kept, effective sample size of the weights.
+        effects: correction -> (share of tokens kept, effective sample size of the weights) that it would have
+            had on those rollouts (arm B, lines since 2026-11-26).
         rollouts: what each rollout logged, in their order (lines since 2026-11-26 18:00 UTC); ``runs.LOGGED``
-            has the names. ``heldout`` is there where an evaluation followed.
-        seconds: wall time on whatever else the machine did; no result.
+            has the names. A rollout has ``heldout`` if an evaluation followed it.
+        seconds: wall time. It is no result, because the machine also did other work.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,9 +57,9 @@ class Row(BaseModel):
     tried: dict[str, Any] | None = None
 
     def scored(self, whose: Scored) -> float | None:
-        """The last held-out score of the engine's weights, of the trainer's, or how far these are above.
+        """Returns the last held-out score of the engine's or trainer's weights, or trainer - engine.
 
-        None where the trainer's were not scored.
+        Returns None if it needs a score of the trainer's weights and there is none.
         """
         if whose == "served":
             return self.end
@@ -68,16 +70,16 @@ class Row(BaseModel):
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """Which run it is."""
+        """Returns what identifies the run."""
         return self.panel, self.arm, self.seed, self.settings
 
 
 def read(path: Path = FILE) -> list[Row]:
-    """All lines; none where there is no file yet."""
+    """Returns all lines; an empty list if the file does not exist."""
     return [Row.model_validate_json(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def append(row: Row, path: Path = FILE) -> None:
-    """Adds a line."""
+    """Appends a line to the file."""
     with path.open("a") as file:
         file.write(row.model_dump_json() + "\n")

@@ -1,4 +1,4 @@
-"""One run: ``slime-ext train`` with the settings of an arm, then its line."""
+"""Runs ``slime-ext train`` with an arm's settings, and makes the line of the run."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from slime_ext_cpu.tasks import sums, write_prompts
 from slime_ext_cpu.train import DUMP
 
 DIVERGED = "NaN", "nan", "finite"
-SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out
+SOURCE, FOLLOWER = "B", "G"  # B's first rollouts are analysed, G trains with what is recommended
 UNCORRECTED = "metrics_only"
-# words of slime-ext train; all else is the host's
+# flags of slime-ext train; all other flags are the host's
 TRAIN = "task", "correction", "lag", "rollouts", "seed", "threads"
 PROMPT = "prompt"  # with {a} and {b}
-ASKED = "heldout_prompts"  # how many, by default all of the task's
+ASKED = "heldout_prompts"  # how many prompts; by default all of the task's
 ROUNDING = "rounding"  # of the sampler's weights
-SCORED = "score"  # both: with the pushed weights, and with the trainer's
+SCORED = "score"  # both: score with the pushed weights and with the trainer's
 STEPS = "num_steps_per_rollout"
 LARGE = "dump", "checkpoint"
 LOGGED = {  # name in a line's ``rollouts`` -> the run's metric
     "k3": SHOWN["k3"],
     "ess": SHOWN["ess"],
-    "ess_ratio": "train/off_policy/ess_ratio",  # of the raw ratios: the same quantity in every arm
+    "ess_ratio": "train/off_policy/ess_ratio",  # from the raw ratios, so it is the same quantity in every arm
     "ratio_p99": "train/off_policy/ratio_p99",
     "ratio_max": "train/off_policy/ratio_max",
     "weight_mean": "train/off_policy/weight_mean",
@@ -48,8 +48,8 @@ LOGGED = {  # name in a line's ``rollouts`` -> the run's metric
     "heldout": HELDOUT,
     "heldout_trained": HELDOUT_TRAINED,
 }
-# Without an entropy bonus the host logs no entropy. The sampler's mean surprise at its own tokens estimates
-# its entropy without bias, in nats per token; the trainer's at the same tokens is a cross-entropy.
+# Without an entropy bonus the host logs no entropy. The sampler's mean -log-prob of its own tokens estimates
+# its entropy without bias, in nats per token. The trainer's mean at the same tokens is a cross-entropy.
 PERPLEXITY = {"entropy": "perplexity_behavior", "cross_entropy": "perplexity_numerator"}
 COMPUTE = "torch", "transformers", "sglang", "ray", "miles-rl"
 VERSIONS = """
@@ -62,7 +62,10 @@ print(json.dumps({"python": platform.python_version(), **{name: version(name) fo
 def missing(
     of: Settings, panel: str, arms: list[str], seeds: list[int], done: list[Row]
 ) -> Iterator[tuple[str, int]]:
-    """(arm, seed) of the runs without a line, seed by seed: the table is balanced whenever it is read."""
+    """Yields (arm, seed) of each run without a line.
+
+    It goes seed by seed, so that the table is always balanced.
+    """
     for seed in seeds:
         for arm in arms:
             if line_of(of, panel, arm, seed, done) is None:
@@ -70,10 +73,12 @@ def missing(
 
 
 def line_of(of: Settings, panel: str, arm: str, seed: int, done: Sequence[Row]) -> Row | None:
-    """The line of a run: its own, or on a host that of another arm or panel whose run has the same words.
+    """Returns the line of a run.
 
-    Arm G has the line of C where analyze recommends token_tis, and A, which has no mismatch, is the same run
-    in every panel with the same flags.
+    On a host, it can be the line of another arm or panel with the same command.
+
+    Arm G has the line of C if analyze recommends token_tis. Arm A has no mismatch, so it is the same run in
+    every panel with the same flags.
     """
     own = next((row for row in done if row.key == (panel, arm, seed, of.digest(panel, arm))), None)
     if own is not None or of.panels[panel].host is None:
@@ -86,11 +91,11 @@ def line_of(of: Settings, panel: str, arm: str, seed: int, done: Sequence[Row]) 
 
 
 def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) -> None:
-    """Raises where a run would be none that counts.
+    """Raises ConfigError if a run would not count.
 
     Raises:
-        ConfigError: a panel without a host; test seeds with settings that are not fixed, or are
-            others than their lines'.
+        ConfigError: the panel has no host, or the settings of test seeds are not fixed, or they differ from
+            those of the panel's lines.
     """
     place, test = f"settings.yaml: panels: {panel}", set(of.panels[panel].seeds)
     if of.panels[panel].host is None:
@@ -103,7 +108,7 @@ def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) 
             f"{place}: frozen: expected a date before test seeds run, got none: tune with other seeds, then "
             "fix the settings in a commit"
         )
-    tried = of.panels[panel].frozen is None  # a pilot: its settings are meant to be others
+    tried = of.panels[panel].frozen is None  # the settings of a pilot may differ
     for row in () if tried else done:
         if row.panel == panel and row.seed in test and row.settings != of.digest(panel, row.arm):
             raise ConfigError(
@@ -115,13 +120,13 @@ def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) 
 def run(
     of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row], *, keep: bool = False
 ) -> Row:
-    """Trains; the run's line.
+    """Trains, and returns the run's line.
 
     Args:
-        keep: leave its dumps and its last checkpoint, of 2 GB, where they are.
+        keep: whether to keep its dumps and its last checkpoint of 2 GB.
 
     Raises:
-        ConfigError: the run stopped for another reason than that it diverged; nothing is said about its arm.
+        ConfigError: the run stopped, but it did not diverge, so it says nothing about its arm.
     """
     recommended = _recommended(of, panel, arm, seed, done)
     folder = (out / panel / f"{arm}-{seed}-{of.digest(panel, arm)}").absolute()
@@ -162,7 +167,7 @@ def run(
 
 
 def write_prompts_of(of: Settings, panel: str, folder: Path) -> None:
-    """Writes the task's sums as prompts of the panel's form, by default the task's own."""
+    """Writes the task's sums as prompts in the panel's form, by default the task's."""
     folder.mkdir(parents=True, exist_ok=True)
     flags = of.panels[panel].flags
     train, heldout = sums.prompts(flags.get(PROMPT, sums.PROMPT))
@@ -172,14 +177,14 @@ def write_prompts_of(of: Settings, panel: str, folder: Path) -> None:
 def command(
     of: Settings, panel: str, arm: str, seed: int, recommended: str | None = None, prompts: Path = Path()
 ) -> tuple[list[str], dict[str, str]]:
-    """The words behind `slime-ext` and the variables of a run, from the settings of its arm.
+    """Returns the words after `slime-ext`, and the variables, of an arm's run.
 
     Args:
-        prompts: the folder of `write_prompts_of`.
+        prompts: the folder that `write_prompts_of` made.
     """
     flags = of.flags(panel, arm, seed, recommended)
     preset = flags.pop("custom_tis_function_path", UNCORRECTED).rpartition(".")[2]
-    for name in ("use_tis", "rollout_seed", PROMPT, ASKED):  # slime-ext train says the first two itself
+    for name in ("use_tis", "rollout_seed", PROMPT, ASKED):  # slime-ext train sets the first two itself
         flags.pop(name, None)
     flags = {"correction": preset} | flags
     variables = {ROUND: ROUNDING, SCORE: SCORED}
@@ -192,7 +197,7 @@ def command(
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:
-    """`--name value` for each, and `--name` alone for a switch."""
+    """Yields `--name value` for each flag, and `--name` alone for a switch."""
     for name, value in flags.items():
         yield f"--{name.replace('_', '-')}"
         if value is not True:
@@ -200,7 +205,7 @@ def _words(flags: Mapping[str, Any]) -> Iterator[str]:
 
 
 def heldout(metrics: Iterable[Mapping[str, Any]], steps: int, name: str = HELDOUT) -> list[tuple[int, float]]:
-    """(optimizer steps so far, held-out share) of each evaluation; rollout -1 is before the first."""
+    """Returns (optimizer steps so far, held-out share) of each evaluation. Rollout -1 is before training."""
     return [(steps * (row["rollout"] + 1), round(row[name], 4)) for row in metrics if name in row]
 
 
@@ -222,7 +227,7 @@ def _median(metrics: Iterable[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _recommended(of: Settings, panel: str, arm: str, seed: int, done: list[Row]) -> str | None:
-    """What arm G trains with, from B's line of the same seed."""
+    """Returns the correction of arm G, from B's line of the same seed."""
     if arm != FOLLOWER:
         return None
     found = _advised(of, panel, seed, done)
@@ -234,16 +239,16 @@ def _recommended(of: Settings, panel: str, arm: str, seed: int, done: list[Row])
 
 
 def _advised(of: Settings, panel: str, seed: int, done: Iterable[Row]) -> str | None:
-    """What B's line says that analyze recommended; None without it."""
+    """Returns what analyze recommended according to B's line; None without such a line."""
     source = panel, SOURCE, seed, of.digest(panel, SOURCE)
     return next((row.recommended for row in done if row.key == source), None)
 
 
 def train(words: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
-    """Runs `slime-ext` with the words; what it said if it diverged, else None.
+    """Runs `slime-ext` with the words. Returns its message if the run diverged, else None.
 
     Raises:
-        ConfigError: it stopped for another reason.
+        ConfigError: the run stopped for another reason.
     """
     ended = _slime_ext(words, environment)
     if ended.returncode == 0:
@@ -255,8 +260,10 @@ def train(words: list[str], environment: Mapping[str, str], folder: Path) -> str
 
 
 def analyse(folder: Path, rollouts: int) -> tuple[str, dict[str, tuple[float, float]]]:
-    """The correction that analyze recommends after the run's first rollouts, and what each would have done to
-    them: (share of tokens kept, effective sample size)."""
+    """Returns the correction that analyze recommends after the run's first rollouts, and each one's effect.
+
+    An effect is (share of tokens kept, effective sample size) on those rollouts.
+    """
     file = folder / "analysis.json"
     words = ["analyze", str(folder / DUMP), "--rollouts", f"0-{rollouts - 1}", "--json", str(file)]
     ended = _slime_ext(words)
@@ -277,7 +284,10 @@ def _slime_ext(
 
 
 def commit() -> str:
-    """Of the code, with a plus where a file other than the lines has changed."""
+    """Returns the commit of the code.
+
+    It has a plus if a file other than the lines has changed.
+    """
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True, check=False)
@@ -290,13 +300,13 @@ def commit() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of what computes, in the environment of the host."""
+    """Returns the versions of Python and of the packages that compute, in the host's environment."""
     asked = [sys.executable, "-c", VERSIONS, *COMPUTE]
     return json.loads(subprocess.run(asked, text=True, capture_output=True, check=True).stdout)
 
 
 def commit_line(row: Row, path: Path) -> None:
-    """A commit that holds the new line alone."""
+    """Commits the new line, and nothing else."""
     file = str(path.relative_to(ROOT))
     message = f"Evidence: {row.panel}, arm {row.arm}, seed {row.seed}"
     for words in (("add", file), ("commit", "-q", "-m", message, "--", file)):

@@ -1,9 +1,11 @@
-"""``python -m benchmarks.evidence.sentences``: four sentences of benchmarks/fidelity/RESULTS.md against runs.
+"""Tests four sentences of benchmarks/fidelity/RESULTS.md with runs.
 
-Plain torch, nothing of slime_ext: a softmax policy over 8 tokens with one row of logits per last token learns
-by sampled policy gradient (SGD), from a sampler whose logits are off by 0.15 for the whole run (*stale*). The
-reward of a response is a sum over its tokens over the square root of their number; the expected reward of a
-policy is exact (dynamic programming). Settings were fixed before the test seeds were run.
+    python -m benchmarks.evidence.sentences
+
+This is plain torch without slime_ext. A softmax policy over 8 tokens with one row of logits per last token
+learns by sampled policy gradient (SGD). The sampler's logits differ from the policy's by noise of 0.15 for
+the whole run (*stale*). The reward of a response is the sum of its tokens' rewards / sqrt(number of tokens).
+The expected reward is exact, by dynamic programming. Settings were fixed before the test seeds were run.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ VOCABULARY, RESPONSES, STEPS, RATE = 8, 64, 60, 0.5
 SPREAD, CAP = 0.15, 2.0
 TEST, PILOT = range(8), range(100, 108)
 Weights = Callable[[Tensor], Tensor]
-ARMS: dict[str, tuple[Weights, bool]] = {  # the weights of [.., L] log-ratios, and whether they are centered
+ARMS: dict[str, tuple[Weights, bool]] = {  # arm -> weights of [.., L] log-ratios, and whether the arm centers
     "none": (torch.ones_like, False),
     "token": (lambda x: x.exp().clamp(max=CAP), False),
     "sequence": (lambda x: x.sum(-1, keepdim=True).exp().clamp(max=CAP).expand_as(x), False),
     "centered": (torch.ones_like, True),
     "token, centered": (lambda x: x.exp().clamp(max=CAP), True),
 }
-SENTENCES = {  # sentence -> response length, by how much the baseline is off, better arm, worse arm, is it so
+SENTENCES = {  # sentence -> length, error of the baseline, better arm, worse arm, whether they differ
     "Token weights capped at 2 learn more than none, at 1,024 tokens": (1024, 0.0, "token", "none", True),
     "Sequence weights capped at 2 learn less than none, at 1,024 tokens": (
         *(1024, 0.0, "none", "sequence", True),
@@ -37,7 +39,7 @@ SENTENCES = {  # sentence -> response length, by how much the baseline is off, b
 
 
 class Task:
-    """One policy per seed, batched over seeds: logits [seeds, last token, token]."""
+    """One policy for each seed, batched over seeds: logits [seeds, last token, token]."""
 
     def __init__(self, seeds: range, length: int) -> None:
         self.length = length
@@ -45,13 +47,13 @@ class Task:
         self.logits = self.noise(VOCABULARY, VOCABULARY).requires_grad_()
         self.offset = SPREAD * self.noise(VOCABULARY, VOCABULARY)
         self.rewards = self.noise(VOCABULARY)
-        self.largest = 0.0  # token ratio that was sampled so far
+        self.largest = 0.0  # largest token ratio that was sampled so far
 
     def noise(self, *size: int) -> Tensor:
         return torch.stack([torch.randn(*size, generator=draw, dtype=torch.float64) for draw in self.draws])
 
     def sample(self) -> tuple[Tensor, Tensor]:
-        """[seeds, responses, L] tokens of the sampler, and the token before each; 0 before the first."""
+        """Samples [seeds, responses, L] tokens. Returns them and the token before each, 0 at the first."""
         table = (self.logits.detach() + self.offset).softmax(-1).cumsum(-1)
         shape = RESPONSES, self.length
         uniform = torch.stack(
@@ -66,7 +68,7 @@ class Task:
 
     @torch.no_grad()
     def expected_reward(self) -> Tensor:
-        """[seeds], exact."""
+        """Returns [seeds] the exact expected reward."""
         table = self.logits.softmax(-1)
         mass = torch.zeros_like(self.rewards)
         mass[:, 0], total = 1, 0
@@ -76,7 +78,10 @@ class Task:
         return total / math.sqrt(self.length)
 
     def loss(self, weigh: Weights, centers: bool, off: float) -> Tensor:
-        """The sum over seeds of the mean over responses; the baseline is the batch's mean, less ``off``."""
+        """Returns the sum over seeds of the mean loss of a response.
+
+        The baseline is the mean reward of the batch - ``off``.
+        """
         tokens, before = self.sample()
         of = torch.arange(len(tokens))[:, None, None], before
         log_p, log_q = (x.log_softmax(-1) for x in (self.logits, self.logits.detach() + self.offset))
@@ -85,14 +90,14 @@ class Task:
         reward = self.rewards[of[0], tokens].sum(-1) / math.sqrt(self.length)
         advantages = (reward - reward.mean(1, keepdim=True) + off)[..., None]
         total = -weigh(ratios[(*of, tokens)]) * log_p[(*of, tokens)]
-        if centers:  # the head is the vocabulary: no tail
+        if centers:  # the head is the whole vocabulary, so there is no tail
             score = ((log_q.exp() * weigh(ratios) - log_p.detach().exp()) * log_p).sum(-1)
             total = total + score[of]
         return (advantages * total).sum(-1).mean(1).sum()
 
 
 def gain(seeds: range, length: int, off: float, arm: str) -> tuple[Tensor, float]:
-    """[seeds] by how much the expected reward has grown, and the largest token ratio that was sampled."""
+    """Returns [seeds] the growth of the expected reward, and the largest sampled token ratio."""
     task = Task(seeds, length)
     start = task.expected_reward()
     for _ in range(STEPS):
@@ -104,7 +109,7 @@ def gain(seeds: range, length: int, off: float, arm: str) -> tuple[Tensor, float
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence.sentences")
-    parser.add_argument("--pilot", action="store_true", help="the seeds that the settings were chosen on")
+    parser.add_argument("--pilot", action="store_true", help="use the seeds that chose the settings")
     seeds = PILOT if parser.parse_args().pilot else TEST
     torch.set_num_threads(1)
     known: dict[tuple[int, float, str], tuple[Tensor, float]] = {}

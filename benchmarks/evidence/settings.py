@@ -1,4 +1,4 @@
-"""settings.yaml, read and checked: which runs there are, and how they are judged."""
+"""Reads and checks settings.yaml, which says which runs there are and how they are judged."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("settings.yaml")
-AT = "@"  # between the arm of a cell and its variant
+AT = "@"  # separates the arm of a cell from its variant
 
 
 class Frozen(BaseModel):
-    """No unknown keys, no changes."""
+    """The base of all settings: refuses unknown keys, and cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,34 +27,35 @@ class Arm(Frozen):
     """One way to train. `flags` name its correction as a host's do; `lr` multiplies the panel's."""
 
     what: str
-    remedy: str = Field("", description="what it does about the mismatch; by default `what`")
+    remedy: str = Field("", description="what the arm does about the mismatch; by default `what`")
     mismatch: bool = True
     lr: float = 1.0
     flags: dict[str, Any] = {}
-    recommended: bool = Field(False, description="trains with what analyze recommends for B of this seed")
+    recommended: bool = Field(False, description="trains with analyze's recommendation for B")
 
 
 Scored = Literal["served", "trained", "trained less served"]
 
 
 class Primary(Frozen):
-    """The one comparison that a panel was made for: ends of ``arm`` less ends of ``against``, same seeds.
+    """The comparison that a panel was made for: end of ``arm`` - end of ``against``.
 
-    Its test is Fisher's randomisation test of pairs, two-sided, and it alone needs no correction for several
-    comparisons. The arms count as equal where the 90% interval of the mean difference lies within
-    ``margin`` of 0 (two one-sided tests at 5%: Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15).
+    The test is Fisher's two-sided randomisation test of pairs. It is planned as the only test, so it needs no
+    correction for several comparisons. The arms count as equal if the 90% interval of the mean difference is
+    within ``margin`` of 0 (two one-sided tests at 5%: Schuirmann 1987, J. Pharmacokinetics and
+    Biopharmaceutics 15).
 
-    Where several arms are named, or an arm has variants, a seed's end is that of the cell with the highest
-    mean end over all other seeds: no seed chooses its own cell.
+    If several arms are named, or an arm has variants, a seed's end is that of the cell with the highest mean
+    end over all other seeds, so no seed chooses its own cell.
     """
 
     arm: str | tuple[str, ...]
     against: str | tuple[str, ...]
     margin: float
-    scored: Scored = Field("served", description="whose answers: of the engine's weights, or the trainer's")
+    scored: Scored = Field("served", description="weights of the engine, of the trainer, or the gap")
 
     def cells(self, cells: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Returns those of a panel's cells that are compared, and those that they are compared with."""
+        """Returns the cells of both sides of the comparison."""
         found = list(cells)
         ones, others = (
             [cell for cell in found if base(cell) in ((names,) if isinstance(names, str) else names)]
@@ -64,9 +65,9 @@ class Primary(Frozen):
 
 
 class Slope(Frozen):
-    """How the gain of each arm grows with the distance of the policies, over a panel's variants.
+    """The growth of each arm's gain with the policies' distance, over a panel's variants.
 
-    Slope of (end - end of ``against``) on log k3 of ``against``, run by run, with seeds as blocks.
+    It is the slope of (end - end of ``against``) on log k3 of ``against``, run by run, with seeds as blocks.
     """
 
     arms: tuple[str, ...]
@@ -74,14 +75,14 @@ class Slope(Frozen):
 
 
 class Variant(Frozen):
-    """A level of a panel's factor, such as a learning rate or a lag: flags over the panel's."""
+    """A level of a panel's factor, such as a learning rate or a lag. Its flags override the panel's."""
 
     flags: dict[str, Any] = {}
-    arms: tuple[str, ...] = Field((), description="of the panel's, by default all")
+    arms: tuple[str, ...] = Field((), description="arms with this variant; by default all of the panel")
 
 
 def base(cell: str) -> str:
-    """The arm of a cell.
+    """Returns the arm of a cell.
 
     >>> base("B@lag2"), base("B")
     ('B', 'B')
@@ -90,7 +91,7 @@ def base(cell: str) -> str:
 
 
 def beside(cell: str, arm: str) -> str:
-    """The cell of another arm with the same variant.
+    """Returns the cell of another arm with the same variant.
 
     >>> beside("C@lag2", "B"), beside("C", "B")
     ('B@lag2', 'B')
@@ -99,29 +100,32 @@ def beside(cell: str, arm: str) -> str:
 
 
 class Warm(Frozen):
-    """Examples until the mean probability of a right answer was `until`: where a seed's arms started."""
+    """The start of a seed's arms.
+
+    Examples are trained until the mean probability of a right answer is `until`.
+    """
 
     until: float
     lr: float = 1e-3
 
 
 class Panel(Frozen):
-    """One mismatch on one task. `mismatch` are the flags that arms with a mismatch have beside `flags`.
+    """One mismatch on one task. Arms with a mismatch have the flags `mismatch` besides `flags`.
 
-    With a `host` they are words of `slime-ext train` and of the host behind them, by attribute (runs.py says
-    which are whose). Without one they were those of this project's own loop, which is gone: its lines stay.
+    With a `host`, these are flags of `slime-ext train` and of the host, by attribute (runs.py separates the
+    two). Without a host, they are flags of a former training loop of this project. Its lines remain.
     """
 
     what: str
     host: str | None = None
-    analysed: int = Field(20, description="rollouts of B from which analyze recommends what G trains with")
-    frozen: datetime.date | None = Field(None, description="test seeds run from then on, not before")
-    chain: int | None = Field(None, description="the task was running sums of this length")
+    analysed: int = Field(20, description="rollouts of B from which analyze recommends the correction of G")
+    frozen: datetime.date | None = Field(None, description="the first day on which test seeds may run")
+    chain: int | None = Field(None, description="length of the task's running sums")
     warm: Warm | None = None
     flags: dict[str, Any]
     mismatch: dict[str, Any]
     test: Literal["failed seeds", "ends of a seed"] = "failed seeds"
-    world: str = Field("stale", description="the mismatch of `python -m benchmarks.fidelity` that it is")
+    world: str = Field("stale", description="the same mismatch in `python -m benchmarks.fidelity`")
     arms: tuple[str, ...]
     variants: dict[str, Variant] = Field({}, description="levels of a factor; a cell is arm@variant")
     seeds: tuple[int, ...]
@@ -130,7 +134,7 @@ class Panel(Frozen):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What a seed runs: the arms, or each arm with each of its variants."""
+        """Returns what a seed runs: the arms, or each arm with each of its variants."""
         if not self.variants:
             return self.arms
         return tuple(
@@ -141,7 +145,7 @@ class Panel(Frozen):
         )
 
     def asked(self, names: Iterable[str]) -> list[str]:
-        """Returns the cells that arms or cells name; an arm that the panel lacks is a cell of its own."""
+        """Returns the cells that names of arms or cells mean. An unknown arm is returned as a cell."""
         return [cell for name in names for cell in self._named(name)]
 
     def _named(self, name: str) -> list[str]:
@@ -149,11 +153,11 @@ class Panel(Frozen):
 
 
 class Condition(Frozen):
-    """Panels whose runs differ in arms and seeds alone: the same task, flags and mismatch."""
+    """Panels with the same task, flags and mismatch. Their runs differ only in arms and seeds."""
 
     mismatch: Literal["lag", "formats"] = Field(description="older weights, or other number formats")
     what: str
-    exact: str = Field(description="what arm A does in place of the mismatch")
+    exact: str = Field(description="what arm A has instead of the mismatch")
     scored: str = Field(
         "", description="the weights that answer the held-out questions, if not the trainer's"
     )
@@ -161,7 +165,7 @@ class Condition(Frozen):
 
 
 class Judged(Frozen):
-    """What counts as what; shares of 1 are of held-out exact match."""
+    """The thresholds of the verdicts. Shares are of held-out exact match, between 0 and 1."""
 
     below_own_peak: float
     for_steps: int
@@ -175,7 +179,7 @@ class Judged(Frozen):
 
 
 class Settings(Frozen):
-    """The whole file."""
+    """The content of settings.yaml."""
 
     judged: Judged
     arms: dict[str, Arm]
@@ -192,12 +196,12 @@ class Settings(Frozen):
         return self
 
     def arm(self, cell: str) -> Arm:
-        """The arm of a cell, named with its variant."""
+        """Returns the arm of a cell, with the variant in its name."""
         of, variant = self.arms[base(cell)], cell.partition(AT)[2]
         return of.model_copy(update={"what": f"{of.what}, {variant}"}) if variant else of
 
     def flags(self, panel: str, arm: str, seed: int, recommended: str | None = None) -> dict[str, Any]:
-        """The flags of one run, by attribute; ``arm`` may be a cell."""
+        """Returns the flags of one run by attribute. ``arm`` may be a cell."""
         of, chosen = self.panels[panel], self.arms[base(arm)]
         varied = of.variants[arm.partition(AT)[2]].flags if AT in arm else {}
         found = of.flags | (of.mismatch if chosen.mismatch else {}) | varied | chosen.flags
@@ -207,7 +211,7 @@ class Settings(Frozen):
         return found
 
     def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
-        """The settings with other values for flags of a panel; with any it is no longer frozen."""
+        """Returns the settings with other values for flags of a panel. The panel is then no longer frozen."""
         if not tried:
             return self
         of = self.panels[panel]
@@ -224,7 +228,7 @@ class Settings(Frozen):
         return self.model_copy(update={"panels": self.panels | {panel: other}})
 
     def digest(self, panel: str, arm: str, recommended: str | None = None) -> str:
-        """Names the settings of a cell: rows of other settings are not compared with it."""
+        """Returns a digest of a cell's settings. Rows with different digests are not compared."""
         of = self.panels[panel]
         start = [] if of.warm is None else [of.chain, of.warm.model_dump()]
         flags = self.flags(panel, arm, 0, recommended)
@@ -234,5 +238,5 @@ class Settings(Frozen):
 
 
 def read(path: Path = FILE) -> Settings:
-    """The settings of a file."""
+    """Reads the settings of a file."""
     return Settings.model_validate(yaml.safe_load(path.read_text()))

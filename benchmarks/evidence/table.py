@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md: every panel, arm and seed of the committed lines, and the pilots."""
+"""Makes the tables of RESULTS.md: every panel, arm and seed, and the pilots."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from slime_ext.config.files import read_mapping
 
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "end - B", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
-SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch
-SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other corrections share one
+SCOUTED = Path(__file__).with_name("scout.jsonl")  # the settings that were tried in plain torch
+SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other corrections share a column
 
 
 def is_shown(of: Settings, panel: str, lines: Rows) -> bool:
-    """Whether anything may be concluded from a panel: not before its primary comparison is complete."""
+    """Whether conclusions may be shown: only once the panel's primary comparison is complete."""
     settings = of.panels[panel]
     asked = settings.primary
     return bool(lines) and (asked is None or _complete(settings, asked, lines) == len(settings.seeds))
 
 
 def verdicts(of: Settings, panel: str, lines: Rows) -> dict[str, Verdict]:
-    """On each arm, by the panel's test."""
+    """Returns the verdict on each arm, by the panel's test."""
     return judge(lines, of.judged, _by_ends(of, panel))
 
 
@@ -40,7 +40,7 @@ def _by_ends(of: Settings, panel: str) -> bool:
 
 
 def text(of: Settings, rows: Sequence[Row]) -> str:
-    """Returns all tables in Markdown: the host's panels and pilots, then those of the former loop."""
+    """Returns all tables in Markdown: the host's panels and pilots, then the former loop's."""
     parts = [*_panels(of, rows, on_a_host=True)]
     parts += ["### Pilots on a host", pilots(row for row in read(PILOTS) if of.panels[row.panel].host)]
     parts += ["## On the former training loop", *_panels(of, rows, on_a_host=False)]
@@ -56,7 +56,10 @@ def _panels(of: Settings, rows: Sequence[Row], on_a_host: bool) -> Iterator[str]
 
 
 def pilots(lines: Iterable[Row]) -> str:
-    """A row for each setting and seed that was tried on a host, with every arm's highest and last value."""
+    """Returns a row for each setting and seed of a host's pilots.
+
+    It has the highest and the last score of each arm.
+    """
     found: dict[tuple, dict[str, str]] = defaultdict(dict)
     for row in lines:
         changed = ", ".join(f"{name} {value}" for name, value in (row.tried or {}).items()) or "the panel's"
@@ -68,7 +71,7 @@ def pilots(lines: Iterable[Row]) -> str:
 
 
 def scouted(lines: Iterable[dict]) -> str:
-    """A row a setting, with the held-out ends of each correction, seed by seed (lines of scout.jsonl)."""
+    """Returns a row for each setting of scout.jsonl. It has the held-out end of each correction and seed."""
     found: dict[tuple, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for line in sorted(lines, key=lambda line: line["seed"]):
         name, end = line["preset"], f"{line['end']:.2f}"
@@ -89,7 +92,7 @@ def _setting(line: dict) -> tuple[object, ...]:
 
 
 def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
-    """The lines of a panel's test seeds: arm -> seed -> row, in the order of the settings."""
+    """Returns the lines of a panel's test seeds: arm -> seed -> row."""
     rows, found = list(rows), {}
     if not any(row.panel == panel for row in rows):
         return {}
@@ -101,7 +104,7 @@ def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
 
 
 def own(lines: Rows) -> Rows:
-    """Returns the arms that have runs; not those, such as G, whose cells are all of another arm's runs."""
+    """Returns the arms with separate runs. Arm G has none if each of its runs is another arm's run."""
     return {arm: seeds for arm, seeds in lines.items() if any(row.arm == arm for row in seeds.values())}
 
 
@@ -111,7 +114,7 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     if not lines:
         yield "No test seed has run yet."
         return
-    found = verdicts(of, name, lines)  # G counts as a comparison, as it was planned, and is no row of its own
+    found = verdicts(of, name, lines)  # G counts as a comparison, because it was planned, but has no row
     yield markdown(HEAD, [_cells(cell, of.arm(cell), found[cell]) for cell in own(lines)])
     if panel.primary is not None:
         yield primary(of, panel, panel.primary, lines)
@@ -130,7 +133,7 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
 
 
 def primary(of: Settings, panel: Panel, asked: Primary, lines: Rows) -> str:
-    """Says what came out of the panel's primary comparison; nothing before all of its seeds have run."""
+    """Describes the result of the panel's primary comparison, once all of its seeds have run."""
     ones, others = asked.cells(panel.cells)
     name = f"{_best(ones)} - {_best(others)}"
     if asked.scored != "served":
@@ -145,18 +148,18 @@ def primary(of: Settings, panel: Panel, asked: Primary, lines: Rows) -> str:
 
 
 def _best(cells: Sequence[str]) -> str:
-    """How a side of a comparison is called."""
+    """Returns the name of one side of a comparison."""
     return cells[0] if len(cells) == 1 else f"best of {' '.join(cells)} (chosen by the other seeds)"
 
 
 def _complete(panel: Panel, asked: Primary, lines: Rows) -> int:
-    """The number of test seeds that all cells of the primary comparison have run."""
+    """Counts the test seeds that all cells of the primary comparison have run."""
     cells = [cell for side in asked.cells(panel.cells) for cell in side]
     return sum(all(seed in lines.get(cell, {}) for cell in cells) for seed in panel.seeds)
 
 
 def slopes(of: Settings, panel: Panel, asked: Slope, lines: Rows) -> Iterator[str]:
-    """Says how each arm's gain grows with k3; nothing before all of the panel's runs are there."""
+    """Describes how each arm's gain grows with k3, once all runs are complete."""
     left = sum(seed not in lines.get(cell, {}) for cell in panel.cells for seed in panel.seeds)
     if left:
         yield f"Slopes on log k3: {left} of {len(panel.cells) * len(panel.seeds)} runs are missing."
@@ -171,7 +174,7 @@ def slopes(of: Settings, panel: Panel, asked: Slope, lines: Rows) -> Iterator[st
 
 
 def markdown(head: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
-    """A table."""
+    """Returns a table in Markdown."""
     rows = [head, ["---"] * len(head), *cells]
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
 
@@ -193,7 +196,7 @@ def _every_seed(lines: Rows) -> str:
 
 
 def _shared(panel: str, lines: Rows) -> Iterator[str]:
-    """A sentence where runs stand in more than one cell."""
+    """Yields a sentence if some runs are in more than one cell."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for arm, of_arm in lines.items():
         for seed, row in of_arm.items():
@@ -205,7 +208,7 @@ def _shared(panel: str, lines: Rows) -> Iterator[str]:
 
 
 def repeated(lines: Rows, repeats: Sequence[Row]) -> Iterator[str]:
-    """The runs that were run again, evaluation by evaluation; nothing where there are none."""
+    """Yields a table of the repeated runs, evaluation by evaluation, if there are any."""
     cells = [[f"{row.arm} {row.seed}", _curve(lines[row.arm][row.seed]), _curve(row)] for row in repeats]
     if cells:
         yield markdown(["run again", "held out, first", "held out, again"], cells)
@@ -220,7 +223,7 @@ def _end(row: Row | None) -> str:
 
 
 def _closed_loop(lines: Rows) -> str:
-    """What analyze recommended after B's first rollouts, where that ended, and the best of all arms."""
+    """Returns a table: analyze's recommendation after B's first rollouts, its end, and the best arm."""
     cells = []
     for seed, row in lines.get(SOURCE, {}).items():
         ends = {arm: of_arm[seed].end for arm, of_arm in lines.items() if seed in of_arm}
@@ -231,8 +234,10 @@ def _closed_loop(lines: Rows) -> str:
 
 
 def effects(rows: Iterable[Row]) -> Iterator[str]:
-    """What analyze says that each correction would have done to B's first rollouts, in the mean of the seeds
-    whose lines have it; nothing where none has."""
+    """Yields a table of each correction's effect on B's first rollouts, according to analyze.
+
+    The effects are means over the seeds whose lines have them. Yields nothing if no line has them.
+    """
     found = [row.effects for row in rows if row.effects]
     cells = []
     for name in found and [name for name in found[0] if all(name in of_seed for of_seed in found)]:
@@ -244,7 +249,7 @@ def effects(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _exact(of: Settings, panel: Panel, lines: Rows) -> str:
-    """Returns the exact bias of each correction over random worlds, beside the mean end of its runs."""
+    """Returns each correction's exact bias over random worlds, beside its runs' mean end."""
     worlds, cells = [World.of(panel.world, seed) for seed in SEEDS], []
     for arm, of_arm in own(lines).items():
         if (preset := preset_of(of.arm(arm), base(arm))) is None:
@@ -265,7 +270,7 @@ def preset_of(arm: Arm, name: str) -> str | None:
         return "metrics_only"
     if path := arm.flags.get("custom_tis_function_path"):
         return path.rpartition(".")[2]
-    if file := arm.flags.get("correction"):  # a preset that was a file when the panel was frozen
+    if file := arm.flags.get("correction"):  # this preset was a file when the panel was frozen
         correction = load_config(read_mapping(str(ROOT / file))["slime_ext"])
         return next(
             (name for name, preset in presets.PRESETS.items() if preset.correction == correction), None

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.fidelity``: exact bias and variance of corrections."""
+"""Computes exact bias and variance of corrections: ``python -m benchmarks.fidelity``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USER_ERROR = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the tables of the named presets, prints RESULTS.md or draws the figures; 2 for a mistake."""
+    """Prints the tables of presets, prints RESULTS.md or draws the figures. Returns 2 for a mistake."""
     given = _parser().parse_args(argv)
     try:
         _print(given)
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(given: argparse.Namespace) -> None:
-    torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other
+    torch.set_num_threads(1)  # because tensors have a dozen numbers, and threads would wait for each other
     errors = console(stderr=True)
     shown = functools.partial(
         track, description="", transient=True, console=errors, disable=not errors.is_terminal
@@ -50,9 +50,7 @@ def _print_all(given: argparse.Namespace, shown: Callable[[list], Iterable]) -> 
     """Prints RESULTS.md, draws the figures, or both."""
     if given.preset or given.config:
         flag = "--results" if given.results else "--figures"
-        raise ConfigError(
-            f"{flag}: expected no preset and no --config beside it, got some: it has its own list of methods"
-        )
+        raise ConfigError(f"{flag}: expected no preset and no --config beside it, got some: leave them out")
     if given.results:
         print(page.results(seed=given.seed, under_way=shown), end="")
     if given.figures:
@@ -60,12 +58,12 @@ def _print_all(given: argparse.Namespace, shown: Callable[[list], Iterable]) -> 
 
 
 def _chosen(given: argparse.Namespace) -> dict[str, Correction]:
-    """Returns the presets and files that are named; raises at a mistake before any table is computed."""
+    """Returns the named presets and files. Raises for a mistake, before any table is computed."""
     chosen = {name: presets.find(name).correction for name in given.preset}
     files = [(file, read_mapping(file)) for file in given.config]
     chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
     for name, correction in chosen.items():
-        require(correction.needs, frozenset(Need) - ANY_AGE, name, "nothing has an age here")
+        require(correction.needs, frozenset(Need) - ANY_AGE, name, "samples have no age here")
     return chosen
 
 
@@ -75,17 +73,15 @@ def _parser() -> argparse.ArgumentParser:
         description="Prints the exact bias and variance of corrections. Nothing is sampled.",
         allow_abbrev=False,
     )
-    parser.add_argument("preset", nargs="*", help="all that do not couple samples, if none is named")
+    parser.add_argument("preset", nargs="*", help="presets to evaluate; default: all that couple no samples")
     parser.add_argument(
-        "--config", action="append", default=[], metavar="FILE", help="a correction of your own, a file"
+        "--config", action="append", default=[], metavar="FILE", help="file of a correction to evaluate, too"
     )
-    parser.add_argument(
-        "--results", action="store_true", help="print RESULTS.md, with long responses; takes minutes"
-    )
+    parser.add_argument("--results", action="store_true", help="print RESULTS.md, which takes minutes")
     parser.add_argument(
         "--figures", action="store_true", help="draw the figures of docs/what_each_method_does.md"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random policies")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random policies")
     return parser
 
 

@@ -1,9 +1,9 @@
-"""Exact bias and variance of every correction: a policy small enough to enumerate, so nothing is sampled.
+"""Computes exact bias and variance of every correction, on a policy small enough to enumerate.
 
-A softmax policy over 3 tokens and 4 steps has 81 sequences and one row of logits per prefix. With fixed
-advantages A(y) and reduction sum, the true gradient is that of E_target[A(y)]; an estimator's mean and
-variance under the behavior policy are sums over the 81 sequences (or over all pairs of them, for steps that
-couple samples). Score centering reads the sampler's head, its K most likely of the 3 tokens.
+A softmax policy over 3 tokens and 4 steps has 81 sequences and one row of logits per prefix. Advantages A(y)
+are fixed, and losses are summed over tokens, so the true gradient is that of E_target[A(y)]. An estimator's
+mean and variance under the behavior policy are sums over the 81 sequences (over all pairs of them for steps
+that couple samples). Score centering reads the sampler's head, its K most likely of the 3 tokens.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from slime_ext.ops import surrogates
 from slime_ext.ops.segments import Segments
 
 VOCABULARY, STEPS = 3, 4
-# How far behavior lies from proximal, and target from proximal, in standard deviations of the logits.
+# Noise of the behavior policy's and of the target policy's logits around the proximal's, standard deviations.
 MISMATCHES = {
     "on-policy": (0.0, 0.0),
     "mismatch": (0.05, 0.0),
     "stale": (0.4, 0.0),
     "stale + drift": (0.4, 0.2),
-    "far": (1.35, 0.0),  # k3 about 0.3, as under the lag and the INT4 weights of docs/evidence.md
+    "far": (1.35, 0.0),  # k3 is about 0.3, as with the lag and the INT4 weights of docs/evidence.md
 }
 HostLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-WEIGHTS: dict[str, tuple[Step, ...]] = {  # the weights that are centered by name: slime's three
+WEIGHTS: dict[str, tuple[Step, ...]] = {  # name -> the weights that are centered: slime's modes
     "f = 1": (),
     "truncated at 2": (Reweight(), Truncate(2.0)),
     "IcePop 0.5 to 2": (Reweight(), Reject("token", "ratio", low=0.5, high=2.0)),
@@ -45,8 +45,10 @@ WEIGHTS: dict[str, tuple[Step, ...]] = {  # the weights that are centered by nam
 
 
 def centerings(heads: Iterable[int], vocabulary: int = VOCABULARY) -> dict[str, Correction]:
-    """REINFORCE with each of ``WEIGHTS``, not centered and centered over each head; over all tokens where a
-    head is the vocabulary."""
+    """Returns REINFORCE with each of ``WEIGHTS``, uncentered and centered over each head.
+
+    A head as large as the vocabulary has all tokens.
+    """
     found = {}
     for name, steps in WEIGHTS.items():
         found[f"reinforce, {name}"] = Correction("target", Reinforce(), steps)
@@ -57,13 +59,13 @@ def centerings(heads: Iterable[int], vocabulary: int = VOCABULARY) -> dict[str, 
 
 
 def ppo(target: Tensor, proximal: Tensor, advantages: Tensor) -> Tensor:
-    """[T] the host's usual loss: PPO-clip around the proximal policy with range 0.2."""
+    """Returns [T] the host's usual loss: PPO-clip around the proximal policy with range 0.2."""
     return surrogates.ppo_clip(target - proximal, advantages, 0.2, 0.2)[0]
 
 
 @dataclass(frozen=True)
 class World:
-    """Three policies as logits [prefixes, 3], and an advantage for each of the 81 sequences."""
+    """Three policies as logits [prefixes, 3], and an advantage of each of the 81 sequences."""
 
     behavior: Tensor
     proximal: Tensor
@@ -72,8 +74,12 @@ class World:
 
     @classmethod
     def of(cls, mismatch: str, seed: int = 0, offset: float = 0.0) -> World:
-        """Seeded random policies; ``mismatch`` is a name of ``MISMATCHES``. ``offset`` is added to every
-        advantage: a baseline that is off by as much, which changes no true gradient."""
+        """Draws random policies.
+
+        Args:
+            mismatch: a name of ``MISMATCHES``.
+            offset: added to every advantage, like a wrong baseline. It does not change the true gradient.
+        """
         stale, drift = MISMATCHES[mismatch]
         generator = torch.Generator().manual_seed(seed)
         shape = (sum(VOCABULARY**t for t in range(STEPS)), VOCABULARY)
@@ -87,66 +93,67 @@ class World:
 
     @cached_property
     def ratios(self) -> Tensor:
-        """[81, 4] proximal / behavior of every token of every sequence."""
+        """Returns [81, 4] the ratio proximal / behavior of every token of every sequence."""
         return (self.log_probs(self.proximal) - self.log_probs(self.behavior)).exp()
 
     @cached_property
     def k3(self) -> float:
-        """E_behavior[rho - 1 - log rho], nats per token: what ``off_policy/k3_kl`` estimates."""
+        """Returns E_behavior[rho - 1 - log rho] in nats per token, which ``off_policy/k3_kl`` estimates."""
         probability = self.log_probs(self.behavior).sum(1).exp()
         return float(probability @ (self.ratios - 1 - self.ratios.log()).mean(1))
 
     @cached_property
     def score(self) -> Tensor:
-        """[81, 4, parameters] gradient of each token's log target with respect to the target's logits."""
+        """Returns [81, 4, parameters] the gradient of each token's log target by the target's logits."""
         one_hot = torch.nn.functional.one_hot(TOKENS, VOCABULARY).double()
         gap = one_hot - self.target.softmax(-1)[PREFIXES]
         rows = torch.nn.functional.one_hot(PREFIXES, len(self.target)).double()
         return torch.einsum("stp,stv->stpv", rows, gap).flatten(2)
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """[81, 4] log-prob of every token of every sequence."""
+        """Returns [81, 4] the log-prob of every token of every sequence."""
         return logits.log_softmax(-1)[PREFIXES, TOKENS]
 
     @cached_property
     def head_score(self) -> Tensor:
-        """[prefixes, 3, parameters] the same of every token that could have been drawn."""
+        """Returns [prefixes, 3, parameters] the score of every possible token at every prefix."""
         gap = torch.eye(VOCABULARY, dtype=torch.float64) - self.target.softmax(-1)[:, None]
         return torch.einsum("rs,rvw->rvsw", torch.eye(len(self.target), dtype=torch.float64), gap).flatten(2)
 
     def head(self, k: int, rows: Tensor) -> tuple[Head, Tensor]:
-        """The sampler's ``k`` most likely tokens at each prefix of ``rows`` [T], and their ids [T, k]."""
+        """Returns the sampler's ``k`` likeliest tokens at prefixes ``rows`` [T], and their ids [T, k]."""
         ids = self.behavior.topk(k).indices[rows]
         sampler, trainer = (p.log_softmax(-1)[rows].gather(1, ids) for p in (self.behavior, self.target))
         return Head(sampler, trainer.requires_grad_()), ids
 
     @cached_property
     def true_gradient(self) -> Tensor:
-        """[parameters] of E_target[A(y)]."""
+        """Returns [parameters] the gradient of E_target[A(y)]."""
         probability = self.log_probs(self.target).sum(1).exp()
         return torch.einsum("s,stp->p", probability * self.advantages, self.score)
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What a correction does to the gradient under one mismatch."""
+    """The effect of a correction on the gradient under one mismatch."""
 
     mean: Tensor  # [parameters] E[estimate]
     bias: float  # norm of E[estimate] - true gradient
     true: float  # norm of the true gradient
-    cosine: float  # between E[estimate] and the true gradient; 0 where nothing is left
-    variance: float  # trace of the covariance of the estimate, times the sequences that it is a mean of
-    ess: float  # (E w)^2 / E w^2 over tokens, rejected ones included as 0
-    kept: float  # expected fraction of tokens that stay
+    cosine: float  # cosine of E[estimate] and the true gradient; 0 if E[estimate] is 0
+    variance: float  # trace of the covariance of the estimate, times the number of sequences that it averages
+    ess: float  # (E w)^2 / E w^2 over tokens, with weight 0 for rejected tokens
+    kept: float  # expected share of the tokens that are not rejected
 
 
 def evaluate(correction: Correction, world: World, *, host_loss: HostLoss = ppo, batch: int = 1) -> Fidelity:
-    """Enumerates the estimator: minus the gradient of the mean over ``batch`` sequences of their summed
-    losses.
+    """Enumerates the estimator, which is minus the gradient of the loss.
+
+    The loss is a sum over the tokens of a sequence, and a mean over ``batch`` sequences.
 
     Args:
-        host_loss: what the weights multiply where the correction's surrogate is ``host``.
-        batch: sequences per optimizer step, 1 or 2; matters only to steps that couple samples.
+        host_loss: the loss that the weights multiply if the correction's surrogate is ``host``.
+        batch: sequences per optimizer step, 1 or 2. It matters only to steps that couple samples.
     """
     if batch == 1 and Need.WHOLE_STEP not in correction.needs:
         estimates, weights, keep = _estimates(correction, world, range(len(TOKENS)), host_loss)
@@ -156,7 +163,7 @@ def evaluate(correction: Correction, world: World, *, host_loss: HostLoss = ppo,
 
 
 def _enumerate(correction: Correction, world: World, host_loss: HostLoss, batch: int) -> Fidelity:
-    """All multisets of ``batch`` sequences, each an optimizer step of its own."""
+    """Evaluates all multisets of ``batch`` sequences, each as a separate optimizer step."""
     probability = world.log_probs(world.behavior).sum(1).exp()
     rows = []
     for group in combinations_with_replacement(range(len(TOKENS)), batch):
@@ -171,7 +178,7 @@ def _enumerate(correction: Correction, world: World, host_loss: HostLoss, batch:
 def _estimates(
     correction: Correction, world: World, group: Sequence[int], host_loss: HostLoss
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[group, parameters] gradients to ascend, [group, 4] weights and keep, of one packed batch."""
+    """Returns the gradients [group, parameters], weights and keep [group, 4] of a packed batch."""
     chosen = list(group)
 
     def packed(logits: Tensor) -> Tensor:
@@ -220,7 +227,7 @@ def _summary(
 
 
 def _all_prefixes(tokens: Tensor) -> Tensor:
-    """[81, 4] which row of logits each token is drawn from."""
+    """Returns [81, 4] the row of logits that each token is drawn from."""
     prefix, rows = torch.zeros(len(tokens), dtype=torch.int64), []
     for t in range(STEPS):
         begin = sum(VOCABULARY**k for k in range(t))
@@ -238,14 +245,16 @@ def tables(
     seed: int = 0,
     under_way: Callable[[list], Iterable] = iter,
 ) -> list[Table]:
-    """One rich table per mismatch: bias over the norm of the true gradient, its cosine with it, variance of
-    one sequence's estimate, effective sample size of the weights, part of the tokens that is kept.
+    """Returns one rich table per mismatch.
+
+    The columns are the bias over the norm of the true gradient, the cosine with it, the variance of one
+    sequence's estimate, the effective sample size of the weights, and the share of tokens kept.
 
     Args:
-        chosen: name -> correction; all presets that do not couple samples when empty (those take all pairs: a
-            minute or two), and score centering.
-        seed: of the random policies.
-        under_way: shows how far it is.
+        chosen: name -> correction. By default score centering, and all presets that do not couple samples,
+            because those need all pairs of sequences and a minute or two.
+        seed: seed of the random policies.
+        under_way: wraps the list of methods to show progress.
     """
     every = {name: preset.correction for name, preset in presets.PRESETS.items()}
     presets_alone = {n: c for n, c in every.items() if Need.WHOLE_STEP not in c.needs}

@@ -1,11 +1,12 @@
-"""Bias and variance of corrections at 64 to 1,024 tokens, sampled: where sequence methods separate.
+"""Estimates bias and variance of corrections at 64 to 1,024 tokens, where sequence methods separate.
 
-A Markov policy over 8 tokens has one row of logits per last token, 64 parameters. The advantage of a response
-is its reward, a sum over its tokens, less the sampler's mean of it, both exact. The true gradient of its mean
-under the target is exact, too: dynamic programming over the distribution of the last token, and autograd.
-What a correction makes of it is a mean over sampled responses, printed with its standard error. The exact
-means of advantage times how often each pair of tokens occurs take most of the noise away (control variates):
-of a correction with token weights alone, all of it.
+A Markov policy over 8 tokens has one row of logits per last token, so 64 parameters. The reward of a response
+is a sum over its tokens. The advantage is the reward minus the sampler's exact mean reward. The true gradient
+of the expected reward under the target is exact, by dynamic programming over the last token and autograd.
+
+A correction's gradient is a mean over sampled responses, printed with its standard error. Control variates
+remove most of the noise. They are advantage x how often each pair of tokens occurs, and their means are known
+exactly. They remove all noise of a correction that has only token weights.
 """
 
 from __future__ import annotations
@@ -27,23 +28,27 @@ from slime_ext.ops.segments import Segments
 
 VOCABULARY = 8
 LENGTHS = {64: 4096, 1024: 1024}  # tokens of a response -> responses
-MISMATCHES = {"mismatch": 0.05, "stale": 0.15, "far": 0.83}  # of the sampler's logits, standard deviations
-STEP = 64  # responses of an optimizer step, over which a coupled step computes its number
+MISMATCHES = {"mismatch": 0.05, "stale": 0.15, "far": 0.83}  # standard deviation of the logits
+STEP = 64  # responses of an optimizer step, over which steps that couple samples compute their statistic
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Two policies as logits [last token, token], a reward per token, and sampled responses."""
+    """Two policies as logits [last token, token], a reward for each token, and sampled responses."""
 
     behavior: Tensor  # [8, 8]
-    target: Tensor  # [8, 8], the proximal policy, too
+    target: Tensor  # [8, 8], also the proximal policy
     rewards: Tensor  # [8]
     responses: Tensor  # [N, L] token ids
     last: Tensor  # [N, L] the token before each; 0 at the first
 
     @classmethod
     def of(cls, mismatch: float, length: int, responses: int, seed: int = 0) -> Chain:
-        """Seeded random policies and responses; ``mismatch`` is how far the sampler's logits are off."""
+        """Draws random policies and responses.
+
+        Args:
+            mismatch: standard deviation of the noise of the sampler's logits.
+        """
         generator = torch.Generator().manual_seed(seed)
 
         def noise(*size: int) -> Tensor:
@@ -58,7 +63,11 @@ class Chain:
         return cls(behavior, target, rewards, torch.stack(drawn[1:], 1), torch.stack(drawn[:-1], 1))
 
     def sums_over_paths(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Probability, and probability times reward, of all responses under a table [last token, token]."""
+        """Returns the sums, over all responses, of probability and of probability x reward.
+
+        Args:
+            table: [last token, token], the factor of each token.
+        """
         mass, earned = torch.eye(VOCABULARY, dtype=torch.float64)[0], table.new_zeros(VOCABULARY)
         for _ in range(self.responses.shape[1]):
             mass = mass @ table
@@ -66,17 +75,17 @@ class Chain:
         return mass.sum(), earned.sum() / math.sqrt(self.responses.shape[1])
 
     def expected_reward(self, logits: Tensor) -> Tensor:
-        """[] of a response under a policy: the sum of its tokens' rewards over the root of its length."""
+        """Returns [] the expected reward under a policy: the sum of token rewards / sqrt(length)."""
         return self.sums_over_paths(logits.softmax(-1))[1]
 
     @cached_property
     def ratios(self) -> Tensor:
-        """[8, 8] target / behavior of every pair of last token and token."""
+        """Returns [8, 8] the ratio target / behavior of each pair of tokens."""
         return (self.target.log_softmax(-1) - self.behavior.log_softmax(-1)).exp()
 
     @cached_property
     def k3(self) -> float:
-        """E_behavior[rho - 1 - log rho], nats per token, exact."""
+        """Returns E_behavior[rho - 1 - log rho] in nats per token, exact."""
         table = self.behavior.softmax(-1)
         mass = visited = torch.eye(VOCABULARY, dtype=torch.float64)[0]
         for _ in range(self.responses.shape[1] - 1):
@@ -87,25 +96,25 @@ class Chain:
 
     @cached_property
     def true_gradient(self) -> Tensor:
-        """[64] of the expected reward under the target."""
+        """Returns [64] the gradient of the expected reward under the target."""
         logits = self.target.clone().requires_grad_()
         return torch.autograd.grad(self.expected_reward(logits), logits)[0].flatten()
 
     @cached_property
     def advantages(self) -> Tensor:
-        """[N] reward less the sampler's mean of it."""
+        """Returns [N] each reward minus the sampler's mean reward."""
         rewards = self.rewards[self.responses].sum(1) / math.sqrt(self.responses.shape[1])
         return rewards - self.expected_reward(self.behavior)
 
     @cached_property
     def ess_of_products(self) -> float:
-        """1 / E[W^2] of the product W of ratios over a response, exact; E[W] is 1."""
+        """Returns 1 / E[W^2], exact. W is the product of ratios over a response, and E[W] is 1."""
         square = (2 * self.target.log_softmax(-1) - self.behavior.log_softmax(-1)).exp()
         return float(1 / self.sums_over_paths(square)[0])
 
     @cached_property
     def pairs(self) -> Tensor:
-        """[N, 64] advantage times how often each token follows each other one."""
+        """Returns [N, 64] advantage x how often each pair of tokens occurs."""
         codes = self.last * VOCABULARY + self.responses
         counts = torch.zeros(len(codes), VOCABULARY**2, dtype=torch.float64)
         counts.scatter_add_(1, codes, torch.ones(codes.shape, dtype=torch.float64))
@@ -113,8 +122,10 @@ class Chain:
 
     @cached_property
     def expected_pairs(self) -> Tensor:
-        """[64] of that under the sampler, exact: the derivative of a sum over paths by a table's entry counts
-        how often it occurs."""
+        """Returns [64] the exact mean of ``pairs`` under the sampler.
+
+        The derivative of a sum over paths by an entry of the table counts how often that entry occurs.
+        """
         table = self.behavior.softmax(-1).requires_grad_()
         mass, reward = self.sums_over_paths(table)
         (of_mass,) = torch.autograd.grad(mass, table, retain_graph=True)
@@ -124,27 +135,27 @@ class Chain:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a correction does to the gradient, over the norm of the true one, with standard errors."""
+    """The effect of a correction on the gradient, over the norm of the true gradient."""
 
-    bias: float  # norm of the mean's distance from the true gradient, less what its own noise adds
-    error: float  # standard error of the mean, the size of a bias that would not be seen
-    cosine: float  # between the mean and the true gradient
+    bias: float  # norm of (mean - true gradient), minus what the noise of the mean adds to it
+    error: float  # standard error of the mean; a bias of this size would not be seen
+    cosine: float  # cosine of the mean and the true gradient
     variance: float  # trace of the covariance of one response's estimate, over the true norm squared
-    ess: float  # of the token weights, rejected ones as 0
-    kept: float  # part of the tokens that stays
+    ess: float  # effective sample size of the token weights, with 0 for rejected tokens
+    kept: float  # share of the tokens that are not rejected
 
 
 def evaluate(correction: Correction, chain: Chain) -> Sampled:
-    """Gradients of ``STEP`` responses at a time, as optimizer steps; a coupled step sees its own."""
+    """Estimates a correction's effect, ``STEP`` responses at a time as separate optimizer steps."""
     found = [_estimates(correction, chain, rows) for rows in _steps(len(chain.responses))]
     estimates, weights, kept = (torch.cat(column) for column in zip(*found, strict=True))
     true, norm = chain.true_gradient, chain.true_gradient.norm()
     controls = chain.pairs - chain.expected_pairs
-    # By singular values: a pair that never occurs makes the controls rank-deficient.
+    # Use singular values, because a pair that never occurs makes the controls rank-deficient.
     centered = controls - controls.mean(0), estimates - estimates.mean(0)
     slopes = torch.linalg.lstsq(*centered, driver="gelsd").solution
     mean, left = estimates.mean(0) - controls.mean(0) @ slopes, estimates - controls @ slopes
-    # The responses of a coupled step depend on each other: its mean is one estimate.
+    # The responses of a coupled step depend on each other, so the step's mean is one estimate.
     scale = STEP if Need.WHOLE_STEP in correction.needs else 1
     spread, noise = (x.view(-1, scale, x.shape[1]).mean(1).var(0).sum() * scale for x in (estimates, left))
     noise = noise / (len(estimates) - controls.shape[1])
@@ -166,7 +177,7 @@ def _steps(responses: int) -> Iterator[slice]:
 
 
 def _estimates(correction: Correction, chain: Chain, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-    """[step, 64] gradients to ascend, [step, L] weights and keep, of one optimizer step."""
+    """Returns gradients [step, 64], and weights and keep [step, L], of one optimizer step."""
     ids, last = chain.responses[rows], chain.last[rows]
     count, length = ids.shape
     flat, before = ids.flatten(), last.flatten()
@@ -184,7 +195,7 @@ def _estimates(correction: Correction, chain: Chain, rows: slice) -> tuple[Tenso
     outcome = correction(tokens)
     loss, _ = correction.loss(outcome, tokens, ppo(own, target, advantages), Bounds())
     slope, *of_head = torch.autograd.grad(loss.sum(), [own] if head is None else [own, head.trainer])
-    # d loss / d log p of (response, last token, token), then of the logits: each row less p times its sum.
+    # d loss / d log p of (response, last token, token), then of the logits: each row - p * its sum.
     slots = torch.arange(count).repeat_interleave(length) * VOCABULARY + before
     table = torch.zeros(count * VOCABULARY, VOCABULARY, dtype=torch.float64)
     table = table.index_put((slots, flat), slope, accumulate=True)

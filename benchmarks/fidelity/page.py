@@ -1,5 +1,6 @@
-"""``python -m benchmarks.fidelity --results``: benchmarks/fidelity/RESULTS.md, every number computed, and the
-sentences that follow from them by rule."""
+"""Writes benchmarks/fidelity/RESULTS.md: computed numbers, and sentences that follow from them by rule.
+
+python -m benchmarks.fidelity --results"""
 
 from __future__ import annotations
 
@@ -29,9 +30,12 @@ NAMES = (
 PRODUCT = "product of ratios"
 SEEDS = range(60)  # random worlds of the short laboratory
 SURE = 0.05  # p of the sign test below which two methods are told apart
-SAME = 1e-9  # relative: methods that differ less are one estimator
-LEAST_KEPT, MOST_KEPT = 0.05, 0.9  # below the one hardly anything is kept, above the other nearly all
-FEW = 50  # responses that carry a mean; of fewer neither it nor its standard error can be trusted
+SAME = 1e-9  # relative difference below which two methods are one estimator
+LEAST_KEPT, MOST_KEPT = (
+    0.05,
+    0.9,
+)  # below the first, hardly any token is kept; above the second, nearly all are
+FEW = 50  # with fewer effective responses, neither a mean nor its error can be trusted
 
 
 @dataclass(frozen=True)
@@ -39,16 +43,16 @@ class Row:
     """Everything computed for one method."""
 
     correction: Correction
-    exact: Mapping[str, Sequence[Fidelity]]  # mismatch of ``exact`` -> one for each seed
+    exact: Mapping[str, Sequence[Fidelity]]  # mismatch of ``exact`` -> one entry for each seed
     sampled: Mapping[tuple[str, int], Sampled]  # by mismatch and length of ``markov``
 
     def biases(self, world: str) -> list[float]:
-        """Bias over the norm of the true gradient, seed by seed."""
+        """Returns the bias over the norm of the true gradient, for each seed."""
         return [f.bias / f.true for f in self.exact[world]]
 
 
 def methods(vocabulary: int) -> dict[str, Correction]:
-    """Names the corrections that are compared; score centering over one token, two, and all tokens."""
+    """Returns the compared corrections by name; score centering over one token, two, and all tokens."""
     plain = Correction("target", Reinforce(), (Reweight("sequence"),))
     named = {name: presets.get(name) for name in NAMES}
     return named | {PRODUCT: plain} | centerings((1, 2, vocabulary), vocabulary)
@@ -70,10 +74,10 @@ def results(
     """Returns RESULTS.md.
 
     Args:
-        lengths: tokens of a response -> responses; those of ``markov`` by default.
-        seed: of the long laboratory's policies and responses.
+        lengths: tokens of a response -> number of responses; by default those of ``markov``.
+        seed: seed of the long laboratory's policies and responses.
         under_way: wraps the list of methods to show progress.
-        seeds: of the short laboratory's worlds.
+        seeds: seeds of the short laboratory's worlds.
     """
     lengths = lengths or markov.LENGTHS
     short, long = methods(exact.VOCABULARY), methods(markov.VOCABULARY)
@@ -106,7 +110,7 @@ def results(
 def short_rows(
     worlds: Mapping[str, Sequence[World]], under_way: Callable[[list], Iterable] = iter
 ) -> dict[str, Row]:
-    """Evaluates in the short laboratory what the figures show: methods that need no pairs of samples."""
+    """Evaluates the methods of the figures in the short laboratory: those that need no pairs of samples."""
     chosen = {
         name: correction
         for name, correction in methods(exact.VOCABULARY).items()
@@ -176,7 +180,10 @@ them. The tables say what a method does to the gradient. Whether a run notices i
 
 
 def _exact(correction: Correction, worlds: Sequence[World]) -> list[Fidelity]:
-    """One for each world; a method that couples samples takes seconds a world and gets the first alone."""
+    """Evaluates a correction in each world; in the first world only if it couples samples.
+
+    A method that couples samples takes seconds for each world.
+    """
     if Need.WHOLE_STEP in correction.needs:
         return [exact.evaluate(correction, worlds[0], batch=2)]
     return [exact.evaluate(correction, world) for world in worlds]
@@ -205,13 +212,13 @@ def _slashed(words: Iterable[str]) -> str:
 
 
 def _ranged(values: Sequence[float]) -> str:
-    """The mean, with the smallest and the largest where there are several."""
+    """Returns the mean, and the smallest and the largest of several values."""
     span = f" ({_number(min(values))} to {_number(max(values))})" if len(values) > 1 else ""
     return f"{_number(fmean(values))}{span}"
 
 
 def _distances(worlds: Mapping[str, Sequence[World]], chains: Mapping[tuple[str, int], Chain]) -> str:
-    """k3 and the largest ratio of each world of both laboratories."""
+    """Returns a table of k3 and the largest ratio in the worlds of both laboratories."""
     cells = []
     for name, drawn in worlds.items():
         off, drift = exact.MISMATCHES[name]
@@ -263,7 +270,7 @@ def _exact_table(rows: Mapping[str, Row]) -> str:
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """Two-sided p of as uneven a split of wins and losses, or a more uneven one, if both are as likely.
+    """Returns the two-sided p of a split at least as uneven, if wins and losses are equally likely.
 
     >>> sign_test(8, 0), round(sign_test(23, 37), 3), sign_test(0, 0)
     (0.0078125, 0.092, 1.0)
@@ -274,7 +281,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def against(name: str, row: Row, base: Row, world: str) -> str:
-    """What the worlds say of a method's bias beside that of another, ``name``."""
+    """Compares a method's bias with that of another method, ``name``, over the worlds."""
     pairs = list(zip(row.biases(world), base.biases(world), strict=False))
     if _is_same(row.exact[world], base.exact[world]):
         return f"the same estimator as {_code(name)}"
@@ -289,7 +296,7 @@ def against(name: str, row: Row, base: Row, world: str) -> str:
 
 
 def _said(row: Row, others: Mapping[str, Row], world: str) -> str:
-    """What is said of a method in a world: its bias beside that of others, and what it keeps."""
+    """Describes a method in a world: its bias beside that of others, and how many tokens it keeps."""
     kept = fmean(f.kept for f in row.exact[world])
     if kept < LEAST_KEPT:
         return f"keeps {kept:.1%} of the tokens: hardly a gradient"
@@ -298,7 +305,7 @@ def _said(row: Row, others: Mapping[str, Row], world: str) -> str:
 
 
 def _is_same(ones: Sequence[Fidelity], others: Sequence[Fidelity]) -> bool:
-    """Whether two methods have the same mean gradient in every world; of one that keeps nothing, never."""
+    """Whether two methods have the same mean gradient in every world. False if one keeps no token."""
     pairs = list(zip(ones, others, strict=False))
     return all(
         torch.allclose(one.mean, other.mean, rtol=0, atol=SAME * one.true) and one.kept > 0
@@ -307,7 +314,7 @@ def _is_same(ones: Sequence[Fidelity], others: Sequence[Fidelity]) -> bool:
 
 
 def _compared(rows: Mapping[str, Row], worlds: Mapping[str, Sequence[World]]) -> str:
-    """Each method's bias beside that of no correction and of token weights, by a sign test over worlds."""
+    """Compares each method's bias with no correction and with token weights, by a sign test over worlds."""
     shown = [name for name in ("stale", "far") if name in worlds]
     cells = [
         [
@@ -328,7 +335,7 @@ does not make a better run: variance, the tokens kept and the step size count as
 
 
 def _centering_table(seeds: Sequence[int]) -> str:
-    """Bias of score centering, exact, with advantages as they are and with a baseline that is off by 1."""
+    """Returns a table of score centering's exact bias, with a right baseline and one that is off by 1."""
     worlds = {
         f"{name}{', baseline off by 1' if offset else ''}": [World.of(name, one, offset) for one in seeds]
         for name in ("stale", "stale + drift", "far")
@@ -357,7 +364,7 @@ only where f is 1 or where a bound acts.
 
 
 def _sampled_table(rows: Mapping[str, Row], mismatch: str, lengths: Mapping[int, int]) -> str:
-    """A row for each estimator: methods whose numbers are the same at every length share one."""
+    """Returns a row for each estimator. Methods with the same numbers at every length share a row."""
     groups: dict[tuple, list[str]] = {}
     for name, row in rows.items():
         found = [row.sampled[mismatch, length] for length in lengths]

@@ -1,6 +1,8 @@
-"""``python -m benchmarks.fidelity --figures``: the figures of docs/what_each_method_does.md.
+"""Draws the figures of docs/what_each_method_does.md.
 
-Each is drawn twice, for the site's light and dark palette, and wide letters keep it readable on a telephone.
+    python -m benchmarks.fidelity --figures
+
+Each figure is drawn twice, for the site's light and dark palette. Large letters are readable on a telephone.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from benchmarks.fidelity.page import LEAST_KEPT, NONE, PRODUCT, TOKEN, Row, agai
 
 FOLDER = Path(__file__).parents[2] / "docs/img"
 WORLDS = ("stale", "far")
-WIDTH, SIZE, DPI = 5.6, 11, 220  # inches, points: 11 points are 10 pixels where the figure is 370 wide
+WIDTH, SIZE, DPI = 5.6, 11, 220  # inches; points, of which 11 are 10 pixels if the figure is 370 pixels wide
 
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours of one variant of the figures."""
+    """The colours of one variant of the figures."""
 
     ink: str
     faint: str
@@ -61,8 +63,8 @@ LABELS: dict[str, dict[str, tuple[str, tuple[float, float], str]]] = {
         "ctpo": ("ctpo", (9, 1), "left"),
     },
 }
-WIDEST = {"stale": 1.75, "far": 4.35}  # bias at the right edge: no range ends beyond it
-HIGHEST = {"stale": 4.2, "far": 5.8}  # variance at the top edge: only that of the product lies above it
+WIDEST = {"stale": 1.75, "far": 4.35}  # bias at the right edge; no range ends beyond it
+HIGHEST = {"stale": 4.2, "far": 5.8}  # variance at the top edge; only the product's variance is above it
 LEGEND = (
     ("smaller", "smaller than token_tis"),
     ("same", "not told apart from token_tis"),
@@ -91,9 +93,9 @@ def _span(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def tradeoff(rows: Mapping[str, Row], k3: Mapping[str, float], palette: Palette) -> Figure:
-    """Returns the bias of each method against its variance, one panel for each world.
+    """Draws the bias of each method against its variance, in one panel for each world.
 
-    Only the methods in LABELS have their name and their ranges: all 22 would hide each other.
+    Only the methods in LABELS show a name and ranges, because all 22 would hide each other.
     """
     figure = Figure(figsize=(WIDTH, 8.2), layout="constrained")
     for ax, world in zip(figure.subplots(len(k3), 1), k3, strict=True):
@@ -132,7 +134,7 @@ def tradeoff(rows: Mapping[str, Row], k3: Mapping[str, float], palette: Palette)
 
 
 def biases(rows: Mapping[str, Row], k3: Mapping[str, float], palette: Palette) -> Figure:
-    """Returns the bias of every method, a row each, and whether it is told apart from token weights."""
+    """Draws a row for each method: its bias, coloured by the comparison with token_tis."""
     order = sorted(rows, key=lambda name: fmean(rows[name].biases(WORLDS[0])))
     figure = Figure(figsize=(WIDTH, 0.29 * len(order) + 2.2), layout="constrained")
     axes = figure.subplots(1, len(k3), sharey=True)
@@ -164,7 +166,7 @@ def biases(rows: Mapping[str, Row], k3: Mapping[str, float], palette: Palette) -
 
 
 def side_of(rows: Mapping[str, Row], name: str, world: str) -> str:
-    """Compares a method's bias with that of token weights: smaller, larger, or same if not told apart."""
+    """Compares a method's bias with that of token weights: smaller, larger, or same."""
     said = against(TOKEN, rows[name], rows[TOKEN], world)
     return said.split()[0] if said.startswith(("smaller", "larger")) else "same"
 

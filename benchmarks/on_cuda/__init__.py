@@ -1,1 +1,1 @@
-"""What only a machine with CUDA can show, in one command: ``bash benchmarks/cuda.sh``."""
+"""Measures what only a machine with CUDA can show, in one command: ``bash benchmarks/cuda.sh``."""

@@ -1,9 +1,10 @@
-"""Runs tests_gpu, times the hook, a host's policy loss and score centering, writes one table and one JSON.
+"""Runs tests_gpu, and times the hook, a host's policy loss and score centering. Writes a table and a JSON
+file.
 
     bash benchmarks/cuda.sh [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
 
-Each step is a process of its own with a limit of its own, 8 minutes together: what one has shown stays when
-the next crashes or is cut off. ``--dry-run`` walks through all of it on a CPU with small batches.
+Each step is a separate process with a time limit, together 8 minutes. Its results stay if the next step
+crashes or is cut off. ``--dry-run`` runs all steps on a CPU with small batches.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.on_cuda.timing import Row
 
 ROOT = Path(__file__).parents[2]
 SECONDS = {"tests": 240, "hook": 110, "host": 80, "center": 30}  # limits of the steps
-SPARE = 20  # seconds of a step's limit in which a contender is measured that began in time
+SPARE = 20  # seconds at the end of a step's limit, in which no contender begins but one may finish
 HEAD = "what", "tokens", "", "ms", "launches", "waits", "peak MB", "times the copy", "times mis.py", ""
 OUTCOME = re.compile(r" (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 SYSTEMS = "slime", "verl", "skyrl"
@@ -37,7 +38,7 @@ PLACES = "out", "wheels", *SYSTEMS
 
 
 def step(command: Sequence[str], seconds: float, log: Path) -> str:
-    """Runs a process with its log in a file; what went wrong, empty where nothing did."""
+    """Runs a process with its log in a file. Returns what went wrong; "" if nothing did."""
     begin = time.monotonic()
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -58,7 +59,7 @@ def step(command: Sequence[str], seconds: float, log: Path) -> str:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a step with all that it has started."""
+    """Ends a step and all processes that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -67,23 +68,23 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def run_tests(log: Path) -> tuple[dict[str, int], str]:
-    """How many tests of tests_gpu had which outcome, and what went wrong."""
+    """Runs tests_gpu. Returns outcome -> number of tests, and what went wrong."""
     words = ["pytest", "tests_gpu", "-v", "-p", "no:cacheprovider", "--no-header", "-rs"]
     wrong = step(words, SECONDS["tests"], log)
     text = log.read_text(errors="replace")
-    if wrong.startswith("exit status 5"):  # nothing was collected: each file skips as a whole
+    if wrong.startswith("exit status 5"):  # no test was collected, because each file skips as a whole
         wrong = ""
     return dict(Counter(match.lower() for match in OUTCOME.findall(text))), wrong
 
 
 def machine(device: str) -> dict[str, str]:
-    """What the figures were measured on."""
+    """Describes the machine on which the figures were measured."""
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "CPU"
     return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def unmet(rows: Sequence[Row]) -> list[str]:
-    """The rows that show something to be wrong: left out where it should run, or a hook that waits."""
+    """Returns a line for each faulty row: left out although it should run, or waiting."""
     return [
         f"{row.what}, {row.contender}: {row.why or f'waits {row.waits} times for the device'}"
         for row in rows
@@ -92,7 +93,7 @@ def unmet(rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(found: dict, rows: Sequence[Row]) -> str:
-    """The report: machine, tests, and one row for each measurement."""
+    """Returns the report: machine, tests, and one row for each measurement."""
     place, tests = found["machine"], ", ".join(f"{n} {what}" for what, n in found["tests"].items())
     lines = [
         f"# The hook on {place['device']} (PyTorch {place['torch']}, Python {place['python']})",
@@ -116,16 +117,18 @@ def _cells(row: Row) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="benchmarks/cuda.sh", description=__doc__.splitlines()[0])
     made.add_argument("--out", type=Path, default=Path("runs/cuda"), help="folder of cuda.md and cuda.json")
-    made.add_argument("--wheels", type=Path, default=ROOT / "cuda-wheels", help="where miles-rl may lie")
-    made.add_argument("--cwd", type=Path, default=Path.cwd(), help="what relative paths start from")
+    made.add_argument(
+        "--wheels", type=Path, default=ROOT / "cuda-wheels", help="folder of the wheel miles-rl"
+    )
+    made.add_argument("--cwd", type=Path, default=Path.cwd(), help="folder at which relative paths start")
     for system in SYSTEMS:
         made.add_argument(f"--{system}", type=Path, metavar="DIR", help=f"a checkout of {system}")
-    made.add_argument("--dry-run", action="store_true", help="walk through it on a CPU with small batches")
+    made.add_argument("--dry-run", action="store_true", help="run all steps on a CPU with small batches")
     return made
 
 
 def measure(asked: argparse.Namespace, device: str, out: Path) -> tuple[list[Row], list[str]]:
-    """The rows of the timed steps, and what went wrong."""
+    """Runs the timed steps. Returns their rows, and what went wrong."""
     beside = [str(folder) for folder in (asked.verl, asked.skyrl) if folder]
     slime = str(asked.slime) if asked.slime else None
     words = {
@@ -147,10 +150,10 @@ def measure(asked: argparse.Namespace, device: str, out: Path) -> tuple[list[Row
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """1 where something is wrong; the table and the JSON are written either way."""
+    """Runs everything, and writes the table and the JSON file. Returns 1 if something is wrong."""
     asked = parser().parse_args(argv)
     if not asked.dry_run and not torch.cuda.is_available():
-        return _refused("expected a CUDA device, got none: --dry-run walks through it here")
+        return _refused("expected a CUDA device, got none: add --dry-run to run on the CPU")
     for name in PLACES:
         if folder := getattr(asked, name):
             setattr(asked, name, asked.cwd / folder)

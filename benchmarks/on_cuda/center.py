@@ -1,6 +1,8 @@
-"""Score centering with a head of 128: the term and the log-probs at the head, forward and back.
+"""Times score centering with a head of 128, forward and backward.
 
-slime's own stands beside it where the checkout has score centering.
+It times the term, and the log-probs at the head.
+
+If the slime checkout has score centering, it is timed, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The hook as slime calls it, lists in and lists out, beside slime's mis.py, verl, SkyRL and a copy.
+"""Times the hook as slime calls it, beside slime's mis.py, verl, SkyRL and a copy.
 
-The copy is of what a call reads on the device: three tensors and the loss, 16 bytes per token. Weights are
-those of benchmarks.speed: T of tokens with a cap, S of sequences with a cap, a rejection and a veto.
+The copy reads what a call reads on the device: three tensors and the loss, 16 bytes per token. Configurations
+are those of benchmarks.speed: T has token weights with a cap, S has sequence weights with a cap, a rejection
+and a veto.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ COPY, MIS = "copy on the device", "slime mis.py"
 
 
 def batch_on(device: str, tokens: int) -> Batch:
-    """A batch of 64 equal sequences on the device, in every layout that a contender wants."""
+    """Makes a batch of 64 equal sequences on the device, in every layout needed."""
     batch = Batch.of([tokens // SEQUENCES] * SEQUENCES)
     made = {name: getattr(batch, name) for name in ("where", "proximal", "behavior", "mask")}
     for name, value in {**vars(batch), **made}.items():
@@ -37,19 +38,19 @@ def batch_on(device: str, tokens: int) -> Batch:
 
 
 def copy(batch: Batch) -> None:
-    """Reads what a hook call reads, and writes as much."""
+    """Reads what a hook call reads, and writes as many bytes."""
     for tensor in (batch.flat_proximal, batch.flat_behavior, batch.flat_mask, batch.host_loss.detach()):
         tensor.clone()
 
 
 def bodies(config: str, device: str, slime: str | None) -> dict[str, Callable[[Batch], object]]:
-    """name -> contender; without the floor, which is code for a CPU."""
+    """Returns name -> contender, without the floor, which is code for a CPU."""
     found = {COPY: copy} | contenders(config, slime, device)
     return {name: body for name, body in found.items() if name != FLOOR}
 
 
 def timed(config: str, tokens: int, device: str, repeat: int, slime: str | None, until: float) -> list[Row]:
-    """A row for each contender on one batch."""
+    """Returns a row for each contender on one batch."""
     batch = batch_on(device, tokens)
     calls = {k: functools.partial(body, batch) for k, body in bodies(config, device, slime).items()}
     rows = timing.measure(Row(f"hook, {config}", tokens, ""), calls, device, repeat, until)

@@ -1,7 +1,7 @@
-"""A host's own ``loss_function`` and its gradient on the device, with and without the plugin.
+"""Times a host's own ``loss_function`` and its gradient, with and without the plugin.
 
-One rank, one micro-batch. The host is a checkout of slime or miles, or the wheel miles-rl, whose loss alone
-is imported. Every variant also runs on a small batch, where the losses on CPU and device must agree.
+There is one rank and one micro-batch. The host is a checkout of slime or miles, or the wheel miles-rl. Only
+its loss is imported. Every variant also runs on a small batch, where the losses on CPU and device must agree.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     UNCORRECTED: {"use_tis": False, "custom_tis_function_path": None},
     "its own TIS": {"custom_tis_function_path": None},
 } | {name: {"custom_tis_function_path": f"slime_ext.tis.{name}"} for name in WATCHED}
-AGREE = 1e-4  # relative; float32 on both sides, softmax over a vocabulary in another order
+AGREE = 1e-4  # relative; both sides are float32, but add the softmax of a vocabulary in another order
 SMALL, LARGE, LARGE_DRY = (8, 40, 200, 64), (16, 64, 960, 32_000), (8, 16, 160, 64)
 REPEAT, REPEAT_DRY = 20, 3
-# Imported beside the loss, never called.
+# The module of the loss imports these, but nothing calls them.
 ENGINES = ("ray", "ray.util", "ray.util.scheduling_strategies", "httpx")
 
 
 class Absent:
-    """Whatever a module of an engine would have: a class, for it stands in annotations, and a decorator."""
+    """Stands for any name of an engine's module.
+
+    It is a class, because annotations use it, and a decorator.
+    """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
@@ -61,20 +64,23 @@ class Absent:
 
 
 def find(asked: Path | None, wheels: Path, scratch: Path) -> Path | None:
-    """The folder of a host: the one asked for, that of `make install`, or a wheel unpacked into `scratch`."""
+    """Returns a host's folder.
+
+    It is the named one, that of `make install`, or a wheel unpacked into `scratch`.
+    """
     made = ROOT / ".venv/miles"
     if found := next((place for place in (asked, made) if place and place.is_dir()), None):
         return found.resolve()
     for wheel in sorted(wheels.glob("miles_rl-*.whl")):
         folder = scratch / "-".join(wheel.name.split("-")[:2])
-        with ZipFile(wheel) as archive:  # it also has a megatron and an sglang, which are not to be used
+        with ZipFile(wheel) as archive:  # the wheel's megatron and sglang must not be used
             archive.extractall(folder, [name for name in archive.namelist() if name.startswith("miles/")])
         return folder
     return None
 
 
 def enter(folder: Path) -> host_loss.Slime:
-    """The host in a folder; modules of engines that are not installed are empty here."""
+    """Imports the host in a folder, with empty modules for engines that are not installed."""
     for name in [name for name in ENGINES if importlib.util.find_spec(name.partition(".")[0]) is None]:
         module = types.ModuleType(name)
         module.__path__, module.__getattr__ = [], lambda _: Absent
@@ -86,7 +92,11 @@ def enter(folder: Path) -> host_loss.Slime:
 def batch_of(
     shape: tuple[int, int, int, int], device: str, drawn_on: str = "cpu"
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """A micro-batch as the host's actor makes it and its logits [1, T, V]: (samples, prompt, response, V)."""
+    """Makes a micro-batch as the host's actor does, and its logits [1, T, V].
+
+    Args:
+        shape: samples, tokens of a prompt, tokens of a response, and V.
+    """
     count, prompt, response, vocabulary = shape
     place = {"generator": torch.Generator(drawn_on).manual_seed(0), "device": drawn_on}
     total = prompt + response
@@ -120,7 +130,7 @@ def batch_of(
 
 
 class Variant:
-    """The host's loss and gradient of one variant on one batch."""
+    """Computes the host's loss and gradient of one variant on one batch."""
 
     def __init__(self, host: host_loss.Slime, name: str, batch: Mapping[str, Any], logits: torch.Tensor):
         self.host, self.batch, self.logits = host, batch, logits
@@ -135,7 +145,7 @@ class Variant:
         return loss.detach()
 
     def enter(self) -> None:
-        """Wraps the host's loss as a job with the plugin has it, or unwraps it."""
+        """Wraps the host's loss as in a job with the plugin, or removes the wrapper."""
         if self.args.custom_tis_function_path is None:
             hosts.unwrap(self.host.module, hosts.LOSS, hosts.TARGET)
         elif not hasattr(self.host.module.policy_loss_function, hosts.MARK):
@@ -145,7 +155,7 @@ class Variant:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[int | None]]:
-    """Counts, call by call, how often the hook waits for the device."""
+    """Counts for each call how often the hook waits for the device."""
     found: list[int | None] = []
 
     def counting(call: HookCall, *rest: Any) -> Any:
@@ -155,15 +165,17 @@ def watched() -> Iterator[list[int | None]]:
 
     run = tis.run
     try:
-        tis.run = counting  # not a function of it, for the host may keep the one that it has found
+        tis.run = counting  # not one of its functions, because the host may have kept that function
         yield found
     finally:
         tis.run = run
 
 
 def checked(host: host_loss.Slime, name: str, device: str) -> str:
-    """What is wrong with a variant's loss and gradient on the device; empty where they are those on
-    the CPU."""
+    """Says how a variant's loss and gradient on the device differ from the CPU's.
+
+    Returns "" if they do not.
+    """
     found = []
     for place in ("cpu", device):
         batch, logits = batch_of(SMALL, place)
@@ -176,7 +188,7 @@ def checked(host: host_loss.Slime, name: str, device: str) -> str:
 
 
 def measured(host: host_loss.Slime, folder: Path, device: str, dry: bool, until: float) -> list[Row]:
-    """A row for each variant."""
+    """Returns a row for each variant."""
     shape = LARGE_DRY if dry else LARGE
     batch, logits = batch_of(shape, device, device)
     names = [name for name in VARIANTS if not (dry and name.startswith(WATCHED[1]))]
@@ -188,14 +200,14 @@ def measured(host: host_loss.Slime, folder: Path, device: str, dry: bool, until:
 
 
 def _completed(row: Row, host: host_loss.Slime, body: Variant, device: str) -> Row:
-    """The row with the waits of its hook alone, and with what its check said."""
+    """Returns the row with the waits of its hook alone, and the result of ``checked``."""
     if row.why:
         return row
     try:
         with watched() as waits:
             body()
         why = checked(host, row.contender, device)
-    except Exception as error:  # as in timing: a line, and the others still run
+    except Exception as error:  # a failure is a line, as in timing, and the other variants still run
         return replace(row, why=timing.said(error))
     if body.args.custom_tis_function_path and not waits:
         why = why or "the host did not call the hook"
@@ -212,12 +224,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = find(given.host, given.wheels, Path(scratch))
         if folder is None:
-            why = "no host: name a checkout with --slime, or put the wheel miles-rl into the wheels' folder"
+            why = "no host: name a checkout with --slime, or put the wheel miles-rl into --wheels"
             timing.append([Row("policy loss of a host", 0, "", why=why)], given.lines)
             return
         store = f"file://{scratch}/store"
         backend = "cpu:gloo,cuda:nccl" if given.device == "cuda" else "gloo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of a machine need not resolve
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # because a machine's name may not resolve
         dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
         mpu.initialize_model_parallel()
         rows = measured(enter(folder), folder, given.device, given.device == "cpu", until)

@@ -1,4 +1,4 @@
-"""Time, launches, waits and memory of calls on a device; contenders take turns."""
+"""Measures time, launches, waits and memory of calls on a device. Contenders take turns."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Body = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """One contender on one batch.
+    """The measurements of one contender on one batch.
 
     Attributes:
-        milliseconds: median of a call until the device has done its work; None where it was left out.
+        milliseconds: median time of a call, until the device has done its work; None if it was left out.
         launches: kernels and copies that a call queues; None on a CPU, which queues none.
-        waits: how often a call waits for the device; None on a CPU, and where nobody counted.
-        peak_mb: memory of the device that a call takes at once, beyond what was there; None on a CPU.
-        times_copy: by how much it is slower than a copy of what it reads.
-        times_mis: by how much it is faster than slime's mis.py.
+        waits: how often a call waits for the device; None on a CPU, or if it was not counted.
+        peak_mb: device memory that a call adds at its peak; None on a CPU.
+        times_copy: its time / the time of a copy of what it reads.
+        times_mis: the time of slime's mis.py / its time.
         why: why it was left out, or what could not be counted.
     """
 
@@ -48,8 +48,9 @@ class Row:
 def measure(
     row: Row, bodies: Mapping[str, Body], device: str, repeat: int, until: float, with_waits: bool = True
 ) -> list[Row]:
-    """A row for each body, on the pattern of `row`. One that raises, or whose turn comes after `until`
-    (time.monotonic) without having been warmed up, is left out and says so.
+    """Returns a row for each body, with the other fields of `row`.
+
+    A body is left out if it raises, or if `until` (time.monotonic) passes before its warm-up. `why` says so.
     """
     rows = {name: replace(row, contender=name) for name in bodies}
     for name, body in bodies.items():
@@ -57,7 +58,7 @@ def measure(
     taken: dict[str, list[float]] = {name: [] for name in bodies if not rows[name].why}
     for _ in range(repeat):
         for name, times in taken.items():
-            _once(bodies[name], device)  # not timed: after a call with other flags a hook reads its own again
+            _once(bodies[name], device)  # not timed: a hook reads its flags again if they are new
             times.append(_once(bodies[name], device))
     counted = {"launches": launches, "peak_mb": peak_mb} | ({"waits": waits} if with_waits else {})
     for name, times in taken.items():
@@ -68,7 +69,7 @@ def measure(
 
 
 def _counted(row: Row, bodies: Mapping[str, Body], device: str, counted: Mapping[str, Callable]) -> Row:
-    """The row with what is counted of one call; a count that fails leaves the time as it is and says so."""
+    """Returns the row with the counts of one call. If a count fails, the time stays and the row says why."""
     for name, count in counted.items():
         try:
             row = replace(row, **{name: count(bodies[row.contender], device)})
@@ -78,19 +79,19 @@ def _counted(row: Row, bodies: Mapping[str, Body], device: str, counted: Mapping
 
 
 def _warm_up(body: Body, device: str, until: float) -> str:
-    """Why a body cannot be measured; empty where it can."""
+    """Warms a body up. Returns why it cannot be measured; "" if it can."""
     for _ in range(WARM_UP):
         if time.monotonic() > until:
             return "no time left"
         try:
             _once(body, device)
-        except Exception as error:  # one contender's failure is a line, the others still run
+        except Exception as error:  # a contender's failure is a line, and the others still run
             return said(error)
     return ""
 
 
 def said(error: Exception) -> str:
-    """An error in one line; its traceback goes to the step's log."""
+    """Returns an error in one line, and prints its traceback to the step's log."""
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
@@ -109,7 +110,7 @@ def _settle(device: str) -> None:
 
 
 def launches(body: Body, device: str) -> int | None:
-    """Kernels and copies that one call queues, from PyTorch's profiler."""
+    """Counts the kernels and copies that one call queues, with PyTorch's profiler."""
     if device != "cuda":
         return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -119,8 +120,9 @@ def launches(body: Body, device: str) -> int | None:
 
 
 def waits(body: Body, device: str) -> int | None:
-    """How often the host waits for the device in one call: where an error does not stop it never, else as
-    often as PyTorch warns of it."""
+    """Counts how often one call waits for the device.
+
+    If a call in PyTorch's error mode passes, it never waits. Otherwise we count PyTorch's warnings."""
     if device != "cuda":
         body()
         return None
@@ -148,7 +150,7 @@ def _debugging(mode: str) -> Iterator[None]:
 
 
 def peak_mb(body: Body, device: str) -> float | None:
-    """MB of the device that one call takes at once."""
+    """Returns the MB of device memory that one call adds at its peak."""
     if device != "cuda":
         return None
     before = torch.cuda.memory_allocated()
@@ -159,7 +161,7 @@ def peak_mb(body: Body, device: str) -> float | None:
 
 
 def parser(document: str) -> argparse.ArgumentParser:
-    """What every timed step is told: where its lines go, how long it may take, and the device."""
+    """Returns the flags of every timed step: file for its lines, time limit, and device."""
     made = argparse.ArgumentParser(description=document.splitlines()[0])
     made.add_argument("--lines", type=Path, required=True)
     made.add_argument("--seconds", type=float, required=True)
@@ -168,11 +170,16 @@ def parser(document: str) -> argparse.ArgumentParser:
 
 
 def append(rows: list[Row], lines: Path) -> None:
-    """Adds a line of JSON for each row: what a step has shown stays, should the next be cut off."""
+    """Appends a line of JSON for each row.
+
+    The rows stay if a later step is cut off.
+
+    So rows stay if a later step is cut off.
+    """
     with lines.open("a") as file:
         file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 
 
 def read(lines: Path) -> list[Row]:
-    """The rows of a file; none where there is no file."""
+    """Returns the rows of a file; an empty list if it does not exist."""
     return [Row(**json.loads(line)) for line in lines.read_text().splitlines()] if lines.exists() else []

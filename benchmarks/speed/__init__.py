@@ -1,1 +1,1 @@
-"""What corrections cost: ours against other systems, and how cost grows."""
+"""Measures what corrections cost: ours against other systems, and how the cost grows."""

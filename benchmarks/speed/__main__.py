@@ -1,6 +1,11 @@
-"""``python -m benchmarks.speed``: times the hook against other systems (``against``) and against tokens,
-sequences and ranks (``scale``), the fixed cost of a call (``overhead``), and score centering beside slime's
-own (``center``). Arguments are checked before torch is imported.
+"""Times the hook.
+
+    python -m benchmarks.speed against     # beside other systems
+    python -m benchmarks.speed scale       # over tokens, sequences and ranks
+    python -m benchmarks.speed overhead    # the fixed cost of a call
+    python -m benchmarks.speed center      # score centering beside slime's own
+
+Arguments are checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -15,13 +20,13 @@ from pathlib import Path
 from benchmarks.speed.request import CONFIGS, WORKLOADS, again, settled_allocator
 
 OTHERS = "--others"
-LEAST = 10**5  # tokens of the largest batch: a slope needs two sizes
-SHORTEST = 4096  # tokens that are cut into as many sequences
+LEAST = 10**5  # least tokens of the largest batch, because a slope needs two sizes
+SHORTEST = 4096  # least tokens to cut into sequences, of which there are as many
 MODULES = {"against": "run", "scale": "scale", "center": "center", "overhead": "overhead"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one of the benchmarks; 2 for a mistake in the arguments."""
+    """Runs one of the benchmarks. Returns 2 for a mistake in the arguments."""
     words = list(argv)
     given = _parser().parse_args(words)
     if python := getattr(given, "others", None):
@@ -35,26 +40,37 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    against = commands.add_parser("against", help="time against other systems", allow_abbrev=False)
+    against = commands.add_parser("against", help="time the hook beside other systems", allow_abbrev=False)
     add = against.add_argument
     add("--workloads", type=_letters(WORKLOADS), default="abcd", help=_texts(WORKLOADS))
     add("--configs", type=_letters(CONFIGS), default="TS", help=_texts(CONFIGS))
-    slime = {"type": _slime, "help": "a slime checkout, for its own corrections"}
+    slime = {"type": _slime, "help": "a checkout of slime, to time slime's own corrections"}
     add("--slime-dir", **slime)
     others = {"type": _python, "help": "python of an environment with benchmarks/requirements.txt installed"}
     add(OTHERS, **others)
-    scale = commands.add_parser("scale", help="time against tokens, sequences and ranks", allow_abbrev=False)
+    scale = commands.add_parser(
+        "scale", help="time the hook over tokens, sequences and ranks", allow_abbrev=False
+    )
     add = scale.add_argument
     add("--most", type=_at_least(LEAST), default=10**7, help="tokens of the largest batch, up to 10^8")
-    add("--tokens", type=_at_least(SHORTEST), default=1 << 20, help="of the batch that is cut up")
+    add(
+        "--tokens",
+        type=_at_least(SHORTEST),
+        default=1 << 20,
+        help="tokens of the batch that is cut into sequences",
+    )
     center = commands.add_parser("center", help="time score centering", allow_abbrev=False)
     center.add_argument("--slime-dir", **slime)
-    what = "the fixed cost of a call on a few tokens"
+    what = "time the fixed cost of a call on a few tokens"
     overhead = commands.add_parser("overhead", help=what, allow_abbrev=False)
     overhead.add_argument(OTHERS, **others)
     for command, runs in ((against, 9), (scale, 7), (center, 7)):
-        command.add_argument("--repeat", type=_at_least(1), default=runs, help="runs; the median counts")
-    overhead.add_argument("--repeat", type=_at_least(1), default=300, help="runs; the fastest counts")
+        command.add_argument(
+            "--repeat", type=_at_least(1), default=runs, help="number of runs; the median counts"
+        )
+    overhead.add_argument(
+        "--repeat", type=_at_least(1), default=300, help="number of runs; the fastest counts"
+    )
     return parser
 
 
@@ -82,7 +98,9 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 def _slime(text: str) -> str:
     if not Path(text, "slime").is_dir():
-        raise argparse.ArgumentTypeError(f"expected a checkout of slime, got {text}: name what holds slime/")
+        raise argparse.ArgumentTypeError(
+            f"expected a checkout of slime, got {text}: name the folder that contains slime/"
+        )
     return text
 
 
@@ -94,7 +112,7 @@ def _python(text: str) -> str:
 
 
 def _without(words: Sequence[str], flag: str) -> list[str]:
-    """The words without a flag and its value."""
+    """Returns the words without a flag and its value."""
     pairs = zip(words, ["", *words], strict=False)
     return [word for word, before in pairs if word.split("=")[0] != flag and before != flag]
 

@@ -1,5 +1,9 @@
-"""``python -m benchmarks.speed center``: score centering with a head of 128 beside slime's own, interleaved:
-the term, forward and back to the head's log-probs; and those, forward and back to the logits.
+"""Times score centering with a head of 128 beside slime's own, interleaved.
+
+    python -m benchmarks.speed center
+
+One table has the term with its gradient of the head's log-probs. The other has the head's log-probs with
+their gradient of the logits.
 """
 
 from __future__ import annotations
@@ -24,14 +28,14 @@ from slime_ext.core.state import Head
 from slime_ext.ops.vocabulary import log_probs_at
 
 TOP_K = 128
-TOKENS, VOCABULARY = 1024, 151_936  # of the logits, in bfloat16
-CHUNK = 256  # rows of the logits at once in slime; its flag --log-probs-chunk-size
+TOKENS, VOCABULARY = 1024, 151_936  # shape of the logits, in bfloat16
+CHUNK = 256  # rows of the logits that slime processes at once (its flag --log-probs-chunk-size)
 MODES = {"f = 1": {"mode": "none"}, "IcePop 0.5 to 2": {"mode": "mis", "low": 0.5, "high": 2.0}}
 Bodies = dict[str, Callable[[], object]]
 
 
 def terms(slime: str | None, tokens: int) -> Bodies:
-    """The term and its gradient, from the log-probs of sampler and trainer at the same tokens."""
+    """Returns functions for the term and its gradient, from log-probs at the same tokens."""
     torch.manual_seed(0)
     sampler = torch.randn(tokens, TOP_K).sub_(6).clamp_(max=-5)
     trainer = (sampler + torch.randn(tokens, TOP_K) * 2e-3).requires_grad_()
@@ -52,7 +56,7 @@ def terms(slime: str | None, tokens: int) -> Bodies:
 
 
 def log_probs(slime: str | None, tokens: int, vocabulary: int) -> Bodies:
-    """The head's log-probs and the gradient of the logits."""
+    """Returns functions for the head's log-probs and the gradient of the logits."""
     torch.manual_seed(0)
     logits = torch.randn(tokens, vocabulary, dtype=torch.bfloat16).requires_grad_()
     ids = torch.randint(vocabulary, (tokens, TOP_K))
@@ -70,7 +74,7 @@ def log_probs(slime: str | None, tokens: int, vocabulary: int) -> Bodies:
 
 
 def table(title: str, bodies: Bodies, repeat: int) -> Table:
-    """Processor milliseconds, and megabytes of new tensors at once."""
+    """Returns a table of processor milliseconds, and of megabytes of new tensors at once."""
     times = medians(bodies, repeat)
     shown = Table("", "processor ms", "peak MB", title=title)
     for name, body in bodies.items():

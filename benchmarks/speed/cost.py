@@ -1,4 +1,4 @@
-"""Time, operations, waits for the device and bytes of one call."""
+"""Measures time, operations, waits for the device and bytes of one call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Cost(NamedTuple):
-    """Of one call, counted on the CPU: what would be a kernel launch each, and what would be a wait."""
+    """The cost of one call, counted on the CPU: would-be kernel launches and waits."""
 
     operations: int
     waits: int
@@ -29,7 +29,7 @@ class Cost(NamedTuple):
 
 
 class Counting(TorchDispatchMode):
-    """Counts what is dispatched, views and allocations left out."""
+    """Counts dispatched operations, without views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Counting(TorchDispatchMode):
         return out
 
     def _remember(self, at: int, size: int, is_there: Callable[[], bool]) -> None:
-        """Keeps account of memory that this call took and that is still held."""
+        """Keeps account of memory that this call allocated and still holds."""
         self._alive = {place: held for place, held in self._alive.items() if held[0]()}
         self._alive.setdefault(at, (is_there, size))
         self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
@@ -66,7 +66,7 @@ def _by_flags(args: Any) -> bool:
 
 
 def count(body: Callable[[], Any]) -> Cost:
-    """The cost of one call that runs operation by operation."""
+    """Returns the cost of a call that runs operation by operation."""
     with Counting() as counting:
         body()
     return Cost(counting.operations, counting.waits, counting.bytes / 1e6, counting.peak / 1e6)
@@ -86,7 +86,7 @@ class Dispatches(TorchDispatchMode):
 
 
 def dispatched(body: Callable[[], Any]) -> int:
-    """How many operations one call dispatches; the call before it looks up what is looked up once."""
+    """Returns how many operations a call dispatches, after a first call that fills all caches."""
     body()
     with Dispatches() as dispatches:
         body()
@@ -94,7 +94,10 @@ def dispatched(body: Callable[[], Any]) -> int:
 
 
 def minima(bodies: Mapping[Name, Callable[[], Any]], repeat: int) -> dict[Name, float]:
-    """The fastest call of each, in seconds, interleaved: on a busy machine the minimum is what repeats."""
+    """Returns the fastest call of each body, in seconds. Calls are interleaved.
+
+    We take the minimum, because on a busy machine it repeats best.
+    """
     fastest = dict.fromkeys(bodies, float("inf"))
     for _ in range(repeat):
         for name, body in bodies.items():
@@ -105,8 +108,11 @@ def minima(bodies: Mapping[Name, Callable[[], Any]], repeat: int) -> dict[Name, 
 
 
 def medians(bodies: Mapping[Name, Callable[[], Any]], repeat: int, slow_ms: float = 250) -> dict[Name, float]:
-    """Median milliseconds of processor time, interleaved, the order turned every other time; one that takes
-    longer than ``slow_ms`` runs four times alone."""
+    """Returns the median milliseconds of processor time of each body.
+
+    Calls are interleaved, and every second round runs in reverse order. A body that takes longer than
+    ``slow_ms`` runs only four times.
+    """
     times: dict[Name, list[float]] = {name: [] for name in bodies}
     for i in range(repeat + 1):
         for name in list(bodies) if i % 2 else list(bodies)[::-1]:

@@ -1,9 +1,9 @@
-"""verl, SkyRL, TRL and AReaL as installed from PyPI, each behind one function per configuration.
+"""Wraps the corrections of verl, SkyRL, TRL and AReaL from PyPI, one function per configuration.
 
-Only the module that corrects is run: parents whose ``__init__`` starts engines are replaced by bare packages,
-and TRL's correction, which stands inside a method, is compiled from the installed source. Inputs are padded
-[S, L] tensors (AReaL: packed [T]), prepared outside the measured time; "from lists" pads a host's lists
-first, inside it.
+Only the module that corrects is run. Parents whose ``__init__`` starts engines are replaced by bare packages.
+TRL's correction is a part of a method, so it is compiled from the installed source. Inputs are padded [S, L]
+tensors (AReaL: packed [T]) that are prepared before the clock starts. "from lists" also measures the padding
+of a host's lists.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bare(package: str) -> None:
 
 
 def need(package: str) -> None:
-    """Raises ImportError where a system is not installed."""
+    """Raises ImportError if a system is not installed."""
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise ImportError(f"no package {package}")
 
@@ -82,12 +82,12 @@ def skyrl() -> dict:
 
 
 def trl() -> dict:
-    """GRPOTrainer's importance ratio (weights alone; it has no geometric mask, no veto)."""
+    """Returns GRPOTrainer's importance ratio. It has only weights, no geometric mask and no veto."""
     return {level: trl_ratio(f"{name}_truncate") for level, name in (("T", "token"), ("S", "sequence"))}
 
 
 def trl_ratio(mode: str, low: float | None = None, high: float | None = CAP) -> Callable[[Any], Tensor]:
-    """The block of GRPOTrainer that makes the importance ratio, of padded log-probs and a mask."""
+    """Compiles the block of GRPOTrainer that computes importance ratios from padded log-probs and a mask."""
     need("trl")
     path = importlib.util.find_spec("trl").submodule_search_locations[0]
     tree = ast.parse(Path(path, "trainer", "grpo_trainer.py").read_text())
@@ -114,7 +114,7 @@ def trl_ratio(mode: str, low: float | None = None, high: float | None = CAP) -> 
 
 
 def of_slime(folder: str, path: str, *names: str, **scope: Any) -> dict[str, Any]:
-    """Functions and classes cut out of a module of a slime checkout, whose other imports stay out."""
+    """Returns functions and classes of a slime module, without running its other imports."""
     module = Path(folder, "slime", path)
     tree = ast.parse(module.read_text()) if module.exists() else ast.Module([], [])
     kinds = ast.FunctionDef, ast.ClassDef
@@ -128,25 +128,25 @@ def of_slime(folder: str, path: str, *names: str, **scope: Any) -> dict[str, Any
 
 
 def slime_centering(folder: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """slime's own score centering (2e5cd7c and later): log-probs of the trainer's and the sampler's head."""
+    """Returns slime's own score centering (2e5cd7c and later), a function of both heads' log-probs."""
     weights = of_slime(folder, "utils/ppo_utils.py", "importance_weights")["importance_weights"]
     name = "score_centering_correction"
     return of_slime(folder, "utils/score_centering.py", name, importance_weights=weights)[name]
 
 
 def slime_log_probs(folder: str) -> Callable[..., Tensor]:
-    """slime's log-probs at chosen tokens, of logits, ids, group and rows at once."""
+    """Returns slime's log-probs at chosen tokens, a function of logits, ids, group and rows."""
     names = ["_VocabParallelTopKLogProbs", "_maybe_all_reduce", "_get_vocab_parallel_rank_size"]
     name = "calculate_topk_log_probs"
     return of_slime(folder, "utils/ppo_utils.py", name, *names, dist=torch.distributed)[name]
 
 
 def areal() -> dict:
-    """Clamped token weights, or the geometric mask (weights are token weights there too; no veto)."""
+    """Returns AReaL's clamped token weights, or its geometric mask with token weights. It has no veto."""
     need("areal")
     bare("areal.utils.functional")
     bare("areal.api")
-    # These two import AReaL's engines. The ratio metric reads only the fields of the one, and not the other.
+    # Both modules import AReaL's engines. The ratio metric reads only fields of the first.
     for module, name in (
         ("areal.api.cli_args", "RejectionSamplingConfig"),
         ("areal.utils.data", "KLEstimator"),
@@ -167,7 +167,7 @@ def areal() -> dict:
 
 
 def from_lists(system: Callable[[], dict]) -> Callable[[], dict]:
-    """The same system, given lists of responses."""
+    """Returns a function that builds the same system, but takes lists of responses."""
 
     def load() -> dict:
         return {config: (lambda batch, run=run: run(batch.padded())) for config, run in system().items()}

@@ -1,6 +1,8 @@
-"""``python -m benchmarks.speed overhead``: what a call costs on a few tokens, where operations decide.
+"""Measures the cost of a call on a few tokens, where operations decide.
 
-SkyRL reads padded tensors, which are made beforehand here; padding a host's lists is a column of its own.
+    python -m benchmarks.speed overhead
+
+SkyRL reads padded tensors. One column has them prepared; another column includes padding a host's lists.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ Body = Callable[[Batch], object]
 
 
 def contenders() -> dict[str, Body]:
-    """Column -> what runs on a batch; without SkyRL where it is not installed."""
+    """Returns column -> what runs on a batch. Leaves SkyRL out if it is not installed."""
     found: dict[str, Body] = {}
     for config, form in FORMS.items():
         bodies = ours(config)
@@ -40,7 +42,7 @@ def contenders() -> dict[str, Body]:
 
 
 def table(repeat: int) -> Table:
-    """Microseconds and dispatched operations of each contender on each shape."""
+    """Returns microseconds and dispatched operations of each contender on each shape."""
     bodies, shown = contenders(), Table(title=f"the fastest of {repeat} calls, µs, and dispatched operations")
     for column in ("sequences x tokens", *bodies):
         shown.add_column(column, justify="right")

@@ -1,4 +1,4 @@
-"""What can be timed, and under which settings of the allocator; imports no torch."""
+"""Lists what can be timed, and the allocator's settings. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def settled_allocator() -> bool:
-    """Whether this process keeps the memory of temporaries, as every figure assumes."""
+    """Whether this process keeps freed memory for the next call, as every figure assumes."""
     return all(os.environ.get(key) == value for key, value in KEEP_MEMORY.items())
 
 
 def again(words: Sequence[str], python: str = sys.executable) -> int:
-    """``python -m benchmarks.speed`` with these words under the allocator's settings; its exit status."""
+    """Runs ``python -m benchmarks.speed`` again with the allocator's settings. Returns its exit status."""
     env = os.environ | KEEP_MEMORY | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     start = [python, "-W", "ignore", "-m", "benchmarks.speed", *words]
     return subprocess.run(start, env=env, check=False).returncode

@@ -1,5 +1,8 @@
-"""``python -m benchmarks.speed against``: corrections against each other in one interleaved
-run. Ratios are what to take home, not milliseconds.
+"""Times corrections against each other in one interleaved run.
+
+    python -m benchmarks.speed against
+
+Compare ratios, not milliseconds, because milliseconds differ between machines.
 
 Configuration T is token weights with a cap of 2; S is sequence weights with a cap, a geometric mask, a veto
 and metrics. Systems that are not installed are left out.
@@ -42,9 +45,11 @@ Body = Callable[[Batch], object]
 
 
 def ours(config: str) -> dict[str, Body]:
-    """The hook as slime calls it, lists in and lists out: with the host's own channel alone, with the metrics
-    of an optimizer step, and with its curves."""
-    # One function each: a function reads its configuration again when the args are others than before.
+    """Returns the hook as slime calls it, with lists in and lists out.
+
+    The contenders return metrics to the host only, collect all metrics of an optimizer step, or also curves.
+    """
+    # One function each, because a function reads its configuration again if its args are new.
     hook = {"T": tis.token_tis, "S": tis.correct}[config]
     args = SimpleNamespace(use_tis=True, slime_ext={"steps": STEPS[config]})
     correction = load_config({"steps": STEPS[config]})
@@ -61,7 +66,7 @@ def ours(config: str) -> dict[str, Body]:
 
 
 def contenders(config: str, slime: str | None, device: str = "cpu") -> dict[str, Body]:
-    """name -> function of a workload on a device; the floor is one of CPUs."""
+    """Returns name -> function of a batch on a device. The floor exists only for CPUs."""
     found = ours(config)
     loaders = ({FLOOR: lambda: {config: floor(config)}} if device == "cpu" else {}) | SYSTEMS
     if slime:
@@ -76,7 +81,7 @@ def contenders(config: str, slime: str | None, device: str = "cpu") -> dict[str,
 
 
 def mis(folder: str) -> dict[str, Body]:
-    """slime's example helper from a checkout."""
+    """Returns slime's example helper from a checkout."""
     sys.path[:0] = [folder, str(Path(folder, "examples", "train_infer_mismatch_helper"))]
     import mis as helper
 
@@ -96,7 +101,7 @@ def mis(folder: str) -> dict[str, Body]:
 
 
 def vanilla(folder: str) -> dict[str, Body]:
-    """slime's own token weights."""
+    """Returns slime's own token weights."""
     name = "vanilla_tis_function"
     function = of_slime(folder, "backends/megatron_utils/loss.py", name, Any=object)[name]
     args = SimpleNamespace(tis_clip_low=0.0, tis_clip=2.0)
@@ -118,15 +123,17 @@ def _lists(batch: Batch) -> tuple[list, ...]:
 def interleaved(
     bodies: dict[str, Body], batches: dict[str, Batch], repeat: int
 ) -> dict[str, dict[str, float]]:
-    """workload -> contender -> milliseconds; a contender's workloads follow each other, call by call, so that
-    they too may be compared."""
+    """Returns workload -> contender -> milliseconds.
+
+    All workloads of a contender run one after the other in each round, so they can be compared, too.
+    """
     calls = {(w, k): functools.partial(v, batch) for k, v in bodies.items() for w, batch in batches.items()}
     found = medians(calls, repeat)
     return {w: {k: found[w, k] for k in bodies} for w in batches}
 
 
 def table(config: str, found: dict[str, dict[str, float]], costs: dict[str, Cost | None]) -> Table:
-    """Rows of contenders: milliseconds on each workload, and how many times the floor."""
+    """Returns a row per contender: milliseconds on each workload, and multiples of the floor."""
     shown = Table(title=f"configuration {config}: processor ms (times the floor)")
     columns = ("operations", "waits", "MB", "peak MB")
     for column in ("", *found, *columns):
@@ -144,7 +151,7 @@ def _cell(milliseconds: float, under: float | None) -> str:
 
 
 def _counted(name: str, body: Body, batch: Batch) -> Cost | None:
-    """What is dispatched; of machine code nothing can be counted."""
+    """Returns the cost of one call; None for the floor, because machine code dispatches nothing."""
     return None if name == FLOOR else count(lambda: body(batch))
 
 

@@ -1,4 +1,7 @@
-"""``python -m benchmarks.speed scale``: how cost grows with tokens, sequences and context-parallel ranks."""
+"""Measures how the cost grows with tokens, sequences and context-parallel ranks.
+
+python -m benchmarks.speed scale
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ from slime_ext.host.packing import Parallel, pack_segments
 
 SEQUENCES = (1, 16, 256, 4096)
 RANKS = (1, 2, 4)
-LARGE = 10**6  # tokens, from which the fixed cost of a call no longer shows
+LARGE = 10**6  # number of tokens from which the fixed cost of a call no longer shows
 CONFIG = "S"
 
 
 def over_tokens(most: int, repeat: int) -> Table:
-    """Milliseconds from 10^4 tokens upwards, in 16 sequences."""
+    """Returns milliseconds from 10^4 tokens upwards, in 16 sequences."""
     sizes = [10**power for power in range(4, 9) if 10**power <= most]
     times = [_once([size // 16] * 16, repeat) for size in sizes]
     rows = zip(sizes, times, (t * 1e6 / n for t, n in zip(times, sizes, strict=True)), strict=True)
@@ -39,7 +42,7 @@ def over_tokens(most: int, repeat: int) -> Table:
 
 
 def over_sequences(tokens: int, repeat: int) -> Table:
-    """Milliseconds for the same tokens in more and more sequences."""
+    """Returns milliseconds for the same tokens in more and more sequences."""
     times = [_once([tokens // count] * count, repeat) for count in SEQUENCES]
     rows = zip(SEQUENCES, times, (t / times[0] for t in times), strict=True)
     return _table(
@@ -48,7 +51,7 @@ def over_sequences(tokens: int, repeat: int) -> Table:
 
 
 def over_ranks(tokens: int, repeat: int) -> Table:
-    """Processor milliseconds per rank for the same tokens, cut as slime's context parallelism does."""
+    """Returns processor milliseconds per rank for the same tokens, cut as slime cuts them."""
     times = []
     for ranks in RANKS:
         with tempfile.TemporaryDirectory() as folder:

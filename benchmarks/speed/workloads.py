@@ -1,4 +1,4 @@
-"""The batches that speed is measured on, packed and padded, and the floor under every figure."""
+"""Makes the batches on which speed is measured, and the floor under every figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 def lengths_of(name: str) -> list[int]:
-    """Response lengths of a workload."""
+    """Returns the response lengths of a workload."""
     torch.manual_seed(0)
     if name == "a":
         return (torch.rand(512).pow(6) * 16200 + 64).int().tolist()
@@ -28,11 +28,11 @@ def lengths_of(name: str) -> list[int]:
 
 
 class Batch(SimpleNamespace):
-    """The same random tokens in every layout that a contender wants."""
+    """The same random tokens in every layout that a contender needs."""
 
     @classmethod
     def of(cls, sizes: list[int]) -> Batch:
-        """Log-probs that differ as engines do: by 2e-3 nats."""
+        """Draws log-probs that differ by 2e-3 nats, as those of two engines do."""
         total = sum(sizes)
         proximal = -torch.rand(total) * 2
         behavior = proximal + torch.randn(total) * 2e-3
@@ -60,7 +60,7 @@ class Batch(SimpleNamespace):
         return self.where.float()
 
     def padded(self) -> SimpleNamespace:
-        """The lists as [S, L] tensors, made anew: what a system that takes those does with a host's lists."""
+        """Pads the lists to new [S, L] tensors, as systems with padded tensors do."""
         names = {"proximal": "train_log_probs", "behavior": "rollout_log_probs", "mask": "loss_masks"}
         return SimpleNamespace(
             **{name: pad_sequence(self._lists[key], batch_first=True) for name, key in names.items()}
@@ -74,7 +74,7 @@ class Batch(SimpleNamespace):
         }
 
     def call(self) -> dict[str, object]:
-        """slime's keywords, in lists anew: nothing that a call derives from them may be kept."""
+        """Returns slime's keywords in new lists, so that calls cannot share derived values."""
         lists = {name: list(values) for name, values in self._lists.items()}
         lengths = {"total_lengths": [n + 100 for n in self.sizes], "response_lengths": list(self.sizes)}
         return {"pg_loss": self.host_loss, **lists, **lengths}
@@ -91,7 +91,10 @@ void S(const float *p, const float *b, const int *m, float *w, float *k, long n)
 
 
 def floor(config: str) -> Callable[[Batch], None]:
-    """One pass in C over the tokens: three reads, one write (T) or two (S), into memory that is there."""
+    """Returns one pass over the tokens in C.
+
+    It has three reads, and one write (T) or two (S), and allocates nothing.
+    """
     folder = Path(tempfile.mkdtemp(prefix="slime_ext_floor_"))
     (folder / "floor.c").write_text(FLOOR)
     compiler = shutil.which("gcc") or shutil.which("cc")
@@ -115,7 +118,7 @@ def _written(batch: Batch) -> list[Tensor]:
 
 
 def slope(sizes: list[float], times: list[float]) -> float:
-    """The exponent of time as a power of size: least squares in logarithms."""
+    """Returns b of time = a size^b, fitted by least squares in logarithms."""
     x, y = ([math.log(v) for v in values] for values in (sizes, times))
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum(

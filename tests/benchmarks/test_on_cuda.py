@@ -61,7 +61,7 @@ def test_without_a_device_the_command_says_so(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert on_cuda.main([]) == 2
     assert capsys.readouterr().err.strip() == (
-        "benchmarks/cuda.sh: expected a CUDA device, got none: --dry-run walks through it here"
+        "benchmarks/cuda.sh: expected a CUDA device, got none: add --dry-run to run on the CPU"
     )
     assert on_cuda.main(["--dry-run", "--slime", "no/such"]) == 2
     assert "--slime: expected a folder, got " in capsys.readouterr().err
