@@ -110,7 +110,7 @@ def results(
 def short_rows(
     worlds: Mapping[str, Sequence[World]], under_way: Callable[[list], Iterable] = iter
 ) -> dict[str, Row]:
-    """Evaluates the methods of the figures in the short laboratory: those that need no pairs of samples."""
+    """Evaluates the figures' methods in the short laboratory: those that need no pairs of samples."""
     chosen = {
         name: correction
         for name, correction in methods(exact.VOCABULARY).items()
@@ -126,16 +126,16 @@ def short_rows(
 
 INTRODUCTION = """# Bias and variance of every correction
 
-The numbers behind [docs/what_each_method_does.md](../../docs/what_each_method_does.md), which says what follows
-from them. One command prints this page, another one what its last section holds:
+This page has the numbers behind [docs/what_each_method_does.md](../../docs/what_each_method_does.md). The
+command below prints it. Its last section names the command of the table there.
 
     python -m benchmarks.fidelity --results > benchmarks/fidelity/RESULTS.md
 
 The policies are small enough to know the true gradient. There are two laboratories:
 
-- The *short* one has 3 tokens and 4 steps, and each of the 81 responses has an advantage drawn at random. All 81
-  are added up, so the numbers of a world have no error. A world is one draw, and another draw has other numbers:
-  each is drawn {seeds} times, and a cell shows the mean over the draws with the smallest and the largest.
+- The *short* one has 3 tokens and 4 steps. Each of the 81 responses has a random advantage. We sum over all 81
+  responses, so the numbers of a world have no error. A world is one random draw, and another draw has other
+  numbers. We draw {seeds} worlds, and a cell has the mean over them, with the smallest and the largest value.
 - The *long* one is a Markov policy over 8 tokens, with responses of {lengths} tokens whose reward is a sum over
   tokens. It is drawn once (seed {seed}). Its true gradient is exact. The mean of a method is sampled, with control
   variates, and printed with its standard error.
@@ -149,20 +149,20 @@ The policies are small enough to know the true gradient. There are two laborator
 
 `metrics_only` corrects nothing. The formulas of the others: [corrections.md](../../docs/corrections.md).
 
-What this is not: a language model, or a run. Bounds made for thousands of tokens and a large vocabulary act
-differently on 8 tokens. The long chain forgets its past within a few tokens, and its reward is a sum, so token
-weights lose little there by leaving out the prefix. In the short laboratory that is where their bias comes from.
-Some methods (`delightful`, every trust region) do not aim at the gradient of this reward. They are not worse for
-missing it.
+This is no language model and no training run. Bounds that were made for thousands of tokens and a large vocabulary
+act differently on 8 tokens. The long chain forgets its past within a few tokens, and its reward is a sum. So token
+weights lose little there although they leave out the prefix. In the short laboratory, their bias comes from that.
+Some methods (`delightful`, every trust region) do not aim at the gradient of this reward, so a large bias does not
+make them worse.
 """  # noqa: E501
 
 IN_RUNS = """
 ## In runs
 
-Does a bias show in a run? Each sentence was written down before its eight seeds were run (settings: commit ea9842a).
-The runs use plain torch without this package: 60 steps of SGD on 64 responses, from a sampler that is stale
-throughout. Eight other seeds had been looked at before (`--pilot`), with the same answers. The gain is that of the
-exact expected reward.
+Does a bias show in a run? We wrote each sentence down before we ran its eight seeds (settings: commit ea9842a). The
+runs use plain torch without this package: 60 steps of SGD on 64 responses, from a sampler that is stale all the
+time. Eight other seeds had been run before (`--pilot`), with the same answers. The gain is the growth of the exact
+expected reward.
 
     python -m benchmarks.evidence.sentences
 
@@ -173,9 +173,9 @@ exact expected reward.
 | With a baseline that is off by 1, centering learns more than none | centered 5.724, none 4.933 | +0.791 ± 1.180 | 3 of 8 | does not hold |
 | Beside token weights capped at 2 centering adds nothing | token, centered 5.683, token 5.683 | +0.000 ± 0.000 | - | says nothing: no ratio reached 2 (largest 1.56), so both are one estimator |
 
-A bias of 0.24 whose direction is right (cosine 0.98) cost these runs nothing that eight seeds show. Losing the
-gradient cost everything: at 1,024 tokens nearly all sequence weights are below 1, and with SGD the steps shrink with
-them. The tables say what a method does to the gradient. Whether a run notices is another question.
+A bias of 0.24 whose direction is right (cosine 0.98) did no harm that eight seeds can show. Sequence weights lost
+nearly all of the gain: at 1,024 tokens almost all of them are below 1, and with SGD the steps shrink with them. The
+tables say what a method does to the gradient. They do not say whether a run is worse for it.
 """  # noqa: E501
 
 
@@ -237,9 +237,9 @@ def _distances(worlds: Mapping[str, Sequence[World]], chains: Mapping[tuple[str,
             off = f"{markov.MISMATCHES[name]:g}"
             cells.append([f"long, {name}", off, f"{chain.k3:.2g}", f"{float(chain.ratios.max()):.3g}"])
     text = """
-Off: how far the sampler's logits are off, in standard deviations. k3: nats per token, the mean over the
-worlds with the smallest and the largest. Where the largest ratio is below 2, a cap of 2 never acts. A method
-that differs from `token_tis` only in its bounds is `token_tis` there.
+"Off" is the standard deviation of the noise of the sampler's logits. k3 is in nats per token: the mean over
+the worlds, with the smallest and the largest value. If the largest ratio is below 2, a cap of 2 never acts,
+so a method that differs from `token_tis` only in its bounds is equal to it.
 """
     return _table("How far apart the policies are", ["world", "off", "k3", "largest ratio"], cells) + text
 
@@ -270,7 +270,7 @@ def _exact_table(rows: Mapping[str, Row]) -> str:
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """Returns the two-sided p of a split at least as uneven, if wins and losses are equally likely.
+    """Returns the two-sided p of a split at least as uneven, by chance.
 
     >>> sign_test(8, 0), round(sign_test(23, 37), 3), sign_test(0, 0)
     (0.0078125, 0.092, 1.0)
@@ -296,7 +296,7 @@ def against(name: str, row: Row, base: Row, world: str) -> str:
 
 
 def _said(row: Row, others: Mapping[str, Row], world: str) -> str:
-    """Describes a method in a world: its bias beside that of others, and how many tokens it keeps."""
+    """Describes a method in a world: its bias beside others, and how much it keeps."""
     kept = fmean(f.kept for f in row.exact[world])
     if kept < LEAST_KEPT:
         return f"keeps {kept:.1%} of the tokens: hardly a gradient"
@@ -314,7 +314,10 @@ def _is_same(ones: Sequence[Fidelity], others: Sequence[Fidelity]) -> bool:
 
 
 def _compared(rows: Mapping[str, Row], worlds: Mapping[str, Sequence[World]]) -> str:
-    """Compares each method's bias with no correction and with token weights, by a sign test over worlds."""
+    """Compares each method's bias with two others by a sign test over worlds.
+
+    The others are no correction and token weights.
+    """
     shown = [name for name in ("stale", "far") if name in worlds]
     cells = [
         [
@@ -335,7 +338,10 @@ does not make a better run: variance, the tokens kept and the step size count as
 
 
 def _centering_table(seeds: Sequence[int]) -> str:
-    """Returns a table of score centering's exact bias, with a right baseline and one that is off by 1."""
+    """Tabulates score centering's exact bias.
+
+    The baseline is right, or off by 1.
+    """
     worlds = {
         f"{name}{', baseline off by 1' if offset else ''}": [World.of(name, one, offset) for one in seeds]
         for name in ("stale", "stale + drift", "far")
@@ -354,10 +360,10 @@ def _centering_table(seeds: Sequence[int]) -> str:
             ]
         )
     text = """
-Centered over all tokens, a constant that is added to every advantage moves nothing in the mean: centering
-removes what a wrong baseline adds. A token weight rho without a bound does the same without a head, because
-the sampler's mean of rho times the score is the trainer's mean of the score, which is 0. So centering acts
-only where f is 1 or where a bound acts.
+If the score is centered over all tokens, a constant that is added to every advantage does not change the
+mean, so centering removes the effect of a wrong baseline. A token weight rho without a bound does the same
+without a head, because the sampler's mean of rho times the score is the trainer's mean of the score, which
+is 0. So centering acts only if f is 1 or a bound acts.
 """
     title = "Score centering, four steps, nothing sampled"
     return _table(title, ["bias / variance", *worlds], cells) + text
@@ -383,8 +389,8 @@ def _sampled_table(rows: Mapping[str, Row], mismatch: str, lengths: Mapping[int,
         cells.append([", ".join(map(_code, names)), *said])
     columns = ["bias ± error / cosine / variance / kept", *(f"{length:,}" for length in lengths)]
     text = f"""
-Methods in one row are one estimator in this world: nothing tells them apart here. "Carried by" is the
-effective number of responses, shown where it is below {FEW}. Do not trust the mean or its error there.
+Methods in one row are the same estimator in this world. "Carried by" is the effective number of responses,
+shown if it is below {FEW}. Do not trust such a mean or its error.
 """
     return _table(f"Markov policy, {mismatch}, by response length", columns, cells) + text
 
@@ -392,9 +398,9 @@ effective number of responses, shown where it is below {FEW}. Do not trust the m
 def _products(chains: Mapping[tuple[str, int], Chain]) -> str:
     found = [f"{chain.ess_of_products:.2g} ({mismatch}, {n:,})" for (mismatch, n), chain in chains.items()]
     return (
-        "\nEffective sample size of the uncapped product of ratios, exact, as a part of the responses: "
-        f"{', '.join(found)}. The product is unbiased at every length. Where the effective sample is only a "
-        "few responses, a sample does not show that, and its standard error is too small.\n"
+        "\nEffective sample size of the uncapped product of ratios, exact, as a share of the responses: "
+        f"{', '.join(found)}. The product is unbiased at every length. If the effective sample is only a few "
+        "responses, a sampled mean can look biased, and its standard error is too small.\n"
     )
 
 

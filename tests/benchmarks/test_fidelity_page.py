@@ -101,7 +101,7 @@ def test_the_page_has_every_method_and_reads_nothing_but_numbers_of_this_run():
     ):
         assert f"\n## {title}" in text
     assert "`token_tis`, `sao_code`" in text  # one estimator where no ratio reaches a bound
-    assert "centered, IcePop 0.5 to 2, all tokens" in text and "each is drawn 2 times" in text
+    assert "centered, IcePop 0.5 to 2, all tokens" in text and "We draw 2 worlds" in text
     assert set(page.NAMES) <= set(presets.PRESETS)
     for world in ("stale", "far"):
         k3 = [by_hand(World.of(world, seed)) for seed in (0, 1)]
