@@ -99,7 +99,7 @@ def _forbid_ignoring(names: Sequence[str]) -> None:
 
     for name in names:
         if name not in RULES:
-            near = did_you_mean(name, RULES) or ": docs/slime.md lists the rules"
+            near = did_you_mean(name, RULES) or ": docs/rules.md lists the rules"
             raise ConfigError(f"--ignore: expected a rule's name, got '{cut(name)}'{near}")
         if RULES[name].severity not in (WARN, HINT):
             why = RULES[name].severity.value
