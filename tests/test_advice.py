@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
+import yaml
 
 from slime_ext import load_config, presets
 from slime_ext.config.files import read_mapping
@@ -73,11 +75,25 @@ def test_no_mode_is_a_correction_that_only_lost(path):
         assert not all(remedy.effect < 0 for _, remedy in results(name)), name
 
 
+def has_narrow_band(correction: Correction) -> bool:
+    bands = [
+        step
+        for step in correction.steps
+        if isinstance(step, Reject) and (step.statistic, step.aggregate) == ("ratio", "mean")
+    ]
+    return any(band.high < NARROW for band in bands)
+
+
 @pytest.mark.parametrize("path", [*MODES, *LAUNCHES], ids=lambda path: path.name)
 def test_nothing_shipped_has_a_band_that_readme_forbids(path):
-    for step in correction_of(path).steps:
-        is_band = isinstance(step, Reject) and (step.statistic, step.aggregate) == ("ratio", "mean")
-        assert not (is_band and step.high < NARROW), path.name
+    assert not has_narrow_band(correction_of(path))
+
+
+def test_no_example_of_a_page_has_a_band_that_readme_forbids():
+    text = (ROOT / "docs/configuration.md").read_text()
+    blocks = re.findall(r"^    slime_ext:\n(?:     .*\n)+", text, re.M)
+    corrections = [load_config(yaml.safe_load(dedent(block))["slime_ext"]) for block in blocks]
+    assert corrections and not any(map(has_narrow_band, corrections))
 
 
 def correction_of(path: Path) -> Correction:
