@@ -5,6 +5,7 @@ python -m benchmarks.faults figures --out DIR                         # what det
 python -m benchmarks.faults table                                     # what is named
 python -m benchmarks.faults toy --out DIR --only NAME [--seed N]      # in a toy transformer: a folder
 python -m benchmarks.faults threads                                   # eight public threads, rebuilt
+python -m benchmarks.faults pictures --out docs/img                   # of docs/analyze.md, with Chromium
 python -m benchmarks.faults mechanism --out DIR --only NAME [--seed N] # one of judge's faults: a folder
 python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults by mechanism: what is said
     [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults import figures, judge, real
+from benchmarks.faults import figures, judge, pictures, real
 from benchmarks.faults.cases import FAULTS, HEALTHY, THREADS, healthy
 from benchmarks.faults.mechanisms import CASES, Runs
 from benchmarks.faults.world import World, write
@@ -60,6 +61,12 @@ def toy(out: Path, names: list[str], seed: int) -> str:
     return "\n".join(f"slime-ext analyze {folder}" for folder in folders)
 
 
+def write_pictured(folder: Path) -> None:
+    """Writes the runs of the pictures."""
+    for name, seed in pictures.RUNS:
+        toy(folder, [name], seed)
+
+
 def analysed(world: World) -> Document:
     """What ``slime-ext analyze`` says of a world."""
     with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
@@ -92,6 +99,7 @@ COMMANDS = {
     "table": lambda given: figures.table(),
     "toy": lambda given: toy(given.out, given.only or list(FAULTS), given.seed or 0),
     "threads": lambda given: threads(),
+    "pictures": lambda given: pictures.draw(given.out, write_pictured),
     "mechanism": lambda given: mechanisms(given.out, given.only or list(CASES), given.seed or 0),
     "judge": lambda given: judge.judge(given.only, given.seed, given.jobs, given.rows, given.results),
 }
