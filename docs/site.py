@@ -12,11 +12,12 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 ROOT = Path(__file__).parents[1]
-CONSOLE = re.compile(r"^>>> .*\n(?:(?:>>> |\.\.\. |\S).*\n)*", re.M)  # doctests stand at the margin here
+CONSOLE = re.compile(r"^>>> .*\n(?:(?:>>> |\.\.\. |\S).*\n)*", re.M)  # doctests begin at the margin here
 CODE = re.compile(r"(?<=\n\n)    .*\n(?:(?:    .*)?\n)*", re.M)
 OUTSIDE = re.compile(
     r"\[[^\]]+\]\((?:\.\./)?((?:examples|configs|benchmarks|tests)/[^)]*|SKILL\.md)\)"
 )  # a link that leaves docs/
+PAGE = re.compile(r"\[(\w+\.md)\]\((\1(?:#[\w-]+)?)\)")  # a link whose text is a page's file name
 PICTURE = re.compile(r"^(!\[[^\]]*\]\(img/(\w+))\.png\)$", re.M)
 LANGUAGES = {  # how a block of code begins
     r">>> ": "pycon",
@@ -30,13 +31,20 @@ LANGUAGES = {  # how a block of code begins
 def page(text: str) -> str:
     """A page's text with its code in fences, for colours, and links that leave docs/ as paths.
 
-    Pictures get their dark variants.
+    Other links show the title of their page. Pictures get their dark variants.
     """
     text = CONSOLE.sub(
         lambda found: "\n" + re.sub("^", "    ", found[0].rstrip("\n"), flags=re.M) + "\n\n", text
     )
     text = PICTURE.sub(_in_both_palettes, CODE.sub(_fenced, text))
-    return OUTSIDE.sub(lambda link: f"`{link[1]}`", text)
+    text = OUTSIDE.sub(lambda link: f"`{link[1]}`", text)
+    return PAGE.sub(lambda link: f"[{title_of(link[1])}]({link[2]})", text)
+
+
+def title_of(name: str) -> str:
+    """The heading of a page."""
+    first = (ROOT / "docs" / name).read_text().split("\n", 1)[0]
+    return first.removeprefix("# ")
 
 
 def _fenced(found: re.Match[str]) -> str:

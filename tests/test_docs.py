@@ -258,6 +258,7 @@ def test_the_site_has_the_readme_first_and_its_links_hold(tmp_path):
         targets = re.findall(r"\]\(([^):]+)\)", path.read_text())
         assert all((tmp_path / target.split("#")[0]).exists() for target in targets), path
         assert ">>> " not in re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), path
+        assert not re.search(r"\[\w+\.md\]", path.read_text()), path  # a link shows its page's title
 
 
 LAUNCH = (
