@@ -23,7 +23,7 @@ LANGUAGES = {  # how a block of code begins
     r">>> ": "pycon",
     r"(from|import|class|def|check_\w+\() *": "python",
     r"(slime-ext|make|python|pip|bash|cd|git|mkdir|for|HOSTS=|PYTHONPATH=|\.venv/) *": "bash",
-    r"slime_ext(\.|: )|certificate|rollout \d|rehearsed|--": "{ .text .wrap }",  # no columns
+    r"slime_ext(\.|: )|certificate|rollout \d|rehearsed|--|algorithm\.": "{ .text .wrap }",  # no columns
     r"\w+:( .*)?\n": "yaml",
 }
 
