@@ -46,7 +46,7 @@ def ends(of: Settings, rows: Sequence[Row]) -> Figure:
     for (ax,), (name, arms) in zip(axes, lines.items(), strict=True):
         _ends(ax, of, name, arms)
     axes[-1][0].set_xlabel(
-        "held-out score at the end; a dot is a seed (hollow: of a later panel), a bar the mean", fontsize=8
+        "held-out score at the end; a dot is a seed (hollow: from a later panel), a bar the mean", fontsize=8
     )
     return figure
 
