@@ -23,7 +23,7 @@ from slime_ext.host import contract
 from slime_ext.tools.commands.script_flags import apart
 from slime_ext.tools.folders import free_name, is_file, is_folder, new_folder
 from slime_ext.tools.scripts.launch import WrittenFlag
-from slime_ext_cpu import driver, host_log, machine, progress, tiny
+from slime_ext_cpu import driver, host_log, machine, progress, shortcuts, tiny
 from slime_ext_cpu.rehearsal import preflight
 from slime_ext_cpu.stand_ins import HOSTS
 from slime_ext_cpu.tasks import Task, letters, sums
@@ -182,10 +182,11 @@ def _args_of(path: Path) -> dict[str, Any]:
 def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
     """Returns the run without its flags. They name files that are written after the checks."""
     task = TASKS[args["task"]]
+    installed = [progress, shortcuts] if args["host"] == driver.WHEEL else [progress]
     environment = machine.KEEP_MEMORY | {
         "OMP_NUM_THREADS": str(args.get("threads") or task.threads),
         "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),
-        driver.INSTALL: progress.__name__,
+        driver.INSTALL: " ".join(module.__name__ for module in installed),
         progress.FILE: str(out.absolute() / progress.TRACKED),
     }
     return driver.HostRun(

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "slime_ext"
 CPU = ROOT.with_name("slime_ext_cpu")
 CPU_FLOORS = (
     "fork_server import_hooks install machine processes rounding tiny",
-    "host_log preloaded stand_ins tasks",
+    "host_log preloaded shortcuts stand_ins tasks",
     "driver progress site wheel_loop",
     "host_process rehearsal",
     "rehearse train",

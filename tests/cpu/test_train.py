@@ -297,6 +297,13 @@ def test_every_flag_is_one_of_the_hosts(task):
     assert not list(preflight.unknown_flags(given, known))
 
 
+@pytest.mark.parametrize(("host", "shortens"), [("miles", True), ("slime", False)])
+def test_only_miles_from_its_wheel_gets_shortcuts(tmp_path, host, shortens):
+    args = {"task": "letters", "host": host, "lag": 1}
+    modules = train._host_run(args, tmp_path).environment[driver.INSTALL].split()
+    assert ("slime_ext_cpu.shortcuts" in modules, modules[0]) == (shortens, progress.__name__)
+
+
 def of_run(folder):
     """Ids of the processes whose environment names a folder."""
     found = []
