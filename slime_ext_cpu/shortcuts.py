@@ -8,13 +8,18 @@ left out, which saves a quarter of the trainer's time. slime does the same since
 
 In its place stand tensors of NaN. The policy loss of a micro-batch fills those of its samples before it reads
 them. What the host logs about the rollout's log-probs is logged after training.
+
+**Slices of the logits.** miles slices a micro-batch's logits once per sample. The gradient of each slice is a
+tensor of zeros as large as all logits, 126 MB for 640 tokens. `select_once` selects the rows of all samples
+at once, so that one such tensor is made instead of 16. The sums are the same, because the others are zeros.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -69,6 +74,7 @@ def install() -> None:
     """Adds the shortcuts to the import hooks that the stand-ins installed in this process."""
     hooks = next(finder for finder in sys.meta_path if isinstance(finder, ImportHooks))
     hooks.add("after", LOSS, fill_log_probs)
+    hooks.add("after", LOSS, select_once)
     hooks.add("after", ACTOR, skip_log_prob_pass)
 
 
@@ -133,3 +139,26 @@ def fill_log_probs(loss: ModuleType) -> None:
             for awaited, values in zip(_awaited.batch, result["log_probs"], strict=True):
                 awaited.copy_(values.detach())
         return result
+
+
+def select_once(loss: ModuleType) -> None:
+    """Selects the rows of a micro-batch's logits with one operation.
+
+    The host's own function says which rows, because it also slices row numbers.
+    """
+    import torch
+
+    @around(loss, "get_responses")
+    def get_responses(
+        plain: Any, logits: Tensor, *, args: Namespace, **options: Any
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        if args.true_on_policy_mode:  # rounds the logits
+            return plain(logits, args=args, **options)
+        numbers = torch.arange(logits.shape[:-1].numel(), dtype=torch.float32).view(*logits.shape[:-1], 1)
+        as_they_are = copy.copy(args)
+        as_they_are.rollout_temperature = 1.0
+        rows, tokens = zip(*plain(numbers, args=as_they_are, **options), strict=True)
+        chosen = logits.reshape(-1, logits.shape[-1]).index_select(0, torch.cat(rows)[:, 0].long())
+        if args.rollout_temperature != 1:
+            chosen = chosen.div(args.rollout_temperature)
+        return zip(chosen.split([len(each) for each in rows]), tokens, strict=True)

@@ -15,6 +15,14 @@ LOSS = """
 def get_log_probs_and_entropy(logits, **named):
     return {"log_probs": list(logits)}
 
+def get_responses(logits, *, args, unconcat_tokens, total_lengths, response_lengths):
+    sliced.append(logits.requires_grad)
+    logits = logits.squeeze(0).div(args.rollout_temperature)
+    end = 0
+    for tokens, total, response in zip(unconcat_tokens, total_lengths, response_lengths):
+        end += total
+        yield logits[end - response - 1 : end - 1], tokens[-response:]
+
 def policy_loss_function(args, batch, logits, reduce):
     proximal = batch["log_probs"]
     target = get_log_probs_and_entropy(logits)["log_probs"]
@@ -61,13 +69,14 @@ def host(monkeypatch):
     monkeypatch.setattr(shortcuts, "_awaited", shortcuts.Awaited())
     events, logged, read = [], [], []
     loss, actor = ModuleType("loss"), ModuleType("actor")
-    vars(loss).update(read=read)
+    vars(loss).update(read=read, sliced=[])
     vars(actor).update(events=events, logged=logged, loss=loss, Namespace=Namespace)
     exec(LOSS, vars(loss))
     exec(ACTOR, vars(actor))
     shortcuts.fill_log_probs(loss)
+    shortcuts.select_once(loss)
     shortcuts.skip_log_prob_pass(actor)
-    return SimpleNamespace(actor=actor, events=events, logged=logged, read=read)
+    return SimpleNamespace(actor=actor, loss=loss, events=events, logged=logged, read=read)
 
 
 def trained(host, steps=1, prefix="", **options):
@@ -115,3 +124,30 @@ def test_log_probs_that_no_loss_fills_are_not_numbers(host):
     assert [len(values) for values in found] == [2, 1]
     assert all(math.isnan(value) for values in found for value in values.tolist())
     assert not host.events
+
+
+@pytest.mark.parametrize(("temperature", "on_policy"), [(1.0, False), (0.5, False), (1.0, True)])
+def test_rows_of_samples_and_their_gradients_are_the_hosts(host, temperature, on_policy):
+    logits = torch.tensor(
+        [[[row + column / 8 for column in range(3)] for row in range(9)]], requires_grad=True
+    )
+    args = Namespace(rollout_temperature=temperature, true_on_policy_mode=on_policy)
+    batch = {
+        "unconcat_tokens": [torch.tensor([7, 8, 9, 10]), torch.tensor([11, 12, 13])],
+        "total_lengths": [4, 3],
+        "response_lengths": [2, 1],
+    }
+    parts = list(host.loss.get_responses(logits, args=args, **batch))
+    rows = [[1, 2], [5]]  # predict the tokens 9 and 10, and 13
+    assert [chunk.tolist() for chunk, _ in parts] == [
+        [[(row + column / 8) / temperature for column in range(3)] for row in each] for each in rows
+    ]
+    assert [tokens.tolist() for _, tokens in parts] == [[9, 10], [13]]
+    sum((chunk * chunk).sum() for chunk, _ in parts).backward()
+    assert logits.grad.tolist() == [
+        [
+            [2 * (row + column / 8) / temperature**2 if row in {1, 2, 5} else 0 for column in range(3)]
+            for row in range(9)
+        ]
+    ]
+    assert host.loss.sliced == [on_policy]  # whether the host has sliced the logits, or row numbers
