@@ -21,6 +21,7 @@ from slime_ext.tools.folders import make_folder, working_folder
 from slime_ext_cpu import host_log, machine
 from slime_ext_cpu.install import how_to_install
 from slime_ext_cpu.processes import MARK, guarded
+from slime_ext_cpu.stand_ins import bfloat16
 from slime_ext_cpu.stand_ins.hosts import (
     FIRST_PORT,
     LOWEST_PORT,
@@ -117,8 +118,9 @@ class HostRun:
         """Makes the folder of the run and checks what the run needs. Starts and writes nothing else.
 
         Raises:
-            ConfigError: the host environment or the host's train.py is missing, SLIME_EXT_ROUND or
-                SLIME_EXT_SCORE is unknown, a disk has no room, or another run writes to the folder.
+            ConfigError: the host environment or the host's train.py is missing, SLIME_EXT_ROUND,
+                SLIME_EXT_SCORE or SLIME_EXT_BFLOAT16 is unknown, a disk has no room, or another run writes
+                to the folder.
         """
         working_folder()
         wheel_folder()
@@ -126,6 +128,8 @@ class HostRun:
             from slime_ext_cpu.rounding import ROUNDINGS
 
             check_known(ROUND, "format", rounding, ROUNDINGS)
+        if kind := (os.environ | self.environment).get(bfloat16.VARIABLE):
+            check_known(bfloat16.VARIABLE, "type", kind, bfloat16.TYPES)
         self._check_score()
         script = "train_async.py" if self.asynchronous else "train.py"
         if self.checkout and not (self.host and (self.checkout / script).is_file()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ TEMPORARY_ROOM, SHARED_ROOM = 64 << 20, 8 << 20  # Ray's logs; SGLang's and torc
 # of the language model then take 1.2 s of CPU instead of 1.7 (0.5 were page faults), and 280 MB more memory.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
 DEVICES = "nvidia[0-9]*"
+GFLOPS = 160.0  # `gflops` of two threads of the CPU on which the tasks' times were measured
+PROBE_S = 0.3
 
 
 def check_room(out: Path, room: int) -> None:
@@ -63,6 +66,32 @@ def room_or_one_line(out: Path) -> Iterator[None]:
         raise ConfigError(
             f"{place}: expected room to write, got '{error.strerror}': make room there"
         ) from None
+
+
+def gflops(threads: int, in_float32: bool) -> float:
+    """Measures for `PROBE_S` how fast this CPU multiplies, in float32 or bfloat16.
+
+    The product is that of a layer of the language model with 640 tokens.
+
+    Returns:
+        10^9 multiplications and additions per second.
+    """
+    import torch
+
+    tokens, inputs, outputs = 640, 576, 3072
+    kind = torch.float32 if in_float32 else torch.bfloat16
+    left, right = torch.ones(tokens, inputs, dtype=kind), torch.ones(inputs, outputs, dtype=kind)
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        left @ right  # the first product plans how to compute it
+        products, began = 0, time.perf_counter()
+        while (seconds := time.perf_counter() - began) < PROBE_S:
+            left @ right
+            products += 1
+    finally:
+        torch.set_num_threads(usual)
+    return 2e-9 * tokens * inputs * outputs * products / seconds
 
 
 def notes() -> Iterator[str]:

@@ -25,7 +25,7 @@ from slime_ext.tools.folders import free_name, is_file, is_folder, new_folder
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext_cpu import driver, host_log, machine, progress, shortcuts, tiny
 from slime_ext_cpu.rehearsal import preflight
-from slime_ext_cpu.stand_ins import HOSTS
+from slime_ext_cpu.stand_ins import HOSTS, bfloat16
 from slime_ext_cpu.tasks import Task, letters, sums
 
 TASKS: Mapping[str, Task] = {"sums": sums.TASK, "letters": letters.TASK}
@@ -34,9 +34,12 @@ STEPS = "--num-steps-per-rollout"
 LARGEST_SEED = 2**31 - 1
 LATEST = "latest_checkpointed_iteration.txt"
 MEASURE = "metrics_only"
+# By default the hosts pad a micro-batch to a multiple of 128 tokens. The padding is a sequence, to whose
+# length packed attention pads all others. Without it attention sums in another order.
+UNPADDED = ("--data-pad-size-multiplier", "1")
 GPUS = 4  # Ray counts them; none has to exist
 NO_END_S = 7 * 24 * 3600.0
-START_S = 90  # seconds until the first rollout
+START_S = 90  # seconds until the first rollout, at `machine.GFLOPS`
 KINDS = {str: "a text", int: "a whole number", list: "a list"}  # how messages name the types in args.json
 DEFAULTS = {"task": "sums", "correction": "token_tis", "lag": 1, "seed": 1, "host": driver.WHEEL}
 
@@ -269,12 +272,16 @@ def _correction(name: str) -> str:
 
 def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
     """Says what the run will do, and how long that takes."""
-    minutes = (START_S + args["num_rollout"] * task.rollout_s) / 60
+    in_float32 = bfloat16.is_widened()
+    speed = machine.gflops(args["threads"] or task.threads, in_float32)
+    minutes = (START_S + args["num_rollout"] * task.rollout_s) / 60 * machine.GFLOPS / speed
+    how = "in float32" if in_float32 else "with its instructions"
     host = "miles of the package index" if args["host"] == driver.WHEEL else args["host"]
     lag = f", weights pushed every {args['lag']} rollouts" if args["lag"] > 1 else ""
     lines = [
         f"{task.what}: {args['num_rollout']} rollouts, {args['correction']}{lag}",
-        f"on {host}, with its Ray, SGLang and Megatron-LM: about {minutes:.0f} min on two idle cores, no GPU",
+        f"on {host}, with its Ray, SGLang and Megatron-LM, without a GPU",
+        f"about {minutes:.0f} min: this CPU computes bfloat16 {how}, now at {speed:.0f} GFLOPS",
         f"run in {out}; the host's log: {out / 'log'}",
         *machine.notes(),
     ]
@@ -323,6 +330,7 @@ def _flags(args: Mapping[str, Any], task: Task, folder: Path, model: Path) -> li
         *tiny.GRPO,
         *task.flags,
         *(word.format(**values) for word in FLAGS.split()),
+        *(UNPADDED if bfloat16.is_widened() else ()),
         *(("--update-weights-interval", str(args["lag"])) if args["lag"] > 1 else ()),
     ]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from slime_ext_cpu.stand_ins.bfloat16 import widened
+
 if TYPE_CHECKING:  # a stand-in is registered in every process, before anything imports torch
     from torch import Tensor
 
@@ -66,7 +68,7 @@ def _attend(
     keys, values = (cache[places].to(query.dtype).transpose(1, 2) for cache in (k_cache, v_cache))
     padded = pad_sequence(query.split(query_lens), batch_first=True).transpose(1, 2)  # [B, heads, Q, width]
     mixed = scaled_dot_product_attention(
-        padded, keys, values, attn_mask=seen[:, None], scale=scaling, enable_gqa=enable_gqa
+        *map(widened, (padded, keys, values)), attn_mask=seen[:, None], scale=scaling, enable_gqa=enable_gqa
     )
     is_query = torch.arange(max(query_lens)) < lengths[:, None]
     output.copy_(mixed.transpose(1, 2)[is_query])

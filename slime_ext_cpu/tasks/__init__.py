@@ -15,7 +15,7 @@ class Task:
     Args:
         what: sentence for the screen that says which model learns what.
         rollouts: number of rollouts that a run has by default.
-        rollout_s: seconds per rollout on two idle cores.
+        rollout_s: seconds per rollout, on a CPU with `machine.GFLOPS`.
         threads: threads of each process that computes.
         write: (folder of the run, seed) -> folder of the model; also writes train.jsonl and heldout.jsonl.
         flags: the host's flags for this task, without those that every run has.

@@ -86,6 +86,10 @@ def scored_twice_on_a_checkout(host, monkeypatch):
     monkeypatch.setenv("SLIME_EXT_SCORE", "both")
 
 
+def unknown_type(host, monkeypatch):
+    monkeypatch.setenv("SLIME_EXT_BFLOAT16", "float33")
+
+
 def unknown_score(host, monkeypatch):
     monkeypatch.setenv("SLIME_EXT_SCORE", "botj")
 
@@ -100,6 +104,7 @@ FAULTS = {
     another_run: r"{host}/out: expected a folder that no other run uses, got a folder that a run writes .*",
     scored_twice_on_a_checkout: "SLIME_EXT_SCORE: expected served with a checkout, got both: .*",
     unknown_score: r"SLIME_EXT_SCORE: expected a known score, got 'botj'; did you mean 'both'\? .*",
+    unknown_type: r"SLIME_EXT_BFLOAT16: expected a known type, got 'float33'; did you mean 'float32'\? .*",
     unknown_rounding: r"SLIME_EXT_ROUND: expected a known format, got 'int3'; did you mean 'int8'\? .*",
 }
 

@@ -171,10 +171,14 @@ def test_the_last_number_of_steps_counts_as_the_host_reads_it():
 def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(train, "_run", lambda *given: 0)
     monkeypatch.setattr(train.driver.HostRun, "check", lambda run: run.out.mkdir(parents=True))
+    monkeypatch.setattr(train.machine, "gflops", lambda threads, in_float32: train.machine.GFLOPS / 2)
     assert train.main(["--task", "letters", "--lag", "20", "--", "--lr", "1e-4"]) == 0
     said = capsys.readouterr().out
     assert "60 rollouts, token_tis, weights pushed every 20 rollouts" in said
-    assert re.search(r"about \d+ min on two idle cores", said) and "runs/letters/log" in said
+    task = train.TASKS["letters"]
+    minutes = 2 * (train.START_S + task.rollouts * task.rollout_s) / 60  # of a CPU half as fast
+    assert re.search(rf"about {minutes:.0f} min: this CPU .* now at 80 GFLOPS", said)
+    assert "runs/letters/log" in said
     args = json.loads(Path("runs/letters", train.ARGS).read_text())
     assert args["flags"] == ["--lr", "1e-4"] and args["lag"] == 20
     assert (args["correction"], args["seed"], args["host"]) == ("token_tis", 1, "miles")
@@ -288,9 +292,16 @@ def test_seed_lag_and_folders_reach_the_host():
     assert "--update-weights-interval" not in flags_of()
 
 
+@pytest.mark.parametrize("is_widened", [True, False])
+def test_only_a_run_in_float32_changes_the_hosts_padding(monkeypatch, is_widened):
+    monkeypatch.setattr(train.bfloat16, "is_widened", lambda: is_widened)
+    assert flags_of().get("--data-pad-size-multiplier") == (["1"] if is_widened else None)
+
+
 @pytest.mark.parametrize("task", train.TASKS)
-def test_every_flag_is_one_of_the_hosts(task):
+def test_every_flag_is_one_of_the_hosts(monkeypatch, task):
     """Of miles from its wheel, with its Megatron-LM."""
+    monkeypatch.setattr(train.bfloat16, "is_widened", lambda: True)  # which adds flags
     given = [WrittenFlag(name) for name in flags_of(task=task, lag=2)]
     wheel = driver.wheel_folder()
     known = preflight.known_flags(wheel / "miles", wheel / "megatron")

@@ -74,6 +74,31 @@ def test_products_and_gradients_are_the_sums_rounded_once():
     assert "dtype" in said["said"]
 
 
+AGAINST_TORCH = """
+import torch
+from slime_ext_cpu.stand_ins import bfloat16
+torch.manual_seed(0)
+kind = torch.bfloat16
+shapes = (16, 576), (90, 576), (960, 576), (90, 960)
+few, many, weights, grad = (torch.randn(shape).to(kind) for shape in shapes)
+def products():
+    return few @ weights.t(), many @ weights.t(), grad @ weights, grad.t() @ many
+of_torch = products()
+bfloat16.replace_kernel(torch)
+sizes = [a.double().abs() @ b.double().abs() for a, b in (
+    (few, weights.t()), (many, weights.t()), (grad, weights), (grad.t(), many))]
+for ours, theirs, size in zip(products(), of_torch, sizes, strict=True):
+    ours, theirs = ours.double(), theirs.double()
+    ulp = torch.maximum(ours.abs(), theirs.abs()) * 2.0**-7  # of 8 bits, at most
+    assert ((ours - theirs).abs() <= ulp + size * 2.0**-20).all()  # size: what float32 loses if sums cancel
+"""
+
+
+def test_products_equal_those_of_torch_up_to_the_last_bit():
+    done = subprocess.run([sys.executable, "-c", AGAINST_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("capabilities", "emulated"),
     [
@@ -85,11 +110,20 @@ def test_products_and_gradients_are_the_sums_rounded_once():
     ],
 )
 def test_only_a_cpu_without_the_instructions_gets_it(monkeypatch, capabilities, emulated):
+    check_where_it_acts(monkeypatch, capabilities, emulated)
+
+
+def test_a_run_can_ask_for_it_on_any_cpu(monkeypatch):
+    monkeypatch.setenv("SLIME_EXT_BFLOAT16", "float32")
+    check_where_it_acts(monkeypatch, {"avx512_bf16": True}, True)
+
+
+def check_where_it_acts(monkeypatch, capabilities, emulated):
     calls = []
     fake = SimpleNamespace(get_capabilities=lambda: capabilities)
     monkeypatch.setattr(torch, "cpu", fake)
     monkeypatch.setattr(bfloat16, "replace_kernel", calls.append)
-    bfloat16.is_emulated.cache_clear()
+    bfloat16.is_widened.cache_clear()
     try:
         bfloat16.multiply_in_float32(torch)
         assert calls == [torch] * emulated
@@ -97,4 +131,4 @@ def test_only_a_cpu_without_the_instructions_gets_it(monkeypatch, capabilities, 
         wide = [torch.float32 if emulated else torch.bfloat16, torch.float32, torch.float64]
         assert [bfloat16.widened(torch.ones(1, dtype=kind)).dtype for kind in types] == wide
     finally:
-        bfloat16.is_emulated.cache_clear()
+        bfloat16.is_widened.cache_clear()

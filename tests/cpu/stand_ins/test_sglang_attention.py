@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slime_ext_cpu.stand_ins import sglang_attention
+from slime_ext_cpu.stand_ins import bfloat16, sglang_attention
 
 HEADS, KEY_HEADS, WIDTH, PLACES = 4, 2, 8, 64
 
@@ -94,3 +94,21 @@ def test_what_lies_in_the_cache_behind_a_sequence_is_never_read(backend):
     output = torch.empty_like(query)
     backend._run_sdpa_forward_decode(query, output, k_cache, v_cache, table, rows, lengths, enable_gqa=True)
     assert output.isfinite().all()
+
+
+@pytest.mark.parametrize("is_widened", [True, False])
+def test_bfloat16_is_attended_in_float32_where_a_run_computes_so(backend, monkeypatch, is_widened):
+    attend, seen = torch.nn.functional.scaled_dot_product_attention, []
+
+    def attended(query, keys, values, **options):
+        seen.extend(each.dtype for each in (query, keys, values))
+        return attend(query, keys, values, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attended)
+    monkeypatch.setattr(bfloat16, "is_widened", lambda: is_widened)
+    query, k_cache, v_cache, table, requests, lengths = case([3], [1])
+    query, k_cache, v_cache = (each.bfloat16() for each in (query, k_cache, v_cache))
+    out = torch.zeros_like(query)
+    backend._run_sdpa_forward_decode(query, out, k_cache, v_cache, table, requests, lengths, enable_gqa=True)
+    assert seen == [torch.float32 if is_widened else torch.bfloat16] * 3
+    assert out.dtype == torch.bfloat16 and out.abs().sum() > 0
