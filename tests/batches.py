@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -20,9 +21,15 @@ def flat(batch, key, dtype=torch.float64):
 
 def head(batch, dtype=torch.float64):
     """The oracle's heads, filled up with absent tokens."""
-    pairs = [pair for s in batch for pair in oracle.heads(s)]
-    rows = ([pair[side] + [-math.inf] * (TOP_K - len(pair[side])) for pair in pairs] for side in (0, 1))
-    return Head(*(torch.tensor(values, dtype=dtype).reshape(-1, TOP_K) for values in rows))
+    sides = [head_of(len(s["mask"])) for s in batch] or [torch.zeros(2, 0, TOP_K)]
+    return Head(*torch.cat(sides, dim=1).to(dtype))
+
+
+@functools.cache
+def head_of(length):
+    """[2, length, TOP_K], of sampler and trainer."""
+    rows = [[row + [-math.inf] * (TOP_K - len(row)) for row in pair] for pair in oracle.heads(length)]
+    return torch.tensor(rows, dtype=torch.float64).reshape(length, 2, TOP_K).movedim(1, 0)
 
 
 def tokens(batch, dtype=torch.float64):

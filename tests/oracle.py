@@ -8,6 +8,7 @@ the sources, never read from the package, which this file does not import.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from itertools import groupby
@@ -179,7 +180,7 @@ def correct(specification, batch):
                 math.fsum(term_loss(term, s, i) for term in specification.get("terms", ())) if finite else 0
             )
             if finite and (f := specification.get("center")):
-                s["loss"][i] += s["advantage"][i] * centering(*heads(s)[i], f)
+                s["loss"][i] += s["advantage"][i] * centering(*heads(len(s["mask"]))[i], f)
     return seqs
 
 
@@ -383,11 +384,12 @@ def ppo(ratio, advantage, eps):
 # ---- score centering ----
 
 
-def heads(sequence, k=5, rest=3):
+@functools.cache
+def heads(length, k=5, rest=3):
     """Log-probs of sampler and trainer of k tokens out of k + rest, at each token of a sequence."""
-    rng = random.Random(len(sequence["mask"]))
+    rng = random.Random(length)
     found = []
-    for _ in sequence["mask"]:
+    for _ in range(length):
         logits = [rng.gauss(0, 1) for _ in range(k + rest)]
         other = [x + rng.gauss(0, 0.5) for x in logits]
         totals = [math.log(math.fsum(map(math.exp, row))) for row in (logits, other)]
