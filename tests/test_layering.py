@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,11 @@ def modules(*rooms):
     return [p for p in paths if not rooms or any(is_in(p, room) for room in rooms)]
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def is_in(path, room):
     name = named(path).removesuffix(".py")
     return name == room or name.startswith(room + "/")
@@ -141,18 +147,14 @@ def test_imports_run_downhill(inside):
     paths = [p for p in modules() if named(p).startswith(inside)]
     for path in paths:
         here = floor(named(path).removesuffix(".py").removesuffix("/__init__"), inside)
-        names = [n for n in imported(ast.parse(path.read_text())) if n.startswith("slime_ext.")]
+        names = [n for n in imported(parsed(path)) if n.startswith("slime_ext.")]
         uphill = {n for n in names if here is not None and (floor(n, inside) or 0) > here}
         assert not uphill, path
 
 
 def test_the_plugin_does_not_import_what_stands_in_for_cuda():
     """The command line names its modules in a text: `slime_ext/tools/commands/cli.py`."""
-    found = {
-        named(p)
-        for p in modules()
-        if any(n.split(".")[0] == CPU.name for n in imported(ast.parse(p.read_text())))
-    }
+    found = {named(p) for p in modules() if any(n.split(".")[0] == CPU.name for n in imported(parsed(p)))}
     assert found == KNOW_CPU
 
 
@@ -160,7 +162,7 @@ def test_imports_run_downhill_without_cuda():
     floors = {name: i for i, names in enumerate(CPU_FLOORS) for name in names.split()}
     for path in sorted(CPU.rglob("*.py")):
         room = path.relative_to(CPU).parts[0].removesuffix(".py")
-        names = [n.split(".") for n in imported(ast.parse(path.read_text()))]
+        names = [n.split(".") for n in imported(parsed(path))]
         rooms = {parts[1] for parts in names if parts[0] == CPU.name and len(parts) > 1} - {room}
         assert room == "__init__" or all(floors[each] < floors[room] for each in rooms), path
     there = {p.name.removesuffix(".py") for p in CPU.iterdir()} - {
@@ -183,7 +185,7 @@ def test_every_file_stands_on_a_floor():
 
 def test_the_mathematics_knows_torch_alone():
     for path in modules(*MATHEMATICS):
-        names = set(imported(ast.parse(path.read_text())))
+        names = set(imported(parsed(path)))
         assert not {
             n for n in names for bad in FORBIDDEN_IN_MATHEMATICS if n == bad or n.startswith(bad + ".")
         }
@@ -191,13 +193,13 @@ def test_the_mathematics_knows_torch_alone():
 
 def test_no_host_framework_at_import_time():
     for path in modules("host", "tis", "config", "core/metrics"):
-        names = imported(ast.parse(path.read_text()), top_level_only=True)
+        names = imported(parsed(path), top_level_only=True)
         assert not [n for n in names if n.split(".")[0] in ("megatron", "slime")], path
 
 
 def test_nothing_on_the_hook_path_waits_for_the_device():
     for path in [p for p in modules(*HOOK_PATH) if named(p) not in MAY_WAIT]:
-        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        calls = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
         syncs = [n.lineno for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr in SYNCS]
         tests = [
             n.lineno
@@ -212,7 +214,7 @@ def test_a_run_is_remembered_in_the_session_alone():
     to a name outside of it. The table of the rules is full when its module has been imported."""
     others = ("host/session.py", "host/rules.py")
     for path in [p for p in modules("host", "tis") if named(p) not in others]:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         values = [n.value for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign) and n.value]
         empty = [v for v in values if ast.unparse(v) in ("{}", "[]", "set()", "dict()", "list()")]
         variables = [v for v in values if ast.unparse(v).startswith("ContextVar(")]
@@ -227,9 +229,7 @@ def test_the_mathematics_never_touches_the_hosts_arguments():
 
 def test_the_oracle_is_independent():
     oracle = Path(__file__).with_name("oracle.py")
-    assert not [
-        n for n in imported(ast.parse(oracle.read_text())) if n.split(".")[0] in ("slime_ext", "torch")
-    ]
+    assert not [n for n in imported(parsed(oracle)) if n.split(".")[0] in ("slime_ext", "torch")]
 
 
 FRESH = """

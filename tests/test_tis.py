@@ -56,7 +56,7 @@ def column(seqs, key):
 
 def test_presets_through_the_hook_match_the_oracle():
     for name in presets.PRESETS:
-        for seed in range(5):
+        for seed in range(2):
             batch = oracle.random_batch(seed)
             call = as_slime_calls(batch)
             loss, masks, metrics = getattr(tis, name)(arguments(), **call)
@@ -143,7 +143,7 @@ def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank, mon
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_holds_of_every_function(name):
-    for seed in range(4):
+    for seed in range(2):
         call = as_slime_calls(oracle.random_batch(seed))
         before = [m.clone() for m in call["loss_masks"]]
         loss, _, metrics = getattr(tis, name)(arguments(), **call)

@@ -7,6 +7,7 @@ tests/downstream/test_contract_source.py reads the real source against this.
 
 from __future__ import annotations
 
+import functools
 import math
 from argparse import Namespace
 
@@ -30,8 +31,9 @@ HOOK_CALL = {
 }
 SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")
 NAMES = (*SEEDS, "correct", *presets.PRESETS, *presets.ALIASES)
+STOCK = "stock, carried by init"
 HOST_CALLS = {  # what a host's call may carry beside the contract's keywords
-    "stock, carried by init": ("carried", {}),
+    STOCK: ("carried", {}),
     "patched": ("passed", {}),
     "a newer host with more": ("passed", {"step_id": 3, "rollout_mask_sums": None}),
     "current_log_probs, slime pull request 1912": ("renamed", {}),
@@ -64,7 +66,7 @@ def hook_call(seed=0):
     return given, {"cur_log_probs": cur, "advantages": local(1.0), "head": Head(rows, rows + 0.1)}
 
 
-def call(name, how="stock, carried by init", seed=0, **more):
+def call(name, how, seed=0, **more):
     """One hook call as a host makes it: (what it was called with, what it returned)."""
     given, kept = hook_call(seed)
     way, extra = HOST_CALLS[how]
@@ -79,14 +81,19 @@ def call(name, how="stock, carried by init", seed=0, **more):
         session.loss_inputs.reset(token)
 
 
+@pytest.fixture(scope="module", params=NAMES)
+def answered(request):
+    """``call`` of one function; a call is made once."""
+    return functools.cache(functools.partial(call, request.param))
+
+
 def test_the_data_here_and_the_contract_of_the_package_agree():
     assert ("args", *HOOK_CALL) == contract.REQUIRED
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("how", HOST_CALLS)
-def test_every_function_returns_what_slime_unpacks(name, how):
-    given, returned = call(name, how)
+def test_every_function_returns_what_slime_unpacks(answered, how):
+    given, returned = answered(how)
     loss, masks, metrics = returned
     assert loss.shape == given["pg_loss"].shape and loss.requires_grad
     assert [m.shape for m in masks] == [m.shape for m in given["loss_masks"]]
@@ -95,9 +102,8 @@ def test_every_function_returns_what_slime_unpacks(name, how):
         assert isinstance(key, str) and value.shape == loss.shape and not value.requires_grad
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_loss_has_a_finite_gradient(name):
-    _, (loss, _, _) = call(name)
+def test_the_loss_has_a_finite_gradient(answered):
+    _, (loss, _, _) = answered(STOCK)
     leaves = torch.autograd.grad(loss.sum(), _leaves(loss))
     assert torch.isfinite(loss).all() and leaves and all(torch.isfinite(leaf).all() for leaf in leaves)
 
@@ -114,10 +120,9 @@ def _leaves(loss):
     return list(dict.fromkeys(seen))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_hosts_tensors_are_not_written_to(name):
+def test_the_hosts_tensors_are_not_written_to(answered):
     before, _ = hook_call()
-    given, _ = call(name)
+    given, _ = answered(STOCK)
     for key, value in before.items():
         values = value if isinstance(value, list) else [value]
         after = given[key] if isinstance(value, list) else [given[key]]
@@ -126,26 +131,22 @@ def test_the_hosts_tensors_are_not_written_to(name):
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_metrics_alone_return_the_very_objects(name):
-    given, (loss, masks, _) = call(name, use_tis=False)
+def test_metrics_alone_return_the_very_objects(answered):
+    given, (loss, masks, _) = answered(STOCK, use_tis=False)
     assert loss is given["pg_loss"]
     assert all(a is b for a, b in zip(masks, given["loss_masks"], strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_metrics_have_the_same_names_in_every_micro_batch(name):
-    names = [list(call(name, seed=seed)[1][2]) for seed in range(3)]
+def test_the_metrics_have_the_same_names_in_every_micro_batch(answered):
+    names = [list(answered(STOCK, seed)[1][2]) for seed in range(3)]
     assert names[0] == names[1] == names[2]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_name_of_a_metric_is_one_of_slimes(name):
+def test_no_name_of_a_metric_is_one_of_slimes(answered):
     taken = {"loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "ois", "opsm_clipfrac"}
-    assert not taken & set(call(name)[1][2])
+    assert not taken & set(answered(STOCK)[1][2])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_way_of_carrying_gives_the_same_loss(name):
-    losses = [call(name, how)[1][0] for how in HOST_CALLS]
+def test_every_way_of_carrying_gives_the_same_loss(answered):
+    losses = [answered(how)[1][0] for how in HOST_CALLS]
     assert all(torch.equal(loss, losses[0]) for loss in losses)
