@@ -20,6 +20,7 @@ _PRELOAD = [
     "megatron.core.distributed",
     "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.pipeline_parallel",
+    "ray",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "slime_ext.tis",
