@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
+import runpy
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -520,22 +520,13 @@ def test_a_hook_is_called_as_slime_does():
         check_hook(hook, lambda s: [1.0] * len(s.mask))
 
 
-@pytest.mark.slow
 def test_the_example_is_accepted_by_check_and_by_the_laboratory(capsys, monkeypatch):
     monkeypatch.chdir(EXAMPLE)
-    ran = subprocess.run([sys.executable, "corrections.py"], capture_output=True, text=True, check=True)
-    assert ran.stdout == "all agree with their definitions\n"
+    monkeypatch.delitem(sys.modules, "corrections", raising=False)
+    runpy.run_path("corrections.py", run_name="__main__")
+    assert capsys.readouterr().out == "all agree with their definitions\n"
     assert cli.main(["check", "tempered.yaml"]) == 0
+    assert "corrections" in sys.modules  # check imports what a configuration names
     assert fidelity.main(["--config", "tempered.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "corrections.Tempered(power 0.5) > truncate(high 2)" in shown and "tempered " in shown
-
-
-@pytest.mark.slow
-def test_check_imports_the_module_that_a_configuration_names():
-    code = (
-        "import sys; from slime_ext.tools.commands import cli\n"
-        "status = cli.main(['check', 'tempered.yaml'])\n"
-        "sys.exit(status if 'corrections' in sys.modules else 7)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=EXAMPLE, capture_output=True).returncode == 0
