@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from bisect import bisect_left, bisect_right
@@ -296,7 +297,14 @@ def bootstrap(
 
     Source: Efron 1979, Annals of Statistics 7, p. 1 (percentile interval).
     """
-    draw, n = random.Random(seed), len(values)
-    means = sorted(sum(draw.choices(values, k=n)) / n for _ in range(resamples))
+    n = len(values)
+    means = sorted(sum(map(values.__getitem__, drawn)) / n for drawn in _drawn(n, resamples, seed))
     low, high = (means[int(quantile * resamples)] for quantile in ((1 - share) / 2, (1 + share) / 2))
     return sum(values) / n, low, high
+
+
+@functools.cache
+def _drawn(n: int, resamples: int, seed: int) -> list[list[int]]:
+    """Which of n values each resample has; drawn once for all samples of n values."""
+    draw = random.Random(seed)
+    return [draw.choices(range(n), k=n) for _ in range(resamples)]

@@ -80,7 +80,8 @@ def line_of(of: Settings, panel: str, arm: str, seed: int, done: Sequence[Row]) 
     Arm G has the line of C if analyze recommends token_tis. Arm A has no mismatch, so it is the same run in
     every panel with the same flags.
     """
-    own = next((row for row in done if row.key == (panel, arm, seed, of.digest(panel, arm))), None)
+    key = panel, arm, seed, of.digest(panel, arm)
+    own = next((row for row in done if row.key == key), None)
     if own is not None or of.panels[panel].host is None:
         return own
     recommended = _advised(of, panel, seed, done) if arm == FOLLOWER else None
