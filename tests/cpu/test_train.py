@@ -371,7 +371,7 @@ def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_pa
         while not (out / train.CHECKPOINT / train.LATEST).exists() and time.monotonic() < deadline:
             assert first.poll() is None, first.stdout.read()
             seen, marked = seen | listening(out), marked | marks(out)
-            time.sleep(0.5)
+            time.sleep(1)
         shared = [path for mark in marked for path in Path("/dev/shm").glob(f"*{mark}*")]
         first.send_signal(signal.SIGTERM)
         said = first.communicate(timeout=60)[0]
