@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Checkout(HostCode):
     def accepts(self, dest: str, args: Any) -> bool:
         return any(f'"{flag_of(dest)}"' in text for text in self.files.values())
 
-    @property
+    @cached_property
     def loss_module(self) -> str:
         door = self.door(LOSS)
         return self.name if door is None else door.module
@@ -109,6 +109,7 @@ def named_checkout(path: str) -> Checkout:
     return checkout
 
 
+@lru_cache(maxsize=64)  # the rules ask for the same few functions dozens of times
 def signature_of(text: str, name: str) -> inspect.Signature | None:
     """Reads the signature of a module's function from its text, without annotations.
 
