@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
+def script(tmp_path, monkeypatch, in_process):
     """A launch whose script writes a file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "prepare", lambda *given: pytest.fail("went on"))
