@@ -17,7 +17,7 @@ from slime_ext.tools.convert import read
 from tests import oracle
 from tests.batches import flat, flat_call, tokens
 
-FEW, BATCHES = 8, 100
+BATCHES = 100
 
 
 def same(got, expected, rel, abs_):
@@ -25,15 +25,24 @@ def same(got, expected, rel, abs_):
     torch.testing.assert_close(got.detach().double(), expected, rtol=rel, atol=abs_, equal_nan=True)
 
 
-@pytest.mark.parametrize("seeds", [range(FEW), pytest.param(range(FEW, BATCHES), marks=pytest.mark.slow)])
+def several():
+    """Eight random batches as one."""
+    return [s for seed in range(8) for s in oracle.random_batch(seed)]
+
+
 @pytest.mark.parametrize("name", presets.PRESETS)
-def test_matches_the_oracle(name, seeds):
-    compare_with_the_oracle(name, seeds)
+def test_matches_the_oracle(name):
+    compare_with_the_oracle(name, [several()])
 
 
-def compare_with_the_oracle(name, seeds):
-    for seed in seeds:
-        batch = oracle.random_batch(seed)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_matches_the_oracle_in_every_batch(name):
+    compare_with_the_oracle(name, map(oracle.random_batch, range(BATCHES)))
+
+
+def compare_with_the_oracle(name, batches):
+    for seed, batch in enumerate(batches):
         expected = oracle.correct(oracle.SPECS[name], batch)
         loss, keep, metrics = slime_ext.correct(**flat_call(batch), correction=name)
         assert keep.tolist() == [k for s in expected for k in s["keep"]], f"seed {seed}"
@@ -73,17 +82,16 @@ def test_on_policy_data_is_left_alone():
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_gradients_are_finite_whatever_stands_at_masked_positions_and_weights_have_none(name):
     correction = presets.get(name)
-    for seed in range(FEW):
-        batch = oracle.random_batch(seed)
-        packed, _ = tokens(batch)
-        call = flat_call(batch, target=packed.target)
-        call["loss"] = torch.where(packed.segments.mask, packed.target, 0)
-        loss, keep, _ = slime_ext.correct(**call, correction=correction)
-        (gradient,) = torch.autograd.grad(loss.sum(), packed.target)
-        outcome = correction(packed)
-        assert gradient.isfinite().all() and not outcome.weights.requires_grad
-        reached = outcome.finite if correction.terms else keep
-        assert correction.is_identity or not gradient[~reached].any()
+    batch = several()
+    packed, _ = tokens(batch)
+    call = flat_call(batch, target=packed.target)
+    call["loss"] = torch.where(packed.segments.mask, packed.target, 0)
+    loss, keep, _ = slime_ext.correct(**call, correction=correction)
+    (gradient,) = torch.autograd.grad(loss.sum(), packed.target)
+    outcome = correction(packed)
+    assert gradient.isfinite().all() and not outcome.weights.requires_grad
+    reached = outcome.finite if correction.terms else keep
+    assert correction.is_identity or not gradient[~reached].any()
 
 
 def test_the_oracle_knows_every_preset():

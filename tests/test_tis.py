@@ -56,21 +56,20 @@ def column(seqs, key):
 
 def test_presets_through_the_hook_match_the_oracle():
     for name in presets.PRESETS:
-        for seed in range(2):
-            batch = oracle.random_batch(seed)
-            call = as_slime_calls(batch)
-            loss, masks, metrics = getattr(tis, name)(arguments(), **call)
-            expected = oracle.correct(oracle.SPECS[name], batch)
-            assert all(a is b for a, b in zip(masks, call["loss_masks"], strict=True))
-            assert list(metrics) == list(METRICS) and all(m.shape == loss.shape for m in metrics.values())
-            rejected = torch.tensor(
-                [bool(m) and not k for s in expected for m, k in zip(s["mask"], s["keep"], strict=True)]
-            )
-            assert torch.equal(metrics[METRICS[2]] > 0, rejected)
-            if name == "metrics_only":
-                assert loss is call["pg_loss"]
-            else:
-                torch.testing.assert_close(loss.detach(), column(expected, "loss"), rtol=1e-11, atol=1e-12)
+        batch = oracle.random_batch(0) + oracle.random_batch(1)
+        call = as_slime_calls(batch)
+        loss, masks, metrics = getattr(tis, name)(arguments(), **call)
+        expected = oracle.correct(oracle.SPECS[name], batch)
+        assert all(a is b for a, b in zip(masks, call["loss_masks"], strict=True))
+        assert list(metrics) == list(METRICS) and all(m.shape == loss.shape for m in metrics.values())
+        rejected = torch.tensor(
+            [bool(m) and not k for s in expected for m, k in zip(s["mask"], s["keep"], strict=True)]
+        )
+        assert torch.equal(metrics[METRICS[2]] > 0, rejected)
+        if name == "metrics_only":
+            assert loss is call["pg_loss"]
+        else:
+            torch.testing.assert_close(loss.detach(), column(expected, "loss"), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (0.8, 1.1)])
@@ -143,17 +142,16 @@ def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank, mon
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_holds_of_every_function(name):
-    for seed in range(2):
-        call = as_slime_calls(oracle.random_batch(seed))
-        before = [m.clone() for m in call["loss_masks"]]
-        loss, _, metrics = getattr(tis, name)(arguments(), **call)
-        # Finite whatever stands at masked positions; and slime's --recompute-loss-function calls twice.
-        assert all(m.isfinite().all() and not m.requires_grad for m in metrics.values())
-        assert all(torch.equal(a, b) for a, b in zip(before, call["loss_masks"], strict=True))
-        again = getattr(tis, name)(arguments(), **call)[0]
-        torch.testing.assert_close(again, loss, rtol=0, atol=0, equal_nan=True)
-        loss, masks, metrics = getattr(tis, name)(arguments(use_tis=False), **call)
-        assert loss is call["pg_loss"] and masks is call["loss_masks"] and metrics
+    call = as_slime_calls(oracle.random_batch(0) + oracle.random_batch(1))
+    before = [m.clone() for m in call["loss_masks"]]
+    loss, _, metrics = getattr(tis, name)(arguments(), **call)
+    # Finite whatever stands at masked positions; and slime's --recompute-loss-function calls twice.
+    assert all(m.isfinite().all() and not m.requires_grad for m in metrics.values())
+    assert all(torch.equal(a, b) for a, b in zip(before, call["loss_masks"], strict=True))
+    again = getattr(tis, name)(arguments(), **call)[0]
+    torch.testing.assert_close(again, loss, rtol=0, atol=0, equal_nan=True)
+    loss, masks, metrics = getattr(tis, name)(arguments(use_tis=False), **call)
+    assert loss is call["pg_loss"] and masks is call["loss_masks"] and metrics
     loss, masks, _ = getattr(tis, name)(arguments(), **as_slime_calls([]))
     assert loss.shape == (0,) and list(masks) == []
 

@@ -205,10 +205,10 @@ def test_ranks_add_up():
 
 def test_quantiles_are_within_their_bound():
     torch.manual_seed(0)
-    log_ratio = torch.randn(20000, dtype=torch.float64) * 0.3
+    log_ratio = torch.randn(5000, dtype=torch.float64) * 0.3
     got = scalars(Correction(), one_long(log_ratio.tolist()))
     for percent in (1, 10, 50, 90, 99):
-        exact = log_ratio.sort().values[math.ceil(percent * 200) - 1].item()
+        exact = log_ratio.sort().values[math.ceil(percent * 50) - 1].item()
         assert math.log(got[f"ratio_p{percent:02d}"]) == pytest.approx(exact, rel=0.0308)
 
 
