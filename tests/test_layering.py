@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -228,3 +230,22 @@ def test_the_mathematics_never_touches_the_hosts_arguments():
 def test_the_oracle_is_independent():
     oracle = Path(__file__).with_name("oracle.py")
     assert not [n for n in imported(parsed(oracle)) if n.split(".")[0] in ("slime_ext", "torch")]
+
+
+FRESH = """
+import sys, types
+import pydantic, torch, yaml
+brought = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
+from slime_ext import tis
+one = [torch.zeros(2)]
+args = types.SimpleNamespace(use_tis=True)
+call = {"train_log_probs": one, "rollout_log_probs": one, "loss_masks": [torch.ones(2)]}
+tis.token_tis(args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **call)
+now = {name.partition(".")[0] for name in sys.modules if name[0] != "_"}
+print(*sorted(now - brought))
+"""
+
+
+def test_a_training_process_pays_for_torch_pydantic_and_pyyaml_alone():
+    ran = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["slime_ext"]

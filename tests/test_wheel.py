@@ -142,25 +142,6 @@ def test_the_wheel_alone_serves_a_training_process(wheel, metadata, tmp_path):
     assert done.stdout.splitlines()[-1].startswith("the wheel alone")
 
 
-FRESH = """
-import sys, types
-import pydantic, torch, yaml
-brought = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
-from slime_ext import tis
-one = [torch.zeros(2)]
-args = types.SimpleNamespace(use_tis=True)
-call = {"train_log_probs": one, "rollout_log_probs": one, "loss_masks": [torch.ones(2)]}
-tis.token_tis(args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **call)
-now = {name.partition(".")[0] for name in sys.modules if name[0] != "_"}
-print(*sorted(now - brought))
-"""
-
-
-def test_a_training_process_pays_for_torch_pydantic_and_pyyaml_alone():
-    ran = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["slime_ext"]
-
-
 def test_the_commands_ask_for_the_modules_of_their_extra(metadata):
     extras = {of: set(map(canonicalize_name, requirements(metadata, of))) for of in ("tools", "train")}
     assert set(cli.MODULES["tools"]) == extras["tools"] <= extras["train"]
