@@ -545,8 +545,8 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
         loss,
         outcome.finite,
         outcome.weights,
-        ratio.float() * as_bytes(outcome.finite),
+        ratio.float().mul_(as_bytes(outcome.finite)),
         as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
-        as_numbers(tokens.segments.mask & ~outcome.keep, torch.float32),
+        as_numbers(tokens.segments.mask > outcome.keep, torch.float32),  # in the mask and not kept
         measured,
     )

@@ -240,7 +240,7 @@ class StepInputs:
         A sum of bool needs no copy in float32.
         """
         if isinstance(name, ExceedsLimit):
-            return (self.value_of(name.name) - name.limit).clamp_min(0)
+            return (self.value_of(name.name) - name.limit).clamp_min_(0)
         if isinstance(name, ByPosition):
             return self.segments.zeroed(
                 (response_order(self.segments) - 1) * self.value_of(name.name).double()

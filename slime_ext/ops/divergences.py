@@ -35,7 +35,15 @@ def is_log_prob(values: Tensor) -> Tensor:
     >>> is_log_prob(torch.tensor([-3.0, 0.0, 1e-4, 0.7, -9999.0, torch.nan, -torch.inf])).tolist()
     [True, True, True, False, False, False, False]
     """
-    return (values > LOWEST) & (values <= HIGHEST)  # NaN fails both comparisons
+    # One comparison instead of two, because they are what takes time on a CPU. NaN fails it, too.
+    return values.clamp(_lowest(values.dtype), HIGHEST) == values
+
+
+@functools.cache
+def _lowest(dtype: torch.dtype) -> float:
+    """Returns the smallest number of a dtype that ``is_log_prob`` accepts."""
+    bound = torch.tensor(LOWEST, dtype=dtype)
+    return torch.nextafter(bound, torch.zeros_like(bound)).item()
 
 
 @functools.cache  # because PyTorch dispatches each promote_types like an operation
