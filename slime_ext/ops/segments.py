@@ -189,11 +189,10 @@ class Segments:
         return torch.where(self.mask, values, 0)
 
     def expand(self, values: Tensor) -> Tensor:
-        """Gives each local token the value of its sequence: [S] -> [T].
-
-        With one sequence the result is a view of one number.
-        """
-        return values.expand(self.size) if self.count == 1 else values.index_select(0, self.ids)
+        """Gives each local token the value of its sequence: [S] -> [T]."""
+        if self.count == 1:  # a copy of one number takes a tenth of a selection
+            return values.expand(self.size).contiguous()
+        return values.index_select(0, self.ids)
 
     def expand_to_tokens(self, unit: str, values: Tensor) -> Tensor:
         """Gives each local token the value of its unit: [T], [U] or [S] -> [T]."""
