@@ -81,6 +81,19 @@ def skyrl() -> dict:
     return {"T": run(token), "S": run(sequence)}
 
 
+def skyrl_loss() -> dict:
+    """SkyRL as a host of lists would call it for what our hook returns: padded, and back to a flat loss."""
+
+    def run(correct: Callable[[Any], tuple]) -> Callable[[Any], Tensor]:
+        def body(batch: Any) -> Tensor:
+            weights, _, mask = correct(batch.padded())
+            return batch.host_loss * (weights * mask)[batch.where]
+
+        return body
+
+    return {config: run(correct) for config, correct in skyrl().items()}
+
+
 def trl() -> dict:
     """Returns GRPOTrainer's importance ratio. It has only weights, no geometric mask and no veto."""
     return {level: trl_ratio(f"{name}_truncate") for level, name in (("T", "token"), ("S", "sequence"))}
@@ -180,6 +193,7 @@ SYSTEMS = {
     "verl, from lists": from_lists(verl),
     "SkyRL": skyrl,
     "SkyRL, from lists": from_lists(skyrl),
+    "SkyRL, from lists to the loss": skyrl_loss,
     "TRL": trl,
     "AReaL": areal,
 }

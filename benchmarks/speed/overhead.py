@@ -2,7 +2,8 @@
 
     python -m benchmarks.speed overhead
 
-SkyRL reads padded tensors. One column has them prepared; another column includes padding a host's lists.
+SkyRL reads padded tensors. Two columns have them prepared; another column is padding a host's lists. In the last
+columns SkyRL does what the hook does: lists in, a flat loss out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.cost import dispatched, minima
-from benchmarks.speed.others import skyrl
+from benchmarks.speed.others import skyrl, skyrl_loss
 from benchmarks.speed.run import ours
 from benchmarks.speed.workloads import Batch
 
@@ -36,6 +37,7 @@ def contenders() -> dict[str, Body]:
     try:
         found |= {f"SkyRL: {FORMS[config]}": body for config, body in skyrl().items()}
         found["SkyRL: padding"] = Batch.padded
+        found |= {f"SkyRL, lists to loss: {FORMS[config]}": body for config, body in skyrl_loss().items()}
     except ImportError as error:
         print(f"SkyRL: left out, {error}", file=sys.stderr)
     return found
