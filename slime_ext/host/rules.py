@@ -199,10 +199,10 @@ class Setup:
 
         REINFORCE, -A log pi_target, has no such factor, and passes the target's log-probs as the proximal's.
         """
-        found = self.pg_loss_type or self.a.pg_loss_type
-        if found is None:
+        loss_type = self.pg_loss_type or self.a.pg_loss_type
+        if loss_type is None:
             return not (self.a.use_score_centering or self.a.advantage_estimator in WITHOUT_RATIO)
-        return bool(found != "reinforce")
+        return bool(loss_type != "reinforce")
 
     @property
     def counts_target_twice(self) -> bool:
