@@ -239,15 +239,16 @@ class Segments:
         # The rows are laid end to end, because CUDA runs a one-dimensional segment_reduce as a scan. In two
         # dimensions it loops over each segment.
         sums = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
-        sums = sums.view(len(rows), -1)
-        return sums[:, : self.count] + sums[:, self.count + 1 : -1]
+        # Of each row: its blocks, then its single tokens; each followed by what belongs to no sequence.
+        return sums.view(len(rows), 2, -1)[:, :, :-1].sum(1)
 
     @cached_property
     def blocks(self) -> tuple[int, Tensor, Tensor]:
         """The ``plan_of_blocks`` of the local tokens, on their device."""
         count, shared, bounds = plan_of_blocks(self.local_lengths)
         both = host_ints(shared + bounds, self.full_mask.device)
-        return count, both[: len(shared)], both[len(shared) :]
+        on_device = both.split((len(shared), len(bounds)))
+        return count, on_device[0], on_device[1]
 
     def local_maxima(self, values: Tensor) -> Tensor:
         """Finds the maximum of each shard of each sequence.
