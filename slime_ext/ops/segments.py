@@ -226,8 +226,8 @@ class Segments:
         count, shared, bounds = self.blocks
         rows = [as_bytes(row) if row.dtype is torch.bool else row for row in rows]
         padding = count * BLOCK - self.size
-        parts = rows if not padding else [x for row in rows for x in (row, rows[0].new_zeros(padding))]
-        blocks = torch.cat(parts).view(len(rows), count, BLOCK)
+        tail = [rows[0].new_zeros(padding)] if padding else []
+        blocks = torch.cat([part for row in rows for part in (row, *tail)]).view(len(rows), count, BLOCK)
         alone = blocks.sum(2).index_fill_(1, shared, 0)  # filled, not multiplied: 0 times NaN is NaN
         single = blocks.index_select(1, shared).view(len(rows), -1)
         table = torch.cat([alone, single], 1).double()
