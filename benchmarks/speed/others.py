@@ -56,8 +56,8 @@ def verl() -> dict:
     def sequence(batch):
         # No veto since PR 4544; the two-sided seq_max_k2 stands in for it, as verl's documentation says.
         rules, bounds = "seq_mean_k1,seq_max_k2", f"{GEO[0]}_{GEO[1]},{math.log(VETO) ** 2 / 2}"
-        given = batch.proximal, batch.behavior, batch.mask, "sequence", CAP
-        return correct(*given, rollout_rs=rules, rollout_rs_threshold=bounds)
+        arguments = batch.proximal, batch.behavior, batch.mask, "sequence", CAP
+        return correct(*arguments, rollout_rs=rules, rollout_rs_threshold=bounds)
 
     return {"T": token, "S": sequence}
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.speed overhead
 
-SkyRL reads padded tensors. Two columns have them prepared; another column is padding a host's lists. In the last
-columns SkyRL does what the hook does: lists in, a flat loss out.
+SkyRL reads padded tensors. Two columns have them prepared; another column is padding a host's lists. In the
+last columns SkyRL does what the hook does: lists in, a flat loss out.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Body = Callable[[Batch], object]
 
 def contenders() -> dict[str, Body]:
     """Returns column -> what runs on a batch. Leaves SkyRL out if it is not installed."""
-    found: dict[str, Body] = {}
+    columns: dict[str, Body] = {}
     for config, form in FORMS.items():
         bodies = ours(config)
-        found |= {f"ours: {form}": bodies["ours"], f"{METRICS}: {form}": bodies[METRICS]}
+        columns |= {f"ours: {form}": bodies["ours"], f"{METRICS}: {form}": bodies[METRICS]}
     try:
-        found |= {f"SkyRL: {FORMS[config]}": body for config, body in skyrl().items()}
-        found["SkyRL: padding"] = Batch.padded
-        found |= {f"SkyRL, lists to loss: {FORMS[config]}": body for config, body in skyrl_loss().items()}
+        columns |= {f"SkyRL: {FORMS[config]}": body for config, body in skyrl().items()}
+        columns["SkyRL: padding"] = Batch.padded
+        columns |= {f"SkyRL, lists to loss: {FORMS[config]}": body for config, body in skyrl_loss().items()}
     except ImportError as error:
         print(f"SkyRL: left out, {error}", file=sys.stderr)
-    return found
+    return columns
 
 
 def table(repeat: int) -> Table:
