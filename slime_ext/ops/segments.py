@@ -247,7 +247,7 @@ class Segments:
         """The ``plan_of_blocks`` of the local tokens, on their device."""
         count, shared, bounds = plan_of_blocks(self.local_lengths)
         both = host_ints(shared + bounds, self.full_mask.device)
-        on_device = both.split((len(shared), len(bounds)))
+        on_device = torch.split(both, [len(shared), len(bounds)])
         return count, on_device[0], on_device[1]
 
     def local_maxima(self, values: Tensor) -> Tensor:
