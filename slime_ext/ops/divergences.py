@@ -36,14 +36,8 @@ def is_log_prob(values: Tensor) -> Tensor:
     [True, True, True, False, False, False, False]
     """
     # One comparison instead of two, because they are what takes time on a CPU. NaN fails it, too.
-    return values.clamp(_lowest(values.dtype), HIGHEST) == values
-
-
-@functools.cache
-def _lowest(dtype: torch.dtype) -> float:
-    """Returns the smallest number of a dtype that ``is_log_prob`` accepts."""
-    bound = torch.tensor(LOWEST, dtype=dtype)
-    return torch.nextafter(bound, torch.zeros_like(bound)).item()
+    above = LOWEST + 512 * torch.finfo(values.dtype).eps  # the next number, since 512 <= 1000 < 1024
+    return values.clamp(above, HIGHEST) == values
 
 
 @functools.cache  # because PyTorch dispatches each promote_types like an operation
