@@ -139,16 +139,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--flags", nargs=argparse.REMAINDER, default=[], help="more flags for slime-ext analyze"
     )
-    given = parser.parse_args(argv)
-    rollouts = given.files // 2
-    tokens = int(given.gigabytes * 1e9 / rollouts / BYTES_PER_TOKEN)
+    options = parser.parse_args(argv)
+    rollouts = options.files // 2
+    tokens = int(options.gigabytes * 1e9 / rollouts / BYTES_PER_TOKEN)
     with tempfile.TemporaryDirectory() as folder:
         little = generate(Path(folder) / "little", 1, SHORTEST)
         many = generate(Path(folder) / "many", rollouts, tokens)
         in_memory, name = max((measured(LOAD, str(p))[0], p.parent.name) for p in many.glob("*/0.pt"))
-        base, _ = measured(RUN, "analyze", str(little), *given.flags)
-        peak, seconds = measured(RUN, "analyze", str(many), *given.flags)
-        other = measured(RUN, "analyze", str(many), tree=given.against) if given.against else None
+        base, _ = measured(RUN, "analyze", str(little), *options.flags)
+        peak, seconds = measured(RUN, "analyze", str(many), *options.flags)
+        other = measured(RUN, "analyze", str(many), tree=options.against) if options.against else None
         size = sum(path.stat().st_size for path in many.rglob("*.pt"))
     data = (peak - base) / in_memory
     table = Table(show_header=False, box=None)

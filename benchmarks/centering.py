@@ -132,13 +132,13 @@ class World:
 
 def _nucleus(row: list[float]) -> list[int]:
     """Returns the fewest likeliest tokens whose probabilities sum to at least ``TOP_P``."""
-    log_probs, found, mass = oracle.log_softmax(row), [], 0.0
+    log_probs, nucleus, mass = oracle.log_softmax(row), [], 0.0
     for v in sorted(log_probs, key=lambda v: -log_probs[v]):
         if mass >= TOP_P:
             break
-        found.append(v)
+        nucleus.append(v)
         mass += math.exp(log_probs[v])
-    return found
+    return nucleus
 
 
 class Written(NamedTuple):
@@ -165,9 +165,9 @@ def by_loops(loss: Loss, world: World, top_k: int | None) -> Written:
     heads = [[(a[v], b[v], c[v]) for v in ids] for a, b, c, ids in zip(p, o, q, candidates, strict=True)]
     f, m = (oracle.spec(*steps, numerator=loss.numerator) for steps in (loss.f, loss.m))
     kind = PPO if loss.is_hosts else ("reinforce",)
-    found = oracle.centered(f, m, kind, batch, heads, has_tail=top_k is not None)
+    terms = oracle.centered(f, m, kind, batch, heads, has_tail=top_k is not None)
     gradient = torch.zeros(len(p), VOCABULARY, dtype=torch.float64)
-    for t, (_, of_sampled, of_candidates) in enumerate(found):
+    for t, (_, of_sampled, of_candidates) in enumerate(terms):
         slopes = dict.fromkeys(p[t], 0.0)
         slopes[world.sampled[t]] += of_sampled
         for v, slope in zip(candidates[t], of_candidates, strict=True):
@@ -175,7 +175,7 @@ def by_loops(loss: Loss, world: World, top_k: int | None) -> Written:
         total = math.fsum(slopes.values())
         for v, slope in slopes.items():
             gradient[t, v] = slope - total * math.exp(p[t][v])
-    return Written(torch.tensor([value for value, *_ in found], dtype=torch.float64), gradient)
+    return Written(torch.tensor([value for value, *_ in terms], dtype=torch.float64), gradient)
 
 
 class Share(NamedTuple):
@@ -193,11 +193,11 @@ def on_rank(layout: tuple[int, int], cases: Sequence[tuple[str, str, int]]) -> l
     rank = dist.get_rank() if dist.is_initialized() else 0
     of_tp = _group([range(i * tp, (i + 1) * tp) for i in range(cp)], rank)
     of_cp = _group([range(j, tp * cp, tp) for j in range(tp)], rank)
-    found = []
+    shares = []
     for name, candidates, seed in cases:
         world = World.of(seed, LOSSES[name].steps_per_rollout)
-        found.append(share_of(world, layout, rank, of_tp, of_cp, name, candidates))
-    return found
+        shares.append(share_of(world, layout, rank, of_tp, of_cp, name, candidates))
+    return shares
 
 
 def _group(rows: Sequence[Sequence[int]], rank: int) -> AllSum:
@@ -254,15 +254,17 @@ def share_of(
         target = log_probs_at(logits, _ints(sampled)[:, None], **shared)[:, 0]
         of_proximal = _wide(proximal).view(-1, top_k) if has_moved else None
         head = Head(_wide(sampler).view(-1, top_k), trainer, of_proximal)
-    own = [_wide([x[t][y] for t, y in zip(mine, sampled, strict=True)]) for x in (before, behind)]
+    local = [_wide([x[t][y] for t, y in zip(mine, sampled, strict=True)]) for x in (before, behind)]
     advantages = _wide([a for row in world.advantages for a in row])[mine]
-    tokens = Tokens(segments, own[0] if has_moved else target.detach(), own[1], target, advantages, head=head)
+    tokens = Tokens(
+        segments, local[0] if has_moved else target.detach(), local[1], target, advantages, head=head
+    )
     correction = loss.centered(top_k or TOP_K)
-    found, _ = correction.loss(
+    token_losses, _ = correction.loss(
         correction(tokens), tokens, _ppo_of_a_host(target, tokens.proximal, advantages), Bounds(LOW, HIGH)
     )
-    (gradient,) = torch.autograd.grad(torch.where(segments.mask, found, 0).sum(), logits)
-    return Share(mine, offset, torch.where(segments.mask, found, 0).detach(), gradient)
+    (gradient,) = torch.autograd.grad(torch.where(segments.mask, token_losses, 0).sum(), logits)
+    return Share(mine, offset, torch.where(segments.mask, token_losses, 0).detach(), gradient)
 
 
 def _ppo_of_a_host(target: Tensor, proximal: Tensor, advantages: Tensor) -> Tensor:
@@ -293,7 +295,7 @@ def differences(
         )
         for case in cases
     }
-    found: dict[tuple[str, str, str], tuple[float, float]] = {}
+    largest: dict[tuple[str, str, str], tuple[float, float]] = {}
     for layout in layouts:
         tp, cp = LAYOUTS[layout]
         ranks = run_ranks(on_rank, tp * cp, (tp, cp), cases) if tp * cp > 1 else [on_rank((tp, cp), cases)]
@@ -303,9 +305,9 @@ def differences(
                 gradient = by.gradient[share.tokens, share.offset : share.offset + share.gradient.shape[1]]
                 apart = [_largest(share.loss - by.loss[share.tokens]), _largest(share.gradient - gradient)]
                 key = (*case[:2], layout)
-                before = found.get(key, (0.0, 0.0))
-                found[key] = max(before[0], apart[0]), max(before[1], apart[1])
-    return found
+                before = largest.get(key, (0.0, 0.0))
+                largest[key] = max(before[0], apart[0]), max(before[1], apart[1])
+    return largest
 
 
 def _largest(values: Tensor) -> float:
@@ -322,11 +324,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="random policies")
     asked = parser.parse_args(argv)
     torch.set_num_threads(1)
-    found = differences(asked.layouts, list(LOSSES), list(CANDIDATES), range(asked.seeds))
+    largest = differences(asked.layouts, list(LOSSES), list(CANDIDATES), range(asked.seeds))
     table = Table("loss", "candidates", *asked.layouts, title="largest difference: loss / gradient")
     for name in LOSSES:
         for of in CANDIDATES:
-            cells = (found[name, of, layout] for layout in asked.layouts)
+            cells = (largest[name, of, layout] for layout in asked.layouts)
             table.add_row(name, of, *(f"{loss:.0e} / {gradient:.0e}" for loss, gradient in cells))
     Console(width=160).print(table)
     return 0

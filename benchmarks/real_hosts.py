@@ -77,16 +77,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/real_hosts"))
     parser.add_argument("--only", default="*", help="pattern of host/layout/plugin")
     parser.add_argument("--table", action="store_true", help="print the table of the finished runs")
-    given = parser.parse_args(argv)
-    file = given.out / "rows.jsonl"
-    if not given.table:
-        hosts = {WHEEL: WHEEL} | {p.name: p for p in sorted(given.hosts.iterdir() if given.hosts else ())}
-        given.out.mkdir(parents=True, exist_ok=True)
-        prepare(given.out)
+    options = parser.parse_args(argv)
+    file = options.out / "rows.jsonl"
+    if not options.table:
+        hosts = {WHEEL: WHEEL} | {p.name: p for p in sorted(options.hosts.iterdir() if options.hosts else ())}
+        options.out.mkdir(parents=True, exist_ok=True)
+        prepare(options.out)
         every = ("/".join(parts) for parts in itertools.product(hosts, LAYOUTS, PLUGINS))
-        asked = fnmatch.filter(every, given.only)
+        asked = fnmatch.filter(every, options.only)
         complete(
-            file, "run", {n: functools.partial(run, n, hosts[n.split("/")[0]], given.out) for n in asked}
+            file, "run", {n: functools.partial(run, n, hosts[n.split("/")[0]], options.out) for n in asked}
         )
     print(table(list(read(file, "run").values())))
 
@@ -156,10 +156,10 @@ def read_log(log: Path, began: float) -> dict:
 
 def read_steps(log: Path) -> dict[int, dict]:
     """Returns the metrics that the host printed, by optimizer step."""
-    found = {}
+    steps = {}
     for number, metrics in STEP.findall("\n".join(plain_lines(log))):
-        found.setdefault(int(number), ast.literal_eval(re.sub(r"\bnan\b|\binf\b", "None", metrics)))
-    return found
+        steps.setdefault(int(number), ast.literal_eval(re.sub(r"\bnan\b|\binf\b", "None", metrics)))
+    return steps
 
 
 def table(rows: list[dict]) -> str:
@@ -171,11 +171,11 @@ def table(rows: list[dict]) -> str:
         "| host | layout | loss | gradient norm | metrics_only | our lines | capped: loss | clipped | s |",
         "|---|---|---|---|---|---|---|---|---:|",
     ]
-    found: dict[str, dict[str, dict]] = {}
+    rows_at: dict[str, dict[str, dict]] = {}
     for row in rows:
         place, _, plugin = row["run"].rpartition("/")
-        found.setdefault(place, {})[plugin] = row
-    for place, by_plugin in found.items():
+        rows_at.setdefault(place, {})[plugin] = row
+    for place, by_plugin in rows_at.items():
         cells = (*place.split("/"), *_cells(by_plugin))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)

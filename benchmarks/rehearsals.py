@@ -184,11 +184,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/rehearsals"))
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--table", action="store_true")
-    given = parser.parse_args()
-    out, hosts = given.out.absolute(), given.hosts.absolute()
+    options = parser.parse_args()
+    out, hosts = options.out.absolute(), options.hosts.absolute()
     cases = {case.name: functools.partial(run, case, hosts, out) for case in (*REAL, *PLANTED)}
-    if not given.table:
-        asked = {name: case for name, case in cases.items() if given.only is None or name in given.only}
+    if not options.table:
+        asked = {name: case for name, case in cases.items() if options.only is None or name in options.only}
         complete(out / "results.jsonl", "case", asked)
     done = read(out / "results.jsonl", "case")
     print(table([done[name] for name in cases if name in done]))

@@ -44,15 +44,15 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("table", help="write evidence.yaml of the package, and the tables of the pages")
     commands.add_parser("pooled", help="compare each pair of arms over panels that differ only in seeds")
     commands.add_parser("picture", help="draw docs/img/evidence.png and docs/img/evidence_all.png")
-    given = parser.parse_args(argv)
-    if given.command == "run":
-        return _run(given)
+    options = parser.parse_args(argv)
+    if options.command == "run":
+        return _run(options)
     from benchmarks.evidence import pages, picture, pooled
 
-    if given.command == "pooled":
+    if options.command == "pooled":
         print(pooled.report(settings.read(), rows.read()))
         return 0
-    (pages if given.command == "table" else picture).write(settings.read(), rows.read())
+    (pages if options.command == "table" else picture).write(settings.read(), rows.read())
     return 0
 
 
@@ -74,27 +74,27 @@ def _cells(of: settings.Settings, panel: str, asked: list[str] | None) -> list[s
     return of.panels[panel].asked(asked or of.panels[panel].cells)
 
 
-def _run(given: argparse.Namespace) -> int:
-    tried = {name: _value(value) for name, _, value in (one.partition("=") for one in given.tried)}
-    of = settings.read().with_tried(given.panel, tried)
-    panel = of.panels[given.panel]
-    seeds = given.seeds or list(panel.seeds)
+def _run(options: argparse.Namespace) -> int:
+    tried = {name: _value(value) for name, _, value in (one.partition("=") for one in options.tried)}
+    of = settings.read().with_tried(options.panel, tried)
+    panel = of.panels[options.panel]
+    seeds = options.seeds or list(panel.seeds)
     try:
-        arms = _cells(of, given.panel, given.arms)
-        runs.refuse(of, given.panel, seeds, rows.read())
+        arms = _cells(of, options.panel, options.arms)
+        runs.refuse(of, options.panel, seeds, rows.read())
         done = rows.read() + rows.read(rows.PILOTS)
         # checked after each run, because its line can also belong to another cell
-        left: Iterable[tuple[str, int]] = runs.missing(of, given.panel, arms, seeds, done)
-        if given.again:
+        left: Iterable[tuple[str, int]] = runs.missing(of, options.panel, arms, seeds, done)
+        if options.again:
             without = set(left)
             left = [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in without]
         for arm, seed in left:
-            row = runs.run(of, given.panel, arm, seed, given.out, done, keep=given.keep)
+            row = runs.run(of, options.panel, arm, seed, options.out, done, keep=options.keep)
             row = row.model_copy(update={"tried": tried or None})
             done.append(row)
-            file = rows.AGAIN if given.again else rows.FILE if seed in panel.seeds else rows.PILOTS
+            file = rows.AGAIN if options.again else rows.FILE if seed in panel.seeds else rows.PILOTS
             rows.append(row, file)
-            if given.commit:
+            if options.commit:
                 runs.commit_line(row, file)
             print(f"{row.panel} {row.arm} seed {row.seed}: {row.end:.3f} in {row.seconds:.0f} s", flush=True)
     except SlimeExtError as error:

@@ -50,16 +50,16 @@ def judge(rows: Rows, judged: Judged, by_ends: bool = False) -> dict[str, Verdic
     def of(cell: str, arm: str) -> Mapping[int, Row]:
         return rows.get(beside(cell, arm), {})
 
-    found = {
+    verdicts = {
         cell: _verdict(seeds, of(cell, EXACT), of(cell, UNCORRECTED), judged) for cell, seeds in rows.items()
     }
-    compared = [cell for cell in found if base(cell) != UNCORRECTED and of(cell, UNCORRECTED)]
+    compared = [cell for cell in verdicts if base(cell) != UNCORRECTED and of(cell, UNCORRECTED)]
     if by_ends:
         raw = [randomised(gaps(rows[cell], of(cell, UNCORRECTED)).values()) for cell in compared]
     else:
-        raw = [_p(found[cell], found[beside(cell, UNCORRECTED)]) for cell in compared]
+        raw = [_p(verdicts[cell], verdicts[beside(cell, UNCORRECTED)]) for cell in compared]
     corrected = dict(zip(compared, holm(raw), strict=True))
-    return {cell: Verdict(**{**vars(v), "p": corrected.get(cell)}) for cell, v in found.items()}
+    return {cell: Verdict(**{**vars(v), "p": corrected.get(cell)}) for cell, v in verdicts.items()}
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,14 @@ class Compared:
 def compare(rows: Rows, primary: Primary, judged: Judged) -> Compared | None:
     """Makes the primary comparison on the seeds that all cells have run. Returns None if there are none."""
     ones, others = (best_of(rows, cells, primary.scored) for cells in primary.cells(rows))
-    found = [one - others[seed] for seed, one in ones.items() if seed in others]
-    if not found:
+    differences = [one - others[seed] for seed, one in ones.items() if seed in others]
+    if not differences:
         return None
-    _, low, high = bootstrap(found, judged.resamples, share=0.9)
+    _, low, high = bootstrap(differences, judged.resamples, share=0.9)
     equal = -primary.margin < low and high < primary.margin
-    return Compared(len(found), bootstrap(found, judged.resamples), randomised(found), equal)
+    return Compared(
+        len(differences), bootstrap(differences, judged.resamples), randomised(differences), equal
+    )
 
 
 def best_of(rows: Rows, cells: Sequence[str], whose: Scored = "served") -> dict[int, float]:
@@ -102,13 +104,13 @@ def best_of(rows: Rows, cells: Sequence[str], whose: Scored = "served") -> dict[
         for cell in cells
     }
     seeds = [seed for seed in scores[cells[0]] if all(seed in of for of in scores.values())] if cells else []
-    found = {}
+    scores_of_best = {}
     for seed in seeds:
         others = [other for other in seeds if other != seed]
         # rounded, because sums of the same shares in another order may differ in the last bit
         totals = {cell: round(sum(of[other] for other in others), 9) for cell, of in scores.items()}
-        found[seed] = scores[max(totals, key=lambda cell: totals[cell])][seed]
-    return found
+        scores_of_best[seed] = scores[max(totals, key=lambda cell: totals[cell])][seed]
+    return scores_of_best
 
 
 @dataclass(frozen=True)
@@ -156,12 +158,12 @@ def _parts(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _ratio(parts: Sequence[tuple[float, float]], resamples: int) -> tuple[float, float, float]:
     """Returns the ratio of the sums, and its 95% percentile interval over resampled seeds."""
-    draw, found = random.Random(0), []
+    draw, ratios = random.Random(0), []
     for _ in range(resamples):
         above, below = zip(*draw.choices(parts, k=len(parts)), strict=True)
-        found.append(sum(above) / sum(below))
-    found.sort()
-    low, high = (found[int(quantile * resamples)] for quantile in (0.025, 0.975))
+        ratios.append(sum(above) / sum(below))
+    ratios.sort()
+    low, high = (ratios[int(quantile * resamples)] for quantile in (0.025, 0.975))
     above, below = zip(*parts, strict=True)
     return sum(above) / sum(below), low, high
 
@@ -255,10 +257,10 @@ def randomised(differences: Iterable[float]) -> float:
     >>> randomised([0.1, 0.2, 0.3, 0.4])
     0.125
     """
-    found = list(differences)
-    least = abs(sum(found)) * (1 - 1e-9)
+    pairs = list(differences)
+    least = abs(sum(pairs)) * (1 - 1e-9)
     # Sum pairs of 2^(n/2) sorted sums instead of 2^n, because 24 seeds would have 16 million.
-    ones, others = (_signed_sums(half) for half in (found[::2], found[1::2]))
+    ones, others = (_signed_sums(half) for half in (pairs[::2], pairs[1::2]))
     as_far = sum(
         bisect_right(others, -least - one) + len(others) - bisect_left(others, least - one) for one in ones
     )
@@ -280,11 +282,11 @@ def holm(ps: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    found, largest = [0.0] * len(ps), 0.0
+    corrected, largest = [0.0] * len(ps), 0.0
     for rank, place in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
-        found[place] = largest
-    return found
+        corrected[place] = largest
+    return corrected
 
 
 def bootstrap(

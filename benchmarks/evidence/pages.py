@@ -20,12 +20,12 @@ CORRECTIONS, EVIDENCE, RESULTS = (
 
 def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
     """Writes the package's table, and replaces the text between the marks of each page."""
-    found = pooled.evidence(of, rows)
-    (root / PACKAGE).write_text(pooled.text(found))
+    evidence = pooled.evidence(of, rows)
+    (root / PACKAGE).write_text(pooled.text(evidence))
     on_a_host = [name for name, c in of.conditions.items() if of.panels[c.panels[0]].host]
     made = {
-        CORRECTIONS: pooled.advice(found),
-        EVIDENCE: pooled.advice(found, names=on_a_host, planned=True),
+        CORRECTIONS: pooled.advice(evidence),
+        EVIDENCE: pooled.advice(evidence, names=on_a_host, planned=True),
         RESULTS: f"{pooled.report(of, rows)}\n\n{table.text(of, rows)}",
     }
     for name, text in made.items():

@@ -38,12 +38,12 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
 
     A panel whose primary comparison is not complete is left out.
     """
-    found: dict[str, dict[int, Row]] = {}
+    seeds_of: dict[str, dict[int, Row]] = {}
     for panel in of.conditions[name].panels:
         lines = by_arm(of, panel, rows)
         for arm, seeds in lines.items() if is_shown(of, panel, lines) else ():
-            found.setdefault(arm, {}).update(seeds)
-    return {arm: found[arm] for arm in of.arms if arm in found}
+            seeds_of.setdefault(arm, {}).update(seeds)
+    return {arm: seeds_of[arm] for arm in of.arms if arm in seeds_of}
 
 
 def without_follower(lines: Rows) -> Rows:
@@ -84,22 +84,22 @@ def slow(lines: Rows) -> dict[str, tuple[int, float]]:
 
     A run is slow if its held-out score is below ``SLOW`` halfway. Its gain is from there to the end.
     """
-    found = {}
+    gains = {}
     for arm, seeds in lines.items():
         halves = [(dict(row.heldout).get(row.heldout[-1][0] // 2), row.end) for row in seeds.values()]
         gained = [end - half for half, end in halves if half is not None and half < SLOW]
         if gained:
-            found[arm] = len(gained), sum(gained) / len(gained)
-    return found
+            gains[arm] = len(gained), sum(gained) / len(gained)
+    return gains
 
 
 def _pairs(of: Settings, lines: Rows) -> Iterator[list[object]]:
     for first, second in combinations(lines, 2):
         one, other = (second, first) if first == UNCORRECTED else (first, second)
-        found = list(gaps(lines[one], lines[other]).values())
-        if found:
-            difference = interval(bootstrap(found, of.judged.resamples))
-            yield [f"{one} - {other}", len(found), difference, f"{randomised(found):.2g}"]
+        differences = list(gaps(lines[one], lines[other]).values())
+        if differences:
+            difference = interval(bootstrap(differences, of.judged.resamples))
+            yield [f"{one} - {other}", len(differences), difference, f"{randomised(differences):.2g}"]
 
 
 def evidence(of: Settings, rows: Sequence[Row]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def evidence(of: Settings, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dict[str, Any]:
     condition, base = of.conditions[name], lines[UNCORRECTED]
-    found = judge(lines, of.judged, by_ends=True)
+    judged = judge(lines, of.judged, by_ends=True)
     panels = [of.panels[panel] for panel in condition.panels]
     planned = {
         panel: verdicts(of, panel, of_panel)
@@ -125,7 +125,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
     for arm, seeds in without_follower(lines).items():
         if arm == UNCORRECTED:
             continue
-        if (gain := found[arm].gain) is None:
+        if (gain := judged[arm].gain) is None:
             continue
         effect, low, high = gain
         remedies.append(
@@ -134,9 +134,9 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
                 "remedy": remedy_of(of, name, arm),
                 "preset": preset_of(of.arms[arm], arm),
                 "seeds": len(gaps(seeds, base)),
-                "end": round(found[arm].end[0], 4),
+                "end": round(judged[arm].end[0], 4),
                 **{key: round(value, 4) for key, value in (("effect", effect), ("low", low), ("high", high))},
-                "p": float(f"{found[arm].p:.2g}"),
+                "p": float(f"{judged[arm].p:.2g}"),
                 "planned": {
                     panel: float(f"{of_panel[arm].p:.2g}")
                     for panel, of_panel in planned.items()
@@ -153,22 +153,22 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
         "steps_per_rollout": panels[0].flags.get(STEPS, 1),
         "k3": [min(k3), max(k3)] if k3 else [],
         "post_hoc": len(planned) > 1 or panels[0].test != "ends of a seed",
-        "uncorrected": {"seeds": len(base), "end": round(found[UNCORRECTED].end[0], 4)},
+        "uncorrected": {"seeds": len(base), "end": round(judged[UNCORRECTED].end[0], 4)},
         "remedies": sorted(remedies, key=lambda remedy: -remedy["effect"]),
     }
 
 
-def advice(found: Mapping[str, Any], *, planned: bool = False, names: Collection[str] = ()) -> str:
+def advice(table: Mapping[str, Any], *, planned: bool = False, names: Collection[str] = ()) -> str:
     """Returns the package's table in Markdown: per condition the uncorrected runs, then every remedy.
 
     Args:
-        found: of `evidence`.
+        table: of `evidence`.
         planned: adds the p of each test that was written down before its panel.
         names: conditions to show, all by default.
     """
     head = ["runs", "remedy", "seeds", "end", "less uncorrected, same seeds"] + ["planned tests, p"] * planned
     cells = []
-    for condition in found["conditions"]:
+    for condition in table["conditions"]:
         if names and condition["name"] not in names:
             continue
         low_high = " to ".join(f"{bound:.2g}" for bound in condition["k3"]) or "not recorded"
@@ -191,6 +191,6 @@ def advice(found: Mapping[str, Any], *, planned: bool = False, names: Collection
     return markdown(head, cells)
 
 
-def text(found: Mapping[str, Any]) -> str:
-    """Returns the package's file of what `evidence` found."""
-    return HEAD + yaml.safe_dump(found, sort_keys=False, width=116, default_flow_style=None)
+def text(table: Mapping[str, Any]) -> str:
+    """Returns the package's file of what `evidence` returned."""
+    return HEAD + yaml.safe_dump(table, sort_keys=False, width=116, default_flow_style=None)

@@ -81,9 +81,9 @@ def line_of(of: Settings, panel: str, arm: str, seed: int, done: Sequence[Row]) 
     every panel with the same flags.
     """
     key = panel, arm, seed, of.digest(panel, arm)
-    own = next((row for row in done if row.key == key), None)
-    if own is not None or of.panels[panel].host is None:
-        return own
+    line = next((row for row in done if row.key == key), None)
+    if line is not None or of.panels[panel].host is None:
+        return line
     recommended = _advised(of, panel, seed, done) if arm == FOLLOWER else None
     if arm == FOLLOWER and recommended is None:
         return None
@@ -212,14 +212,14 @@ def heldout(metrics: Iterable[Mapping[str, Any]], steps: int, name: str = HELDOU
 
 def logged(metrics: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
     """Returns the metrics ``LOGGED`` and the entropies of each rollout, to four significant digits."""
-    found = []
+    rollouts = []
     for row in metrics:
         values = {name: row[metric] for name, metric in LOGGED.items() if row.get(metric) is not None}
         for name, metric in PERPLEXITY.items():
             if row.get(f"train/off_policy/{metric}"):
                 values[name] = math.log(row[f"train/off_policy/{metric}"])
-        found.append({"rollout": row["rollout"]} | {name: float(f"{v:.4g}") for name, v in values.items()})
-    return found
+        rollouts.append({"rollout": row["rollout"]} | {name: float(f"{v:.4g}") for name, v in values.items()})
+    return rollouts
 
 
 def _median(metrics: Iterable[Mapping[str, Any]], name: str) -> float | None:
@@ -231,12 +231,12 @@ def _recommended(of: Settings, panel: str, arm: str, seed: int, done: list[Row])
     """Returns the correction of arm G, from B's line of the same seed."""
     if arm != FOLLOWER:
         return None
-    found = _advised(of, panel, seed, done)
-    if found is None:
+    name = _advised(of, panel, seed, done)
+    if name is None:
         raise ConfigError(
             f"{panel}: {FOLLOWER} seed {seed}: expected {SOURCE}'s line before it, got none: run {SOURCE}"
         )
-    return found
+    return name
 
 
 def _advised(of: Settings, panel: str, seed: int, done: Iterable[Row]) -> str | None:

@@ -59,12 +59,12 @@ class Task:
         uniform = torch.stack(
             [torch.rand(*shape, generator=draw, dtype=torch.float64) for draw in self.draws]
         )
-        found = [torch.zeros(uniform.shape[:2], dtype=torch.int64)]
+        tokens = [torch.zeros(uniform.shape[:2], dtype=torch.int64)]
         rows = torch.arange(len(table))[:, None]
         for t in range(self.length):
-            above = uniform[:, :, t, None] >= table[rows, found[-1]]
-            found.append(above.sum(-1).clamp(max=VOCABULARY - 1))
-        return torch.stack(found[1:], -1), torch.stack(found[:-1], -1)
+            above = uniform[:, :, t, None] >= table[rows, tokens[-1]]
+            tokens.append(above.sum(-1).clamp(max=VOCABULARY - 1))
+        return torch.stack(tokens[1:], -1), torch.stack(tokens[:-1], -1)
 
     @torch.no_grad()
     def expected_reward(self) -> Tensor:

@@ -56,9 +56,9 @@ class Primary(Frozen):
 
     def cells(self, cells: Iterable[str]) -> tuple[list[str], list[str]]:
         """Returns the cells of both sides of the comparison."""
-        found = list(cells)
+        compared = list(cells)
         ones, others = (
-            [cell for cell in found if base(cell) in ((names,) if isinstance(names, str) else names)]
+            [cell for cell in compared if base(cell) in ((names,) if isinstance(names, str) else names)]
             for names in (self.arm, self.against)
         )
         return ones, others
@@ -204,11 +204,11 @@ class Settings(Frozen):
         """Returns the flags of one run by attribute. ``arm`` may be a cell."""
         of, chosen = self.panels[panel], self.arms[base(arm)]
         varied = of.variants[arm.partition(AT)[2]].flags if AT in arm else {}
-        found = of.flags | (of.mismatch if chosen.mismatch else {}) | varied | chosen.flags
-        found |= {"lr": found["lr"] * chosen.lr, "seed": seed, "rollout_seed": seed}
+        flags_of_run = of.flags | (of.mismatch if chosen.mismatch else {}) | varied | chosen.flags
+        flags_of_run |= {"lr": flags_of_run["lr"] * chosen.lr, "seed": seed, "rollout_seed": seed}
         if recommended not in (None, "metrics_only"):
-            found |= {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{recommended}"}
-        return found
+            flags_of_run |= {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{recommended}"}
+        return flags_of_run
 
     def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
         """Returns the settings with other values for flags of a panel. The panel is then no longer frozen."""

@@ -60,24 +60,24 @@ def pilots(lines: Iterable[Row]) -> str:
 
     It has the highest and the last score of each arm.
     """
-    found: dict[tuple, dict[str, str]] = defaultdict(dict)
+    ends_of: dict[tuple, dict[str, str]] = defaultdict(dict)
     for row in lines:
         changed = ", ".join(f"{name} {value}" for name, value in (row.tried or {}).items()) or "the panel's"
         peak = max(value for _, value in row.heldout)
-        found[row.panel, changed, row.seed][row.arm] = f"{peak:.2f}, {row.end:.2f}"
-    arms = sorted({arm for ends in found.values() for arm in ends})
-    cells = ([*key, *(ends.get(arm, "") for arm in arms)] for key, ends in found.items())
+        ends_of[row.panel, changed, row.seed][row.arm] = f"{peak:.2f}, {row.end:.2f}"
+    arms = sorted({arm for ends in ends_of.values() for arm in ends})
+    cells = ([*key, *(ends.get(arm, "") for arm in arms)] for key, ends in ends_of.items())
     return markdown(["panel", "settings", "seed", *arms], cells)
 
 
 def scouted(lines: Iterable[dict]) -> str:
     """Returns a row for each setting of scout.jsonl. It has the held-out end of each correction and seed."""
-    found: dict[tuple, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    ends_of: dict[tuple, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for line in sorted(lines, key=lambda line: line["seed"]):
         name, end = line["preset"], f"{line['end']:.2f}"
         place = name if name in SHOWN else "others"
-        found[_setting(line)][place].append(end if name in SHOWN else f"`{name}` {end}")
-    cells = ([*key, *(" ".join(ends[name]) for name in (*SHOWN, "others"))] for key, ends in found.items())
+        ends_of[_setting(line)][place].append(end if name in SHOWN else f"`{name}` {end}")
+    cells = ([*key, *(" ".join(ends[name]) for name in (*SHOWN, "others"))] for key, ends in ends_of.items())
     head = ["task", "start", "mismatch", "learning rate", "entropy bonus", "rollouts", *SHOWN, "others"]
     return markdown(head, sorted(cells, key=lambda row: [str(value) for value in row[:6]]))
 
@@ -93,14 +93,14 @@ def _setting(line: dict) -> tuple[object, ...]:
 
 def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
     """Returns the lines of a panel's test seeds: arm -> seed -> row."""
-    rows, found = list(rows), {}
+    rows, seeds_of = list(rows), {}
     if not any(row.panel == panel for row in rows):
         return {}
     order = list(of.arms)
     for cell in sorted(of.panels[panel].cells, key=lambda cell: order.index(base(cell))):
         lines = {seed: line_of(of, panel, cell, seed, rows) for seed in of.panels[panel].seeds}
-        found[cell] = {seed: line for seed, line in lines.items() if line is not None}
-    return {arm: seeds for arm, seeds in found.items() if seeds}
+        seeds_of[cell] = {seed: line for seed, line in lines.items() if line is not None}
+    return {arm: seeds for arm, seeds in seeds_of.items() if seeds}
 
 
 def own(lines: Rows) -> Rows:
@@ -114,8 +114,8 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     if not lines:
         yield "No test seed has run yet."
         return
-    found = verdicts(of, name, lines)  # G counts as a comparison, because it was planned, but has no row
-    yield markdown(HEAD, [_cells(cell, of.arm(cell), found[cell]) for cell in own(lines)])
+    judged = verdicts(of, name, lines)  # G counts as a comparison, because it was planned, but has no row
+    yield markdown(HEAD, [_cells(cell, of.arm(cell), judged[cell]) for cell in own(lines)])
     if panel.primary is not None:
         yield primary(of, panel, panel.primary, lines)
     if panel.slope is not None:
@@ -141,10 +141,12 @@ def primary(of: Settings, panel: Panel, asked: Primary, lines: Rows) -> str:
     left = len(panel.seeds) - _complete(panel, asked, lines)
     if left:
         return f"Primary comparison, ends of {name}: {left} of {len(panel.seeds)} seeds have not run."
-    if (found := compare(lines, asked, of.judged)) is None:
+    if (compared := compare(lines, asked, of.judged)) is None:
         return f"Primary comparison, ends of {name}: the trainer's weights were not scored."
-    equal = f"{'equal' if found.equal else 'not shown to be equal'} within {asked.margin:g} (90% interval)"
-    return f"Primary comparison, ends of {name}: {interval(found.difference)}, p {found.p:.2g}; {equal}."
+    equal = f"{'equal' if compared.equal else 'not shown to be equal'} within {asked.margin:g} (90% interval)"
+    return (
+        f"Primary comparison, ends of {name}: {interval(compared.difference)}, p {compared.p:.2g}; {equal}."
+    )
 
 
 def _best(cells: Sequence[str]) -> str:
@@ -164,8 +166,8 @@ def slopes(of: Settings, panel: Panel, asked: Slope, lines: Rows) -> Iterator[st
     if left:
         yield f"Slopes on log k3: {left} of {len(panel.cells) * len(panel.seeds)} runs are missing."
         return
-    found = {arm: sloped(lines, arm, asked.against, of.judged) for arm in asked.arms}
-    known = {arm: one for arm, one in found.items() if one is not None}
+    slope_of = {arm: sloped(lines, arm, asked.against, of.judged) for arm in asked.arms}
+    known = {arm: one for arm, one in slope_of.items() if one is not None}
     for (arm, one), p in zip(known.items(), holm([one.p for one in known.values()]), strict=True):
         yield (
             f"Slope of {arm} - {asked.against} on log k3 of {asked.against}, seeds as blocks: "
@@ -197,13 +199,15 @@ def _every_seed(lines: Rows) -> str:
 
 def _shared(panel: str, lines: Rows) -> Iterator[str]:
     """Yields a sentence if some runs are in more than one cell."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    seeds_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for arm, of_arm in lines.items():
         for seed, row in of_arm.items():
             if (row.panel, row.arm) != (panel, arm):
-                found[arm, row.arm if row.panel == panel else f"{row.arm} of {row.panel}"].append(str(seed))
-    if found:
-        same = (f"{arm} is {other} (seeds {' '.join(seeds)})" for (arm, other), seeds in found.items())
+                seeds_of[arm, row.arm if row.panel == panel else f"{row.arm} of {row.panel}"].append(
+                    str(seed)
+                )
+    if seeds_of:
+        same = (f"{arm} is {other} (seeds {' '.join(seeds)})" for (arm, other), seeds in seeds_of.items())
         yield f"The same runs, so no further evidence: {'; '.join(same)}."
 
 
@@ -238,13 +242,13 @@ def effects(rows: Iterable[Row]) -> Iterator[str]:
 
     The effects are means over the seeds whose lines have them. Yields nothing if no line has them.
     """
-    found = [row.effects for row in rows if row.effects]
+    by_seed = [row.effects for row in rows if row.effects]
     cells = []
-    for name in found and [name for name in found[0] if all(name in of_seed for of_seed in found)]:
-        kept, ess = (fmean(values) for values in zip(*(of_seed[name] for of_seed in found), strict=True))
+    for name in by_seed and [name for name in by_seed[0] if all(name in of_seed for of_seed in by_seed)]:
+        kept, ess = (fmean(values) for values in zip(*(of_seed[name] for of_seed in by_seed), strict=True))
         cells.append([name, f"{kept:.0%}", f"{ess:.2f}"])
     if cells:
-        head = [f"would have done, {len(found)} seeds", "tokens kept", "effective sample size"]
+        head = [f"would have done, {len(by_seed)} seeds", "tokens kept", "effective sample size"]
         yield markdown(head, cells)
 
 

@@ -41,9 +41,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--results", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    print(COMMANDS[given.what](given))
+    print(COMMANDS[options.what](options))
     return 0
 
 

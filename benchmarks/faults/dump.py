@@ -78,7 +78,7 @@ def told(turn: Turn) -> float:
 
 def write_arguments(folder: Path, world) -> None:
     """The flags of the run, as far as they bear on its dumps."""
-    found = {
+    flags = {
         "advantage_estimator": "grpo",
         "n_samples_per_prompt": 4,
         "grpo_std_normalization": True,
@@ -91,7 +91,7 @@ def write_arguments(folder: Path, world) -> None:
         "num_experts": world.shape.experts or None,
         "vocab_size": world.shape.vocabulary,
     }
-    (folder / "args.json").write_text(json.dumps(found))
+    (folder / "args.json").write_text(json.dumps(flags))
 
 
 def _save(path: Path, content: dict) -> None:
@@ -101,7 +101,7 @@ def _save(path: Path, content: dict) -> None:
 
 def _sample(world, rollout_id: int, i: int, turn: Turn) -> dict:
     """As ``Sample.to_dict`` of slime writes it."""
-    own = [turn.version or str(v) for v in turn.versions.tolist()]
+    versions = [turn.version or str(v) for v in turn.versions.tolist()]
     nothing = dict.fromkeys(("label", "generate_function_path", "train_metadata", "session_id"))
     row = nothing | {
         "group_index": (rollout_id * world.samples + i) // 4,
@@ -113,7 +113,7 @@ def _sample(world, rollout_id: int, i: int, turn: Turn) -> dict:
         "response_length": len(turn.tokens),
         "reward": turn.reward,
         "loss_mask": turn.mask.int().tolist(),
-        "weight_versions": list(dict.fromkeys(own)) if world.versions else [],
+        "weight_versions": list(dict.fromkeys(versions)) if world.versions else [],
         "rollout_log_probs": turn.behavior.tolist(),
         "status": "aborted" if turn.dropped else turn.status,
         "metadata": {"engine": turn.engine} if turn.engine else {},
@@ -122,7 +122,7 @@ def _sample(world, rollout_id: int, i: int, turn: Turn) -> dict:
         "prefix_cache_info": {"cached_tokens": turn.cached, "total_prompt_tokens": len(turn.prompt)},
     }
     if world.switch:
-        row["token_weight_versions"] = own
+        row["token_weight_versions"] = versions
     if world.replays:
         sizes = (turn.kept.sum(1) * turn.mask).tolist()
         row["rollout_top_p_token_ids"] = torch.cat(
@@ -169,14 +169,14 @@ def write_layers(folder: Path, ids: list[Tensor], trainer: list[Tensor], sampler
     """The trainer's layer outputs as slime's layerwise_alignment.py dumps them, the sampler's residual
     stream as SGLang's --debug-tensor-dump-output-folder does."""
     lengths = torch.tensor([len(one) for one in ids])
-    own = {
+    outputs = {
         "store_prefix": "actor",
         "input_ids": torch.cat(ids)[None],
         "cu_seqlens": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int(),
         "layers": {i: x[:, None] for i, x in enumerate(trainer)},
         "modules": {},
     }
-    _save(folder / "layers/trainer/rank00000/actor_Pass00000.pt", own)
+    _save(folder / "layers/trainer/rank00000/actor_Pass00000.pt", outputs)
     theirs = {
         "model.forward_batch_info.input_ids": torch.cat(ids),
         "model.forward_batch_info.seq_lens": lengths,

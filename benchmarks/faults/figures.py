@@ -85,8 +85,8 @@ def joined(parts: Sequence[Diagnosis]) -> Diagnosis:
 
 def diagnosed(folder: Path) -> list[Diagnosis]:
     """What ``slime-ext analyze`` measures of each rollout in a folder."""
-    found = find((str(folder),), RolloutRanges.parse(None))
-    result = collect(found.jobs, {"all": ByRollout(vocabulary_of((str(folder),), None))})
+    files = find((str(folder),), RolloutRanges.parse(None))
+    result = collect(files.jobs, {"all": ByRollout(vocabulary_of((str(folder),), None))})
     parts = [part for _, part in sorted(result.collectors["all"].rollouts.items())]
     parts[0].layers, parts[0].calls = layer_distances(folder), first_calls(folder)
     parts[0].unread = len(result.skipped)
@@ -206,10 +206,10 @@ def write(out: Path, path: Path = FILE) -> Path:
 
 def _small(parts: list[Diagnosis]) -> list[Diagnosis]:
     """The same with fingerprints of few digits, equal where they were."""
-    prints = [own for part in parts for own in part.statistics.prints]
+    prints = [one for part in parts for one in part.statistics.prints]
     for name in ("samples", "prompts"):
-        every = torch.cat([getattr(own, name) for own in prints]).unique()
-        prints = [own._replace(**{name: torch.searchsorted(every, getattr(own, name))}) for own in prints]
+        every = torch.cat([getattr(one, name) for one in prints]).unique()
+        prints = [one._replace(**{name: torch.searchsorted(every, getattr(one, name))}) for one in prints]
     for part in parts:
         part.statistics.prints, prints = (
             prints[: len(part.statistics.prints)],
@@ -225,30 +225,30 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
     """Run -> what was measured of it: one for the run, or one for each rollout."""
-    found = _rows(path)
-    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in found}
+    rows = _rows(path)
+    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in rows}
 
 
 def table() -> str:
     """The table of RESULTS.md: by seed, how many are right."""
-    found: dict[str, dict[int, list[bool]]] = {row: {} for row in RIGHT}
+    right: dict[str, dict[int, list[bool]]] = {row: {} for row in RIGHT}
     wrong = []
     for run, parts in read().items():
         (name, seed), whole = planted(run), joined(parts)
         is_right = is_named(run, whole)
         kind = RIGHT[0] if name else RIGHT[1]
-        found[kind].setdefault(seed, []).append(is_right)
+        right[kind].setdefault(seed, []).append(is_right)
         if not is_right:
             said = " or ".join(f.name for f in examine(whole)[0]) or "nothing"
             wrong.append(f"{run}: {said}")
         if not name or run.rsplit("_", 1)[0] in OLD:
             for at, stretch in windows(parts):
                 is_right = is_named(run, stretch) if not name else not has_error(stretch)
-                found[RIGHT[3] if name else RIGHT[2]].setdefault(seed, []).append(is_right)
+                right[RIGHT[3] if name else RIGHT[2]].setdefault(seed, []).append(is_right)
                 wrong += [] if is_right else [f"{run}, rollouts {at}"]
-    seeds = sorted(found[RIGHT[0]])
+    seeds = sorted(right[RIGHT[0]])
     rows = [f"| | {' | '.join(f'seed {seed}' for seed in seeds)} |", f"|---|{'---:|' * len(seeds)}"]
-    for kind, by_seed in found.items():
+    for kind, by_seed in right.items():
         counts = (f"{sum(by_seed[seed])} of {len(by_seed[seed])}" for seed in seeds)
         rows.append(f"| {kind} | {' | '.join(counts)} |")
     return "\n".join([*rows, *wrong])

@@ -74,8 +74,8 @@ def _names(finding: Finding) -> set[str]:
 
 def verdict_of_healthy(document: Document) -> str:
     """Whether anything was found in a run without a fault."""
-    found = {finding.severity for finding in document.findings if finding.is_fault}
-    return ERROR if "error" in found else WARNING if found else CLEAN
+    severities = {finding.severity for finding in document.findings if finding.is_fault}
+    return ERROR if "error" in severities else WARNING if severities else CLEAN
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ def _totals(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {'faults' if is_fault else 'healthy runs'} | {' | '.join(verdicts)} | all |"
         yield f"|---|{'---:|' * (len(verdicts) + 1)}"
         for group, is_seen in (("seen", True), ("unseen", False)):
-            own = [row for row in rows if (row.name in CASES) is is_fault and row.is_seen is is_seen]
-            count = Counter(row.verdict for row in own)
-            yield f"| {group} | {' | '.join(str(count[v]) for v in verdicts)} | {len(own)} |"
+            counted = [row for row in rows if (row.name in CASES) is is_fault and row.is_seen is is_seen]
+            count = Counter(row.verdict for row in counted)
+            yield f"| {group} | {' | '.join(str(count[v]) for v in verdicts)} | {len(counted)} |"
         yield ""
 
 
@@ -179,9 +179,9 @@ def _by_fault(rows: Sequence[Row]) -> Iterator[str]:
     yield f"| fault | right | {' | '.join(heads)} |"
     yield f"|---|---|{'---|' * len(seeds)}"
     for name, case in CASES.items():
-        found = [by_run.get((name, seed)) for seed in seeds]
-        if any(found):
-            told = (_told(row) if row else "-" for row in found)
+        of_seeds = [by_run.get((name, seed)) for seed in seeds]
+        if any(of_seeds):
+            told = (_told(row) if row else "-" for row in of_seeds)
             yield f"| {name} | {', '.join(case.right)} | {' | '.join(told)} |"
 
 
@@ -205,8 +205,8 @@ def judge(
     seeds = (*SEEN, *UNSEEN) if seed is None else (seed,)
     asked = [Asked(one, names, healthy_of(one) if is_healthy else ()) for one in seeds]
     with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-        found = table(judged(asked, jobs, path or Path(folder) / "rows.jsonl"))
+        text = table(judged(asked, jobs, path or Path(folder) / "rows.jsonl"))
     if results:
         before, _, rest = results.read_text().partition(MARK)
-        results.write_text(f"{before}{MARK}\n\n{found}\n\n{END_MARK}{rest.partition(END_MARK)[2]}")
-    return found
+        results.write_text(f"{before}{MARK}\n\n{text}\n\n{END_MARK}{rest.partition(END_MARK)[2]}")
+    return text

@@ -99,10 +99,10 @@ def start(world: World) -> Weights:
 
 def counts(logits: Tensor, rows: Any) -> Tensor:
     """[B, V] how often each token came in the response."""
-    found = torch.zeros_like(logits)
+    times = torch.zeros_like(logits)
     for token in rows.tokens:
-        found.scatter_add_(1, token, torch.ones_like(token, dtype=logits.dtype))
-    return found
+        times.scatter_add_(1, token, torch.ones_like(token, dtype=logits.dtype))
+    return times
 
 
 def repetition(logits: Tensor, rows: Any) -> Tensor:
@@ -416,11 +416,11 @@ class Case:
 
     def of(self, seed: int) -> World:
         """Its world."""
-        own = base(seed, self.family)
+        healthy = base(seed, self.family)
         changes = {
-            k: v(own) if k in ("text", "trainer") and callable(v) else v for k, v in self.world.items()
+            k: v(healthy) if k in ("text", "trainer") and callable(v) else v for k, v in self.world.items()
         }
-        return replace(own, **changes)
+        return replace(healthy, **changes)
 
 
 def sampler(**how: Any) -> dict[str, How]:

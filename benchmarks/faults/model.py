@@ -77,10 +77,10 @@ def random(shape: Shape, generator: torch.Generator) -> Weights:
     def normal(*size: int, gain: float = 1.0) -> Tensor:
         return torch.randn(*size, generator=generator) * gain / size[-1] ** 0.5
 
-    found = {"model.embed_tokens.weight": normal(shape.vocabulary, shape.width, gain=shape.width**0.5)}
+    weights = {"model.embed_tokens.weight": normal(shape.vocabulary, shape.width, gain=shape.width**0.5)}
     for i in range(shape.layers):
-        found |= {f"model.layers.{i}.{name}": values for name, values in _layer(shape, normal).items()}
-    return found | {
+        weights |= {f"model.layers.{i}.{name}": values for name, values in _layer(shape, normal).items()}
+    return weights | {
         "model.norm.weight": torch.ones(shape.width),
         "lm_head.weight": normal(shape.vocabulary, shape.width, gain=shape.confidence),
     }
@@ -88,7 +88,7 @@ def random(shape: Shape, generator: torch.Generator) -> Weights:
 
 def _layer(shape: Shape, normal) -> Weights:
     size, inner = shape.width, shape.inner
-    found = {
+    weights = {
         "self_attn.q_proj.weight": normal(shape.heads * shape.head, size),
         "self_attn.k_proj.weight": normal(shape.shared * shape.head, size),
         "self_attn.v_proj.weight": normal(shape.shared * shape.head, size),
@@ -101,11 +101,11 @@ def _layer(shape: Shape, normal) -> Weights:
     gate, up, down = (inner, size), (inner, size), (size, inner)
     if not shape.experts:
         names = {"gate_proj": gate, "up_proj": up, "down_proj": down}
-        return found | {f"mlp.{n}.weight": normal(*s, gain=1.0) for n, s in names.items()}
-    found["mlp.gate.weight"] = normal(shape.experts, size, gain=1.5)
-    found["mlp.experts.gate_up_proj"] = normal(shape.experts, 2 * inner, size, gain=1.2)
-    found["mlp.experts.down_proj"] = normal(shape.experts, size, inner, gain=1.2)
-    return found
+        return weights | {f"mlp.{n}.weight": normal(*s, gain=1.0) for n, s in names.items()}
+    weights["mlp.gate.weight"] = normal(shape.experts, size, gain=1.5)
+    weights["mlp.experts.gate_up_proj"] = normal(shape.experts, 2 * inner, size, gain=1.2)
+    weights["mlp.experts.down_proj"] = normal(shape.experts, size, inner, gain=1.2)
+    return weights
 
 
 def stored(weights: Weights, how: How) -> Weights:

@@ -74,9 +74,9 @@ def other_batch(seed: int, folder: Path) -> None:
         ids, size = row["tokens"], row["response_lengths"]
         with torch.no_grad():
             logits = Model(world.shape, how)(weights, ids[None, :-1], since=len(ids) - size - 1).logits[0]
-        own = logits.log_softmax(-1).gather(1, ids[-size:, None])[:, 0]
+        log_probs = logits.log_softmax(-1).gather(1, ids[-size:, None])[:, 0]
         call = {
-            "train_log_probs": own,
+            "train_log_probs": log_probs,
             "old_log_probs": row["log_probs"],
             "local_loss_mask": row["loss_masks"],
         }
@@ -129,26 +129,26 @@ def world_of(name: str, seed: int) -> World:
     sizes = "seed shape samples length learning engine trainer text".split()
     real = {field: getattr(here, field) for field in sizes}
     real["rollouts"] = ROLLOUTS if name in LASTING else min(toy.rollouts, SHORT)
-    found = replace(toy, **real | OWN.get(name, {}))
+    world = replace(toy, **real | OWN.get(name, {}))
     text = here.text
     if name == "reward_collapse":  # whose reward is high from the start
-        found = replace(found, rollouts=ROLLOUTS, text=replace(text, kinds=("fact",)))
+        world = replace(world, rollouts=ROLLOUTS, text=replace(text, kinds=("fact",)))
     if name == "retokenised":
-        found = replace(found, spoil=partial(tokenised_again, merged=without_blank))
+        world = replace(world, spoil=partial(tokenised_again, merged=without_blank))
     if name == "batch_shape":
-        found = replace(found, harm=partial(other_batch, seed))
+        world = replace(world, harm=partial(other_batch, seed))
     if name == "selection_bias":
-        found = replace(found, text=replace(text, kinds=("fact", "fact", "sum")))
+        world = replace(world, text=replace(text, kinds=("fact", "fact", "sum")))
     if name == "other_run":
-        found = replace(found, harm=_other(found))
-    if found.length > 24:
-        found = replace(found, text=replace(text, end=None, kinds=("story", "words")))
-    return found
+        world = replace(world, harm=_other(world))
+    if world.length > 24:
+        world = replace(world, text=replace(text, end=None, kinds=("story", "words")))
+    return world
 
 
 def _other(world: World):
-    own = replace(world, seed=world.seed + 1000)
-    return of_other_run(lambda folder: write(own, folder, HISTORY[world.seed], MEMO[world.seed]))
+    other = replace(world, seed=world.seed + 1000)
+    return of_other_run(lambda folder: write(other, folder, HISTORY[world.seed], MEMO[world.seed]))
 
 
 def healthy(number: int, seed: int) -> World:

@@ -249,16 +249,16 @@ def _push(run: _Run, r: int) -> None:
 
 def _learn(run: _Run, scored: Callable[[Weights], Tensor]) -> Weights:
     """The trainer's weights after a step of Adam."""
-    found = dict(run.mine)
+    learned = dict(run.mine)
     weights = {k: w.clone().requires_grad_() for k, w in run.mine.items() if run.world.trains(k)}
-    gradient = torch.autograd.grad(scored(found | weights), list(weights.values()))
+    gradient = torch.autograd.grad(scored(learned | weights), list(weights.values()))
     for (name, w), g in zip(weights.items(), gradient, strict=True):
         mean, square, count = run.moments.get(name, (torch.zeros_like(g), torch.zeros_like(g), 0))
         mean, square, count = 0.9 * mean + 0.1 * g, 0.95 * square + 0.05 * g.square(), count + 1
         run.moments[name] = mean, square, count
         step = mean / (1 - 0.9**count) / ((square / (1 - 0.95**count)).sqrt() + 1e-8)
-        found[name] = (w - run.world.learning * step).detach()
-    return found
+        learned[name] = (w - run.world.learning * step).detach()
+    return learned
 
 
 def _sampled(run: _Run) -> Iterator[list[Turn]]:
@@ -307,7 +307,7 @@ def _batch(
     keys and values of the prompts, which are taken from a cache."""
     world = run.world
     model, weights = Model(world.shape, world.engine), stored(run.engine, world.engine)
-    own, prompts = prompts, world.told(prompts) if world.told else prompts
+    untold, prompts = prompts, world.told(prompts) if world.told else prompts
     current, cache = before or weights, Cache()
     rows = _Rows(world, run.generator)
     begins = _turn_begins(world)
@@ -342,7 +342,7 @@ def _batch(
     old = world.length // 3 if before else 0
     cached = 0 if prefix is None else prompts.shape[1] - 1
     return [
-        rows.turn(i, own[i], n, None if experts is None else experts[i], (run.version, old), cached)
+        rows.turn(i, untold[i], n, None if experts is None else experts[i], (run.version, old), cached)
         for i, n in enumerate(rows.lengths())
     ]
 
@@ -449,8 +449,8 @@ def _scored(run: _Run, turns: list[Turn]) -> Callable[[Weights], Tensor]:
         turn.rank = i % world.ranks
         if world.spoil:
             world.spoil(turn)
-    for turn, found in zip(turns, _told_by(run, turns, run.number), strict=True):
-        turn.proximal, turn.routed, entropy = found
+    for turn, columns in zip(turns, _told_by(run, turns, run.number), strict=True):
+        turn.proximal, turn.routed, entropy = columns
         turn.entropy = entropy if world.entropy else None
     _told_by_others(run, turns)
     if world.scored:
@@ -461,7 +461,9 @@ def _scored(run: _Run, turns: list[Turn]) -> Callable[[Weights], Tensor]:
     count = sum(int(turn.mask.sum()) for turn in turns)
 
     def loss(weights: Weights) -> Tensor:
-        parts = [-own[t.mask].sum() * t.advantage for t, _, own, _ in _log_probs(world, turns, weights)]
+        parts = [
+            -log_probs[t.mask].sum() * t.advantage for t, _, log_probs, _ in _log_probs(world, turns, weights)
+        ]
         return torch.stack(parts).sum() / count
 
     return loss
@@ -471,11 +473,11 @@ def _told_by_others(run: _Run, turns: list[Turn]) -> None:
     """Fills in what a rank of the trainer that is behind computes, and the first policy."""
     world = run.world
     if world.stale_rank and run.number > world.stale_rank[1]:
-        for turn, (own, *_) in zip(turns, _told_by(run, turns, world.stale_rank[1]), strict=True):
-            turn.proximal = own if turn.rank == world.stale_rank[0] else turn.proximal
+        for turn, (log_probs, *_) in zip(turns, _told_by(run, turns, world.stale_rank[1]), strict=True):
+            turn.proximal = log_probs if turn.rank == world.stale_rank[0] else turn.proximal
     if world.reference:
-        for turn, (own, *_) in zip(turns, _told_by(run, turns, 0), strict=True):
-            turn.reference = own
+        for turn, (log_probs, *_) in zip(turns, _told_by(run, turns, 0), strict=True):
+            turn.reference = log_probs
 
 
 def _told_by(run: _Run, turns: list[Turn], number: int) -> list[tuple[Tensor, Tensor | None, Tensor]]:
@@ -490,10 +492,10 @@ def _told_by(run: _Run, turns: list[Turn], number: int) -> list[tuple[Tensor, Te
     if key not in run.memo:
         with torch.no_grad():
             run.memo[key] = [
-                (own, experts, -(table.exp() * table).nan_to_num().sum(-1))
-                for _, table, own, experts in _log_probs(world, turns, run.history[number])
+                (log_probs, experts, -(table.exp() * table).nan_to_num().sum(-1))
+                for _, table, log_probs, experts in _log_probs(world, turns, run.history[number])
             ]
-    return [(own.clone(), experts, entropy) for own, experts, entropy in run.memo[key]]
+    return [(log_probs.clone(), experts, entropy) for log_probs, experts, entropy in run.memo[key]]
 
 
 def _log_probs(

@@ -24,44 +24,44 @@ USER_ERROR = 2
 
 def main(argv: Sequence[str]) -> int:
     """Prints the tables of presets, prints RESULTS.md or draws the figures. Returns 2 for a mistake."""
-    given = _parser().parse_args(argv)
+    options = _parser().parse_args(argv)
     try:
-        _print(given)
+        _print(options)
     except SlimeExtError as error:
         print(f"benchmarks.fidelity: {error}", file=sys.stderr)
         return USER_ERROR
     return 0
 
 
-def _print(given: argparse.Namespace) -> None:
+def _print(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # because tensors have a dozen numbers, and threads would wait for each other
     errors = console(stderr=True)
     shown = functools.partial(
         track, description="", transient=True, console=errors, disable=not errors.is_terminal
     )
-    if given.results or given.figures:
-        _print_all(given, shown)
+    if options.results or options.figures:
+        _print_all(options, shown)
         return
-    for table in exact.tables(_chosen(given), given.seed, shown):
+    for table in exact.tables(_chosen(options), options.seed, shown):
         PlainConsole(highlight=False, width=80).print(table)
 
 
-def _print_all(given: argparse.Namespace, shown: Callable[[list], Iterable]) -> None:
+def _print_all(options: argparse.Namespace, shown: Callable[[list], Iterable]) -> None:
     """Prints RESULTS.md, draws the figures, or both."""
-    if given.preset or given.config:
-        flag = "--results" if given.results else "--figures"
+    if options.preset or options.config:
+        flag = "--results" if options.results else "--figures"
         raise ConfigError(f"{flag}: expected no preset and no --config beside it, got some: leave them out")
-    if given.results:
-        print(page.results(seed=given.seed, under_way=shown), end="")
-    if given.figures:
+    if options.results:
+        print(page.results(seed=options.seed, under_way=shown), end="")
+    if options.figures:
         picture.write(shown)
 
 
-def _chosen(given: argparse.Namespace) -> dict[str, Correction]:
+def _chosen(options: argparse.Namespace) -> dict[str, Correction]:
     """Returns the named presets and files. Raises for a mistake, before any table is computed."""
-    chosen = {name: presets.find(name).correction for name in given.preset}
-    files = [(file, read_mapping(file)) for file in given.config]
-    chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
+    chosen = {name: presets.find(name).correction for name in options.preset}
+    files = [(file, read_mapping(file)) for file in options.config]
+    chosen |= {name: loaded.correction for name, loaded in load_user_corrections(files).items()}
     for name, correction in chosen.items():
         require(correction.needs, frozenset(Need) - ANY_AGE, name, "samples have no age here")
     return chosen

@@ -49,13 +49,15 @@ def centerings(heads: Iterable[int], vocabulary: int = VOCABULARY) -> dict[str, 
 
     A head as large as the vocabulary has all tokens.
     """
-    found = {}
+    corrections = {}
     for name, steps in WEIGHTS.items():
-        found[f"reinforce, {name}"] = Correction("target", Reinforce(), steps)
+        corrections[f"reinforce, {name}"] = Correction("target", Reinforce(), steps)
         for k in heads:
             of = "all tokens" if k == vocabulary else f"head {k}"
-            found[f"centered, {name}, {of}"] = Correction("target", Reinforce(), steps, center=Center(k))
-    return found
+            corrections[f"centered, {name}, {of}"] = Correction(
+                "target", Reinforce(), steps, center=Center(k)
+            )
+    return corrections
 
 
 def ppo(target: Tensor, proximal: Tensor, advantages: Tensor) -> Tensor:
@@ -192,8 +194,8 @@ def _estimates(
         center = Center(min(correction.center.top_k, VOCABULARY))
         correction = replace(correction, center=center)
         head, ids = world.head(center.top_k, rows)
-    given = packed(world.proximal), packed(world.behavior), target, advantages
-    tokens = Tokens(segments, *given, head=head)
+    columns = packed(world.proximal), packed(world.behavior), target, advantages
+    tokens = Tokens(segments, *columns, head=head)
     outcome: Outcome = correction(tokens)
     loss, _ = correction.loss(outcome, tokens, host_loss(target, tokens.proximal, advantages), Bounds())
     read = [target] if head is None else [target, head.trainer]
@@ -263,7 +265,7 @@ def tables(
     cells = {
         pair: _cells(chosen[pair[1]], worlds[pair[0]]) for pair in under_way(list(product(worlds, chosen)))
     }
-    found = []
+    results = []
     for mismatch, (stale, drift) in MISMATCHES.items():
         title = (
             f"{mismatch}: behavior {stale:g}, target {drift:g} from proximal, k3 {worlds[mismatch].k3:.2g}; "
@@ -275,8 +277,8 @@ def tables(
             result.add_column(column, justify="right")
         for name in chosen:
             result.add_row(name, *cells[mismatch, name])
-        found.append(result)
-    return found
+        results.append(result)
+    return results
 
 
 def _cells(correction: Correction, world: World) -> list[str]:

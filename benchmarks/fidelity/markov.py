@@ -147,8 +147,8 @@ class Sampled:
 
 def evaluate(correction: Correction, chain: Chain) -> Sampled:
     """Estimates a correction's effect, ``STEP`` responses at a time as separate optimizer steps."""
-    found = [_estimates(correction, chain, rows) for rows in _steps(len(chain.responses))]
-    estimates, weights, kept = (torch.cat(column) for column in zip(*found, strict=True))
+    of_steps = [_estimates(correction, chain, rows) for rows in _steps(len(chain.responses))]
+    estimates, weights, kept = (torch.cat(column) for column in zip(*of_steps, strict=True))
     true, norm = chain.true_gradient, chain.true_gradient.norm()
     controls = chain.pairs - chain.expected_pairs
     # Use singular values, because a pair that never occurs makes the controls rank-deficient.
@@ -182,7 +182,7 @@ def _estimates(correction: Correction, chain: Chain, rows: slice) -> tuple[Tenso
     count, length = ids.shape
     flat, before = ids.flatten(), last.flatten()
     behavior, target = (p.log_softmax(-1)[before, flat] for p in (chain.behavior, chain.target))
-    own, head, chosen = target.clone().requires_grad_(), None, None
+    trained, head, chosen = target.clone().requires_grad_(), None, None
     if correction.center is not None:
         chosen = chain.behavior.topk(correction.center.top_k).indices[before]
         sampler, trainer = (
@@ -191,10 +191,10 @@ def _estimates(correction: Correction, chain: Chain, rows: slice) -> tuple[Tenso
         head = Head(sampler, trainer.requires_grad_())
     advantages = chain.advantages[rows].repeat_interleave(length)
     segments = Segments.whole([length] * count, torch.ones(count * length))
-    tokens = Tokens(segments, target, behavior, own, advantages, head=head)
+    tokens = Tokens(segments, target, behavior, trained, advantages, head=head)
     outcome = correction(tokens)
-    loss, _ = correction.loss(outcome, tokens, ppo(own, target, advantages), Bounds())
-    slope, *of_head = torch.autograd.grad(loss.sum(), [own] if head is None else [own, head.trainer])
+    loss, _ = correction.loss(outcome, tokens, ppo(trained, target, advantages), Bounds())
+    slope, *of_head = torch.autograd.grad(loss.sum(), [trained] if head is None else [trained, head.trainer])
     # d loss / d log p of (response, last token, token), then of the logits: each row - p * its sum.
     slots = torch.arange(count).repeat_interleave(length) * VOCABULARY + before
     table = torch.zeros(count * VOCABULARY, VOCABULARY, dtype=torch.float64)

@@ -349,13 +349,13 @@ def _centering_table(seeds: Sequence[int]) -> str:
     }
     cells = []
     for name, correction in centerings((1, 2, exact.VOCABULARY)).items():
-        found = [_exact(correction, drawn) for drawn in worlds.values()]
+        by_world = [_exact(correction, drawn) for drawn in worlds.values()]
         cells.append(
             [
                 name,
                 *(
                     f"{_ranged([f.bias / f.true for f in each])} / {_number(fmean(f.variance for f in each))}"
-                    for each in found
+                    for each in by_world
                 ),
             ]
         )
@@ -373,8 +373,8 @@ def _sampled_table(rows: Mapping[str, Row], mismatch: str, lengths: Mapping[int,
     """Returns a row for each estimator. Methods with the same numbers at every length share a row."""
     groups: dict[tuple, list[str]] = {}
     for name, row in rows.items():
-        found = [row.sampled[mismatch, length] for length in lengths]
-        key = tuple(float(f"{x:.9g}") for s in found for x in (s.bias, s.cosine, s.variance, s.kept))
+        samples = [row.sampled[mismatch, length] for length in lengths]
+        key = tuple(float(f"{x:.9g}") for s in samples for x in (s.bias, s.cosine, s.variance, s.kept))
         groups.setdefault(key, []).append(name)
     cells = []
     for names in groups.values():
@@ -396,10 +396,10 @@ shown if it is below {FEW}. Do not trust such a mean or its error.
 
 
 def _products(chains: Mapping[tuple[str, int], Chain]) -> str:
-    found = [f"{chain.ess_of_products:.2g} ({mismatch}, {n:,})" for (mismatch, n), chain in chains.items()]
+    sizes = [f"{chain.ess_of_products:.2g} ({mismatch}, {n:,})" for (mismatch, n), chain in chains.items()]
     return (
         "\nEffective sample size of the uncapped product of ratios, exact, as a share of the responses: "
-        f"{', '.join(found)}. The product is unbiased at every length. If the effective sample is only a few "
+        f"{', '.join(sizes)}. The product is unbiased at every length. If the effective sample is only a few "
         "responses, a sampled mean can look biased, and its standard error is too small.\n"
     )
 

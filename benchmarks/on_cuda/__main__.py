@@ -92,19 +92,19 @@ def unmet(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def markdown(found: dict, rows: Sequence[Row]) -> str:
+def markdown(report: dict, rows: Sequence[Row]) -> str:
     """Returns the report: machine, tests, and one row for each measurement."""
-    place, tests = found["machine"], ", ".join(f"{n} {what}" for what, n in found["tests"].items())
+    place, tests = report["machine"], ", ".join(f"{n} {what}" for what, n in report["tests"].items())
     lines = [
         f"# The hook on {place['device']} (PyTorch {place['torch']}, Python {place['python']})",
         "",
-        f"tests_gpu: {tests or 'nothing ran'}. {found['seconds']:.0f} s in all.",
+        f"tests_gpu: {tests or 'nothing ran'}. {report['seconds']:.0f} s in all.",
         "",
         f"| {' | '.join(HEAD)} |",
         "|---|---:|---|" + "---:|" * 6 + "---|",
     ]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
-    return "\n".join([*lines, "", *(f"WRONG: {line}" for line in found["wrong"])]) + "\n"
+    return "\n".join([*lines, "", *(f"WRONG: {line}" for line in report["wrong"])]) + "\n"
 
 
 def _cells(row: Row) -> list[str]:
@@ -162,17 +162,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _refused(f"--{name}: expected a folder, got {folder}: check the path")
     device, begin, out = "cpu" if asked.dry_run else "cuda", time.monotonic(), asked.out
     out.mkdir(parents=True, exist_ok=True)
-    found = {"machine": machine(device)}
-    found["tests"], failed = run_tests(out / "tests.log")
-    print(f"tests_gpu: {found['tests']} {failed}", flush=True)
+    report = {"machine": machine(device)}
+    report["tests"], failed = run_tests(out / "tests.log")
+    print(f"tests_gpu: {report['tests']} {failed}", flush=True)
     rows, wrong = measure(asked, device, out)
-    found |= {"wrong": [f"tests_gpu: {failed}"] * bool(failed) + wrong}
-    found |= {"rows": [asdict(row) for row in rows], "seconds": time.monotonic() - begin}
-    text = markdown(found, rows)
+    report |= {"wrong": [f"tests_gpu: {failed}"] * bool(failed) + wrong}
+    report |= {"rows": [asdict(row) for row in rows], "seconds": time.monotonic() - begin}
+    text = markdown(report, rows)
     (out / "cuda.md").write_text(text)
-    (out / "cuda.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / "cuda.json").write_text(json.dumps(report, indent=1) + "\n")
     print(text, f"\nwritten to {out}/cuda.md and cuda.json", sep="")
-    return 1 if found["wrong"] else 0
+    return 1 if report["wrong"] else 0
 
 
 def _refused(why: str) -> int:

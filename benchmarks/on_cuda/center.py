@@ -25,19 +25,19 @@ REPEAT, REPEAT_DRY = 20, 3
 def main(argv: list[str] | None = None) -> None:
     parser = timing.parser(__doc__)
     parser.add_argument("--slime", type=Path)
-    given = parser.parse_args(argv)
-    dry, until = given.device == "cpu", time.monotonic() + given.seconds
+    options = parser.parse_args(argv)
+    dry, until = options.device == "cpu", time.monotonic() + options.seconds
     tokens, repeat = (TOKENS_DRY, REPEAT_DRY) if dry else (TOKENS, REPEAT)
-    slime = str(given.slime) if given.slime and (given.slime / OF_SLIME).is_file() else None
+    slime = str(options.slime) if options.slime and (options.slime / OF_SLIME).is_file() else None
     torch.set_num_threads(1)
-    with torch.device(given.device):
+    with torch.device(options.device):
         bodies = {
             TERM: center.terms(slime, tokens[TERM]),
             LOG_PROBS: center.log_probs(slime, tokens[LOG_PROBS], center.VOCABULARY),
         }
     for what, contenders in bodies.items():
         row = Row(what, tokens[what], "")
-        timing.append(timing.measure(row, contenders, given.device, repeat, until), given.lines)
+        timing.append(timing.measure(row, contenders, options.device, repeat, until), options.lines)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def copy(batch: Batch) -> None:
 
 def bodies(config: str, device: str, slime: str | None) -> dict[str, Callable[[Batch], object]]:
     """Returns name -> contender, without the floor, which is code for a CPU."""
-    found = {COPY: copy} | contenders(config, slime, device)
-    return {name: body for name, body in found.items() if name != FLOOR}
+    by_name = {COPY: copy} | contenders(config, slime, device)
+    return {name: body for name, body in by_name.items() if name != FLOOR}
 
 
 def timed(config: str, tokens: int, device: str, repeat: int, slime: str | None, until: float) -> list[Row]:
@@ -72,14 +72,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = timing.parser(__doc__)
     parser.add_argument("--slime")
     parser.add_argument("--beside", nargs="*", default=[], help="checkouts of verl and SkyRL")
-    given = parser.parse_args(argv)
-    sys.path[:0] = given.beside
-    dry, until = given.device == "cpu", time.monotonic() + given.seconds
+    options = parser.parse_args(argv)
+    sys.path[:0] = options.beside
+    dry, until = options.device == "cpu", time.monotonic() + options.seconds
     torch.set_num_threads(1)
     for tokens in TOKENS_DRY if dry else TOKENS:
         for config in "T" if dry else "TS":
             repeat = REPEAT_DRY if dry else REPEAT
-            timing.append(timed(config, tokens, given.device, repeat, given.slime, until), given.lines)
+            timing.append(timed(config, tokens, options.device, repeat, options.slime, until), options.lines)
 
 
 if __name__ == "__main__":

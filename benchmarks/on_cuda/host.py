@@ -69,8 +69,8 @@ def find(asked: Path | None, wheels: Path, scratch: Path) -> Path | None:
     It is the named one, that of `make install`, or a wheel unpacked into `scratch`.
     """
     made = ROOT / ".venv/miles"
-    if found := next((place for place in (asked, made) if place and place.is_dir()), None):
-        return found.resolve()
+    if existing := next((place for place in (asked, made) if place and place.is_dir()), None):
+        return existing.resolve()
     for wheel in sorted(wheels.glob("miles_rl-*.whl")):
         folder = scratch / "-".join(wheel.name.split("-")[:2])
         with ZipFile(wheel) as archive:  # the wheel's megatron and sglang must not be used
@@ -156,17 +156,17 @@ class Variant:
 @contextlib.contextmanager
 def watched() -> Iterator[list[int | None]]:
     """Counts for each call how often the hook waits for the device."""
-    found: list[int | None] = []
+    waits: list[int | None] = []
 
     def counting(call: HookCall, *rest: Any) -> Any:
         said: list[Any] = []
-        found.append(timing.waits(lambda: said.append(run(call, *rest)), call.pg_loss.device.type))
+        waits.append(timing.waits(lambda: said.append(run(call, *rest)), call.pg_loss.device.type))
         return said[0]
 
     run = tis.run
     try:
         tis.run = counting  # not one of its functions, because the host may have kept that function
-        yield found
+        yield waits
     finally:
         tis.run = run
 
@@ -176,12 +176,12 @@ def checked(host: host_loss.Slime, name: str, device: str) -> str:
 
     Returns "" if they do not.
     """
-    found = []
+    results = []
     for place in ("cpu", device):
         batch, logits = batch_of(SMALL, place)
         loss = Variant(host, name, batch, logits)()
-        found.append((float(loss), float(logits.grad.double().norm())))
-    for what, expected, got in zip(("loss", "gradient norm"), *found, strict=True):
+        results.append((float(loss), float(logits.grad.double().norm())))
+    for what, expected, got in zip(("loss", "gradient norm"), *results, strict=True):
         if not math.isclose(expected, got, rel_tol=AGREE, abs_tol=1e-6):
             return f"{what} {got!r} on the device, {expected!r} on the CPU"
     return ""
@@ -218,22 +218,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = timing.parser(__doc__)
     parser.add_argument("--host", type=Path)
     parser.add_argument("--wheels", type=Path, default=ROOT / "cuda-wheels")
-    given = parser.parse_args(argv)
-    until = time.monotonic() + given.seconds
+    options = parser.parse_args(argv)
+    until = time.monotonic() + options.seconds
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = find(given.host, given.wheels, Path(scratch))
+        folder = find(options.host, options.wheels, Path(scratch))
         if folder is None:
             why = "no host: name a checkout with --slime, or put the wheel miles-rl into --wheels"
-            timing.append([Row("policy loss of a host", 0, "", why=why)], given.lines)
+            timing.append([Row("policy loss of a host", 0, "", why=why)], options.lines)
             return
         store = f"file://{scratch}/store"
-        backend = "cpu:gloo,cuda:nccl" if given.device == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # because a machine's name may not resolve
         dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
         mpu.initialize_model_parallel()
-        rows = measured(enter(folder), folder, given.device, given.device == "cpu", until)
-        timing.append(rows, given.lines)
+        rows = measured(enter(folder), folder, options.device, options.device == "cpu", until)
+        timing.append(rows, options.lines)
         dist.destroy_process_group()
 
 

@@ -28,12 +28,12 @@ MODULES = {"against": "run", "scale": "scale", "center": "center", "overhead": "
 def main(argv: Sequence[str]) -> int:
     """Runs one of the benchmarks. Returns 2 for a mistake in the arguments."""
     words = list(argv)
-    given = _parser().parse_args(words)
-    if python := getattr(given, "others", None):
+    options = _parser().parse_args(words)
+    if python := getattr(options, "others", None):
         return again(_without(words, OTHERS), python)
     if not settled_allocator():
         return again(words)
-    import_module(f"benchmarks.speed.{MODULES[given.command]}").run(given)
+    import_module(f"benchmarks.speed.{MODULES[options.command]}").run(options)
     return 0
 
 
@@ -105,10 +105,10 @@ def _slime(text: str) -> str:
 
 
 def _python(text: str) -> str:
-    found = shutil.which(text)
-    if found is None:
+    path = shutil.which(text)
+    if path is None:
         raise argparse.ArgumentTypeError(f"expected a Python, got {text}: see benchmarks/requirements.txt")
-    return found
+    return path
 
 
 def _without(words: Sequence[str], flag: str) -> list[str]:

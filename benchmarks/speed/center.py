@@ -65,12 +65,12 @@ def log_probs(slime: str | None, tokens: int, vocabulary: int) -> Bodies:
     def back(of: Callable[[], Tensor]) -> Callable[[], object]:
         return lambda: torch.autograd.grad(of(), logits, slope)
 
-    found: Bodies = {"ours": back(lambda: log_probs_at(logits, ids))}
+    bodies: Bodies = {"ours": back(lambda: log_probs_at(logits, ids))}
     if slime:
         theirs = slime_log_probs(slime)
-        found["slime"] = back(lambda: theirs(logits, ids, None, CHUNK))
-        found["slime, not in chunks"] = back(lambda: theirs(logits, ids, None))
-    return found
+        bodies["slime"] = back(lambda: theirs(logits, ids, None, CHUNK))
+        bodies["slime, not in chunks"] = back(lambda: theirs(logits, ids, None))
+    return bodies
 
 
 def table(title: str, bodies: Bodies, repeat: int) -> Table:

@@ -40,11 +40,11 @@ class Counting(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = str(func).removeprefix("aten.")
         self.waits += name.startswith(WAITS) or (name.startswith("index.") and _by_flags(args))
-        given, made = _tensors((args, kwargs)), _tensors(out)
+        read, made = _tensors((args, kwargs)), _tensors(out)
         if not name.startswith(VIEWS):
             self.operations += 1
-            self.bytes += sum(t.numel() * t.element_size() for t in (*given, *made))
-        known = {t.untyped_storage().data_ptr() for t in given}
+            self.bytes += sum(t.numel() * t.element_size() for t in (*read, *made))
+        known = {t.untyped_storage().data_ptr() for t in read}
         for storage in (t.untyped_storage() for t in made if t.untyped_storage().data_ptr() not in known):
             weak = StorageWeakRef(storage)
             self._remember(storage.data_ptr(), storage.nbytes(), lambda weak=weak: not weak.expired())

@@ -56,8 +56,8 @@ def verl() -> dict:
     def sequence(batch):
         # No veto since PR 4544; the two-sided seq_max_k2 stands in for it, as verl's documentation says.
         rules, bounds = "seq_mean_k1,seq_max_k2", f"{GEO[0]}_{GEO[1]},{math.log(VETO) ** 2 / 2}"
-        given = batch.proximal, batch.behavior, batch.mask, "sequence", CAP
-        return correct(*given, rollout_rs=rules, rollout_rs_threshold=bounds)
+        arguments = batch.proximal, batch.behavior, batch.mask, "sequence", CAP
+        return correct(*arguments, rollout_rs=rules, rollout_rs_threshold=bounds)
 
     return {"T": token, "S": sequence}
 
@@ -79,6 +79,19 @@ def skyrl() -> dict:
         return lambda b: utils.compute_off_policy_correction(b.proximal, b.behavior, b.mask, config)
 
     return {"T": run(token), "S": run(sequence)}
+
+
+def skyrl_loss() -> dict:
+    """SkyRL as a host of lists would call it for what our hook returns: padded, and back to a flat loss."""
+
+    def run(correct: Callable[[Any], tuple]) -> Callable[[Any], Tensor]:
+        def body(batch: Any) -> Tensor:
+            weights, _, mask = correct(batch.padded())
+            return batch.host_loss * (weights * mask)[batch.where]
+
+        return body
+
+    return {config: run(correct) for config, correct in skyrl().items()}
 
 
 def trl() -> dict:
@@ -180,6 +193,7 @@ SYSTEMS = {
     "verl, from lists": from_lists(verl),
     "SkyRL": skyrl,
     "SkyRL, from lists": from_lists(skyrl),
+    "SkyRL, from lists to the loss": skyrl_loss,
     "TRL": trl,
     "AReaL": areal,
 }

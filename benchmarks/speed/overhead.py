@@ -2,7 +2,8 @@
 
     python -m benchmarks.speed overhead
 
-SkyRL reads padded tensors. One column has them prepared; another column includes padding a host's lists.
+SkyRL reads padded tensors. Two columns have them prepared; another column is padding a host's lists. In the
+last columns SkyRL does what the hook does: lists in, a flat loss out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.cost import dispatched, minima
-from benchmarks.speed.others import skyrl
+from benchmarks.speed.others import skyrl, skyrl_loss
 from benchmarks.speed.run import ours
 from benchmarks.speed.workloads import Batch
 
@@ -29,16 +30,17 @@ Body = Callable[[Batch], object]
 
 def contenders() -> dict[str, Body]:
     """Returns column -> what runs on a batch. Leaves SkyRL out if it is not installed."""
-    found: dict[str, Body] = {}
+    columns: dict[str, Body] = {}
     for config, form in FORMS.items():
         bodies = ours(config)
-        found |= {f"ours: {form}": bodies["ours"], f"{METRICS}: {form}": bodies[METRICS]}
+        columns |= {f"ours: {form}": bodies["ours"], f"{METRICS}: {form}": bodies[METRICS]}
     try:
-        found |= {f"SkyRL: {FORMS[config]}": body for config, body in skyrl().items()}
-        found["SkyRL: padding"] = Batch.padded
+        columns |= {f"SkyRL: {FORMS[config]}": body for config, body in skyrl().items()}
+        columns["SkyRL: padding"] = Batch.padded
+        columns |= {f"SkyRL, lists to loss: {FORMS[config]}": body for config, body in skyrl_loss().items()}
     except ImportError as error:
         print(f"SkyRL: left out, {error}", file=sys.stderr)
-    return found
+    return columns
 
 
 def table(repeat: int) -> Table:

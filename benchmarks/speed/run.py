@@ -67,17 +67,17 @@ def ours(config: str) -> dict[str, Body]:
 
 def contenders(config: str, slime: str | None, device: str = "cpu") -> dict[str, Body]:
     """Returns name -> function of a batch on a device. The floor exists only for CPUs."""
-    found = ours(config)
+    bodies = ours(config)
     loaders = ({FLOOR: lambda: {config: floor(config)}} if device == "cpu" else {}) | SYSTEMS
     if slime:
         loaders |= {"slime mis.py": lambda: mis(slime), "slime vanilla_tis": lambda: vanilla(slime)}
     for name, load in loaders.items():
         try:
             loaded = load()
-            found |= {name: loaded[config]} if config in loaded else {}
+            bodies |= {name: loaded[config]} if config in loaded else {}
         except ImportError as error:
             print(f"{name}: left out, {error}", file=sys.stderr)
-    return found
+    return bodies
 
 
 def mis(folder: str) -> dict[str, Body]:
@@ -128,18 +128,18 @@ def interleaved(
     All workloads of a contender run one after the other in each round, so they can be compared, too.
     """
     calls = {(w, k): functools.partial(v, batch) for k, v in bodies.items() for w, batch in batches.items()}
-    found = medians(calls, repeat)
-    return {w: {k: found[w, k] for k in bodies} for w in batches}
+    milliseconds = medians(calls, repeat)
+    return {w: {k: milliseconds[w, k] for k in bodies} for w in batches}
 
 
-def table(config: str, found: dict[str, dict[str, float]], costs: dict[str, Cost | None]) -> Table:
+def table(config: str, milliseconds: dict[str, dict[str, float]], costs: dict[str, Cost | None]) -> Table:
     """Returns a row per contender: milliseconds on each workload, and multiples of the floor."""
     shown = Table(title=f"configuration {config}: processor ms (times the floor)")
     columns = ("operations", "waits", "MB", "peak MB")
-    for column in ("", *found, *columns):
+    for column in ("", *milliseconds, *columns):
         shown.add_column(column)
-    for name in next(iter(found.values())):
-        cells = [_cell(times[name], times.get(FLOOR)) for times in found.values()]
+    for name in next(iter(milliseconds.values())):
+        cells = [_cell(times[name], times.get(FLOOR)) for times in milliseconds.values()]
         cost = costs.get(name)
         more = [f"{value:.3g}" for value in cost] if cost else ["-"] * len(columns)
         shown.add_row(name, *cells, *more)
@@ -161,10 +161,10 @@ def run(asked: Namespace) -> None:
     batches = {name: Batch.of(lengths_of(name)) for name in asked.workloads}
     for config in asked.configs:
         bodies = contenders(config, asked.slime_dir)
-        found = interleaved(bodies, batches, asked.repeat)
+        milliseconds = interleaved(bodies, batches, asked.repeat)
         last = batches[asked.workloads[-1]]
         costs = {name: _counted(name, body, last) for name, body in bodies.items()}
-        Console(width=160).print(table(config, found, costs))
+        Console(width=160).print(table(config, milliseconds, costs))
     print(
         f"operations, waits, MB moved, MB of new tensors at once: one call on workload {asked.workloads[-1]}"
     )

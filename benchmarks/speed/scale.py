@@ -55,8 +55,8 @@ def over_ranks(tokens: int, repeat: int) -> Table:
     times = []
     for ranks in RANKS:
         with tempfile.TemporaryDirectory() as folder:
-            given = (ranks, folder, tokens, repeat)
-            torch.multiprocessing.spawn(_rank, given, nprocs=ranks)
+            arguments = (ranks, folder, tokens, repeat)
+            torch.multiprocessing.spawn(_rank, arguments, nprocs=ranks)
             times.append(max(float(path.read_text()) for path in Path(folder).glob("time*")))
     rows = zip(RANKS, times, (t / times[0] for t in times), strict=True)
     return _table(

@@ -170,7 +170,7 @@ class Correction:
         inputs = replace(read, table=table, plan=plan.numbers)
         state = self.run(inputs, self.steps)
         if plan.keep is not None:
-            state = replace(state, step=len(self.steps)).reject("sequence", plan.keep)
+            state = state._replace(step=len(self.steps)).reject("sequence", plan.keep)
         keep = inputs.kept(state)
         sequences = None
         if observe:
@@ -240,7 +240,7 @@ class Correction:
         """Runs ``steps`` and returns the state after them: the only loop over steps."""
         state = inputs.start
         for place, step in enumerate(steps):
-            state = step(replace(state, step=place), inputs)
+            state = step(state._replace(step=place), inputs)
         return state
 
     def loss(
@@ -545,8 +545,8 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
         loss,
         outcome.finite,
         outcome.weights,
-        ratio.float() * as_bytes(outcome.finite),
+        ratio.float().mul_(as_bytes(outcome.finite)),
         as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
-        as_numbers(tokens.segments.mask & ~outcome.keep, torch.float32),
+        as_numbers(tokens.segments.mask > outcome.keep, torch.float32),  # in the mask and not kept
         measured,
     )

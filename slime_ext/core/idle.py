@@ -120,7 +120,7 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
     for i, step in enumerate(steps):
         if isinstance(step, Scoped):  # on other data, earlier steps may keep what they reject here
             step = replace(step, over="response")
-        before = replace(state, step=i)
+        before = state._replace(step=i)
         try:
             if Need.WHOLE_STEP in step.needs:
                 number = step.number_for_step([(before, inputs)], identity)

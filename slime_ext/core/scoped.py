@@ -169,7 +169,7 @@ class ZeroOutside(Step):
         return before._replace(low=0.0, high=min(before.high, self.high) if is_of_weight else before.high)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        inside = inputs.kept(self._band(replace(state, keep={}), inputs))
+        inside = inputs.kept(self._band(state._replace(keep={}), inputs))
         expand = inputs.segments.expand_to_tokens
         weights = expand(state.unit, state.weights)
         clipped, log_ratio = (
@@ -178,7 +178,7 @@ class ZeroOutside(Step):
         )
         if log_ratio is not None:  # -inf where the weight is 0, because log_weights reads it there
             log_ratio = torch.where(inside, log_ratio, -torch.inf)
-        of_tokens = replace(state, weights=weights, clipped=clipped, unit="token")
+        of_tokens = state._replace(weights=weights, clipped=clipped, unit="token")
         return of_tokens.bound(torch.where(inside, weights, 0), log_ratio)
 
     @cached_property

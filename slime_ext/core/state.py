@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -129,8 +129,7 @@ class Outcome:
     head_factor: Tensor | None = None  # [T] what multiplies C_t; None without ``center``
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """Weights and keep flags between two steps."""
 
     weights: Tensor  # one per ``unit``, which multiplies the loss; a ratio until a step bounds it
@@ -161,7 +160,7 @@ class State:
             log_ratio: the log of the ratios, which coupled steps read. None: they read the log of ``ratio``,
                 and cannot tell apart ratios that have become 0 or infinite.
         """
-        return replace(self, weights=ratio, unit=unit, clipped=None, log_ratio=log_ratio)
+        return self._replace(weights=ratio, unit=unit, clipped=None, log_ratio=log_ratio)
 
     def bound(self, weights: Tensor, log_ratio: Tensor | None = None) -> State:
         """Replaces the weights by bounded ones and records where they changed.
@@ -172,14 +171,14 @@ class State:
         changed = weights != self.weights
         clipped = changed if self.clipped is None else self.clipped | changed
         effects = (*self.step_effects, StepEffect(self.step, "clipped", self.unit, changed))
-        return replace(self, weights=weights, clipped=clipped, step_effects=effects, log_ratio=log_ratio)
+        return self._replace(weights=weights, clipped=clipped, step_effects=effects, log_ratio=log_ratio)
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``, rejects the others, and records both."""
         # Rejections commute, because flags are combined and weights stay. Metrics count each step alone.
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "kept", unit, inside)
-        return replace(self, keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
+        return self._replace(keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
 
 
 class ExceedsLimit(NamedTuple):
@@ -241,7 +240,7 @@ class StepInputs:
         A sum of bool needs no copy in float32.
         """
         if isinstance(name, ExceedsLimit):
-            return (self.value_of(name.name) - name.limit).clamp_min(0)
+            return (self.value_of(name.name) - name.limit).clamp_min_(0)
         if isinstance(name, ByPosition):
             return self.segments.zeroed(
                 (response_order(self.segments) - 1) * self.value_of(name.name).double()
@@ -512,8 +511,8 @@ def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[Statistic
         key -> [S] or [U] float64; maxima of a unit without response tokens are -inf.
     """
     segments = inputs.segments
-    sums = [key for key in keys if key.aggregate == "sum" and key.unit == "sequence"]
-    others = [key for key in keys if key not in sums]
+    sums = [key for key in keys if key[:2] == ("sum", "sequence")]
+    others = [key for key in keys if key[:2] != ("sum", "sequence")]
     shares = [_share(key, inputs) for key in others]
     if sums:
         shares.append(segments.local_sums([inputs.row_of(key.name) for key in sums]))

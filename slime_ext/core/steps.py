@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -402,7 +402,7 @@ class Normalize(Step):
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         log_weights = state.log_weights - inputs.plan[self]
-        return replace(state, weights=log_weights.exp().to(state.weights.dtype), log_ratio=log_weights)
+        return state._replace(weights=log_weights.exp().to(state.weights.dtype), log_ratio=log_weights)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         return WeightRange(0.0, MODEST)  # a weight is at most the number of tokens in the step

@@ -255,7 +255,7 @@ def _watched(state: State) -> tuple[State, Callable[[object], list[str]]]:
         The wrapped state, and a function that lists the methods whose result was lost. A result is lost if
         the step neither returned it nor read it.
     """
-    names = frozenset(field.name for field in dataclasses.fields(State))
+    names = frozenset((*State._fields, "_replace"))  # with _replace a method takes over all other fields
     made: list[tuple[str, State]] = []
     read: set[int] = set()
 
@@ -281,8 +281,7 @@ def _watched(state: State) -> tuple[State, Callable[[object], list[str]]]:
     def lost_results(returned: object) -> list[str]:
         return [name for name, new in made if new is not returned and id(new) not in read]
 
-    fields = {name: getattr(state, name) for name in names}
-    return Watched(**fields | {"step": 0}), lost_results
+    return Watched(*state._replace(step=0)), lost_results
 
 
 def _versions(inputs: StepInputs, state: State) -> list[int]:

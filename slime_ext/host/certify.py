@@ -181,14 +181,14 @@ def settle() -> None:
     record = pushes()
     if record.asked is None:
         return
-    found = [_arrival(record.asked)]
+    shared = [_arrival(record.asked)]
     if hosts.rank() is not None:
         try:
-            torch.distributed.broadcast_object_list(found, src=0, group=_host_group())
+            torch.distributed.broadcast_object_list(shared, src=0, group=_host_group())
         except (RuntimeError, ValueError):  # the group does not hold these ranks
             log.debug("not shared", exc_info=True)
-            found = [Arrival("no checksums: the trainer's ranks share no process group")]
-    record.arrival, record.asked = found[0], None
+            shared = [Arrival("no checksums: the trainer's ranks share no process group")]
+    record.arrival, record.asked = shared[0], None
 
 
 def _arrival(asked: Any) -> Arrival:
@@ -196,23 +196,23 @@ def _arrival(asked: Any) -> Arrival:
         if isinstance(asked, Exception):
             raise asked
         replies = sys.modules["ray"].get(asked, timeout=TIMEOUT_S) if asked else ()
-        found = [_checksums(reply) for reply in replies if reply is not None]
+        checksums = [_checksums(reply) for reply in replies if reply is not None]
     except Exception as error:  # from Ray or the engine: a release without checksums, a dead engine
         log.debug("no checksums", exc_info=True)
         return Arrival(f"no checksums: the engine answered with {type(error).__name__}")
-    if not found or not found[0]:
+    if not checksums or not checksums[0]:
         return Arrival("no checksums: this engine reports none")
-    return pushes().arrived(found)
+    return pushes().arrived(checksums)
 
 
 def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
     """Joins each tensor's checksums over the ranks of one engine, without a draft model's."""
-    found: dict[str, str] = {}
+    joined: dict[str, str] = {}
     for rank in reply.get("ranks") or ():
         for name, checksum in rank["checksums"].items():
             if not name.startswith("draft"):
-                found[name] = f"{found.get(name, '')}{checksum} "
-    return found
+                joined[name] = f"{joined.get(name, '')}{checksum} "
+    return joined
 
 
 def _host_group() -> Any:
@@ -240,10 +240,10 @@ def of_step(scalars: Mapping[str, float], step_id: int, *, is_first: bool) -> di
     if is_first:
         verdict = {True: "sound", False: "NOT sound", None: "not known"}[is_sound]
         print(f"slime_ext: certificate, weights {record.version}: {verdict}: {words}", flush=True)
-    found = {} if is_sound is None else {"certified": float(is_sound)}
+    certificate = {} if is_sound is None else {"certified": float(is_sound)}
     if scalars.get(PREFIX + "staleness_max") == 0:
-        found["certified_k3_kl"] = scalars[PREFIX + "k3_kl"]
-    return {PREFIX + name: value for name, value in found.items()}
+        certificate["certified_k3_kl"] = scalars[PREFIX + "k3_kl"]
+    return {PREFIX + name: value for name, value in certificate.items()}
 
 
 def places(names: Iterable[str]) -> str:
@@ -252,6 +252,6 @@ def places(names: Iterable[str]) -> str:
     >>> places(["model.layers.1.mlp.weight", "model.layers.1.self_attn.weight", "lm_head.weight"])
     'layer 1, lm_head.weight'
     """
-    found = dict.fromkeys(f"layer {m[1]}" if (m := LAYER.search(name)) else name for name in names)
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return ", ".join(list(found)[:NAMED]) + more
+    layers = dict.fromkeys(f"layer {m[1]}" if (m := LAYER.search(name)) else name for name in names)
+    more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
+    return ", ".join(list(layers)[:NAMED]) + more

@@ -168,12 +168,12 @@ def _numbers(
     try:
         if isinstance(value, str):
             data = bytearray(base64.b64decode(value, validate=True))
-            found = torch.frombuffer(data, dtype=kind) if data else torch.zeros(0, dtype=kind)
+            numbers = torch.frombuffer(data, dtype=kind) if data else torch.zeros(0, dtype=kind)
         else:
-            found = torch.tensor(value, dtype=kind)
-        if found.dim() == 1 and count in (None, len(found)):
-            return found
-        got = f"{found.numel()}"
+            numbers = torch.tensor(value, dtype=kind)
+        if numbers.dim() == 1 and count in (None, len(numbers)):
+            return numbers
+        got = f"{numbers.numel()}"
     except NO_NUMBERS:
         pass
     wanted = "" if count is None else f"{count} "

@@ -90,12 +90,12 @@ def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
 
 
 def at_logits(
-    given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[str, Any]
+    positional: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Head | Support | None:
     """Makes the head, or the support, of a micro-batch's local response tokens.
 
     Args:
-        given, named: the arguments of the call of ``get_log_probs_and_entropy``.
+        positional, named: the arguments of the call of ``get_log_probs_and_entropy``.
         inputs: what was collected from the running policy loss.
 
     Returns:
@@ -108,7 +108,7 @@ def at_logits(
     step = step_metrics.current_step()
     if not step.heads:
         return None
-    batch, logits = inputs["batch"], given[0]
+    batch, logits = inputs["batch"], positional[0]
     places = step.samples.places(batch["loss_masks"])
     if places is None:
         raise DataError(

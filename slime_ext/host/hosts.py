@@ -48,18 +48,18 @@ MARK = "_wrapped_by_slime_ext"
 
 def modules(package: str = "") -> list[ModuleType]:
     """Lists the loaded modules of a package, or all loaded modules."""
-    found = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return [module for module in found if package in ("", module.__name__.partition(".")[0])]
+    loaded = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return [module for module in loaded if package in ("", module.__name__.partition(".")[0])]
 
 
 def definers(name: str, package: str = "") -> list[ModuleType]:
     """Lists the loaded modules that define a function ``name``, in a package or in all."""
-    found = []
+    defining = []
     for module in modules(package):
         function = module.__dict__.get(name)
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-            found.append(module)
-    return found
+            defining.append(module)
+    return defining
 
 
 def function_of(package: str, name: str) -> Callable[..., Any] | None:
@@ -144,10 +144,10 @@ class HostCode(ABC):
     def fault(self) -> str:
         """The error message if a function that slime_ext wraps has other first parameters; else empty."""
         for name, wanted in LEADING.items():
-            found = self.door(name)
-            if found is None and name == STEP:
+            door = self.door(name)
+            if door is None and name == STEP:
                 continue
-            module, parameters = found or (self.loss_module, None)
+            module, parameters = door or (self.loss_module, None)
             if (parameters or ())[: len(wanted)] != wanted:
                 got = "none" if parameters is None else f"({', '.join(parameters[: len(wanted)])})"
                 return (
@@ -290,8 +290,8 @@ def trainers() -> Iterator[type]:
 
 def _below(cls: type) -> Iterator[type]:
     """Yields the subclasses of a class, and their subclasses."""
-    found: list[type] = type.__subclasses__(cls)
-    for each in found:
+    subclasses: list[type] = type.__subclasses__(cls)
+    for each in subclasses:
         yield from (each, *_below(each))
 
 
@@ -302,8 +302,8 @@ def command_line() -> list[str]:
     try:
         if not ray.is_initialized():  # asking for its context would start a new Ray
             return sys.argv
-        own = ray.get_runtime_context().get_job_id()
-        words = next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own)
+        job_id = ray.get_runtime_context().get_job_id()
+        words = next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == job_id)
         return str(words).split()
     except Exception:  # this is no public interface, so another release of Ray may keep it elsewhere
         log.debug("the driver's command line is not known", exc_info=True)

@@ -241,8 +241,9 @@ def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -
         )
     if not values:
         return torch.zeros(0)
-    with contextlib.suppress(TypeError, RuntimeError):  # raised if a part is no tensor or has another shape
-        flat = torch.cat(list(values))
+    # These are raised if a part is no tensor or has another shape.
+    with contextlib.suppress(AttributeError, TypeError, RuntimeError):
+        flat = torch.cat(list(values)) if len(values) > 1 else values[0].contiguous()
         # All lengths are compared at once. Checking 512 shapes one by one takes longer than joining them.
         if flat.dim() == 1 and [*map(Tensor.numel, values)] == [*lengths]:
             return flat

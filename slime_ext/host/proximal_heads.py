@@ -57,14 +57,14 @@ def install(host: hosts.Host) -> None:
 def _of_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
-    def train_actor(*given: Any, **named: Any) -> Any:
-        rollout_id = signature.bind(*given, **named).arguments.get("rollout_id")
+    def train_actor(*positional: Any, **named: Any) -> Any:
+        rollout_id = signature.bind(*positional, **named).arguments.get("rollout_id")
         # Either another host's method of this name, or a parent's method that a subclass's method has called.
         if rollout_id is None or session.scored is not None:
-            return function(*given, **named)
+            return function(*positional, **named)
         session.scored = ScoredRollout(rollout_id)
         try:
-            return function(*given, **named)
+            return function(*positional, **named)
         finally:
             session.scored = None
 
@@ -74,12 +74,12 @@ def _of_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
 def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
-    def forward_only(*given: Any, **named: Any) -> Any:
-        bound = signature.bind(*given, **named)
+    def forward_only(*positional: Any, **named: Any) -> Any:
+        bound = signature.bind(*positional, **named)
         bound.apply_defaults()
         scored, call = session.scored, bound.arguments
         if scored is None or not _is_read(call) or not hosts.ranks().is_last_stage:
-            return function(*given, **named)
+            return function(*positional, **named)
         iterator = (call["data_iterator"] or [None])[0]
         rollout = getattr(iterator, "rollout_data", None)
         if rollout is None:
@@ -91,11 +91,11 @@ def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
         center = reporter_of(call["args"]).setup.correction.center
         assert center is not None  # ``_is_read`` has checked it
         call["f"] = _with_heads(call["f"], rollout, scored.rollout_id, center.top_k)
-        found = function(*bound.args, **bound.kwargs)
-        values = found.pop(COLUMN)
+        columns = function(*bound.args, **bound.kwargs)
+        values = columns.pop(COLUMN)
         indices = column(rollout.get("sample_indices"), len(values))
         scored.by_index = dict(zip(indices, values, strict=True))
-        return found
+        return columns
 
     return forward_only
 
@@ -129,17 +129,19 @@ def _with_heads(
     rows = heads.of_step(rollout_id, samples, top_k)
     places = {id(tokens): place for place, tokens in enumerate(rollout["tokens"])}
 
-    def get_log_probs_and_entropy(*given: Any, **named: Any) -> Any:
-        result = function(*given, **named)
-        own = [place for tokens in named["unconcat_tokens"] if (place := places.get(id(tokens))) is not None]
-        if len(own) != len(named["unconcat_tokens"]):
+    def get_log_probs_and_entropy(*positional: Any, **named: Any) -> Any:
+        result = function(*positional, **named)
+        known = [
+            place for tokens in named["unconcat_tokens"] if (place := places.get(id(tokens))) is not None
+        ]
+        if len(known) != len(named["unconcat_tokens"]):
             raise DataError(
                 "center: expected a log-prob pass over the rollout's own samples, got other samples, whose "
                 "heads are not known: use one optimizer step per rollout (--num-steps-per-rollout 1)"
             )
-        batch = {"loss_masks": [rollout["loss_masks"][place] for place in own]} | named
+        batch = {"loss_masks": [rollout["loss_masks"][place] for place in known]} | named
         with torch.no_grad():
-            held, sizes = heads.gathered([rows[place] for place in own], batch, given[0], named)
+            held, sizes = heads.gathered([rows[place] for place in known], batch, positional[0], named)
         made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
         made[COLUMN] = list(torch.split(held.trainer.detach(), sizes))
         return result

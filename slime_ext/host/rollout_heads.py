@@ -92,11 +92,11 @@ def top_p_of(args: Any) -> float:
 
 
 def _asking(post: Callable[..., Any]) -> Callable[..., Any]:
-    async def asking(url: str, payload: dict[str, Any], *given: Any, **named: Any) -> Any:
+    async def asking(url: str, payload: dict[str, Any], *positional: Any, **named: Any) -> Any:
         asked = session.asked.get()
         if asked is None or "sampling_params" not in payload:
-            return await post(url, payload, *given, **named)
-        output = await post(url, payload | _request(payload["sampling_params"], asked), *given, **named)
+            return await post(url, payload, *positional, **named)
+        output = await post(url, payload | _request(payload["sampling_params"], asked), *positional, **named)
         if asked.top_p == 1:
             asked.answers.append(read(output["meta_info"], asked.top_k, asked.sample))
         else:
@@ -153,10 +153,10 @@ def _rows_of(sample: Any, tokens: int, top_k: int) -> Rows:
     Raises:
         DataError: the heads are not [tokens or fewer, top_k] ids and log-probs.
     """
-    given = [getattr(sample, name, None) for name in FIELDS]
-    if any(values is None for values in given):
+    columns = [getattr(sample, name, None) for name in FIELDS]
+    if any(values is None for values in columns):
         return none(tokens, top_k)
-    ids, log_probs = (_tensor(name, sample, values) for name, values in zip(FIELDS, given, strict=True))
+    ids, log_probs = (_tensor(name, sample, values) for name, values in zip(FIELDS, columns, strict=True))
     wanted = f"[{tokens} or fewer, {top_k}], its response tokens and center.top_k"
     for name, values in zip(FIELDS, (ids, log_probs), strict=True):
         fits = values.dim() == 2 and len(values) <= tokens and values.shape[1] == top_k
@@ -196,11 +196,13 @@ def _publish_with_log(args: Any) -> None:
 
 
 def _publishing(log: Callable[..., Any]) -> Callable[..., Any]:
-    def log_rollout(rollout_id: int, args: Any, samples: Sequence[Any], *given: Any, **named: Any) -> Any:
+    def log_rollout(
+        rollout_id: int, args: Any, samples: Sequence[Any], *positional: Any, **named: Any
+    ) -> Any:
         if (center := center_of_flags(args)) is not None:
             is_exact = top_p_of(args) != 1
             publish(rollout_id, samples, center.top_k, vocabulary_of(args), is_exact=is_exact)
-        return log(rollout_id, args, samples, *given, **named)
+        return log(rollout_id, args, samples, *positional, **named)
 
     return log_rollout
 
@@ -263,8 +265,8 @@ def publish(
     if staleness.store() is not None:
         ray = sys.modules["ray"]
         session.heads[rollout_id] = {index: ray.put(rows) for index, rows in heads.items()}
-        found = ray.cloudpickle.dumps(session.heads[rollout_id])
-        staleness.leave(staleness.HEADS, rollout_id, found)
+        pickled = ray.cloudpickle.dumps(session.heads[rollout_id])
+        staleness.leave(staleness.HEADS, rollout_id, pickled)
     for past in list(session.heads)[: -staleness.WAITING[staleness.HEADS]]:
         del session.heads[past]
 
@@ -318,8 +320,8 @@ def _checked_support(sample: Any, vocabulary: int | None) -> SupportRows:
     ids, offsets, log_probs = _ragged(sample)
     response, widths = _response(sample), offsets.diff().tolist()
     for rows in _blocks(widths):
-        entries, own = slice(int(offsets[rows.start]), int(offsets[rows.stop])), widths[rows]
-        of_ids, of_log_probs = (list(torch.split(values[entries], own)) for values in (ids, log_probs))
+        entries, sizes = slice(int(offsets[rows.start]), int(offsets[rows.stop])), widths[rows]
+        of_ids, of_log_probs = (list(torch.split(values[entries], sizes)) for values in (ids, log_probs))
         table = pad_sequence(of_ids, True), pad_sequence(of_log_probs, True, -torch.inf)
         of_rows = Response(*(values[rows] for values in response))
         where = Where("support", SUPPORT[::2], rows.start)
@@ -333,8 +335,8 @@ def _ragged(sample: Any) -> SupportRows:
     Raises:
         DataError: the sample lacks one of the fields, or the fields do not fit each other.
     """
-    count, given = sample.response_length, [getattr(sample, name, None) for name in SUPPORT]
-    lacking = next((name for name, values in zip(SUPPORT, given, strict=True) if values is None), None)
+    count, columns = sample.response_length, [getattr(sample, name, None) for name in SUPPORT]
+    lacking = next((name for name, values in zip(SUPPORT, columns, strict=True) if values is None), None)
     if lacking is not None and count == 0:
         return torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), torch.zeros(0)
     if lacking is not None:
@@ -343,7 +345,7 @@ def _ragged(sample: Any) -> SupportRows:
             f"response token, got none: record {', '.join(SUPPORT)} in your generate function, as slime's "
             f"own does with {OURS}"
         )
-    ids, offsets, log_probs = (_tensor(name, sample, v) for name, v in zip(SUPPORT, given, strict=True))
+    ids, offsets, log_probs = (_tensor(name, sample, v) for name, v in zip(SUPPORT, columns, strict=True))
     whole = not any(values.is_floating_point() or values.is_complex() for values in (ids, offsets))
     fits = whole and offsets.shape == (count + 1,) and ids.dim() == 1 and log_probs.shape == ids.shape
     if fits:
@@ -402,14 +404,14 @@ def _checked_rows(
             f"the loss mask, got none at token {where.first + _first(lacking)}: sample it with "
             f"{contract.GENERATE_FLAG}"
         )
-    own = (ids == response.sampled[:, None]) & (log_probs > -torch.inf) & counts[:, None]
-    if what == "support" and (outside := counts & ~own.any(1)).any():
+    is_sampled = (ids == response.sampled[:, None]) & (log_probs > -torch.inf) & counts[:, None]
+    if what == "support" and (outside := counts & ~is_sampled.any(1)).any():
         raise DataError(
             f"{where.fields[0]}, sample {sample.index}, response token {where.first + _first(outside)}: "
             "expected the sampled token in the sampler's support, got only other tokens: record the support "
             "in the request that draws the token, because the sampler drew from more than was recorded"
         )
-    off = torch.where(own, log_probs - response.recorded[:, None], 0).abs()
+    off = torch.where(is_sampled, log_probs - response.recorded[:, None], 0).abs()
     apart = off.amax(1) if off.shape[1] else off.new_zeros(len(off))
     if (apart > NEAR).any():
         at = int(apart.argmax())
@@ -470,13 +472,13 @@ def _check_sound(
 
 def _column(name: str, sample: Any, values: Any) -> Tensor:
     """Reads a column of a sample, one number per response token."""
-    found, count = _tensor(name, sample, values), sample.response_length
-    if found.shape != (count,):
+    numbers, count = _tensor(name, sample, values), sample.response_length
+    if numbers.shape != (count,):
         raise DataError(
             f"{name}, sample {sample.index}: expected {count} numbers, one per response token, got shape "
-            f"{list(found.shape)}: write one per token, because center reads them beside the sampler's head"
+            f"{list(numbers.shape)}: write one per token, because center reads them beside the sampler's head"
         )
-    return found
+    return numbers
 
 
 def _first(flags: Tensor) -> int:

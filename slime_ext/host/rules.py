@@ -199,10 +199,10 @@ class Setup:
 
         REINFORCE, -A log pi_target, has no such factor, and passes the target's log-probs as the proximal's.
         """
-        found = self.pg_loss_type or self.a.pg_loss_type
-        if found is None:
+        loss_type = self.pg_loss_type or self.a.pg_loss_type
+        if loss_type is None:
             return not (self.a.use_score_centering or self.a.advantage_estimator in WITHOUT_RATIO)
-        return bool(found != "reinforce")
+        return bool(loss_type != "reinforce")
 
     @property
     def counts_target_twice(self) -> bool:
@@ -767,8 +767,9 @@ def flag_unknown_to_host(s: Setup) -> str | None:
     )
 
 
-def _init_is_missed(s: Setup) -> str:
-    """Returns a message if a hook call needs something that only ``init`` passes to it."""
+@rule(REFUSE)
+def missing_init(s: Setup) -> str | None:
+    """The hook needs something that only ``slime_ext.host.init`` passes to it."""
     passed = {name for name in contract.OPTIONAL if s.host and s.host.passes(name)}
     reads = {"cur_log_probs": Need.TARGET, "advantages": Need.ADVANTAGES}
     needed = (name for name, need in reads.items() if need in s.correction.needs)
@@ -784,17 +785,11 @@ def _init_is_missed(s: Setup) -> str:
     }
     why = next((why for why, is_so in whys.items() if is_so), "")
     if not why or not s.function or s.runs_init:
-        return ""
+        return None
     flag, wanted, got = flag_of(INIT), OURS[INIT], "none"
     if s.a.train_backend == "fsdp":
         flag, wanted, got = "--train-backend", "megatron", f"fsdp, which never calls {flag}"
     return f"{flag}: expected {wanted} beside {contract.TIS}.{s.function}, got {got}: set it, because {why}"
-
-
-@rule(REFUSE)
-def missing_init(s: Setup) -> str | None:
-    """The hook needs something that only ``slime_ext.host.init`` passes to it."""
-    return _init_is_missed(s)
 
 
 @rule(REFUSE)
@@ -989,7 +984,7 @@ def missing_function(s: Setup) -> str | None:
 @rule(HINT)
 def missing_metrics(s: Setup) -> str | None:
     """The correction runs without ``slime_ext.host.init``, so there are no metrics."""
-    if s.a.custom_megatron_init_path or not s.function or _init_is_missed(s):
+    if s.a.custom_megatron_init_path or not s.function or missing_init.judge(s):
         return None
     return f"no metrics: in slime add {INIT_FLAG}"
 

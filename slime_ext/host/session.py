@@ -37,6 +37,9 @@ class Session:
     corrections: dict[str, tuple[Any, list[Any], Correction]] = field(default_factory=dict)
     """Function name -> the args of its last call, the values read, and the correction."""
 
+    loss_has_ratio: tuple[Any, bool] | None = None
+    """The args of the last call that centers the host's loss, and whether that loss is PPO's."""
+
     pushes: PushRecord | None = None
     """The record of this process's weight pushes; None until it is first used."""
 

@@ -170,10 +170,10 @@ def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
 
 def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
     """Publishes each sample's oldest version to the trainers of the same Ray job."""
-    found: dict[str, list[Any]] = defaultdict(list)
+    versions_by_index: dict[str, list[Any]] = defaultdict(list)
     for sample in samples:
-        found[str(getattr(sample, "index", None))] += versions_of(sample.weight_versions)
-    oldest = {index: _oldest(versions) for index, versions in found.items()}
+        versions_by_index[str(getattr(sample, "index", None))] += versions_of(sample.weight_versions)
+    oldest = {index: _oldest(versions) for index, versions in versions_by_index.items()}
     leave(VERSIONS, rollout_id, json.dumps(oldest).encode())
 
 

@@ -75,15 +75,15 @@ def wrap_loss(host: hosts.Host) -> None:
 def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
-    def policy_loss_function(*given: Any, **named: Any) -> Any:
-        call = signature.bind(*given, **named).arguments
+    def policy_loss_function(*positional: Any, **named: Any) -> Any:
+        call = signature.bind(*positional, **named).arguments
         args, batch = call["args"], call["batch"]
         if batch.get("dynamic_cp_size") is not None:  # Relax sets it, whatever the flags say
             raise ConfigError(DYNAMIC)
         inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
         token = session.loss_inputs.set(inputs)
         try:
-            loss = function(*given, **named)
+            loss = function(*positional, **named)
             observe(args, batch, inputs)
         finally:
             session.loss_inputs.reset(token)
@@ -118,10 +118,10 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     names = [name for name in contract.OPTIONAL if takes_all or name in parameters]
 
-    def hook(*given: Any, **named: Any) -> Any:
+    def hook(*positional: Any, **named: Any) -> Any:
         held = session.loss_inputs.get() or {}
         carried = {name: held[name] for name in names if held.get(name) is not None}
-        return function(*given, **(carried | named))
+        return function(*positional, **(carried | named))
 
     return hook
 

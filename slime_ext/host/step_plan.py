@@ -46,7 +46,7 @@ NO_PROXIMAL = (
 )
 
 
-def rollout_data_postprocess(*given: Any, **named: Any) -> None:
+def rollout_data_postprocess(*positional: Any, **named: Any) -> None:
     """Does nothing and warns once; launch scripts needed this function until 0.1."""
     warn_once(
         "--rollout-data-postprocess-path: expected none, got slime_ext.host.rollout_data_postprocess, which "

@@ -99,8 +99,8 @@ class Reporter:
         if hosts.ranks().is_last_stage:
             try:
                 values = self._reported(step, where)
-            except (GuardError, NonFiniteError) as found:
-                error = found
+            except (GuardError, NonFiniteError) as raised:
+                error = raised
         reason = step_metrics.share_error_across_stages(str(error or ""))
         if reason:
             raise error or GuardError(reason)
@@ -147,18 +147,18 @@ def install(host: hosts.Host) -> None:
 def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
-    def train_one_step(*given: Any, **named: Any) -> Any:
-        call = signature.bind(*given, **named).arguments
+    def train_one_step(*positional: Any, **named: Any) -> Any:
+        call = signature.bind(*positional, **named).arguments
         args = call["args"]
         if getattr(call["model"][0], "role", "actor") != "actor":  # a critic's
-            return function(*given, **named)
+            return function(*positional, **named)
         reporter = reporter_of(args)
         if call["step_id"] and reporter.setup.refuses_second_step:
             raise ConfigError(TWICE.format(call["step_id"] + 1))
         where = {key: call[key] for key in ("rollout_id", "step_id")}
         with step_metrics.under_way(_opened(call, reporter.setup.hook_correction, reporter)) as step:
             try:
-                losses, *rest = function(*given, **named)
+                losses, *rest = function(*positional, **named)
             except RuntimeError as error:
                 _name_the_cause(step, error)
                 raise
@@ -217,7 +217,7 @@ def _name_the_cause(step: OptimizerStep, error: Exception) -> None:
     """Raises the cause of a failed host step, if the hook has recorded it."""
     try:
         step.tracker.check([numbers(step.tracker.vector())], 0)
-    except NonFiniteError as found:
-        raise found from error
+    except NonFiniteError as cause:
+        raise cause from error
     except RuntimeError:
         log.debug("the device no longer answers", exc_info=True)

@@ -190,6 +190,8 @@ class Segments:
 
     def expand(self, values: Tensor) -> Tensor:
         """Gives each local token the value of its sequence: [S] -> [T]."""
+        if self.count == 1:  # a copy of one number takes a tenth of a selection
+            return values.expand(self.size).contiguous()
         return values.index_select(0, self.ids)
 
     def expand_to_tokens(self, unit: str, values: Tensor) -> Tensor:
@@ -223,9 +225,10 @@ class Segments:
             return torch.stack([next(sums_by_dtype[row.dtype]) for row in rows])
         count, shared, bounds = self.blocks
         rows = [as_bytes(row) if row.dtype is torch.bool else row for row in rows]
-        padding = rows[0].new_zeros(count * BLOCK - self.size)
-        blocks = torch.cat([part for row in rows for part in (row, padding)]).view(len(rows), count, BLOCK)
-        alone = blocks.sum(2).index_fill(1, shared, 0)  # filled, not multiplied: 0 times NaN is NaN
+        padding = count * BLOCK - self.size
+        tail = [rows[0].new_zeros(padding)] if padding else []
+        blocks = torch.cat([part for row in rows for part in (row, *tail)]).view(len(rows), count, BLOCK)
+        alone = blocks.sum(2).index_fill_(1, shared, 0)  # filled, not multiplied: 0 times NaN is NaN
         single = blocks.index_select(1, shared).view(len(rows), -1)
         table = torch.cat([alone, single], 1).double()
         width = table.shape[1]
@@ -236,15 +239,16 @@ class Segments:
         # The rows are laid end to end, because CUDA runs a one-dimensional segment_reduce as a scan. In two
         # dimensions it loops over each segment.
         sums = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
-        sums = sums.view(len(rows), -1)
-        return sums[:, : self.count] + sums[:, self.count + 1 : -1]
+        # Of each row: its blocks, then its single tokens; each followed by what belongs to no sequence.
+        return sums.view(len(rows), 2, -1)[:, :, :-1].sum(1)
 
     @cached_property
     def blocks(self) -> tuple[int, Tensor, Tensor]:
         """The ``plan_of_blocks`` of the local tokens, on their device."""
         count, shared, bounds = plan_of_blocks(self.local_lengths)
-        both = to_device(torch.cat([shared, bounds]), self.full_mask.device)
-        return count, both[: len(shared)], both[len(shared) :]
+        both = host_ints(shared + bounds, self.full_mask.device)
+        on_device = torch.split(both, [len(shared), len(bounds)])
+        return count, on_device[0], on_device[1]
 
     def local_maxima(self, values: Tensor) -> Tensor:
         """Finds the maximum of each shard of each sequence.
@@ -351,7 +355,7 @@ class Segments:
         return shifts + torch.arange(self.size, device=device)
 
 
-def plan_of_blocks(lengths: Sequence[int]) -> tuple[int, Tensor, Tensor]:
+def plan_of_blocks(lengths: Sequence[int]) -> tuple[int, list[int], list[int]]:
     """Plans exact sums per sequence: whole blocks are added first, then single tokens.
 
     The tokens of some blocks, called shared, are added one by one. These are the blocks with tokens of
@@ -368,19 +372,17 @@ def plan_of_blocks(lengths: Sequence[int]) -> tuple[int, Tensor, Tensor]:
             its single tokens.
 
     >>> plan_of_blocks([70, 70])
-    (5, tensor([0, 1, 2, 4]), tensor([  0,   2,   4,   5,  75, 113]))
+    (5, [0, 1, 2, 4], [0, 2, 4, 5, 75, 113])
     """
-    size = sum(lengths)
-    count, whole = -(-size // BLOCK), max(size - 2, 0) // BLOCK
-    first = min(whole, 1)
-    bounds = host_ints([0, *accumulate(lengths)], torch.device("cpu"))
-    block = bounds // BLOCK
-    at = block.clamp(first, whole)
-    shared, place = torch.unique_consecutive(at, return_inverse=True)
-    shared = torch.cat([bounds[:first], shared, torch.arange(whole, count)[1:]])[:count]
-    # ``place`` counts from block ``first``. The tokens of a shared block keep their order.
-    singles = torch.add(bounds, place - at, alpha=BLOCK) + (count + first * BLOCK)
-    return count, shared, torch.cat([block, singles])
+    bounds = [0, *accumulate(lengths)]
+    count, whole = -(-bounds[-1] // BLOCK), max(bounds[-1] - 2, 0) // BLOCK
+    of_bounds = [bound // BLOCK for bound in bounds]
+    shared = sorted({0, min(1, whole), whole, count - 1, *of_bounds} - {-1, count})
+    # The tokens of a shared block keep their order in the table.
+    moved = {block: count + (place - block) * BLOCK for place, block in enumerate(shared)}
+    moved[count] = moved.get(count - 1, 0)
+    singles = [bound + moved[block] for bound, block in zip(bounds, of_bounds, strict=True)]
+    return count, shared, of_bounds + singles
 
 
 def highest(unit: str, maxima: Tensor) -> Tensor:

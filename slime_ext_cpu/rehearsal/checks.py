@@ -104,7 +104,7 @@ def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> st
         return " ".join(f"{f.title} {f.evidence}" for f in wrong)
     lists = [sample.get("rollout_log_probs") for sample in samples]
     absent = sum(log_probs is None for log_probs in lists)
-    spoilt = sum(not is_log_prob(torch.tensor(log_probs)).all() for log_probs in lists if log_probs)
+    spoilt = sum(not is_log_prob(torch.tensor(log_probs).double()).all() for log_probs in lists if log_probs)
     if not absent + spoilt or (absent == len(lists) and not seen.asks_for_log_probs):
         return ""
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import runpy
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -86,7 +86,7 @@ BREAKS = {  # what the line names -> what the call does
     ),
     "written to": lambda self, s, i: s.bound(s.weights.clamp_(max=2)),
     "expected a State, got a Tensor": lambda self, s, i: i.log_ratio,
-    "keep['token']: expected bool": lambda self, s, i: replace(s, keep={"token": s.keep["token"] * 1.0}),
+    "keep['token']: expected bool": lambda self, s, i: s._replace(keep={"token": s.keep["token"] * 1.0}),
     "unit token, turn or sequence, got 'tokens'": lambda self, s, i: s.reweight("tokens", i.log_ratio),
     "needs: expected Need.ADVANTAGES or Need.AGES or Need.AGE_STEPS, got none of them": lambda self, s, i: (
         s.reweight("token", (i.advantages > 0) * self.ratio(i))

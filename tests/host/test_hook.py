@@ -9,9 +9,13 @@ import pytest
 
 from slime_ext import tis
 from slime_ext.config.load import load_config
+from slime_ext.core.centering import Center
+from slime_ext.core.correction import Correction
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.host import step_metrics
+from slime_ext.host.hook import bounds_of
 from tests import oracle
+from tests.host import trees
 from tests.test_layering import rank
 from tests.test_tis import arguments, as_slime_calls
 
@@ -58,3 +62,23 @@ def test_a_hook_call_with_all_its_metrics_never_climbs(steps):
         found = passed(lambda: tis.correct(args, **given))
     uphill = {(caller, path) for caller, path in found if caller and rank(path) > rank(caller)}
     assert found and not uphill
+
+
+ASKED = """
+asked = []
+
+def get_pg_loss_type(args):
+    asked.append(args)
+    return args.pg_loss_type
+"""
+
+
+def test_a_run_asks_its_host_once_which_loss_it_centers(tmp_path, monkeypatch):
+    loss = trees.made(tmp_path, monkeypatch, loss=trees.TARGET + trees.LOSS + ASKED).loss
+    runs = [arguments(pg_loss_type=name) for name in ("reinforce", "ppo")]
+    for args in runs:
+        answers = {bounds_of(args, Correction(center=Center(8))).has_ratio for _ in range(3)}
+        assert answers == {args.pg_loss_type == "ppo"}
+    assert loss.asked == runs
+    bounds_of(arguments(), Correction())
+    assert loss.asked == runs, "a correction that does not center has no question"

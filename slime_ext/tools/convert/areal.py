@@ -53,24 +53,28 @@ def read(block: Block) -> Reading:
         ConfigError: the block does not say whether the loss is decoupled, AReaL itself raises, or no step
             here does the same.
     """
-    own = [key for key in block.values if key in FILTER]
-    if own and set(block.values) - {*FILTER, "m2_threshold"}:
-        block.refuse(own[0], "this key under rejection_sampling, where AReaL reads it")
-    nested = {key: block.values[key] for key in own} if own else block.values.get("rejection_sampling")
+    filter_keys = [key for key in block.values if key in FILTER]
+    if filter_keys and set(block.values) - {*FILTER, "m2_threshold"}:
+        block.refuse(filter_keys[0], "this key under rejection_sampling, where AReaL reads it")
+    nested = (
+        {key: block.values[key] for key in filter_keys}
+        if filter_keys
+        else block.values.get("rejection_sampling")
+    )
     if nested is not None and not isinstance(nested, Mapping):
         block.refuse("rejection_sampling", "a mapping or null")
     filters = None
     if nested is not None:
-        where = block.where if own else f"{block.where}.rejection_sampling"
+        where = block.where if filter_keys else f"{block.where}.rejection_sampling"
         filters = Block.closed(where, nested, FILTER)
     acts = [key for key in ("rejection_sampling", "m2_threshold") if block.has(key)]
-    if acts and not own and not block.has("use_decoupled_loss"):
+    if acts and not filter_keys and not block.has("use_decoupled_loss"):
         block.refuse(
             "use_decoupled_loss",
             "true or false",
             f"{acts[0]} acts only with true, and AReaL's default is false",
         )
-    if own or block.flag("use_decoupled_loss"):
+    if filter_keys or block.flag("use_decoupled_loss"):
         return _decoupled(block, filters)
     return _coupled(block, tuple(IDLE.format(key=key) for key in acts))
 

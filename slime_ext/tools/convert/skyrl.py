@@ -165,8 +165,8 @@ def _with_own_weights(block: Block, loss: str, notes: Sequence[str] = ()) -> Rea
         steps = inside("token", max(0.0, 1 - low), 1 + high, clamp=SAFE)
         return native(steps, notes, numerator="target", surrogate="reinforce")
     far = _part(block, "dppo", {"delta_low": 0.2, "delta_high": 0.2})
-    own = Block(f"{block.where}.dppo", block.values.get("dppo") or {})
-    kind = own.choice("dppo_type", ("binary_tv", "binary_kl"), "binary_tv")
+    nested = Block(f"{block.where}.dppo", block.values.get("dppo") or {})
+    kind = nested.choice("dppo_type", ("binary_tv", "binary_kl"), "binary_tv")
     statistic = {"binary_tv": "tv", "binary_kl": "binary_kl"}[kind]
     ends = {"outward_positive": far["delta_high"], "outward_negative": far["delta_low"]}
     drops = [reject("token", "sum", None, at, statistic=statistic, when=when) for when, at in ends.items()]

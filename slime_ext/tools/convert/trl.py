@@ -56,8 +56,8 @@ def read(block: Block) -> Reading:
     Raises:
         ConfigError: both are on, which needs two numerators, or the file does not say whether vLLM samples.
     """
-    own = [key for key in CORRECTION if key in block.values]
-    if not own and not block.has("use_vllm"):
+    corrections = [key for key in CORRECTION if key in block.values]
+    if not corrections and not block.has("use_vllm"):
         block.refuse(
             "use_vllm", "true or false", "with true TRL corrects by default, with false it never does"
         )
