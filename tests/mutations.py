@@ -79,7 +79,7 @@ MUTATIONS = {
         "ops/divergences.py", "LOWEST = -1e3", "LOWEST = -1e4", "tests/host/test_packing.py"
     ),
     "the bound of what is no log-prob counts": Mutation(
-        "ops/divergences.py", "(values > LOWEST)", "(values >= LOWEST)", "tests/host/test_packing.py"
+        "ops/divergences.py", "512 * torch.finfo", "0 * torch.finfo", "tests/host/test_packing.py"
     ),
     "an idle step passes": Mutation(
         "core/idle.py", "if not changed and not rejected:", "if False:", "tests/core/test_idle.py"
@@ -101,7 +101,7 @@ MUTATIONS = {
     ),
     "a support without the sampled token": Mutation(
         "host/rollout_heads.py",
-        "(outside := counts & ~own.any(1)).any()",
+        "(outside := counts & ~is_sampled.any(1)).any()",
         "False",
         "tests/host/test_heads.py",
     ),
@@ -205,7 +205,7 @@ MUTATIONS = {
         "ops/divergences.py", "(ratio_minus_one - log_ratio)", "(ratio_minus_one + log_ratio)", SUITE
     ),
     "a mixed block counts whole and token by token": Mutation(
-        "ops/segments.py", ".index_fill(1, shared, 0)", "", "tests/ops"
+        "ops/segments.py", ".index_fill_(1, shared, 0)", "", "tests/ops"
     ),
     "a shard forgets the minima before it": Mutation(
         "ops/prefixes.py", "torch.cat([first, lowest[:, :-1]], 1)", "lowest.clone()", "tests/ops"
@@ -331,7 +331,10 @@ MUTATIONS = {
         "tests/host/test_proximal_heads.py",
     ),
     "the host stores the heads": Mutation(
-        "host/proximal_heads.py", "found.pop(COLUMN)", "found[COLUMN]", "tests/host/test_proximal_heads.py"
+        "host/proximal_heads.py",
+        "columns.pop(COLUMN)",
+        "columns[COLUMN]",
+        "tests/host/test_proximal_heads.py",
     ),
     "centering at a rejected sequence": Mutation(
         "core/correction.py",
