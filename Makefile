@@ -7,6 +7,8 @@ PIP := -m pip --disable-pip-version-check install -qq
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
+# Without bytecode each process of the tests compiles ours and rewrites the assertions of 200 modules, in 4 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 CORE_TESTS := tests/ops tests/core tests/host/test_hook.py tests/host/test_packing.py tests/host/test_contract.py \
 	tests/host/test_off_policy_is.py tests/test_laws.py tests/test_layering.py tests/test_presets.py tests/test_tis.py

@@ -12,14 +12,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which torch.compile does too
 
 import pytest
-import torch
 
-from slime_ext.host.session import session
-
-torch.set_num_threads(1)
 # A suite in the background of a script starts with SIGINT ignored, and so would the runs that it starts.
 with contextlib.suppress(ValueError):  # not in the main thread
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Two workers share two cores. Not at import, because xdist's controller needs no torch: 1.5 s."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +32,8 @@ def fresh_session():
 
     Hosts and engines that a test imports set up logging for the whole process; our own log is heard again.
     """
+    from slime_ext.host.session import session
+
     session.reset()
     logging.disable(logging.NOTSET)
     log = logging.getLogger("slime_ext")
