@@ -342,21 +342,21 @@ ESTIMATORS = (
 )
 
 
-def find(name: str) -> Preset:
-    """Finds the preset of a name or an alias.
+def find(name: str, where: str = "preset") -> Preset:
+    """Finds the preset of a name or an alias; messages begin with ``where``.
 
     Raises:
         ConfigError: the name is unknown, or is an estimator of the host. The message has the nearest names,
             or what to type.
     """
     if name in ESTIMATORS and name not in NAMES:
-        raise ConfigError(f"preset: expected a correction, got '{name}', {an_estimator(name)}")
+        raise ConfigError(f"{where}: expected a correction, got '{name}', {an_estimator(name)}")
     if name not in NAMES:  # there are nearly sixty, so the message lists only similar ones
         first, *more = difflib.get_close_matches(name, NAMES, n=3) or [""]
         meant = f"; did you mean '{first}'?" if first else ""
         lists = "slime-ext presets lists all"
         near = f"or {', '.join(more)}; {lists}" if more else lists
-        raise ConfigError(f"preset: expected a known preset, got {shown(name)}{meant} ({near})")
+        raise ConfigError(f"{where}: expected a known preset, got {shown(name)}{meant} ({near})")
     return PRESETS[ALIASES.get(name, name)]
 
 

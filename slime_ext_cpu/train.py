@@ -255,17 +255,17 @@ def _correction(name: str) -> str:
     Raises:
         ConfigError: the name is neither a file nor a preset, or the file is wrong.
     """
-    from slime_ext.presets import NAMES, get  # imports torch, which takes two seconds
+    from slime_ext.presets import find  # imports torch, which takes two seconds
     from slime_ext.tools.check.answer import check_file
 
     if name.endswith((".yaml", ".yml")):
         text = text_of(name, f"--correction {name}")
         check_file(name)
         return text
-    check_known("--correction", "preset", name, NAMES)
+    preset = find(name, "--correction")
     switch = "get_mismatch_metrics" if name == MEASURE else "use_tis"
     keys = {switch: "true", "custom_tis_function_path": f"{contract.TIS}.{name}", **contract.OURS}
-    centers = ("custom_generate_function_path",) if get(name).center is not None else ()
+    centers = ("custom_generate_function_path",) if preset.correction.center is not None else ()
     ours = ("custom_tis_function_path", "custom_megatron_init_path", *centers, switch)
     return "".join(f"{key}: {keys[key]}\n" for key in ours)
 

@@ -176,7 +176,7 @@ def text_of(path: str, where: str | None = None) -> str:
         raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{where}: expected a readable file, got {reason}") from None
+        raise ConfigError(f"{where}: expected a readable file, got {reason}: check the path") from None
 
 
 def _is_readable(file: Path) -> bool:

@@ -164,7 +164,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
         (["--idle", "3"], "--every, --idle: expected --follow beside them"),
         (["--every", "3"], "--every, --idle: expected --follow beside them"),
         (["--follow", "--every", "-1"], "--every, --idle: expected seconds"),
-        (["--presets", "geo_sr"], "--presets: expected names of presets or all, got 'geo_sr'"),
+        (["--presets", "geo_sr"], "--presets: expected a known preset, got 'geo_sr'; did you mean 'geo_rs'?"),
     ):
         assert cli.main(["analyze", str(tmp_path / "x"), *words]) == 2
         assert said in capsys.readouterr().err
