@@ -27,6 +27,16 @@ def test_a_penalty_is_named_by_what_came_before(penalty):
     assert set(found) == {"penalties"} and "holds back" in found["penalties"].title
 
 
+def test_responses_that_end_at_once_do_not_hide_a_penalty():
+    """Their one token is not penalised, but so short an agreement makes no second kind of samples."""
+
+    def short(r):
+        is_long = (r.segments.ids % 8 > 0) | (r.segments.within == 0)
+        return {"mask": is_long}
+
+    assert set(findings(edited(run(warp=repetition), short))) == {"penalties"}
+
+
 def test_a_temperature_and_rounded_weights_are_no_penalty():
     hot = findings(run(warp=lambda logits, seen, at: logits / 0.8))
     policy = Policy()

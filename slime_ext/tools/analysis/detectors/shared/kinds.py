@@ -10,7 +10,8 @@ from slime_ext.tools.analysis.measures.by_sample import SIZES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 GAP, APART = 1, 6.0  # bins on each side of a cut that hold hardly any; between the means of both kinds
-HOLDS, BETWEEN, SHARE = 0.8, 0.1, 0.03  # of k3; of the smaller kind; of the samples
+HOLDS, BETWEEN = 0.8, 0.1  # of k3; of the smaller kind
+SHARE = 0.03  # of the samples and of the tokens: responses that end at once agree by chance
 LEAST = 2e-3  # nats of k3 over the run
 
 
@@ -36,7 +37,8 @@ def two_kinds(d: Diagnosis) -> Kinds | None:
         if not smaller:
             continue
         apart = bins[cut + GAP :] @ high[:, 0] / far[0] - bins[: cut - GAP + 1] @ low[:, 0] / near[0]
-        is_cut = apart >= APART and smaller >= max(2, SHARE * samples) and between <= BETWEEN * smaller
+        is_some = smaller >= max(2, SHARE * samples) and min(near[1], far[1]) >= SHARE * tokens
+        is_cut = apart >= APART and is_some and between <= BETWEEN * smaller
         if is_cut and far[2] >= HOLDS * k3 and (best is None or between < best[0]):
             best = between, Kinds(near, far)
     return best[1] if best else None
