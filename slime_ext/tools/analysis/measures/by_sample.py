@@ -89,7 +89,8 @@ class BySample(Additive):
             ``correlated``; ``swapped`` those of the former that fit another sample of the rollout.
         far: [2] tokens, sum of k3 of the unrelated samples.
         sizes: [SIZES, 3] samples, tokens and sum of k3 by |l|, of which each token counts for SMALL nats at
-            most, over -log behavior: how far off a sample is for how sure the sampler was.
+            most, over -log behavior: how far off a sample is for how sure the sampler was. Of samples of
+            which it was unsure of more than CERTAIN nats a token.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -124,7 +125,8 @@ class BySample(Additive):
         )
         size = (small / (surprise + CERTAIN * n).clamp_min(1e-30)).clamp_min(1e-30).log10()
         at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
-        self.sizes += tabulated(torch.where(n > 0, at, SIZES), [torch.ones_like(n), n, k], SIZES)
+        at = torch.where(surprise > CERTAIN * n, at, SIZES)  # others agree whatever the weights
+        self.sizes += tabulated(at, [torch.ones_like(n), n, k], SIZES)
 
     def _add_label(self, label: str, values: Sequence[str], rows: Tensor) -> None:
         names = {value: i for i, value in enumerate(dict.fromkeys(values))}
