@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
+from torch import Tensor
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.repeats import rise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.shared_by import size_bin
 
 DETECTOR = Detector(
     severity="error",
@@ -28,56 +34,68 @@ DETECTOR = Detector(
         sampler.
     """,
     evidence="""
-        Id {{ ids[:5] | join(", ") }}{{ ", ..." if ids | length > 5 }} (modulo 4096): mean log-ratio {{
-        "%+.3g" | format(mean) }} nats at {{ count | int }} tokens, {{ lean | share(1) }} of it in one
-        direction. They hold {{ held | share(1) }} of the squared log-ratio; all other tokens are {{
-        rest | nats }} off.
+        Id {{ ids[:5] | join(", ") }}{{ ", ..." if ids | length > 5 }} (modulo 4096): where the sampler is
+        unsure, its log-ratio is {{ biases[:5] | join(", ") }}{{ ", ..." if ids | length > 5 }} nats
+        whatever the context, to {{ "%.1g" | format(spread) }} ({{ count | int }} tokens). {{ near |
+        share(1) }} of all other tokens of which it is as unsure are less than a quarter of that off.
     """,
     threshold="""
-        at most 10 ids with 70% of the squared log-ratio, 90% of it in one direction, 0.1 nats, 10
-        tokens
+        at most 10 ids with a log-ratio of 0.1 nats where the sampler is unsure, of which the mean
+        explains 80% of the square; 60% of the other tokens less than a quarter of that off; 15% of the
+        squared log-ratio
     """,
-    ruled_out="Noise, routing, old weights: they do not choose a token id, and have no direction.",
+    ruled_out="""
+        Noise, routing, old weights: they depend on the context, and move other tokens as far.
+    """,
     fix="""
         Look for logit_bias, banned or forced tokens (bad_words, stop and end tokens) in sampling_params
         and in generation_config.json; a row of the output layer that the push leaves out looks the
         same.
     """,
 )
-SPREAD, SURE, BANNED = 0.2, 8.0, 3
-EVEN = 0.05  # k3 of the least rollout over that of the largest
-MOST, HELD, LEANS, MATTERS, FEWEST, TIMES = 10, 0.7, 0.9, 0.1, 10, 5.0
+FEWEST, LEAST = 300, 4  # tokens; of an id, where the sampler is unsure
+MATTERS, CONSTANT = 0.1, 0.8  # nats; share of an id's squared log-ratio that its mean explains
+MOST, TOKENS, HELD = 10, 10, 0.15  # ids; tokens of them; share of the squared log-ratio
+NEAR, AGREE = 0.25, 0.6  # of the bias; share of the other tokens that are nearer
+SURE, BANNED = 8.0, 3  # standard errors; ids
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds the fewest ids that hold most of sum l^2, in one direction."""
-    table = d.statistics.shared.ids
-    need(float(table[:, 0].sum()) >= 300, "token ids, 300 tokens")
-    whole, order = table.sum(0), table[:, 3].argsort(descending=True)
-    until = table[order].cumsum(0)
-    enough = (until[:MOST, 3] >= HELD * whole[3]).nonzero()
-    if not len(enough) or not whole[3]:
+    """Finds ids whose log-ratio is the same in every context, while other tokens have hardly any.
+
+    A bias b on token x makes l = -b + c at x and l = c elsewhere, c = log sum p e^b. Where the sampler is
+    unsure, c is mostly near 0, and l is -b at x, whatever the context.
+    """
+    shared = d.statistics.shared
+    need(float(shared.ids[:, 0].sum()) >= FEWEST, "token ids, 300 tokens")
+    chosen = _constant_ids(shared.unsure)
+    count, _, _, squared = shared.unsure[chosen].sum(0).tolist()
+    whole = float(shared.ids[:, 3].sum())
+    if not 0 < len(chosen) <= MOST or count < TOKENS or float(shared.ids[chosen, 3].sum()) < HELD * whole:
         return None
-    chosen = order[: int(enough[0, 0]) + 1]
-    count, signed, absolute, squared = table[chosen].sum(0).tolist()
-    is_one = absolute * absolute < SPREAD * count * squared  # a few tokens of it hold all
+    means = shared.unsure[chosen, 1] / shared.unsure[chosen, 0]
+    near = float(shared.sizes[: int(size_bin(NEAR * means.abs().min()))].sum())
+    others = float(shared.sizes.sum()) - count
     apart, error = rise(d)
     is_history = abs(apart) >= SURE * error > 0 and len(chosen) > BANNED  # a penalty on frequent ids
-    rollouts = [s.k3 for s in d.statistics.rollouts]
-    is_part = min(rollouts) < EVEN * max(rollouts) or two_kinds(d) is not None
-    if is_one or is_history or is_part:
+    if near < AGREE * others or is_history or two_kinds(d) is not None:
         return None
-    leans = float(table[chosen, 1].abs().sum()) / absolute
-    rest = float(whole[2] - absolute) / max(float(whole[0]) - count, 1)
-    few = count < 0.2 * float(whole[0])
-    if not few or count < FEWEST or leans < LEANS or absolute / count < max(MATTERS, TIMES * rest):
-        return None
-    names = [f"{i}" for i in chosen.tolist()]
+    explained = float((means.square() * shared.unsure[chosen, 0]).sum())
     return {
-        "ids": names,
-        "mean": signed / count,
+        "ids": [f"{i}" for i in chosen.tolist()],
+        "biases": [f"{mean:+.2g}" for mean in means.tolist()],
+        "spread": math.sqrt(max(squared - explained, 0.0) / count),
         "count": count,
-        "lean": leans,
-        "held": squared / float(whole[3]),
-        "rest": rest,
+        "near": near / max(others, 1.0),
     }
+
+
+def _constant_ids(unsure: Tensor) -> Tensor:
+    """The ids whose log-ratio is the same wherever the sampler is unsure, the farthest first; without those
+    that are less than a quarter of the farthest off, which the bias of another moves."""
+    count, signed, _, squared = unsure.unbind(1)
+    mean = signed / count.clamp_min(1)
+    is_constant = (count >= LEAST) & (count * mean.square() >= CONSTANT * squared)
+    size = torch.where(is_constant, mean.abs(), 0)
+    found = (size >= max(MATTERS, NEAR * float(size.max()))).nonzero()[:, 0]
+    return found[size[found].argsort(descending=True)]

@@ -22,6 +22,8 @@ REACH = 3  # tokens on each side of one with a log-prob of exactly 0
 UNLIKELY = -2.0  # nats; as in detector_statistics
 PREFIX = 32  # tokens of a response that are compared with those of its group
 MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
+UNSURE = -1.0  # nats, a log-prob below which the sampler was unsure
+SIZES, DECADES = 60, 6  # bins of |l|, from 1e-4 to 1e2 nats
 COLUMNS = 4  # count, sum l, sum |l|, sum l^2, the last of |l| up to LARGEST
 LARGEST = 30.0  # nats, so that one token does not hold all of a sum
 
@@ -32,6 +34,8 @@ class SharedBy(Additive):
 
     Args:
         ids: [IDS, COLUMNS] by token id.
+        unsure: the same of tokens of which the sampler was unsure, and ``sizes`` [SIZES] how many of these
+            have which |l|.
         ends: [2, ENDS, COLUMNS] of responses that were not and that were cut at the limit, by place from
             the end.
         seen: [SEEN, SURPRISES, COLUMNS] by how often the token came before, and how sure the sampler was.
@@ -44,6 +48,8 @@ class SharedBy(Additive):
     """
 
     ids: Tensor = field(default_factory=lambda: zeros(IDS, COLUMNS))
+    unsure: Tensor = field(default_factory=lambda: zeros(IDS, COLUMNS))
+    sizes: Tensor = field(default_factory=lambda: zeros(SIZES))
     ends: Tensor = field(default_factory=lambda: zeros(2, ENDS, COLUMNS))
     seen: Tensor = field(default_factory=lambda: zeros(SEEN, SURPRISES, COLUMNS))
     beside: Tensor = field(default_factory=lambda: zeros(2, COLUMNS))
@@ -65,7 +71,11 @@ class SharedBy(Additive):
         self.signs += tabulated(torch.where(far, (log_ratio > 0).long(), 2), rows, 2)
         self.beside += tabulated(_beside(part), rows, 2)
         if part.tokens is not None:
-            self.ids += tabulated(part.tokens.remainder(IDS), rows, IDS)
+            ids = part.tokens.remainder(IDS)
+            self.ids += tabulated(ids, rows, IDS)
+            is_unsure = part.finite & (part.behavior < UNSURE)
+            self.unsure += tabulated(torch.where(is_unsure, ids, IDS), rows, IDS)
+            self.sizes += torch.bincount(size_bin(absolute[is_unsure]), minlength=SIZES).double()
             came = earlier(part.segments.ids.long() * (1 << 32) + part.tokens).clamp(max=SEEN - 1)
             index = came * SURPRISES + part.surprise.long()
             self.seen += tabulated(index, rows, SEEN * SURPRISES).view(SEEN, SURPRISES, COLUMNS)
@@ -94,6 +104,16 @@ class SharedBy(Additive):
     def total(self) -> Tensor:
         """[COLUMNS] over all tokens."""
         return self.ends.sum((0, 1))
+
+
+def size_bin(absolute: Tensor) -> Tensor:
+    """[N] |l| in nats -> [N] its bin of ``sizes``.
+
+    >>> size_bin(torch.tensor([0.0, 1e-4, 0.01, 1.0])).tolist()
+    [0, 0, 20, 40]
+    """
+    at = absolute.clamp_min(1e-30).log10() * SIZES / DECADES + 4 * SIZES / DECADES
+    return at.round(decimals=6).floor().long().clamp(0, SIZES - 1)
 
 
 def _place(part: DumpedRollout) -> Tensor:

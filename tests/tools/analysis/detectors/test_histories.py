@@ -37,6 +37,16 @@ def test_responses_that_end_at_once_do_not_hide_a_penalty():
     assert set(findings(edited(run(warp=repetition), short))) == {"penalties"}
 
 
+def test_samples_of_which_the_sampler_is_sure_do_not_hide_a_penalty():
+    """Both sides agree there whatever the penalty, so they make no second kind of samples."""
+
+    def sure(r):
+        is_sure = r.segments.ids % 8 == 0
+        return {name: torch.where(is_sure, -1e-4, getattr(r, name)) for name in ("behavior", "proximal")}
+
+    assert set(findings(edited(run(warp=presence), sure))) == {"penalties"}
+
+
 def test_a_temperature_and_rounded_weights_are_no_penalty():
     hot = findings(run(warp=lambda logits, seen, at: logits / 0.8))
     policy = Policy()
@@ -61,6 +71,25 @@ def test_a_bias_on_a_token_is_named_by_its_id():
 
     found = findings(run(warp=biased))
     assert set(found) == {"logit_bias"} and "Id 17 (modulo 4096):" in found["logit_bias"].evidence
+
+
+def test_biases_of_both_signs_are_named_by_their_ids():
+    """Tokens that compete with a banned one gain, which is no bias of their own."""
+    bias = torch.zeros(60)
+    bias[[5, 6]], bias[[9, 10]] = 2.0, -4.0
+    found = findings(run(warp=lambda logits, seen, at: logits + bias))
+    assert set(found) == {"logit_bias"}
+    ids = found["logit_bias"].evidence.split(" (")[0].removeprefix("Id ").split(", ")
+    assert {"5", "6"} <= set(ids) <= {"5", "6", "9", "10"}
+
+
+def test_a_row_that_is_off_by_the_context_is_no_bias():
+    """Rounded weights move each token by another distance after each token."""
+    policy = Policy()
+    other = policy.table.clone()
+    other[:, 17] += 2 + 2 * policy.normal(60)
+    found = findings(run(policy=policy, sampler=other))
+    assert found and "logit_bias" not in found
 
 
 def test_a_minimum_of_tokens_is_named_by_its_place():
