@@ -14,6 +14,7 @@ DETECTOR = Detector(
     after=(
         "spoilt",
         "stale_prefix",
+        "packing_leak",
         "minimum_length",
     ),
     what="the start of a turn is scored after different text than it was sampled after",

@@ -94,11 +94,12 @@ def test_log_probs_of_an_attempt_before_are_named():
 
 
 def shaken(rollouts, is_far):
-    """The trainer's log-probs with noise that is new each time."""
+    """The trainer's log-probs with noise that is new each time, and under which the mean ratio remains 1."""
 
     def edit(r):
         g = torch.Generator().manual_seed(11 + r.rollout_id)
-        noise = 0.4 * torch.randn(r.size, generator=g) * (1 - r.proximal.exp())
+        size = 0.4 * (1 - r.proximal.exp())
+        noise = size * torch.randn(r.size, generator=g) - size.square() / 2
         at = torch.tensor([bool(is_far(i)) for i in range(SAMPLES)])[r.segments.ids.long()]
         return {"proximal": torch.where(at, r.proximal + noise, r.proximal).clamp(max=-1e-5)}
 
@@ -116,11 +117,31 @@ def test_an_engine_that_scores_equal_text_otherwise_each_time_is_no_dropout():
     assert set(findings(edited(shaken(run(), lambda i: True), sides))) == {"engines_apart"}
 
 
+def test_log_probs_in_another_order_are_no_dropout():
+    """Equal text has other log-probs in longer samples, too, but the mean ratio is above 1."""
+
+    def reordered(r):
+        rows = r.proximal.view(SAMPLES, LENGTH)
+        cuts = [12 + i % 9 for i in range(SAMPLES)]
+        return {"proximal": torch.cat([row.roll(cut) for row, cut in zip(rows, cuts, strict=True)])}
+
+    found = findings(edited(run(), reordered))
+    assert found and not {"dropout", "packing_leak"} & set(found)
+
+
 def test_samples_behind_others_of_their_pack_are_a_leak():
     places = tuple(i % 4 for i in range(SAMPLES))
     rollouts = edited(shaken(run(), lambda i: i % 4), lambda r: {"places": places})
     found = findings(rollouts)
     assert set(found) == {"packing_leak"} and "only the first of each" in found["packing_leak"].title
+
+
+def test_a_leak_is_told_from_a_stale_prefix_by_the_side_that_differs():
+    """The samples behind another of their pack may be those whose prompt was cached."""
+    places = tuple(i % 4 for i in range(SAMPLES))
+    labels = {"places": places, "cached": tuple(7 * (place > 0) for place in places)}
+    found = findings(edited(shaken(run(), lambda i: i % 4), lambda r: labels))
+    assert set(found) == {"packing_leak"}
 
 
 def test_a_prompt_that_one_side_lacks_is_told_by_a_distance_that_falls():

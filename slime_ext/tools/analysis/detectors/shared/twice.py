@@ -10,6 +10,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 # Findings with which one text has other log-probs each time, too.
 NAMED = ("spoilt", "other_policy", "other_log_probs", "part_of_run", "packing_leak", "repeated_routes")
 DENSE = 0.03  # median |l| over the mean
+SURE = 6.0  # standard errors of the mean ratio above 1, which no policy makes over what was sampled
 FEWEST, HELD, MATTERS, TIMES = 40, 0.4, 0.01, 3.0  # tokens; of mean |l|; nats; of the other side's
 
 
@@ -18,11 +19,21 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     count, sampler, trainer, absolute = d.statistics.shared.twice[1].tolist()
     need(count >= FEWEST, f"{FEWEST} tokens in samples of one prompt that are equal up to there")
     spread, other = (sampler, trainer) if side == "sampler" else (trainer, sampler)
-    middle = median(s.median for s in d.statistics.rollouts)
-    is_dense = middle >= DENSE * (d.sums.mean("absolute") or 0.0)
     samples = d.statistics.samples
-    if not is_dense or 2 * samples.related < samples.correlated:  # a few tokens, or another text
+    is_other = _are_above_one(d) if side == "trainer" else _are_few(d)
+    if is_other or samples.unrelated > samples.related:  # the log-probs of another text
         return None
     if spread < max(MATTERS * count, HELD * absolute, TIMES * other) or d.statistics.top_share >= FEW:
         return None
     return {"count": count, "spread": spread / count, "other": other / count, "absolute": absolute / count}
+
+
+def _are_above_one(d: Diagnosis) -> bool:
+    """Whether the mean ratio is above 1: the trainer's log-probs are not those of the sampled tokens."""
+    return d.statistics.means["ratio_minus_one"].z >= SURE
+
+
+def _are_few(d: Diagnosis) -> bool:
+    """Whether most tokens agree, as where single log-probs were overwritten."""
+    middle = median(s.median for s in d.statistics.rollouts)
+    return middle < DENSE * (d.sums.mean("absolute") or 0.0)
