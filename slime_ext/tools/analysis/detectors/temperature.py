@@ -15,7 +15,14 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="other_policy",
-    after=("spoilt", "kept_mass", "truncated_sampling", "before_temperature", "penalties"),
+    after=(
+        "spoilt",
+        "kept_mass",
+        "scaled_log_probs",
+        "truncated_sampling",
+        "before_temperature",
+        "penalties",
+    ),
     what="the engine samples at another temperature than the trainer scores with",
     asks="300 tokens",
     title="""

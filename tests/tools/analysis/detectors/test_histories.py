@@ -136,3 +136,30 @@ def test_no_lag_is_guessed_where_rollout_0_is_far_off_itself():
     teacher = policy.table + 1.4 * policy.normal(60, 60)
     unknown = edited(run(6, policy=policy, sampler=teacher), lambda r: {"versions": None, "newest": None})
     assert set(findings(unknown)) == {"another_policy"}
+
+
+def tempered(rollouts):
+    """The trainer scores as was sampled; the sampler's log-probs are those of the logits as they are."""
+    return edited(rollouts, lambda r: {"behavior": r.proximal, "proximal": r.behavior})
+
+
+def at_temperature(logits, seen, at):
+    return logits / 0.7
+
+
+def test_log_probs_that_were_divided_by_the_temperature_are_named_with_it():
+    divided = edited(tempered(run(warp=at_temperature)), lambda r: {"behavior": r.behavior / 0.7})
+    found = findings(divided)
+    assert set(found) == {"scaled_log_probs"}
+    told = found["scaled_log_probs"].title.partition("a temperature of ")[2].split()[0]
+    assert 0.63 <= float(told) <= 0.71  # one rival is assumed, so several make it too low
+
+
+def test_log_probs_times_a_factor_are_named_with_it():
+    found = findings(edited(run(), lambda r: {"behavior": 1.25 * r.behavior}))
+    assert set(found) == {"scaled_log_probs"} and "1.25 times" in found["scaled_log_probs"].title
+
+
+def test_log_probs_from_before_the_temperature_are_not_scaled():
+    found = findings(tempered(run(warp=at_temperature)))
+    assert set(found) == {"before_temperature"}

@@ -1,0 +1,118 @@
+"""The finding ``scaled_log_probs``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+DETECTOR = Detector(
+    severity="error",
+    group="other_policy",
+    after=("spoilt", "kept_mass"),
+    what="the log-probs of one side are multiplied by a factor after the softmax",
+    asks="300 tokens",
+    title="""
+        {%- if is_divided %} The sampler's log-probs, not its logits, were divided by a temperature of {{
+        "%.2g" | format(temperature) }} or a little more. {%- else %} The sampler's log-probs are {{ "%.3g" |
+        format(factor) }} times the trainer's. {%- endif %}
+    """,
+    evidence="""
+        The log-ratio is {{ "above" if mean > 0 else "below" }} 0 at nearly every token (mean {{ "%+.3g" |
+        format(mean) }} nats, mean size {{ absolute | nats }}): probabilities of one side do not sum to 1.
+        {%- if is_divided %} From tokens of {{ "%.2g" | format(first) }} to those of {{ "%.2g" |
+        format(last) }} nats, it fits temperatures of {{ "%.3g" | format(lowest) }} to {{ "%.3g" |
+        format(highest) }}. {%- else %} It is {{ "%.3g" | format(lowest) }} to {{ "%.3g" |
+        format(highest) }} times -log-prob from tokens of {{ "%.2g" | format(first) }} to those of {{
+        "%.2g" | format(last) }} nats. {%- endif %}
+    """,
+    threshold="""
+        98% of |l| on one side of 0, at tokens of every certainty too, and one factor (to 10%) or one
+        temperature (to 15%) that fits all of them
+    """,
+    ruled_out="""
+        Two temperatures, noise, old weights: both sides would sum to 1, so some sampled tokens would be
+        likelier for either.
+    """,
+    fix="""
+        Divide the logits by the temperature before the log-softmax, not the log-probs after it, and
+        compare one sequence with the engine's own log-probs.
+    """,
+)
+FEWEST, TOKENS, SMALL = 300, 20, 0.01  # tokens; of a bin; nats, mean |l| that arithmetic alone may make
+LEANS, LEAST = 0.98, 0.8  # |sum l| over sum |l|, of all tokens and of each bin
+FIRST, LAST = 5e-3, 0.3  # nats, tokens so sure that one rival has nearly all of the rest
+ONE_FACTOR, ONE_TEMPERATURE, BINS = 0.1, 0.15, 3  # relative spread; bins
+COLDEST = 0.2  # temperatures
+
+
+class _Bin(NamedTuple):
+    """Tokens as certain: -log behavior and l, in the mean, and |mean l| over mean |l|."""
+
+    surprise: float
+    log_ratio: float
+    lean: float
+
+
+def look(d: Diagnosis) -> Figures | None:
+    """Finds log-probs f log q in place of log q, and log-softmax(z) / T in place of log-softmax(z / T).
+
+    The former makes l = (1 / f - 1) log behavior. The latter makes l = -log sum p^(1/T), p = softmax(z). Where
+    the sampler is sure, one rival has nearly all of 1 - p, and l = -log(p^(1/T) + (1 - p)^(1/T)).
+    """
+    need_tokens(d, FEWEST)
+    table = d.curves.tables["surprise"]
+    bins = [
+        _Bin(x / n, signed / n, signed / max(absolute, 1e-30))
+        for n, absolute, _, signed, x in table.tolist()
+        if n >= TOKENS and x / n >= FIRST
+    ]
+    mean, absolute = d.sums.mean("log_ratio") or 0.0, d.sums.mean("absolute") or 0.0
+    sign = math.copysign(1.0, mean)
+    if absolute < SMALL or len(bins) < BINS or abs(mean) < LEANS * absolute:
+        return None
+    if min(sign * one.lean for one in bins) < LEAST:
+        return None
+    found = {"mean": mean, "absolute": absolute}
+    shares = [one.log_ratio / one.surprise for one in bins]
+    if _is_one(shares, ONE_FACTOR) and max(shares) < 1:
+        factor = 1 / (1 - sum(shares) / len(shares))
+        return found | _range(bins, shares) | {"is_divided": False, "factor": factor}
+    sure = [one for one in bins if one.surprise <= LAST]
+    temperatures = [t for one in sure if (t := _temperature(one)) is not None]
+    if len(temperatures) < max(len(sure), 2) or not _is_one(temperatures, ONE_TEMPERATURE):
+        return None
+    return found | _range(sure, temperatures) | {"is_divided": True, "temperature": max(temperatures)}
+
+
+def _is_one(values: Sequence[float], spread: float) -> bool:
+    return max(map(abs, values)) <= (1 + spread) * min(map(abs, values))
+
+
+def _range(bins: Sequence[_Bin], values: Sequence[float]) -> Figures:
+    surprises = [one.surprise for one in bins]
+    return {
+        "first": min(surprises),
+        "last": max(surprises),
+        "lowest": min(values),
+        "highest": max(values),
+    }
+
+
+def _temperature(one: _Bin) -> float | None:
+    """T below 1 for which l = -log(p^(1/T) + (1 - p)^(1/T)) at log behavior = log(p) / T; None for none."""
+
+    def expected(temperature: float) -> float:
+        rest = -math.expm1(-temperature * one.surprise)
+        return -math.log(math.exp(-one.surprise) + rest ** (1 / temperature))
+
+    low, high = COLDEST, 1.0
+    if not 0 < one.log_ratio < expected(low):
+        return None
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(middle) > one.log_ratio else (low, middle)
+    return low
