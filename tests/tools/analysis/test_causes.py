@@ -61,7 +61,7 @@ INT4_IS = {
     "one version over all": ("stale_weights", "warning", ()),
     "a push before each": ("quantised", "warning", ("stale_weights", "dropout")),
     "no versions": ("quantised", "warning", ("stale_weights", "dropout")),
-    "rollout 0": ("quantised", "warning", ("dropout",)),
+    "rollout 0": ("quantised", "warning", ("dropout", "layer")),
 }
 
 

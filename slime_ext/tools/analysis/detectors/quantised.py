@@ -48,8 +48,8 @@ DETECTOR = Detector(
         if again %} The same text has the same log-probs each time, on both sides.{% endif %}
     """,
     threshold="""
-        0.05 to 2.5 nats of mean |l|; two bfloat16 engines stay below; 10% of the squared log-ratio on
-        either side of 0
+        0.05 to 2.5 nats of mean |l|; two bfloat16 engines stay below; 3% of the squared log-ratio on
+        either side of 0, unless the mean ratio is far above exp(mean l)
     """,
     ruled_out="""
         Old weights, temperature and penalties were looked for first. The distance is no part's: no
@@ -77,6 +77,8 @@ UNTOLD_WEIGHTS = (
     "whether pushes change it: analyse rollouts 0 to 2 of the run, with weight versions that advance"
 )
 BOTH = 0.03  # share of sum l^2 of far tokens on the other side of 0
+WHOLLY = 2.0  # mean l over the log of the mean ratio, of a mass that is missing
+ABOVE = 6.0  # standard errors of the mean ratio above 1, which no weights make over what was sampled
 MOST = 2  # names beside its own
 AGAIN = 40  # tokens in samples that are equal up to there
 UNNUMBERED = "without a number"
@@ -99,7 +101,7 @@ def look(d: Diagnosis) -> Figures | None:
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
     if d.statistics.top_share >= FEW or not (grows or distance >= LOUD):
         return None
-    if _is_part(d):
+    if _is_part(d) or d.statistics.means["ratio_minus_one"].z >= ABOVE:
         return None
     again = d.statistics.shared.twice[1].tolist()
     is_again = again[0] >= AGAIN
@@ -122,10 +124,10 @@ def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) ->
         others["resumed_wrong_weights"] = UNTOLD_WEIGHTS
     if not is_known and _is_unnumbered(d):
         others = {"another_policy": UNTOLD_POLICY}
-    if distance >= LOUDER and not others and not d.layers:
-        others = {"layer": UNTOLD_LAYERS}
     if not is_again and len(others) < MOST:
         others["dropout"] = UNTOLD_AGAIN
+    if not d.layers and len(others) < MOST:
+        others["layer"] = UNTOLD_LAYERS
     return others
 
 
@@ -163,6 +165,18 @@ def _by_bins(d: Diagnosis, bins: slice) -> float | None:
 
 def _is_part(d: Diagnosis) -> bool:
     """Whether the distance is that of a part of the samples, or lies on one side."""
-    kinds, (below, above) = two_kinds(d), d.statistics.shared.signs[:, 3].tolist()
-    is_some = kinds is not None and kinds.far[0] < kinds.near[0]
-    return is_some or min(below, above) < BOTH * (below + above)
+    kinds = two_kinds(d)
+    return (kinds is not None and kinds.far[0] < kinds.near[0]) or _is_one_sided(d)
+
+
+def _is_one_sided(d: Diagnosis) -> bool:
+    """Whether l has one sign because a mass is missing, and not because it is large.
+
+    The sampler favours what noise makes likely for it, so l leans below 0 the more, the louder the noise.
+    The mean ratio remains 1 all the same, far above exp(mean l). If a mass m was renormalised away, the mean
+    ratio is m, and mean l is log m.
+    """
+    below, above = d.statistics.shared.signs[:, 3].tolist()
+    ratio = 1 + d.statistics.means["ratio_minus_one"].value
+    is_mass = d.sums.mean("log_ratio") >= WHOLLY * math.log(max(ratio, 1e-30))
+    return min(below, above) < BOTH * (below + above) and is_mass
