@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean, median
 
+from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need, need_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
@@ -73,6 +74,7 @@ def look(d: Diagnosis) -> Figures | None:
     third = max(len(rollouts) // 3, 1)
     first, last = (fmean(s.k3 for s in part) for part in (rollouts[:third], rollouts[-third:]))
     grows = begins and _moves_away(rollouts, first, last) and two_kinds(d) is None
+    grows = grows and not rather_than_rollouts(d)
     if not grows and not unnumbered:
         return None
     found = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.push import (
     MATTERS,
@@ -68,7 +69,7 @@ def look(d: Diagnosis) -> Figures | None:
     found, way = _from_the_first_push(rollouts), ways(rollouts)
     if way:
         found = _left_behind(rollouts, way)
-    if found is None:
+    if found is None or rather_than_rollouts(d):
         return None
     figures = {**found.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
     return figures if way else figures | {"or_else": ("partial_push", "growing_mismatch"), "untold": UNTOLD}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean, median
 
 from slime_ext.tools.analysis.detectors.shared.ages import fresh_and_stale
+from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.push import ARRIVES, enough, growth, ways
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -57,7 +58,7 @@ def look(d: Diagnosis) -> Figures | None:
     since, stale = {s.rollout_id for s in found.since}, fresh_and_stale(d.statistics.versions)[1]
     if 2 * sum(v.count for v in stale if v.rollout_id in since) > sum(s.tokens for s in found.since):
         return None
-    if median(s.top_share for s in found.since) >= FEW:
+    if median(s.top_share for s in found.since) >= FEW or rather_than_rollouts(d):
         return None
     longer = fmean(s.length for s in found.since) / max(rollouts[0].length, 1.0)
     return {**found.figures(), "begin": found.since[0], "longer": longer}

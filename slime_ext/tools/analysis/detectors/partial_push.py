@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.push import ARRIVES, advances, growth, ways, with_versions
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -41,6 +42,6 @@ def look(d: Diagnosis) -> Figures | None:
     lacks = "log-probs of the first policy (slime: ref_log_probs, with --use-kl-loss or --kl-coef)"
     need(all(s.moved is not None for s in rollouts), lacks)
     found, way = growth(rollouts) if advances(rollouts) else None, ways(rollouts)
-    if found is None or way is None or way[0] >= ARRIVES * way[1]:
+    if found is None or way is None or way[0] >= ARRIVES * way[1] or rather_than_rollouts(d):
         return None
     return {**found.figures(), "way": way}

@@ -48,6 +48,7 @@ DETECTOR = Detector(
 DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors
 DRIFT_TIMES, DRIFT_MATTERS = 2.5, 0.05  # of mean |l|, late over early; nats, what bfloat16 alone stays below
+LEVEL = 3.0  # standard errors that the end may lie below the middle: a window is full from some place on
 EVENED, ABOVE = 1.7, 1.2  # the same over tokens of which the sampler was as sure; late over all such
 
 
@@ -55,7 +56,7 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds a mean |log-ratio| that is a multiple late in the responses of what it is early."""
     need_tokens(d, DRIFT_TOKENS)
     found = along(d)
-    if found is None or not found.early <= found.middle <= found.late:
+    if found is None or not found.early <= found.middle <= found.late + LEVEL * found.late_error:
         return None
     if found.late < max(DRIFT_MATTERS, DRIFT_TIMES * found.early):
         return None

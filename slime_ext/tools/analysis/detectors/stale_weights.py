@@ -7,6 +7,7 @@ from statistics import median
 
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
+from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
@@ -104,7 +105,7 @@ def _old_weights(d: Diagnosis) -> Figures | None:
         alone = _all_aged(stale_sums) or _held(stale_sums, d.statistics.rollouts)
     if alone and is_scaled(d):
         return {**alone, "or_else": ("temperature",), "untold": UNTOLD}
-    return alone or _lagging(d.statistics.rollouts)
+    return alone or (None if rather_than_rollouts(d) else _lagging(d.statistics.rollouts))
 
 
 def _all_aged(versions: list[VersionSums]) -> Figures | None:

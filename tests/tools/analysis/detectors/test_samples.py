@@ -153,3 +153,22 @@ def test_a_prompt_that_one_side_lacks_is_told_by_a_distance_that_falls():
     found = findings(edited(run(samples=64), cut))
     assert "prefix_mismatch" in found or "prompt_cut" in found
     assert PROMPTS == 8
+
+
+def test_noise_that_is_loud_leans_below_zero_and_is_dense_all_the_same():
+    """What is likely for the sampler by its noise is sampled, so few tokens are likelier for the trainer."""
+    policy = Policy()
+    found = findings(run(policy=policy, sampler=policy.table + 1.3 * policy.normal(60, 60)))
+    assert "quantised" in found and "layer" in {"layer", *found["quantised"].or_else}
+
+
+def test_a_distance_late_in_responses_that_get_longer_is_no_push_that_fails():
+    policy, rollouts = Policy(), []
+    for number in range(8):
+        good = sampled(policy, number, length=26 + 8 * number)
+        late = (good.segments.within >= 24) * 0.5 * (1 - good.proximal.exp())
+        noise = late * torch.randn(good.size, generator=policy.generator) - late.square() / 2
+        rollouts.append(replace(good, proximal=(good.proximal + noise).clamp(max=-1e-5), groups=None))
+        policy.step()
+    found = findings(rollouts)
+    assert set(found) == {"kv_precision"}

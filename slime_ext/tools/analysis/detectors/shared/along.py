@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+MORE, LEAST = 2.0, 0.02  # of what rollouts explain; of the variance of |l|
 
 
 class Along(NamedTuple):
@@ -33,6 +36,22 @@ def along(d: Diagnosis) -> Along | None:
     means = (float(absolute[part].sum() / count[part].sum()) for part in parts)
     errors = (math.sqrt(float(squared[part].sum())) / float(count[part].sum()) for part in parts[::2])
     return Along(*means, *(_evened(d, part) for part in parts[::2]), *errors)
+
+
+def rather_than_rollouts(d: Diagnosis) -> bool:
+    """Whether the place in the response explains more of |l| than the rollout does: the share of its variance
+    that lies between places, against the share between rollouts.
+
+    A distance that grows along the response grows over a run, too, while responses get longer.
+    """
+    count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
+    rollouts = torch.tensor([(s.tokens, s.tokens * s.absolute) for s in d.statistics.rollouts]).double()
+    whole = float(absolute.sum()) ** 2 / max(float(count.sum()), 1.0)
+    places, ids = (
+        float((total.square() / n.clamp_min(1)).sum()) - whole
+        for n, total in ((count, absolute), rollouts.unbind(1))
+    )
+    return places > MORE * ids and places > LEAST * (float(squared.sum()) - whole)
 
 
 def _evened(d: Diagnosis, part: Tensor) -> float:
