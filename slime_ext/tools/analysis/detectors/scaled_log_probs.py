@@ -60,8 +60,8 @@ class _Bin(NamedTuple):
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-probs f log q in place of log q, and log-softmax(z) / T in place of log-softmax(z / T).
 
-    The former makes l = (1 / f - 1) log behavior. The latter makes l = -log sum p^(1/T), p = softmax(z). Where
-    the sampler is sure, one rival has nearly all of 1 - p, and l = -log(p^(1/T) + (1 - p)^(1/T)).
+    The former makes l = (1 / f - 1) log behavior. The latter makes l = -log sum p^(1/T) with p = softmax(z).
+    Where the sampler is sure, one rival has nearly all of 1 - p, and l = -log(p^(1/T) + (1 - p)^(1/T)).
     """
     need_tokens(d, FEWEST)
     table = d.curves.tables["surprise"]
