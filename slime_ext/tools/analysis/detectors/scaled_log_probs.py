@@ -64,10 +64,10 @@ def look(d: Diagnosis) -> Figures | None:
     Where the sampler is sure, one rival has nearly all of 1 - p, and l = -log(p^(1/T) + (1 - p)^(1/T)).
     """
     need_tokens(d, FEWEST)
-    table = d.curves.tables["surprise"]
+    table = d.statistics.shared.surprise
     bins = [
         _Bin(x / n, signed / n, signed / max(absolute, 1e-30))
-        for n, absolute, _, signed, x in table.tolist()
+        for n, signed, absolute, _, x in table.tolist()
         if n >= TOKENS and x / n >= FIRST
     ]
     mean, absolute = d.sums.mean("log_ratio") or 0.0, d.sums.mean("absolute") or 0.0

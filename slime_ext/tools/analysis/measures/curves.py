@@ -47,10 +47,6 @@ def _by_surprise(bins: Tensor, part: DumpedRollout) -> Tensor:
     return bins.floor() * SURPRISES + part.surprise
 
 
-def _half_decades(x: Tensor) -> Tensor:
-    return 2 * (x.log10() + 5)  # as ``DumpedRollout.surprise``
-
-
 def _length(part: DumpedRollout) -> Tensor:
     return part.segments.expand(torch.tensor(part.lengths))
 
@@ -82,9 +78,8 @@ AXES: dict[str, Axis] = {
     "length": Axis(18 * PER_OCTAVE, _length, _octaves),
     "turn": Axis(64, lambda part: part.turns),
     "outcome": Axis(len(OUTCOMES), _outcome),
-    # For the detectors alone: -log behavior; position, absolute position and place in a turn, each by how
-    # sure the sampler was; whether both sides chose the same experts.
-    "surprise": Axis(SURPRISES, lambda part: -part.compared(part.behavior), _half_decades),
+    # For the detectors alone: position, absolute position and place in a turn, each by how sure the sampler
+    # was; whether both sides chose the same experts.
     "drift": Axis(
         POSITIONS * SURPRISES,
         lambda part: _by_surprise(_octaves(part.segments.within).clamp(max=POSITIONS - 1), part),

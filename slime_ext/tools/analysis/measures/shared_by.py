@@ -38,6 +38,7 @@ class SharedBy(Additive):
             have which |l|.
         ends: [2, ENDS, COLUMNS] of responses that were not and that were cut at the limit, by place from
             the end.
+        surprise: [SURPRISES, COLUMNS + 1] by how sure the sampler was, and the sum of -log behavior.
         seen: [SEEN, SURPRISES, COLUMNS] by how often the token came before, and how sure the sampler was.
         beside: [2, COLUMNS] of tokens whose log-prob is not 0, far from any filled zero, and near one.
         signs: [2, COLUMNS] of far tokens with l below and above 0.
@@ -51,6 +52,7 @@ class SharedBy(Additive):
     unsure: Tensor = field(default_factory=lambda: zeros(IDS, COLUMNS))
     sizes: Tensor = field(default_factory=lambda: zeros(SIZES))
     ends: Tensor = field(default_factory=lambda: zeros(2, ENDS, COLUMNS))
+    surprise: Tensor = field(default_factory=lambda: zeros(SURPRISES, COLUMNS + 1))
     seen: Tensor = field(default_factory=lambda: zeros(SEEN, SURPRISES, COLUMNS))
     beside: Tensor = field(default_factory=lambda: zeros(2, COLUMNS))
     signs: Tensor = field(default_factory=lambda: zeros(2, COLUMNS))
@@ -70,6 +72,8 @@ class SharedBy(Additive):
         far = part.finite & (absolute > FAR)
         self.signs += tabulated(torch.where(far, (log_ratio > 0).long(), 2), rows, 2)
         self.beside += tabulated(_beside(part), rows, 2)
+        unsure = -part.compared(part.behavior).double()
+        self.surprise += tabulated(part.surprise.long(), [*rows, unsure], SURPRISES)
         if part.tokens is not None:
             ids = part.tokens.remainder(IDS)
             self.ids += tabulated(ids, rows, IDS)
