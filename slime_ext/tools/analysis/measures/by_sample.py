@@ -26,6 +26,9 @@ UNRELATED, RELATED = 0.3, 0.7  # correlation of both sides' log-probs over a sam
 APART = 0.4  # nats, mean |l| of a sample of other text, of which each token counts 1 at most
 LEAST = -8.0  # nats, of a log-prob, so that single tokens far off do not hide that the others agree
 TRIED, COMPARED, FITS = 64, 12, 0.3  # samples, tokens, share of the own distance
+# Tokens of a window, and of a sample whose windows are tried; nats by which a token of a window is off and
+# unsure; share of its distance that is left at another place.
+WINDOW, LONGEST, DOUBT, ELSEWHERE = 6, 512, 0.3, 0.2
 
 
 class Part(NamedTuple):
@@ -88,6 +91,8 @@ class BySample(Additive):
         unrelated: samples whose log-probs do not follow the trainer's at all; ``related`` those that do, of
             ``correlated``; ``swapped`` those of the former that fit another sample of the rollout.
         far: [2] tokens, sum of k3 of the unrelated samples.
+        moved: [2] windows of tokens that are far off in them; those of which the trainer's log-probs fit the
+            sampler's at another place of the same sample.
         sizes: [SIZES, 3] samples, tokens and sum of k3 by |l|, of which each token counts for SMALL nats at
             most, over -log behavior: how far off a sample is for how sure the sampler was. Of samples of
             which it was unsure of more than CERTAIN nats a token.
@@ -101,6 +106,7 @@ class BySample(Additive):
     correlated: int = 0
     swapped: int = 0
     far: Tensor = field(default_factory=lambda: zeros(2))
+    moved: Tensor = field(default_factory=lambda: zeros(2))
     sizes: Tensor = field(default_factory=lambda: zeros(SIZES, 3))
     open: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
@@ -155,6 +161,7 @@ class BySample(Additive):
             self.unrelated += int(bad.sum())
             self.far += torch.stack([count[bad].sum(), sums[1][bad].sum()])
             self.swapped += _swapped(part, bad.nonzero()[:TRIED, 0])
+            self.moved += _moved(part, bad.nonzero()[:TRIED, 0])
 
     def close(self, rollout: DumpedRollout) -> float:
         """Ends a rollout; returns the standard error of the logarithm of its mean k3."""
@@ -191,3 +198,22 @@ def _swapped(part: DumpedRollout, which: Tensor) -> int:
     apart = (mine[:, None] - theirs[None]).abs().mean(2).nan_to_num(math.inf)
     own = apart[which[:, None] == long[None]]
     return int((apart.amin(1) < FITS * own).sum())
+
+
+def _moved(part: DumpedRollout, which: Tensor) -> Tensor:
+    """[2] of some samples; see ``BySample.moved``."""
+    lengths = torch.tensor(part.lengths)
+    begins = lengths.cumsum(0) - lengths
+    found = zeros(2)
+    for sample in which.tolist():
+        at = slice(int(begins[sample]), int(begins[sample]) + min(part.lengths[sample], LONGEST))
+        b, p = (x[at][part.finite[at]].double().clamp(min=LEAST) for x in (part.behavior, part.proximal))
+        if len(b) < 2 * WINDOW:
+            continue
+        theirs, mine = (x.unfold(0, WINDOW, 1) for x in (b, p))
+        apart = torch.cdist(mine, theirs, p=1)
+        own, best = apart.diagonal(), apart.amin(1)
+        is_far = (own > DOUBT * WINDOW) & (mine.sum(1) < -DOUBT * WINDOW)
+        fits = is_far & (best < ELSEWHERE * own)
+        found += torch.stack([is_far.sum(), fits.sum()])
+    return found

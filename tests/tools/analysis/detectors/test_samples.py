@@ -129,6 +129,15 @@ def test_log_probs_in_another_order_are_no_dropout():
     assert found and not {"dropout", "packing_leak"} & set(found)
 
 
+def test_chunks_in_the_wrong_order_are_named():
+    def joined(r):
+        rows = r.proximal.view(SAMPLES, LENGTH)
+        first, second, third, fourth = rows.tensor_split(4, dim=1)
+        return {"proximal": torch.cat([first, third, fourth, second], 1).flatten()}
+
+    assert set(findings(edited(run(), joined))) == {"permuted_log_probs"}
+
+
 def test_samples_behind_others_of_their_pack_are_a_leak():
     places = tuple(i % 4 for i in range(SAMPLES))
     rollouts = edited(shaken(run(), lambda i: i % 4), lambda r: {"places": places})
