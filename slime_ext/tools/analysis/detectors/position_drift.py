@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.along import along
+from slime_ext.tools.analysis.detectors.shared.along import EVENED, TIMES, along
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -47,9 +47,9 @@ DETECTOR = Detector(
 
 DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors
-DRIFT_TIMES, DRIFT_MATTERS = 2.5, 0.05  # of mean |l|, late over early; nats, what bfloat16 alone stays below
+DRIFT_MATTERS = 0.05  # nats, what bfloat16 alone stays below
 LEVEL = 3.0  # standard errors that the end may lie below the middle: a window is full from some place on
-EVENED, ABOVE = 1.7, 1.2  # the same over tokens of which the sampler was as sure; late over all such
+ABOVE = 1.2  # |l| late over that of all tokens of which the sampler was as sure
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -58,7 +58,7 @@ def look(d: Diagnosis) -> Figures | None:
     found = along(d)
     if found is None or not found.early <= found.middle <= found.late + LEVEL * found.late_error:
         return None
-    if found.late < max(DRIFT_MATTERS, DRIFT_TIMES * found.early):
+    if found.late < max(DRIFT_MATTERS, TIMES * found.early):
         return None
     if found.last < max(ABOVE, EVENED * found.first):  # later tokens are less certain
         return None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
+TIMES, EVENED = 2.5, 1.7  # late over early; the same over tokens of which the sampler was as sure
 MORE, LEAST = 2.0, 0.02  # of what rollouts explain; of the variance of |l|
 
 
@@ -39,11 +40,14 @@ def along(d: Diagnosis) -> Along | None:
 
 
 def rather_than_rollouts(d: Diagnosis) -> bool:
-    """Whether the place in the response explains more of |l| than the rollout does: the share of its variance
-    that lies between places, against the share between rollouts.
+    """Whether |l| grows along the response, and the place explains more of it than the rollout does: the
+    share of its variance that lies between places, against the share between rollouts.
 
-    A distance that grows along the response grows over a run, too, while responses get longer.
+    Such a distance grows over a run, too, while responses get longer.
     """
+    found = along(d)
+    if found is None or found.late < TIMES * found.early or found.last < EVENED * found.first:
+        return False
     count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
     rollouts = torch.tensor([(s.tokens, s.tokens * s.absolute) for s in d.statistics.rollouts]).double()
     whole = float(absolute.sum()) ** 2 / max(float(count.sum()), 1.0)
