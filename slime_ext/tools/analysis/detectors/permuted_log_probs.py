@@ -10,9 +10,12 @@ DETECTOR = Detector(
     severity="error",
     group="parts",
     after=("spoilt", "other_log_probs", "other_run"),
-    what="log-probs of one side are those of another place in the same response: chunks in the wrong order",
+    what="log-probs belong to another place of the same response: a long shift, chunks in the wrong order",
     asks="samples of 12 tokens",
-    title="Stretches of the log-probs are at another place of their response: chunks in the wrong order.",
+    title="""
+        Stretches of the log-probs are at another place of their response: chunks in the wrong order, or a
+        shift of several tokens.
+    """,
     evidence="""
         In {{ unrelated }} of {{ samples }} samples, the two sides' log-probs do not follow each other token
         by token. Of {{ windows | int }} stretches of {{ size }} tokens that are far off in these, {{ fits |
@@ -24,7 +27,7 @@ DETECTOR = Detector(
     """,
     ruled_out="""
         Another text, old weights, noise: none has the same log-probs in the same order a few tokens on. A
-        shift of the whole response was looked for first.
+        shift by one or two tokens was looked for first.
     """,
     fix="""
         Look at how chunks of context-parallel ranks (zigzag or in order), of micro-batches or of a packed

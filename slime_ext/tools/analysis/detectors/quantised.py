@@ -83,6 +83,7 @@ MOST = 2  # names beside its own
 AGAIN = 40  # tokens in samples that are equal up to there
 UNNUMBERED = "without a number"
 UNTOLD_POLICY = "whose policy samples: its weight versions are no numbers"
+UNTOLD_CHECKSUM = "whether the sampler has other weights than the trainer: compare a checksum on both sides"
 UNTOLD_LAYERS = "which layer parts first: record layer outputs of both sides (rotary settings, norms)"
 UNTOLD_AGAIN = "whether one side scores the same text otherwise each time: score one rollout twice"
 BIASED = 0.3  # share of the variance that the probability may explain
@@ -120,7 +121,9 @@ def look(d: Diagnosis) -> Figures | None:
 def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) -> dict[str, str]:
     """What else it may be, and what would tell."""
     others = {} if is_known else {"stale_weights": UNTOLD}
-    if distance >= LOUDER and not _stays(d):
+    if distance >= LOUDER and _stays(d):
+        others["another_policy"] = UNTOLD_CHECKSUM
+    elif distance >= LOUDER:
         others["resumed_wrong_weights"] = UNTOLD_WEIGHTS
     if not is_known and _is_unnumbered(d):
         others = {"another_policy": UNTOLD_POLICY}
@@ -138,8 +141,8 @@ def _is_unnumbered(d: Diagnosis) -> bool:
 
 
 def _stays(d: Diagnosis) -> bool:
-    """Whether the distance is the same in rollouts from 0 on whose weight versions advance: other weights
-    would have gone with the first push."""
+    """Whether the distance is the same in rollouts from 0 on whose weight versions advance: weights that one
+    push replaces would have gone with the first."""
     rollouts, evened = d.statistics.rollouts, d.statistics.evened()
     is_pushed = all(b.version > a.version >= 0 for a, b in pairwise(rollouts))
     begins = len(rollouts) >= 3 and rollouts[0].rollout_id == 0
