@@ -16,6 +16,7 @@ DETECTOR = Detector(
         "stale_prefix",
         "packing_leak",
         "minimum_length",
+        "experts",
     ),
     what="the start of a turn is scored after different text than it was sampled after",
     asks="60 tokens at starts",

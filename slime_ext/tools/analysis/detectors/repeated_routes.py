@@ -18,12 +18,12 @@ DETECTOR = Detector(
         {%- elif prompt %}; in {{ prompt }} of them in the prompt alone{% endif %}.
     """,
     threshold="""
-        12 tokens with the same experts in every layer, 4 times the trainer's longest such run, in 2
-        samples and 2%
+        8 steps to another token that keep the experts of every layer, 4 times the next longest such run
+        of the sample, in 2 samples and 2%
     """,
     ruled_out="""
-        Routing that flips: it changes single tokens, not one row for a block. Real routing: neighbours
-        differ.
+        Routing that flips: it changes single tokens, not one row for a block. Text that repeats one
+        token, which is routed alike: only steps to another token count.
     """,
     fix="""
         Do not replay these experts: the trainer would take the wrong ones. Look at how the engine

@@ -18,7 +18,7 @@ from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
 from slime_ext.tools.analysis.readers.spilled import loaded
 
 MOST_EXPERTS = 1 << 16
-REPEATS = 8  # tokens in a row with the same experts in all layers
+REPEATS = 8  # steps to another token in a row that keep the same experts in all layers
 OWN = 4  # times the next longest such run of the sample
 
 
@@ -50,8 +50,9 @@ def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[
 
 def odd_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> Counter[str]:
     """How many samples have the sampler's experts (``routed``), those of more or fewer tokens than the sample
-    (``misfit``), and the same experts at many tokens in a row (``repeated``; ``repeated_tokens`` of them,
-    ``repeated_prompt`` where that is in the prompt alone).
+    (``misfit``), and the same experts at many different tokens in a row (``repeated``; ``repeated_tokens`` of
+    them, ``repeated_prompt`` where that is in the prompt alone). A token that repeats is routed alike for a
+    good reason, so only the places count at which the token changes and its experts do not.
 
     Args:
         pairs: each row with its sample of the rollout dump.
@@ -69,24 +70,35 @@ def odd_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> Counter[st
             continue
         found["routed"] += 1
         found["misfit"] += len(theirs) not in (tokens - 1, tokens)
-        begin, length, next_longest = _longest_run(theirs)
-        if length >= max(REPEATS, OWN * next_longest):
+        end, steps, next_most = _longest_run(theirs, _changes(sample.ids, len(theirs)))
+        if steps >= max(REPEATS, OWN * next_most):
             found["repeated"] += 1
-            found["repeated_tokens"] += length
-            found["repeated_prompt"] += begin + length <= row.prompt_length
+            found["repeated_tokens"] += steps + 1
+            found["repeated_prompt"] += end <= row.prompt_length
     return found
 
 
-def _longest_run(routed: Tensor) -> tuple[int, int, int]:
-    """Where the longest run of equal rows begins, how many it has, and how many the next longest has."""
-    same = torch.ones(len(routed), dtype=torch.bool)
+def _changes(ids: Any, rows: int) -> Tensor:
+    """[rows] bool, whether a row's token is another than that of the row before; True where no ids tell."""
+    changes = torch.ones(rows, dtype=torch.bool)
+    try:
+        tokens = torch.as_tensor([] if ids is None else ids).flatten()[:rows]
+    except NO_NUMBERS:
+        return changes
+    changes[1 : len(tokens)] = tokens[1:] != tokens[:-1]
+    return changes
+
+
+def _longest_run(routed: Tensor, changes: Tensor) -> tuple[int, int, int]:
+    """Where the run of equal rows with the most changes of the token ends, how many it has, and how many the
+    next one has."""
+    same = torch.zeros(len(routed), dtype=torch.bool)
     same[1:] = (routed[1:] == routed[:-1]).flatten(1).all(1)
-    same[0] = False
-    begins = torch.cat([(~same).nonzero()[:, 0], torch.tensor([len(routed)])])
-    lengths = begins.diff()
-    at = int(lengths.argmax())
-    others = torch.cat([lengths[:at], lengths[at + 1 :], lengths.new_zeros(1)])
-    return int(begins[at]), int(lengths[at]), int(others.max())
+    run = (~same).long().cumsum(0) - 1
+    counts = torch.zeros(int(run[-1]) + 1, dtype=torch.int64).index_add_(0, run, (same & changes).long())
+    at = int(counts.argmax())
+    others = torch.cat([counts[:at], counts[at + 1 :], counts.new_zeros(1)])
+    return int((run <= at).sum()), int(counts[at]), int(others.max())
 
 
 def _of_response(row: DumpedSample, routed: Any) -> Tensor | None:

@@ -33,6 +33,17 @@ def test_rows_that_repeat_are_counted_and_whether_they_are_in_the_prompt():
     assert counted["repeated_tokens"] == 32 and not counted["misfit"]
 
 
+def test_a_text_that_repeats_a_token_is_routed_alike_for_a_good_reason():
+    def told(ids):
+        row, sample = pair(repeated(35, 20))
+        sample.ids = ids
+        return odd_routes([(row, sample)])["repeated"]
+
+    ids = list(range(PROMPT + RESPONSE))
+    assert told(ids) == 1 and told(torch.tensor(ids)) == 1
+    assert told(ids[:35] + [7] * 20 + ids[55:]) == 0
+
+
 def test_a_sample_with_the_rows_of_a_longer_one_does_not_fit():
     longer = odd_routes([pair(lambda routed: torch.cat([routed, routed[:15]])), pair(seed=1)])
     assert longer["misfit"] == 1
