@@ -6,7 +6,16 @@ import math
 from statistics import median
 
 from slime_ext.core.metrics.names import HEALTHY
-from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
+from slime_ext.tools.analysis.detectors.shared.ages import (
+    CERTAIN,
+    FEWEST,
+    MATTERS,
+    SURE,
+    TIMES,
+    UNTOLD,
+    fresh_and_stale,
+    older_are_far,
+)
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
@@ -51,8 +60,8 @@ DETECTOR = Detector(
         {{ all_tokens | nats }}, which is healthy.{% endif %}
     """,
     threshold="""
-        k3 of older weights 3 times that of fresh ones (or that of rollout 0), and 2e-3 nats; a note where
-        k3 of all tokens is healthy
+        k3 of older weights 3 times that of fresh ones (or that of rollout 0), 1.5 times by 2 standard
+        errors over samples, and 2e-3 nats; a note where k3 of all tokens is healthy
     """,
     ruled_out="""
         Numerics: fresh weights go through the same arithmetic, and their k3 is the one it is compared
@@ -67,11 +76,7 @@ DETECTOR = Detector(
     """,
 )
 
-FEWEST = 100  # tokens on each side
-MATTERS = 2e-3  # nats of k3 that old weights must make; a lag of one rollout that does no harm makes 1.5e-3
 ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; bfloat16 alone makes 1e-3
-TIMES = 3.0  # as much as fresh ones
-SURE, CERTAIN = 2.0, 1.5  # standard errors over samples, that far below; as much as rollout 0
 NOISY = 0.05  # nats, mean |l| that two engines in bfloat16 stay below
 OTHER = 0.5  # nats, k3 of rollout 0 from which on its weights are others, and no lag begins with it
 PUSHED = (
@@ -96,10 +101,11 @@ def _old_weights(d: Diagnosis) -> Figures | None:
     starts = len(d.statistics.rollouts) >= 3 and d.statistics.rollouts[0].rollout_id == 0
     is_enough = fresh.count + stale.count >= FEWEST or starts
     need(is_enough, "weight versions of the samples, or rollouts 0 to 2 of the run")
-    if min(fresh.count, stale.count) >= FEWEST and stale.k3 >= max(MATTERS, TIMES * fresh.k3):
+    if apart := older_are_far(d):
         many = (c for c in stale_sums if c.count >= FEWEST // 4)
         worst = max(many, key=lambda c: c.k3 / c.count, default=None)
-        return {"k3": stale.k3, "fresh": fresh.k3, "worst": worst, "rollouts": _ids(stale_sums)}
+        k3 = {"k3": apart.stale.k3, "error": apart.stale.error, "fresh": apart.fresh.k3}
+        return {**k3, "fresh_error": apart.fresh.error, "worst": worst, "rollouts": _ids(stale_sums)}
     alone = None
     if fresh.count < FEWEST:
         alone = _all_aged(stale_sums) or _held(stale_sums, d.statistics.rollouts)

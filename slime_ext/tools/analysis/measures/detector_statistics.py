@@ -224,12 +224,11 @@ class DetectorStatistics(Additive):
             self.again.append(rollout.rollout_id)
         newest = rollout.newest or 0
         for version, (every, after, pure) in sorted(versions.items()):
-            count, *rest = every.tolist()
-            self.versions.append(
-                VersionSums(rollout.rollout_id, version, int(count), *rest, newest - version)
-            )
+            count, log_ratio, absolute, near, *squares = every.tolist()
+            sums = int(count), log_ratio, absolute, near, newest - version, *squares
+            self.versions.append(VersionSums(rollout.rollout_id, version, *sums))
             if after[0]:
-                self.switched += torch.stack([after, pure])
+                self.switched += torch.stack([after, pure])[:, :4]
         for name in ("retold", "paired", "foreign", "left_out"):
             self.counts[name] += getattr(rollout, name)
         self.counts["samples"] += rollout.count
@@ -277,7 +276,7 @@ class DetectorStatistics(Additive):
 
 def _k3(sums: Sums, versions: dict[int, Tensor]) -> float:
     """Mean k3 of a rollout, of versions if known: a shift of the sampler's log-probs is undone in them."""
-    count, *_, near = sum((every for every, *_ in versions.values()), zeros(4)).tolist()
+    count, _, _, near, *_ = sum((every for every, *_ in versions.values()), zeros(7)).tolist()
     return near / count if count else sums["near"] / sums["finite"]
 
 

@@ -7,6 +7,7 @@ seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -30,26 +31,39 @@ class VersionSums(NamedTuple):
     absolute: float  # sum |l|
     k3: float  # sum, of ``near``
     age: int = 0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
+    # Sums over the stretches of one version in a sample of (sum k3)^2, of sum k3 times tokens, of tokens^2.
+    square: float = 0.0
+    cross: float = 0.0
+    lengths: float = 0.0
 
 
 class VersionMeans(NamedTuple):
-    """Number of tokens, and means over them, of some versions of the weights."""
+    """Number of tokens, and means over them, of some versions of the weights; the standard error of k3 over
+    samples."""
 
     count: int
     log_ratio: float
     absolute: float
     k3: float
+    error: float
 
     @classmethod
     def of(cls, versions: list[VersionSums]) -> VersionMeans:
-        count = sum(v.count for v in versions)
-        names = cls._fields[1:]
-        return cls(count, *(sum(getattr(v, name) for v in versions) / max(count, 1) for name in names))
+        count = max(n := sum(v.count for v in versions), 1)
+        mean = sum(v.k3 for v in versions) / count
+        variance = sum(v.square - 2 * mean * v.cross + mean * mean * v.lengths for v in versions)
+        log_ratio, absolute = (sum(getattr(v, of) for v in versions) / count for of in cls._fields[1:3])
+        return cls(n, log_ratio, absolute, mean, math.sqrt(max(variance, 0.0)) / count)
+
+    @property
+    def wobble(self) -> float:
+        """The standard error of the logarithm of k3."""
+        return self.error / self.k3 if self.k3 else 0.0
 
 
 def by_version(part: DumpedRollout) -> dict[int, Tensor]:
-    """version -> [3, 4]: all its tokens, those after a change of weights inside their response, and those of
-    responses without one; of each count, sum l, sum |l|, sum k3."""
+    """version -> [3, 7]: all its tokens, those after a change of weights inside their response, and those of
+    responses without one; of each count, sum l, sum |l|, sum k3, and the last three of ``VersionSums``."""
     begins = run_begins(part.versions, part.segments.ids)
     count, absolute, _, log_ratio, _, near = part.columns
     sums = run_sums((count, log_ratio, absolute, near), begins)
@@ -61,6 +75,8 @@ def by_version(part: DumpedRollout) -> dict[int, Tensor]:
     last = none.scatter_reduce(0, sample, version, "amax", include_self=False)[sample]
     is_pure, is_last = first == last, version == last
     numbers, index = version.unique(return_inverse=True)
+    n, *_, k3 = sums
+    sums = torch.cat([sums, torch.stack([k3 * k3, k3 * n, n * n])])
     kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
     table = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
     return dict(zip(numbers.tolist(), table, strict=True))

@@ -7,7 +7,9 @@ the first time may be as old as an asynchronous run lets it be.
 
 from __future__ import annotations
 
+import math
 from enum import Enum, auto
+from typing import NamedTuple
 
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums, since_seen
@@ -15,6 +17,9 @@ from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 FEWEST = 100  # tokens
 ALIKE = 0.5  # of the distance of all tokens: a cause that acts on every token alike shows in fresh ones too
 MOST = 0.5  # share of the tokens
+MATTERS = 2e-3  # nats of k3 that old weights must make; a lag of one rollout that does no harm makes 1.5e-3
+TIMES = 3.0  # as much as fresh ones
+SURE, CERTAIN = 2.0, 1.5  # standard errors over samples, that far below; as much as fresh ones
 
 
 class Lag(Enum):
@@ -29,6 +34,25 @@ UNTOLD = (
     "which weights sampled: analyse rollout 0 of the run too, where sampler and trainer have the same, and "
     "record weight versions (--custom-rollout-log-function-path slime_ext.host.log_rollout, or a patch)"
 )
+
+
+class Apart(NamedTuple):
+    """Tokens of fresh weights and those of old weights, which are a multiple as far off."""
+
+    fresh: VersionMeans
+    stale: VersionMeans
+    sums: list[VersionSums]  # of the old ones
+
+
+def older_are_far(d: Diagnosis) -> Apart | None:
+    """Whether tokens of old weights are a multiple as far off as those of fresh ones, beyond what the draw of
+    the samples may do; None if not, or if one kind is missing."""
+    fresh_sums, stale_sums = fresh_and_stale(d.statistics.versions)
+    fresh, stale = VersionMeans.of(fresh_sums), VersionMeans.of(stale_sums)
+    if min(fresh.count, stale.count) < FEWEST or stale.k3 < max(MATTERS, TIMES * fresh.k3):
+        return None
+    by_chance = math.exp(-SURE * math.hypot(fresh.wobble, stale.wobble))
+    return Apart(fresh, stale, stale_sums) if stale.k3 * by_chance >= CERTAIN * fresh.k3 else None
 
 
 def lag(d: Diagnosis) -> Lag:
