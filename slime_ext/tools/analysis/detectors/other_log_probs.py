@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from slime_ext.core.metrics.names import HEALTHY
+from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds, whole_prompts
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -29,8 +30,9 @@ DETECTOR = Detector(
         0.7 and agree (k3 up to 5e-3 nats, or hardly any sample between both kinds)
     """,
     ruled_out="""
-        Old or rounded weights: they change every sample a little, and likely tokens stay likely. A
-        shift of the list (off_by_one): no place nearby fits.
+        Old or rounded weights: they change every sample a little, and likely tokens stay likely. Another
+        prompt on one side: all samples of it are far off. A shift of the list (off_by_one): no place
+        nearby fits.
     """,
     fix="""
         {%- if swapped > count / 2 %} Look for lists that are sorted or gathered apart from their tokens
@@ -44,6 +46,7 @@ AGAIN, MATTERS = 40, 0.01  # tokens of equal texts; nats by which the trainer's 
 EVEN = 0.01  # k3 of the least rollout over that of the largest
 NOISY, LEVEL = 0.05, 3.0  # nats, median |l| that two bfloat16 engines stay below; of the least rollout's
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of all other samples
+WHOLLY = 0.8  # of the samples of far prompts that are unrelated where they have another text's log-probs
 BETWEEN = 1.0  # samples of a correlation between, for each unrelated one
 FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; of all; unrelated for each related one
 
@@ -69,6 +72,11 @@ def look(d: Diagnosis) -> Figures | None:
     others = found.sizes.sum(0)[1:] - found.far
     is_far = float(others[1]) > AGREES * float(others[0])  # so what moves these may move the unrelated ones
     if (is_mixed or (is_far and 2 * found.swapped < found.unrelated)) and two_kinds(d) is None:
+        return None
+    if older_are_far(d):
+        return None
+    prompts = whole_prompts(d)
+    if prompts and found.unrelated < WHOLLY * prompts.kinds.far[0]:  # others of the same prompts are related
         return None
     return {
         "count": found.unrelated,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from slime_ext.core.metrics.names import HEALTHY
+from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.curves import NEAR, beyond_certainty
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -46,6 +48,7 @@ DETECTOR = Detector(
 )
 
 FEWEST = 60  # tokens
+AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3
 TIMES, MATTERS, SURE = 3.0, 0.05, 6.0  # of mean |l| of a turn's begin; nats; standard errors
 EVENED = 1.7  # the same over tokens of which the sampler was as sure
 
@@ -65,6 +68,9 @@ def look(d: Diagnosis) -> Figures | None:
     near, far = begin[1] / begin[0], other[1] / other[0]
     error = math.sqrt(begin[2]) / begin[0]
     if near < max(TIMES * far, far + MATTERS, far + SURE * error):
+        return None
+    apart = older_are_far(d)
+    if apart and apart.fresh.k3 <= AGREES:  # responses of fresh weights begin well
         return None
     as_sure = beyond_certainty(here, there)
     if as_sure < EVENED:  # tokens that are less certain at the begin of a turn

@@ -20,6 +20,7 @@ DETECTOR = Detector(
         "stale_weights",
         "stale_cache",
         "layer",
+        "some_prompts",
     ),
     what="the two sides see different prompts: one is cut, or lacks a part",
     asks="300 tokens",

@@ -47,6 +47,16 @@ class Part(NamedTuple):
     absolute: float = 0.0  # sum |l|
 
 
+class GroupSizes(NamedTuple):
+    """How far off the samples of a rollout and of its prompts are: numbers by bin of ``sizes``, of samples
+    that are unsure of more than CERTAIN nats a token and of the prompts that have several of them."""
+
+    rollout_id: int
+    samples: tuple[int, ...]  # by bin
+    lowest: tuple[int, ...]  # prompts by the bin of their nearest sample
+    highest: tuple[int, ...]  # prompts by the bin of their farthest sample
+
+
 def _octave(values: Sequence[int]) -> list[str]:
     return [f"{1 << int(math.log2(max(n, 1)))} tokens or more" for n in values]
 
@@ -96,6 +106,7 @@ class BySample(Additive):
         sizes: [SIZES, 3] samples, tokens and sum of k3 by |l|, of which each token counts for SMALL nats at
             most, over -log behavior: how far off a sample is for how sure the sampler was. Of samples of
             which it was unsure of more than CERTAIN nats a token.
+        groups: the same by prompt; ``grouped`` [3, SIZES] of the rollout that is read.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -108,6 +119,8 @@ class BySample(Additive):
     far: Tensor = field(default_factory=lambda: zeros(2))
     moved: Tensor = field(default_factory=lambda: zeros(2))
     sizes: Tensor = field(default_factory=lambda: zeros(SIZES, 3))
+    groups: list[GroupSizes] = field(default_factory=list)
+    grouped: Tensor = field(default_factory=lambda: zeros(3, SIZES))
     open: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def add(self, part: DumpedRollout) -> None:
@@ -133,6 +146,8 @@ class BySample(Additive):
         at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
         at = torch.where(surprise > CERTAIN * n, at, SIZES)  # others agree whatever the weights
         self.sizes += tabulated(at, [torch.ones_like(n), n, k], SIZES)
+        if part.groups is not None:
+            self.grouped += _by_group(torch.tensor(part.groups), at, (n > 0) & (surprise > CERTAIN * n))
 
     def _add_label(self, label: str, values: Sequence[str], rows: Tensor) -> None:
         names = {value: i for i, value in enumerate(dict.fromkeys(values))}
@@ -173,7 +188,9 @@ class BySample(Additive):
         known = (tokens > 0) & (k3 > 0)
         error = float((k3[known] / tokens[known]).log().std()) if int(known.sum()) > 2 else 0.0
         self.replicates = self.replicates + self.own
-        self.own, self.open = zeros(REPLICATES, 4), {}
+        if self.grouped.any():
+            self.groups.append(GroupSizes(rollout.rollout_id, *(tuple(map(int, x)) for x in self.grouped)))
+        self.own, self.grouped, self.open = zeros(REPLICATES, 4), zeros(3, SIZES), {}
         return error
 
     def by_label(self) -> dict[str, dict[int, list[Part]]]:
@@ -182,6 +199,20 @@ class BySample(Additive):
         for part in self.parts:
             found[part.label][part.rollout_id].append(part)
         return found
+
+
+def _by_group(groups: Tensor, at: Tensor, known: Tensor) -> Tensor:
+    """[3, SIZES] as in ``GroupSizes``, of the known samples of one part.
+
+    Args:
+        groups, at: [S] prompt and bin of each sample.
+    """
+    numbers, index, counts = groups[known].unique(return_inverse=True, return_counts=True)
+    at, none = at[known], torch.zeros(len(numbers), dtype=torch.int64)
+    lowest, highest = (none.scatter_reduce(0, index, at, of, include_self=False) for of in ("amin", "amax"))
+    several = counts > 1
+    of_each = (at[several[index]], lowest[several], highest[several])
+    return torch.stack([torch.bincount(x, minlength=SIZES) for x in of_each]).double()
 
 
 def _swapped(part: DumpedRollout, which: Tensor) -> int:

@@ -63,6 +63,23 @@ def test_far_samples_without_a_label_are_a_symptom():
     assert set(found) == {"some_samples"} and found["some_samples"].says == "symptom"
 
 
+EACH = SAMPLES // PROMPTS  # samples of a prompt
+
+
+def test_prompts_whose_samples_are_all_far_off_are_a_symptom():
+    found = findings(mixed(lambda i: i // EACH == 3, engines=ENGINES))
+    assert set(found) == {"some_prompts"} and "6 of 48 prompts" in found["some_prompts"].title
+    assert not found["some_prompts"].or_else  # engines have samples of every prompt
+    assert set(findings(mixed(lambda i: i // EACH == 3))["some_prompts"].or_else) == {
+        "part_of_run",
+        "prefix_mismatch",
+    }
+
+
+def test_as_many_samples_of_any_prompt_are_not_its_prompts():
+    assert "some_prompts" not in findings(mixed(lambda i: i % 8 == 3, engines=ENGINES[:1] * SAMPLES))
+
+
 def test_two_rollouts_alone_are_compared_with_all_others():
     found = findings(mixed(lambda i: True, count=8, rollouts=(4, 5)))
     assert set(found) == {"rollouts_apart"} and found["rollouts_apart"].rollouts == (4, 5)
