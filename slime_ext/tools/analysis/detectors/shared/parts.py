@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.measures.by_sample import Part
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 TIMES, MATTERS, SURE = 4.0, 3e-3, 4.0  # k3 over that of the others; nats; standard errors
 HOLDS = 0.6  # of what the run's k3 has beyond that of the others
+AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of the others, unless the value holds most of the run's
 FEWEST = 4  # samples
 
 
@@ -85,4 +87,5 @@ def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: fl
     excess, every = (far.k3 - usual.k3) * far.tokens, whole - usual.k3 * (far.tokens + usual.tokens)
     one = Found(label, value, far, near, tuple(sorted(ids)), sum(p.k3 for p in mine) / max(whole, 1e-30))
     is_far = far.k3 >= max(MATTERS, TIMES * usual.k3) and far.samples >= FEWEST and one.z >= SURE
-    return one if is_far and excess >= HOLDS * every else None
+    are_alone = near.k3 <= AGREES or one.held >= HOLDS
+    return one if is_far and are_alone and excess >= HOLDS * every else None
