@@ -24,8 +24,8 @@ DETECTOR = Detector(
         }} more. The mean ratio is {{ "%.4f" | format(ratio) }} ± {{ "%.1g" | format(error) }} instead of
         1: the probability mass that {% if is_even %}was sampled from{% else %}the trainer leaves to the
         sampler's tokens, more where it is sure{% endif %}.{% if is_more %} That alone would make a mean
-        log-ratio of {{ expected | nats }}; it is {{ mean | nats }}: the temperatures differ besides.
-        Compare them too (--rollout-temperature, generation_config.json).{% endif %}
+        log-ratio of {{ expected | nats }}; it is {{ mean | nats }}: that mass varies, or the temperatures
+        differ besides. Compare them too (--rollout-temperature, generation_config.json).{% endif %}
     """,
     threshold="""
         a mean ratio below 1 by 6 standard errors with a mean log-ratio that fits it; even over the tokens,

@@ -163,3 +163,24 @@ def test_log_probs_times_a_factor_are_named_with_it():
 def test_log_probs_from_before_the_temperature_are_not_scaled():
     found = findings(tempered(run(warp=at_temperature)))
     assert set(found) == {"before_temperature"}
+
+
+def test_a_softmax_over_rows_that_no_token_has_is_told_by_its_mass():
+    """They hold more of it where the logits are low: log-ratios of one sign, of any size."""
+
+    def phantom(r):
+        context = torch.where(r.segments.within < 2, 0, (r.tokens.roll(1) * 60 + r.tokens.roll(2)) % 997)
+        mass = torch.exp(2 * torch.randn(997, generator=torch.Generator().manual_seed(3)) - 4)
+        return {"proximal": r.proximal - torch.log1p(mass[context])}
+
+    found = findings(edited(run(), phantom))
+    assert (
+        set(found) == {"truncated_sampling"}
+        and "different sets of tokens" in found["truncated_sampling"].title
+    )
+
+    def far_below(r):  # few tokens, and the others agree on both sides
+        at = torch.rand(r.size, generator=torch.Generator().manual_seed(r.rollout_id)) < 0.01
+        return {"proximal": torch.where(at, r.proximal - 4, r.proximal)}
+
+    assert "truncated_sampling" not in findings(edited(run(), far_below))
