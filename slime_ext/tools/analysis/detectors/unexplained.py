@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -16,8 +18,8 @@ DETECTOR = Detector(
         {{ outside | join("; ") }}. Mean |log-ratio| {{ mean | nats }} ± {{ "%.1g" | format(error) }}.
     """,
     threshold="""
-        k3, chi^2 or effective sample size outside its healthy range in 95 of 100 draws of the samples,
-        or 0.05 nats of mean |l| by 3 standard errors
+        k3, chi^2 or effective sample size outside its healthy range, with a word where 5 of 100 draws of
+        the samples are inside; or 0.05 nats of mean |l| by 3 standard errors
     """,
     ruled_out="""
         Every detector that could look found nothing; those that could not, and what they need, are in
@@ -31,7 +33,7 @@ DETECTOR = Detector(
     """,
 )
 
-DRAWS = 0.05
+SURELY = 0.95  # of the draws
 SURE = 3.0  # standard errors above it
 FEWEST_TOKENS = 100  # tokens
 UNEXPLAINED = 0.05  # nats, mean |l|; five times what bfloat16 makes, and more than a harmless lag of weights
@@ -50,7 +52,7 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _outside(d: Diagnosis) -> list[str]:
-    """The numbers that are outside their healthy ranges, whatever samples are drawn."""
+    """The numbers that are outside their healthy ranges, and whether other samples might have them inside."""
     tokens, k3, ratio, square = d.statistics.samples.replicates.unbind(1)
     known = tokens > 0
     if not known.any():
@@ -68,11 +70,17 @@ def _outside(d: Diagnosis) -> list[str]:
         ),
     ):
         low, high = range_
-        if high is not None and float(draws.quantile(DRAWS)) > high:
-            said.append(f"{name} {value:.3g}, healthy up to {high:g}")
-        if low is not None and float(draws.quantile(1 - DRAWS)) < low:
-            said.append(f"{name} {value:.3g}, healthy from {low:g}")
+        if high is not None and value is not None and value > high:
+            said.append(f"{name} {value:.3g}, healthy up to {high:g}{_by_chance(draws > high)}")
+        if low is not None and value is not None and value < low:
+            said.append(f"{name} {value:.3g}, healthy from {low:g}{_by_chance(draws < low)}")
     return said
+
+
+def _by_chance(outside: Tensor) -> str:
+    """In how many draws of the samples a number is outside, where that does not make sure."""
+    share = float(outside.double().mean())
+    return "" if share >= SURELY else f" (in {share:.0%} of the draws of the samples, so perhaps by chance)"
 
 
 def _lacks(d: Diagnosis) -> list[str]:
