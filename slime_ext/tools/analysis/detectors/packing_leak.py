@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
-from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds, whole_prompts
 from slime_ext.tools.analysis.detectors.shared.parts import mean_of
 from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -61,7 +61,8 @@ def look(d: Diagnosis) -> Figures | None:
     cached, fresh = (mean_of([p for p in prefixes if p.value == kind]) for kind in ("cached", "fresh"))
     is_cache = fresh.k3 * first.k3 > 0 and cached.k3 / fresh.k3 >= later.k3 / first.k3  # a stale prefix
     is_far = later.k3 >= max(MATTERS, TIMES * first.k3) and z >= SURE
-    if is_far and not is_cache and min(first.samples, later.samples) >= FEWEST:
+    is_many = min(first.samples, later.samples) >= FEWEST
+    if is_far and not is_cache and is_many and not whole_prompts(d):  # a prompt may be first every time
         return {"first": first, "later": later, "z": z}
     found, kinds = unrepeated(d, "trainer"), two_kinds(d)
     return None if found is None or kinds is None else {"first": None, **kinds._asdict(), **found}
