@@ -24,7 +24,7 @@ from benchmarks.faults.cases import ALSO, HEALTHY
 from benchmarks.faults.real import BOTH, MORE
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine
-from slime_ext.tools.analysis.measures.by_sample import Part
+from slime_ext.tools.analysis.measures.by_sample import GroupSizes, Part
 from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, Prints, RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, layer_distances
@@ -38,6 +38,7 @@ from slime_ext.tools.analysis.records import DumpedRollout
 FILE = Path(__file__).with_name("figures.json.gz")
 ROWS = {
     "parts": Part,
+    "groups": GroupSizes,
     "versions": VersionSums,
     "rollouts": RolloutSummary,
     "calls": LossCall,

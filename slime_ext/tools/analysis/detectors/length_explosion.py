@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 
+from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -21,8 +23,8 @@ DETECTOR = Detector(
         went from {{ "%.3g" | format(rewarded[0]) }} to {{ "%.3g" | format(rewarded[1]) }}.{% endif %}
     """,
     threshold="""
-        from some rollout on 2.5 times the length before with half of the samples cut, or 4 times, and
-        every rollout longer than any before
+        from some rollout on 2.5 times the length before with half of the samples cut, or 4 times, 1.5 times
+        by 2 standard errors, and every rollout longer than any before; a note while k3 is unhealthy
     """,
     ruled_out="A harder batch of prompts: every rollout from there on is longer than any before.",
     fix="""
@@ -32,7 +34,9 @@ DETECTOR = Detector(
         penalty for length, and at what cut samples are given as a reward. {%- endif %}
     """,
 )
-ROLLOUTS, TIMES, LEAST = 6, 2.5, 2  # rollouts; times; rollouts before and after
+ROLLOUTS, TIMES, AFTER = 6, 2.5, 2  # rollouts; times; rollouts from there on
+SURE, CERTAIN = 2.0, 1.5  # standard errors, that far below; times
+AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3; above it the lengths are those of another policy
 ALONE, CUT = 4.0, 0.5  # times, whatever is cut; share of the samples that is cut at the limit from there on
 
 
@@ -40,17 +44,18 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds the rollout from which on responses are a multiple as long as before."""
     rollouts = [s for s in d.statistics.rollouts if s.length]
     need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts")
-    parts = max(
-        ((rollouts[:at], rollouts[at:]) for at in range(LEAST, len(rollouts) - LEAST + 1)), key=_growth
-    )
+    parts = max(((rollouts[:at], rollouts[at:]) for at in range(1, len(rollouts) - AFTER + 1)), key=_growth)
     early, late = (fmean(s.length for s in part) for part in parts)
     if late < TIMES * early or min(s.length for s in parts[1]) <= max(s.length for s in parts[0]):
         return None
     cut = fmean(s.truncated for s in parts[1])
     if late < ALONE * early and cut < CUT:
         return None
+    if late * math.exp(-SURE * math.hypot(*map(_error, parts))) < CERTAIN * early:  # other prompts
+        return None
     rewards = [[s.reward for s in part if s.reward is not None] for part in parts]
     return {
+        "severity": "note" if (d.sums.mean("k3") or 0.0) > AGREES else "warning",
         "first": parts[1][0].rollout_id,
         "early": early,
         "late": late,
@@ -63,3 +68,9 @@ def look(d: Diagnosis) -> Figures | None:
 def _growth(parts: tuple[list[RolloutSummary], list[RolloutSummary]]) -> float:
     early, late = (fmean(s.length for s in part) for part in parts)
     return late / early
+
+
+def _error(rollouts: list[RolloutSummary]) -> float:
+    """The standard error of the logarithm of the mean length."""
+    total = math.sqrt(sum(s.length_error**2 for s in rollouts))
+    return total / sum(s.length for s in rollouts)

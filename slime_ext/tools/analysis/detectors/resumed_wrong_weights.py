@@ -39,6 +39,7 @@ DETECTOR = Detector(
 
 FEWEST = 100  # tokens on each side
 FIRST_TIMES, FIRST_MATTERS = 6.0, 5e-3
+STEP = 2.0  # times the k3 of the rollout after
 SURE, LEAST = 2.0, 3.0  # standard errors; times the mean k3 of all others, that much below
 
 
@@ -71,10 +72,18 @@ def look(d: Diagnosis) -> Figures | None:
     rest = sum(s.k3 * s.tokens for s in others) / sum(s.tokens for s in others)
     if max(s.k3 * math.exp(-SURE * s.wobble) for s in bad) < LEAST * rest:  # by chance of the samples
         return None
+    if any(not _ends(a, b) for a, b in pairwise(rollouts) if a in bad and b not in bad):
+        return None
     found = {"worst": max(s.k3 for s in bad), "rest": rest, "rollouts": tuple(s.rollout_id for s in bad)}
     if all(_is_start(s, rollouts) for s in bad[:1]):
         return found
     return found | {"or_else": ("stale_weights",), "untold": UNTOLD}
+
+
+def _ends(last: RolloutSummary, following: RolloutSummary) -> bool:
+    """Whether a push took the distance away at once; one that fades has another cause."""
+    error = math.hypot(last.wobble, following.wobble)
+    return last.k3 >= LEAST * following.k3 * math.exp(-SURE * error) and last.k3 >= STEP * following.k3
 
 
 def _is_start(rollout: RolloutSummary, rollouts: list[RolloutSummary]) -> bool:

@@ -79,6 +79,8 @@ DETECTOR = Detector(
 ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; bfloat16 alone makes 1e-3
 NOISY = 0.05  # nats, mean |l| that two engines in bfloat16 stay below
 OTHER = 0.5  # nats, k3 of rollout 0 from which on its weights are others, and no lag begins with it
+RETURNS = 6.0  # times the k3 of a later rollout, that far below
+SAMPLED = "which weights sampled the rollouts that are far off: look at the log of the pushes before them"
 PUSHED = (
     "whether what is pushed is what the trainer has: record ref_log_probs (slime: --use-kl-loss with "
     "coefficient 0), or push before rollout 1 and compare a checksum"
@@ -152,7 +154,21 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
     if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
         return found if first < OTHER else None
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
+    if _comes_back(rollouts):  # as no push that lacks a part does, and no noise that grows
+        return found | {"or_else": ("rollouts_apart",), "untold": SAMPLED}
     return found | {"or_else": ("growing_mismatch", "partial_push", *noise), "untold": PUSHED}
+
+
+def _comes_back(rollouts: list[RolloutSummary]) -> bool:
+    """Whether the distance of some rollout is gone in a later one, beyond what the draw of the samples may
+    do."""
+    last = rollouts[-1]
+    for s in reversed(rollouts[1:]):
+        last = min(last, s, key=lambda one: one.k3)
+        by_chance = math.exp(-SURE * math.hypot(s.wobble, last.wobble))
+        if last.k3 <= TIMES * rollouts[0].k3 and s.k3 * by_chance >= RETURNS * last.k3:
+            return True
+    return False
 
 
 def _ids(versions: list[VersionSums]) -> tuple[int, ...]:

@@ -18,6 +18,9 @@ from slime_ext.tools.analysis.tables import Additive, tabulated, zeros
 REPLICATES = 64
 SIZES, DECADES = 48, 6  # bins of how far off a sample is, from 1e-6 to 1 of its surprise
 SMALL, CERTAIN = 0.2, 0.05  # nats: most that a token counts; least that a token's surprise counts
+HEAD = 16  # first tokens of a response, which samples of every shape have
+# Labels whose samples are compared there alone, because later tokens may be further off in all of them.
+SHAPES = ("turns", "response length")
 HIGHEST = 20.0  # nats, of a log-ratio whose square is still a number
 MOST = 64  # values of a label in a rollout; one with more is no label of parts
 LATER = 3  # turns, from which on they count as one; likewise places in a micro-batch
@@ -58,7 +61,8 @@ class GroupSizes(NamedTuple):
 
 
 def _octave(values: Sequence[int]) -> list[str]:
-    return [f"{1 << int(math.log2(max(n, 1)))} tokens or more" for n in values]
+    begins = [1 << int(math.log2(max(n, 1))) for n in values]
+    return [f"{n} to {2 * n - 1} tokens" for n in begins]
 
 
 def _versions(part: DumpedRollout) -> list[str] | None:
@@ -97,7 +101,8 @@ class BySample(Additive):
     Args:
         parts: sums by rollout, label and value.
         replicates: [REPLICATES, 4] tokens, sums of k3, ratio and squared ratio, of samples drawn again with
-            replacement (each with a weight that is Poisson of mean 1); ``own`` of the rollout that is read.
+            replacement (each with a weight that is Poisson of mean 1); ``own`` [REPLICATES, 5] of the rollout
+            that is read, and its sum of |l|.
         unrelated: samples whose log-probs do not follow the trainer's at all; ``related`` those that do, of
             ``correlated``; ``swapped`` those of the former that fit another sample of the rollout.
         far: [2] tokens, sum of k3 of the unrelated samples.
@@ -111,7 +116,7 @@ class BySample(Additive):
 
     parts: list[Part] = field(default_factory=list)
     replicates: Tensor = field(default_factory=lambda: zeros(REPLICATES, 4))
-    own: Tensor = field(default_factory=lambda: zeros(REPLICATES, 4))
+    own: Tensor = field(default_factory=lambda: zeros(REPLICATES, 5))
     unrelated: int = 0
     related: int = 0
     correlated: int = 0
@@ -130,14 +135,15 @@ class BySample(Additive):
         sums = part.segments.local_sums([count, near, ratio, ratio.square(), log_ratio, absolute])
         generator = torch.Generator().manual_seed(1 + part.rollout_id * 8191 + part.positions[0])
         draws = torch.poisson(torch.ones(REPLICATES, part.count, dtype=torch.float64), generator=generator)
-        self.own += draws @ sums[:4].T
-        n, k, *_, signed, size = sums
-        rows = torch.stack([torch.ones_like(n), n, k, k * k, k * n, n * n, signed, size], 1)
-        rows = torch.where((n > 0)[:, None], rows, 0)
+        self.own += draws @ sums[[0, 1, 2, 3, 5]].T
+        n, k, *_ = sums
+        head = (part.segments.within < HEAD).double()
+        rows = _rows(*sums[[0, 1, 4, 5]])
+        heads = _rows(*part.segments.local_sums([x * head for x in (count, near, log_ratio, absolute)]))
         for label, values_of in LABELS.items():
             values = values_of(part)
             if values is not None:
-                self._add_label(label, values, rows)
+                self._add_label(label, values, heads if label in SHAPES else rows)
         self._add_unrelated(part, sums)
         small, surprise = part.segments.local_sums(
             [absolute.clamp(max=SMALL), -part.compared(part.behavior).double()]
@@ -178,20 +184,19 @@ class BySample(Additive):
             self.swapped += _swapped(part, bad.nonzero()[:TRIED, 0])
             self.moved += _moved(part, bad.nonzero()[:TRIED, 0])
 
-    def close(self, rollout: DumpedRollout) -> float:
-        """Ends a rollout; returns the standard error of the logarithm of its mean k3."""
+    def close(self, rollout: DumpedRollout) -> tuple[float, float]:
+        """Ends a rollout; returns the standard errors of the logarithms of its mean k3 and mean |l|."""
         for (label, value), row in sorted(self.open.items()):
             samples, tokens, *rest = row.tolist()
             if samples:
                 self.parts.append(Part(rollout.rollout_id, label, value, int(samples), int(tokens), *rest))
-        tokens, k3 = self.own[:, 0], self.own[:, 1]
-        known = (tokens > 0) & (k3 > 0)
-        error = float((k3[known] / tokens[known]).log().std()) if int(known.sum()) > 2 else 0.0
-        self.replicates = self.replicates + self.own
+        tokens, k3, *_, absolute = self.own.unbind(1)
+        errors = _wobble(k3, tokens), _wobble(absolute, tokens)
+        self.replicates = self.replicates + self.own[:, :4]
         if self.grouped.any():
             self.groups.append(GroupSizes(rollout.rollout_id, *(tuple(map(int, x)) for x in self.grouped)))
-        self.own, self.grouped, self.open = zeros(REPLICATES, 4), zeros(3, SIZES), {}
-        return error
+        self.own, self.grouped, self.open = zeros(REPLICATES, 5), zeros(3, SIZES), {}
+        return errors
 
     def by_label(self) -> dict[str, dict[int, list[Part]]]:
         """Label -> rollout -> its parts."""
@@ -199,6 +204,18 @@ class BySample(Additive):
         for part in self.parts:
             found[part.label][part.rollout_id].append(part)
         return found
+
+
+def _rows(n: Tensor, k: Tensor, signed: Tensor, size: Tensor) -> Tensor:
+    """[S, 8] the numbers of ``Part``, from sums over some tokens of each sample."""
+    rows = torch.stack([torch.ones_like(n), n, k, k * k, k * n, n * n, signed, size], 1)
+    return torch.where((n > 0)[:, None], rows, 0)
+
+
+def _wobble(sums: Tensor, tokens: Tensor) -> float:
+    """The standard error of the logarithm of a mean over tokens, from samples drawn again."""
+    known = (tokens > 0) & (sums > 0)
+    return float((sums[known] / tokens[known]).log().std()) if int(known.sum()) > 2 else 0.0
 
 
 def _by_group(groups: Tensor, at: Tensor, known: Tensor) -> Tensor:

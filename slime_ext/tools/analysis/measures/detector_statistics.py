@@ -106,6 +106,8 @@ class RolloutSummary(NamedTuple):
     wobble: float = 0.0  # standard error of log(mean k3), of samples drawn again with replacement
     truncated: float = 0.0  # share of the samples that were cut at the limit
     equal: float = 0.0  # share of the tokens whose log-prob is that of the first policy, bit by bit
+    sway: float = 0.0  # as ``wobble``, of mean |l|
+    length_error: float = 0.0  # standard error of ``length``, over prompts where they are known
 
 
 class Prints(NamedTuple):
@@ -194,7 +196,7 @@ class DetectorStatistics(Additive):
         Args:
             sums, versions, certainty: of this rollout alone.
         """
-        wobble, size = self.samples.close(rollout), max(rollout.count, 1)
+        (wobble, sway), size = self.samples.close(rollout), max(rollout.count, 1)
         self.estimators.add(rollout)
         if sums["finite"]:
             self.rollouts.append(
@@ -215,6 +217,8 @@ class DetectorStatistics(Additive):
                     wobble,
                     sum(status == "truncated" for status in rollout.statuses) / size,
                     sums.mean("unmoved", "referenced") or 0.0,
+                    sway,
+                    _length_error(rollout),
                 )
             )
         elif rollout.size and not sums["tokens"]:
@@ -285,6 +289,17 @@ def _error(count: float, total: float, square: float) -> float:
         return 0.0
     mean = total / count
     return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** raises where the product overflows
+
+
+def _length_error(rollout: DumpedRollout) -> float:
+    """The standard error of the mean response length; answers to one prompt count as one."""
+    lengths = torch.tensor(rollout.lengths, dtype=torch.float64)[rollout.responding]
+    if rollout.groups is not None:
+        _, index, counts = torch.tensor(rollout.groups)[rollout.responding].unique(
+            return_inverse=True, return_counts=True
+        )
+        lengths = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, index, lengths) / counts
+    return float(lengths.std()) / math.sqrt(len(lengths)) if len(lengths) > 1 else 0.0
 
 
 def fingerprints(part: DumpedRollout) -> Prints:

@@ -6,6 +6,7 @@ the weights reaches moves too, and the distance grows all the same. A lag of bou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
@@ -17,6 +18,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
+SURE, CERTAIN = 2.0, 1.5  # standard errors over samples, that far below; times mean |l| before the onset
 RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset over that of the first, of the middle
 ARRIVES = 0.9  # of the way of the trainer; a sampler that went further has all of the weights, and noise
 ADVANCES = 0.8  # share of the rollouts with newer weights than the one before; all of the first ones
@@ -57,7 +59,7 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
 
     The onset is the first rollout from which on every mean |l| is ABOVE times the median before; the growth
     is one if the end is TIMES that median, and the last third since the onset RISES times the first third and
-    STILL times the middle one.
+    STILL times the middle one; CERTAIN times that median and above the first third by SURE standard errors.
     """
     values = [s.absolute for s in rollouts]
     for onset in range(1, len(values) - 2):
@@ -66,8 +68,18 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
         first, middle, late = (fmean(part) for part in (since[:third], since[third:-third], since[-third:]))
         least = max(TIMES * before, MATTERS, RISES * first, STILL * middle)
         if min(since) >= ABOVE * before and late >= least:
-            return Growth(before, late, rollouts[onset:])
+            first_error, late_error = (_error(part) for part in (rollouts[onset:][:third], rollouts[-third:]))
+            by_chance = math.exp(SURE * math.hypot(late_error, _error(rollouts[:onset])))
+            still_by_chance = math.exp(SURE * math.hypot(late_error, first_error))
+            if late >= CERTAIN * before * by_chance and late >= first * still_by_chance:
+                return Growth(before, late, rollouts[onset:])
     return None
+
+
+def _error(rollouts: Sequence[RolloutSummary]) -> float:
+    """The standard error of the logarithm of the mean over rollouts of mean |l|."""
+    total = math.sqrt(sum((s.sway * s.absolute) ** 2 for s in rollouts))
+    return total / max(sum(s.absolute for s in rollouts), 1e-30)
 
 
 def advances(rollouts: Sequence[RolloutSummary]) -> bool:

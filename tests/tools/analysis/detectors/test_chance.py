@@ -1,0 +1,120 @@
+"""What few samples may do by chance is no finding: ratios of two rollouts, or of two kinds of weights, count
+by their standard errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime_ext.tools.analysis.detectors import (
+    growing_mismatch,
+    length_explosion,
+    resumed_wrong_weights,
+    stale_weights,
+    unexplained,
+)
+from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
+from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
+from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, run, sampled
+
+
+def with_summaries(d, **columns):
+    """A diagnosis with other numbers of its rollouts."""
+    found = d.statistics.rollouts
+    d.statistics.rollouts = [
+        s._replace(**{name: values[i] for name, values in columns.items()}) for i, s in enumerate(found)
+    ]
+    return d
+
+
+def test_the_error_of_k3_of_some_weights_is_that_of_a_ratio_over_samples():
+    rollouts = run(1, samples=16)
+    (version,) = diagnosed(rollouts).statistics.versions
+    k3 = [sum(part) for part in rollouts[0].columns[5].view(16, -1).tolist()]
+    lengths = [48] * 16
+    mean = sum(k3) / sum(lengths)
+    square = sum((k - mean * n) ** 2 for k, n in zip(k3, lengths, strict=True))
+    found = VersionMeans.of([version])
+    assert found.error == pytest.approx(math.sqrt(square) / sum(lengths), rel=1e-6)
+    assert found.wobble == pytest.approx(found.error / mean, rel=1e-6)
+
+
+@pytest.mark.parametrize(("wobble", "is_far"), [(0.1, True), (0.6, False)])
+def test_old_weights_are_far_if_more_than_a_few_samples_are(wobble, is_far):
+    d = diagnosed(run(1))
+    fresh, stale = VersionSums(0, 1, 1000, 0, 20, 1.0, 0, 0.01), VersionSums(1, 1, 1000, 0, 60, 4.0, 1)
+    d.statistics.versions = [fresh, stale._replace(square=(4 * wobble) ** 2)]
+    assert (older_are_far(d) is not None) == is_far
+    assert (stale_weights.look(d) is not None) == is_far
+
+
+GROWS = (0.01, 0.01, 0.01, 0.02, 0.025, 0.03, 0.04, 0.05)
+
+
+@pytest.mark.parametrize(("sway", "is_one"), [(0.05, True), (0.6, False)])
+def test_a_distance_grows_if_chance_does_not_make_it(sway, is_one):
+    d = with_summaries(diagnosed(run(8)), sway=[sway] * 8)
+    bins = d.statistics.rollouts[0].certainty
+    d = with_summaries(d, absolute=GROWS, certainty=[[[n, n * a] for n, _ in bins] for a in GROWS])
+    d.statistics.versions = []
+    assert (growing_mismatch.look(d) is not None) == is_one
+
+
+LENGTHS = (20.0,) + (60.0,) * 7
+
+
+@pytest.mark.parametrize(("error", "is_one"), [(2.0, True), (8.0, False)])
+def test_responses_explode_after_one_rollout_if_its_prompts_do_not_make_it(error, is_one):
+    d = with_summaries(
+        diagnosed(run(8)), length=LENGTHS, truncated=[0.0] + [1.0] * 7, length_error=[error] * 8
+    )
+    found = length_explosion.look(d)
+    assert (found is not None) == is_one
+    if found:
+        assert found["first"] == 1 and found["severity"] == "warning"
+
+
+def test_lengths_of_another_policy_are_a_note():
+    policy = Policy()
+    other = policy.table + 0.6 * policy.normal(60, 60)
+    rollouts = [
+        sampled(policy, n, length=12 if n < 2 else 60, statuses=("truncated",) * 64, sampler=other)
+        for n in range(8)
+    ]
+    assert not findings(rollouts)["length_explosion"].is_fault
+
+
+@pytest.mark.parametrize(("k3", "is_one"), [((0.06, *(0.002,) * 5), True), ((0.06, 0.04, 0.02, 0.01), False)])
+def test_wrong_weights_of_a_start_go_with_one_push(k3, is_one):
+    k3 = (*k3, *(0.002,) * (6 - len(k3)))
+    d = with_summaries(diagnosed(run(6)), k3=k3, wobble=[0.1] * 6)
+    assert (resumed_wrong_weights.look(d) is not None) == is_one
+
+
+def test_a_distance_that_comes_and_goes_is_no_push_that_lacks_a_part():
+    policy, tables, rollouts = Policy(moves=0.1), [], []
+    for number, lag in enumerate((0, 0, 2, 0, 3, 1, 3, 0)):
+        tables.append(policy.table)
+        rollouts.append(sampled(policy, number, sampler=tables[number - lag]))
+        policy.step()
+    found = findings(rollouts)
+    assert set(found) == {"stale_weights"} and found["stale_weights"].or_else == ("rollouts_apart",)
+    always = []
+    for number in range(8):
+        policy.table = tables[number]
+        always.append(sampled(policy, number, sampler=tables[max(number - 2, 0)]))
+    assert "partial_push" in findings(always)["stale_weights"].or_else
+
+
+def test_a_number_outside_its_healthy_range_is_never_silent():
+    """One sample of 64 makes k3 unhealthy: another draw might not have it, so the finding says so."""
+
+    def one(r):
+        at = (r.segments.ids == 7) & (r.rollout_id == 1)
+        return {"proximal": torch.where(at, (r.behavior - 2.5), r.proximal)}
+
+    found = unexplained.look(diagnosed(edited(run(), one)))
+    assert "k3" in found["outside"][0] and "perhaps by chance" in found["outside"][0]
+    assert unexplained.look(diagnosed(run())) is None
