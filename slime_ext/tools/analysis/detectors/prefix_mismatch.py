@@ -17,6 +17,7 @@ DETECTOR = Detector(
         "spoilt",
         "stale_prefix",
         "packing_leak",
+        "part_of_run",
         "minimum_length",
         "experts",
     ),

@@ -76,6 +76,30 @@ def test_prompts_whose_samples_are_all_far_off_are_a_symptom():
     }
 
 
+def shaped(rollouts, is_long):
+    """Some samples have two turns, behind a tool that says four tokens."""
+
+    def edit(r):
+        far = torch.tensor([is_long(i) for i in range(SAMPLES)])[r.segments.ids.long()]
+        return {"mask": ~(far & (r.segments.within >= 24) & (r.segments.within < 28))}
+
+    return edited(rollouts, edit)
+
+
+def test_samples_of_several_turns_alone_are_named():
+    found = findings(shaped(mixed(lambda i: i % 8 == 3), lambda i: i % 8 == 3))
+    assert set(found) == {"part_of_run"} and "of 2 turns" in found["part_of_run"].title
+
+
+def test_later_turns_that_are_far_off_are_not_their_samples():
+    def late(r):
+        at = (r.segments.ids % 8 == 3) & (r.segments.within >= 28)
+        g = torch.Generator().manual_seed(r.rollout_id)
+        return {"proximal": torch.where(at, r.proximal + torch.randn(r.size, generator=g), r.proximal)}
+
+    assert "part_of_run" not in findings(edited(shaped(run(), lambda i: i % 8 == 3), late))
+
+
 def test_as_many_samples_of_any_prompt_are_not_its_prompts():
     assert "some_prompts" not in findings(mixed(lambda i: i % 8 == 3, engines=ENGINES[:1] * SAMPLES))
 
