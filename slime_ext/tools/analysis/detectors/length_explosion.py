@@ -23,8 +23,9 @@ DETECTOR = Detector(
         went from {{ "%.3g" | format(rewarded[0]) }} to {{ "%.3g" | format(rewarded[1]) }}.{% endif %}
     """,
     threshold="""
-        from some rollout on 2.5 times the length before with half of the samples cut, or 4 times, 1.5 times
-        by 2 standard errors, and every rollout longer than any before; a note while k3 is unhealthy
+        from some rollout on 2.5 times the length before with half of the samples cut, or 4 times that of
+        two rollouts, 1.5 times by 2 standard errors, and every rollout longer than any before; a note
+        while k3 is unhealthy
     """,
     ruled_out="A harder batch of prompts: every rollout from there on is longer than any before.",
     fix="""
@@ -37,7 +38,8 @@ DETECTOR = Detector(
 ROLLOUTS, TIMES, AFTER = 6, 2.5, 2  # rollouts; times; rollouts from there on
 SURE, CERTAIN = 2.0, 1.5  # standard errors, that far below; times
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3; above it the lengths are those of another policy
-ALONE, CUT = 4.0, 0.5  # times, whatever is cut; share of the samples that is cut at the limit from there on
+ALONE, LEAST = 4.0, 2  # times, whatever is cut; rollouts before
+CUT = 0.5  # share of the samples that is cut at the limit from there on
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -49,7 +51,8 @@ def look(d: Diagnosis) -> Figures | None:
     if late < TIMES * early or min(s.length for s in parts[1]) <= max(s.length for s in parts[0]):
         return None
     cut = fmean(s.truncated for s in parts[1])
-    if late < ALONE * early and cut < CUT:
+    is_alone = late >= ALONE * early and len(parts[0]) >= LEAST
+    if not is_alone and cut < CUT:
         return None
     if late * math.exp(-SURE * math.hypot(*map(_error, parts))) < CERTAIN * early:  # other prompts
         return None
