@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import (
     CERTAIN,
     FEWEST,
@@ -18,6 +17,7 @@ from slime_ext.tools.analysis.detectors.shared.ages import (
 )
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -38,7 +38,7 @@ DETECTOR = Detector(
         "parts",
         "experts",
     ),
-    what="responses come from older weights; a note while k3 of all tokens is healthy",
+    what="responses come from older weights; a note while all numbers are healthy",
     asks="versions, or rollout 0",
     title="""
         {%- if is_guess is defined %} A guess: responses {%- else %} Responses {%- endif %} come from
@@ -61,7 +61,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         k3 of older weights 3 times that of fresh ones (or that of rollout 0), 1.5 times by 2 standard
-        errors over samples, and 2e-3 nats; a note where k3 of all tokens is healthy
+        errors over samples, and 2e-3 nats; a note where
+        k3, chi^2 and effective sample size of all tokens are healthy
     """,
     ruled_out="""
         Numerics: fresh weights go through the same arithmetic, and their k3 is the one it is compared
@@ -89,12 +90,12 @@ PUSHED = (
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that k3 of tokens of older weights is a multiple of that of fresh ones or of rollout 0, or
-    that no weights are fresh. A note where nothing else can be the cause and k3 of all tokens is healthy: an
-    asynchronous run lags."""
-    found, all_tokens = _old_weights(d), d.sums.mean("k3") or 0.0
-    if found is None or "or_else" in found or all_tokens > (HEALTHY["k3_kl"][1] or 0.0):
+    that no weights are fresh. A note where nothing else can be the cause and the numbers of all tokens are
+    healthy: an asynchronous run lags."""
+    found = _old_weights(d)
+    if found is None or "or_else" in found or not is_healthy(d):
         return found
-    return {**found, "all_tokens": all_tokens, "severity": "note"}
+    return {**found, "all_tokens": d.sums.mean("k3") or 0.0, "severity": "note"}
 
 
 def _old_weights(d: Diagnosis) -> Figures | None:

@@ -118,3 +118,14 @@ def test_a_number_outside_its_healthy_range_is_never_silent():
     found = unexplained.look(diagnosed(edited(run(), one)))
     assert "k3" in found["outside"][0] and "perhaps by chance" in found["outside"][0]
     assert unexplained.look(diagnosed(run())) is None
+
+
+@pytest.mark.parametrize(("ratio_squared", "severity"), [(1.002, "note"), (1.3, None)])
+def test_old_weights_are_a_note_while_every_number_is_healthy(ratio_squared, severity):
+    """k3 is 1e-3 nats in both; chi^2 is 0.3 in the second, of few large ratios."""
+    d = diagnosed(run(1))
+    fresh, stale = VersionSums(0, 1, 1000, 0, 20, 1.0), VersionSums(1, 1, 1000, 0, 60, 4.0, 1)
+    d.statistics.versions, count = [fresh, stale], d.sums["finite"]
+    d.sums.values.update({"k3": 1e-3 * count - d.sums["k3"], "ratio": count - d.sums["ratio"]})
+    d.sums.values["ratio_squared"] = ratio_squared * count
+    assert stale_weights.look(d).get("severity") == severity
