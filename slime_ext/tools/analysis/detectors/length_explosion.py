@@ -42,20 +42,19 @@ ALONE, LEAST = 4.0, 2  # times, whatever is cut; rollouts before
 CUT = 0.5  # share of the samples that is cut at the limit from there on
 
 
+Parts = tuple[list[RolloutSummary], list[RolloutSummary]]  # of a run, before a rollout and from it on
+
+
 def look(d: Diagnosis) -> Figures | None:
     """Finds the rollout from which on responses are a multiple as long as before."""
     rollouts = [s for s in d.statistics.rollouts if s.length]
     need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts")
-    parts = max(((rollouts[:at], rollouts[at:]) for at in range(1, len(rollouts) - AFTER + 1)), key=_growth)
+    splits = ((rollouts[:at], rollouts[at:]) for at in range(1, len(rollouts) - AFTER + 1))
+    parts = max(filter(_explodes, splits), key=_growth, default=None)
+    if parts is None:
+        return None
     early, late = (fmean(s.length for s in part) for part in parts)
-    if late < TIMES * early or min(s.length for s in parts[1]) <= max(s.length for s in parts[0]):
-        return None
     cut = fmean(s.truncated for s in parts[1])
-    is_alone = late >= ALONE * early and len(parts[0]) >= LEAST
-    if not is_alone and cut < CUT:
-        return None
-    if late * math.exp(-SURE * math.hypot(*map(_error, parts))) < CERTAIN * early:  # other prompts
-        return None
     rewards = [[s.reward for s in part if s.reward is not None] for part in parts]
     return {
         "severity": "note" if (d.sums.mean("k3") or 0.0) > AGREES else "warning",
@@ -68,7 +67,18 @@ def look(d: Diagnosis) -> Figures | None:
     }
 
 
-def _growth(parts: tuple[list[RolloutSummary], list[RolloutSummary]]) -> float:
+def _explodes(parts: Parts) -> bool:
+    """Whether responses are a multiple as long from a rollout on, beyond what other prompts may do."""
+    before, since = parts
+    growth, cut = _growth(parts), fmean(s.truncated for s in since)
+    if growth < TIMES or min(s.length for s in since) <= max(s.length for s in before):
+        return False
+    if cut < CUT and (growth < ALONE or len(before) < LEAST):
+        return False
+    return growth * math.exp(-SURE * math.hypot(*map(_error, parts))) >= CERTAIN
+
+
+def _growth(parts: Parts) -> float:
     early, late = (fmean(s.length for s in part) for part in parts)
     return late / early
 
