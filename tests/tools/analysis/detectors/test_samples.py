@@ -58,6 +58,12 @@ def test_an_engine_whose_version_is_no_number_is_named_by_it():
     assert set(found) == {"part_of_run"} and "no number" in found["part_of_run"].title
 
 
+def test_a_status_that_all_but_a_few_samples_of_a_far_rollout_have_is_not_named():
+    statuses = ("completed",) * (SAMPLES - 1) + ("truncated",)
+    rollouts = mixed(lambda i: i < SAMPLES - 1, count=8, rollouts=(4, 5), statuses=statuses)
+    assert "part_of_run" not in findings(rollouts)
+
+
 def test_far_samples_without_a_label_are_a_symptom():
     found = findings(mixed(lambda i: i % 8 == 3))
     assert set(found) == {"some_samples"} and found["some_samples"].says == "symptom"

@@ -87,5 +87,5 @@ def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: fl
     excess, every = (far.k3 - usual.k3) * far.tokens, whole - usual.k3 * (far.tokens + usual.tokens)
     one = Found(label, value, far, near, tuple(sorted(ids)), sum(p.k3 for p in mine) / max(whole, 1e-30))
     is_far = far.k3 >= max(MATTERS, TIMES * usual.k3) and far.samples >= FEWEST and one.z >= SURE
-    are_alone = near.k3 <= AGREES or one.held >= HOLDS
+    are_alone = near.samples >= FEWEST and (usual.k3 <= AGREES or one.held >= HOLDS)
     return one if is_far and are_alone and excess >= HOLDS * every else None
