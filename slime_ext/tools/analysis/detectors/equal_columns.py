@@ -51,7 +51,8 @@ def look(d: Diagnosis) -> Figures | None:
     every, others = len(d.statistics.rollouts), [s for s in d.statistics.rollouts if s.absolute]
     if tokens < EQUAL_TOKENS or (others and _equal_by_chance(others)):
         return None
-    severity = "note" if len(equal) == every else "warning"  # two engines may be meant to be bitwise alike
+    # Two engines may be meant to be bitwise alike; in rollout 0 they have the same weights, and then a lag.
+    severity = "note" if len(equal) == every or equal == (0,) else "warning"
     return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}
 
 

@@ -129,3 +129,12 @@ def test_old_weights_are_a_note_while_every_number_is_healthy(ratio_squared, sev
     d.sums.values.update({"k3": 1e-3 * count - d.sums["k3"], "ratio": count - d.sums["ratio"]})
     d.sums.values["ratio_squared"] = ratio_squared * count
     assert stale_weights.look(d).get("severity") == severity
+
+
+@pytest.mark.parametrize(("which", "is_fault"), [(0, False), (2, True)])
+def test_engines_that_are_bitwise_alike_before_the_first_step_are_no_copy(which, is_fault):
+    def edit(r):
+        return {"proximal": r.behavior.clone() if r.rollout_id == which else r.proximal}
+
+    found = findings(edited(run(), edit))
+    assert set(found) == {"equal_columns"} and found["equal_columns"].is_fault == is_fault
