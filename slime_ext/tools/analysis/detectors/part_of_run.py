@@ -26,13 +26,13 @@ DETECTOR = Detector(
     evidence="""
         k3 {{ mine.k3 | nats }} in these {{ mine.samples }} samples, {{ others.k3 | nats }} in the {{
         others.samples }} others of the same rollouts ({{ "%.0f" | format([z, 999] | min) }} standard
-        errors over samples{% if is_shape %}; of the first 16 tokens of each, which all samples have{%
-        endif %}). They hold {{ held | share(1) }} of {% if is_shape %}k3 there{% else %}the run's k3{%
-        endif %}.
+        errors of log k3 over samples{% if is_shape %}; of the first 16 tokens of each, which all
+        samples have{% endif %}). They hold {{ held | share(1) }} of {% if is_shape %}k3 there{% else
+        %}the run's k3{% endif %}.
     """,
     threshold="""
-        k3 4 times that of the other samples of the same rollouts, 3e-3 nats, by 4 standard errors; 60%
-        of the excess
+        k3 4 times that of the other samples of the same rollouts, by 4 standard errors of log k3, and
+        3e-3 nats; 60% of the excess
     """,
     ruled_out="""
         What acts on every sample alike (numerics, a temperature, a lag of all engines): the others of

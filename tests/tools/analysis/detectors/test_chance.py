@@ -16,6 +16,7 @@ from slime_ext.tools.analysis.detectors import (
     unexplained,
 )
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
+from slime_ext.tools.analysis.detectors.shared.parts import SURE, Found, Mean
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, run, sampled
 
@@ -48,6 +49,26 @@ def test_old_weights_are_far_if_more_than_a_few_samples_are(wobble, is_far):
     d.statistics.versions = [fresh, stale._replace(square=(4 * wobble) ** 2)]
     assert (older_are_far(d) is not None) == is_far
     assert (stale_weights.look(d) is not None) == is_far
+
+
+@pytest.mark.parametrize(
+    ("k3", "error", "others_error", "is_sure"),
+    [
+        (2.0, 0.62, 5e-5, True),  # k3 of 4000 times that of the others, with few large values
+        (2.0, 1.2, 5e-5, False),  # of one sample
+        (2.0, 0.62, 4e-4, False),  # the others' of one sample
+        (2e-3, 6e-4, 5e-5, True),
+        (1e-3, 3e-4, 5e-5, False),  # twice that of the others
+    ],
+)
+def test_a_part_is_far_if_its_k3_is_a_multiple_whatever_its_tail(k3, error, others_error, is_sure):
+    mine, others = Mean(40, 2000, k3, error), Mean(280, 14000, 5e-4, others_error)
+    assert (Found("engine", "3", mine, others, (0,), 0.99).z >= SURE) == is_sure
+
+
+def test_a_part_beside_others_that_agree_exactly_is_far():
+    found = Found("engine", "3", Mean(40, 2000, 2.0, 0.62), Mean(280, 14000, 0.0, 0.0), (0,), 1.0)
+    assert found.z > 100
 
 
 GROWS = (0.01, 0.01, 0.01, 0.02, 0.025, 0.03, 0.04, 0.05)

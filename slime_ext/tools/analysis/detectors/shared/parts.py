@@ -14,6 +14,7 @@ TIMES, MATTERS, SURE = 4.0, 3e-3, 4.0  # k3 over that of the others; nats; stand
 HOLDS = 0.6  # of what the run's k3 has beyond that of the others
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of the others, unless the value holds most of the run's
 FEWEST = 4  # samples
+VAGUE = 0.5  # relative standard error of a k3 above which its logarithm says nothing
 
 
 class Mean(NamedTuple):
@@ -23,6 +24,10 @@ class Mean(NamedTuple):
     tokens: int
     k3: float
     error: float
+
+    @property
+    def relative_error(self) -> float:
+        return self.error / self.k3 if self.k3 else 0.0
 
 
 class Found(NamedTuple):
@@ -37,8 +42,16 @@ class Found(NamedTuple):
 
     @property
     def z(self) -> float:
-        error = math.hypot(self.mine.error, self.others.error)
-        return (self.mine.k3 - self.others.k3) / error if error else math.inf
+        """How many standard errors the logarithms of both k3 are apart; 0 where one k3 is too vague.
+
+        k3 is heavy-tailed, so its error grows with it: the difference of the numbers themselves is hardly
+        more than 3 errors, however large their ratio is.
+        """
+        errors = self.mine.relative_error, self.others.relative_error
+        if max(errors) > VAGUE or not self.mine.k3:
+            return 0.0
+        ratio, error = self.mine.k3 / max(self.others.k3, 1e-30), math.hypot(*errors)
+        return math.log(ratio) / error if error else math.inf
 
 
 def mean_of(parts: Sequence[Part]) -> Mean:
