@@ -23,13 +23,14 @@ DETECTOR = Detector(
         filled in, not recorded.
     """,
     evidence="""
-        {{ ids }} different tokens have exactly {{ "%g" | format(value) }}; they hold {{ held | share(1)
-        }} of the squared log-ratio of all tokens that are far off. {%- if last %} {{ last | share(1) }}
-        of that lies at the last token of its response.{% endif %}
+        {% if ids > 1 %}At least {{ ids }} different tokens{% else %}Tokens{% endif %} have exactly {{
+        "%g" | format(value) }}; they hold {{ held | share(1) }} of the squared log-ratio of all tokens
+        that are far off. {%- if last %} {{ last | share(1) }} of that lies at the last token of its
+        response.{% endif %}
     """,
     threshold="""
-        one value at 4 tokens of 3 kinds, that holds half of the squared log-ratio of tokens beyond 0.5
-        nats
+        one value at 4 tokens of 3 kinds (or 0 at the last token of responses) that holds half of the
+        squared log-ratio of tokens beyond 0.5 nats
     """,
     ruled_out="""
         Routing, numerics, old weights: none of them gives different tokens the same log-prob to the
@@ -53,11 +54,12 @@ def look(d: Diagnosis) -> Figures | None:
     if not shared.values:
         return None
     value = max(shared.value_squares, key=shared.value_squares.__getitem__)
-    count, ids, far = shared.values[value], shared.value_ids[value], float(shared.signs[:, 3].sum())
+    count, ids, far = shared.values[value], shared.fewest_ids(value), float(shared.signs[:, 3].sum())
     held = shared.value_squares[value] / far if far else 0.0
-    if count < FEWEST or ids < KINDS or held < HELD:
-        return None
     last = float(shared.ends[:, 0, 3].sum()) / float(shared.total[3])
+    is_end = float(value) == 0 and last >= LAST  # an end token that was put back is of one kind
+    if count < FEWEST or held < HELD or (ids < KINDS and not is_end):
+        return None
     return {
         "value": float(value),
         "count": count,

@@ -25,6 +25,7 @@ MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
 UNSURE = -1.0  # nats, a log-prob below which the sampler was unsure
 SIZES, DECADES = 60, 6  # bins of |l|, from 1e-4 to 1e2 nats
 COLUMNS = 4  # count, sum l, sum |l|, sum l^2, the last of |l| up to LARGEST
+ROUNDING = 1e-4  # relative, of two sums of the same tokens in another order
 LARGEST = 30.0  # nats, so that one token does not hold all of a sum
 
 
@@ -42,7 +43,8 @@ class SharedBy(Additive):
         seen: [SEEN, SURPRISES, COLUMNS] by how often the token came before, and how sure the sampler was.
         beside: [2, COLUMNS] of tokens whose log-prob is not 0, far from any filled zero, and near one.
         signs: [2, COLUMNS] of far tokens with l below and above 0.
-        values, value_ids, value_squares: value of a far token's log-prob -> tokens, token ids, sum l^2.
+        values, value_ids, value_squares: value of a far token's log-prob -> tokens, the most token ids in a
+            part of a rollout, sum l^2.
         twice: [2, 4] of tokens with the same text before them in another sample of their prompt, and the
             same token: their number, sum |behavior - mean|, sum |proximal - mean|, sum |l|; first of all,
             then of those of which one of both sides is unsure.
@@ -101,8 +103,21 @@ class SharedBy(Additive):
         for at in top[is_known[top]].tolist():
             value = float(values[at])
             self.values[value] += int(counts[at])
-            self.value_ids[value] += int(different[at])
+            self.value_ids[value] = max(self.value_ids[value], int(different[at]))
             self.value_squares[value] += float(squares[at])
+
+    def merge(self, other: SharedBy) -> None:
+        """Adds the sums of other parts, whose token ids may be the same ones."""
+        most = self.value_ids | other.value_ids
+        super().merge(other)
+        self.value_ids = most
+
+    def fewest_ids(self, value: float) -> int:
+        """A lower bound of the different token ids with a value: those of one part, or the fewest whose sum
+        l^2 reaches that of the value."""
+        reached = self.ids[:, 3].sort(descending=True).values.cumsum(0)
+        needed = int((reached < (1 - ROUNDING) * self.value_squares[value]).sum()) + 1
+        return max(self.value_ids[value], min(needed, int((self.ids[:, 3] > 0).sum())))
 
     @property
     def total(self) -> Tensor:

@@ -35,6 +35,29 @@ def test_zeros_of_which_each_rollout_has_one_are_named():
     assert set(findings(edited(run(6), one))) == {"shared_value"}
 
 
+def test_different_tokens_with_a_value_are_not_counted_once_a_rollout():
+    def one_id(r):
+        return {"behavior": torch.where(r.tokens == 7, -20.0, r.behavior)}
+
+    assert "shared_value" not in findings(edited(run(), one_id))
+
+    def three_ids(r):
+        return {"behavior": torch.where((r.tokens >= 7) & (r.tokens < 10), -20.0, r.behavior)}
+
+    found = findings(edited(run(), three_ids))
+    assert set(found) == {"shared_value"}
+    assert "At least 3 different tokens" in found["shared_value"].evidence
+
+
+def test_an_end_token_that_was_put_back_is_named_by_its_zero():
+    def ended(r):
+        is_last = r.segments.within == LENGTH - 1
+        return {"behavior": torch.where(is_last, 0.0, r.behavior), "tokens": r.tokens.where(~is_last, 7)}
+
+    found = findings(edited(run(1), ended))
+    assert set(found) == {"shared_value"} and "at the last token" in found["shared_value"].evidence
+
+
 def test_tokens_that_nobody_sampled_are_tool_output_and_no_lost_log_probs():
     def padded(r):
         place = r.segments.within % LENGTH
