@@ -24,8 +24,10 @@ DETECTOR = Detector(
     """,
     threshold="""
         from some rollout on 2.5 times the length before with half of the samples cut, or 4 times that of
-        two rollouts, 1.5 times by 2 standard errors, and every rollout longer than any before; a note
-        while k3 is unhealthy
+        two rollouts, 1.5 times by 2 standard errors, and every rollout longer than any before. Near the
+        limit, 1.5 times is enough if 90% of the samples are cut, in every rollout more than in any
+        before, and their share jumps by 4 standard errors from one rollout to the next. A note while k3
+        is unhealthy
     """,
     ruled_out="A harder batch of prompts: every rollout from there on is longer than any before.",
     fix="""
@@ -40,6 +42,8 @@ SURE, CERTAIN = 2.0, 1.5  # standard errors, that far below; times
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3; above it the lengths are those of another policy
 ALONE, LEAST = 4.0, 2  # times, whatever is cut; rollouts before
 CUT = 0.5  # share of the samples that is cut at the limit from there on
+# Near the limit: share of the samples that is cut, times as long, standard errors of the share's jump
+FULL, LONGER, JUMPS = 0.9, 1.5, 4.0
 
 
 Parts = tuple[list[RolloutSummary], list[RolloutSummary]]  # of a run, before a rollout and from it on
@@ -71,11 +75,33 @@ def _explodes(parts: Parts) -> bool:
     """Whether responses are a multiple as long from a rollout on, beyond what other prompts may do."""
     before, since = parts
     growth, cut = _growth(parts), fmean(s.truncated for s in since)
-    if growth < TIMES or min(s.length for s in since) <= max(s.length for s in before):
+    if min(s.length for s in since) <= max(s.length for s in before):
+        return False
+    if growth >= LONGER and _reaches_limit(parts):
+        return True
+    if growth < TIMES:
         return False
     if cut < CUT and (growth < ALONE or len(before) < LEAST):
         return False
     return growth * math.exp(-SURE * math.hypot(*map(_error, parts))) >= CERTAIN
+
+
+def _reaches_limit(parts: Parts) -> bool:
+    """Whether nearly all samples are cut from a rollout on, and their share jumps there."""
+    before, since = parts
+    is_full = fmean(s.truncated for s in since) >= FULL
+    if not is_full or min(s.truncated for s in since) <= max(s.truncated for s in before):
+        return False
+    (low, low_variance), (high, high_variance) = _share_cut(before[-1]), _share_cut(since[0])
+    return high - low >= JUMPS * math.sqrt(low_variance + high_variance)
+
+
+def _share_cut(rollout: RolloutSummary) -> tuple[float, float]:
+    """The share of samples that are cut and its binomial variance, with one more of each kind, so that a
+    share of 0 or 1 has a variance, too."""
+    samples = rollout.tokens / rollout.length
+    share = (rollout.truncated * samples + 1) / (samples + 2)
+    return share, share * (1 - share) / (samples + 2)
 
 
 def _growth(parts: Parts) -> float:

@@ -89,12 +89,30 @@ LENGTHS = (20.0,) + (60.0,) * 7
 @pytest.mark.parametrize(("error", "is_one"), [(2.0, True), (8.0, False)])
 def test_responses_explode_after_one_rollout_if_its_prompts_do_not_make_it(error, is_one):
     d = with_summaries(
-        diagnosed(run(8)), length=LENGTHS, truncated=[0.0] + [1.0] * 7, length_error=[error] * 8
+        diagnosed(run(8)), length=LENGTHS, truncated=[0.0] + [0.7] * 7, length_error=[error] * 8
     )
     found = length_explosion.look(d)
     assert (found is not None) == is_one
     if found:
         assert found["first"] == 1 and found["severity"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_one"),
+    [
+        ((0.12, *(1.0,) * 7), True),
+        ((0.12, 0.4, 0.7, 0.9, *(1.0,) * 4), False),  # it rises, and does not jump
+        ((0.9, *(1.0,) * 7), False),  # as chance may have it
+        ((0.12, *(0.7,) * 7), False),
+    ],
+)
+def test_responses_that_jump_to_the_limit_explode_though_they_cannot_be_much_longer(shares, is_one):
+    lengths = (26.0, *(44.0 + i for i in range(7)))
+    d = with_summaries(diagnosed(run(8)), length=lengths, truncated=shares, length_error=[8.0] * 8)
+    found = length_explosion.look(d)
+    assert (found is not None) == is_one
+    if found:
+        assert found["first"] == 1 and found["cut"] == 1.0
 
 
 def test_lengths_of_another_policy_are_a_note():
