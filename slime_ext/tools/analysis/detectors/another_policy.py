@@ -34,14 +34,14 @@ DETECTOR = Detector(
     what="another policy samples than the one that is trained: a teacher, base weights, another checkpoint",
     asks="weight versions that are no numbers",
     title="""
-        Another policy samples than the one that is trained
-        {%- if grows %}: it is far off from the first rollout on, and the trainer moves away from it.
-        {%- else %}: its weights have the version of no push, in every rollout.{% endif %}
+        Another policy samples than the one that is trained {%- if grows %}: it is far off from the
+        first rollout on, and the trainer moves away from it. {%- else %}: no rollout has the weight
+        version of a push.{% endif %}
     """,
     evidence="""
         k3 {{ k3 | nats }} in the first rollouts and {{ late | nats }} in the last; mean |log-ratio|
-        {{ absolute | nats }}, {{ "%+.2g" | format(mean) }} in the mean.
-        {%- if unnumbered %} All weight versions are without a number (such as default).{% endif %}
+        {{ absolute | nats }}, mean log-ratio {{ "%+.2g" | format(mean) }}. {%- if unnumbered %} No
+        weight version is a number (default, for example).{% endif %}
     """,
     threshold="""
         k3 above 5e-3 nats in every rollout from the first on, and no version a number, or a rise of 30%

@@ -12,7 +12,7 @@ DETECTOR = Detector(
     severity="warning",
     after=("other_run", "positive_log_probs", "greedy_sampling"),
     explains=False,
-    what="both sides' log-probs are equal bit by bit: copied, or computed so",
+    what="both sides' log-probs are bitwise equal: one is a copy, or both are computed alike",
     asks="100 tokens",
     title="""
         {% if equal == every %}The log-probs of both sides are the same, bit by bit. {%- else %}In {{

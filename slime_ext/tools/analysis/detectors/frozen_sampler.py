@@ -35,9 +35,9 @@ DETECTOR = Detector(
         to {{ last }}.
     """,
     threshold="""
-        3 times the distance of the first rollout at the end, rising by 35% over the run, from the first
-        push on; with ref_log_probs twice, while the sampler stays at the first policy and the trainer
-        leaves it
+        from the first push on, mean |l| rises by 35% over the run, and at the end it is 3 times
+        that of the first rollout. With ref_log_probs, 2 times is enough, because they show that the
+        trainer leaves the first policy and the sampler does not
     """,
     ruled_out="""
         A lag of weights: its distance stops growing after as many rollouts as it lags, or falls with each

@@ -39,10 +39,10 @@ DETECTOR = Detector(
         lag of weights or a quantised engine: neither grows.
     """,
     fix="""
-        Look at what happened at rollout {{ begin.rollout_id }}: pushes that fail since then (does the
-        engine confirm each?), an engine that was restarted, a change of flags. A growth without such a
-        place: scales of a quantised engine that were fixed at start-up, weights that outgrow a narrow
-        dtype.
+        Look at what happened at rollout {{ begin.rollout_id }}: pushes that fail since then (does
+        the engine confirm each?), an engine that was restarted, a change of flags. If nothing
+        happened there, look at scales of a quantised engine that were fixed at start-up, and at
+        weights that outgrow a narrow dtype.
     """,
 )
 

@@ -26,23 +26,23 @@ DETECTOR = Detector(
         "prefix_mismatch",
         "part_of_run",
     ),
-    what="a few token ids are far off wherever they stand: a logit bias",
+    what="a few token ids are far off in every context: a logit bias",
     asks="token ids, 300 tokens",
     title="""
-        {{ ids | length }} token id{{ 's' if ids | length > 1 }} {{ 'are' if ids | length > 1 else 'is'
-        }} off wherever {{ 'they stand' if ids | length > 1 else 'it stands' }}: a logit bias in the
-        sampler.
+        {{ ids | length }} token id{{ 's' if ids | length > 1 }} {{ 'are' if ids | length > 1 else
+        'is' }} far off in every context: a logit bias in the sampler.
     """,
     evidence="""
-        Id {{ ids[:5] | join(", ") }}{{ ", ..." if ids | length > 5 }} (modulo 4096): where the sampler is
-        unsure, its log-ratio is {{ biases[:5] | join(", ") }}{{ ", ..." if ids | length > 5 }} nats
-        whatever the context, to {{ "%.1g" | format(spread) }} ({{ count | int }} tokens). {{ near |
-        share(1) }} of all other tokens of which it is as unsure are less than a quarter of that off.
+        Where the sampler is unsure, the log-ratio of id {{ ids[:5] | join(", ") }}{{ ", ..." if ids
+        | length > 5 }} (modulo 4096) is {{ biases[:5] | join(", ") }}{{ ", ..." if ids | length > 5
+        }} nats in every context, with a spread of {{ "%.1g" | format(spread) }} nats ({{ count |
+        int }} tokens). {{ near | share(1) }} of the other tokens of equal certainty are off by less
+        than a quarter of that.
     """,
     threshold="""
-        at most 10 ids with a log-ratio of 0.1 nats where the sampler is unsure, of which the mean
-        explains 80% of the square; 60% of the other tokens less than a quarter of that off; 15% of the
-        squared log-ratio
+        at most 10 ids. Where the sampler is unsure, their log-ratio is at least 0.1 nats, its mean
+        explains 80% of its square, and 60% of the other tokens are off by less than a quarter of
+        it; 15% of the squared log-ratio of the run
     """,
     ruled_out="""
         Noise, routing, old weights: they depend on the context, and move other tokens as far.

@@ -32,7 +32,7 @@ DETECTOR = Detector(
         below 0; no response that ends before
     """,
     ruled_out="""
-        Top-p or a temperature: they do not stop at a place. Another text at the begin: it has no
+        Top-p or a temperature: they do not stop at a place. Another text at the start: it has no
         preferred sign.
     """,
     fix="""

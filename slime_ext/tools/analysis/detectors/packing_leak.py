@@ -34,8 +34,9 @@ DETECTOR = Detector(
         text differ by {{ spread | nats }}, the sampler's by {{ other | nats }}.{% endif %}
     """,
     threshold="""
-        k3 3 times that of first samples, 1e-3 nats, by 4 standard errors; or two kinds of samples, and
-        40% of the mean |l| between equal texts in the trainer alone
+        k3 3 times that of first samples, 1e-3 nats, by 4 standard errors; or two kinds of samples,
+        while the trainer's log-probs of equal texts differ by 40% of the mean |l|, and the
+        sampler's do not
     """,
     ruled_out="""
         What acts on every sample alike: the first of each micro-batch goes through the same weights and

@@ -34,14 +34,15 @@ DETECTOR = Detector(
     """,
     ruled_out="""
         A step at one position (kv_precision) and a step at a turn (prefix_mismatch) were looked for
-        first. Tokens that are less certain later: of tokens that are as sure the late ones are still
-        further off.
+        first. Tokens that are less certain later: among tokens of equal certainty, the late ones
+        are still further off.
     """,
     fix="""
-        Errors that add up: a KV cache in fp8, other rotary settings (base, scaling, maximum length) or a
-        sliding window in the engine, recurrent layers in low precision. Sequence-level ratios suffer
-        most: prefer geometric or token corrections. A repetition, presence or frequency penalty in
-        sampling_params looks alike, as it reaches more tokens the longer a response gets: turn it off.
+        Errors that add up: a KV cache in fp8, other rotary settings (base, scaling, maximum length)
+        or a sliding window in the engine, recurrent layers in low precision. Sequence-level ratios
+        suffer most: prefer geometric or token corrections. A repetition, presence or frequency
+        penalty in sampling_params looks alike, because it reaches more tokens the longer a response
+        gets: turn it off.
     """,
 )
 

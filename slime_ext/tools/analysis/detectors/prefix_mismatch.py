@@ -24,8 +24,8 @@ DETECTOR = Detector(
     what="the start of a turn is scored after different text than it was sampled after",
     asks="60 tokens at starts",
     title="""
-        The begin of {{ "later turns" if is_later else "the responses" }} is scored after another text
-        than it was sampled after.
+        The start of {{ "later turns" if is_later else "the responses" }} is scored after another
+        text than it was sampled after.
     """,
     evidence="""
         Mean |log-ratio| {{ near | nats }} over the first {{ tokens }} tokens, {{ far | nats }} {{ "in the
@@ -55,12 +55,12 @@ EVENED = 1.7  # the same over tokens of which the sampler was as sure
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that the begin of later turns (or of all responses) is a multiple as far off as the turn before
+    """Finds that the start of later turns (or of all responses) is a multiple as far off as the turn before
     it (or as the rest), also beside tokens of which the sampler was as sure."""
     tables = d.curves.by_surprise("part_of_turn")
     begin, rest, later, after = tables.sum(1).tolist()
     is_enough = min(begin[0] + rest[0], max(later[0], begin[0])) >= FEWEST
-    need(is_enough, f"{FEWEST} tokens at the begin of turns")
+    need(is_enough, f"{FEWEST} tokens at the start of turns")
     is_later = later[0] >= FEWEST
     here, there = (tables[2], tables[0] + tables[1]) if is_later else (tables[0], tables[1])
     begin, other = here.sum(0).tolist(), there.sum(0).tolist()
@@ -74,7 +74,7 @@ def look(d: Diagnosis) -> Figures | None:
     if apart and apart.fresh.k3 <= AGREES:  # responses of fresh weights begin well
         return None
     as_sure = beyond_certainty(here, there)
-    if as_sure < EVENED:  # tokens that are less certain at the begin of a turn
+    if as_sure < EVENED:  # tokens that are less certain at the start of a turn
         return None
     further = after[1] / after[0] if is_later and after[0] else None
     return {

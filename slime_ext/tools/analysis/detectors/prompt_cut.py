@@ -30,15 +30,16 @@ DETECTOR = Detector(
         endif %}
     """,
     evidence="""
-        {%- if value %} k3 {{ mine.k3 | nats }} in these {{ mine.samples }} samples, {{ others.k3 | nats
-        }} in the {{ others.samples }} with other prompts ({{ "%.0f" | format([z, 999] | min) }}
-        standard errors over samples). {%- else %} Mean |log-ratio| {{ early | nats }} in the first
-        quarter of the tokens by position, {{ middle | nats }} in the middle, {{ late | nats }} in the
-        last.{% endif %}
+        {%- if value %} k3 {{ mine.k3 | nats }} in these {{ mine.samples }} samples, {{ others.k3 |
+        nats }} in the {{ others.samples }} with other prompts ({{ "%.0f" | format([z, 999] | min)
+        }} standard errors of log k3 over samples). {%- else %} Mean |log-ratio| {{ early | nats }}
+        in the first quarter of the tokens by position, {{ middle | nats }} in the middle, {{ late |
+        nats }} in the last.{% endif %}
     """,
     threshold="""
-        k3 4 times that of samples with other prompts, by 4 standard errors; or the first quarter of the
-        tokens twice the last, 0.05 nats, falling between, and 1.4 times that of tokens as certain
+        k3 4 times that of samples with other prompts, by 4 standard errors of log k3; or the first
+        quarter of the tokens twice the last, 0.05 nats, falling between, and 1.4 times that of
+        tokens as certain
     """,
     ruled_out="""
         Errors that add up along a text: they grow. Noise and old weights: they do not depend on the place.

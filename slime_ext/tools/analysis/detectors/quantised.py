@@ -48,17 +48,17 @@ DETECTOR = Detector(
         if again %} The same text has the same log-probs each time, on both sides.{% endif %}
     """,
     threshold="""
-        0.05 to 2.5 nats of mean |l|; two bfloat16 engines stay below; 3% of the squared log-ratio on
-        either side of 0, unless the mean ratio is far above exp(mean l)
+        mean |l| of 0.05 nats (two bfloat16 engines stay below) to 2.5 nats; 3% of the squared
+        log-ratio on either side of 0, unless the mean ratio is far above exp(mean l)
     """,
     ruled_out="""
-        Old weights, temperature and penalties were looked for first. The distance is no part's: no
-        sample, engine, place or token has most of it.
+        Old weights, temperature and penalties were looked for first. No sample, engine, place or
+        token has most of the distance.
     """,
     fix="""
-        fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or bfloat16
-        logits: turn them off, train with the same, or correct for it. A lag of weights that is the same
-        in every rollout looks alike; the first rollout of a run has none.
+        fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or
+        bfloat16 logits: turn them off, train with the same, or correct for it. A lag of weights
+        that is the same in every rollout looks alike; the first rollout of a run has no lag.
     """,
 )
 

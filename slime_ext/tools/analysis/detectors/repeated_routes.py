@@ -11,15 +11,15 @@ DETECTOR = Detector(
     after=("spoilt",),
     what="the sampler's experts are one row that repeats over many tokens",
     asks="rollout_routed_experts",
-    title="The recorded experts repeat: one row stands at many tokens in a row, in all layers.",
+    title="The recorded experts repeat: many tokens in a row have the same ones in all layers.",
     evidence="""
         In {{ repeated }} of {{ routed }} samples with experts ({{ repeated | share(routed) }}), over
         {{ (tokens / repeated) | int }} tokens on average{% if prompt == repeated %}, in the prompt alone
         {%- elif prompt %}; in {{ prompt }} of them in the prompt alone{% endif %}.
     """,
     threshold="""
-        8 steps to another token that keep the experts of every layer, 4 times the next longest such run
-        of the sample, in 2 samples and 2%
+        8 steps to another token keep the experts of every layer, 4 times as many as in the next
+        longest such run of the sample; in 2 samples and 2% of all
     """,
     ruled_out="""
         Routing that flips: it changes single tokens, not one row for a block. Text that repeats one

@@ -30,8 +30,8 @@ DETECTOR = Detector(
         "%.2g" | format(last) }} nats. {%- endif %}
     """,
     threshold="""
-        98% of |l| on one side of 0, at tokens of every certainty too, and one factor (to 10%) or one
-        temperature (to 15%) that fits all of them
+        98% of |l| is on one side of 0, over all tokens and at tokens of each certainty, and one
+        factor (within 10%) or one temperature (within 15%) fits all of them
     """,
     ruled_out="""
         Two temperatures, noise, old weights: both sides would sum to 1, so some sampled tokens would be

@@ -16,7 +16,7 @@ DETECTOR = Detector(
         "tool_tokens",
         "constrained_decoding",
     ),
-    what="log-probs of sampled tokens were lost, and one value stands in their place",
+    what="log-probs of sampled tokens were lost, and one value replaces them",
     asks="4 such tokens",
     title="""
         {{ count }} sampled tokens have one and the same log-prob, {{ "%g" | format(value) }}: it was

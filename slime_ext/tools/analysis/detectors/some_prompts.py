@@ -25,9 +25,9 @@ DETECTOR = Detector(
     asks="groups of samples, by prompt",
     title="All samples of {{ far }} of {{ prompts }} prompts are far off, and none of the others.",
     evidence="""
-        k3 {{ k3 | nats }} in the samples of these prompts, {{ rest | nats }} in the others. The samples of
-        {{ mixed }} prompts are of both kinds; {{ "%.0f" | format(expected) }} would be if the prompt did not
-        decide.
+        k3 {{ k3 | nats }} in the samples of these prompts, {{ rest | nats }} in the others. {{
+        mixed }} prompts have samples of both kinds; {{ "%.0f" | format(expected) }} would, if the
+        kind did not depend on the prompt.
     """,
     threshold="""
         two kinds of samples, 5 times apart for their certainty, the others healthy; at most a quarter of
@@ -38,9 +38,10 @@ DETECTOR = Detector(
         does not keep to prompts.
     """,
     fix="""
-        Compare the ids of the engine's request with those of the sample for one of these prompts, and look
-        what the prompts have in common: a source, a length, a special token, an image, a tool. {%- if
-        untold is defined %} An engine to which whole prompts go looks the same.{% endif %}
+        Compare the ids of the engine's request with those of the sample for one of these prompts,
+        and look at what the prompts have in common: a source, a length, a special token, an image,
+        a tool. {%- if untold is defined %} An engine that serves whole prompts looks the same.{%
+        endif %}
     """,
 )
 UNTOLD = "the engine of each sample in sample.metadata"

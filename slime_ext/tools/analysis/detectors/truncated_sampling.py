@@ -36,8 +36,9 @@ DETECTOR = Detector(
     """,
     fix="""
         Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer
-        (slime: rollout_top_p_token_ids). Min-p does the same. If all of them are off already, look at the
-        trainer's log-softmax: rows that only pad the vocabulary must not count (verl-project/verl#2656).
+        (slime: rollout_top_p_token_ids). Min-p does the same. If all of these are off already, look
+        at the trainer's log-softmax: rows that only pad the vocabulary must not count
+        (verl-project/verl#2656).
     """,
 )
 

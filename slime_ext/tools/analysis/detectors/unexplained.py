@@ -18,8 +18,9 @@ DETECTOR = Detector(
         {{ outside | join("; ") }}. Mean |log-ratio| {{ mean | nats }} ± {{ "%.1g" | format(error) }}.
     """,
     threshold="""
-        k3, chi^2 or effective sample size outside its healthy range, with a word where 5 of 100 draws of
-        the samples are inside; or 0.05 nats of mean |l| by 3 standard errors
+        k3, chi^2 or effective sample size outside its healthy range (the evidence says "perhaps by
+        chance" if 5 of 100 bootstrap draws are inside); or 0.05 nats of mean |l| by 3 standard
+        errors
     """,
     ruled_out="""
         Every detector that could look found nothing; those that could not, and what they need, are in
