@@ -75,12 +75,13 @@ def listed(values: Iterable[int], most: int = 12) -> str:
 
 
 def sentence(text: str) -> str:
-    """A text with a capital letter and a full stop.
+    """A text with a capital letter and a full stop. Names such as k3 and token_tis stay as they are.
 
-    >>> sentence("fix this first")
-    'Fix this first.'
+    >>> sentence("fix this first"), sentence("k3 is 0.06 nats.")
+    ('Fix this first.', 'k3 is 0.06 nats.')
     """
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    is_name = any(c.isdigit() or c == "_" for c in text.partition(" ")[0])
+    return f"{text[:1] if is_name else text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def depth(log_ratio: float) -> str:

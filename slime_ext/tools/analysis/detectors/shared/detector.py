@@ -116,10 +116,13 @@ def share(part: float, whole: float) -> str:
 def nats(value: float | None) -> str:
     """A log-ratio or a divergence.
 
-    >>> nats(0.01234)
-    '0.0123 nats'
+    >>> nats(0.01234), nats(1.0)
+    ('0.0123 nats', '1 nat')
     """
-    return "unknown" if value is None else f"{value:.3g} nats"
+    if value is None:
+        return "unknown"
+    text = f"{value:.3g}"
+    return f"{text} nat{'' if text == '1' else 's'}"
 
 
 def factor(value: float) -> str:
