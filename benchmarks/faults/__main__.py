@@ -6,8 +6,9 @@ python -m benchmarks.faults table                                     # what is 
 python -m benchmarks.faults toy --out DIR --only NAME [--seed N]      # in a toy transformer: a folder
 python -m benchmarks.faults threads                                   # eight public threads, rebuilt
 python -m benchmarks.faults pictures --out docs/img                   # of docs/analyze.md, with Chromium
-python -m benchmarks.faults mechanism --out DIR --only NAME [--seed N] # one of judge's faults: a folder
+python -m benchmarks.faults mechanism --out DIR --only NAME [--seed N] # one of judge's runs: a folder
 python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults by mechanism: what is said
+    [--dumps DIR]                                                   # those of mechanism, where they are made
     [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
 """
 
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--dumps", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
@@ -50,7 +52,7 @@ def main() -> int:
 def mechanisms(out: Path, names: list[str], seed: int) -> str:
     """Writes the dumps of faults by mechanism; returns how to look at them."""
     runs = Runs(seed)
-    folders = [runs.write(name, out / f"{name}_{seed}") for name in names]
+    folders = [judge.make(name, seed, runs, out / f"{name}_{seed}") for name in names]
     return "\n".join(f"slime-ext analyze {folder}" for folder in folders)
 
 
@@ -101,7 +103,9 @@ COMMANDS = {
     "threads": lambda given: threads(),
     "pictures": lambda given: pictures.draw(given.out, write_pictured),
     "mechanism": lambda given: mechanisms(given.out, given.only or list(CASES), given.seed or 0),
-    "judge": lambda given: judge.judge(given.only, given.seed, given.jobs, given.rows, given.results),
+    "judge": lambda given: judge.judge(
+        given.only, given.seed, given.jobs, given.rows, given.results, given.dumps
+    ),
 }
 NAMES = sorted({*real.NAMES, *FAULTS, *CASES, HEALTHY})
 

@@ -1,9 +1,11 @@
 """What ``analyze`` says of each fault by mechanism, and of healthy runs.
 
-python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] [--rows FILE] [--results FILE]
+python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] [--dumps DIR] [--rows FILE]
+    [--results FILE]
 
-A row of a run is appended to the file of ``--rows`` as soon as it is known, and not made again. ``--results``
-puts the table between two marks of a page.
+A run whose dumps ``mechanism --out DIR`` has written is read there, and any other is made. A row is appended
+to the file of ``--rows`` as soon as it is known, and not made again. ``--results`` puts the table between two
+marks of a page.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults.mechanisms import CASES, SEEN, SOUND, UNSEEN, Runs, sound, start
+from benchmarks.faults.mechanisms import CASES, FRESH, SEEN, SOUND, UNSEEN, Runs, sound, start
 from benchmarks.faults.world import write
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.document import Document, Finding
@@ -48,7 +50,7 @@ class Row:
 
     @property
     def is_seen(self) -> bool:
-        return self.seed % 2 == 0 if self.name == HEALTHY_RUN else self.seed in SEEN
+        return self.seed < FRESH if self.name == HEALTHY_RUN else self.seed in SEEN
 
 
 def verdict(name: str, document: Document) -> str:
@@ -80,31 +82,54 @@ def verdict_of_healthy(document: Document) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """The rows that are wanted of a seed: of these faults, and of its share of the healthy runs."""
+    """The rows that are wanted of a seed: of these faults, and of its share of the healthy runs.
+
+    Args:
+        dumps: the folder in which some of the runs are already.
+    """
 
     seed: int
     names: tuple[str, ...]
     healthy: tuple[int, ...]
+    dumps: Path | None = None
 
     def rows(self) -> Iterator[Row]:
         torch.set_num_threads(1)
         runs = Runs(self.seed)
         for name in self.names:
-            with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-                document = _analysed(runs.write(name, Path(folder)))
+            document = self._analysed(name, self.seed, runs)
             said = verdict(name, document)
             yield Row(name, self.seed, said, _said(document), document.total.k3 or 0.0)
-        yield from map(_of_sound, self.healthy)
+        for number in self.healthy:
+            document = self._analysed(HEALTHY_RUN, number, runs)
+            said = verdict_of_healthy(document)
+            yield Row(HEALTHY_RUN, number, said, _said(document), document.total.k3 or 0.0)
+
+    def _analysed(self, name: str, number: int, runs: Runs) -> Document:
+        made = self.dumps / f"{name}_{number}" if self.dumps else None
+        if made and made.exists():
+            return _analysed(made)
+        with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+            return _analysed(make(name, number, runs, Path(folder)))
+
+
+def make(name: str, number: int, runs: Runs, folder: Path) -> Path:
+    """Writes the dumps of a fault into a folder, or those of a healthy run."""
+    if name != HEALTHY_RUN:
+        return runs.write(name, folder)
+    world = sound(number)
+    return write(world, folder, [start(world)])
 
 
 def healthy_of(seed: int) -> tuple[int, ...]:
-    """The healthy runs that are judged beside a seed: half of the even ones, which are seen, or of the odd.
+    """The healthy runs that are judged beside a seed: each of them beside one.
 
-    >>> healthy_of(0)[:3], healthy_of(3)[:3]
-    ((0, 4, 8), (3, 7, 11))
+    >>> healthy_of(0)[:3], healthy_of(15)[:3]
+    ((0, 10, 20), (117, 119, 121))
     """
-    first = 2 * (seed % 2) + (seed in UNSEEN)
-    return tuple(range(first, SOUND, 4))
+    if seed in UNSEEN:
+        return tuple(range(FRESH + UNSEEN.index(seed), SOUND, len(UNSEEN)))
+    return tuple(range(SEEN.index(seed), FRESH, len(SEEN))) if seed in SEEN else ()
 
 
 def judged(asked: Sequence[Asked], jobs: int, path: Path) -> list[Row]:
@@ -116,6 +141,7 @@ def judged(asked: Sequence[Asked], jobs: int, path: Path) -> list[Row]:
             a.seed,
             tuple(name for name in a.names if (name, a.seed) not in known),
             tuple(number for number in a.healthy if (HEALTHY_RUN, number) not in known),
+            a.dumps,
         )
         for a in asked
     ]
@@ -135,15 +161,6 @@ def read(path: Path) -> list[Row]:
     """The rows of a file, none where there is no file."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [Row(**json.loads(line)) for line in lines]
-
-
-def _of_sound(number: int) -> Row:
-    torch.set_num_threads(1)
-    world = sound(number)
-    with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-        document = _analysed(write(world, Path(folder), [start(world)]))
-    said = verdict_of_healthy(document)
-    return Row(HEALTHY_RUN, number, said, _said(document), document.total.k3 or 0.0)
 
 
 def _analysed(folder: Path) -> Document:
@@ -197,13 +214,18 @@ def _by_healthy_run(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def judge(
-    only: Sequence[str] | None, seed: int | None, jobs: int, path: Path | None, results: Path | None
+    only: Sequence[str] | None,
+    seed: int | None,
+    jobs: int,
+    path: Path | None = None,
+    results: Path | None = None,
+    dumps: Path | None = None,
 ) -> str:
     """The table of the command; with ``results`` it is put into that page, too."""
     names = tuple(name for name in only or CASES if name in CASES)
     is_healthy = not only or HEALTHY_RUN in only
     seeds = (*SEEN, *UNSEEN) if seed is None else (seed,)
-    asked = [Asked(one, names, healthy_of(one) if is_healthy else ()) for one in seeds]
+    asked = [Asked(one, names, healthy_of(one) if is_healthy else (), dumps) for one in seeds]
     with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
         text = table(judged(asked, jobs, path or Path(folder) / "rows.jsonl"))
     if results:

@@ -1,8 +1,8 @@
 """Faults by mechanism, those of public reports among them: what was done, where it was seen, which names of a
 finding are right.
 
-Each is planted in small runs of four seeds, whose sizes and settings differ. Thresholds may be set on SEEN;
-UNSEEN only judge. The same holds for the healthy runs: even numbers are seen, odd ones are not.
+Each is planted in small runs of several seeds, whose sizes and settings differ. Thresholds were set on SEEN
+and on healthy runs below FRESH. UNSEEN and the other healthy runs were judged once, after that.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from benchmarks.faults.dump import Turn
 from benchmarks.faults.model import BF16, FP32, How, Shape, Weights, random
 from benchmarks.faults.world import GROUP, TOOL, World, credit, resampled, write
 
-SEEN, UNSEEN = (0, 1), (2, 3)
-SOUND = 60
+SEEN, UNSEEN = (0, 1, 2, 3, 4, 5, 10, 11, 12, 13), (14, 15)
+SOUND, FRESH = 131, 116  # healthy runs, and the first that nobody looked at
 END, PAD = 0, 1  # token ids of the toy vocabulary
 Run = Any  # of a world
 Samples = list[Turn]

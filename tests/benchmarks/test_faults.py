@@ -184,15 +184,27 @@ def test_rows_that_a_file_has_are_not_made_again(tmp_path, monkeypatch):
 def test_every_healthy_run_is_judged_beside_one_seed():
     shares = [judge.healthy_of(seed) for seed in (*judge.SEEN, *judge.UNSEEN)]
     assert sorted(sum(shares, ())) == list(range(judge.SOUND))
-    assert all(number % 2 == 0 for share in shares[:2] for number in share)
+    unseen = sum((judge.healthy_of(seed) for seed in judge.UNSEEN), ())
+    assert sorted(unseen) == list(range(judge.FRESH, judge.SOUND))
+
+
+def test_dumps_that_a_folder_has_are_read_and_others_are_made(tmp_path, monkeypatch):
+    (tmp_path / "int4_14").mkdir()
+    made, read = [], []
+    monkeypatch.setattr(judge, "make", lambda name, number, runs, folder: made.append((name, number)))
+    monkeypatch.setattr(
+        judge, "_analysed", lambda at: read.append(at) or SimpleNamespace(findings=(), total=row("", 0))
+    )
+    assert len(list(judge.Asked(14, ("int4", "int3"), (116,), tmp_path).rows())) == 3
+    assert made == [("int3", 14), ("healthy", 116)] and read[0] == tmp_path / "int4_14"
 
 
 def test_the_table_counts_seen_and_unseen_runs_apart(tmp_path, monkeypatch):
     rows = [
         row("int4", 0),
-        row("int4", 2, "misnamed", "dropout|layer"),
+        row("int4", 14, "misnamed", "dropout|layer"),
         row("healthy", 0, "clean"),
-        row("healthy", 3, "warning"),
+        row("healthy", 117, "warning"),
     ]
     monkeypatch.setattr(judge, "judged", lambda *given: rows)
     page = tmp_path / "page.md"
@@ -202,4 +214,4 @@ def test_the_table_counts_seen_and_unseen_runs_apart(tmp_path, monkeypatch):
     assert "| seen | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 |" in found
     assert "| unseen | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |" in found
     assert "| int4 | quantised | quantised | *misnamed*: dropout or layer, k3 0.1 |" in found
-    assert found.endswith("- healthy run 3: *warning*: quantised, k3 0.1")
+    assert found.endswith("- healthy run 117: *warning*: quantised, k3 0.1")
