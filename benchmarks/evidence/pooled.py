@@ -166,7 +166,8 @@ def advice(table: Mapping[str, Any], *, planned: bool = False, names: Collection
         planned: adds the p of each test that was written down before its panel.
         names: conditions to show, all by default.
     """
-    head = ["runs", "remedy", "seeds", "end", "less uncorrected, same seeds"] + ["planned tests, p"] * planned
+    head = ["runs", "remedy", "seeds", "end", "gain over uncorrected, same seeds"]
+    head += ["planned tests, p"] * planned
     cells = []
     for condition in table["conditions"]:
         if names and condition["name"] not in names:

@@ -695,7 +695,7 @@ def test_the_answers_of_the_page_are_those_of_the_lines():
         mean, low, high = judge.bootstrap(pair(one, other), OF.judged.resamples)
         return f"{mean:+.2f} ({low:.2f} to {high:.2f}", f"p {judge.randomised(pair(one, other)):.2g})"
 
-    for one, start in (("S", "score centering less that arm is "), ("C", "`token_tis` ")):
+    for one, start in (("S", "score centering minus that arm is "), ("C", "`token_tis` ")):
         assert start + ", ".join(said(one, "F")) in page
     assert f"{said('S', 'C')[0][1:5]} above `token_tis` ({said('S', 'C')[0][7:]}, pooled)" in page
     assert f"gains about {said('C', 'B')[0][1:5]} under the lag" in page and said("C", "B")[0][6:] in page
