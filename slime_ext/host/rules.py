@@ -390,7 +390,7 @@ def sft_beside_function(s: Setup) -> str | None:
 
 @rule(REFUSE)
 def greedy_sampling(s: Setup) -> str | None:
-    """The sampler's temperature is 0, so that its tokens have no probabilities."""
+    """The sampler's temperature is 0, so its tokens are not drawn at random."""
     if not s.function or s.a.rollout_temperature is None or s.a.rollout_temperature > 0:
         return None
     return (
@@ -478,7 +478,7 @@ def center_beside_allgather_cp(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def center_beside_top_p(s: Setup) -> str | None:
-    """``center`` is set, and nothing records which tokens the sampler leaves by top-p."""
+    """``center`` is set, the sampler uses top-p, and nothing records which tokens that keeps."""
     if s.correction.center is None or s.a.rollout_top_p in (None, 1):
         return None
     host = s.known_host("whether this host records what --rollout-top-p leaves, which center then reads")
@@ -493,7 +493,7 @@ def center_beside_top_p(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def center_beside_top_k(s: Setup) -> str | None:
-    """``center`` is set, and the sampler leaves tokens out by top-k."""
+    """``center`` is set, and the sampler leaves out tokens because of top-k."""
     if s.correction.center is None or s.a.rollout_top_k in (None, -1):
         return None
     return (
@@ -540,7 +540,7 @@ def center_beside_opsm(s: Setup) -> str | None:
 
 @rule(REFUSE, CORRECTION)
 def center_without_proximal_head(s: Setup) -> str | None:
-    """``center`` needs the proximal policy's log-probs, and the host's pass for them is not known."""
+    """``center`` needs proximal log-probs of the head, and this host's log-prob pass is unknown."""
     if not (s.reads_proximal_head and s.is_second_step_trained):
         return None
     host = s.known_host(
@@ -562,7 +562,7 @@ def _centers_the_hosts_loss(s: Setup) -> bool:
 
 @rule(REFUSE, CORRECTION)
 def ratio_applied_twice(s: Setup) -> str | None:
-    """The host's loss and the weights would both apply the ratio to the sampler."""
+    """The host's loss and the weights would both apply the ratio of trainer to sampler."""
     is_in_loss = s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
     if not (is_in_loss and s.correction.sets_weights):
         return None
@@ -743,13 +743,13 @@ DYNAMIC = (
 
 @rule(REFUSE)
 def dynamic_context_parallel(s: Setup) -> str | None:
-    """The host splits each micro-batch over another group of ranks."""
+    """The group of ranks that share a sequence changes with each micro-batch."""
     return DYNAMIC if s.a.dynamic_context_parallel else None
 
 
 @rule(REFUSE)
 def unknown_release(s: Setup) -> str | None:
-    """The host's functions have other parameters than those of the releases that are supported."""
+    """The host's functions differ in parameters from those of every supported release."""
     return s.known_host().fault
 
 
@@ -805,7 +805,7 @@ def missing_train_step(s: Setup) -> str | None:
 
 @rule(REFUSE)
 def missing_weight_versions(s: Setup) -> str | None:
-    """Something reads the samples' ages, and their weight versions do not reach the trainer."""
+    """A key needs the samples' ages, and their weight versions do not reach the trainer."""
     guards = [f"slime_ext.guards.{name}" for name in s.loaded.guards if name.startswith("staleness_")]
     readers = ["max_staleness"] if s.correction.needs_ages else guards
     if not readers or getattr(s.a, LOG) == OURS[LOG] or not s.may_run_init:
@@ -926,7 +926,7 @@ def fsdp_beside_function(s: Setup) -> str | None:
 
 @rule(WARN)
 def guards_beside_release_train(s: Setup) -> str | None:
-    """The trainer ends with each rollout, so guards start to count again."""
+    """The trainer restarts for each rollout, so guards count steps within one rollout only."""
     if not s.a.release_train:
         return None
     return (
@@ -991,7 +991,7 @@ def missing_metrics(s: Setup) -> str | None:
 
 @rule(HINT)
 def ages_of_straw(s: Setup) -> str | None:
-    """Batches come from straw, which drops no old samples, and nothing bounds the age."""
+    """Batches come from straw-queue, which keeps old samples, and nothing bounds their age."""
     # slime/utils/staleness.py at 85f762d, docs/en/advanced/straw.md at 12e4668.
     is_bounded = s.correction.needs_ages or any(name.startswith("staleness_") for name in s.loaded.guards)
     if s.a.rollout_data_transport != "straw" or is_bounded:
@@ -1024,7 +1024,7 @@ VANISHED = 0.1  # below this median weight a correction removes most responses f
 
 @rule(WARN)
 def center_without_effect(s: Setup) -> str | None:
-    """``center`` is set, and the mean that it subtracts is 0 already."""
+    """``center`` is set, and the mean that it would subtract is already 0."""
     correction = s.correction
     if correction.center is None or not s.acts or split(correction.steps)[0] != (Reweight(),):
         return None
@@ -1091,7 +1091,7 @@ UNSEEN = (
 
 @rule(WARN)
 def top_p_without_replay(s: Setup) -> str | None:
-    """The sampler leaves tokens out by top-p, and the trainer's log-probs keep them."""
+    """The sampler leaves out tokens because of top-p, and the trainer's log-probs keep them."""
     if not s.function or s.a.rollout_top_p in (None, 1) or s.a.use_sampling_support_replay:
         return None
     host = s.known_host("whether this host's trainer normalises over what --rollout-top-p leaves")
@@ -1106,7 +1106,7 @@ def top_p_without_replay(s: Setup) -> str | None:
 
 @rule(WARN)
 def top_k_without_replay(s: Setup) -> str | None:
-    """The sampler leaves tokens out by top-k, and the trainer's log-probs keep them."""
+    """The sampler leaves out tokens because of top-k, and the trainer's log-probs keep them."""
     if not s.function or s.a.rollout_top_k in (None, -1) or s.a.use_sampling_support_replay:
         return None
     return (
