@@ -53,8 +53,9 @@ def test_the_model_is_that_of_transformers(shape):
         assert torch.allclose(decoded, wanted, atol=1e-4)
 
 
-# What a dump of a fault is called: a symptom where nothing tells the experts, and what the penalty itself is.
-AS = {"routing_flips": "sparse", "position_drift": "penalties"}
+# What a dump of a fault is called: a symptom where nothing tells the experts, what the penalty itself is, and
+# a shift that only long responses show.
+AS = {"routing_flips": "sparse", "position_drift": "penalties", "unexplained": "permuted_log_probs"}
 
 
 def test_every_planted_fault_has_a_detector():

@@ -66,6 +66,12 @@ def test_a_part_is_far_if_its_k3_is_a_multiple_whatever_its_tail(k3, error, othe
     assert (Found("engine", "3", mine, others, (0,), 0.99).z >= SURE) == is_sure
 
 
+def test_few_others_may_not_show_the_tail_of_a_part():
+    """Four far samples of 120: another 8 have none of them three times of four."""
+    mine, others = Mean(120, 1920, 0.3, 0.14), Mean(8, 128, 6e-5, 1e-5)
+    assert Found("status", "truncated", mine, others, (0,), 1.0).z == 0
+
+
 def test_a_part_beside_others_that_agree_exactly_is_far():
     found = Found("engine", "3", Mean(40, 2000, 2.0, 0.62), Mean(280, 14000, 0.0, 0.0), (0,), 1.0)
     assert found.z > 100

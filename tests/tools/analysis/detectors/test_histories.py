@@ -70,7 +70,7 @@ def test_a_bias_on_a_token_is_named_by_its_id():
         return logits + 3.0 * (torch.arange(60) == 17)
 
     found = findings(run(warp=biased))
-    assert set(found) == {"logit_bias"} and "Id 17 (modulo 4096):" in found["logit_bias"].evidence
+    assert set(found) == {"logit_bias"} and "of id 17 (modulo 4096)" in found["logit_bias"].evidence
 
 
 def test_biases_of_both_signs_are_named_by_their_ids():
@@ -79,7 +79,7 @@ def test_biases_of_both_signs_are_named_by_their_ids():
     bias[[5, 6]], bias[[9, 10]] = 2.0, -4.0
     found = findings(run(warp=lambda logits, seen, at: logits + bias))
     assert set(found) == {"logit_bias"}
-    ids = found["logit_bias"].evidence.split(" (")[0].removeprefix("Id ").split(", ")
+    ids = found["logit_bias"].evidence.partition(" of id ")[2].split(" (")[0].split(", ")
     assert {"5", "6"} <= set(ids) <= {"5", "6", "9", "10"}
 
 

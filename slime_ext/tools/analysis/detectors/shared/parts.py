@@ -45,9 +45,11 @@ class Found(NamedTuple):
         """How many standard errors the logarithms of both k3 are apart; 0 where one k3 is too vague.
 
         k3 is heavy-tailed, so its error grows with it: the difference of the numbers themselves is hardly
-        more than 3 errors, however large their ratio is.
+        more than 3 errors, however large their ratio is. The others may have the same tail and not show it
+        yet, so their error is at least that of the part, scaled to their number of tokens.
         """
-        errors = self.mine.relative_error, self.others.relative_error
+        unseen = self.mine.relative_error * math.sqrt(self.mine.tokens / self.others.tokens)
+        errors = self.mine.relative_error, max(self.others.relative_error, unseen)
         if max(errors) > VAGUE or not self.mine.k3:
             return 0.0
         ratio, error = self.mine.k3 / max(self.others.k3, 1e-30), math.hypot(*errors)
