@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from slime_ext.config.load import load_config
     from slime_ext.core.correction import Correction
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 FILES = {"Correction": "core.correction", "correct": "config.flat", "load_config": "config.load"}
 MODULES = ("ops", "presets", "steps", "tis")
