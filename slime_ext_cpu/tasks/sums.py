@@ -139,7 +139,7 @@ def convert(source: Path, out: Path) -> None:
 TASK = Task(
     what="SmolLM2-135M-Instruct, a language model, learns to add two numbers",
     rollouts=16,
-    rollout_s=14.0,
+    rollout_s=20.0,
     threads=2,
     write=write,
     flags=tuple(FLAGS),
