@@ -19,6 +19,7 @@ from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings, base
 from slime_ext.errors import ConfigError
 from slime_ext_cpu.progress import HELDOUT, HELDOUT_TRAINED, METRICS, SHOWN
+from slime_ext_cpu.stand_ins import bfloat16
 from slime_ext_cpu.stand_ins.hosts import ROUND, SCORE
 from slime_ext_cpu.tasks import sums, write_prompts
 from slime_ext_cpu.train import DUMP
@@ -96,8 +97,13 @@ def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) 
 
     Raises:
         ConfigError: the panel has no host, or the settings of test seeds are not fixed, or they differ from
-            those of the panel's lines.
+            those of the panel's lines. Or the environment changes how a run computes.
     """
+    if bfloat16.VARIABLE in os.environ:  # no line says so
+        raise ConfigError(
+            f"{bfloat16.VARIABLE}: expected unset, got a value: unset it, because all lines of a panel must "
+            "be computed alike"
+        )
     place, test = f"settings.yaml: panels: {panel}", set(of.panels[panel].seeds)
     if of.panels[panel].host is None:
         raise ConfigError(

@@ -96,15 +96,15 @@ def threads() -> str:
 
 
 COMMANDS = {
-    "real": lambda given: real.make(given.out, given.only, given.seed),
-    "figures": lambda given: figures.write(given.out),
-    "table": lambda given: figures.table(),
-    "toy": lambda given: toy(given.out, given.only or list(FAULTS), given.seed or 0),
-    "threads": lambda given: threads(),
-    "pictures": lambda given: pictures.draw(given.out, write_pictured),
-    "mechanism": lambda given: mechanisms(given.out, given.only or list(CASES), given.seed or 0),
-    "judge": lambda given: judge.judge(
-        given.only, given.seed, given.jobs, given.rows, given.results, given.dumps
+    "real": lambda options: real.make(options.out, options.only, options.seed),
+    "figures": lambda options: figures.write(options.out),
+    "table": lambda options: figures.table(),
+    "toy": lambda options: toy(options.out, options.only or list(FAULTS), options.seed or 0),
+    "threads": lambda options: threads(),
+    "pictures": lambda options: pictures.draw(options.out, write_pictured),
+    "mechanism": lambda options: mechanisms(options.out, options.only or list(CASES), options.seed or 0),
+    "judge": lambda options: judge.judge(
+        options.only, options.seed, options.jobs, options.rows, options.results, options.dumps
     ),
 }
 NAMES = sorted({*real.NAMES, *FAULTS, *CASES, HEALTHY})

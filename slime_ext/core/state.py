@@ -511,8 +511,8 @@ def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[Statistic
         key -> [S] or [U] float64; maxima of a unit without response tokens are -inf.
     """
     segments = inputs.segments
-    sums = [key for key in keys if key[:2] == ("sum", "sequence")]
-    others = [key for key in keys if key[:2] != ("sum", "sequence")]
+    sums = [key for key in keys if key.aggregate == "sum" and key.unit == "sequence"]
+    others = [key for key in keys if key not in sums]
     shares = [_share(key, inputs) for key in others]
     if sums:
         shares.append(segments.local_sums([inputs.row_of(key.name) for key in sums]))

@@ -240,6 +240,12 @@ def test_versions_are_those_of_this_environment():
     assert found.keys() == {"python", *runs.COMPUTE} and found["torch"] == torch.__version__
 
 
+def test_a_run_that_computes_otherwise_than_its_panel_is_refused(monkeypatch):
+    monkeypatch.setenv("SLIME_EXT_BFLOAT16", "float32")
+    with pytest.raises(ConfigError, match="SLIME_EXT_BFLOAT16: expected unset, got a value: unset it"):
+        runs.refuse(OF, "lm_lag", [101], [])
+
+
 def test_what_cannot_run_is_refused(capsys):
     with pytest.raises(
         ConfigError, match="panels: lag: expected a panel with a host, got one of the training"
