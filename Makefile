@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 CORE_TESTS := tests/ops tests/core tests/host/test_hook.py tests/host/test_packing.py tests/host/test_contract.py \
-	tests/host/test_off_policy_is.py tests/test_laws.py tests/test_layering.py tests/test_presets.py tests/test_tis.py
+	tests/host/test_off_policy_is.py tests/test_laws.py tests/test_presets.py tests/test_tis.py
 
 REQUIREMENTS := slime_ext_cpu/requirements.txt slime_ext_cpu/install.py
 

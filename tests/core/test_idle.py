@@ -75,7 +75,7 @@ def refused():
             yield pytest.param(mapping, block.splitlines()[1].strip(), id=block.splitlines()[0])
 
 
-@pytest.mark.parametrize(("mapping", "line"), refused())
+@pytest.mark.parametrize(("mapping", "line"), list(refused()))
 def test_what_yaml_refuses_python_refuses_for_the_same_reason(mapping, line):
     """Python itself refuses unknown names and fields, and a number that cannot be compared."""
     with pytest.raises((ConfigError, TypeError, KeyError, ValueError)) as caught:
