@@ -143,13 +143,13 @@ def test_readme_and_corrections_say_what_the_table_says():
 
     for text in (
         f"(k3 {lag.range}; 0.002 without lag)",
-        f"ends with {lag.uncorrected.end:.2f} of the held-out sums right",
-        f"with fresh weights {end(lag, 'A')}. The lagging run is behind on each of {seeds(lag, 'A')} seeds",
+        f"ends with {lag.uncorrected.end:.2f}, and with weights after every rollout {end(lag, 'A')}.",
+        f"The lagging run is worse on all {seeds(lag, 'A')} seeds",
         f"a quarter of the learning rate, uncorrected, {end(lag, 'F')} ({seeds(lag, 'F')} seeds)",
         f"score centering {end(lag, 'S')} ({seeds(lag, 'S')} seeds)",
-        f"`token_tis` {end(lag, 'C')} ({seeds(lag, 'C')} seeds,",
-        f"INT4 weights (k3 {int4.range}), scored with INT4: uncorrected {int4.uncorrected.end:.2f}",
-        f"`token_tis` {end(int4, 'C')}. If you serve unrounded weights",
+        f"`token_tis` {end(lag, 'C')} ({seeds(lag, 'C')} seeds;",
+        f"**INT4 weights** (k3 {int4.range}), scored with INT4: uncorrected {int4.uncorrected.end:.2f}, "
+        f"`token_tis` {end(int4, 'C')}.",
         f"k3 between {round(long.k3[1], 3)} and {lag.k3[0]:.2g}, several optimizer steps",
         f"(p {next(r.planned['lm_lag_center'] for r in lag.remedies if r.arm == 'S')}, eight seeds)",
     ):
