@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import runpy
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.fidelity import __main__ as fidelity
 from slime_ext import load_config, tis
 from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
@@ -21,10 +17,8 @@ from slime_ext.core.steps import STEPS, Reject, Step, Truncate, Veto
 from slime_ext.core.user_steps import packed, split
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.testing import check_hook, check_step, samples
-from slime_ext.tools.commands import cli
 
 HERE = __name__
-EXAMPLE = Path(__file__).parents[2] / "examples/own"
 
 
 @dataclass(frozen=True)
@@ -518,15 +512,3 @@ def test_a_hook_is_called_as_slime_does():
         assert text in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="by the definition"):
         check_hook(hook, lambda s: [1.0] * len(s.mask))
-
-
-def test_the_example_is_accepted_by_check_and_by_the_laboratory(capsys, monkeypatch):
-    monkeypatch.chdir(EXAMPLE)
-    monkeypatch.delitem(sys.modules, "corrections", raising=False)
-    runpy.run_path("corrections.py", run_name="__main__")
-    assert capsys.readouterr().out == "all agree with their definitions\n"
-    assert cli.main(["check", "tempered.yaml"]) == 0
-    assert "corrections" in sys.modules  # check imports what a configuration names
-    assert fidelity.main(["--config", "tempered.yaml"]) == 0
-    shown = capsys.readouterr().out
-    assert "corrections.Tempered(power 0.5) > truncate(high 2)" in shown and "tempered " in shown

@@ -23,6 +23,7 @@ from tests.downstream.checkouts import Checkout, apply_patch, checkouts, copied,
 from tests.downstream.host_loss import Case, Layout, measure
 from tests.downstream.host_step import two_steps
 from tests.ranks import run_ranks
+from tests.tools.convert.oracle_slime_mis import EXAMPLE as MIS
 
 BAND = {"low": 0.9, "high": 1.1}
 CORRECTIONS: dict[str, dict[str, Any]] = {
@@ -103,19 +104,6 @@ COUPLED_LAYOUTS = {
     "recompute": Layout(micro_batches=2, flags=RECOMPUTED),
     "per token, DP2": Layout(dp=2, flags=PER_TOKEN),
     "per token, CP2": Layout(cp=2, flags=PER_TOKEN),
-}
-# slime's examples/train_infer_mismatch_helper/mis.yaml.
-MIS = {
-    "use_rs": True,
-    "tis_level": "token",
-    "rs_level": "token",
-    "tis_mode": "truncate",
-    "tis_lower_bound": 0.5,
-    "tis_upper_bound": 2.0,
-    "rs_lower_bound": None,
-    "rs_upper_bound": None,
-    "rs_veto_threshold": 1.0e-4,
-    "tis_batch_normalize": True,
 }
 ITS_EXAMPLE = "examples.train_infer_mismatch_helper.mis"
 ICEPOP_LOW = 0.5

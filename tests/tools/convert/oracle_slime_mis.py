@@ -2,6 +2,20 @@
 
 from tests.tools.convert.oracle_common import band, log_ratio, masked_mean, masked_sum, safe_exp, veto
 
+# slime's examples/train_infer_mismatch_helper/mis.yaml.
+EXAMPLE = {
+    "use_rs": True,
+    "tis_level": "token",
+    "rs_level": "token",
+    "tis_mode": "truncate",
+    "tis_lower_bound": 0.5,
+    "tis_upper_bound": 2.0,
+    "rs_lower_bound": None,
+    "rs_upper_bound": None,
+    "rs_veto_threshold": 1.0e-4,
+    "tis_batch_normalize": True,
+}
+
 
 def correct(rows, *, tis_level, tis_mode, tis_upper_bound, use_rs=False, tis_batch_normalize=False, **c):
     low = c.get("tis_lower_bound") or 1 / tis_upper_bound
