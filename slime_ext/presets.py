@@ -33,7 +33,7 @@ from slime_ext.core.steps import (
     Veto,
 )
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
-from slime_ext.errors import ConfigError, shown
+from slime_ext.errors import ConfigError, cut, shown
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
 VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"
@@ -352,7 +352,7 @@ def find(name: str, where: str = "preset") -> Preset:
     if name in ESTIMATORS and name not in NAMES:
         raise ConfigError(f"{where}: expected a correction, got '{name}', {an_estimator(name)}")
     if name not in NAMES:  # there are nearly sixty, so the message lists only similar ones
-        first, *more = difflib.get_close_matches(name, NAMES, n=3) or [""]
+        first, *more = difflib.get_close_matches(cut(name), NAMES, n=3) or [""]
         meant = f"; did you mean '{first}'?" if first else ""
         lists = "slime-ext presets lists all"
         near = f"or {', '.join(more)}; {lists}" if more else lists

@@ -161,6 +161,8 @@ def test_a_preset_of_verl_is_what_its_block_says_but_for_clamp_masks_and_denomin
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'geo_mis'"):
         presets.get("geo_mi")
+    with pytest.raises(ConfigError, match=r"^preset: expected a known preset, got None "):
+        presets.get(None)
     with pytest.raises(AttributeError, match="did you mean 'icepop'"):
         tis.icepopp  # noqa: B018
 

@@ -68,9 +68,9 @@ def loss(
         DataError: an advantage is not a number. Later, when the loss is called: a list does not fit the data,
             or holds something other than numbers.
     """
-    loaded = correction_named(correction)
-    starts = [prompt_len] * len(advantages) if isinstance(prompt_len, int) else list(prompt_len)
     where = "fireworks.loss"
+    loaded = correction_named(correction, where)
+    starts = [prompt_len] * len(advantages) if isinstance(prompt_len, int) else list(prompt_len)
     lengths = {len(advantages), len(starts), len(inf_logprobs), len(old_policy_logprobs)}
     if len(lengths) > 1:
         raise ConfigError(

@@ -24,16 +24,19 @@ ONE_MICRO_BATCH = frozenset({Need.TARGET, Need.ADVANTAGES})  # what a loss of on
 Rule = tuple[bool, str]  # whether the rule is broken, and the message for that
 
 
-def correction_named(name: str | Mapping[str, Any]) -> Correction:
+def correction_named(name: str | Mapping[str, Any], where: str = KEY) -> Correction:
     """Loads the correction that a preset's name, a YAML file's path or a mapping describes.
 
     The keys of a file or a mapping may be under ``slime_ext:``.
+
+    Args:
+        where: what the user types the name for, for the message about an unknown preset.
 
     Raises:
         ConfigError: the correction does not load, or has a key that nothing would read here.
     """
     if isinstance(name, str) and not is_file_name(name):
-        return presets.get(name)
+        return presets.find(name, where).correction
     loaded = read_config(block := block_of(name))
     for key in (key for key in OF_A_HOST if key in block):
         raise ConfigError(f"{KEY}.{key}: expected none outside of slime and miles, got one: remove it")

@@ -17,6 +17,7 @@ Source: verl 0.9.1, verl/__init__.py (plugins), trainer/ppo/rollout_corr_helper.
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,9 +128,9 @@ def check(config: Any) -> None:
     mode = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     has_weights, has_loss = block.get(KEY) is not None, mode.startswith(f"{KEY}.")
     if has_weights:
-        _check_weights(correction_named(block[KEY]), block)
+        _check_weights(correction_named(block[KEY], WEIGHTS), block)
     if has_loss:
-        _check_loss(presets.get(mode.partition(".")[2]), block)
+        _check_loss(presets.find(mode.partition(".")[2], LOSS).correction, block)
     if (has_weights or has_loss) and not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
         raise ConfigError(f"{LOG_PROBS}: expected true, got false: add {LOG_PROBS}=true")
 
@@ -172,6 +173,22 @@ def _check_loss(correction: Correction, block: Any) -> None:
     require(correction.needs, ONE_MICRO_BATCH, LOSS, "verl's loss sees one micro-batch and returns no masks")
 
 
+def _check_or_exit(config: Any) -> None:
+    """Checks as ``check`` does, and ends a program that Hydra runs with the message alone.
+
+    Hydra would print a traceback and another line after it. A Ray worker raises, because the driver has to
+    get the error.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    try:
+        check(config)
+    except ConfigError as error:
+        if not HydraConfig.initialized():
+            raise
+        sys.exit(str(error))
+
+
 def install() -> None:
     """Registers the losses and wraps verl's own functions.
 
@@ -183,10 +200,10 @@ def install() -> None:
     def weights(theirs: Any, batch: Any, rollout_corr_config: Any) -> Any:
         if (named := rollout_corr_config.get(KEY)) is None:
             return theirs(batch, rollout_corr_config)
-        return add_weights(correction_named(named), batch)
+        return add_weights(correction_named(named, WEIGHTS), batch)
 
     def checked(theirs: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        check(config)
+        _check_or_exit(config)
         return theirs(config, *args, **kwargs)
 
     for name in presets.NAMES:

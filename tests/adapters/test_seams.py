@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -18,6 +21,7 @@ from slime_ext.adapters import fireworks, seam, skyrl, verl
 from slime_ext.errors import ConfigError, SlimeExtError
 from tests.adapters.padded import EPS, batch, through_slime
 
+ROOT = Path(__file__).parents[2]
 SKYRL = SimpleNamespace(eps_clip_low=EPS, eps_clip_high=EPS)
 VERL = SimpleNamespace(clip_ratio=EPS, clip_ratio_low=None, clip_ratio_high=None, global_batch_info={})
 # What the other systems call: adapter's callable -> the keywords of its call.
@@ -224,6 +228,69 @@ def test_what_a_seam_does_not_hand_over_is_refused_in_one_line(said, act):
     with pytest.raises(ConfigError) as caught:
         act()
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+MISSPELT = {  # what a message begins with -> the adapter's call
+    "slime_ext": lambda name: skyrl_main(f"slime_ext={name}"),
+    verl.WEIGHTS: lambda name: verl.check(verl_config(slime_ext=name)),
+    verl.LOSS: lambda name: verl.check(verl_config(f"slime_ext.{name}", bypass_mode=True)),
+    "fireworks.loss": cookbook,
+}
+
+
+def skyrl_main(word):
+    """SkyRL's entry point up to the word that names the correction; it exits with the line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["main_base", word])
+        for name in ("skyrl", "skyrl.train", "skyrl.train.config", "skyrl.train.entrypoints"):
+            patch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules["skyrl.train.config"].SkyRLTrainConfig = None
+        sys.modules["skyrl.train.entrypoints"].main_base = None
+        skyrl.main()
+
+
+@pytest.mark.parametrize("where", MISSPELT)
+def test_a_misspelt_preset_is_one_line_that_begins_with_what_the_user_typed(where):
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        MISSPELT[where]("token_tys")
+    near = "did you mean 'token_tis'? (or token_is, skyrl_token_tis; slime-ext presets lists all)"
+    assert str(caught.value) == f"{where}: expected a known preset, got 'token_tys'; {near}"
+
+
+VERLS_PACKAGE = {  # file of a package like verl -> its text
+    "trainer/ppo/core_algos.py": "def register_policy_loss(name): return lambda loss: loss",
+    "trainer/ppo/rollout_corr_helper.py": "def compute_rollout_correction_and_add_to_batch(): ...",
+    "utils/config.py": "def validate_config(config): raise NotImplementedError",
+    "trainer/main_ppo.py": """
+import hydra
+import slime_ext.adapters.verl
+from verl.utils.config import validate_config
+@hydra.main(version_base=None)
+def main(config):
+    validate_config(config)
+main()
+""",
+}
+
+
+def test_verls_program_ends_with_one_line_about_a_misspelt_preset(tmp_path):
+    """Hydra, which runs verl, would print a traceback and a line of its own after it."""
+    pytest.importorskip("hydra")
+    for name, text in VERLS_PACKAGE.items():
+        (path := tmp_path / "verl" / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    flags = [f"+{verl.WEIGHTS}=token_tys", f"+{verl.LOSS}=vanilla"]
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *flags],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"{verl.WEIGHTS}: expected a known preset, got 'token_tys'; did you mean 'token_")
 
 
 NAN = math.nan
