@@ -550,7 +550,7 @@ def test_the_fields_that_the_skill_names_are_in_the_output(desk, capsys):
     assert re.fullmatch(r"name: slime-ext\ndescription: .+", text.split("---\n")[1].strip())
     assert cli.main(["check", "run.sh", "--json"]) == 0
     checked = json.loads(capsys.readouterr().out)
-    assert checked["status"] == "unused" and checked["resolved"]["first"].split("\n")[0] in FLAGS
+    assert checked["status"] == "unused" and checked["resolved"]["first"] in FLAGS
     Path("run.sh").write_text(LAUNCH.format("--use-tis --custom-tis-function-path slime_ext.tis.token_tiss"))
     assert cli.main(["check", "run.sh", "--json"]) == 1
     refused = json.loads(capsys.readouterr().out)

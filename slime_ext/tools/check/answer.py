@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,27 @@ OFFERED = {  # flags that add slime_ext to a launch without it, and what they do
 
 
 @dataclass(frozen=True)
+class Offer:
+    """The flags that add slime_ext to a launch, without those that it has already.
+
+    Args:
+        comments: what the flags do, and what they replace.
+    """
+
+    flags: tuple[str, ...]
+    comments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n# ".join(["\n".join(self.flags), *self.comments])
+
+
+@dataclass(frozen=True)
 class Answer:
     """The result of ``check`` for one file.
 
     Args:
         rows: name -> what the file resolves to.
+        offers: ``first`` or ``then`` -> what adds slime_ext to a launch without it.
         line: the same on one line.
         notes: warnings and hints.
         uses_ours: whether anything of slime_ext would run.
@@ -78,6 +94,7 @@ class Answer:
     unread: tuple[str, ...] = ()
     skipped: tuple[Line, ...] = ()
     unasked: tuple[Line, ...] = ()
+    offers: Mapping[str, Offer] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -256,7 +273,7 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
     if theirs:  # because the keys of the file are for that hook
         setup = replace(setup, file=())
     replaced = cut(theirs) if theirs else "slime's own weights" if _get(setup, "use_tis") else ""
-    rows: dict[str, str] = {}
+    offers: dict[str, Offer] = {}
     refused: dict[str, Line] = {}
     for when, (flags, what) in OFFERED.items():
         try:
@@ -273,10 +290,11 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
             comments.append(
                 f"replaces {cut(init_function)}; or keep that and call slime_ext.host.init(args) in it"
             )
-        rows[when] = "\n# ".join([_spelled(flags, setup), *comments])
+        offers[when] = Offer(tuple(_spelled(flags, setup)), tuple(comments))
     verb = "mentioned" if is_unknown else "used"
-    words = f"not {verb} by this launch; add these flags" if rows else "cannot be added to this launch"
-    return Answer({"slime_ext": words, **rows}, words, notes=tuple(refused.values()), uses_ours=False)
+    words = f"not {verb} by this launch; add these flags" if offers else "cannot be added to this launch"
+    notes = tuple(refused.values())
+    return Answer({"slime_ext": words}, words, notes=notes, uses_ours=False, offers=offers)
 
 
 def _may_use_ours(launch: Launch) -> bool:
@@ -289,10 +307,11 @@ def _may_use_ours(launch: Launch) -> bool:
     return "slime_ext" in launch.text or any(isinstance(word, Unread) for word in words)
 
 
-def _spelled(flags: Mapping[str, Any], setup: Setup) -> str:
-    """Returns flags to paste into a script's array, without those that the launch has already."""
-    missing = {name: value for name, value in flags.items() if _get(setup, name) != value}
-    return "\n".join(flag_of(k) if v is True else f"{flag_of(k)} {v}" for k, v in missing.items())
+def _spelled(flags: Mapping[str, Any], setup: Setup) -> Iterator[str]:
+    """Yields flags as they are typed, without those that the launch has already."""
+    for name, value in flags.items():
+        if _get(setup, name) != value:
+            yield flag_of(name) if value is True else f"{flag_of(name)} {value}"
 
 
 def _get(setup: Setup, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from slime_ext.tools.commands.script_flags import add_flags_of_reading, apart
 
 if TYPE_CHECKING:
     from slime_ext.host.rules import Line
-    from slime_ext.tools.check.answer import Answer
+    from slime_ext.tools.check.answer import Answer, Offer
 
 LAST_LINES = {
     "ok": "ok",
@@ -79,7 +79,9 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(_json_of(args.file, replace(answer, notes=tuple(notes)), answer.status))
         return status
-    rows = [*{"file": args.file, **answer.rows}.items(), *(("note", str(note)) for note in notes)]
+    rows = [("file", args.file), *answer.rows.items()]
+    rows += [(when, str(offer)) for when, offer in answer.offers.items()]
+    rows += [("note", str(note)) for note in notes]
     rows += [("unknown", line) for line in answer.unread]
     rows += [("not checked", str(line)) for line in answer.unasked]
     last = filter(None, [LAST_LINES[answer.status]])
@@ -113,6 +115,14 @@ def _as_json(line: Line) -> dict[str, str | None]:
     return {"rule": name, "severity": severity, "message": line.message}
 
 
+def _as_fields(offers: Mapping[str, Offer]) -> dict[str, str | list[str]]:
+    """Returns two fields for each offer: flags on one line, and comments."""
+    fields: dict[str, str | list[str]] = {}
+    for when, offer in offers.items():
+        fields |= {when: " ".join(offer.flags), f"{when}_comments": [*offer.comments]}
+    return fields
+
+
 def _json_of(file: str, answer: Answer, status: str, error: Line | None = None) -> str:
     unread = [{"rule": None, "why": line} for line in answer.unread]
     unjudged = [
@@ -122,7 +132,7 @@ def _json_of(file: str, answer: Answer, status: str, error: Line | None = None) 
     fields = {
         "file": file,
         "status": status,
-        "resolved": dict(answer.rows),
+        "resolved": {**answer.rows, **_as_fields(answer.offers)},
         "lines": [_as_json(note) for note in answer.notes],
         "not_checked": unread + unjudged,
         "error": None if error is None else _as_json(error),

@@ -402,6 +402,22 @@ def test_json_has_what_the_table_says(capsys, tmp_path):
     assert in_json(capsys, tmp_path, "--lr 1")["status"] == "unused"
 
 
+def test_json_holds_the_flags_to_add_alone_and_what_they_do_beside_them(capsys, tmp_path):
+    offered = in_json(capsys, tmp_path, "--use-tis --custom-megatron-init-path far.away.init")["resolved"]
+    del offered["slime_ext"]
+    replaced = "replaces far.away.init; or keep that and call slime_ext.host.init(args) in it"
+    assert offered == {
+        "first": INIT,
+        "first_comments": ["measures the mismatch only; applies no correction", replaced],
+        "then": f"--custom-tis-function-path slime_ext.tis.token_tis {INIT}",
+        "then_comments": [
+            "policy loss times min(proximal / behavior, 2); slime-ext presets lists other corrections",
+            "replaces slime's own weights",
+            replaced,
+        ],
+    }
+
+
 def test_json_names_what_was_not_checked_and_why(capsys, tmp_path):
     answer = in_json(capsys, tmp_path, f"{GOOD} {INIT} --loss-type $LOSS")
     assert answer["status"] == "incomplete" and answer["error"] is None
