@@ -68,6 +68,7 @@ ENVIRONMENT = {
     "RAY_enable_worker_prestart": "0",
     "RAY_worker_niceness": "0",  # at Ray's default of 15, other work starves the trainer but not the engine
 }
+COMPUTING = (ROUND, SCORE, bfloat16.VARIABLE)  # variables of a user that change what a run computes
 # Variables that a run does not inherit. The first two would forbid compiled files, without which each of
 # seven processes imports for 30 s. RAY_ADDRESS would join the Ray of another run.
 REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_ADDRESS", "VIRTUAL_ENV")

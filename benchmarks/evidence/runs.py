@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings, base
 from slime_ext.errors import ConfigError
+from slime_ext_cpu.driver import COMPUTING
 from slime_ext_cpu.progress import HELDOUT, HELDOUT_TRAINED, METRICS, SHOWN
-from slime_ext_cpu.stand_ins import bfloat16
 from slime_ext_cpu.stand_ins.hosts import ROUND, SCORE
 from slime_ext_cpu.tasks import sums, write_prompts
 from slime_ext_cpu.train import DUMP
@@ -99,10 +99,9 @@ def refuse(of: Settings, panel: str, seeds: Iterable[int], done: Iterable[Row]) 
         ConfigError: the panel has no host, or the settings of test seeds are not fixed, or they differ from
             those of the panel's lines. Or the environment changes how a run computes.
     """
-    if bfloat16.VARIABLE in os.environ:  # no line says so
+    for name in (name for name in COMPUTING if name in os.environ):  # no line says so
         raise ConfigError(
-            f"{bfloat16.VARIABLE}: expected unset, got a value: unset it, because all lines of a panel must "
-            "be computed alike"
+            f"{name}: expected unset, got a value: unset it, because settings.yaml alone says how to compute"
         )
     place, test = f"settings.yaml: panels: {panel}", set(of.panels[panel].seeds)
     if of.panels[panel].host is None:

@@ -240,9 +240,14 @@ def test_versions_are_those_of_this_environment():
     assert found.keys() == {"python", *runs.COMPUTE} and found["torch"] == torch.__version__
 
 
-def test_a_run_that_computes_otherwise_than_its_panel_is_refused(monkeypatch):
-    monkeypatch.setenv("SLIME_EXT_BFLOAT16", "float32")
-    with pytest.raises(ConfigError, match="SLIME_EXT_BFLOAT16: expected unset, got a value: unset it"):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SLIME_EXT_BFLOAT16", "float32"), ("SLIME_EXT_ROUND", "int4"), ("SLIME_EXT_SCORE", "both")],
+)
+def test_a_run_that_computes_otherwise_than_its_panel_is_refused(monkeypatch, name, value):
+    """A variable from outside; what the settings ask for is set for each run alone."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"{name}: expected unset, got a value: unset it"):
         runs.refuse(OF, "lm_lag", [101], [])
 
 
