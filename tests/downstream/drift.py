@@ -3,6 +3,8 @@
     python -m tests.downstream.drift DIR [DIR ...]
 
 Ten lines for each tree, read off its source; nothing of it is imported. Status 1 where a door does not fit.
+A field or keyword that comes with ``*x`` or ``**x`` counts if the source says its name; else the line ends
+with "not read" and the expression. What ``append`` or ``update`` adds later is not seen.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +32,7 @@ FIELDS = (
     *("tokens", "multimodal_train_inputs", "packed_seq_params", "ref_log_probs", "values", "returns"),
     *("teacher_log_probs", "witness_ids", "opd_reverse_kl", "partition", *KEYS),
     *("rollout_topk_token_ids", "rollout_topk_log_probs", "loss_weights", "target_tokens"),
-    "rollout_top_p_log_probs",
+    *("rollout_top_p_log_probs", "rollout_top_p_token_ids", "rollout_top_p_token_offsets"),
 )
 NEWS = {  # word of a policy loss -> what it brings
     "get_pg_loss_type": "--pg-loss-type",
@@ -40,7 +42,9 @@ NEWS = {  # word of a policy loss -> what it brings
     "loss_fn": "a client's own loss (Tinker): not measured",
     "score_centering_loss_function": "--loss-type score_centering: not measured",
 }
-Names = Sequence[str]
+Texts = Sequence[str]
+Name = tuple[bool, str]  # whether the source says it, and the name, or the expression that makes it
+Scope = Mapping[str, ast.AST]
 
 
 @dataclass(frozen=True)
@@ -132,37 +136,120 @@ def looked_up(tree: Tree) -> tuple[bool, str]:
 
 def keywords(tree: Tree) -> tuple[bool, str]:
     """The keywords of the hook call."""
-    loss = tree.loss
-    made = [
-        node.value
-        for node in ast.walk(loss.node if loss else ast.Module([], []))
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "tis_kwargs"
-    ]
-    passed = [key.value for value in made for key in value.keys if isinstance(key, ast.Constant)]
-    return compared(passed, contract.REQUIRED, PASSED, "keywords")
+    loss, made = tree.loss, None
+    if loss:
+        scope = assigned(loss.tree.body) | assigned(ast.walk(loss.node))
+        made = scope.get("tis_kwargs")
+    return compared(names(made, scope) if made else (), contract.REQUIRED, PASSED, "keywords")
 
 
 def parameters(tree: Tree) -> tuple[bool, str]:
     """The parameters of the train step."""
     found = tree.step
-    return compared(found.parameters if found else [], (*STEP[:5], "num_microbatches"), STEP, "parameters")
+    got = [(True, name) for name in (found.parameters if found else ())]
+    if found:
+        starred = {"*": found.node.args.vararg, "**": found.node.args.kwarg}
+        got += [(False, star + argument.arg) for star, argument in starred.items() if argument]
+    return compared(got, (*STEP[:5], "num_microbatches"), STEP, "parameters")
 
 
 def fields(tree: Tree) -> tuple[bool, str]:
-    """The fields that the train step's module asks its iterator for, the most at once."""
-    found = tree.step
-    lists = (n for n in ast.walk(found.tree) if isinstance(n, ast.List)) if found else ()
-    texts = [[e.value for e in one.elts if isinstance(e, ast.Constant)] for one in lists]
-    asked = max((one for one in texts if "loss_masks" in one), key=len, default=[])
+    """The fields that the train step's module asks its iterator for, the most at once.
+
+    A list counts with what a function of that module adds to it.
+    """
+    found, lists = tree.step, list[list[Name]]()
+    if found:
+        elsewhere = (constants(text) for text in tree.texts.values())
+        scope = dict(pair for one in elsewhere for pair in one.items())
+        scope |= assigned(found.tree.body) | assigned(ast.walk(found.node))
+        makers = (n for n in ast.walk(found.tree) if isinstance(n, ast.List) or _is_call(n, scope))
+        lists = [list(names(node, scope)) for node in makers]
+    asked = max((one for one in lists if (True, "loss_masks") in one), key=len, default=[])
     read = [OF_CALL[name] for name in contract.REQUIRED[2:]]
     return compared(asked, read, FIELDS, "fields")
 
 
-def compared(got: Names, wanted: Names, known: Names, what: str) -> tuple[bool, str]:
-    """Whether all that we read is there, and what is new beside it."""
-    missing, new = [n for n in wanted if n not in got], [n for n in got if n not in known]
-    text = f"{len(got)} {what}" + (f", without {', '.join(missing)}" if missing else "")
-    return not missing, text + (f"; new: {', '.join(new)}" if new else "")
+def _is_call(node: ast.AST, scope: Scope) -> bool:
+    function = node.func if isinstance(node, ast.Call) else None
+    return isinstance(scope.get(getattr(function, "id", "")), ast.FunctionDef)
+
+
+def compared(got: Iterable[Name], wanted: Texts, known: Texts, what: str) -> tuple[bool, str]:
+    """Whether all that we read is there, what is new beside it, and what could not be read."""
+    pairs = dict.fromkeys(got)
+    texts, unread = ([text for is_known, text in pairs if is_known is kind] for kind in (True, False))
+    missing, new = [n for n in wanted if n not in texts], [n for n in texts if n not in known]
+    text = f"{len(texts)} {what}" + (f", without {', '.join(missing)}" if missing else "")
+    text += f"; new: {', '.join(new)}" if new else ""
+    return not missing, text + (f"; not read: {', '.join(unread)}" if unread else "")
+
+
+def assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
+    """Name -> its function or its last value, of the functions and assignments among ``nodes``."""
+    found: dict[str, ast.AST] = {}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: node.value for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def constants(text: str) -> dict[str, ast.AST]:
+    """The lists and tuples of a module in capital letters, which others import."""
+    top = ast.parse(text).body if re.search(r"^[A-Z_]+ = [(\[]", text, re.M) else ()
+    return {name: node for name, node in assigned(top).items() if isinstance(node, ast.List | ast.Tuple)}
+
+
+def names(node: ast.AST, scope: Scope) -> Iterator[Name]:
+    """Each name in an expression that makes a list or a dict, over all its branches.
+
+    A name of a variable is looked up in ``scope``, and a call of a function there is what it returns. The
+    others are not known: the source alone does not tell what ``*keys_of(args)`` of another module has.
+    """
+    parts = _parts(node)
+    name = getattr(node, "id", None)
+    if isinstance(node, ast.Constant):
+        yield from [(True, node.value)] if isinstance(node.value, str) else []
+    elif parts is not None:
+        for part in parts:
+            yield from names(part, scope)
+    elif isinstance(scope.get(name), ast.expr):
+        yield from names(scope[name], {n: value for n, value in scope.items() if n != name})
+    elif isinstance(node, ast.Call):
+        yield from _returned(node, scope)
+    else:
+        yield False, ast.unparse(node)
+
+
+def _parts(node: ast.AST) -> list[ast.expr] | None:
+    """The expressions whose names an expression has; None where it does not say."""
+    match node:
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.BoolOp(values=parts):
+            return parts
+        case ast.Dict(keys=keys, values=values):
+            return [key or value for key, value in zip(keys, values, strict=True)]  # no key: **value
+        case ast.Starred(value=value):
+            return [value]
+        case ast.IfExp(body=one, orelse=other) | ast.BinOp(left=one, op=ast.Add(), right=other):
+            return [one, other]
+        case ast.Call(func=ast.Name(id="list" | "tuple"), args=parts):
+            return parts
+    return None
+
+
+def _returned(call: ast.Call, scope: Scope) -> Iterator[Name]:
+    """The names in what a function of the scope returns."""
+    function = scope.get(getattr(call.func, "id", ""))
+    if not isinstance(function, ast.FunctionDef):
+        yield False, ast.unparse(call)
+        return
+    passed = dict(zip((a.arg for a in function.args.args), call.args, strict=False))
+    inside = {name: node for name, node in scope.items() if node is not function} | passed
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return) and node.value:
+            yield from names(node.value, inside)
 
 
 def iterator(tree: Tree) -> tuple[bool, str]:

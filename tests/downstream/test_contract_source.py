@@ -28,7 +28,7 @@ def test_every_door_keyword_and_field_fits(host):
     """``python -m tests.downstream.drift`` says the same of any tree."""
     lines = list(report(host.folder))
     assert len(lines) == 10 and all(fits for fits, _ in lines), lines
-    assert not any("; new: " in line for _, line in lines)
+    assert not any("; new: " in line or "; not read: " in line for _, line in lines)
 
 
 def test_a_tree_that_has_moved_is_named_line_by_line(tmp_path, capsys):
@@ -40,6 +40,40 @@ def test_a_tree_that_has_moved_is_named_line_by_line(tmp_path, capsys):
     assert len(said) == 10 and sum(line.startswith("  NOT ") for line in said) == 8
     assert "NOT   policy_loss_function: host.backends.loss: expected (args, batch, logits, " in said[0]
     assert "no function of that name in 1 modules" in said[2]
+
+
+LOSS = """
+MORE = {"weight_versions": 1}
+def policy_loss_function(args, batch, logits, sum_of_sample_mean):
+    extra = {"of_a_name": 1}
+    tis_kwargs = {"args": args, **extra, **MORE, **({"of_a_branch": 1} if args.x else {}), **made(args)}
+"""
+STEP = """
+from .data import TOP_P
+MORE = ("returns",)
+def with_more(args, keys):
+    if args.x == 1:
+        return list(keys)
+    return [*keys, *TOP_P]
+def train_one_step(args, rollout_id, step_id, data_iterator, model, *rest, num_microbatches, **more):
+    get_batch(data_iterator, with_more(args, [
+        "tokens", "loss_masks", *(["of_a_branch"] if args.y == "no field" else []), *MORE, *keys_of(args),
+    ]))
+"""
+
+
+def test_what_comes_with_a_star_counts_or_is_named(tmp_path):
+    room = tmp_path / "host/backends"
+    room.mkdir(parents=True)
+    (room / "loss.py").write_text(LOSS)
+    (room / "data.py").write_text('TOP_P = ("of_another_module", "values")\n')
+    (room / "model.py").write_text(STEP)
+    said = {line[6:].partition(": ")[0]: line for _, line in report(tmp_path)}
+    assert ": 4 keywords, without pg_loss, " in said["hook call"]
+    assert said["hook call"].endswith("; new: of_a_name, of_a_branch; not read: made(args)")
+    assert ": 6 parameters; not read: *rest, **more" in said["train step"]
+    assert ": 6 fields, without " in said["its batches"]
+    assert said["its batches"].endswith("; new: of_a_branch, of_another_module; not read: keys_of(args)")
 
 
 def test_a_function_that_a_flag_names_is_called_as_the_contract_says(host):
