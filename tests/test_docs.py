@@ -220,3 +220,10 @@ def test_the_site_has_the_readme_first_and_its_links_hold(tmp_path):
         assert all((tmp_path / target.split("#")[0]).exists() for target in targets), path
         assert ">>> " not in re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), path
         assert not re.search(r"\[\w+\.md\]", path.read_text()), path  # a link shows its page's title
+
+
+def test_page_and_preset_say_the_same_of_the_proximal_forward_pass():
+    """`skips_proximal` of host/rules.py reads flags alone, and no correction."""
+    said = "does not save the proximal forward pass: the host's flags alone decide whether it runs"
+    risk = yaml.safe_load((ROOT / "configs/presets.yaml").read_text())["ppo_is_bypass"]["risk"]
+    assert all(said in " ".join(text.split()) for text in (risk, CORRECTIONS.read_text()))
