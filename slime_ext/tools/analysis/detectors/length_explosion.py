@@ -26,8 +26,8 @@ DETECTOR = Detector(
         from some rollout on 2.5 times the length before with half of the samples cut, or 4 times that of
         two rollouts, 1.5 times by 2 standard errors, and every rollout longer than any before. Near the
         limit, 1.5 times is enough if 90% of the samples are cut, in every rollout more than in any
-        before, and their share jumps by 4 standard errors from one rollout to the next. A note while k3
-        is unhealthy
+        before, and their share jumps by 4 standard errors, over prompts if they are known, from one
+        rollout to the next. A note while k3 is unhealthy
     """,
     ruled_out="A harder batch of prompts: every rollout from there on is longer than any before.",
     fix="""
@@ -92,14 +92,35 @@ def _reaches_limit(parts: Parts) -> bool:
     is_full = fmean(s.truncated for s in since) >= FULL
     if not is_full or min(s.truncated for s in since) <= max(s.truncated for s in before):
         return False
-    (low, low_variance), (high, high_variance) = _share_cut(before[-1]), _share_cut(since[0])
+    samples_of_one = _samples_of_one([*before, *since])
+    ends = (_share_cut(rollout, samples_of_one) for rollout in (before[-1], since[0]))
+    (low, low_variance), (high, high_variance) = ends
     return high - low >= JUMPS * math.sqrt(low_variance + high_variance)
 
 
-def _share_cut(rollout: RolloutSummary) -> tuple[float, float]:
+def _samples_of_one(rollouts: list[RolloutSummary]) -> float:
+    """Returns how many samples tell as much as one independent sample.
+
+    Answers to one prompt are alike. So the variance of the share that is cut, over prompts, is divided by
+    the binomial variance. A share of 0 or 1 has neither, so one number counts for the whole run. It is
+    lowered by its own standard error, because a few prompts differ by chance.
+    """
+    known = [s for s in rollouts if 0 < s.truncated < 1 and s.independent > 1]
+    if not known:
+        return 1.0
+    binomial = sum(s.truncated * (1 - s.truncated) * s.length / s.tokens for s in known)
+    error = math.sqrt(2 / sum(s.independent - 1 for s in known))
+    return max(1.0, sum(s.truncated_error**2 for s in known) / binomial * (1 - error))
+
+
+def _share_cut(rollout: RolloutSummary, samples_of_one: float) -> tuple[float, float]:
     """The share of samples that are cut and its binomial variance, with one more of each kind, so that a
-    share of 0 or 1 has a variance, too."""
-    samples = rollout.tokens / rollout.length
+    share of 0 or 1 has a variance, too.
+
+    Args:
+        samples_of_one: how many samples count as one.
+    """
+    samples = rollout.tokens / rollout.length / samples_of_one
     share = (rollout.truncated * samples + 1) / (samples + 2)
     return share, share * (1 - share) / (samples + 2)
 

@@ -108,6 +108,8 @@ class RolloutSummary(NamedTuple):
     equal: float = 0.0  # share of the tokens whose log-prob is that of the first policy, bit by bit
     sway: float = 0.0  # as ``wobble``, of mean |l|
     length_error: float = 0.0  # standard error of ``length``, over prompts where they are known
+    truncated_error: float = 0.0  # the same of ``truncated``
+    independent: int = 0  # number of the prompts, or of the samples where prompts are not known
 
 
 class Prints(NamedTuple):
@@ -197,6 +199,7 @@ class DetectorStatistics(Additive):
             sums, versions, certainty: of this rollout alone.
         """
         (wobble, sway), size = self.samples.close(rollout), max(rollout.count, 1)
+        is_cut = [status == "truncated" for status in rollout.statuses or [""] * rollout.count]
         self.estimators.add(rollout)
         if sums["finite"]:
             self.rollouts.append(
@@ -215,10 +218,11 @@ class DetectorStatistics(Additive):
                     -(sums.mean("behavior") or 0.0),
                     certainty.tolist(),
                     wobble,
-                    sum(status == "truncated" for status in rollout.statuses) / size,
+                    sum(is_cut) / size,
                     sums.mean("unmoved", "referenced") or 0.0,
                     sway,
-                    _length_error(rollout),
+                    _error_of_mean(rollout, rollout.lengths)[0],
+                    *_error_of_mean(rollout, is_cut),
                 )
             )
         elif rollout.size and not sums["tokens"]:
@@ -291,15 +295,18 @@ def _error(count: float, total: float, square: float) -> float:
     return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** raises where the product overflows
 
 
-def _length_error(rollout: DumpedRollout) -> float:
-    """The standard error of the mean response length; answers to one prompt count as one."""
-    lengths = torch.tensor(rollout.lengths, dtype=torch.float64)[rollout.responding]
+def _error_of_mean(rollout: DumpedRollout, values: Sequence[float]) -> tuple[float, int]:
+    """Returns the standard error of a mean over samples, and the number of independent values.
+
+    The samples are those with a response. Answers to one prompt count as one value.
+    """
+    means = torch.tensor(values, dtype=torch.float64)[rollout.responding]
     if rollout.groups is not None:
         _, index, counts = torch.tensor(rollout.groups)[rollout.responding].unique(
             return_inverse=True, return_counts=True
         )
-        lengths = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, index, lengths) / counts
-    return float(lengths.std()) / math.sqrt(len(lengths)) if len(lengths) > 1 else 0.0
+        means = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, index, means) / counts
+    return float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else 0.0, len(means)
 
 
 def fingerprints(part: DumpedRollout) -> Prints:

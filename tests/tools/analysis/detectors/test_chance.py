@@ -18,7 +18,7 @@ from slime_ext.tools.analysis.detectors import (
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.parts import SURE, Found, Mean
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
-from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, run, sampled
+from tests.tools.analysis.detectors.toys import PROMPTS, Policy, diagnosed, edited, findings, run, sampled
 
 
 def with_summaries(d, **columns):
@@ -119,6 +119,32 @@ def test_responses_that_jump_to_the_limit_explode_though_they_cannot_be_much_lon
     assert (found is not None) == is_one
     if found:
         assert found["first"] == 1 and found["cut"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "prompts", "is_one"), [(1 / 16, 64, True), (1 / 6, 32, False), (1 / 8, 4, True)]
+)
+def test_answers_that_are_cut_together_count_as_fewer(error, prompts, is_one):
+    """The rollout before has 64 samples, half of them cut: binomially, that share has an error of 1/16. Four
+    prompts differ as much by chance."""
+    lengths = (26.0, *(44.0 + i for i in range(7)))
+    d = with_summaries(diagnosed(run(8)), length=lengths, truncated=(0.5, *(1.0,) * 7))
+    errors = {"length_error": [8.0] * 8, "truncated_error": (error, *(0.0,) * 7)}
+    tokens = [64 * int(n) for n in lengths]
+    d = with_summaries(d, tokens=tokens, independent=[prompts] * 8, **errors)
+    assert (length_explosion.look(d) is not None) == is_one
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_share_that_is_cut_has_an_error_over_prompts(together):
+    cut = [(i // (64 // PROMPTS) if together else i) % 2 for i in range(64)]
+    rollout = sampled(Policy(), statuses=tuple("truncated" if is_cut else "completed" for is_cut in cut))
+    (found,) = diagnosed([rollout]).statistics.rollouts
+    shares = [found.truncated] * 2 if not together else [0.0, 1.0]
+    assert (found.truncated, found.independent) == (0.5, PROMPTS)
+    assert found.truncated_error == pytest.approx(0.5 / math.sqrt(PROMPTS - 1) * (shares[1] - shares[0]))
+    (alone,) = diagnosed([edited([rollout], lambda r: {"groups": None})[0]]).statistics.rollouts
+    assert (alone.truncated_error, alone.independent) == (pytest.approx(0.5 / math.sqrt(63)), 64)
 
 
 def test_lengths_of_another_policy_are_a_note():
