@@ -20,6 +20,7 @@ from benchmarks.evidence.settings import ROOT, Settings, base
 from slime_ext.errors import ConfigError
 from slime_ext_cpu.driver import COMPUTING
 from slime_ext_cpu.progress import HELDOUT, HELDOUT_TRAINED, METRICS, SHOWN
+from slime_ext_cpu.stand_ins import bfloat16
 from slime_ext_cpu.stand_ins.hosts import ROUND, SCORE
 from slime_ext_cpu.tasks import sums, write_prompts
 from slime_ext_cpu.train import DUMP
@@ -33,6 +34,7 @@ PROMPT = "prompt"  # with {a} and {b}
 ASKED = "heldout_prompts"  # how many prompts; by default all of the task's
 ROUNDING = "rounding"  # of the sampler's weights
 SCORED = "score"  # both: score with the pushed weights and with the trainer's
+WIDENED = "bfloat16"  # float32: the type in which bfloat16 tensors are multiplied
 STEPS = "num_steps_per_rollout"
 LARGE = "dump", "checkpoint"
 LOGGED = {  # name in a line's ``rollouts`` -> the run's metric
@@ -193,7 +195,7 @@ def command(
     for name in ("use_tis", "rollout_seed", PROMPT, ASKED):  # slime-ext train sets the first two itself
         flags.pop(name, None)
     flags = {"correction": preset} | flags
-    variables = {ROUND: ROUNDING, SCORE: SCORED}
+    variables = {ROUND: ROUNDING, SCORE: SCORED, bfloat16.VARIABLE: WIDENED}
     environment = {variable: flags.pop(name) for variable, name in variables.items() if name in flags}
     ours = {name: flags.pop(name) for name in TRAIN if name in flags}
     flags["prompt_data"] = prompts / "train.jsonl"

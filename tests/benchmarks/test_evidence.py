@@ -161,10 +161,13 @@ def test_a_run_that_is_scored_twice_has_both_curves(train):
 def test_a_cell_is_an_arm_with_one_variant_of_its_panel(train):
     panel = OF.panels["lm_dose"]
     assert len(panel.cells) == 13 and "S@fp8" not in panel.cells and "S@lag8" in panel.cells
-    assert words_of("lm_dose", "B@lag1") == words_of("lm_lag", "A")  # nothing lags, nothing is rounded
+    *words, computing = words_of("lm_dose", "B@lag1")
+    assert words == [*words_of("lm_lag", "A")][:2]  # nothing lags, nothing is rounded
+    assert computing == {"SLIME_EXT_BFLOAT16": "float32"}
     lagging = words_of("lm_dose", "C@lag8")[0]
     assert lagging[lagging.index("--lag") + 1] == "8" and words_of("lm_dose", "C@int8")[2] == {
-        "SLIME_EXT_ROUND": "int8"
+        "SLIME_EXT_ROUND": "int8",
+        **computing,
     }
     assert rate_of(words_of("lm_rate", "U@3e-5")[1]) == 3e-5
     assert "4" in words_of("lm_steps", "P")[1] and "ppo_is_bypass" in words_of("lm_steps", "P")[0]
