@@ -129,15 +129,16 @@ def _shares(parts: Sequence[PartOfRun]) -> str:
 
 
 def _findings(screen: Console, document: Document) -> None:
+    """Prints each finding, without the title and the number of checks that the headline already says."""
     rows = document.detectors
     could = sum(row.state in ("found", "nothing") for row in rows)
-    said = f"; {could} of {len(rows)} checks ran" if rows else ""
-    has_fault = any(finding.is_fault for finding in document.findings)
-    screen.print(f"{'faults' if has_fault else 'no fault'} found{said}")
+    if rows and any(finding.is_fault for finding in document.findings):
+        screen.print(f"{could} of {len(rows)} checks ran")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
+        title = "" if finding.title in document.headline else f" {escape(finding.title)}"
         screen.print(
-            f"\n[{colour}]{finding.severity}[/{colour}] [bold]{finding.name}[/bold] {escape(finding.title)}",
+            f"\n[{colour}]{finding.severity}[/{colour}] [bold]{finding.name}[/bold]{title}",
             soft_wrap=not screen.is_terminal,
         )
         _say(screen, f"  {finding.evidence}")

@@ -101,7 +101,7 @@ def test_a_note_that_becomes_a_warning_is_told_again(tmp_path, capsys):
         told += [(f.name, f.severity) for _ in range(2) for news in follower.look() for f in news.alerts]
         if told and number == 3:
             assert cli.main(["analyze", str(folder), "--fail-on", "any"]) == 0
-            assert "no fault found" in capsys.readouterr().out
+            assert "No fault found" in capsys.readouterr().out
             assert cli.main(["analyze", str(folder), "--fail-on", "stale_weights"]) == 1
     assert told == [("stale_weights", "note"), ("stale_weights", "warning")]
 

@@ -72,7 +72,7 @@ def test_where_no_run_of_ours_was_it_says_so_and_what_to_run():
     ]:
         made = said(**changes)
         assert (made.name, made.is_made) == ("metrics_only", True)
-        assert "no run of ours was there" in made.reasons[0] and kind in made.reasons[0]
+        assert "none of our runs is like this" in made.reasons[0] and kind in made.reasons[0]
         assert first in made.reasons[1]
         assert f"with and without {trial}: " in made.reasons[2] and "would have kept" in made.reasons[3]
 
@@ -96,7 +96,7 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
             assert ("to find out" in text) == (condition["mismatch"] == "lag")
         low, high = condition["k3"]
         for k3, steps in ((low * 0.99, 1), (high * 1.01, 1), (low, condition["steps_per_rollout"] + 3)):
-            assert "no run of ours was there" in said(findings=findings, k3=k3, steps=steps).reasons[0]
+            assert "none of our runs is like this" in said(findings=findings, k3=k3, steps=steps).reasons[0]
         other = () if findings else (STALE,)
         assert condition["what"] not in " ".join(said(findings=other, k3=high, steps=1).reasons)
 
@@ -149,7 +149,7 @@ def test_policies_that_are_equal_need_nothing():
 
 def test_what_nothing_explains_is_no_reason_to_train_on():
     found = recommend(effects(), SHORT, (finding("unexplained", "warning"),))
-    assert "of unknown cause" in found.reasons[0] and not found.candidates
+    assert "has an unknown cause" in found.reasons[0] and not found.candidates
 
 
 def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason():
@@ -231,13 +231,13 @@ def test_of_few_sequences_nothing_is_recommended():
 def test_a_fault_comes_before_a_recommendation():
     found = recommend(effects(), SHORT, (finding(),))
     assert not found.is_made
-    assert found.reasons[0] == "fix temperature first; a correction would only hide it. F."
+    assert found.reasons[0] == "fix temperature first, because a correction would only hide it"
 
 
 def test_where_nothing_can_be_compared_nothing_is_concluded():
     for tokens in [0, 7]:
         found = recommend(effects(), Numbers(tokens=tokens, nonfinite=tokens))
-        assert found.name == "metrics_only" and found.reasons[0].startswith("no response token has a finite")
+        assert found.name == "metrics_only" and found.reasons[0].startswith("no response token has finite")
 
 
 WHOLE = {"use_tis": True, "custom_tis_function_path": "a.b", "custom_megatron_init_path": "a.c"}
@@ -248,7 +248,7 @@ def test_the_users_own_file_is_to_be_tried_where_every_preset_costs_too_much():
     assert "without token_tis: " in recommend([effect("mine.yaml"), *effects()], SHORT, **own).reasons[-2]
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend([effect("mine.yaml"), *effects(**bad)], SHORT, **own)
-    assert found.reasons[-2].endswith("mine.yaml: no preset that fits costs little, your own file does")
+    assert found.reasons[-2].endswith("every preset that fits costs too much, but your file costs little")
 
 
 def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):

@@ -103,7 +103,7 @@ def test_a_finding_shows_severity_evidence_and_fix():
 
 def test_an_empty_analysis_still_is_a_page():
     page = render(Document(name="empty"))
-    assert "No detector found a fault" in page and page.count('class="missing"') == 5
+    assert "The checks that ran found no fault" in page and page.count('class="missing"') == 5
 
 
 def test_a_document_survives_json(found):

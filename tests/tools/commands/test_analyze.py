@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import statistics
 from types import SimpleNamespace
 
@@ -46,7 +47,7 @@ def analyze(capsys, *words):
 
 def test_a_healthy_run(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--fail-on", "any")
-    assert (status, err) == (0, "") and "no fault found" in out
+    assert (status, err) == (0, "") and "No fault found" in out
 
 
 def test_a_fault_is_named_and_fails_on_demand(capsys, runs, tmp_path):
@@ -57,6 +58,14 @@ def test_a_fault_is_named_and_fails_on_demand(capsys, runs, tmp_path):
     found = json.loads(data.read_text())
     assert [f["name"] for f in found["findings"]] == ["off_by_one"] and found["total"]["sequences"] == 24
     assert "<html" in report.read_text()
+
+
+def test_the_summary_says_nothing_twice(capsys, runs):
+    for name, headline in (("healthy", "No fault found: "), ("shifted", "Fix first: The sampler's")):
+        out = analyze(capsys, runs / name)[1]
+        parts = [part.strip().lower() for part in re.split(r"[.:;,]\s|\n", out)]
+        said = [part for part in parts if len(part.split()) > 2]
+        assert headline in out and len(said) == len(set(said)) > 5
 
 
 def test_a_severity_fails_as_its_findings_do():
@@ -96,7 +105,7 @@ def test_a_pipe_gets_every_line_whole(capsys, tmp_path):
     path = tmp_path / ("n" * 200 + ".jsonl")
     path.write_text(f'{{"loss": 1}}\n{json.dumps({"behavior": [-1.0], "proximal": [-1.0]})}\n')
     _, out, _ = analyze(capsys, path)
-    assert f"  {path}:1: has neither rollout_log_probs nor log_probs: no sample\n" in out
+    assert f"  {path}:1: has neither rollout_log_probs nor log_probs, so it is not a sample\n" in out
 
 
 def test_json_on_stdout_is_json_alone(capsys, runs):

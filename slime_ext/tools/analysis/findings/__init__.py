@@ -1,4 +1,4 @@
-"""Findings in plain words: each detector of ``detectors/`` looks at a ``Diagnosis``."""
+"""Runs each detector of ``detectors/`` on a ``Diagnosis``, and returns the findings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MODULES = {name: import_module(f"slime_ext.tools.analysis.detectors.{name}") fo
 
 
 def _before(name: str, detectors: Mapping[str, Detector]) -> frozenset[str]:
-    """The findings to which one of this name is left."""
+    """Returns the findings that come before this one: if one of them is found, this one is not reported."""
     named = detectors[name].after
 
     def goes_before(other: str) -> bool:
         one = detectors[other]
-        # All others go before one that is left to any cause.
+        # A detector that is after ANY_CAUSE comes after all others.
         is_cause = ANY_CAUSE in named and one.explains and ANY_CAUSE not in one.after
         return other in named or one.group in named or is_cause
 
@@ -27,7 +27,7 @@ def _before(name: str, detectors: Mapping[str, Detector]) -> frozenset[str]:
 
 
 def _in_order(before: Mapping[str, Iterable[str]]) -> list[str]:
-    """Each after those that go before it, else by name."""
+    """Returns the names, each after those that come before it, else alphabetically."""
     sorter, order = TopologicalSorter(before), []
     sorter.prepare()
     while sorter.is_active():
@@ -44,35 +44,37 @@ LOOKS: dict[str, Look] = {name: _MODULES[name].look for name in DETECTORS}
 
 
 def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ...]]:
-    """The findings of a run, the gravest first, and what each detector did."""
-    found: dict[str, Finding] = {}
+    """Returns the findings of a run, the most severe first, and the result of each detector."""
+    findings: dict[str, Finding] = {}
     looked = []
     for name, detector in DETECTORS.items():
-        state, detail = _look(name, detector, diagnosis, found)
+        state, detail = _look(name, detector, diagnosis, findings)
         looked.append(Looked(name=name, state=state, detail=detail))
-    if "left_out" in found:
-        found = {
+    if "left_out" in findings:
+        findings = {
             name: finding if name == "left_out" else _of_those_read(finding)
-            for name, finding in found.items()
+            for name, finding in findings.items()
         }
-    return tuple(sorted(found.values(), key=lambda finding: finding.rank)), tuple(looked)
+    return tuple(sorted(findings.values(), key=lambda finding: finding.rank)), tuple(looked)
 
 
 def _of_those_read(finding: Finding) -> Finding:
     return finding.model_copy(
-        update={"evidence": f"{finding.evidence} Shares are of those samples that were read."}
+        update={"evidence": f"{finding.evidence} Shares are of the samples that could be read."}
     )
 
 
-def _look(name: str, detector: Detector, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:
+def _look(
+    name: str, detector: Detector, diagnosis: Diagnosis, findings: dict[str, Finding]
+) -> tuple[str, str]:
     threshold = " ".join(detector.threshold.split())
     try:
         figures = LOOKS[name](diagnosis)
     except Lacks as lacks:
         return "could not look", str(lacks)
-    if alike := [other for other in found if other in BEFORE[name]]:
+    if alike := [other for other in findings if other in BEFORE[name]]:
         return "left to another", alike[0]
     if figures is None:
         return "nothing", threshold
-    found[name] = detector.finding(name, figures)
+    findings[name] = detector.finding(name, figures)
     return "found", threshold

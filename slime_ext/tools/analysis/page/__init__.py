@@ -1,1 +1,1 @@
-"""The page: one HTML file without scripts or network, drawn from a document and nothing else."""
+"""Draws the page: one HTML file without scripts or network, from a document and nothing else."""

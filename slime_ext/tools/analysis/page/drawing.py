@@ -1,4 +1,4 @@
-"""matplotlib figures -> SVG in the page's light colours."""
+"""Draws figures with matplotlib, as SVG in the page's light colours."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, SymmetricalLogLocator
 from matplotlib.transforms import blended_transform_factory
 
-WIDTH, HEIGHT = 460, 250  # points, which are the units of the picture's coordinates
+WIDTH, HEIGHT = 460, 250  # points, the unit of the picture's coordinates
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 24, 42
-PANEL, GAP = 108, 22  # height of one of several panels and the space below it
+PANEL, GAP = 108, 22  # height of one of several panels; space below it
 FEW_DECADES = 200.0  # largest value up to which a logarithmic axis has three ticks per decade
-WIDE = 50.0  # largest over smallest positive value from which an axis is logarithmic
-COLOURS = {  # the light ones of style.css, which inverts pictures on a dark page
+WIDE = 50.0  # largest over smallest positive value above which an axis is logarithmic
+COLOURS = {  # the light colours of style.css, which inverts pictures on a dark page
     **{"s0": "#0b62a8", "s1": "#c2540a"},
     **{"ink": "#1b1f24", "muted": "#5b6470", "grid": "#e8ebef", "paper": "#ffffff"},
 }
-# matplotlib's settings while pictures are drawn.
+# Settings of matplotlib while pictures are drawn.
 STYLE = {
-    "svg.fonttype": "none",  # letters as text, not as outlines
+    "svg.fonttype": "none",  # writes letters as text, not as outlines
     "svg.hashsalt": "slime_ext",
     "text.parse_math": False,
     "font.size": 11,
@@ -42,21 +42,23 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # what matpl
 
 
 def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with one pair of axes, or with several panels over a common x axis."""
+    """Returns a figure with one pair of axes, or with several panels over a common x axis."""
     height = HEIGHT if panels == 1 else TOP + PANEL * panels - GAP + BOTTOM
     made = Figure(figsize=(WIDTH / 72, height / 72))
-    found = list(made.subplots(panels, sharex=True, squeeze=False)[:, 0])
+    panel_axes = list(made.subplots(panels, sharex=True, squeeze=False)[:, 0])
     made.subplots_adjust(
         LEFT / WIDTH, BOTTOM / height, 1 - RIGHT / WIDTH, 1 - TOP / height, hspace=GAP / (PANEL - GAP)
     )
-    for axes in found:
+    for axes in panel_axes:
         axes.margins(x=0.025, y=0.06)
-    return made, found
+    return made, panel_axes
 
 
 def name_axes(axes: Axes, x: str, y: str, ticks: int = 7) -> None:
-    """Names both axes, and puts at most ``ticks`` round numbers on the y axis. To be called after all marks
-    are drawn."""
+    """Names both axes, and puts at most ``ticks`` round numbers on the y axis.
+
+    Call it after all marks are drawn.
+    """
     axes.set_ylabel(y)
     along_figure = blended_transform_factory(axes.figure.transFigure, axes.transAxes)
     axes.yaxis.set_label_coords(12 / WIDTH, 0.5, along_figure)
@@ -83,7 +85,7 @@ def dots(
     line: str | tuple = "-",
     hollow: bool = False,
 ) -> None:
-    """A line through points, with a dot of this diameter (points; 0 for none) at each."""
+    """Draws a line through points, with a dot of diameter ``size`` (points; 0: no dot) at each."""
     axes.plot(
         *zip(*points, strict=True),
         color=COLOURS[colour],
@@ -98,14 +100,14 @@ def dots(
 
 
 def svg(drawn: Figure) -> str:
-    """A figure as the text of an SVG file, the same whenever it is drawn."""
+    """Returns a figure as the text of an SVG file, which is the same each time."""
     written = io.StringIO()
     drawn.savefig(written, format="svg", transparent=True, metadata=NO_METADATA)
     return written.getvalue()
 
 
 def label(value: float, _: object = None) -> str:
-    """A number as a tick's label.
+    """Returns a number as the label of a tick.
 
     >>> [label(v) for v in (0.0, 0.001, 0.0001, 1500, 2e6)]
     ['0', '0.001', '1e-4', '1500', '2e6']
@@ -116,6 +118,6 @@ def label(value: float, _: object = None) -> str:
 
 
 def is_wide(values: Sequence[float]) -> bool:
-    """Whether positive numbers differ so much that a linear axis would hide the small ones."""
+    """Returns whether positive numbers differ so much that a linear axis would hide the small ones."""
     known = [v for v in values if v > 0]
     return bool(known) and max(known) > WIDE * min(known)

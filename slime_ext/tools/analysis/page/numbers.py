@@ -1,4 +1,4 @@
-"""Numbers as the page and the terminal write them, with the range in which each is healthy."""
+"""Writes numbers for the page and the terminal, with the range in which each is healthy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NONE = "–"
 
 
 def number(value: float | None) -> str:
-    """A number with three significant digits.
+    """Writes a number with three significant digits.
 
     >>> number(0.00012345), number(1234.5), number(None)
     ('0.000123', '1234', '–')
@@ -26,7 +26,7 @@ def number(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """As ``number``, but near 1 with two digits of the distance from it.
+    """Writes a ratio as ``number`` does, but near 1 with two digits of its distance from 1.
 
     >>> ratio(1.00000123), ratio(0.9987), ratio(2.0), ratio(None)
     ('1.0000012', '0.9987', '2', '–')
@@ -37,7 +37,7 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share in per cent; only 1 is written as 100%, only 0 as 0%.
+    """Writes a share in per cent. Only 1 becomes 100%, and only 0 becomes 0%.
 
     >>> percent(0.99999), percent(1.0), percent(0.00004), percent(0.0), percent(0.1234)
     ('>99.99%', '100%', '<0.01%', '0%', '12.3%')
@@ -55,7 +55,7 @@ def percent(value: float | None) -> str:
 
 
 def whole(value: int) -> str:
-    """An integer with thin spaces between thousands.
+    """Writes an integer with thin spaces between thousands.
 
     >>> whole(1234567)
     '1\u202f234\u202f567'
@@ -64,18 +64,18 @@ def whole(value: int) -> str:
 
 
 def listed(values: Iterable[int], most: int = 12) -> str:
-    """The first values, and how many more there are.
+    """Writes the first values, and how many more there are.
 
     >>> listed(range(3)), listed(range(20), 2)
     ('0, 1, 2', '0, 1 and 18 more')
     """
-    found = list(values)
-    text = ", ".join(str(v) for v in found[:most])
-    return text if len(found) <= most else f"{text} and {len(found) - most} more"
+    numbers = list(values)
+    text = ", ".join(str(v) for v in numbers[:most])
+    return text if len(numbers) <= most else f"{text} and {len(numbers) - most} more"
 
 
 def sentence(text: str) -> str:
-    """A text with a capital letter and a full stop. Names such as k3 and token_tis stay as they are.
+    """Adds a capital letter and a full stop to a text. Names such as k3 and token_tis stay as they are.
 
     >>> sentence("fix this first"), sentence("k3 is 0.06 nats.")
     ('Fix this first.', 'k3 is 0.06 nats.')
@@ -85,20 +85,20 @@ def sentence(text: str) -> str:
 
 
 def depth(log_ratio: float) -> str:
-    """How strongly a token is coloured, from 0 to 0.6, at which its text is still readable."""
+    """Returns how strongly a token is coloured, from 0 to 0.6, at which its text is still readable."""
     size = abs(log_ratio)
     return f"{0.6 * size / (size + 0.5):.2f}"
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A number of a run.
+    """A number of a run, as the page shows it.
 
     Args:
-        fields: names in ``Numbers`` of what it shows.
+        fields: names of the fields of ``Numbers`` that it shows.
         healthy: field -> lowest and highest healthy value.
-        joins: the text of the values.
-        least: the smallest value that the quantity itself can have; its estimate can lie below.
+        joins: returns the text of the values.
+        least: the smallest possible value of the quantity; its estimate can be smaller.
     """
 
     name: str
@@ -109,14 +109,14 @@ class Tile:
 
     @property
     def range(self) -> str:
-        """As the page says it: above 0.5, below 2."""
+        """The healthy range as text, such as: above 0.5, below 2."""
         bounds = [pair for healthy in self.healthy.values() for pair in zip(WORDS, healthy, strict=True)]
         return ", ".join(
             f"{word} {bound:g}" if bound else "none" for word, bound in bounds if bound is not None
         )
 
     def of(self, numbers: Numbers) -> tuple[str, str]:
-        """The text, and ``good``, ``bad`` or "" for a number without a range."""
+        """Returns the text, and ``good``, ``bad`` or "" for a number without a range."""
         values = {name: getattr(numbers, name) for name in self.fields}
         if None in values.values():
             return NONE, ""
@@ -125,7 +125,9 @@ class Tile:
             for name, (low, high) in self.healthy.items()
         )
         text = self.joins(*values.values())
-        if self.least is not None and min(values.values()) < self.least:  # it says nothing of the quantity
+        if (
+            self.least is not None and min(values.values()) < self.least
+        ):  # the estimate says nothing about the quantity
             return f"{text} (an estimate; the true value is at least {self.least:g})", ""
         return text, ("good" if is_good else "bad") if self.healthy else ""
 
@@ -166,6 +168,6 @@ TILES = (
 
 
 def tiles(totals: Sequence[Numbers]) -> list[dict]:
-    """Each number with its text and verdict in each run, without numbers that no run has."""
-    found = [{"name": t.name, "range": t.range, "runs": [t.of(n) for n in totals]} for t in TILES]
-    return [tile for tile in found if any(text != NONE for text, _ in tile["runs"])]
+    """Returns each number with its text and verdict in each run, without numbers that no run has."""
+    rows = [{"name": t.name, "range": t.range, "runs": [t.of(n) for n in totals]} for t in TILES]
+    return [tile for tile in rows if any(text != NONE for text, _ in tile["runs"])]

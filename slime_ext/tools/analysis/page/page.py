@@ -1,4 +1,7 @@
-"""Documents -> HTML. Jinja escapes whatever came out of a dump, and the page's own policy forbids scripts."""
+"""Renders documents as HTML.
+
+Jinja escapes all text from a dump, and the page's security policy forbids scripts.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ from slime_ext.tools.analysis.page.pictures import pictures
 from slime_ext.tools.analysis.texts import counted, legible
 from slime_ext.tools.folders import write_file
 
-SHOWN = 5  # corrections that are not folded
+SHOWN = 5  # corrections that the page does not fold
 STATES = ("found", "nothing", "left to another", "could not look")
-MOST_NAMED = 300  # characters of rejected sequences on the page; JSON has all
+MOST_NAMED = 300  # characters of the list of rejected sequences; JSON has the whole list
 TEMPLATE, STYLE = "page.html.j2", "style.css"
 
 
 def write_report(document: Document, path: str | Path, against: Document | None = None) -> Path:
-    """Writes the page of one document, or of two side by side, and returns its path."""
+    """Writes the page of one document, or of two side by side. Returns its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, render(document, against))
@@ -44,7 +47,7 @@ def write_report(document: Document, path: str | Path, against: Document | None 
 
 
 def render(document: Document, against: Document | None = None) -> str:
-    """The HTML of the page."""
+    """Returns the HTML of the page."""
     documents = [d.model_copy(update={"name": legible(d.name)}) for d in (document, against) if d is not None]
     return (
         _environment()
@@ -87,7 +90,10 @@ def _text(name: str) -> str:
 
 
 def looked(document: Document) -> dict[str, Any]:
-    """What the detectors did with a run: a sentence, whether at least half of them could look, the rows."""
+    """Returns what the detectors did with a run.
+
+    The result has their rows, a sentence, and whether at least half of them could run (``most``).
+    """
     rows = sorted(document.detectors, key=lambda row: STATES.index(row.state))
     could = sum(row.state in ("found", "nothing") for row in rows)
     return {"rows": rows, "most": 2 * could >= len(rows), "said": f"{could} of {len(rows)} checks ran"}
@@ -95,14 +101,14 @@ def looked(document: Document) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the what-if table: what it says of a correction, and the share that its bar shows."""
+    """A column of the what-if table: its text for a correction, and the share that its bar shows."""
 
     name: str
     text: Callable[[Effect], str]
     share: Callable[[Effect], float | None] = lambda effect: None
 
     def width(self, effect: Effect) -> str:
-        """Per cent of the bar."""
+        """Returns the width of the bar in per cent."""
         return f"{100 * min(max(self.share(effect) or 0, 0), 1):.1f}"
 
 
@@ -111,8 +117,8 @@ def _column(name: str, share: Callable[[Effect], float | None]) -> Column:
 
 
 def _weights(effect: Effect) -> str:
-    found = effect.weight_quantiles
-    return " / ".join(number(found[key]) for key in ("p01", "p50", "p99")) if found else NONE
+    quantiles = effect.weight_quantiles
+    return " / ".join(number(quantiles[key]) for key in ("p01", "p50", "p99")) if quantiles else NONE
 
 
 def _gradient(effect: Effect) -> str:
@@ -133,11 +139,13 @@ COLUMNS = (
 
 
 def rows(documents: Sequence[Document]) -> list[dict[str, Any]]:
-    """The rows of the what-if table: one per correction of any document, the recommended one first, then the
-    candidates of the situation, then what costs little."""
+    """Returns the rows of the what-if table, one for each correction of any document.
+
+    The recommended correction comes first, then corrections that cost little, candidates before others.
+    """
     recommended = [d.recommendation for d in documents if d.recommendation]
-    chosen = {found.name for found in recommended}
-    tried = [candidate.name for found in recommended for candidate in found.candidates]
+    chosen = {recommendation.name for recommendation in recommended}
+    tried = [candidate.name for recommendation in recommended for candidate in recommendation.candidates]
     by_name: dict[str, dict[int, Effect]] = {}
     for run, document in enumerate(documents):
         for effect in document.effects:
@@ -161,7 +169,7 @@ def _row(name: str, effects: dict[int, Effect], chosen: bool) -> dict[str, Any]:
         "formula": first.formula,
         "target": first.numerator == "target",
         "chosen": chosen,
-        "effects": known,  # number of the run -> effect
+        "effects": known,  # index of the run -> effect
         "unavailable": None if known else first.unavailable,
         "rejected_count": first.sequences - first.kept_sequences,
         "rejected": rejected,

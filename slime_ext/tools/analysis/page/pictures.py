@@ -1,4 +1,4 @@
-"""The pictures of the page: the distribution of log-ratios, the run over time, and three curves."""
+"""Draws the pictures of the page: the distribution of log-ratios, the run over time, and three curves."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from slime_ext.tools.analysis.page.drawing import (
 )
 
 BARS = 81
-SHOWN = 0.998  # share of the tokens that the axis covers; the rest is counted in the outermost bars
-NARROWEST = 1e-3  # nats, how far the axis reaches at least: less is no mismatch to look at
-SPARSE, DOTTED = 80, 400  # points up to which dots are large, and are drawn at all
+SHOWN = 0.998  # share of the tokens that the axis covers; the outermost bars count the rest
+NARROWEST = 1e-3  # nats, least reach of the axis, because a smaller mismatch does not matter
+SPARSE, DOTTED = 80, 400  # points up to which dots are large; up to which there are dots
 LARGE, SMALL = 6.0, 3.4  # diameters of dots, points
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: its SVG, and the sentence on how to read it; or why there is none."""
+    """A picture: its SVG and how to read it, or the reason why there is none."""
 
     name: str
     title: str
@@ -45,19 +45,19 @@ class Picture:
 
     @property
     def address(self) -> str:
-        """The SVG as the ``src`` of an image, in which nothing acts on the page around it."""
+        """The SVG as the ``src`` of an image, from which nothing can act on the page."""
         return f"data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()}"
 
 
 def pictures(documents: Sequence[Document]) -> list[Picture]:
-    """Every picture of the page, in its order."""
+    """Returns every picture of the page, in order."""
     rows = yaml.safe_load(files(__package__).joinpath("pictures.yaml").read_text("utf-8"))
-    found = []
+    drawn_pictures = []
     with matplotlib.rc_context(STYLE):
         for name, row in rows.items():
             drawn = DRAWN.get(name, _curve)(documents, name)
-            found.append(Picture(name, **row, svg=svg(drawn) if drawn else ""))
-    return found
+            drawn_pictures.append(Picture(name, **row, svg=svg(drawn) if drawn else ""))
+    return drawn_pictures
 
 
 def _distribution(documents: Sequence[Document], _: str) -> Figure | None:
@@ -80,7 +80,7 @@ def _distribution(documents: Sequence[Document], _: str) -> Figure | None:
 
 
 def _reach(bins: Sequence[Bin]) -> float:
-    """The distance from 0 within which nearly all tokens lie; 0 where there are none."""
+    """Returns the distance from 0 within which nearly all tokens lie; 0 without tokens."""
     total, seen = sum(b.count for b in bins), 0
     for outer, count in sorted((max(abs(b.low), abs(b.high)), b.count) for b in bins):
         seen += count
@@ -90,7 +90,7 @@ def _reach(bins: Sequence[Bin]) -> float:
 
 
 def _shares(bins: Sequence[Bin], edges: numpy.ndarray) -> numpy.ndarray:
-    """[bars] share of the tokens in each; a bin that lies in several is shared out evenly."""
+    """Returns the share of the tokens in each bar, [bars]. A bin across several bars is split evenly."""
     if not bins:
         return numpy.zeros(len(edges) - 1)
     counts = numpy.array([b.count for b in bins])
@@ -103,7 +103,7 @@ def _shares(bins: Sequence[Bin], edges: numpy.ndarray) -> numpy.ndarray:
 
 @dataclass(frozen=True)
 class Panel:
-    """One row of the timeline: a field of ``Numbers``, and two around it."""
+    """A panel of the timeline: a field of ``Numbers``, and two fields that form a range around it."""
 
     name: str
     value: str
@@ -142,12 +142,12 @@ def _timeline(documents: Sequence[Document], _: str) -> Figure | None:
 
 
 def _is_worth_a_panel(panel: Panel, document: Document) -> bool:
-    """Ages that never change are told by a tile."""
+    """Returns whether a panel is worth drawing. Ages that never change are only a tile."""
     return len({y for _, y in _series(document, panel.value)}) > (panel.value == "staleness")
 
 
 def _draw_run(axes: Axes, panel: Panel, document: Document, colour: str) -> list[float]:
-    """Draws a run; the values that the axis holds."""
+    """Draws a run. Returns the values that the axis shows."""
     points, *around = (_series(document, name) for name in (panel.value, *panel.around))
     if not points:
         return []
@@ -160,8 +160,8 @@ def _draw_run(axes: Axes, panel: Panel, document: Document, colour: str) -> list
 
 
 def _series(document: Document, name: str) -> list[tuple[float, float]]:
-    found = [(float(m.rollout_id), getattr(m.numbers, name)) for m in document.timeline]
-    return [(x, y) for x, y in found if y is not None and math.isfinite(y)]
+    points = [(float(m.rollout_id), getattr(m.numbers, name)) for m in document.timeline]
+    return [(x, y) for x, y in points if y is not None and math.isfinite(y)]
 
 
 SYMLOG = {"linthresh": 1, "linscale": 0.4}

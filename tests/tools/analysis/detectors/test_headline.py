@@ -20,7 +20,7 @@ def test_what_is_outside_the_healthy_range_and_unexplained_is_the_headline():
         heavy = torch.rand(r.size, generator=g) < 0.01
         return {"proximal": (r.proximal + noise - 8.0 * heavy).clamp(max=-1e-5), "groups": None}
 
-    assert said(edited(run(6), unlike)).startswith("Outside the healthy range, cause not found. ")
+    assert said(edited(run(6), unlike)).startswith("Find the cause: Numbers are outside their healthy range")
 
 
 def test_a_fault_a_symptom_and_nothing_begin_otherwise():
