@@ -91,12 +91,12 @@ IN_MEMORY = {
         "error",
         "filled in with 0",
     ),
-    "samples twice": (twice, "duplicate_samples", "warning", "; 0 of them those of an earlier"),
+    "samples twice": (twice, "duplicate_samples", "warning", " 0 of them repeat a sample of an earlier"),
     "a rollout twice": (
         lambda rs: [rs[0], replace(rs[0], rollout_id=1), rs[2]],
         "duplicate_samples",
         "warning",
-        "; 16 of them those of an earlier",
+        " 16 of them repeat a sample of an earlier",
     ),
 }
 
@@ -282,7 +282,7 @@ def test_a_reward_that_collapses_is_named_with_what_moved_first(rollouts):
         for r in rewarded(means, distinct)
     ]
     named = {f.name: f for f in examine(diagnosed(sure))[0]}
-    assert "First moved mean -log-prob of the sampler" in named["reward_collapse"].evidence
+    assert "The first to move was the mean -log-prob of the sampler" in named["reward_collapse"].evidence
     assert "at rollout 5." in named["reward_collapse"].evidence
 
 

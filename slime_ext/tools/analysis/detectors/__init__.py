@@ -1,1 +1,1 @@
-"""One module for each finding, named as it: see ``shared.detector.Detector``."""
+"""Holds one module for each finding, with the name of the finding; see ``shared.detector.Detector``."""

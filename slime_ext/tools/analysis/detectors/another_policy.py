@@ -31,44 +31,54 @@ DETECTOR = Detector(
         "shared_place",
         "prompt_cut",
     ),
-    what="another policy samples than the one that is trained: a teacher, base weights, another checkpoint",
-    asks="weight versions that are no numbers",
+    what="""
+        the sampler uses another policy than the trainer trains: a teacher, base weights, another
+        checkpoint
+    """,
+    asks="weight versions that are not numbers",
     title="""
-        Another policy samples than the one that is trained {%- if grows %}: it is far off from the
-        first rollout on, and the trainer moves away from it. {%- else %}: no rollout has the weight
-        version of a push.{% endif %}
+        The sampler uses another policy than the trainer trains {%- if grows %}: it is far off from
+        the first rollout on, and the trainer moves away from it. {%- else %}: no rollout has the
+        weight version of a push.{% endif %}
     """,
     evidence="""
         k3 {{ k3 | nats }} in the first rollouts and {{ late | nats }} in the last; mean |log-ratio|
         {{ absolute | nats }}, mean log-ratio {{ "%+.2g" | format(mean) }}. {%- if unnumbered %} No
-        weight version is a number (default, for example).{% endif %}
+        weight version is a number (such as default).{% endif %}
     """,
     threshold="""
-        k3 above 5e-3 nats in every rollout from the first on, and no version a number, or a rise of 30%
-        from above 0.02 nats; less than 75% of l^2 at 1% of the tokens
+        k3 above 5e-3 nats in every rollout; either no version is a number, or k3 begins above 0.02
+        nats and rises by 50%; 1% of the tokens hold less than 75% of l^2
     """,
     ruled_out="""
-        A lag of weights: rollout 0 has none. Rounded weights: their distance stays as it is.
+        A lag of weights, because rollout 0 has none. Rounded weights, because their distance does not
+        grow.
     """,
     fix="""
         If a teacher samples on purpose (distillation), nothing is wrong: correct with an importance
-        ratio, and expect this distance. Else push the weights before the first rollout, and compare a
-        checksum on both sides.
+        ratio, and expect this distance. Otherwise push the weights before the first rollout, and
+        compare a checksum on both sides.
     """,
 )
 FEWEST, MATTERS = 100, 5e-3
-GROWS, FAR, SURE = 1.5, 0.02, 2.0  # k3 of the last third over the first; nats in the first; standard errors
-UNTOLD = "whether the sampler's weights are only rounded: ask both sides for the log-probs of one text"
+GROWS, FAR, SURE = (
+    1.5,
+    0.02,
+    2.0,
+)  # k3 of the last third over that of the first third; nats in the first; standard errors
+UNTOLD = (
+    "whether the sampler's weights are only rounded; to decide, ask both sides for the log-probs of one text"
+)
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds weights that are far off from rollout 0 on, without a version or left behind."""
+    """Finds a sampler that is far off from rollout 0 on, or whose weights have no version number."""
     need_tokens(d, FEWEST)
     rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
-    named = [p for p in d.statistics.samples.parts if p.label == "weight version"]
-    unnumbered = bool(named) and all(p.value == "without a number" for p in named)
+    version_parts = [p for p in d.statistics.samples.parts if p.label == "weight version"]
+    unnumbered = bool(version_parts) and all(p.value == "without a number" for p in version_parts)
     begins = bool(rollouts) and rollouts[0].rollout_id == 0
-    need(unnumbered or begins, "rollout 0, or versions that are no numbers")
+    need(unnumbered or begins, "rollout 0, or versions that are not numbers")
     if not rollouts or min(s.k3 for s in rollouts) < MATTERS or d.statistics.top_share >= FEW:
         return None
     third = max(len(rollouts) // 3, 1)
@@ -77,7 +87,7 @@ def look(d: Diagnosis) -> Figures | None:
     grows = grows and not rather_than_rollouts(d)
     if not grows and not unnumbered:
         return None
-    found = {
+    figures = {
         "k3": first,
         "late": last,
         "grows": grows,
@@ -85,11 +95,11 @@ def look(d: Diagnosis) -> Figures | None:
         "absolute": d.sums.mean("absolute"),
         "mean": d.sums.mean("log_ratio"),
     }
-    return found if grows else found | {"or_else": ("quantised",), "untold": UNTOLD}
+    return figures if grows else figures | {"or_else": ("quantised",), "untold": UNTOLD}
 
 
 def _moves_away(rollouts: list[RolloutSummary], first: float, last: float) -> bool:
-    """Whether k3 rises over the run by more than chance makes of the samples."""
+    """Returns whether k3 rises over the run, beyond sampling noise."""
     wobble = median(s.wobble for s in rollouts)
     is_known = len(rollouts) >= 3 and wobble > 0
     return is_known and first >= FAR and last * math.exp(-SURE * wobble) >= first and last >= GROWS * first

@@ -10,29 +10,32 @@ DETECTOR = Detector(
     explains=False,
     what="the trainer scores the same tokens differently in training and in the log-prob pass",
     asks="`policy_loss_debug/` (miles)",
-    title="The trainer scores the same tokens differently when it trains on them.",
+    title="The trainer scores the same tokens differently in training and in the log-prob pass.",
     evidence="""
-        Before the first optimizer step log-probs differ by {{ trained | nats }} between the log-prob pass
-        and training, over {{ tokens }} tokens; trainer and sampler by {{ sampled | nats }}.
+        Before the first optimizer step, the log-probs of {{ tokens }} tokens differ by {{ trained |
+        nats }} between the log-prob pass and training. Trainer and sampler differ by {{ sampled |
+        nats }}.
     """,
-    threshold="1e-3 nats between the two passes, and 20% of the distance between trainer and sampler",
+    threshold="the two passes differ by 1e-3 nats, and by 20% of the distance between trainer and sampler",
     ruled_out="""
-        Other weights: both passes come before the first optimizer step. Text: both score one batch.
+        Other weights, because both passes come before the first optimizer step. Other text, because
+        both score the same batch.
     """,
     fix="""
         Give both passes the same micro-batches and kernels (the same --micro-batch-size or
-        --max-tokens-per-gpu, the same attention backend, dropout 0), or let training reuse its own
-        log-probs as the proximal ones. Otherwise the ratio of the first step is not 1, and clips.
+        --max-tokens-per-gpu, the same attention backend, dropout 0), or let training use its own
+        log-probs as the proximal ones. Otherwise the ratio of the first step is not 1, and PPO clips
+        it.
     """,
 )
 
-FEWEST = 100  # tokens of a block
-# nats between the two passes; share of the distance between trainer and sampler. The same batch gives 0.
+FEWEST = 100  # tokens
+# nats between the two passes; share of the distance between trainer and sampler. Equal passes give 0.
 TWICE_MATTERS, TWICE_SHARE = 1e-3, 0.2
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that the same weights score the same tokens otherwise in training than in the log-prob pass."""
+    """Finds that training and the log-prob pass score the same tokens differently."""
     lacks = "the first call of policy_loss_debug/ in the run's folder (miles: --dump-details)"
     need(d.calls, lacks)
     (call,) = d.calls

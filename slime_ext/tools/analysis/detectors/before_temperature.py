@@ -10,33 +10,35 @@ DETECTOR = Detector(
     severity="error",
     group="other_policy",
     after=("spoilt", "kept_mass", "scaled_log_probs", "truncated_sampling"),
-    what="the engine's log-probs are from before the temperature",
+    what="the engine returns log-probs from before the temperature",
     asks="300 tokens",
-    title="The sampler's log-probs are from before the temperature (or another processor) was applied.",
+    title="The sampler's log-probs were taken before the temperature (or another processor) was applied.",
     evidence="""
-        The recorded policy is not the one that sampled: its mean log-ratio is +{{ mean | nats }}, its
-        mean ratio {{ "%.3f" | format(ratio) }} ± {{ "%.1g" | format(error) }}; sampled from, they would
-        be below 0 and 1. {{ explained | share(1) }} of the variance of the log-ratio follows from the
-        probability.
+        The recorded policy is not the one that sampled, because its mean log-ratio is +{{ mean | nats
+        }} and its mean ratio {{ "%.3f" | format(ratio) }} ± {{ "%.1g" | format(error) }}: for the
+        policy that sampled, they would be below 0 and 1. {{ explained | share(1) }} of the variance
+        of the log-ratio follows from the probability.
     """,
     threshold="""
-        mean ratio above 1 and mean log-ratio above 0 by 3 standard errors, 35% of the variance by
-        probability
+        mean ratio above 1 and mean log-ratio above 0, each by 3 standard errors; the probability
+        explains 35% of the variance
     """,
-    ruled_out="Staleness or rounding: over what the recorded policy sampled neither can be above.",
+    ruled_out="""
+        Old weights or rounding, because neither lets the means exceed what sampling from the recorded
+        policy allows.
+    """,
     fix="""
         Have the engine return log-probs after temperature (SGLang: do not set
         SGLANG_RETURN_ORIGINAL_LOGPROB; vLLM: logprobs_mode=processed_logprobs).
     """,
 )
 
-# The same where it is known that temperatures differ: the sign alone tells of which kind.
+# Standard errors. It is known already that temperatures differ; the sign tells in which way.
 DECIDED = 3.0
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds log-ratios that are a function of the probability and whose means, and those of the ratio, are
-    above what sampling allows."""
+    """Finds log-ratios that depend on the probability, with means above what sampling allows."""
     need_tokens(d, FEWEST)
     log_ratio, above_1 = d.statistics.means["log_ratio"], d.statistics.means["ratio_minus_one"]
     if not is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:

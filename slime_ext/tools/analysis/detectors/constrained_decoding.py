@@ -12,31 +12,39 @@ DETECTOR = Detector(
     what="a grammar, a JSON schema or a list of choices restricts the sampler at some tokens",
     asks="20 tokens next to forced ones",
     title="""
-        Constrained decoding: at some tokens the sampler may choose among few, and its log-probs are
-        over these few.
+        Constrained decoding: at some tokens the sampler may choose among few tokens, and its
+        log-probs are normalised over these few.
     """,
     evidence="""
-        {{ forced }} tokens have a probability of exactly 1 where the trainer is below 0.14. Within 3
-        tokens of them the sampler is surer at {{ count | int }} others too: mean log-ratio {{ near |
-        nats }}, {{ rest | nats }} elsewhere.
+        {{ forced }} tokens have a probability of exactly 1 where the trainer is below 0.14. Near them
+        (3 tokens) the sampler is also surer than the trainer at {{ count | int }} other tokens: their
+        mean log-ratio is {{ near | nats }}; elsewhere the mean |log-ratio| is {{ rest | nats }}.
     """,
-    threshold="mean |l| of 0.3 nats beside forced tokens, 5 times that elsewhere, 80% of it below 0",
+    threshold="""
+        beside forced tokens, mean |l| is 0.3 nats and 5 times that elsewhere, and mean l is below
+        -0.8 times mean |l|
+    """,
     ruled_out="""
-        Tool output or values that were filled in: the sampled tokens beside those agree with the
-        trainer; here they are renormalised to few, too.
+        Tool output or filled-in values, because the sampled tokens beside those agree with the
+        trainer, and here they do not.
     """,
     fix="""
         Mask the tokens that a grammar forced (loss_mask 0), or record log-probs from before the
-        grammar's mask; else the policy is trained on choices that it did not make. To be sure, sample
-        one rollout without the grammar (response_format, json_schema, regex, tool_choice in
+        grammar's mask. Otherwise the policy trains on choices that it did not make. To be sure,
+        sample one rollout without the grammar (response_format, json_schema, regex, tool_choice in
         sampling_params).
     """,
 )
-FEWEST, MATTERS, TIMES, LEANS = 20, 0.3, 5.0, 0.8  # tokens; nats; of mean |l| elsewhere; mean l over mean |l|
+FEWEST, MATTERS, TIMES, LEANS = (
+    20,
+    0.3,
+    5.0,
+    0.8,
+)  # tokens; nats; over mean |l| elsewhere; -mean l over mean |l|
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds tokens beside exact zeros that the sampler was surer of than the trainer, too."""
+    """Finds tokens beside filled zeros at which the sampler is also surer than the trainer."""
     need_tokens(d, FEWEST)
     rest, near = d.statistics.shared.beside.tolist()
     if near[0] < FEWEST:

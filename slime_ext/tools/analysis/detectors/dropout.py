@@ -14,24 +14,26 @@ DETECTOR = Detector(
     asks="samples of one prompt that begin with the same tokens",
     title="The trainer gives the same text different log-probs each time: dropout.",
     evidence="""
-        {{ count | int }} tokens are in samples of one prompt that are equal up to there: the
-        trainer's log-probs differ by {{ spread | nats }} between these samples, the sampler's by {{
-        other | nats }}. Mean |log-ratio| there {{ absolute | nats }}.
+        {{ count | int }} tokens have the same text before them in another sample of their prompt.
+        There the trainer's log-probs differ by {{ spread | nats }} between these samples, the
+        sampler's by {{ other | nats }}. The mean |log-ratio| there is {{ absolute | nats }}.
     """,
     threshold="""
-        40% of the mean |log-ratio| between samples that are equal so far, 0.01 nats, 3 times the sampler's
+        after the same text, log-probs differ by 40% of the mean |log-ratio|, by 0.01 nats, and by 3
+        times as much as the sampler's
     """,
     ruled_out="""
-        Rounded or old weights: they score one text the same each time. Packed samples that see each
-        other: the first of each micro-batch is as far off.
+        Rounded or old weights, because they score the same text alike each time. Packed samples that
+        see each other, because the first sample of each micro-batch is as far off.
     """,
     fix="""
-        Set --attention-dropout 0 and --hidden-dropout 0, and put the model into eval for the log-prob
-        pass. If it is, score one batch twice: kernels that are not deterministic show as well.
+        Set --attention-dropout 0 and --hidden-dropout 0, and switch the model to eval mode for the
+        log-prob pass. If that is done already, score one batch twice, because kernels that are not
+        deterministic look the same.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that the trainer differs between samples of the same tokens so far."""
+    """Finds that the trainer's log-probs of the same text differ between samples."""
     return unrepeated(d, "trainer")

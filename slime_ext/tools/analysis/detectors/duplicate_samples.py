@@ -23,57 +23,65 @@ DETECTOR = Detector(
         "constrained_decoding",
     ),
     explains=False,
-    what="samples appear twice, within a rollout or across rollouts, more often than chance makes",
+    what="samples appear twice, in one rollout or in several, more often than by chance",
     asks="",
     title="Samples appear twice.",
     evidence="""
-        {{ twice }} of {{ samples }} samples ({{ twice | share(samples) }}) have prompt, tokens and
-        log-probs of another, bit by bit, where chance makes {{ "%.2g" | format(chance) if chance >= 0.01
-        else "none" }}; {{ across }} of them those of an earlier rollout.
+        {{ twice }} of {{ samples }} samples ({{ twice | share(samples) }}) have the same prompt,
+        tokens and log-probs as an earlier sample, bit by bit. Chance would make {{ "%.2g" |
+        format(chance) if chance >= 0.01 else "none" }}. {{ across }} of them repeat a sample of an
+        earlier rollout.
     """,
-    threshold="copies e^12 times as likely as chance, and 2 more samples (0.1%) than chance makes",
-    ruled_out="Chance: how probable each sample is was counted, by its own log-probs.",
+    threshold="""
+        copies are e^12 times as likely as chance, and there are 2 samples (and 0.1% of all) more than
+        chance makes
+    """,
+    ruled_out="Chance, because the probability of each sample was counted from its log-probs.",
     fix="""
-        {% if across > twice / 2 -%} A buffer that hands out samples again, or a rollout that was loaded
-        from a dump: meant, or each is trained on twice. {%- else -%} Within a rollout either the sample
-        was copied (a custom generate function that returns one list for a group, a retry that keeps both)
-        or the engine samples less than its log-probs say (greedily, with top-p): look whether most
-        answers to a prompt are the same. {%- endif %}
+        {% if across > twice / 2 -%} A buffer hands out samples again, or a rollout was loaded from a
+        dump. If you did not mean this, samples are trained on twice. {%- else -%} Either samples were
+        copied in a rollout (a custom generate function that returns one list for a group, a retry
+        that keeps both answers), or the engine samples less randomly than its log-probs say
+        (greedily, with top-p). Check whether most answers to a prompt are the same. {%- endif %}
     """,
 )
 
-TWICE, TWICE_SHARE = 2, 1e-3  # samples, beyond what chance makes
-COPIED = (1e-3, 1e-2, 1e-1)  # shares of copies that are set against chance
-BY_CHANCE = 12.0  # nats: chance gets there in one of 160,000 runs
-IMPROBABLE, MOSTLY = 10.0, 0.5  # nats of a repeated sample; share of those that may be repeats
+TWICE, TWICE_SHARE = 2, 1e-3  # samples, and share of all, beyond those by chance
+COPIED = (1e-3, 1e-2, 1e-1)  # shares of copies that are compared with chance
+BY_CHANCE = 12.0  # nats; chance reaches this in at most one of 160,000 runs
+IMPROBABLE, MOSTLY = (
+    10.0,
+    0.5,
+)  # nats, -log probability of a repeated sample; share of the samples that have an earlier one
 TRUNCATED = (
-    "whether sampling is truncated where log-probs are of the whole distribution: record the kept sets, or "
-    "the trainer's entropy (slime: --use-rollout-entropy)"
+    "whether the engine truncates sampling but records log-probs of the whole distribution; to decide, "
+    "record the kept sets or the trainer's entropy (slime: --use-rollout-entropy)"
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds more samples of the tokens and the log-probs of another, bit by bit, than chance makes: among
-    those of a prompt, or among all."""
-    prints = sorted(d.statistics.prints, key=lambda own: own.rollout_id)
+    """Finds more equal samples than chance makes, among those of a prompt or among all."""
+    prints = sorted(d.statistics.prints, key=lambda group: group.rollout_id)
     need(prints, "samples with a response")
-    samples, prompts, surprise = (torch.cat(own) for own in list(zip(*prints, strict=True))[1:])
-    at = torch.cat([torch.full_like(own.samples, own.rollout_id) for own in prints])
-    own_prompt = torch.stack([samples, prompts]).unique(dim=1, return_inverse=True)[1]
-    found = (_Copies.of(*keys, surprise.double()) for keys in ((own_prompt, prompts), (samples, 0 * prompts)))
-    copies = max(found, key=lambda one: one.evidence)
+    samples, prompts, surprise = (torch.cat(column) for column in list(zip(*prints, strict=True))[1:])
+    rollout_ids = torch.cat([torch.full_like(group.samples, group.rollout_id) for group in prints])
+    in_prompt = torch.stack([samples, prompts]).unique(dim=1, return_inverse=True)[1]
+    counted = (
+        _Copies.of(*keys, surprise.double()) for keys in ((in_prompt, prompts), (samples, 0 * prompts))
+    )
+    copies = max(counted, key=lambda one: one.evidence)
     twice, least = int(copies.is_again.sum()), max(TWICE, TWICE_SHARE * len(samples))
     if copies.evidence < BY_CHANCE or round(twice - copies.chance) < least:
         return None
     _, kind, counts = copies.keys.unique(return_inverse=True, return_counts=True)
-    first = torch.empty_like(counts).scatter_(0, kind[~copies.is_again], at[~copies.is_again])
-    across = int((first[kind] != at).sum())
+    first = torch.empty_like(counts).scatter_(0, kind[~copies.is_again], rollout_ids[~copies.is_again])
+    across = int((first[kind] != rollout_ids).sum())
     figures = {
         "twice": twice,
         "samples": len(samples),
         "chance": copies.chance,
         "across": across,
-        "rollouts": tuple(at[counts[kind] > 1].unique().tolist()),
+        "rollouts": tuple(rollout_ids[counts[kind] > 1].unique().tolist()),
     }
     is_odd = int((copies.is_again & (surprise > IMPROBABLE)).sum()) >= TWICE
     is_known = d.statistics.counts["known"] or d.statistics.means["surprise"].count
@@ -83,22 +91,22 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 class _Copies(NamedTuple):
-    """The samples that are equal to an earlier one, and whether chance made them."""
+    """The samples that are equal to an earlier sample, and how likely that is by chance."""
 
-    keys: Tensor  # [N] equal where samples are
-    is_again: Tensor  # [N] bool
-    later: int  # samples that have an earlier one
-    evidence: float  # log likelihood of copies over that of chance
-    chance: float  # how many chance makes
+    keys: Tensor  # [N] equal numbers for equal samples
+    is_again: Tensor  # [N] bool, equal to an earlier sample
+    later: int  # samples that have an earlier one in their pool
+    evidence: float  # log likelihood ratio of copies against chance
+    chance: float  # expected number of equal samples by chance
 
     @classmethod
     def of(cls, keys: Tensor, pools: Tensor, surprise: Tensor) -> _Copies:
-        """Of samples [N] in the order in which they were made.
+        """Counts the copies among samples [N], which are in the order in which they were made.
 
-        Of a sample y that comes after m others of its pool, c of them like it: let it be a copy of one of
-        them with probability e, else sampled with q(y). Against chance that is 1 - e + e c / (m q(y)) times
-        as likely, and 1 in the mean over what q samples. So chance makes the product over all samples,
-        whatever the prompts and however probable the answers, x times as large in one of x runs at most.
+        Let a sample y come after m others of its pool, c of which are equal to y. The hypothesis is that y
+        is a copy of one of them with probability e, and else sampled from q. The likelihood ratio against
+        chance is then 1 - e + e c / (m q(y)), whose mean under q is 1. So by chance the product over all
+        samples exceeds x in at most one of x runs (Markov), whatever the prompts and answers.
         """
         before, alike = earlier(pools), earlier(keys)
         copied = (alike / before.clamp_min(1)).log() + surprise

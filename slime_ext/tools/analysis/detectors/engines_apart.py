@@ -11,26 +11,30 @@ DETECTOR = Detector(
     says="symptom",
     group="parts",
     after=NAMED,
-    what="the sampler scores the same text differently in different samples: engines that are not alike",
+    what="the sampler scores the same text differently in different samples: its engines differ",
     asks="samples of one prompt that begin with the same tokens",
-    title="The sampler gives the same text different log-probs each time: its engines are not alike.",
+    title="The sampler gives the same text different log-probs each time: its engines differ.",
     evidence="""
-        {{ count | int }} tokens are in samples of one prompt that are equal up to there: the
-        sampler's log-probs differ by {{ spread | nats }} between these samples, the trainer's by {{
-        other | nats }}. Mean |log-ratio| there {{ absolute | nats }}.
+        {{ count | int }} tokens have the same text before them in another sample of their prompt.
+        There the sampler's log-probs differ by {{ spread | nats }} between these samples, the
+        trainer's by {{ other | nats }}. The mean |log-ratio| there is {{ absolute | nats }}.
     """,
     threshold="""
-        40% of the mean |log-ratio| between samples that are equal so far, 0.01 nats, 3 times the trainer's
+        after the same text, log-probs differ by 40% of the mean |log-ratio|, by 0.01 nats, and by 3
+        times as much as the trainer's
     """,
-    ruled_out="Rounded weights: they score one text the same each time. The trainer: it does.",
+    ruled_out="""
+        Rounded weights, because they score the same text alike each time. The trainer, because its
+        log-probs of the same text agree.
+    """,
     fix="""
-        Ask each engine for the log-probs of one fixed text: one with other weights, or kernels that
-        depend on the batch, shows at once. Record the engine in sample.metadata, and the next analysis
-        names it.
+        Ask each engine for the log-probs of one fixed text. An engine with other weights, or with
+        kernels that depend on the batch, shows at once. Record the engine in sample.metadata, so that
+        the next analysis names it.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that the sampler differs between samples of the same tokens so far."""
+    """Finds that the sampler's log-probs of the same text differ between samples."""
     return unrepeated(d, "sampler")

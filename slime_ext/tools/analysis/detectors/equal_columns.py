@@ -16,31 +16,33 @@ DETECTOR = Detector(
     asks="100 tokens",
     title="""
         {% if equal == every %}The log-probs of both sides are the same, bit by bit. {%- else %}In {{
-        equal }} of {{ every }} rollouts the log-probs of both sides are the same, bit by bit.{% endif %}
+        equal }} of {{ every }} rollouts the log-probs of both sides are the same, bit by bit.{% endif
+        %}
     """,
     evidence="""
-        At all {{ tokens }} response tokens{{ "" if equal == every else " of these rollouts" }}.
+        They are equal at all {{ tokens }} response tokens{{ "" if equal == every else " of these
+        rollouts" }}.
     """,
     threshold="""
-        a rollout in which every log-ratio is exactly 0, over 100 tokens; in another, if there is one,
-        most are not
+        a rollout of 100 tokens in which every log-ratio is exactly 0, while most are not 0 in another
+        rollout, if there is one
     """,
     ruled_out="""
-        {% if equal == every -%} Nothing rules out that sampler and trainer compute bitwise alike (slime:
-        --true-on-policy-mode); any other pair of engines differs in the last bits. {%- else -%} Sides
-        that compute bitwise alike at most tokens: in another rollout they differ at most tokens. {%-
-        endif %}
+        {% if equal == every -%} Nothing, because sampler and trainer may compute bitwise alike
+        (slime: --true-on-policy-mode). Any other pair of engines differs in the last bits. {%- else
+        -%} Sides that compute bitwise alike, because in another rollout they differ at most tokens.
+        {%- endif %}
     """,
     fix="""
-        Unless both sides are meant to be bitwise alike, one column is a copy of the other: the trainer
-        took the sampler's for its own (slime: --use-rollout-logprobs), or a script wrote one list under
-        both names. Nothing can be said of the mismatch then: have the trainer score the tokens
+        Unless both sides are meant to be bitwise equal, one column is a copy of the other. Either the
+        trainer used the sampler's log-probs (slime: --use-rollout-logprobs), or a script wrote one
+        list under both names. The mismatch is then unknown: let the trainer score the tokens
         (--get-mismatch-metrics).
     """,
 )
 
 EQUAL_TOKENS = 100  # tokens
-ALIKE = 1e-6  # nats, mean |l|; engines that close have whole rollouts without a difference by chance
+ALIKE = 1e-6  # nats, mean |l|; below it whole rollouts may be equal by chance
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -51,11 +53,11 @@ def look(d: Diagnosis) -> Figures | None:
     every, others = len(d.statistics.rollouts), [s for s in d.statistics.rollouts if s.absolute]
     if tokens < EQUAL_TOKENS or (others and _equal_by_chance(others)):
         return None
-    # Two engines may be meant to be bitwise alike; in rollout 0 they have the same weights, and then a lag.
+    # Two engines may be meant to be bitwise equal. With a lag, they are so only in rollout 0.
     severity = "note" if len(equal) == every or equal == (0,) else "warning"
     return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}
 
 
 def _equal_by_chance(others: Sequence[RolloutSummary]) -> bool:
-    """Whether the rollouts with differences differ so rarely, or so little, that some may have none."""
+    """Returns whether other rollouts differ so rarely, or so little, that some may be equal by chance."""
     return max(s.absolute for s in others) < ALIKE or not any(s.median for s in others)

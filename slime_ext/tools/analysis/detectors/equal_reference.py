@@ -8,32 +8,32 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="warning",
     explains=False,
-    what="the trainer's log-probs are those of the first policy, bit by bit, after training began",
+    what="the trainer's log-probs equal those of the first policy, bit by bit, after training began",
     asks="ref_log_probs, 3 rollouts",
     title="""
-        The trainer's log-probs are those of the reference policy, bit by bit, in rollout {{ rollouts[0]
-        }} and later.
+        The trainer's log-probs equal those of the reference policy, bit by bit, in rollout {{
+        rollouts[0] }} and later.
     """,
     evidence="""
-        In {{ count }} of {{ every }} rollouts after the first: at {{ equal | share(1) }} of their
-        tokens.
+        They are equal at {{ equal | share(1) }} or more of the tokens in {{ count }} of {{ every }}
+        rollouts after the first.
     """,
     threshold="99% of the tokens of every rollout after rollout 0, in 2 rollouts of 100 tokens",
     ruled_out="""
-        A policy that has not moved yet: rollout 0 is left out. Rounding: it never makes all tokens
-        equal.
+        A policy that has not moved yet, because rollout 0 is left out. Rounding, because it never
+        makes all tokens equal.
     """,
     fix="""
-        Either one list is a copy of the other (the reference model is loaded over the trainer's, or its
-        forward pass is used for both), or the weights do not move: look at the learning rate, the
-        gradient norm and frozen parameters.
+        Either one list is a copy of the other (the reference model was loaded over the trainer's, or
+        its forward pass is used for both), or the weights do not move. In that case check the
+        learning rate, the gradient norm and frozen parameters.
     """,
 )
 FEWEST, EQUAL = 100, 0.99
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that every rollout after the first has log_probs equal to ref_log_probs."""
+    """Finds that log_probs equal ref_log_probs in every rollout after the first."""
     later = [s for s in d.statistics.rollouts if s.rollout_id > 0 and s.tokens >= FEWEST]
     known = [s for s in later if s.moved is not None]
     need(len(known) >= 2, "ref_log_probs of 2 rollouts after the first (slime: --use-kl-loss)")

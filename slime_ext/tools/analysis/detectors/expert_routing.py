@@ -8,34 +8,40 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="warning",
     after=("spoilt", "other_policy", "prefixes", "pushes", "layer", "parts", "experts"),
-    what="the sides route to different experts, or agree on them and differ in shares or weights",
+    what="the sides route tokens to different experts",
     asks="both sides' experts",
-    title="The two sides route tokens to different experts, most in layer {{ layer }}.",
+    title="The two sides route tokens to different experts, most often in layer {{ layer }}.",
     evidence="""
-        {{ tokens | share(of) }} of the tokens have another expert in some layer: mean |log-ratio| {{
-        apart | nats }} there, {{ same | nats }} where all are the same. Overlap {{ lowest | share(1) }}
-        in layer {{ layer }}, {{ overlap | share(1) }} over all; expert {{ expert }} is missed most ({{
-        missed | share(1) }} of its tokens). {%- if is_noisy %} Tokens with the same experts are {{ same |
-        nats }} off, too far for bfloat16: the experts' weights or their shares differ, too, and replaying
-        ids alone will not fix it.{% endif %}
+        {{ tokens | share(of) }} of the tokens have another expert in some layer: their mean
+        |log-ratio| is {{ apart | nats }}, and {{ same | nats }} where all experts are the same. The
+        overlap is {{ lowest | share(1) }} in layer {{ layer }} and {{ overlap | share(1) }} over all
+        layers. Expert {{ expert }} is missed most ({{ missed | share(1) }} of its tokens). {%- if
+        is_noisy %} Tokens with the same experts are {{ same | nats }} off, too far for bfloat16. So
+        the experts' weights or their shares differ, too, and replaying ids alone will not fix it.{%
+        endif %}
     """,
     threshold="""
-        30 tokens with other experts, 2 times as far off as the others, that hold 20% of the squared
+        30 tokens with other experts are 2 times as far off as the others, and hold 20% of the squared
         log-ratio
     """,
-    ruled_out="Noise of all tokens: where the experts agree the distance is {{ same | nats }}.",
+    ruled_out="Noise at all tokens, because where the experts agree the distance is {{ same | nats }}.",
     fix="""
-        Replay the sampler's experts in the trainer (slime, miles: --use-rollout-routing-replay), compute
-        the router in float32 on both sides (--moe-router-dtype fp32), or drop these tokens (icepop).
+        Replay the sampler's experts in the trainer (slime, miles: --use-rollout-routing-replay),
+        compute the router in float32 on both sides (--moe-router-dtype fp32), or drop these tokens
+        (icepop).
     """,
 )
 
-APART_TOKENS, APART_TIMES, APART_HOLD = 30, 2.0, 0.2  # tokens, mean |l| over that of others, share of sum l^2
+APART_TOKENS, APART_TIMES, APART_HOLD = (
+    30,
+    2.0,
+    0.2,
+)  # tokens; mean |l| over that of the others; share of sum l^2
 NOISY = 0.025  # nats; two engines in bfloat16 stay below
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that tokens for which the two sides chose other experts are a multiple as far off as the rest."""
+    """Finds that tokens with different experts on the two sides are much further off than the rest."""
     routes, experts = d.statistics.routes, d.statistics.experts
     lacks = (
         "the experts of both sides: rollout_routed_experts (slime, miles: --use-rollout-routing-replay) "

@@ -22,67 +22,70 @@ DETECTOR = Detector(
     severity="error",
     group="pushes",
     after=("spoilt", "other_policy", "prefixes", "stale_cache", "parts", "experts"),
-    what="versions advance but nothing arrives: the sampler stays at the first policy",
+    what="weight versions advance but no weights arrive: the sampler stays at the first policy",
     asks="6 rollouts, versions",
     title="""
         {% if way -%} The sampler still has its first weights: pushes advance its version and change
-        nothing. {%- else -%} The distance grows from the first push on. {%- endif %}
+        nothing. {%- else -%} The distance between the policies grows from the first push on. {%-
+        endif %}
     """,
     evidence="""
-        {% if way %}The sampler is {{ way[0] | nats }} from the first policy, the trainer {{ way[1] | nats
-        }}. {% endif %}Mean |log-ratio| {{ before | nats }} before the first push, {{ late | nats }} at
-        the end ({{ (late / [before, 1e-12] | max) | factor }}), while the versions went from {{ first }}
-        to {{ last }}.
+        {% if way %}The sampler is {{ way[0] | nats }} from the first policy, the trainer {{ way[1] |
+        nats }}. {% endif %}Mean |log-ratio| {{ before | nats }} before the first push, {{ late | nats
+        }} at the end ({{ (late / [before, 1e-12] | max) | factor }}), while the versions went from {{
+        first }} to {{ last }}.
     """,
     threshold="""
-        from the first push on, mean |l| rises by 35% over the run, and at the end it is 3 times
-        that of the first rollout. With ref_log_probs, 2 times is enough, because they show that the
-        trainer leaves the first policy and the sampler does not
+        from the first push on, mean |l| rises by 35%, and at the end it is 3 times that of the first
+        rollout. With ref_log_probs, 2 times is enough, because they show that only the trainer leaves
+        the first policy
     """,
     ruled_out="""
-        A lag of weights: its distance stops growing after as many rollouts as it lags, or falls with each
-        push.
+        A lag of weights, because its distance stops growing after as many rollouts as it lags, or
+        falls with each push.
     """,
     fix="""
-        Compare a checksum of a trained weight on both sides after a push. Usual causes: a LoRA adapter
-        that is trained and never sent (the engine lists none), a push of the base weights, names that the
-        engine does not know and skips. To tell whether all weights or only some never
-        arrive, add ref_log_probs to the dump (--use-kl-loss with coefficient 0). The same shows a numerical
-        error that grows, such as quantisation scales that were fixed at start-up.
+        Compare a checksum of a trained weight on both sides after a push. Usual causes are a LoRA
+        adapter that is trained and never sent (the engine lists none), a push of the base weights,
+        and names that the engine does not know and skips. {%- if not way %} To tell whether all
+        weights or only some never arrive, add ref_log_probs to the dump (--use-kl-loss with
+        coefficient 0). The same shows a numerical error that grows, such as quantisation scales that
+        were fixed at start-up.{% endif %}
     """,
 )
 
-SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
-NO_MOVE = 2.0  # times the distance at the beginning, likewise
-# Of a sampler that stays: the trainer's way over its own, and the distance over that at the beginning.
+# Noise makes a sampler that did not move seem to have moved this far: as a share of the trainer's distance
+# from the first policy, or as a multiple of the distance between both sides at the beginning.
+SAME, NO_MOVE = 0.35, 2.0
+# If the sampler did not move: the least ratio of the trainer's distance from the first policy to the
+# sampler's, and of the distance at the end to that at the beginning.
 LEFT = 2.0
 UNTOLD = (
-    "how far each side is from the first policy: record ref_log_probs (slime: --use-kl-loss with "
+    "how far each side is from the first policy; to decide, record ref_log_probs (slime: --use-kl-loss with "
     "coefficient 0)"
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds weight versions that advance while the distance grows from the first push on, as the trainer
-    moves away from the first policy."""
+    """Finds a sampler that stays at the first policy while its weight version advances."""
     rollouts = with_versions(d)
-    found, way = _from_the_first_push(rollouts), ways(rollouts)
+    grown, way = _from_the_first_push(rollouts), ways(rollouts)
     if way:
-        found = _left_behind(rollouts, way)
-    if found is None or rather_than_rollouts(d):
+        grown = _left_behind(rollouts, way)
+    if grown is None or rather_than_rollouts(d):
         return None
-    figures = {**found.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
+    figures = {**grown.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
     return figures if way else figures | {"or_else": ("partial_push", "growing_mismatch"), "untold": UNTOLD}
 
 
 def _from_the_first_push(rollouts: Sequence[RolloutSummary]) -> Growth | None:
-    """The growth of a run whose versions advance, if it began with the first push that the run shows."""
-    found = growth(rollouts) if advances(rollouts) else None
-    return found if found and len(found.since) >= len(rollouts) - 2 else None
+    """Returns the growth of the distance, if versions advance and it began with the first push."""
+    grown = growth(rollouts) if advances(rollouts) else None
+    return grown if grown and len(grown.since) >= len(rollouts) - 2 else None
 
 
 def _left_behind(rollouts: Sequence[RolloutSummary], way: tuple[float, float]) -> Growth | None:
-    """The distance of a sampler that is still at the first policy, of which the trainer has left."""
+    """Returns the growth of the distance, if only the trainer has left the first policy."""
     before, late = rollouts[0].absolute, fmean(s.absolute for s in rollouts[-len(rollouts) // 3 :])
     pushed, moved = way
     is_still = pushed <= max(SAME * moved, NO_MOVE * before) and moved >= LEFT * pushed

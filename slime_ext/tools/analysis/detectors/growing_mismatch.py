@@ -23,7 +23,7 @@ DETECTOR = Detector(
         "parts",
         "experts",
     ),
-    what="the distance grows, from the named rollout on",
+    what="the distance between the policies grows, from a named rollout on",
     asks="6 rollouts",
     title="The policies move further apart, from rollout {{ begin.rollout_id }} on.",
     evidence="""
@@ -31,34 +31,36 @@ DETECTOR = Detector(
         nats }} in it, {{ late | nats }} at the end ({{ (late / [before, 1e-12] | max) | factor }}).
     """,
     threshold="""
-        3 times the distance before the onset at the end, every rollout since then 30% above it, and still
-        rising
+        at the end, the distance is 3 times that before the onset; every rollout since the onset is
+        30% above it; and the distance still rises
     """,
     ruled_out="""
-        Longer responses: they are {{ "%.2g" | format(longer) }} times as long as in the first rollout. A
-        lag of weights or a quantised engine: neither grows.
+        Longer responses, because they are {{ "%.2g" | format(longer) }} times as long as in the first
+        rollout. A lag of weights or a quantised engine, because their distance does not grow.
     """,
     fix="""
-        Look at what happened at rollout {{ begin.rollout_id }}: pushes that fail since then (does
-        the engine confirm each?), an engine that was restarted, a change of flags. If nothing
-        happened there, look at scales of a quantised engine that were fixed at start-up, and at
-        weights that outgrow a narrow dtype.
+        Check what happened at rollout {{ begin.rollout_id }}: pushes that fail since then (does the
+        engine confirm each?), an engine that was restarted, a change of flags. If nothing happened
+        there, check whether a quantised engine fixed its scales at start-up, and whether weights
+        outgrow a narrow dtype.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds the rollout from which on mean |l| grows and does not come back."""
+    """Finds the rollout from which on mean |l| grows and does not fall again."""
     rollouts = enough(d)
-    found = growth(rollouts)
+    grown = growth(rollouts)
     way = ways(rollouts)
     arrives = way is not None and way[0] >= ARRIVES * way[1]
-    if found is None or (len(found.since) >= len(rollouts) - 2 and not arrives):  # a lag, or never pushed
+    if grown is None or (
+        len(grown.since) >= len(rollouts) - 2 and not arrives
+    ):  # a lag that begins, or weights that never arrive
         return None
-    since, stale = {s.rollout_id for s in found.since}, fresh_and_stale(d.statistics.versions)[1]
-    if 2 * sum(v.count for v in stale if v.rollout_id in since) > sum(s.tokens for s in found.since):
+    since, stale = {s.rollout_id for s in grown.since}, fresh_and_stale(d.statistics.versions)[1]
+    if 2 * sum(v.count for v in stale if v.rollout_id in since) > sum(s.tokens for s in grown.since):
         return None
-    if median(s.top_share for s in found.since) >= FEW or rather_than_rollouts(d):
+    if median(s.top_share for s in grown.since) >= FEW or rather_than_rollouts(d):
         return None
-    longer = fmean(s.length for s in found.since) / max(rollouts[0].length, 1.0)
-    return {**found.figures(), "begin": found.since[0], "longer": longer}
+    longer = fmean(s.length for s in grown.since) / max(rollouts[0].length, 1.0)
+    return {**grown.figures(), "begin": grown.since[0], "longer": longer}

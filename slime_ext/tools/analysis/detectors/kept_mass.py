@@ -9,50 +9,57 @@ DETECTOR = Detector(
     severity="error",
     group="other_policy",
     after=("spoilt",),
-    what="top-p, top-k or min-p: a side does not renormalise to the kept set, or samples lie outside it",
+    what="top-p, top-k or min-p: one side does not renormalise to the kept set, or samples lie outside it",
     asks="kept sets",
     title="""
         {% if outside -%} Sampled tokens lie outside the set that the engine says it sampled from. {%-
-        elif sides | length == 2 -%} Sampling is truncated, and neither side's log-probs are those of what
-        was sampled from. {%- else -%} The {{ sides[0] }}'s log-probs are not renormalised to what top-p
-        left, the other side's are. {%- endif %}
+        elif sides | length == 2 -%} Sampling is truncated, and neither side's log-probs are
+        renormalised to the kept set. {%- else -%} The {{ sides[0] }}'s log-probs are not renormalised
+        to the kept set of top-p, and the other side's are. {%- endif %}
     """,
     evidence="""
-        {% if outside -%} {{ outside }} of {{ known }} tokens ({{ outside | share(known) }}). {%- else -%}
-        At {{ alone }} positions the kept set is one token, whose log-prob is then 0: {{ sampler |
-        share(alone) }} of the sampler's, {{ trainer | share(alone) }} of the trainer's are. The mean
-        ratio over all {{ known }} kept sets is {{ "%.3f" | format(mass) }}, the mass that was kept. {%-
-        endif %}
+        {% if outside -%} {{ outside }} of {{ known }} tokens ({{ outside | share(known) }}) lie
+        outside their set. {%- else -%} At {{ alone }} positions the kept set is one token, whose
+        renormalised log-prob is 0. It is 0 for {{ sampler | share(alone) }} of the sampler's
+        log-probs, and for {{ trainer | share(alone) }} of the trainer's. The mean ratio over all {{
+        known }} kept sets is {{ "%.3f" | format(mass) }}, which is the probability mass that was
+        kept. {%- endif %}
     """,
-    threshold="0.1% of the tokens outside their set; log-probs of 0 at 90% of the sets of one token",
+    threshold="""
+        0.1% of the tokens are outside their set; or a side has a log-prob of 0 at fewer than 90% of
+        the sets of one token
+    """,
     ruled_out="""
-        Other weights or rounding: renormalised to a set of one token, every policy has log-prob 0.
+        Other weights or rounding, because every policy has log-prob 0 when it is renormalised to a
+        set of one token.
     """,
     fix="""
-        {% if outside -%} The kept sets belong to other positions: check how rollout_top_p_token_ids and
-        _offsets are joined over turns and continued responses. {%- else -%} Replay the kept sets in the
-        trainer (slime hands them on where --rollout-top-p is below 1), and have the engine return
-        processed log-probs; or sample with --rollout-top-p 1 --rollout-top-k -1. {%- endif %}
+        {% if outside -%} The kept sets belong to other positions: check how rollout_top_p_token_ids
+        and _offsets are joined over turns and continued responses. {%- else -%} Replay the kept sets
+        in the trainer (slime does if --rollout-top-p is below 1), and let the engine return processed
+        log-probs. Or sample with --rollout-top-p 1 --rollout-top-k -1. {%- endif %}
     """,
 )
 
 ALONE_TOKENS = 30  # kept sets of one token
-OUTSIDE, ZEROS = 1e-3, 0.9  # share of tokens outside their set; of log-probs of 0 at sets of one token
+OUTSIDE, ZEROS = (
+    1e-3,
+    0.9,
+)  # share of tokens outside their set; share of log-probs that are 0 at sets of one token
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds sampled tokens outside the set that the engine kept, or a side whose log-probs are not
-    renormalised to it.
+    """Finds tokens outside the kept set, or a side that does not renormalise to it.
 
-    Over a kept set K of mass m = sum_K p the log-prob is log p - log m. The mass is in no dump, but where K
-    is one token it equals p, and the log-prob of a side that renormalises is 0.
+    Renormalised to a kept set K with mass m = sum_K p, the log-prob is log p - log m. No dump holds m. But if
+    K is one token, then m = p, and the renormalised log-prob is 0.
     """
     counts = d.statistics.counts
     known, alone, outside = counts["known"], counts["alone"], counts["outside"]
     lacks = (
-        "the sets that top-p, top-k or min-p left (slime: rollout_top_p_token_ids, written with "
-        "--rollout-top-p below 1); where sampling is truncated and log-probs are those of the whole "
-        "distribution, nobody can see it without them"
+        "the kept sets of top-p, top-k or min-p (slime writes rollout_top_p_token_ids if --rollout-top-p is "
+        "below 1); without them, nothing shows truncated sampling whose log-probs are those of the whole "
+        "distribution"
     )
     need(alone >= ALONE_TOKENS, lacks)
     if outside > OUTSIDE * known:

@@ -8,25 +8,26 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="warning",
     explains=False,
-    what="a part of the samples, or of the files, could not be read; shares are of the others",
+    what="a part of the samples or of the files could not be read, so shares are of the others",
     asks="",
     title="""
-        {% if out %}{{ out | share(samples) }} of the samples could not be read {%- else %}Files could not
-        be read{% endif %}: what is said here is of the others.
+        {% if out %}{{ out | share(samples) }} of the samples could not be read {%- else %}Files could
+        not be read{% endif %}, so all findings are about the others.
     """,
     evidence="""
-        {% if out %}{{ out | int }} of {{ samples | int }} samples are left out{{ "; " if files }}{% endif
-        %} {%- if files %}{{ files }} file{{ "s or parts of them" if files > 1 else " or part of one" }}
-        could not be read{% endif %}, for the reasons under "Left out".
+        {% if out %}{{ out | int }} of {{ samples | int }} samples are left out{{ "; " if files }}{%
+        endif %} {%- if files %}{{ files }} file{{ "s or parts of them" if files > 1 else " or part of
+        one" }} could not be read{% endif %}. "Left out" in the report has the reasons.
     """,
     threshold="""
-        1% of the samples, or files of one rollout in ten (lines of JSONL are listed, not counted)
+        1% of the samples, or as many files as a tenth of the rollouts (lines of JSONL are listed, not
+        counted)
     """,
-    ruled_out="Samples that the trainer dropped: those are another finding, selection_bias.",
+    ruled_out="Samples that the trainer dropped, because those are another finding, selection_bias.",
     fix="""
-        Read the reasons: lists of another length than the response come from a custom generate function
-        that appends to one list and not to the other; files that are cut off from a full disk or a run
-        that was killed.
+        Read the reasons. If a list has another length than the response, a custom generate function
+        appends to one list and not to the other. If files are cut off, the disk was full or the run
+        was killed.
     """,
 )
 

@@ -18,39 +18,40 @@ DETECTOR = Detector(
     title="Responses explode: they become {{ (late / early) | factor }} as long.",
     evidence="""
         Mean length {{ "%.0f" | format(early) }} tokens before rollout {{ first }}, {{ "%.0f" |
-        format(late) }} from there on{% if cut %}; {{ cut | share(1) }} of the samples are cut at the
-        limit there, {{ before | share(1) }} before {%- endif %}.{% if rewarded %} The mean reward
+        format(late) }} from there on{% if cut %}. {{ cut | share(1) }} of the samples are cut at the
+        limit there, and {{ before | share(1) }} before {%- endif %}.{% if rewarded %} The mean reward
         went from {{ "%.3g" | format(rewarded[0]) }} to {{ "%.3g" | format(rewarded[1]) }}.{% endif %}
     """,
     threshold="""
-        from some rollout on 2.5 times the length before with half of the samples cut, or 4 times that of
-        two rollouts, 1.5 times by 2 standard errors, and every rollout longer than any before. Near the
-        limit, 1.5 times is enough if 90% of the samples are cut, in every rollout more than in any
-        before, and their share jumps by 4 standard errors, over prompts if they are known, from one
-        rollout to the next. A note while k3 is unhealthy
+        from some rollout on, every rollout is longer than any before: on average 2.5 times as long
+        with half of the samples cut, or 4 times as long as at least two rollouts, and 1.5 times after
+        2 standard errors are taken off. Near the limit, 1.5 times is enough if 90% of the samples are
+        cut, more in every rollout than in any before, and if their share jumps by 4 standard errors
+        (over prompts if they are known) from one rollout to the next. It is a note while k3 is unhealthy
     """,
-    ruled_out="A harder batch of prompts: every rollout from there on is longer than any before.",
+    ruled_out="A harder batch of prompts, because every rollout from there on is longer than any before.",
     fix="""
-        {%- if rewarded and rewarded[1] > rewarded[0] %} If the reward pays for it, nothing; raise the
-        limit before samples are cut. {%- else %} Read a few of the longest: text that repeats itself is
-        a policy that comes apart. Look at how the loss is averaged (per token or per sample), at a
-        penalty for length, and at what cut samples are given as a reward. {%- endif %}
+        {%- if rewarded and rewarded[1] > rewarded[0] %} If the reward pays for length, nothing is
+        wrong: raise the limit before samples are cut. {%- else %} Read a few of the longest
+        responses, because text that repeats itself is a sign of a policy that falls apart. Check how
+        the loss is averaged (per token or per sample), a penalty for length, and which reward cut
+        samples get. {%- endif %}
     """,
 )
-ROLLOUTS, TIMES, AFTER = 6, 2.5, 2  # rollouts; times; rollouts from there on
-SURE, CERTAIN = 2.0, 1.5  # standard errors, that far below; times
-AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3; above it the lengths are those of another policy
-ALONE, LEAST = 4.0, 2  # times, whatever is cut; rollouts before
-CUT = 0.5  # share of the samples that is cut at the limit from there on
-# Near the limit: share of the samples that is cut, times as long, standard errors of the share's jump
+ROLLOUTS, TIMES, AFTER = 6, 2.5, 2  # rollouts; times as long; rollouts from the onset on
+SURE, CERTAIN = 2.0, 1.5  # standard errors that are taken off; times as long, after that
+AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3; above it, another policy may explain the lengths
+ALONE, LEAST = 4.0, 2  # times as long if few samples are cut; rollouts before the onset
+CUT = 0.5  # share of the samples that are cut at the limit, from the onset on
+# Near the limit: share of the samples that are cut; times as long; standard errors by which that share jumps.
 FULL, LONGER, JUMPS = 0.9, 1.5, 4.0
 
 
-Parts = tuple[list[RolloutSummary], list[RolloutSummary]]  # of a run, before a rollout and from it on
+Parts = tuple[list[RolloutSummary], list[RolloutSummary]]  # the rollouts before an onset, and from it on
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds the rollout from which on responses are a multiple as long as before."""
+    """Finds the rollout from which on responses are several times as long as before."""
     rollouts = [s for s in d.statistics.rollouts if s.length]
     need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts")
     splits = ((rollouts[:at], rollouts[at:]) for at in range(1, len(rollouts) - AFTER + 1))
@@ -67,12 +68,12 @@ def look(d: Diagnosis) -> Figures | None:
         "late": late,
         "before": fmean(s.truncated for s in parts[0]),
         "cut": cut,
-        "rewarded": [fmean(own) for own in rewards] if all(rewards) else None,
+        "rewarded": [fmean(part) for part in rewards] if all(rewards) else None,
     }
 
 
 def _explodes(parts: Parts) -> bool:
-    """Whether responses are a multiple as long from a rollout on, beyond what other prompts may do."""
+    """Returns whether responses are much longer from a rollout on, beyond the effect of other prompts."""
     before, since = parts
     growth, cut = _growth(parts), fmean(s.truncated for s in since)
     if min(s.length for s in since) <= max(s.length for s in before):
@@ -87,7 +88,7 @@ def _explodes(parts: Parts) -> bool:
 
 
 def _reaches_limit(parts: Parts) -> bool:
-    """Whether nearly all samples are cut from a rollout on, and their share jumps there."""
+    """Returns whether nearly all samples are cut from a rollout on, and whether their share jumps there."""
     before, since = parts
     is_full = fmean(s.truncated for s in since) >= FULL
     if not is_full or min(s.truncated for s in since) <= max(s.truncated for s in before):
@@ -114,8 +115,9 @@ def _samples_of_one(rollouts: list[RolloutSummary]) -> float:
 
 
 def _share_cut(rollout: RolloutSummary, samples_of_one: float) -> tuple[float, float]:
-    """The share of samples that are cut and its binomial variance, with one more of each kind, so that a
-    share of 0 or 1 has a variance, too.
+    """Returns the share of samples that are cut, and its binomial variance.
+
+    One sample of each kind is added, so that shares of 0 and 1 have a variance, too.
 
     Args:
         samples_of_one: how many samples count as one.
@@ -131,6 +133,6 @@ def _growth(parts: Parts) -> float:
 
 
 def _error(rollouts: list[RolloutSummary]) -> float:
-    """The standard error of the logarithm of the mean length."""
+    """Returns the standard error of the logarithm of the mean length."""
     total = math.sqrt(sum(s.length_error**2 for s in rollouts))
     return total / sum(s.length for s in rollouts)

@@ -33,38 +33,39 @@ DETECTOR = Detector(
         'is' }} far off in every context: a logit bias in the sampler.
     """,
     evidence="""
-        Where the sampler is unsure, the log-ratio of id {{ ids[:5] | join(", ") }}{{ ", ..." if ids
-        | length > 5 }} (modulo 4096) is {{ biases[:5] | join(", ") }}{{ ", ..." if ids | length > 5
-        }} nats in every context, with a spread of {{ "%.1g" | format(spread) }} nats ({{ count |
-        int }} tokens). {{ near | share(1) }} of the other tokens of equal certainty are off by less
-        than a quarter of that.
+        Where the sampler is unsure, the log-ratio of id {{ ids[:5] | join(", ") }}{{ ", ..." if ids |
+        length > 5 }} (modulo 4096) is {{ biases[:5] | join(", ") }}{{ ", ..." if ids | length > 5 }}
+        nats in every context, with a spread of {{ "%.1g" | format(spread) }} nats ({{ count | int }}
+        tokens). {{ near | share(1) }} of the other tokens of equal certainty are off by less than a
+        quarter of that.
     """,
     threshold="""
-        at most 10 ids. Where the sampler is unsure, their log-ratio is at least 0.1 nats, its mean
-        explains 80% of its square, and 60% of the other tokens are off by less than a quarter of
-        it; 15% of the squared log-ratio of the run
+        at most 10 ids, which hold 15% of the run's squared log-ratio. Where the sampler is unsure,
+        their log-ratio is at least 0.1 nats, its mean explains 80% of its square, and 60% of the
+        other tokens are off by less than a quarter of it
     """,
     ruled_out="""
-        Noise, routing, old weights: they depend on the context, and move other tokens as far.
+        Noise, routing or old weights, because they depend on the context and move other tokens as
+        far.
     """,
     fix="""
-        Look for logit_bias, banned or forced tokens (bad_words, stop and end tokens) in sampling_params
-        and in generation_config.json; a row of the output layer that the push leaves out looks the
-        same.
+        Look for logit_bias and for banned or forced tokens (bad_words, stop and end tokens) in
+        sampling_params and in generation_config.json. A row of the output layer that the push leaves
+        out looks the same.
     """,
 )
-FEWEST, LEAST = 300, 4  # tokens; of an id, where the sampler is unsure
+FEWEST, LEAST = 300, 4  # tokens; tokens of an id where the sampler is unsure
 MATTERS, CONSTANT = 0.1, 0.8  # nats; share of an id's squared log-ratio that its mean explains
-MOST, TOKENS, HELD = 10, 10, 0.15  # ids; tokens of them; share of the squared log-ratio
-NEAR, AGREE = 0.25, 0.6  # of the bias; share of the other tokens that are nearer
-SURE, BANNED = 8.0, 3  # standard errors; ids
+MOST, TOKENS, HELD = 10, 10, 0.15  # ids; their tokens; their share of the squared log-ratio
+NEAR, AGREE = 0.25, 0.6  # share of the bias; share of the other tokens that are off by less
+SURE, BANNED = 8.0, 3  # standard errors; more ids than this may be frequent tokens under a penalty
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds ids whose log-ratio is the same in every context, while other tokens have hardly any.
+    """Finds ids whose log-ratio is the same in every context, while it is near 0 at other tokens.
 
-    A bias b on token x makes l = -b + c at x and l = c elsewhere, c = log sum p e^b. Where the sampler is
-    unsure, c is mostly near 0, and l is -b at x, whatever the context.
+    A bias b on token x makes l = -b + c at x and l = c elsewhere, where c = log sum p e^b. If the sampler is
+    unsure, c is mostly near 0, so l is about -b at x in every context.
     """
     shared = d.statistics.shared
     need(float(shared.ids[:, 0].sum()) >= FEWEST, "token ids, 300 tokens")
@@ -76,8 +77,10 @@ def look(d: Diagnosis) -> Figures | None:
     means = shared.unsure[chosen, 1] / shared.unsure[chosen, 0]
     near = float(shared.sizes[: int(size_bin(NEAR * means.abs().min()))].sum())
     others = float(shared.sizes.sum()) - count
-    apart, error = rise(d)
-    is_history = abs(apart) >= SURE * error > 0 and len(chosen) > BANNED  # a penalty on frequent ids
+    rise_of_repeats, error = rise(d)
+    is_history = (
+        abs(rise_of_repeats) >= SURE * error > 0 and len(chosen) > BANNED
+    )  # a penalty on frequent ids
     if near < AGREE * others or is_history or two_kinds(d) is not None:
         return None
     explained = float((means.square() * shared.unsure[chosen, 0]).sum())
@@ -91,11 +94,13 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _constant_ids(unsure: Tensor) -> Tensor:
-    """The ids whose log-ratio is the same wherever the sampler is unsure, the farthest first; without those
-    that are less than a quarter of the farthest off, which the bias of another moves."""
+    """Returns the ids with a constant log-ratio where the sampler is unsure, the largest first.
+
+    Ids below a quarter of the largest are left out, because the bias of another id moves them.
+    """
     count, signed, _, squared = unsure.unbind(1)
     mean = signed / count.clamp_min(1)
     is_constant = (count >= LEAST) & (count * mean.square() >= CONSTANT * squared)
     size = torch.where(is_constant, mean.abs(), 0)
-    found = (size >= max(MATTERS, NEAR * float(size.max()))).nonzero()[:, 0]
-    return found[size[found].argsort(descending=True)]
+    ids = (size >= max(MATTERS, NEAR * float(size.max()))).nonzero()[:, 0]
+    return ids[size[ids].argsort(descending=True)]

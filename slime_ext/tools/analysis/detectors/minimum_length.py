@@ -16,39 +16,39 @@ DETECTOR = Detector(
         "constrained_decoding",
         "other_log_probs",
     ),
-    what="the sampler may not end before a number of tokens (min_new_tokens), and renormalises",
+    what="the sampler may not end a response before a number of tokens (min_new_tokens), and renormalises",
     asks="300 tokens",
     title="""
-        The sampler may not end before about {{ begin | int }} tokens (min_new_tokens), which the
-        trainer does not know.
+        The sampler may not end a response before about {{ begin | int }} tokens (min_new_tokens),
+        which the trainer does not know.
     """,
     evidence="""
-        Up to there the log-ratio is {{ "%.3g" | format(near) }} nats on average, {{ "%.2g" |
-        format(rest) }} from there on: what is left is renormalised without the end token. No response
-        is shorter than {{ shortest | int }} tokens.
+        The mean log-ratio is {{ "%.3g" | format(near) }} nats up to there and {{ "%.2g" |
+        format(rest) }} from there on, because up to there the sampler renormalises without the end
+        token. No response is shorter than {{ shortest | int }} tokens.
     """,
     threshold="""
-        a mean log-ratio 5 times below that behind the place, by 6 standard errors; 95% of what is far
-        below 0; no response that ends before
+        mean log-ratio 5 times as far below 0 before the position as after it, by 6 standard errors;
+        95% of the squared log-ratio of far tokens is below 0; no response ends before the position
     """,
     ruled_out="""
-        Top-p or a temperature: they do not stop at a place. Another text at the start: it has no
-        preferred sign.
+        Top-p or a temperature, because they do not stop at a position. Another text at the start,
+        because its log-ratio has no preferred sign.
     """,
     fix="""
-        Remove min_new_tokens (min_tokens) from sampling_params, or have the trainer mask the end token
-        at these places.
+        Remove min_new_tokens (min_tokens) from sampling_params, or mask the end token at these
+        positions in the trainer.
     """,
 )
-FEWEST, TOKENS = 300, 50  # tokens, and on each side of the place
+FEWEST, TOKENS = 300, 50  # tokens in all; on each side of the position
 MATTERS, SURE = 3e-3, 6.0  # nats of mean l; standard errors
-TIMES, LOUDER = 5.0, 4.0  # mean l, mean l^2 before the place over that behind it
-BESIDE, KEEPS, GONE = 3, 0.4, 0.25  # bins; of the lean before; of the lean just before
-LEANS = 0.95  # of the squared log-ratio of far tokens, below 0
+TIMES, LOUDER = 5.0, 4.0  # mean l and mean l^2 before the position, over those after it
+BESIDE, KEEPS, GONE = 3, 0.4, 0.25  # bins; share of -mean l that remains up to the position, and after it
+LEANS = 0.95  # share of the squared log-ratio of far tokens that is below 0
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds a place before which l leans below 0 and behind which it does not, and no response ends."""
+    """Finds a position before which mean l is below 0 and no response ends."""
     need_tokens(d, FEWEST)
     table, lengths = d.curves.tables["position"], d.curves.column("length", "count")
     below, above = d.statistics.shared.signs[:, 3].tolist()
@@ -58,9 +58,9 @@ def look(d: Diagnosis) -> Figures | None:
     whole, until, best = table.sum(0), table.cumsum(0), None
     for cut in table[:, 0].nonzero()[1:, 0].tolist():
         near, rest = until[cut - 1].tolist(), (whole - until[cut - 1]).tolist()
-        found = _step(near, rest) if _is_sharp(table, cut, near) else None
-        if found is not None and cut <= first + 1 and (best is None or found > best[0]):
-            best = found, cut, near, rest
+        explained = _step(near, rest) if _is_sharp(table, cut, near) else None
+        if explained is not None and cut <= first + 1 and (best is None or explained > best[0]):
+            best = explained, cut, near, rest
     if best is None:
         return None
     _, cut, near, rest = best
@@ -74,7 +74,10 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _is_sharp(table: Tensor, cut: int, near: list[float]) -> bool:
-    """Whether the lean goes on up to the place and is gone behind it: another text fades instead."""
+    """Returns whether mean l is below 0 right up to the position, and near 0 right after it.
+
+    After another text it would fade instead.
+    """
     last, then = table[cut - BESIDE : cut].sum(0).tolist(), table[cut : cut + BESIDE].sum(0).tolist()
     if not last[0] or not then[0]:
         return False
@@ -83,7 +86,7 @@ def _is_sharp(table: Tensor, cut: int, near: list[float]) -> bool:
 
 
 def _step(near: list[float], rest: list[float]) -> float | None:
-    """The squares that a lean before a place explains; None where there is none, or one behind it too."""
+    """Returns the sum of squares that two means explain; None unless mean l is below 0 only before."""
     (n, _, squared, signed, _), (m, _, other, usual, _) = near, rest
     if min(n, m) < TOKENS:
         return None

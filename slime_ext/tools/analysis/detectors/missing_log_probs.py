@@ -9,21 +9,22 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     explains=False,
-    what="responses without any log-prob of the sampler",
+    what="responses have no log-prob of the sampler at all",
     asks="",
     title="""
         {% if silent == sequences %}All log-probs of the sampler are NaN or infinite. {%- else %}Some
         responses have no log-probs of the sampler at all.{% endif %}
     """,
     evidence="""
-        {{ silent }} of {{ sequences }} sequences have none. {%- if sentinels %} {{ sentinels }} tokens
-        have a number of -1000 or less, mostly {{ "%g" | format(sentinel) }}.{% endif %}
+        {{ silent }} of {{ sequences }} sequences have none. {%- if sentinels %} {{ sentinels }}
+        tokens have a number of -1000 or less, mostly {{ "%g" | format(sentinel) }}.{% endif %}
     """,
-    threshold="one response without any",
-    ruled_out="A response in which some are missing is another finding, nan_log_probs.",
+    threshold="one response without any log-prob of the sampler",
+    ruled_out="Responses that lack only some log-probs, because those are another finding, nan_log_probs.",
     fix="""
-        A custom generate function that does not copy output_token_logprobs into sample.rollout_log_probs,
-        or a request without return_logprob. Without them these samples cannot be corrected.
+        Check that the custom generate function copies output_token_logprobs into
+        sample.rollout_log_probs, and that the request asks for them (return_logprob). Without them
+        these samples cannot be corrected.
     """,
 )
 

@@ -9,7 +9,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     explains=False,
-    what="log-probs that are not finite, or a number that stands for minus infinity (-9999)",
+    what="log-probs are not finite, or are a number that stands for minus infinity (-9999)",
     asks="",
     title="""
         {{ "All" if is_all else "Some" }} log-probs of the {% if of_trainer %}trainer are NaN or infinite.
@@ -17,25 +17,27 @@ DETECTOR = Detector(
         {%- else %}sampler are NaN or infinite.{% endif %}
     """,
     evidence="""
-        {{ sequences }} sequences lack a log-prob of the sampler at some of their tokens; {{ of_trainer }}
-        tokens lack one of the trainer. In all {{ lacking | share(tokens) }} of the response tokens. {%-
-        if sentinels %} {{ sentinels }} tokens have a number of -1000 or less, mostly {{ "%g" |
-        format(sentinel) }}.{% endif %}
+        {{ sequences }} sequences lack a log-prob of the sampler at some of their tokens, and {{
+        of_trainer }} tokens lack one of the trainer. Together these are {{ lacking | share(tokens) }}
+        of the response tokens. {%- if sentinels %} {{ sentinels }} tokens have a number of -1000 or
+        less, mostly {{ "%g" | format(sentinel) }}.{% endif %}
     """,
-    threshold="one token: no healthy engine writes one",
-    ruled_out="Masked tokens: tool output and padding are not counted.",
+    threshold="one token, because no healthy engine writes such a value",
+    ruled_out="Masked tokens, because tool output and padding are not counted.",
     fix="""
-        A log-prob of -inf comes from top-k or top-p masking of a token that was drawn all the same; some
-        servers write it as a number (vLLM: -9999.0). NaN comes from an overflow in the engine.
-        Corrections reject such a token (on_nonfinite: reject); of the trainer it stops the run. Sample
-        with top-p 1 and top-k -1, or find the request that made it.
+        Top-k or top-p gives -inf to a token that was drawn all the same, which some servers write as
+        a number (vLLM: -9999.0). NaN comes from an overflow in the engine. Corrections reject such a
+        token of the sampler (on_nonfinite: reject); a token of the trainer stops the run. Sample with
+        top-p 1 and top-k -1, or find the request that made the value.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds tokens of a response without a log-prob of the sampler (NaN, infinite, or a number that stands
-    for minus infinity), and any without a finite one of the trainer."""
+    """Finds response tokens without a log-prob of the sampler, or without a finite one of the trainer.
+
+    NaN, infinite values and numbers that stand for minus infinity are not log-probs of the sampler.
+    """
     tokens, of_trainer = d.sums["tokens"], int(d.sums["no_proximal"])
     sequences = d.statistics.counts["partial"]
     if not sequences and not of_trainer:

@@ -11,17 +11,17 @@ DETECTOR = Detector(
     what="every token of a rollout is masked",
     asks="",
     title="""
-        {% if blank == every %}Every token is masked: nothing is trained on, and nothing can be compared.
-        {%- else %}In {{ blank }} rollout{{ "s" if blank > 1 }} every token is masked: nothing of them is
-        trained on. {%- endif %}
+        {% if blank == every %}Every token is masked, so nothing is trained on and nothing can be
+        compared. {%- else %}In {{ blank }} rollout{{ "s" if blank > 1 }} every token is masked, so
+        nothing in them is trained on. {%- endif %}
     """,
     evidence="In {{ blank }} of {{ every }} rollouts loss_mask is 0 at every response token.",
     threshold="one rollout without a response token of mask 1",
-    ruled_out="A rejection that masks samples: it leaves some tokens of a rollout.",
+    ruled_out="A rejection that masks samples, because it leaves some tokens of a rollout.",
     fix="""
-        Look where sample.loss_mask is made in the custom generate or reward function, and at
-        remove_sample and filters: a mask of the prompt's length, inverted, or of failed samples alone
-        trains on nothing.
+        Check where the custom generate or reward function sets sample.loss_mask, and check
+        remove_sample and filters. A mask of the prompt's length, an inverted mask, or a mask of
+        failed samples alone trains on nothing.
     """,
 )
 

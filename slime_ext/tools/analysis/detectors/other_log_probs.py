@@ -12,75 +12,81 @@ DETECTOR = Detector(
     severity="error",
     group="parts",
     after=("spoilt", "other_run"),
-    what="some samples have the log-probs of another text: another sample's, or those of an attempt before",
+    what="some samples have the log-probs of another text: of another sample, or of an earlier attempt",
     asks="samples of 12 tokens",
     title="""
-        {{ count }} of {{ samples }} samples have the log-probs of another text: {% if swapped > count /
-        2 %}another sample's.{% else %}of an attempt before, or of a sample that is not here. {%- endif
-        %}
+        {{ count }} of {{ samples }} samples have the log-probs of another text: {% if swapped > count
+        / 2 %}of another sample.{% else %}of an earlier attempt, or of a sample that the dump lacks.
+        {%- endif %}
     """,
     evidence="""
-        In these the sampler's log-probs do not follow the trainer's token by token (correlation below
-        0.3; above 0.7 in {{ related }} others). {%- if swapped %} {{ swapped }} of them fit the tokens
-        of another sample of their rollout. {%- else %} None of them fits the tokens of another sample
-        of its rollout.{% endif %}
+        In these samples the sampler's log-probs do not follow the trainer's token by token
+        (correlation below 0.3; it is above 0.7 in {{ related }} others). {%- if swapped %} {{ swapped
+        }} of them fit the tokens of another sample of their rollout. {%- else %} None of them fits
+        the tokens of another sample of its rollout.{% endif %}
     """,
     threshold="""
-        3 samples and 1.5% with a correlation below 0.3 and a mean |l| of 0.4 nats, while most are above
-        0.7 and agree (k3 up to 5e-3 nats, or hardly any sample between both kinds)
+        3 samples and 1.5% of all with a correlation below 0.3 and a mean |l| of 0.4 nats, while most
+        others are above 0.7 and agree (k3 up to 5e-3 nats, or hardly any sample between both kinds)
     """,
     ruled_out="""
-        Old or rounded weights: they change every sample a little, and likely tokens stay likely. Another
-        prompt on one side: all samples of it are far off. A shift of the list (off_by_one): no place
-        nearby fits.
+        Old or rounded weights, because they change every sample a little, and likely tokens stay
+        likely. Another prompt on one side, because all samples of a prompt would be far off. A shift
+        of the list (off_by_one), because no nearby position fits.
     """,
     fix="""
-        {%- if swapped > count / 2 %} Look for lists that are sorted or gathered apart from their tokens
-        (asyncio results, a reorder by length, a zip of two lists). {%- else %} Look at retries: where a
-        request is sent again, the log-probs must be those of the answer that is kept. Reset
-        sample.rollout_log_probs before each attempt. {%- endif %} Append log-probs and tokens from one
-        response of the engine, in one place.
+        {%- if swapped > count / 2 %} Look for lists that are sorted or gathered separately from their
+        tokens (asyncio results, a reorder by length, a zip of two lists). {%- else %} Look at
+        retries: if a request is sent again, the log-probs must belong to the answer that is kept.
+        Reset sample.rollout_log_probs before each attempt. {%- endif %} Append log-probs and tokens
+        from the same response of the engine, in one place.
     """,
 )
-AGAIN, MATTERS = 40, 0.01  # tokens of equal texts; nats by which the trainer's log-probs of these differ
-EVEN = 0.01  # k3 of the least rollout over that of the largest
-NOISY, LEVEL = 0.05, 3.0  # nats, median |l| that two bfloat16 engines stay below; of the least rollout's
+AGAIN, MATTERS = 40, 0.01  # tokens after equal texts; nats by which the trainer's log-probs of these differ
+EVEN = 0.01  # smallest k3 of a rollout over the largest
+NOISY, LEVEL = 0.05, 3.0  # nats, median |l| that two bfloat16 engines stay below; over the smallest median
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of all other samples
-WHOLLY = 0.8  # of the samples of far prompts that are unrelated where they have another text's log-probs
-BETWEEN = 1.0  # samples of a correlation between, for each unrelated one
-FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; of all; unrelated for each related one
+WHOLLY = 0.8  # share of unrelated samples in far prompts, if the cause is the log-probs of another text
+BETWEEN = 1.0  # samples with a correlation between both limits, for each unrelated sample
+FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples for each related one
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds samples whose log-probs are unrelated to the trainer's beside samples whose are not."""
-    found = d.statistics.samples
-    need(found.unrelated + found.related >= FEWEST, "samples of 12 tokens with log-probs of both sides")
-    every, between = found.correlated, found.correlated - found.unrelated - found.related
-    if found.unrelated < max(FEWEST, SHARE * every) or found.unrelated > MOST * found.related:
+    """Finds samples with log-probs unrelated to the trainer's, while those of other samples are related."""
+    by_sample = d.statistics.samples
+    need(
+        by_sample.unrelated + by_sample.related >= FEWEST, "samples of 12 tokens with log-probs of both sides"
+    )
+    every, between = by_sample.correlated, by_sample.correlated - by_sample.unrelated - by_sample.related
+    if by_sample.unrelated < max(FEWEST, SHARE * every) or by_sample.unrelated > MOST * by_sample.related:
         return None
     count, sampler, trainer, _ = d.statistics.shared.twice[1].tolist()
-    if count >= AGAIN and trainer > max(MATTERS * count, sampler):  # one text, scored otherwise each time
+    if count >= AGAIN and trainer > max(
+        MATTERS * count, sampler
+    ):  # the trainer scores the same text differently each time
         return None
     medians = [s.median for s in d.statistics.rollouts]
-    if max(medians) > max(NOISY, LEVEL * min(medians)):  # the others do not agree in every rollout
+    if max(medians) > max(NOISY, LEVEL * min(medians)):  # the other samples do not agree in every rollout
         return None
     rollouts = [s.k3 for s in d.statistics.rollouts]
-    is_uneven = min(rollouts) < EVEN * max(rollouts)  # other weights in a few rollouts look alike
-    if is_uneven and 2 * found.swapped < found.unrelated:
+    is_uneven = min(rollouts) < EVEN * max(rollouts)  # other weights in a few rollouts look the same
+    if is_uneven and 2 * by_sample.swapped < by_sample.unrelated:
         return None
-    is_mixed = between > BETWEEN * found.unrelated + FEWEST
-    others = found.sizes.sum(0)[1:] - found.far
-    is_far = float(others[1]) > AGREES * float(others[0])  # so what moves these may move the unrelated ones
-    if (is_mixed or (is_far and 2 * found.swapped < found.unrelated)) and two_kinds(d) is None:
+    is_mixed = between > BETWEEN * by_sample.unrelated + FEWEST
+    others = by_sample.sizes.sum(0)[1:] - by_sample.far
+    is_far = float(others[1]) > AGREES * float(others[0])  # what moves these may move the unrelated ones, too
+    if (is_mixed or (is_far and 2 * by_sample.swapped < by_sample.unrelated)) and two_kinds(d) is None:
         return None
     if older_are_far(d):
         return None
     prompts = whole_prompts(d)
-    if prompts and found.unrelated < WHOLLY * prompts.kinds.far[0]:  # others of the same prompts are related
+    if (
+        prompts and by_sample.unrelated < WHOLLY * prompts.kinds.far[0]
+    ):  # other samples of these prompts are related
         return None
     return {
-        "count": found.unrelated,
-        "related": found.related,
+        "count": by_sample.unrelated,
+        "related": by_sample.related,
         "samples": int(d.sums["sequences"]),
-        "swapped": found.swapped,
+        "swapped": by_sample.swapped,
     }

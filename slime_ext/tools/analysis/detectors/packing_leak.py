@@ -18,41 +18,42 @@ DETECTOR = Detector(
         "other_log_probs",
         "part_of_run",
     ),
-    what="samples that are packed behind another are far off: they see it",
+    what="samples that come after another in their micro-batch are far off, because they see it",
     asks="micro-batches of several samples (dp_shards)",
     title="""
         Packed samples see each other: {%- if first %} only the first of each micro-batch agrees with
         the engine. {%- else %} some samples agree with the engine, and the trainer scores the others
-        otherwise each time.{% endif %}
+        differently each time.{% endif %}
     """,
     evidence="""
-        {%- if first %} k3 {{ first.k3 | nats }} in the {{ first.samples }} samples that come first in
-        their micro-batch, {{ later.k3 | nats }} in the {{ later.samples }} behind another ({{ "%.0f" |
-        format([z, 999] | min) }} standard errors). {%- else %} k3 {{ (near[2] / near[1]) | nats }} in
-        {{ near[0] | int }} samples, {{ (far[2] / far[1]) | nats }} in the other {{ far[0] | int }}, and
-        hardly any between. Where samples of one prompt begin alike, the trainer's log-probs of the same
-        text differ by {{ spread | nats }}, the sampler's by {{ other | nats }}.{% endif %}
+        {%- if first %} k3 is {{ first.k3 | nats }} in the {{ first.samples }} samples that come first
+        in their micro-batch, and {{ later.k3 | nats }} in the {{ later.samples }} later ones ({{
+        "%.0f" | format([z, 999] | min) }} standard errors). {%- else %} k3 is {{ (near[2] / near[1])
+        | nats }} in {{ near[0] | int }} samples and {{ (far[2] / far[1]) | nats }} in the other {{
+        far[0] | int }}, with hardly any between. After the same text, the trainer's log-probs differ
+        by {{ spread | nats }} between samples of one prompt, the sampler's by {{ other | nats }}.{%
+        endif %}
     """,
     threshold="""
-        k3 3 times that of first samples, 1e-3 nats, by 4 standard errors; or two kinds of samples,
-        while the trainer's log-probs of equal texts differ by 40% of the mean |l|, and the
-        sampler's do not
+        k3 3 times that of first samples, and 1e-3 nats, by 4 standard errors; or two kinds of
+        samples, while after the same text the trainer's log-probs differ by 40% of the mean |l|, and
+        the sampler's do not
     """,
     ruled_out="""
-        What acts on every sample alike: the first of each micro-batch goes through the same weights and
-        kernels.
+        A cause that acts on every sample, because the first of each micro-batch goes through the same
+        weights and kernels.
     """,
     fix="""
         Compare one sample alone (--micro-batch-size 1, no --use-dynamic-batch-size) with the same
-        sample in a pack: the attention mask or cu_seqlens, position ids that do not start again, a
-        recurrent state or convolution that is not reset between samples.
+        sample in a pack. Usual causes are the attention mask or cu_seqlens, position ids that do not
+        restart, and a recurrent state or convolution that is not reset between samples.
     """,
 )
 TIMES, MATTERS, SURE, FEWEST = 3.0, 1e-3, 4.0, 4
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that samples behind others in their micro-batch are far off."""
+    """Finds that samples after the first of their micro-batch are far off."""
     places = [p for p in d.statistics.samples.parts if p.label == "place in the micro-batch"]
     first = mean_of([p for p in places if p.value == "0"])
     later = mean_of([p for p in places if p.value != "0"])
@@ -60,10 +61,14 @@ def look(d: Diagnosis) -> Figures | None:
     z = (later.k3 - first.k3) / error if error else 0.0
     prefixes = [p for p in d.statistics.samples.parts if p.label == "prefix"]
     cached, fresh = (mean_of([p for p in prefixes if p.value == kind]) for kind in ("cached", "fresh"))
-    is_cache = fresh.k3 * first.k3 > 0 and cached.k3 / fresh.k3 >= later.k3 / first.k3  # a stale prefix
+    is_cache = (
+        fresh.k3 * first.k3 > 0 and cached.k3 / fresh.k3 >= later.k3 / first.k3
+    )  # a stale prefix explains it
     is_far = later.k3 >= max(MATTERS, TIMES * first.k3) and z >= SURE
     is_many = min(first.samples, later.samples) >= FEWEST
-    if is_far and not is_cache and is_many and not whole_prompts(d):  # a prompt may be first every time
+    if (
+        is_far and not is_cache and is_many and not whole_prompts(d)
+    ):  # far prompts may come later in every micro-batch
         return {"first": first, "later": later, "z": z}
-    found, kinds = unrepeated(d, "trainer"), two_kinds(d)
-    return None if found is None or kinds is None else {"first": None, **kinds._asdict(), **found}
+    spread, kinds = unrepeated(d, "trainer"), two_kinds(d)
+    return None if spread is None or kinds is None else {"first": None, **kinds._asdict(), **spread}

@@ -8,20 +8,20 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="spoilt",
-    what="log-probs above 0",
+    what="recorded log-probs are above 0",
     asks="",
     title="Some values recorded as the sampler's log-probs are above 0.",
-    evidence="{{ count }} response tokens ({{ count | share(tokens) }}).",
+    evidence="These are {{ count }} response tokens ({{ count | share(tokens) }}).",
     threshold="one value above 1e-4, which arithmetic alone does not reach",
-    ruled_out="Rounding: a log-softmax in any dtype stays below 1e-4.",
+    ruled_out="Rounding, because a log-softmax in any dtype stays below 1e-4.",
     fix="""
-        Log-probs cannot be positive: probabilities, logits or negated log-probs were recorded. Record the
-        log-softmax at the sampled token.
+        Log-probs cannot be positive, so probabilities, logits or negated log-probs were recorded.
+        Record the log-softmax at the sampled token.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds behavior log-probs above 0."""
+    """Finds log-probs of the sampler above 0."""
     count = d.statistics.counts["positive"]
     return {"count": count, "tokens": d.sums["tokens"]} if count else None

@@ -21,42 +21,51 @@ DETECTOR = Detector(
         "minimum_length",
         "experts",
     ),
-    what="the start of a turn is scored after different text than it was sampled after",
+    what="the trainer scores the start of a turn after another text than the engine sampled it after",
     asks="60 tokens at starts",
     title="""
-        The start of {{ "later turns" if is_later else "the responses" }} is scored after another
-        text than it was sampled after.
+        The trainer scores the start of {{ "later turns" if is_later else "the responses" }} after
+        another text than the engine sampled it after.
     """,
     evidence="""
-        Mean |log-ratio| {{ near | nats }} over the first {{ tokens }} tokens, {{ far | nats }} {{ "in the
-        first turn" if is_later else "in the rest of them" }}: {{ (near / [far, 1e-12] | max) | factor }}
+        Mean |log-ratio| {{ near | nats }} over the first {{ tokens }} tokens, {{ far | nats }} {{ "in
+        the first turn" if is_later else "after them" }}: {{ (near / [far, 1e-12] | max) | factor }}
         {%- if after is not none %}, {{ after | nats }} further on in these turns{% endif %}.
     """,
     threshold="""
-        3 times the distance elsewhere, 0.05 nats more, by 6 standard errors, and 1.7 times that of tokens
-        as certain
+        3 times the distance elsewhere, 0.05 nats more, by 6 standard errors, and 1.7 times that of
+        equally certain tokens
     """,
     ruled_out="""
-        Tokens that are less certain there: as certain ones are {{ as_sure | factor }} as far off as
-        elsewhere. Errors that add up along the response: right {{ "in the first turn" if is_later else
-        "in the rest of them" }} the distance is only {{ far | nats }}.
+        Tokens that are less certain there, because equally certain ones are {{ as_sure | factor }} as
+        far off as elsewhere. Errors that add up along the response, because {{ "in the first turn" if
+        is_later else "after these tokens" }} the distance is only {{ far | nats }}.
     """,
     fix="""
-        Compare the ids of the engine's request with the ids before this place in the sample: a chat
-        template that drops earlier reasoning, a missing BOS, a tool's answer that was cut or tokenised
-        otherwise, a prompt that was truncated on one side. Keep the ids of earlier turns as they were.
+        Compare the ids of the engine's request with the ids before this position in the sample. Usual
+        causes are a chat template that drops earlier reasoning, a missing BOS, a tool's answer that
+        was cut or tokenised differently, and a prompt that was truncated on one side. Keep the ids of
+        earlier turns unchanged.
     """,
 )
 
 FEWEST = 60  # tokens
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3
-TIMES, MATTERS, SURE = 3.0, 0.05, 6.0  # of mean |l| of a turn's begin; nats; standard errors
-EVENED = 1.7  # the same over tokens of which the sampler was as sure
+TIMES, MATTERS, SURE = (
+    3.0,
+    0.05,
+    6.0,
+)  # mean |l| at the start of a turn over that elsewhere; nats more; standard errors
+EVENED = 1.7  # the same ratio among equally certain tokens
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that the start of later turns (or of all responses) is a multiple as far off as the turn before
-    it (or as the rest), also beside tokens of which the sampler was as sure."""
+    """Finds turns whose first tokens are several times as far off as other tokens.
+
+    The first tokens of later turns are compared with the first turn. Without later turns, the first tokens of
+    responses are compared with the rest of their first turn. The difference must remain among equally certain
+    tokens.
+    """
     tables = d.curves.by_surprise("part_of_turn")
     begin, rest, later, after = tables.sum(1).tolist()
     is_enough = min(begin[0] + rest[0], max(later[0], begin[0])) >= FEWEST
@@ -71,10 +80,10 @@ def look(d: Diagnosis) -> Figures | None:
     if near < max(TIMES * far, far + MATTERS, far + SURE * error):
         return None
     apart = older_are_far(d)
-    if apart and apart.fresh.k3 <= AGREES:  # responses of fresh weights begin well
+    if apart and apart.fresh.k3 <= AGREES:  # old weights explain it
         return None
     as_sure = beyond_certainty(here, there)
-    if as_sure < EVENED:  # tokens that are less certain at the start of a turn
+    if as_sure < EVENED:  # the start of a turn is only less certain
         return None
     further = after[1] / after[0] if is_later and after[0] else None
     return {

@@ -25,46 +25,48 @@ DETECTOR = Detector(
     what="the two sides see different prompts: one is cut, or lacks a part",
     asks="300 tokens",
     title="""
-        {%- if value %} Only samples with a prompt of {{ value }} are far off: one side does not see all
-        of it. {%- else %} The two sides see different prompts: the distance falls along the response.{%
-        endif %}
+        {%- if value %} Only samples with a prompt of {{ value }} are far off, because one side does
+        not see all of it. {%- else %} The two sides see different prompts: the distance falls along
+        the response.{% endif %}
     """,
     evidence="""
-        {%- if value %} k3 {{ mine.k3 | nats }} in these {{ mine.samples }} samples, {{ others.k3 |
-        nats }} in the {{ others.samples }} with other prompts ({{ "%.0f" | format([z, 999] | min)
-        }} standard errors of log k3 over samples). {%- else %} Mean |log-ratio| {{ early | nats }}
-        in the first quarter of the tokens by position, {{ middle | nats }} in the middle, {{ late |
-        nats }} in the last.{% endif %}
+        {%- if value %} k3 is {{ mine.k3 | nats }} in these {{ mine.samples }} samples and {{
+        others.k3 | nats }} in the {{ others.samples }} with other prompts ({{ "%.0f" | format([z,
+        999] | min) }} standard errors of log k3 over samples). {%- else %} Mean |log-ratio| {{ early
+        | nats }} in the first quarter of the tokens by position, {{ middle | nats }} in the middle,
+        {{ late | nats }} in the last quarter.{% endif %}
     """,
     threshold="""
-        k3 4 times that of samples with other prompts, by 4 standard errors of log k3; or the first
-        quarter of the tokens twice the last, 0.05 nats, falling between, and 1.4 times that of
-        tokens as certain
+        k3 4 times that of samples with other prompts, by 4 standard errors of log k3; or mean
+        |log-ratio| in the first quarter of the tokens is twice that in the last and 0.05 nats, the
+        middle is between, and among equally certain tokens it is still 1.4 times that in the last
     """,
     ruled_out="""
-        Errors that add up along a text: they grow. Noise and old weights: they do not depend on the place.
+        Errors that add up along a text, because they grow. Noise or old weights, because they do not
+        depend on the position.
     """,
     fix="""
-        Compare the ids of the engine's request with those of the sample before the response: a limit of
-        the engine (--context-length, truncation) or of the trainer (--rollout-max-prompt-len), a system
-        prompt or a chat template that one side lacks, a BOS token.
+        Compare the ids of the engine's request with those of the sample before the response. Usual
+        causes are a limit of the engine (--context-length, truncation) or of the trainer
+        (--rollout-max-prompt-len), a system prompt or a chat template that one side lacks, and a BOS
+        token.
     """,
 )
-UNTOLD = "which part of the text before the responses differs: compare the ids on both sides"
+UNTOLD = "which part of the text before the responses differs; to decide, compare the ids on both sides"
 TOKENS, TIMES, MATTERS, SURE, EVENED = 300, 2.0, 0.05, 6.0, 1.4
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that the length of the prompt tells far samples from the others, or that the distance falls."""
+    """Finds that far samples share a prompt length, or that the distance falls along the response."""
     need_tokens(d, TOKENS)
     if far := far_value(d, ("prompt length",)):
         return {**far._asdict(), "z": far.z}
-    found = along(d)
-    if found is None or not found.early >= found.middle >= found.late or d.statistics.top_share >= FEW:
+    drift = along(d)
+    if drift is None or not drift.early >= drift.middle >= drift.late or d.statistics.top_share >= FEW:
         return None
-    if found.early < max(MATTERS, TIMES * found.late) or found.first < EVENED * found.last:
+    if drift.early < max(MATTERS, TIMES * drift.late) or drift.first < EVENED * drift.last:
         return None
-    if found.early - found.late < SURE * found.early_error:
+    if drift.early - drift.late < SURE * drift.early_error:
         return None
-    figures = {"value": "", "early": found.early, "middle": found.middle, "late": found.late}
+    figures = {"value": "", "early": drift.early, "middle": drift.middle, "late": drift.late}
     return figures | {"or_else": ("prefix_mismatch",), "untold": UNTOLD}

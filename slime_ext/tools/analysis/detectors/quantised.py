@@ -34,65 +34,79 @@ DETECTOR = Detector(
         "another_policy",
         "prompt_cut",
     ),
-    what="noise that is largest at unlikely tokens: lower precision than the trainer's",
+    what="""
+        noise at nearly every token, largest at unlikely ones: the sampler has lower precision than
+        the trainer
+    """,
     asks="300 tokens",
     title="""
-        Noise at nearly every token{% if grows %}, most at unlikely ones{% endif %}: lower precision in
-        the sampler.
+        Noise at nearly every token{% if grows %}, most at unlikely ones{% endif %}: the sampler has
+        lower precision.
     """,
     evidence="""
-        Mean |log-ratio| {{ distance | nats }}, mean log-ratio {{ "%+.2g" | format(mean) }}; {%- if
-        likely is none %} no tokens with probability above 0.75 {%- else %} {{ likely | nats }} at
-        tokens with probability above 0.75{% endif %}, {%- if unlikely is none %} none below 0.1{% else
-        %} {{ unlikely | nats }} below 0.1{% endif %}. Two bfloat16 engines differ by less than 0.05.{%
-        if again %} The same text has the same log-probs each time, on both sides.{% endif %}
+        Mean |log-ratio| {{ distance | nats }}, mean log-ratio {{ "%+.2g" | format(mean) }}. {%- if
+        likely is none %} No token has a probability above 0.75 {%- else %} At tokens with a
+        probability above 0.75, mean |log-ratio| is {{ likely | nats }}{% endif %}; {%- if unlikely is
+        none %} none has one below 0.1{% else %} below 0.1, mean |log-ratio| is {{ unlikely | nats
+        }}{% endif %}. Two bfloat16 engines differ by less than 0.05.{% if again %} The same text has
+        the same log-probs each time, on both sides.{% endif %}
     """,
     threshold="""
-        mean |l| of 0.05 nats (two bfloat16 engines stay below) to 2.5 nats; 3% of the squared
-        log-ratio on either side of 0, unless the mean ratio is far above exp(mean l)
+        mean |l| from 0.05 nats (two bfloat16 engines stay below) to 2.5 nats; at least 3% of the
+        squared log-ratio is on either side of 0, unless the mean ratio is far above exp(mean l)
     """,
     ruled_out="""
-        Old weights, temperature and penalties were looked for first. No sample, engine, place or
-        token has most of the distance.
+        Old weights, temperature and penalties, which were looked for first. A part of the run,
+        because no sample, engine, position or token has most of the distance.
     """,
     fix="""
-        fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or
-        bfloat16 logits: turn them off, train with the same, or correct for it. A lag of weights
-        that is the same in every rollout looks alike; the first rollout of a run has no lag.
+        Look for fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or
+        bfloat16 logits. Turn them off, train with the same precision, or correct for the difference.
+        A lag of weights that is the same in every rollout looks the same, but the first rollout of a
+        run has no lag.
     """,
 )
 
 FEWEST = 300  # tokens
-SURE = 3.0  # standard errors above it
+SURE = 3.0  # standard errors above NOISY
 # nats, mean |l|. Two engines in bfloat16 stay below: 0.01 in small models, 0.027 in SmolLM2, whose logits of
 # 16 to 32 are rounded to 1/8.
 NOISY = 0.05
-LOUD = 0.1  # nats, so much that even likely tokens are far off
+LOUD = 0.1  # nats, mean |l| at which even likely tokens are far off
 GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
-# nats; what no rounding makes: four bits per weight (32 of one scale) make 0.35 in the tests' models, 0.74 in
-# SmolLM2, three bits above 1. From LOUDER on it may be other weights.
+# nats, mean |l|. No rounding makes TOO_LOUD: four bits per weight (32 weights per scale) make 0.35 in the
+# models of the tests and 0.74 in SmolLM2, three bits make more than 1. From LOUDER on, other weights may be
+# the cause.
 TOO_LOUD, LOUDER = 2.5, 0.5
-LEVEL = 1.5  # the largest mean |l| of a rollout over the smallest, of noise that no push takes away
+LEVEL = 1.5  # largest mean |l| of a rollout over the smallest, for noise that no push removes
 UNTOLD_WEIGHTS = (
-    "whether pushes change it: analyse rollouts 0 to 2 of the run, with weight versions that advance"
+    "whether pushes change it; to decide, analyse rollouts 0 to 2 of the run, with versions that advance"
 )
 BOTH = 0.03  # share of sum l^2 of far tokens on the other side of 0
-WHOLLY = 2.0  # mean l over the log of the mean ratio, of a mass that is missing
-ABOVE = 6.0  # standard errors of the mean ratio above 1, which no weights make over what was sampled
-MOST = 2  # names beside its own
-AGAIN = 40  # tokens in samples that are equal up to there
+WHOLLY = 2.0  # mean l over the log of the mean ratio, up to which a missing mass explains both
+ABOVE = 6.0  # standard errors of the mean ratio above 1, which no weights make at sampled tokens
+MOST = 2  # other findings that are named
+AGAIN = 40  # tokens with the same text before them in another sample
 UNNUMBERED = "without a number"
-UNTOLD_POLICY = "whose policy samples: its weight versions are no numbers"
-UNTOLD_CHECKSUM = "whether the sampler has other weights than the trainer: compare a checksum on both sides"
-UNTOLD_LAYERS = "which layer parts first: record layer outputs of both sides (rotary settings, norms)"
-UNTOLD_AGAIN = "whether one side scores the same text otherwise each time: score one rollout twice"
+UNTOLD_POLICY = "which policy samples, because its weight versions are not numbers"
+UNTOLD_CHECKSUM = (
+    "whether the sampler has other weights than the trainer; to decide, compare a checksum on both sides"
+)
+UNTOLD_LAYERS = (
+    "which layer differs first; to decide, record layer outputs of both sides (rotary settings, norms)"
+)
+UNTOLD_AGAIN = (
+    "whether one side scores the same text differently each time; to decide, score one rollout twice"
+)
 BIASED = 0.3  # share of the variance that the probability may explain
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds unbiased noise above that of bfloat16 which grows as the probability falls. Old weights may look
-    so too: only tokens that are not of such are judged."""
+    """Finds unbiased noise that is larger than that of bfloat16 and grows as the probability falls.
+
+    Old weights may look the same, so only tokens that are not known to come from old weights count.
+    """
     need_tokens(d, FEWEST)
     distance, is_known = _without_age(d)
     doubt = 0.0 if is_known else SURE * d.statistics.means["absolute"].error
@@ -106,7 +120,7 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     again = d.statistics.shared.twice[1].tolist()
     is_again = again[0] >= AGAIN
-    found = {
+    figures = {
         "distance": distance,
         "likely": likely,
         "unlikely": unlikely,
@@ -115,11 +129,15 @@ def look(d: Diagnosis) -> Figures | None:
         "again": is_again,
     }
     others = _others(d, distance, is_known=is_known, is_again=is_again)
-    return found | {"or_else": tuple(others), "untold": "; nor ".join(others.values())} if others else found
+    return (
+        figures | {"or_else": tuple(others), "untold": ". Nor does it tell ".join(others.values())}
+        if others
+        else figures
+    )
 
 
 def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) -> dict[str, str]:
-    """What else it may be, and what would tell."""
+    """Returns the other findings that remain possible, and what would decide."""
     others = {} if is_known else {"stale_weights": UNTOLD}
     if distance >= LOUDER and _stays(d):
         others["another_policy"] = UNTOLD_CHECKSUM
@@ -135,14 +153,16 @@ def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) ->
 
 
 def _is_unnumbered(d: Diagnosis) -> bool:
-    """Whether a sampler names its weights, and the name is no version."""
-    named = [p for p in d.statistics.samples.parts if p.label == "weight version"]
-    return bool(named) and all(p.value == UNNUMBERED for p in named)
+    """Returns whether the sampler names its weights, but with a name that is not a number."""
+    version_parts = [p for p in d.statistics.samples.parts if p.label == "weight version"]
+    return bool(version_parts) and all(p.value == UNNUMBERED for p in version_parts)
 
 
 def _stays(d: Diagnosis) -> bool:
-    """Whether the distance is the same in rollouts from 0 on whose weight versions advance: weights that one
-    push replaces would have gone with the first."""
+    """Returns whether the distance stays the same from rollout 0 on while weight versions advance.
+
+    Wrong weights that a push replaces would have disappeared with the first push.
+    """
     rollouts, evened = d.statistics.rollouts, d.statistics.evened()
     is_pushed = all(b.version > a.version >= 0 for a, b in pairwise(rollouts))
     begins = len(rollouts) >= 3 and rollouts[0].rollout_id == 0
@@ -150,11 +170,13 @@ def _stays(d: Diagnosis) -> bool:
 
 
 def _without_age(d: Diagnosis) -> tuple[float, bool]:
-    """Mean |l| of tokens that fresh weights sampled, 0 where all of it may come from old weights; and whether
-    they are known to be fresh."""
+    """Returns mean |l| of tokens from fresh weights, and whether they are known to be fresh.
+
+    The mean is 0 if old weights may explain all of it.
+    """
     first = d.statistics.rollouts[:1]
     fresh, stale = map(VersionMeans.of, fresh_and_stale(d.statistics.versions))
-    if first and first[0].rollout_id == 0:  # where nothing is stale
+    if first and first[0].rollout_id == 0:  # no token of rollout 0 is stale
         return min(first[0].absolute, fresh.absolute if fresh.count >= FEWEST else math.inf), True
     if fresh.count >= FEWEST:
         return fresh.absolute, False
@@ -167,17 +189,17 @@ def _by_bins(d: Diagnosis, bins: slice) -> float | None:
 
 
 def _is_part(d: Diagnosis) -> bool:
-    """Whether the distance is that of a part of the samples, or lies on one side."""
+    """Returns whether only a part of the samples is far off, or l has one sign."""
     kinds = two_kinds(d)
     return (kinds is not None and kinds.far[0] < kinds.near[0]) or _is_one_sided(d)
 
 
 def _is_one_sided(d: Diagnosis) -> bool:
-    """Whether l has one sign because a mass is missing, and not because it is large.
+    """Returns whether l has one sign because probability mass is missing, and not because the noise is large.
 
-    The sampler favours what noise makes likely for it, so l leans below 0 the more, the louder the noise.
-    The mean ratio remains 1 all the same, far above exp(mean l). If a mass m was renormalised away, the mean
-    ratio is m, and mean l is log m.
+    The sampler draws tokens that its noise makes likely, so larger noise moves l further below 0. The mean
+    ratio is still 1, far above exp(mean l). If sampling kept only the mass m, the mean ratio is m, and mean l
+    is log m.
     """
     below, above = d.statistics.shared.signs[:, 3].tolist()
     ratio = 1 + d.statistics.means["ratio_minus_one"].value

@@ -8,24 +8,27 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     explains=False,
-    what="rollout numbers repeat in one JSONL file",
+    what="rollout numbers come back in one JSONL file after other numbers",
     asks="",
-    title="Rollout numbers come back: the lines of {{ rollouts | length }} of them are not together.",
+    title="""
+        The lines of {{ rollouts | length }} rollout{{ "s" if rollouts | length > 1 }} are not
+        together: their numbers come back after others.
+    """,
     evidence="""
-        {{ "Rollouts" if rollouts | length > 1 else "Rollout" }} {{ rollouts[:10] | join(", ") }} {{- ",
-        ..." if rollouts | length > 10 }} came before in the same file, with others between: each stretch
-        of lines is counted as a rollout of its own.
+        {{ "Rollouts" if rollouts | length > 1 else "Rollout" }} {{ rollouts[:10] | join(", ") }} {{-
+        ", ..." if rollouts | length > 10 }} came before in the same file, with other rollouts
+        between. Each stretch of lines counts as a separate rollout.
     """,
     threshold="one number that comes back",
-    ruled_out="Several runs: their files are read as runs of their own.",
+    ruled_out="Several runs, because each file is read as a separate run.",
     fix="""
-        Write one file for each run, its lines ordered by rollout_id: two runs, or a run and its restart,
-        in one file make a trend of whatever order the lines have.
+        Write one file for each run, with its lines ordered by rollout_id. If one file holds two runs,
+        or a run and its restart, trends over rollouts are meaningless.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds rollout numbers that come back in a file after others."""
+    """Finds rollout numbers that come back in a file after other numbers."""
     again = tuple(sorted(set(d.statistics.again)))
     return {"rollouts": again} if again else None

@@ -9,34 +9,36 @@ DETECTOR = Detector(
     severity="error",
     group="experts",
     after=("spoilt",),
-    what="the sampler's experts are one row that repeats over many tokens",
+    what="the sampler's recorded experts are the same row over many tokens",
     asks="rollout_routed_experts",
     title="The recorded experts repeat: many tokens in a row have the same ones in all layers.",
     evidence="""
-        In {{ repeated }} of {{ routed }} samples with experts ({{ repeated | share(routed) }}), over
-        {{ (tokens / repeated) | int }} tokens on average{% if prompt == repeated %}, in the prompt alone
-        {%- elif prompt %}; in {{ prompt }} of them in the prompt alone{% endif %}.
+        In {{ repeated }} of {{ routed }} samples with experts ({{ repeated | share(routed) }}), the
+        same experts repeat over {{ (tokens / repeated) | int }} tokens on average{% if prompt ==
+        repeated %}, only in the prompt {%- elif prompt %}; in {{ prompt }} of them only in the
+        prompt{% endif %}.
     """,
     threshold="""
-        8 steps to another token keep the experts of every layer, 4 times as many as in the next
-        longest such run of the sample; in 2 samples and 2% of all
+        in 2 samples and 2% of all, the experts of every layer stay the same at 8 steps to a different
+        token in a row, and at 4 times as many as in the sample's next longest run
     """,
     ruled_out="""
-        Routing that flips: it changes single tokens, not one row for a block. Text that repeats one
-        token, which is routed alike: only steps to another token count.
+        Routing that flips, because it changes single tokens, not one row for a block. Text that
+        repeats one token and is therefore routed alike, because only steps to a different token
+        count.
     """,
     fix="""
-        Do not replay these experts: the trainer would take the wrong ones. Look at how the engine
-        collects them where a prompt is prefilled in chunks or a buffer is used again
-        (sgl-project/sglang#36404), update it, and sample one rollout with chunked prefill off
-        (--sglang-chunked-prefill-size -1).
+        Do not replay these experts, because the trainer would use the wrong ones. Check how the
+        engine collects them if a prompt is prefilled in chunks or a buffer is reused
+        (sgl-project/sglang#36404), and update the engine. As a test, sample one rollout with chunked
+        prefill off (--sglang-chunked-prefill-size -1).
     """,
 )
 FEWEST, SHARE = 2, 0.02
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds samples with a long run of equal rows of experts."""
+    """Finds samples with long runs of equal rows of experts."""
     counts = d.statistics.counts
     need(counts["routed"], "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
     if counts["repeated"] < max(FEWEST, SHARE * counts["routed"]):

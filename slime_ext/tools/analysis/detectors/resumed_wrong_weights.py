@@ -20,38 +20,40 @@ DETECTOR = Detector(
     asks="4 rollouts",
     title="The first rollouts after a start were sampled from other weights than the trainer's.",
     evidence="""
-        k3 {{ worst | nats }} in rollout {{ rollouts | join(", ") }}, {{ rest | nats }} in the others: {{
-        (worst / rest) | factor if rest else "infinitely many times" }} as much.
+        k3 is {{ worst | nats }} in rollout {{ rollouts | join(", ") }} and {{ rest | nats }} in the
+        others: {{ (worst / rest) | factor if rest else "infinitely many times" }} as much.
     """,
     threshold="""
-        k3 of the first rollouts 6 times that of the others, 5e-3 nats, and 3 times the mean of all
-        others by 2 standard errors over samples
+        k3 of the first rollouts is 6 times the median of the others and 5e-3 nats, and 3 times the
+        mean of all others by 2 standard errors over samples
     """,
     ruled_out="""
-        Staleness: most tokens of these rollouts are not known to be of older weights; numerics: the same
-        engine agrees later.
+        Old weights, because most tokens of these rollouts are not known to come from older versions.
+        Numerics, because the same engine agrees later.
     """,
     fix="""
-        After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights
-        before the first rollout, and check that --ref-load and --load name the checkpoint that is meant.
+        After --load the engine still had the weights of --hf-checkpoint. Push the trainer's weights
+        before the first rollout, and check that --ref-load and --load name the intended checkpoint.
     """,
 )
 
 FEWEST = 100  # tokens on each side
-FIRST_TIMES, FIRST_MATTERS = 6.0, 5e-3
-STEP = 2.0  # times the k3 of the rollout after
-SURE, LEAST = 2.0, 3.0  # standard errors; times the mean k3 of all others, that much below
+FIRST_TIMES, FIRST_MATTERS = 6.0, 5e-3  # times the median k3 of the others; nats of k3
+STEP = 2.0  # times the k3 of the next rollout
+SURE, LEAST = 2.0, 3.0  # standard errors that are taken off; times the mean k3 of all others, after that
 
 
 def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
-    """The first rollouts of the run, or after its weight versions began anew, in which the policies are far
-    apart, at most a third of all, and the median k3 of the rest."""
+    """Returns the first rollouts in which the policies are far apart, and the median k3 of the others.
+
+    These are at the start of the run, or after its weight versions start again, and at most a third of all.
+    """
     rest = median(s.k3 for s in rollouts[len(rollouts) // 3 :])
     limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
     begins = [0, *(i for i, (a, b) in enumerate(pairwise(rollouts), 1) if 0 <= b.version < a.version)]
-    bad = [s for begin in begins for s in takewhile(lambda s: s.k3 >= limit, rollouts[begin:])]
-    is_few = len(bad) <= max(1, len(rollouts) // 3)
-    return (bad if is_few and any(s.top_share < FEW for s in bad) else []), rest
+    far = [s for begin in begins for s in takewhile(lambda s: s.k3 >= limit, rollouts[begin:])]
+    is_few = len(far) <= max(1, len(rollouts) // 3)
+    return (far if is_few and any(s.top_share < FEW for s in far) else []), rest
 
 
 def _aged(versions: list[VersionSums]) -> set[int]:
@@ -62,31 +64,33 @@ def _aged(versions: list[VersionSums]) -> set[int]:
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that k3 of the first rollouts is a multiple of that of the others."""
+    """Finds that k3 of the first rollouts is several times that of the others."""
     rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
     need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
-    bad, rest = _first_off(rollouts)
-    if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
+    far, rest = _first_off(rollouts)
+    if not far or _aged(d.statistics.versions).issuperset(s.rollout_id for s in far):
         return None
-    others = [s for s in rollouts if s not in bad]
+    others = [s for s in rollouts if s not in far]
     rest = sum(s.k3 * s.tokens for s in others) / sum(s.tokens for s in others)
-    if max(s.k3 * math.exp(-SURE * s.wobble) for s in bad) < LEAST * rest:  # by chance of the samples
+    if max(s.k3 * math.exp(-SURE * s.wobble) for s in far) < LEAST * rest:  # sampling noise may explain it
         return None
-    if any(not _ends(a, b) for a, b in pairwise(rollouts) if a in bad and b not in bad):
+    if any(not _ends(a, b) for a, b in pairwise(rollouts) if a in far and b not in far):
         return None
-    found = {"worst": max(s.k3 for s in bad), "rest": rest, "rollouts": tuple(s.rollout_id for s in bad)}
-    if all(_is_start(s, rollouts) for s in bad[:1]):
-        return found
-    return found | {"or_else": ("stale_weights",), "untold": UNTOLD}
+    figures = {"worst": max(s.k3 for s in far), "rest": rest, "rollouts": tuple(s.rollout_id for s in far)}
+    if all(_is_start(s, rollouts) for s in far[:1]):
+        return figures
+    return figures | {"or_else": ("stale_weights",), "untold": UNTOLD}
 
 
 def _ends(last: RolloutSummary, following: RolloutSummary) -> bool:
-    """Whether a push took the distance away at once; one that fades has another cause."""
+    """Returns whether the distance is gone in the next rollout; if it fades, it has another cause."""
     error = math.hypot(last.wobble, following.wobble)
     return last.k3 >= LEAST * following.k3 * math.exp(-SURE * error) and last.k3 >= STEP * following.k3
 
 
 def _is_start(rollout: RolloutSummary, rollouts: list[RolloutSummary]) -> bool:
-    """Whether the run or its engine started with a rollout, and not only the part of the run that is looked
-    at."""
+    """Returns whether the run or its engine started with this rollout.
+
+    Otherwise it may only be the first rollout of an analysed part of the run.
+    """
     return rollout.rollout_id == 0 or rollout is not rollouts[0]

@@ -10,33 +10,36 @@ DETECTOR = Detector(
     group="spoilt",
     after=("other_run",),
     what="""
-        a turn was decoded and encoded again; from some point on, log-probs belong to neighbouring tokens
+        a turn was decoded and encoded again, so that from some token on log-probs belong to
+        neighbouring tokens
     """,
     asks="3 turns",
-    title="The tokens that are trained on are not those that were sampled: text was tokenised again.",
+    title="The trained tokens are not the sampled ones: text was tokenised again.",
     evidence="""
-        In {{ moved }} of {{ turns }} turns ({{ moved | share(turns) }}) the log-probs match their tokens
-        at first, then match tokens one or two positions away.{% if retold %} {{ retold }} samples have
-        other tokens in the train dump than in the rollout dump.{% endif %}
+        In {{ moved }} of {{ turns }} turns ({{ moved | share(turns) }}) the log-probs match their
+        tokens at first, and later match tokens one or two positions away.{% if retold %} {{ retold }}
+        samples have different tokens in the train dump and the rollout dump.{% endif %}
     """,
-    threshold="3 turns and 2% of all; in each, a part of at least 6 tokens by 5 standard errors",
+    threshold="""
+        3 turns and 2% of all, each with a later part of at least 6 tokens that fits better when it is
+        shifted, by 2.5 standard errors; or one sample with different tokens in the two dumps
+    """,
     ruled_out="""
-        A wrong slice of the engine's lists (off_by_one) shifts a response from its first token on; here
-        an earlier part of the same sample fits its own log-probs.
+        A wrong slice of the engine's lists (off_by_one), because it shifts a response from its first
+        token on, and here an earlier part of the same sample fits its own log-probs.
     """,
     fix="""
-        Do not decode a turn and encode its text again: append the ids that the engine returned (SGLang:
-        output_ids or output_token_logprobs; vLLM: return_token_ids), and join prompts of later turns from
-        ids.
+        Do not decode a turn and encode its text again. Append the ids that the engine returned
+        (SGLang: output_ids or output_token_logprobs; vLLM: return_token_ids), and join the prompts of
+        later turns from ids.
     """,
 )
 
-MOVED, MOVED_SHARE = 3, 0.02  # turns of which the later part is shifted
+MOVED, MOVED_SHARE = 3, 0.02  # turns with a shifted later part; their share
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds turns whose log-probs fit their tokens up to some place, and tokens one or two places away from
-    there on; or samples whose tokens differ between the rollout dump and the train dump."""
+    """Finds turns with a shifted later part, or samples with different tokens in the two dumps."""
     turns, moved, retold = (d.statistics.counts[name] for name in ("turns", "moved", "retold"))
     need(turns >= MOVED, f"{MOVED} turns of responses")
     if moved < max(MOVED, MOVED_SHARE * turns) and not retold:

@@ -21,21 +21,21 @@ DETECTOR = Detector(
         "stale_cache",
         "shared_place",
     ),
-    what="a few rollouts alone are far off",
+    what="only a few rollouts are far off",
     asks="4 rollouts",
     title="""
         Only rollout{{ 's' if rollouts | length > 1 }} {{ rollouts | join(', ') }} {{ 'are' if rollouts
         | length > 1 else 'is' }} far off.
     """,
-    evidence="k3 {{ k3 | nats }} there, {{ rest | nats }} over all {{ others }} others.",
+    evidence="k3 is {{ k3 | nats }} there and {{ rest | nats }} over all {{ others }} others.",
     threshold="""
-        at most a third of the rollouts with 6 times the k3 of all others together, and 5e-3 nats, by 3
-        standard errors
+        at most a third of the rollouts have 6 times the k3 of all others together, and 5e-3 nats, by
+        3 standard errors
     """,
     ruled_out="",
     fix="""
-        Look at the log around these rollouts: a push that failed or came late, an engine that was
-        restarted (from which weights?), a resume, another set of prompts.
+        Look at the log around these rollouts for a push that failed or came late, an engine that was
+        restarted (from which weights?), a resume, or another set of prompts.
     """,
 )
 FEWEST, TIMES, MATTERS, SURE = 100, 6.0, 5e-3, 3.0
@@ -43,20 +43,20 @@ UNTOLD = "weight versions of the samples, and the engines' log of weight updates
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds the fewest rollouts whose k3 is a multiple of that of all others together."""
+    """Finds the fewest rollouts whose k3 is several times that of all others together."""
     rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
     need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
-    need(all(s.wobble for s in rollouts), "samples to draw again, for the standard error of k3")
+    need(all(s.wobble for s in rollouts), "several samples per rollout, for the standard error of k3")
     ordered = sorted(rollouts, key=lambda s: -s.k3)
     for count in range(1, len(rollouts) // 3 + 1):
-        bad, others = ordered[:count], ordered[count:]
+        far, others = ordered[:count], ordered[count:]
         rest = sum(s.k3 * s.tokens for s in others) / sum(s.tokens for s in others)
-        lowest = min(bad, key=lambda s: s.k3 * math.exp(-SURE * s.wobble))
+        lowest = min(far, key=lambda s: s.k3 * math.exp(-SURE * s.wobble))
         if lowest.k3 * math.exp(-SURE * lowest.wobble) < max(MATTERS, TIMES * rest):
             continue
-        if others[0].k3 < max(MATTERS, TIMES * rest) and any(s.top_share < FEW for s in bad):
-            k3 = sum(s.k3 * s.tokens for s in bad) / sum(s.tokens for s in bad)
-            ids = tuple(sorted(s.rollout_id for s in bad))
+        if others[0].k3 < max(MATTERS, TIMES * rest) and any(s.top_share < FEW for s in far):
+            k3 = sum(s.k3 * s.tokens for s in far) / sum(s.tokens for s in far)
+            ids = tuple(sorted(s.rollout_id for s in far))
             return {
                 "rollouts": ids,
                 "k3": k3,

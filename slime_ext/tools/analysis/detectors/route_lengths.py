@@ -8,25 +8,25 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     explains=False,
-    what="the sampler's experts are of more or fewer tokens than their sample",
+    what="the sampler's experts have more or fewer rows than their sample has tokens",
     asks="rollout_routed_experts",
-    title="The recorded experts do not fit their samples: they are of another number of tokens.",
+    title="The recorded experts do not fit their samples: they belong to another number of tokens.",
     evidence="""
-        In {{ misfit }} of {{ routed }} samples with experts ({{ misfit | share(routed) }}): a sample of
-        T tokens has T - 1 rows.
+        The number of rows is wrong in {{ misfit }} of {{ routed }} samples with experts ({{ misfit |
+        share(routed) }}). A sample of T tokens should have T - 1 rows.
     """,
     threshold="one sample",
-    ruled_out="A layout with a row for every token (T rows): it counts as fitting.",
+    ruled_out="A layout with a row for every token (T rows), because it counts as fitting.",
     fix="""
-        Cut the experts where the sample is cut (radixark/miles#861: a sample that was truncated kept
-        those of the longer one). Replayed as they are, every row behind the cut is another token's:
-        replay is no remedy before that.
+        Cut the experts where the sample is cut (in radixark/miles#861 a truncated sample kept those
+        of the longer one). Otherwise every row after the cut belongs to another token, and replay is
+        no remedy.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds samples whose experts have another length."""
+    """Finds samples whose experts belong to another number of tokens."""
     counts = d.statistics.counts
     need(counts["routed"], "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
     return {"misfit": counts["misfit"], "routed": counts["routed"]} if counts["misfit"] else None

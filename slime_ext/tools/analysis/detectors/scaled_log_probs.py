@@ -21,36 +21,36 @@ DETECTOR = Detector(
         format(factor) }} times the trainer's. {%- endif %}
     """,
     evidence="""
-        The log-ratio is {{ "above" if mean > 0 else "below" }} 0 at nearly every token (mean {{ "%+.3g" |
-        format(mean) }} nats, mean size {{ absolute | nats }}): probabilities of one side do not sum to 1.
-        {%- if is_divided %} From tokens of {{ "%.2g" | format(first) }} to those of {{ "%.2g" |
-        format(last) }} nats, it fits temperatures of {{ "%.3g" | format(lowest) }} to {{ "%.3g" |
-        format(highest) }}. {%- else %} It is {{ "%.3g" | format(lowest) }} to {{ "%.3g" |
-        format(highest) }} times -log-prob from tokens of {{ "%.2g" | format(first) }} to those of {{
-        "%.2g" | format(last) }} nats. {%- endif %}
+        The log-ratio is {{ "above" if mean > 0 else "below" }} 0 at nearly every token (mean {{
+        "%+.3g" | format(mean) }} nats, mean size {{ absolute | nats }}), so the probabilities of one
+        side do not sum to 1. {%- if is_divided %} From tokens of {{ "%.2g" | format(first) }} to
+        those of {{ "%.2g" | format(last) }} nats, it fits temperatures of {{ "%.3g" | format(lowest)
+        }} to {{ "%.3g" | format(highest) }}. {%- else %} It is {{ "%.3g" | format(lowest) }} to {{
+        "%.3g" | format(highest) }} times -log-prob, from tokens of {{ "%.2g" | format(first) }} to
+        those of {{ "%.2g" | format(last) }} nats. {%- endif %}
     """,
     threshold="""
-        98% of |l| is on one side of 0, over all tokens and at tokens of each certainty, and one
-        factor (within 10%) or one temperature (within 15%) fits all of them
+        |mean l| is 98% of mean |l|, and 80% among equally certain tokens; one factor (within 10%) or
+        one temperature (within 15%) fits all of them
     """,
     ruled_out="""
-        Two temperatures, noise, old weights: both sides would sum to 1, so some sampled tokens would be
-        likelier for either.
+        Two temperatures, noise or old weights, because then the probabilities of both sides would sum
+        to 1, and some sampled tokens would be likelier for each side.
     """,
     fix="""
-        Divide the logits by the temperature before the log-softmax, not the log-probs after it, and
-        compare one sequence with the engine's own log-probs.
+        Divide the logits by the temperature before the log-softmax, not the log-probs after it.
+        Compare one sequence with the engine's own log-probs.
     """,
 )
-FEWEST, TOKENS, SMALL = 300, 20, 0.01  # tokens; of a bin; nats, mean |l| that arithmetic alone may make
+FEWEST, TOKENS, SMALL = 300, 20, 0.01  # tokens; tokens of a bin; nats, mean |l| that rounding alone may make
 LEANS, LEAST = 0.98, 0.8  # |sum l| over sum |l|, of all tokens and of each bin
-FIRST, LAST = 5e-3, 0.3  # nats, tokens so sure that one rival has nearly all of the rest
-ONE_FACTOR, ONE_TEMPERATURE, BINS = 0.1, 0.15, 3  # relative spread; bins
-COLDEST = 0.2  # temperatures
+FIRST, LAST = 5e-3, 0.3  # nats of -log behavior, at which one other token has nearly all of the rest
+ONE_FACTOR, ONE_TEMPERATURE, BINS = 0.1, 0.15, 3  # relative spreads; bins
+COLDEST = 0.2  # lowest temperature
 
 
 class _Bin(NamedTuple):
-    """Tokens as certain: -log behavior and l, in the mean, and |mean l| over mean |l|."""
+    """Equally certain tokens: mean -log behavior, mean l, and mean l over mean |l|."""
 
     surprise: float
     log_ratio: float
@@ -58,10 +58,10 @@ class _Bin(NamedTuple):
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds log-probs f log q in place of log q, and log-softmax(z) / T in place of log-softmax(z / T).
+    """Finds log-probs f log q instead of log q, or log-softmax(z) / T instead of log-softmax(z / T).
 
     The former makes l = (1 / f - 1) log behavior. The latter makes l = -log sum p^(1/T) with p = softmax(z).
-    Where the sampler is sure, one rival has nearly all of 1 - p, and l = -log(p^(1/T) + (1 - p)^(1/T)).
+    If the sampler is sure, one other token has nearly all of 1 - p, so l = -log(p^(1/T) + (1 - p)^(1/T)).
     """
     need_tokens(d, FEWEST)
     table = d.statistics.shared.surprise
@@ -76,16 +76,16 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if min(sign * one.lean for one in bins) < LEAST:
         return None
-    found = {"mean": mean, "absolute": absolute}
+    figures = {"mean": mean, "absolute": absolute}
     shares = [one.log_ratio / one.surprise for one in bins]
     if _is_one(shares, ONE_FACTOR) and max(shares) < 1:
         factor = 1 / (1 - sum(shares) / len(shares))
-        return found | _range(bins, shares) | {"is_divided": False, "factor": factor}
+        return figures | _range(bins, shares) | {"is_divided": False, "factor": factor}
     sure = [one for one in bins if one.surprise <= LAST]
     temperatures = [t for one in sure if (t := _temperature(one)) is not None]
     if len(temperatures) < max(len(sure), 2) or not _is_one(temperatures, ONE_TEMPERATURE):
         return None
-    return found | _range(sure, temperatures) | {"is_divided": True, "temperature": max(temperatures)}
+    return figures | _range(sure, temperatures) | {"is_divided": True, "temperature": max(temperatures)}
 
 
 def _is_one(values: Sequence[float], spread: float) -> bool:
@@ -103,7 +103,10 @@ def _range(bins: Sequence[_Bin], values: Sequence[float]) -> Figures:
 
 
 def _temperature(one: _Bin) -> float | None:
-    """T below 1 for which l = -log(p^(1/T) + (1 - p)^(1/T)) at log behavior = log(p) / T; None for none."""
+    """Returns the temperature below 1 that explains l; None if none does.
+
+    It solves l = -log(p^(1/T) + (1 - p)^(1/T)) with log behavior = log(p) / T.
+    """
 
     def expected(temperature: float) -> float:
         rest = -math.expm1(-temperature * one.surprise)

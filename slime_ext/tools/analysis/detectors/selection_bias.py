@@ -16,36 +16,35 @@ DETECTOR = Detector(
         advantage
     """,
     asks="dropped samples",
-    title="Samples are dropped by their {{ worst }}: what is trained on is not what was sampled.",
+    title="Samples are dropped by their {{ worst }}, so the trained samples are not like the sampled ones.",
     evidence="""
         {{ dropped | share(samples) }} of the samples are dropped ({% for name, (theirs, ours) in
-        means.items() -%} {{ name }} {{ "%.3g" | format(theirs) }} against {{ "%.3g" | format(ours) }}{{
-        ", " if not loop.last }} {%- endfor %}; {{ "%.0f" | format(z | abs) }} standard errors): {{
-        reasons | join(", ") }}. The mean reward of the others is {{ "%+.3g" | format(moved) }} from that
-        of all: {{ "%+.2g" | format(advantage) }} of an advantage of one standard deviation.
+        means.items() -%} {{ name }} {{ "%.3g" | format(theirs) }} against {{ "%.3g" | format(ours)
+        }}{{ ", " if not loop.last }} {%- endfor %}; {{ "%.0f" | format(z | abs) }} standard errors):
+        {{ reasons | join(", ") }}. The mean reward of the kept samples differs from that of all by {{
+        "%+.3g" | format(moved) }}, or {{ "%+.2g" | format(advantage) }} standard deviations.
     """,
-    threshold="5 standard errors between dropped and kept, in length, reward or age",
+    threshold="dropped and kept samples differ by 5 standard errors in length, reward or age",
     ruled_out="""
-        Chance: samples that are dropped at random differ by less. A dump that is missing: its samples
-        differ by their place, not by length, reward and age.
+        Chance, because samples that are dropped at random differ by less. A missing dump, because its
+        samples differ by their place in the data, not by length, reward or age.
     """,
     fix="""
-        Slow and hard answers are the ones that a time limit, a limit of age or length, or a rejection
-        drops. Pace sampling instead of dropping, drop whole groups, count the advantage over all samples
-        of the group, or give the dropped a reward.
+        A time limit, a limit of age or length, or a rejection drops slow and hard answers most. Pace
+        sampling instead of dropping, drop whole groups, compute the advantage over all samples of the
+        group, or give dropped samples a reward.
     """,
 )
 
 FEWEST_DROPPED, FEWEST_KEPT = 10, 30  # samples
-SURE = 5.0  # standard errors between the groups
-Sums = list[float]  # how many numbers are known, their sum, their sum of squares
-# What a sample's status says of why it was dropped.
+SURE = 5.0  # standard errors between dropped and kept samples
+Sums = list[float]  # number of known values, their sum, their sum of squares
+# The reason for which a sample was dropped, by its status.
 WHY = {"truncated": "cut at the length limit", "completed": "complete", "": "of unknown status"}
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that dropped samples differ from those that are trained on in length, reward, place in the data
-    or age of their weights, and what that does to the mean reward, from which advantages are counted."""
+    """Finds that dropped samples differ from trained ones, and how much that moves the mean reward."""
     kept, dropped = (dict(zip(ABOUT, group, strict=True)) for group in d.statistics.fates.tolist())
     n, m = kept["length"][0], dropped["length"][0]
     what = "samples of a rollout dump that the train dump lacks or masks, with their rewards"
@@ -53,7 +52,7 @@ def look(d: Diagnosis) -> Figures | None:
     known = [name for name in ABOUT if min(kept[name][0], dropped[name][0]) > 1]
     apart = {name: _apart(kept[name], dropped[name]) for name in known}
     worst = max(known, key=lambda name: abs(apart[name]))
-    if max(abs(apart[name]) for name in known if name != "position") < SURE:  # a file that is missing
+    if max(abs(apart[name]) for name in known if name != "position") < SURE:  # only a file is missing
         return None
     (n, gain, _), (m, *_) = kept["reward"], dropped["reward"]
     mean, spread = _mean_and_spread([x + y for x, y in zip(kept["reward"], dropped["reward"], strict=True)])
@@ -78,8 +77,11 @@ def _mean_and_spread(sums: Sums) -> tuple[float, float]:
 
 
 def _apart(kept: Sums, dropped: Sums) -> float:
-    (one, spread), (other, width) = _mean_and_spread(dropped), _mean_and_spread(kept)
-    error = math.hypot(spread / math.sqrt(dropped[0]), width / math.sqrt(kept[0]))
+    (mean_dropped, spread_dropped), (mean_kept, spread_kept) = (
+        _mean_and_spread(dropped),
+        _mean_and_spread(kept),
+    )
+    error = math.hypot(spread_dropped / math.sqrt(dropped[0]), spread_kept / math.sqrt(kept[0]))
     if not error:
-        return math.copysign(math.inf, one - other) if one != other else 0.0
-    return (one - other) / error
+        return math.copysign(math.inf, mean_dropped - mean_kept) if mean_dropped != mean_kept else 0.0
+    return (mean_dropped - mean_kept) / error

@@ -17,33 +17,33 @@ DETECTOR = Detector(
         far off.
     """,
     evidence="""
-        {{ held | share(1) }} of the squared log-ratio lies there, at {{ tokens | share(of) }} of the
-        tokens: mean |log-ratio| {{ near | nats }}, {{ rest | nats }} at all others. {%- if is_cut %}
-        Responses that ended by themselves end well.{% endif %}
+        {{ held | share(1) }} of the squared log-ratio lies at {{ tokens | share(of) }} of the tokens:
+        mean |log-ratio| {{ near | nats }} there, {{ rest | nats }} at all others. {%- if is_cut %}
+        Responses that ended by themselves agree at the end.{% endif %}
     """,
     threshold="""
-        80% of the squared log-ratio at the last 1 to 8 tokens, 5 times as far off as the others, and
-        0.2 nats
+        the last 1 to 8 tokens hold 80% of the squared log-ratio, are 5 times as far off as the
+        others, and are 0.2 nats off
     """,
     ruled_out="""
-        Routing and noise: they do not know where a response ends. A shift of the whole response: the
-        tokens before agree.
+        Routing or noise, because they do not depend on where a response ends. A shift of the whole
+        response, because the tokens before agree.
     """,
     fix="""
-        {%- if is_cut %} Drop these tokens' log-probs, or turn speculative decoding off: engines with
-        multi-token prediction have returned wrong log-probs for the last tokens before max_model_len
-        (vllm-project/vllm#38711). {%- else %} Look at what ends a response: an end or stop token that
-        is appended by hand, stop strings that are trimmed, the last chunk of a stream. Mask what the
-        engine did not sample. {%- endif %} As a test, sample one rollout with a higher limit of length
-        and without speculative decoding.
+        {%- if is_cut %} Drop these tokens' log-probs, or turn speculative decoding off, because
+        engines with multi-token prediction have returned wrong log-probs for the last tokens before
+        max_model_len (vllm-project/vllm#38711). {%- else %} Check what ends a response: an end or
+        stop token that is appended by hand, stop strings that are trimmed, the last chunk of a
+        stream. Mask what the engine did not sample. {%- endif %} As a test, sample one rollout with a
+        higher limit of length and without speculative decoding.
     """,
 )
 FEWEST, TOKENS, HELD, TIMES, MATTERS = 300, 4, 0.8, 5.0, 0.2
-MOST = 8  # places from the end
+MOST = 8  # tokens at the end
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds the fewest places from the end that hold most of the squared log-ratio."""
+    """Finds the fewest last tokens that hold most of the squared log-ratio."""
     need_tokens(d, FEWEST)
     ends = d.statistics.shared.ends
     every, whole = ends.sum(0), ends.sum((0, 1)).tolist()

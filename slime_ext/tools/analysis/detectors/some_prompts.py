@@ -25,41 +25,40 @@ DETECTOR = Detector(
     asks="groups of samples, by prompt",
     title="All samples of {{ far }} of {{ prompts }} prompts are far off, and none of the others.",
     evidence="""
-        k3 {{ k3 | nats }} in the samples of these prompts, {{ rest | nats }} in the others. {{
-        mixed }} prompts have samples of both kinds; {{ "%.0f" | format(expected) }} would, if the
-        kind did not depend on the prompt.
+        k3 is {{ k3 | nats }} in the samples of these prompts and {{ rest | nats }} in the others. {{
+        mixed }} prompts have samples of both kinds. If the kind did not depend on the prompt, {{
+        "%.0f" | format(expected) }} would.
     """,
     threshold="""
-        two kinds of samples, 5 times apart for their certainty, the others healthy; at most a quarter of
-        the prompts of both kinds that chance makes, by 4 standard errors
+        two kinds of samples, 5.6 times apart relative to their certainty, of which the near ones are
+        healthy; at most a quarter as many mixed prompts as by chance, by 4 standard errors
     """,
     ruled_out="""
-        What acts on single samples (a retry, a swap) or on a whole rollout (old weights, numerics): it
-        does not keep to prompts.
+        A cause that acts on single samples (a retry, a swap) or on a whole rollout (old weights,
+        numerics), because it would not depend on the prompt.
     """,
     fix="""
-        Compare the ids of the engine's request with those of the sample for one of these prompts,
-        and look at what the prompts have in common: a source, a length, a special token, an image,
-        a tool. {%- if untold is defined %} An engine that serves whole prompts looks the same.{%
-        endif %}
+        Compare the ids of the engine's request with those of the sample for one of these prompts.
+        Check what the prompts have in common: a source, a length, a special token, an image, a tool.
+        {%- if untold is defined %} An engine that serves whole prompts looks the same.{% endif %}
     """,
 )
 UNTOLD = "the engine of each sample in sample.metadata"
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that the samples of a prompt are near or far together."""
+    """Finds that all samples of a prompt are near, or all are far."""
     samples = d.statistics.samples
     need(samples.groups, "prompts with several samples (group_index)")
-    found = whole_prompts(d)
-    if found is None:
+    by_prompt = whole_prompts(d)
+    if by_prompt is None:
         return None
-    (_, n, rest), (_, m, k3) = found.kinds
+    (_, n, rest), (_, m, k3) = by_prompt.kinds
     figures = {
-        "far": found.far + found.mixed,
-        "prompts": found.far + found.mixed + found.near,
-        "mixed": found.mixed,
-        "expected": found.expected,
+        "far": by_prompt.far + by_prompt.mixed,
+        "prompts": by_prompt.far + by_prompt.mixed + by_prompt.near,
+        "mixed": by_prompt.mixed,
+        "expected": by_prompt.expected,
         "k3": k3 / m,
         "rest": rest / n,
     }

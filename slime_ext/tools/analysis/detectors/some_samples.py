@@ -10,28 +10,28 @@ DETECTOR = Detector(
     severity="warning",
     says="symptom",
     after=("any cause",),
-    what="a part of the samples is far off, and no label in the dump tells which",
+    what="a part of the samples is far off, and no label in the dump explains which",
     asks="20 samples",
     title="""
-        {{ far | int }} of {{ samples | int }} samples are far off, the others agree, and the dump does
-        not say why these.
+        {{ far | int }} of {{ samples | int }} samples are far off, the others agree, and the dump
+        does not say why.
     """,
     evidence="""
-        k3 {{ k3 | nats }} in these, {{ rest | nats }} in the others; hardly any sample lies between.
-        They differ over all their tokens, not at a few.
+        k3 is {{ k3 | nats }} in these and {{ rest | nats }} in the others, with hardly any sample
+        between. They differ over all their tokens, not at a few.
     """,
     threshold="""
-        two kinds of samples, 5 times apart for their certainty, with few between; the far ones hold 80%
-        of k3
+        two kinds of samples, 5.6 times apart relative to their certainty, with few between; the far
+        ones hold 80% of k3
     """,
     ruled_out="""
-        Single tokens far off: they do not move a sample here. Samples that are less certain: that is
-        divided out.
+        Single far tokens, because each token counts at most 0.2 nats here. Samples that are less
+        certain, because their certainty is divided out.
     """,
     fix="""
         Record what made each sample: the engine (meta_info of its answer in sample.metadata:
-        engine_url, dp_rank), attempts, weight version. Then analyse again: the label that these samples
-        share is named.
+        engine_url, dp_rank), the attempts, the weight version. Then analyse again: the finding will
+        name the label that these samples share.
     """,
 )
 FEWEST = 20  # samples
@@ -39,7 +39,7 @@ UNTOLD = "the engine and the attempt of each sample"
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds two kinds of samples, of which the far ones are fewer."""
+    """Finds two kinds of samples, with fewer far ones than near ones."""
     samples = d.sums["sequences"]
     need(samples >= FEWEST, f"{FEWEST} samples")
     kinds = two_kinds(d)

@@ -8,28 +8,28 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     after=("spoilt",),
-    what="after a weight update inside a response the engine kept its KV cache",
+    what="the engine kept its KV cache after a weight update inside a response",
     asks="versions by token",
-    title="After a weight update inside a response, the engine keeps its KV cache of the former weights.",
+    title="After a weight update inside a response, the engine keeps the KV cache of the previous weights.",
     evidence="""
-        k3 {{ after | nats }} at tokens behind an update inside their response, {{ pure | nats }} at
-        tokens of the same weights in responses without one: {{ (after / [pure, 1e-12] | max) | factor }}.
+        k3 is {{ after | nats }} at tokens after an update inside their response, and {{ pure | nats
+        }} at tokens of the same weights in responses without an update: {{ (after / [pure, 1e-12] |
+        max) | factor }}.
     """,
-    threshold="k3 behind an update 3 times that of the same weights elsewhere, and 2e-4 nats",
-    ruled_out="Stale weights: both sides of the comparison are of the same version.",
+    threshold="k3 after an update is 3 times that of the same weights elsewhere, and 2e-4 nats",
+    ruled_out="Old weights, because both groups of tokens come from the same weight versions.",
     fix="""
-        Flush the cache when weights change and let running requests be prefilled again (SGLang:
+        Flush the cache when weights change, so that running requests are prefilled again (SGLang:
         flush_cache, or abort and resume with the tokens so far).
     """,
 )
 
 FEWEST = 100  # tokens on each side
-CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # of k3
+CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # times k3 elsewhere; nats of k3
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that k3 behind a weight update inside a response is a multiple of that of the same weights
-    elsewhere."""
+    """Finds that k3 after a weight update inside a response is several times that of the same weights."""
     (count, *_, after), (count_pure, *_, pure) = d.statistics.switched.tolist()
     is_enough = min(count, count_pure) >= FEWEST
     need(is_enough, "weight versions by token, and a weight update inside responses")

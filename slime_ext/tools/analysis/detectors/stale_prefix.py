@@ -11,35 +11,39 @@ DETECTOR = Detector(
     severity="error",
     group="prefixes",
     after=("spoilt", "other_log_probs", "packing_leak", "part_of_run"),
-    what="""
-        keys and values of old weights are used again: only responses behind a cached prefix are far off
-    """,
+    what="the engine reuses keys and values of old weights: only responses after a cached prefix are far off",
     asks="`prefix_cache_info`",
-    title="Responses behind a cached prefix are far off: keys and values of old weights are used again.",
+    title="Responses after a cached prefix are far off: the engine reuses keys and values of old weights.",
     evidence="""
-        k3 {{ cached | nats }} in {{ samples }} of {{ of }} samples whose prompt begins in the engine's
-        prefix cache, {{ fresh | nats }} in those of the same rollouts without: {{ (cached / [fresh,
-        1e-12] | max) | factor }}.
+        k3 is {{ cached | nats }} in {{ samples }} of {{ of }} samples whose prompt begins in the
+        engine's prefix cache, and {{ fresh | nats }} in the others of the same rollouts: {{ (cached /
+        [fresh, 1e-12] | max) | factor }}.
     """,
     threshold="""
-        k3 behind a cached prefix 3 times that without one, 1e-3 nats, by 3 standard errors over sequences
+        k3 after a cached prefix is 3 times that without one and 1e-3 nats, by 3 standard errors over
+        sequences
     """,
     ruled_out="""
-        Old weights of the sampler: samples of the same rollouts without a cached prefix come from the
-        same weights.
+        Old weights in the sampler, because samples of the same rollouts without a cached prefix come
+        from the same weights.
     """,
     fix="""
-        Flush the prefix cache at every push (SGLang: flush_cache after update_weights), or restart the
-        engine to see the distance vanish; as a test, sample with the prefix cache off
-        (--sglang-disable-radix-cache).
+        Flush the prefix cache at every push (SGLang: flush_cache after update_weights). As a test,
+        sample with the prefix cache off (--sglang-disable-radix-cache), or restart the engine and see
+        whether the distance disappears.
     """,
 )
 
-PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0  # as above, of k3
+PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = (
+    100,
+    3.0,
+    1e-3,
+    3.0,
+)  # tokens; times k3; nats of k3; standard errors
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that responses behind a cached prefix are a multiple as far off as others of their rollouts."""
+    """Finds that responses after a cached prefix are several times as far off as others of their rollouts."""
     (n, near, _), (m, other, square) = (row[1:] for row in d.statistics.cached.tolist())
     is_enough = min(n, m) >= PREFIX_TOKENS
     need(is_enough, "prefix_cache_info of a rollout's samples, some with and some without a cached prefix")

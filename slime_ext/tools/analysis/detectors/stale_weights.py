@@ -42,60 +42,62 @@ DETECTOR = Detector(
     asks="versions, or rollout 0",
     title="""
         {%- if is_guess is defined %} A guess: responses {%- else %} Responses {%- endif %} come from
-        older weights than the ones they train.
+        older weights than the ones that train on them.
     """,
     evidence="""
         {% if oldest is defined -%} The weights are {{ "%g" | format(newest) }} to {{ "%g" |
-        format(oldest) }} versions behind the trainer's: k3 {{ k3 | nats }}. No token is of fresh
-        weights to compare with: how much of it is numerics cannot be told. {%- elif held is defined -%}
-        Version {{ held | join(", ") }} sampled rollout after rollout: k3 {{ k3 | nats }} at tokens of
-        weights that had sampled an earlier rollout. No token is known to be of fresh weights: how much
-        of it is numerics, or another fault, cannot be told; rollout 0, or one just after a push, would
-        tell. {%- elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0, where sampler and
-        trainer have the same weights, and {{ later | nats }} after it (median); no weight version says
-        so: anything that begins with training looks the same. {%- else -%} k3 is {{ k3 | nats }} on
-        tokens from old weights and {{ fresh | nats }} on tokens from current ones {%- if worst %}
-        (worst: {{ (worst.k3 / worst.count) | nats }} in rollout {{ worst.rollout_id }}, version {{
-        worst.version }}){% endif %}. {%- endif %} {%- if all_tokens is defined %} Over all tokens it is
-        {{ all_tokens | nats }}, which is healthy.{% endif %}
+        format(oldest) }} versions behind the trainer's, and k3 is {{ k3 | nats }}. No token comes
+        from fresh weights, so nothing tells how much of it is numerics. {%- elif held is defined -%}
+        Version {{ held | join(", ") }} sampled several rollouts, and k3 is {{ k3 | nats }} at tokens
+        of weights that had sampled an earlier rollout. No token is known to come from fresh weights,
+        so nothing tells how much of it is numerics or another fault. Rollout 0, or a rollout just
+        after a push, would tell. {%- elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0,
+        where sampler and trainer have the same weights, and {{ later | nats }} after it (median). No
+        weight version confirms this, and anything else that begins with training looks the same. {%-
+        else -%} k3 is {{ k3 | nats }} on tokens from old weights and {{ fresh | nats }} on tokens
+        from current ones {%- if worst %} (worst: {{ (worst.k3 / worst.count) | nats }} in rollout {{
+        worst.rollout_id }}, version {{ worst.version }}){% endif %}. {%- endif %} {%- if all_tokens
+        is defined %} Over all tokens it is {{ all_tokens | nats }}, which is healthy.{% endif %}
     """,
     threshold="""
-        k3 of older weights 3 times that of fresh ones (or that of rollout 0), 1.5 times by 2 standard
-        errors over samples, and 2e-3 nats; a note where
-        k3, chi^2 and effective sample size of all tokens are healthy
+        k3 of older weights is 3 times that of fresh ones (or that of rollout 0), 1.5 times after 2
+        standard errors over samples are taken off, and 2e-3 nats; a note if k3, chi^2 and effective
+        sample size of all tokens are healthy
     """,
     ruled_out="""
-        Numerics: fresh weights go through the same arithmetic, and their k3 is the one it is compared
-        with.
+        {%- if oldest is defined or held is defined %} Nothing, because no token is known to come from
+        fresh weights. {%- else %} Numerics, because fresh weights go through the same arithmetic, and
+        their k3 is much smaller. {%- endif %}
     """,
     fix="""
-        {% if all_tokens is defined %}Nothing yet, if this lag is meant. If k3 leaves its healthy range:
-        push{% else -%} Push{% endif %} weights more often (--update-weights-interval), bound the lag of
-        an asynchronous run, reject old tokens (reject: {max_staleness: ...}) or correct for it: see what
-        each correction would do. If no lag was meant, look whether the engine confirms its weight
-        updates.
+        {% if all_tokens is defined %}Nothing yet, if this lag is meant. If k3 leaves its healthy
+        range, push{% else -%} Push{% endif %} weights more often (--update-weights-interval), bound
+        the lag of an asynchronous run, reject old tokens (reject: {max_staleness: ...}), or correct
+        for the lag: see what each correction would do. If no lag was meant, check whether the engine
+        confirms its weight updates.
     """,
 )
 
-ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; bfloat16 alone makes 1e-3
+ALONE_MATTERS = 5e-3  # nats of k3 if no fresh weights can be compared; bfloat16 alone makes 1e-3
 NOISY = 0.05  # nats, mean |l| that two engines in bfloat16 stay below
-OTHER = 0.5  # nats, k3 of rollout 0 from which on its weights are others, and no lag begins with it
-RETURNS = 6.0  # times the k3 of a later rollout, that far below
-SAMPLED = "which weights sampled the rollouts that are far off: look at the log of the pushes before them"
+OTHER = 0.5  # nats, k3 of rollout 0 from which on its weights differ, so that it cannot be the start of a lag
+RETURNS = 6.0  # times the k3 of a later rollout, after standard errors are taken off
+SAMPLED = "which weights sampled the far rollouts; to decide, look at the log of the pushes before them"
 PUSHED = (
-    "whether what is pushed is what the trainer has: record ref_log_probs (slime: --use-kl-loss with "
-    "coefficient 0), or push before rollout 1 and compare a checksum"
+    "whether the pushed weights are those of the trainer; to decide, record ref_log_probs (slime: "
+    "--use-kl-loss with coefficient 0), or push before rollout 1 and compare a checksum"
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that k3 of tokens of older weights is a multiple of that of fresh ones or of rollout 0, or
-    that no weights are fresh. A note where nothing else can be the cause and the numbers of all tokens are
-    healthy: an asynchronous run lags."""
-    found = _old_weights(d)
-    if found is None or "or_else" in found or not is_healthy(d):
-        return found
-    return {**found, "all_tokens": d.sums.mean("k3") or 0.0, "severity": "note"}
+    """Finds that k3 of older weights is several times that of fresh ones, or that no weights are fresh.
+
+    It is a note if no other cause remains and all numbers are healthy, because an asynchronous run lags.
+    """
+    figures = _old_weights(d)
+    if figures is None or "or_else" in figures or not is_healthy(d):
+        return figures
+    return {**figures, "all_tokens": d.sums.mean("k3") or 0.0, "severity": "note"}
 
 
 def _old_weights(d: Diagnosis) -> Figures | None:
@@ -119,50 +121,51 @@ def _old_weights(d: Diagnosis) -> Figures | None:
 
 def _all_aged(versions: list[VersionSums]) -> Figures | None:
     aged = [c for c in versions if c.age > 0]
-    found = VersionMeans.of(aged)
-    if found.count < FEWEST or found.k3 < ALONE_MATTERS:
+    means = VersionMeans.of(aged)
+    if means.count < FEWEST or means.k3 < ALONE_MATTERS:
         return None
     ages = [c.age for c in aged]
-    return {"k3": found.k3, "newest": min(ages), "oldest": max(ages), "rollouts": _ids(aged)}
+    return {"k3": means.k3, "newest": min(ages), "oldest": max(ages), "rollouts": _ids(aged)}
 
 
 def _held(old: list[VersionSums], rollouts: list[RolloutSummary]) -> Figures | None:
-    """The finding where most tokens are of a version that had sampled an earlier rollout, and none is known
-    to be fresh."""
-    found = VersionMeans.of(old)
-    if found.count < FEWEST or 2 * found.count < sum(s.tokens for s in rollouts) or found.k3 < ALONE_MATTERS:
+    """Returns the figures if most tokens come from a version that had sampled an earlier rollout.
+
+    No token is known to come from fresh weights.
+    """
+    means = VersionMeans.of(old)
+    if means.count < FEWEST or 2 * means.count < sum(s.tokens for s in rollouts) or means.k3 < ALONE_MATTERS:
         return None
     versions = sorted({v.version for v in old})
-    return {"k3": found.k3, "held": versions, "rollouts": _ids(old)}
+    return {"k3": means.k3, "held": versions, "rollouts": _ids(old)}
 
 
 def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
-    """The finding where weights lag from the start: the first rollout of a run has none of it yet."""
+    """Returns the figures if weights lag from rollout 1 on, because rollout 0 has no lag yet."""
     if len(rollouts) < 3 or rollouts[0].rollout_id != 0 or min(s.tokens for s in rollouts) < FEWEST:
         return None
     first, later = rollouts[0].k3, median(s.k3 for s in rollouts[1:])
     error = math.hypot(rollouts[0].wobble, median(s.wobble for s in rollouts[1:]))
-    if later * math.exp(-SURE * error) < CERTAIN * first:  # by chance of the samples
+    if later * math.exp(-SURE * error) < CERTAIN * first:  # sampling noise may explain it
         return None
     if later < max(MATTERS, TIMES * first):
         return None
-    found = {
+    figures = {
         "k3": first,
         "later": later,
         "is_guess": True,
         "rollouts": tuple(s.rollout_id for s in rollouts[1:]),
     }
     if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
-        return found if first < OTHER else None
+        return figures if first < OTHER else None
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
-    if _comes_back(rollouts):  # as no push that lacks a part does, and no noise that grows
-        return found | {"or_else": ("rollouts_apart",), "untold": SAMPLED}
-    return found | {"or_else": ("growing_mismatch", "partial_push", *noise), "untold": PUSHED}
+    if _comes_back(rollouts):  # partial pushes and growing noise never return
+        return figures | {"or_else": ("rollouts_apart",), "untold": SAMPLED}
+    return figures | {"or_else": ("growing_mismatch", "partial_push", *noise), "untold": PUSHED}
 
 
 def _comes_back(rollouts: list[RolloutSummary]) -> bool:
-    """Whether the distance of some rollout is gone in a later one, beyond what the draw of the samples may
-    do."""
+    """Returns whether the distance of some rollout is gone in a later one, beyond sampling noise."""
     last = rollouts[-1]
     for s in reversed(rollouts[1:]):
         last = min(last, s, key=lambda one: one.k3)

@@ -26,35 +26,42 @@ DETECTOR = Detector(
     what="the engine samples at another temperature than the trainer scores with",
     asks="300 tokens",
     title="""
-        The sampler runs at a {{ "lower" if scale < 1 else "higher" }} temperature than the trainer scores
-        with.
+        The sampler runs at a {{ "lower" if scale < 1 else "higher" }} temperature than the trainer
+        scores with.
     """,
     evidence="""
-        {{ explained | share(1) }} of the variance of the log-ratio follows from the probability of the
-        token alone, as at about {{ "%.2g" | format(scale) }} times the trainer's temperature. Mean
-        |log-ratio| {{ absolute | nats }}.
+        {{ explained | share(1) }} of the variance of the log-ratio follows from the probability of
+        the token alone, as if the sampler ran at about {{ "%.2g" | format(scale) }} times the
+        trainer's temperature. Mean |log-ratio| {{ absolute | nats }}.
     """,
     threshold="""
-        35% of the variance of the log-ratio explained by the probability, one sign at likely tokens
+        the probability explains 35% of the variance of the log-ratio, and the log-ratio has one sign
+        at likely tokens
     """,
     ruled_out="""
-        Rounding and staleness have no preferred sign at likely tokens, and no rollout is ten times as far
-        off as an earlier one.
+        Rounding or old weights, because they have no preferred sign at likely tokens. A lag that
+        begins during the run, because no rollout is ten times as far off as an earlier one.
     """,
     fix="""
-        Use one temperature for both: the trainer divides its logits by --rollout-temperature; a
+        Use one temperature for both. The trainer divides its logits by --rollout-temperature. A
         temperature in sampling_params of a custom generate function, or in the model's
-        generation_config.json, reaches the sampler alone.
+        generation_config.json, reaches only the sampler.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds log-ratios that are a function of the probability, with the means that sampling gives. Old
-    weights look so too: they are looked at first."""
+    """Finds log-ratios that depend on the probability, with the means that sampling gives.
+
+    Old weights look the same, so they are ruled out first.
+    """
     need_tokens(d, FEWEST)
-    if not is_scaled(d) or (why := lag(d)) is Lag.EXPLAINS:
+    if not is_scaled(d) or (lag_verdict := lag(d)) is Lag.EXPLAINS:
         return None
     absolute = d.sums.mean("absolute")
-    found = {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
-    return found if why is Lag.RULED_OUT else found | {"or_else": ("stale_weights",), "untold": UNTOLD}
+    figures = {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
+    return (
+        figures
+        if lag_verdict is Lag.RULED_OUT
+        else figures | {"or_else": ("stale_weights",), "untold": UNTOLD}
+    )

@@ -15,48 +15,53 @@ DETECTOR = Detector(
     what="top-p or top-k renormalised the engine's log-probs",
     asks="300 tokens",
     title="""
-        {%- if is_even %} The sampler's log-probs are renormalised to the tokens that top-p or top-k left.
-        {%- else %} The two sides normalise over different sets of tokens: the trainer's probabilities
-        of what was sampled are too small. {%- endif %}
+        {%- if is_even %} The sampler's log-probs are renormalised to the tokens that top-p or top-k
+        kept. {%- else %} The two sides normalise over different sets of tokens, so the trainer's
+        probabilities of sampled tokens are too small. {%- endif %}
     """,
     evidence="""
-        {{ below | share(count) }} of the tokens are less likely for the trainer, {{ above | share(count)
-        }} more. The mean ratio is {{ "%.4f" | format(ratio) }} ± {{ "%.1g" | format(error) }} instead of
-        1: the probability mass that {% if is_even %}was sampled from{% else %}the trainer leaves to the
-        sampler's tokens, more where it is sure{% endif %}.{% if is_more %} That alone would make a mean
-        log-ratio of {{ expected | nats }}; it is {{ mean | nats }}: that mass varies, or the temperatures
-        differ besides. Compare them too (--rollout-temperature, generation_config.json).{% endif %}
+        {{ below | share(count) }} of the tokens are less likely for the trainer than for the sampler,
+        {{ above | share(count) }} are likelier. The mean ratio is {{ "%.4f" | format(ratio) }} ± {{
+        "%.1g" | format(error) }} instead of 1. It is the probability mass that {% if is_even %}was
+        sampled from{% else %}the trainer leaves to the sampler's tokens, more where it is sure{%
+        endif %}.{% if is_more %} That alone would make a mean log-ratio of {{ expected | nats }}, but
+        it is {{ mean | nats }}: the mass varies, or the temperatures differ, too. Compare them as
+        well (--rollout-temperature, generation_config.json).{% endif %}
     """,
     threshold="""
-        a mean ratio below 1 by 6 standard errors with a mean log-ratio that fits it; even over the tokens,
-        or with 2.5 times as many tokens below 0 as above that hold 80% of |l|
+        a mean ratio below 1 by 6 standard errors, with a mean log-ratio that fits it; log-ratios are
+        even over the tokens, or 2.5 times as many are below 0 as above, and those hold 80% of |l|
     """,
     ruled_out="""
-        Other weights: the mean ratio over what a policy sampled is 1 whatever the trainer's weights.
+        Other weights, because the mean ratio over sampled tokens is 1 whatever the trainer's weights
+        are.
     """,
     fix="""
         Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer
-        (slime: rollout_top_p_token_ids). Min-p does the same. If all of these are off already, look
-        at the trainer's log-softmax: rows that only pad the vocabulary must not count
+        (slime: rollout_top_p_token_ids). Min-p looks the same. If all of these are off already, check
+        the trainer's log-softmax, because rows that only pad the vocabulary must not count
         (verl-project/verl#2656).
     """,
 )
 
-EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
-# What makes the mass that is missing depend on the context, if l has one sign: |mean l| over mean |l|, tokens
-# below over tokens above.
+EVEN = 0.3  # largest share of l^2 in 1% of the tokens, under top-p
+# From here on l has one sign, although the missing mass depends on the context: -mean l over mean |l|; tokens
+# below 0 over tokens above.
 LEANS, SIGNS = 0.8, 2.5
-# Mean l over log m. Beyond the first, something else is off too, such as the temperature; beyond the second,
-# ratios spread so far that their mean is below 1 only because the large ones are rare.
+# Mean l over log m. Beyond ALONE, something else is wrong, too, such as the temperature. Beyond WHOLLY,
+# ratios are so spread that their mean is below 1 only because large ones are rare.
 ALONE, WHOLLY = 1.1, 2.0
 KEPT = (
-    "what sampling left: sample a rollout with --rollout-top-p 1 --rollout-top-k -1, or record the kept sets"
+    "which tokens sampling kept; to decide, record the kept sets, or sample a rollout with --rollout-top-p 1 "
+    "--rollout-top-k -1"
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds a mean ratio significantly below 1 and a mean log-ratio that fits it: probabilities
-    renormalised to a part of the vocabulary."""
+    """Finds a mean ratio significantly below 1, and a mean log-ratio that fits it.
+
+    Both follow if probabilities are renormalised to a part of the vocabulary.
+    """
     need_tokens(d, FEWEST)
     mean, size, above_1, counts = (
         d.sums.mean("log_ratio"),
@@ -67,7 +72,7 @@ def look(d: Diagnosis) -> Figures | None:
     is_one_sided = -mean >= LEANS * size and counts["below"] >= SIGNS * counts["above"]
     is_even = d.statistics.top_share <= EVEN
     if mean > -SMALL or above_1.z > -SURE or above_1.value <= -1 or not (is_even or is_one_sided):
-        return None  # a mean ratio of 0: no truncation leaves nothing
+        return None  # a mean ratio of 0 is no truncation, which always leaves some mass
     expected = math.log1p(above_1.value)
     if mean < WHOLLY * expected:
         return None

@@ -11,37 +11,36 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="warning",
     after=("any cause", "some_samples"),
-    what="k3, chi^2 or effective sample size is outside its healthy range, and nothing else explains it",
+    what="k3, chi^2 or effective sample size is outside its healthy range, and no other finding explains it",
     asks="100 tokens",
-    title="Outside the healthy range, cause not found.",
+    title="Numbers are outside their healthy range, and no check found the cause.",
     evidence="""
         {{ outside | join("; ") }}. Mean |log-ratio| {{ mean | nats }} ± {{ "%.1g" | format(error) }}.
     """,
     threshold="""
         k3, chi^2 or effective sample size outside its healthy range (the evidence says "perhaps by
-        chance" if 5 of 100 bootstrap draws are inside); or 0.05 nats of mean |l| by 3 standard
-        errors
+        chance" if 5 of 100 bootstrap draws are inside); or 0.05 nats of mean |l| by 3 standard errors
     """,
     ruled_out="""
-        Every detector that could look found nothing; those that could not, and what they need, are in
-        the table.
+        Every fault whose check ran, because it found nothing. The table names the checks that could
+        not run, and what they need.
     """,
     fix="""
-        Find the cause before you train on. In the order of cost: read the worst tokens; score one fixed
-        text with both sides; record what the table says is missing{% if lacks %} ({{ lacks | join("; ")
-        }}){% endif %}; sample one rollout with plain sampling_params (temperature 1, top-p 1, no
-        penalties) right after a push.
+        Find the cause before you train on. The cheapest steps first: read the worst tokens; score one
+        fixed text with both sides; record what the table says is missing{% if lacks %} ({{ lacks |
+        join("; ") }}){% endif %}; sample one rollout with plain sampling_params (temperature 1, top-p
+        1, no penalties) right after a push.
     """,
 )
 
-SURELY = 0.95  # of the draws
-SURE = 3.0  # standard errors above it
+SURELY = 0.95  # share of the bootstrap draws
+SURE = 3.0  # standard errors above UNEXPLAINED
 FEWEST_TOKENS = 100  # tokens
-UNEXPLAINED = 0.05  # nats, mean |l|; five times what bfloat16 makes, and more than a harmless lag of weights
+UNEXPLAINED = 0.05  # nats, mean |l|; two bfloat16 engines and a harmless lag of weights stay below
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds a distance that is significantly outside what a healthy run has."""
+    """Finds numbers outside their healthy ranges, or a mean |l| that is significantly too large."""
     need_tokens(d, FEWEST_TOKENS)
     mean, error, _ = d.statistics.means["absolute"]
     outside = _outside(d)
@@ -53,7 +52,7 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _outside(d: Diagnosis) -> list[str]:
-    """The numbers that are outside their healthy ranges, and whether other samples might have them inside."""
+    """Returns the numbers outside their healthy ranges, and whether that may be by chance."""
     tokens, k3, ratio, square = d.statistics.samples.replicates.unbind(1)
     known = tokens > 0
     if not known.any():
@@ -79,13 +78,13 @@ def _outside(d: Diagnosis) -> list[str]:
 
 
 def _by_chance(outside: Tensor) -> str:
-    """In how many draws of the samples a number is outside, where that does not make sure."""
+    """Returns the share of bootstrap draws outside the range, as text; empty if it is nearly all."""
     share = float(outside.double().mean())
-    return "" if share >= SURELY else f" (in {share:.0%} of the draws of the samples, so perhaps by chance)"
+    return "" if share >= SURELY else f" (in {share:.0%} of bootstrap draws, so perhaps by chance)"
 
 
 def _lacks(d: Diagnosis) -> list[str]:
-    """What a dump could hold beside, the cheapest first."""
+    """Returns what else a dump could hold, the cheapest first."""
     labels = d.statistics.samples.by_label()
     has = {
         "weight versions (slime_ext.host.log_rollout)": d.statistics.versions,

@@ -55,7 +55,7 @@ def test_an_engine_whose_version_is_no_number_is_named_by_it():
         rollouts, lambda r: {"versions": torch.where(far[r.segments.ids.long()], -1, r.versions)}
     )
     found = findings(unnumbered)
-    assert set(found) == {"part_of_run"} and "no number" in found["part_of_run"].title
+    assert set(found) == {"part_of_run"} and "not a number" in found["part_of_run"].title
 
 
 def test_a_status_that_all_but_a_few_samples_of_a_far_rollout_have_is_not_named():
@@ -126,7 +126,7 @@ def test_log_probs_of_other_samples_are_named():
         return {"behavior": rows.flatten()}
 
     found = findings(edited(run(), swapped))
-    assert set(found) == {"other_log_probs"} and "another sample's" in found["other_log_probs"].title
+    assert set(found) == {"other_log_probs"} and "of another sample" in found["other_log_probs"].title
 
 
 def test_log_probs_of_an_attempt_before_are_named():
@@ -137,7 +137,7 @@ def test_log_probs_of_an_attempt_before_are_named():
         return {"behavior": torch.where(is_retried, before[r.rollout_id].behavior, r.behavior)}
 
     found = findings(edited(run(), retried))
-    assert set(found) == {"other_log_probs"} and "an attempt before" in found["other_log_probs"].title
+    assert set(found) == {"other_log_probs"} and "an earlier attempt" in found["other_log_probs"].title
 
 
 def shaken(rollouts, is_far):

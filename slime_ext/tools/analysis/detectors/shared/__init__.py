@@ -1,1 +1,1 @@
-"""What several detectors need: what a detector is, ages of weights, tests of sampling, growth over a run."""
+"""Holds what detectors share: the definition of a detector, ages of weights, tests of sampling and growth."""

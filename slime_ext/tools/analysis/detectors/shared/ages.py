@@ -1,8 +1,9 @@
-"""Whether old weights explain the distance between the policies, asked before any cause that looks like them.
+"""Decides whether old weights explain the distance between the policies.
 
-The sampler's weights are known to be the trainer's in rollout 0 of a run; after it, a version that sampled an
-earlier rollout is old, and so is one that the dump says is behind the trainer's. A version that is seen for
-the first time may be as old as an asynchronous run lets it be.
+Several causes look like old weights, so their detectors ask this first. In rollout 0 the sampler's weights
+are known to be the trainer's. Later, a version is old if it sampled an earlier rollout, or if the dump says
+that it is behind the trainer's. A version that appears for the first time may be as old as an asynchronous
+run allows.
 """
 
 from __future__ import annotations
@@ -15,38 +16,40 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums, since_seen
 
 FEWEST = 100  # tokens
-ALIKE = 0.5  # of the distance of all tokens: a cause that acts on every token alike shows in fresh ones too
-MOST = 0.5  # share of the tokens
-MATTERS = 2e-3  # nats of k3 that old weights must make; a lag of one rollout that does no harm makes 1.5e-3
-TIMES = 3.0  # as much as fresh ones
-SURE, CERTAIN = 2.0, 1.5  # standard errors over samples, that far below; as much as fresh ones
+ALIKE = 0.5  # share of the distance of all tokens that fresh ones have, if the cause acts on every token
+MOST = 0.5  # share of the tokens that are known to come from old weights
+MATTERS = 2e-3  # nats of k3 that old weights must make; a harmless lag of one rollout makes 1.5e-3
+TIMES = 3.0  # times the k3 of fresh weights
+SURE, CERTAIN = 2.0, 1.5  # standard errors that are taken off; times the k3 of fresh weights, after that
 
 
 class Lag(Enum):
-    """What a dump says of old weights as the cause of a distance."""
+    """The verdict on old weights as the cause of a distance."""
 
-    RULED_OUT = auto()  # tokens of fresh weights are as far off
-    EXPLAINS = auto()  # fresh ones are not, or most tokens are known to be of old weights
-    UNKNOWN = auto()  # no token is known to be of fresh weights, and none of old ones
+    RULED_OUT = auto()  # tokens from fresh weights are as far off
+    EXPLAINS = auto()  # they are not, or most tokens are known to come from old weights
+    UNKNOWN = auto()  # too few tokens are known to come from fresh or from old weights
 
 
 UNTOLD = (
-    "which weights sampled: analyse rollout 0 of the run too, where sampler and trainer have the same, and "
-    "record weight versions (--custom-rollout-log-function-path slime_ext.host.log_rollout, or a patch)"
+    "which weights sampled; to decide, analyse rollout 0 as well, where sampler and trainer have the same, "
+    "and record weight versions (--custom-rollout-log-function-path slime_ext.host.log_rollout, or a patch)"
 )
 
 
 class Apart(NamedTuple):
-    """Tokens of fresh weights and those of old weights, which are a multiple as far off."""
+    """Tokens from fresh weights and from old weights; the latter are several times as far off."""
 
     fresh: VersionMeans
     stale: VersionMeans
-    sums: list[VersionSums]  # of the old ones
+    sums: list[VersionSums]  # of the old versions
 
 
 def older_are_far(d: Diagnosis) -> Apart | None:
-    """Whether tokens of old weights are a multiple as far off as those of fresh ones, beyond what the draw of
-    the samples may do; None if not, or if one kind is missing."""
+    """Returns both kinds of tokens, if those from old weights are several times as far off.
+
+    None if they are not, beyond sampling noise, or if one kind is missing.
+    """
     fresh_sums, stale_sums = fresh_and_stale(d.statistics.versions)
     fresh, stale = VersionMeans.of(fresh_sums), VersionMeans.of(stale_sums)
     if min(fresh.count, stale.count) < FEWEST or stale.k3 < max(MATTERS, TIMES * fresh.k3):
@@ -56,7 +59,7 @@ def older_are_far(d: Diagnosis) -> Apart | None:
 
 
 def lag(d: Diagnosis) -> Lag:
-    """What the dump says of old weights as the cause of the mean |l| of the run."""
+    """Returns whether old weights cause the mean |l| of the run."""
     mean = d.sums.mean("absolute") or 0.0
     first = d.statistics.rollouts[:1]
     if first and first[0].rollout_id == 0 and first[0].tokens >= FEWEST:
@@ -70,12 +73,12 @@ def lag(d: Diagnosis) -> Lag:
 
 
 def fresh_and_stale(versions: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:
-    """The sums over tokens of weights that are new and over those of weights that are old, as far as versions
-    tell.
+    """Splits the sums by version into those of fresh and of old weights, as far as versions tell.
 
-    Old are those that the dump says are behind the trainer's, that had sampled an earlier rollout, or that
-    are not the newest of their rollout. New is the newest version of rollout 0, and one that is seen for the
-    first time after another. Of those in the first rollout of a part of a run nothing is known.
+    A version is old if the dump says that it is behind the trainer's, if it sampled an earlier rollout, or if
+    it is not the newest of its rollout. It is fresh if it is the newest of rollout 0, or appears for the
+    first time after another rollout. Nothing is known of the newest version in the first rollout of a part
+    of a run.
     """
     seen, newest = since_seen(versions), {v.rollout_id: v.version for v in sorted(versions)}
     stale = [v for v in versions if v.age > 0 or seen.get(v, 0) > 0 or v.version < newest[v.rollout_id]]

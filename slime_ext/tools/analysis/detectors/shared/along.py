@@ -1,4 +1,4 @@
-"""Mean |l| along the response: its first quarter of tokens by position, the middle, and the last quarter."""
+"""Measures mean |l| along the response: in the first quarter of the tokens, the middle and the last."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
-TIMES, EVENED = 2.5, 1.7  # late over early; the same over tokens of which the sampler was as sure
-MORE, LEAST = 2.0, 0.02  # of what rollouts explain; of the variance of |l|
+TIMES, EVENED = 2.5, 1.7  # late over early; the same ratio among equally certain tokens
+MORE, LEAST = 2.0, 0.02  # times what rollouts explain; share of the variance of |l|
 
 
 class Along(NamedTuple):
-    """Mean |l| of the three parts; that of the first and last over tokens of which the sampler was as sure;
-    standard errors of the first and last."""
+    """Mean |l| of three parts of the response, and standard errors.
+
+    ``first`` and ``last`` are mean |l| of the outer parts over that of all equally certain tokens.
+    """
 
     early: float
     middle: float
@@ -28,7 +30,7 @@ class Along(NamedTuple):
 
 
 def along(d: Diagnosis) -> Along | None:
-    """None where the parts cannot be cut."""
+    """Returns mean |l| in three parts of the response; None if a part has no token."""
     count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
     reached = count.cumsum(0) / count.sum()
     parts = (reached <= 0.25, (reached > 0.25) & (reached < 0.75), reached >= 0.75)
@@ -40,13 +42,13 @@ def along(d: Diagnosis) -> Along | None:
 
 
 def rather_than_rollouts(d: Diagnosis) -> bool:
-    """Whether |l| grows along the response, and the place explains more of it than the rollout does: the
-    share of its variance that lies between places, against the share between rollouts.
+    """Returns whether |l| grows along the response rather than from rollout to rollout.
 
-    Such a distance grows over a run, too, while responses get longer.
+    Positions must explain more of its variance than rollouts do. If |l| grows along the response, it also
+    grows over a run in which responses get longer.
     """
-    found = along(d)
-    if found is None or found.late < TIMES * found.early or found.last < EVENED * found.first:
+    drift = along(d)
+    if drift is None or drift.late < TIMES * drift.early or drift.last < EVENED * drift.first:
         return False
     count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
     rollouts = torch.tensor([(s.tokens, s.tokens * s.absolute) for s in d.statistics.rollouts]).double()
@@ -59,7 +61,7 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
 
 
 def _evened(d: Diagnosis, part: Tensor) -> float:
-    """Mean |l| of the tokens at some bins of position, over that of all tokens which were as sure as they."""
+    """Returns mean |l| at some bins of position, over that of all equally certain tokens."""
     count, absolute = d.curves.by_surprise("drift")[..., :2].unbind(2)
     usual = absolute.sum(0) / count.sum(0).clamp_min(1)
     return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))

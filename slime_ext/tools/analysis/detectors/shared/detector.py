@@ -1,4 +1,4 @@
-"""What a detector is: the words of its finding, what it asks of a dump, and the function that looks."""
+"""Defines a detector: the texts of its finding, what it needs of a dump, and its ``look`` function."""
 
 from __future__ import annotations
 
@@ -11,50 +11,51 @@ from jinja2 import Environment, StrictUndefined
 from slime_ext.tools.analysis.document import Finding, Severity
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
-FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few make every mean
-ANY_CAUSE = "any cause"  # of a distance: the group of all detectors that name one
+FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few determine every mean
+ANY_CAUSE = "any cause"  # the group of all detectors that explain a distance
 TEMPLATES = ("title", "evidence", "fix", "ruled_out")
-# What a detector found: the figures that its texts name; ``rollouts``, ids of those that show it; a
-# ``severity`` if it is not the detector's; and ``or_else``, the findings that the dump cannot tell from this
-# one, with ``untold``, what would tell them apart.
+# The result of a detector: the figures that its texts name. Optional keys: ``rollouts``, the ids of those
+# that show the fault; ``severity``, if it is not the detector's; ``or_else``, the findings that the dump
+# cannot tell from this one, with ``untold``, which says what would decide.
 Figures = Mapping[str, Any]
 Look = Callable[[Diagnosis], Figures | None]
 
 
 class Lacks(Exception):
-    """What a run lacks for a detector to look."""
+    """The dump lacks what a detector needs; the message says what."""
 
 
 def need(is_there: object, what: str) -> None:
-    """Lets a detector look on.
+    """Stops a detector that lacks what it needs.
 
     Raises:
-        Lacks: what it needs is not there.
+        Lacks: ``is_there`` is false.
     """
     if not is_there:
         raise Lacks(what)
 
 
 def need_tokens(d: Diagnosis, count: int) -> None:
-    """As ``need``, with this many response tokens."""
+    """Stops a detector, as ``need`` does, if fewer response tokens have both log-probs."""
     need(d.sums["finite"] >= count, f"{count} response tokens with log-probs of both sides")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detector:
-    """One detector, the ``DETECTOR`` of a module of ``detectors/`` beside the function ``look(diagnosis)``,
-    which returns figures or None. The module's name is that of the finding.
+    """One detector: the ``DETECTOR`` of a module of ``detectors/``, whose name is that of the finding.
+
+    The module's function ``look(diagnosis)`` returns figures, or None if nothing is wrong.
 
     Args:
         severity: of the finding.
-        what: what happened, in a few words, for a list of all findings.
-        title, evidence, fix, ruled_out: Jinja templates over the figures; what was seen, the figures behind
-            it, what to do, and the next explanation with what speaks against it.
-        threshold: what the figures had to exceed, and why that.
-        asks: what it asks of a dump beside log-probs of both sides.
-        says: whether it names a cause, or a symptom of which the causes remain open.
-        group: a name for several that others may be ``after``.
-        after: findings and groups that look like this one: where one of them was found, this is left to it.
+        what: what happened, in a few words, for the list of all findings.
+        title, evidence, fix, ruled_out: Jinja templates over the figures. They say what was seen, the figures
+            that show it, what to do, and the next likely explanation with the evidence against it.
+        threshold: what the figures had to exceed.
+        asks: what it needs of a dump besides log-probs of both sides.
+        says: "cause", or "symptom" if the causes remain open.
+        group: a name that several detectors share, so that others can be ``after`` all of them.
+        after: findings and groups that look like this one. If one of them is found, this one is not reported.
         explains: whether it explains a distance between the policies.
     """
 
@@ -72,40 +73,42 @@ class Detector:
     explains: bool = True
 
     def finding(self, name: str, figures: Figures) -> Finding:
-        """What is said of a run in which it was found."""
+        """Returns the finding, with the figures filled into its texts."""
         texts = {key: TEXTS.from_string(_line(getattr(self, key))) for key in TEMPLATES}
-        said = {key: _line(text.render(figures)) for key, text in texts.items()}
-        found = Finding(
+        rendered = {key: _line(text.render(figures)) for key, text in texts.items()}
+        finding = Finding(
             name=name,
             severity=figures.get("severity", self.severity),
             says=self.says,
             threshold=_line(self.threshold),
             rollouts=figures.get("rollouts", ()),
-            **said,
+            **rendered,
         )
         others = tuple(figures.get("or_else", ()))
-        return _open(found, others, figures["untold"]) if others else found
+        return _open(finding, others, figures["untold"]) if others else finding
 
 
 def _line(text: str) -> str:
-    """A text without the line ends and the indents of its module."""
+    """Returns a text as one line, without the indentation of its module."""
     return " ".join(text.split())
 
 
 def _open(finding: Finding, others: tuple[str, ...], untold: str) -> Finding:
-    """A finding of one of several causes: no error, since another of them may be none."""
+    """Returns the finding with the other causes that remain, at most a warning."""
     names = " or ".join(others)
-    said = {"severity": "warning" if finding.severity == "error" else finding.severity, "or_else": others}
+    changes = {"severity": "warning" if finding.severity == "error" else finding.severity, "or_else": others}
     if finding.says == "cause":
-        said["title"] = f"Either {finding.name} or {names}: {finding.title}"
-        said["ruled_out"] = f"Not {names}, which looks the same here. The dump does not tell {untold}."
+        changes["title"] = f"Either {finding.name} or {names}: {finding.title}"
+        changes["ruled_out"] = (
+            f"Nothing yet, because {names} would look the same here. The dump does not tell {untold}."
+        )
     else:
-        said["ruled_out"] = f"What remains: {names}. What decides: {untold}."
-    return finding.model_copy(update=said)
+        changes["ruled_out"] = f"Nothing yet: {names} may be the cause. To decide, record {untold}."
+    return finding.model_copy(update=changes)
 
 
 def share(part: float, whole: float) -> str:
-    """A share in per cent.
+    """Returns a share in per cent as text.
 
     >>> share(1, 8)
     '12.5%'
@@ -114,7 +117,7 @@ def share(part: float, whole: float) -> str:
 
 
 def nats(value: float | None) -> str:
-    """A log-ratio or a divergence.
+    """Returns a log-ratio or a divergence as text.
 
     >>> nats(0.01234), nats(1.0)
     ('0.0123 nats', '1 nat')
@@ -126,7 +129,7 @@ def nats(value: float | None) -> str:
 
 
 def factor(value: float) -> str:
-    """How many times as large.
+    """Returns a ratio as text: how many times as large.
 
     >>> factor(12.34)
     '12x'

@@ -1,4 +1,4 @@
-"""Whether the model is a mixture of experts, as far as a dump or the run's flags tell."""
+"""Tells a mixture of experts from a dense model, by the dump or the run's flags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 
 def has_experts(d: Diagnosis) -> bool | None:
-    """None where nothing tells."""
+    """Returns whether the model is a mixture of experts; None if nothing tells."""
     if d.statistics.counts["routed"] or len(d.statistics.routes):
         return True
     return d.flags.get("has_experts")

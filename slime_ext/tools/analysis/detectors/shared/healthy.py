@@ -1,4 +1,4 @@
-"""Whether the run's numbers are in their healthy ranges, so that a fault may be a note."""
+"""Compares the run's numbers with their healthy ranges, in which a finding may be only a note."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 
 def is_healthy(d: Diagnosis) -> bool:
-    """Whether k3, chi^2 and effective sample size over all tokens are in their healthy ranges."""
+    """Returns whether k3, chi^2 and effective sample size of all tokens are in their healthy ranges."""
     count, first, second = (d.sums[name] for name in ("finite", "ratio", "ratio_squared"))
     if not count or not second:
         return True
-    found = {
+    numbers = {
         "k3_kl": d.sums["k3"] / count,
         "chi2_token": second / count - 1,
         "ess_ratio": first * first / (count * second),
     }
-    ranges = ((HEALTHY[name], value) for name, value in found.items())
+    ranges = ((HEALTHY[name], value) for name, value in numbers.items())
     return all(
         (low is None or value >= low) and (high is None or value <= high) for (low, high), value in ranges
     )

@@ -1,5 +1,7 @@
-"""Whether samples are of two kinds, by how far off they are for how sure the sampler was, and whether the
-samples of one prompt are of one kind."""
+"""Splits samples into near and far ones, relative to how certain their tokens are.
+
+It also tells whether the samples of one prompt are all near or all far.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,24 @@ from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.measures.by_sample import SIZES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
-GAP, APART = 1, 6.0  # bins on each side of a cut that hold hardly any; between the means of both kinds
-HOLDS, BETWEEN = 0.8, 0.1  # of k3; of the smaller kind
-SHARE = 0.03  # of the samples and of the tokens: responses that end at once agree by chance
+GAP, APART = 1, 6.0  # bins on each side of a cut that hold hardly any sample; bins between both means
+HOLDS, BETWEEN = 0.8, 0.1  # share of k3 in the far kind; samples between, over those of the smaller kind
+SHARE = 0.03  # least share of the samples and of the tokens, because very short responses agree by chance
 LEAST = 2e-3  # nats of k3 over the run
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3, of the near samples
-PROMPTS, FEWER, SURE = 3, 0.25, 4.0  # far prompts; of the mixed ones that chance makes; standard errors
-MOST = 0.6  # of the prompts of a rollout; one with more is far off itself
+PROMPTS, FEWER, SURE = 3, 0.25, 4.0  # far prompts; mixed prompts, over those by chance; standard errors
+MOST = 0.6  # share of far prompts in a rollout; with more, the whole rollout is far off
 
 
 class Kinds(NamedTuple):
-    """Samples, tokens and sum of k3 of the near ones and of the far ones."""
+    """Number of samples, number of tokens and sum of k3, of the near samples and of the far ones."""
 
     near: list[float]
     far: list[float]
 
 
 def two_kinds(d: Diagnosis) -> Kinds | None:
-    """The cut with the fewest samples between, if there are hardly any; None where all are of one kind."""
+    """Returns near and far samples, if hardly any lie between; None if all are of one kind."""
     sizes = d.statistics.samples.sizes
     samples, tokens, k3 = sizes.sum(0).tolist()
     if not samples or k3 < LEAST * tokens:
@@ -51,8 +53,10 @@ def two_kinds(d: Diagnosis) -> Kinds | None:
 
 
 class Prompts(NamedTuple):
-    """Prompts whose samples are all near, all far, or of both kinds; how many would be of both if the kind
-    did not depend on the prompt; and the samples of both kinds."""
+    """Numbers of prompts whose samples are all near, all far, or mixed, and the samples of both kinds.
+
+    ``expected`` is the number of mixed prompts if the kind did not depend on the prompt.
+    """
 
     near: int
     far: int
@@ -62,9 +66,11 @@ class Prompts(NamedTuple):
 
 
 def whole_prompts(d: Diagnosis) -> Prompts | None:
-    """The cut with the fewest prompts of both kinds, if the samples of a prompt are near or far together and
-    the near ones are healthy; None if not. Each rollout is compared with itself, because a rollout that is
-    far off as a whole says nothing of prompts."""
+    """Returns the split with the fewest mixed prompts, if prompts decide which samples are far.
+
+    None if they do not, or if the near samples are not healthy. Each rollout is split separately, because a
+    rollout that is far off as a whole says nothing about prompts.
+    """
     samples = d.statistics.samples
     if not samples.groups:
         return None
@@ -79,20 +85,29 @@ def whole_prompts(d: Diagnosis) -> Prompts | None:
         share = count[:, cut:].sum(1) / count.sum(1).clamp_min(1)
         expected = float((high.sum(1) * (1 - share**size - (1 - share) ** size)).sum())
         kinds = Kinds(samples.sizes[:cut].sum(0).tolist(), samples.sizes[cut:].sum(0).tolist())
-        found = Prompts(int(near.sum()), int(far.sum()), int(mixed.sum()), expected, kinds)
-        is_beside = float(beside) >= HOLDS * found.far
-        if is_beside and _are_apart(found, samples.sizes, cut) and (best is None or found.mixed < best.mixed):
-            best = found
+        prompts = Prompts(int(near.sum()), int(far.sum()), int(mixed.sum()), expected, kinds)
+        is_beside = float(beside) >= HOLDS * prompts.far
+        if (
+            is_beside
+            and _are_apart(prompts, samples.sizes, cut)
+            and (best is None or prompts.mixed < best.mixed)
+        ):
+            best = prompts
     return best
 
 
-def _are_apart(found: Prompts, sizes: torch.Tensor, cut: int) -> bool:
-    """Whether the kinds of a cut are far apart, and prompts decide which kind a sample is of."""
-    (n, _, _), (m, far, k3) = found.kinds.near, found.kinds.far
-    if found.far < PROMPTS or found.far > found.near or not n or found.mixed > FEWER * found.expected:
+def _are_apart(prompts: Prompts, sizes: torch.Tensor, cut: int) -> bool:
+    """Returns whether both kinds of a split are far apart, and prompts decide the kind of a sample."""
+    (n, _, _), (m, far, k3) = prompts.kinds.near, prompts.kinds.far
+    if (
+        prompts.far < PROMPTS
+        or prompts.far > prompts.near
+        or not n
+        or prompts.mixed > FEWER * prompts.expected
+    ):
         return False
     bins = torch.arange(SIZES).double()
     apart = bins[cut:] @ sizes[cut:, 0] / m - bins[:cut] @ sizes[:cut, 0] / n
     is_far = apart >= APART and k3 >= HOLDS * float(sizes[:, 2].sum()) and k3 >= AGREES * far
-    agree = found.kinds.near[2] <= AGREES * found.kinds.near[1]
-    return is_far and agree and found.expected - found.mixed >= SURE * math.sqrt(found.expected)
+    agree = prompts.kinds.near[2] <= AGREES * prompts.kinds.near[1]
+    return is_far and agree and prompts.expected - prompts.mixed >= SURE * math.sqrt(prompts.expected)

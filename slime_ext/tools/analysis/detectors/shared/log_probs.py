@@ -1,4 +1,4 @@
-"""The recorded values are not the log-probs of the sampled tokens: NaN, another token's, filled in with 0."""
+"""Counts numbers that stand for minus infinity in place of a log-prob."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 
 def sentinels(d: Diagnosis) -> Figures:
-    """How many tokens have a number that stands for minus infinity, and the most frequent one."""
+    """Returns how many tokens have such a number, and the most frequent number."""
     known = d.statistics.sentinels
     return {"sentinels": known.total(), "sentinel": known.most_common(1)[0][0] if known else 0.0}

@@ -1,4 +1,4 @@
-"""Which value of a label has most of the distance, compared with all other samples of the same rollouts."""
+"""Finds the value of a label whose samples have most of the distance, within the same rollouts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slime_ext.tools.analysis.measures.by_sample import Part
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 TIMES, MATTERS, SURE = 4.0, 3e-3, 4.0  # k3 over that of the others; nats; standard errors
-HOLDS = 0.6  # of what the run's k3 has beyond that of the others
-AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of the others, unless the value holds most of the run's
+HOLDS = 0.6  # share of the excess of the run's k3 over that of the others
+AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of the others, unless the value holds most of the run's k3
 FEWEST = 4  # samples
-VAGUE = 0.5  # relative standard error of a k3 above which its logarithm says nothing
+VAGUE = 0.5  # relative standard error of k3 above which its logarithm is meaningless
 
 
 class Mean(NamedTuple):
-    """Mean k3 over tokens with its standard error over samples."""
+    """Mean k3 over tokens, and its standard error over samples."""
 
     samples: int
     tokens: int
@@ -42,11 +42,11 @@ class Found(NamedTuple):
 
     @property
     def z(self) -> float:
-        """How many standard errors the logarithms of both k3 are apart; 0 where one k3 is too vague.
+        """The number of standard errors between the logarithms of both k3; 0 if one is too uncertain.
 
-        k3 is heavy-tailed, so its error grows with it: the difference of the numbers themselves is hardly
-        more than 3 errors, however large their ratio is. The others may have the same tail and not show it
-        yet, so their error is at least that of the part, scaled to their number of tokens.
+        k3 is heavy-tailed, so its error grows with it: the difference of both k3 is hardly ever more than 3
+        errors, however large their ratio is. The others may have the same tail without showing it yet, so
+        their relative error is at least that of the far samples, scaled to their number of tokens.
         """
         unseen = self.mine.relative_error * math.sqrt(self.mine.tokens / self.others.tokens)
         errors = self.mine.relative_error, max(self.others.relative_error, unseen)
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 def mean_of(parts: Sequence[Part]) -> Mean:
-    """Over some parts of a run."""
+    """Returns the mean k3 over some parts of a run."""
     n = sum(p.tokens for p in parts)
     if not n:
         return Mean(0, 0, 0.0, 0.0)
@@ -67,30 +67,32 @@ def mean_of(parts: Sequence[Part]) -> Mean:
 
 
 def far_value(d: Diagnosis, labels: Sequence[str]) -> Found | None:
-    """The value of one of the labels whose samples hold most of the run's k3, while the others of the same
-    rollouts are healthy beside them; None if there is none."""
+    """Returns the label value whose samples hold most of the run's k3, while the others are healthy.
+
+    The others are samples of the same rollouts. None if there is no such value.
+    """
     by_label = d.statistics.samples.by_label()
-    found = []
+    candidates = []
     for label in labels:
         rollouts = by_label.get(label, {})
         values = {p.value for parts in rollouts.values() for p in parts}
         whole = sum(p.k3 for parts in rollouts.values() for p in parts)
         for value in sorted(values) if len(values) > 1 else ():
-            one = _of_value(label, value, rollouts, whole)
-            if one is not None:
-                found.append(one)
-    return max(found, key=lambda one: one.held, default=None)
+            candidate = _of_value(label, value, rollouts, whole)
+            if candidate is not None:
+                candidates.append(candidate)
+    return max(candidates, key=lambda candidate: candidate.held, default=None)
 
 
 def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: float) -> Found | None:
     mine, others, ids, rest = [], [], [], []
     for rollout_id, parts in rollouts.items():
-        own = [p for p in parts if p.value == value]
+        with_value = [p for p in parts if p.value == value]
         beside = [p for p in parts if p.value != value]
-        if not own or not beside:
+        if not with_value or not beside:
             rest += parts
-        elif mean_of(own).k3 >= TIMES * mean_of(beside).k3:
-            mine += own
+        elif mean_of(with_value).k3 >= TIMES * mean_of(beside).k3:
+            mine += with_value
             others += beside
             ids.append(rollout_id)
         else:

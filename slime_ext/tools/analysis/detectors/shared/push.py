@@ -1,8 +1,9 @@
-"""Weights that never arrive: the sampler's versions advance, the policies part all the same.
+"""Tests whether weights never arrive: the sampler's versions advance, but the policies move apart.
 
-With theta_0 the weights at the run's begin, a sampler that nothing reaches is at theta_0 while the trainer
-moves on: the distance is that to the first policy, and grows as the trainer moves. A sampler that a part of
-the weights reaches moves too, and the distance grows all the same. A lag of bounded length does not grow."""
+Let theta_0 be the weights at the start of the run. A sampler that no weights reach stays at theta_0, so the
+distance is that of the trainer to theta_0, and grows as the trainer moves. A sampler that only a part of the
+weights reaches moves as well, and the distance still grows. A lag of bounded length does not grow.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
-ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
-SURE, CERTAIN = 2.0, 1.5  # standard errors over samples, that far below; times mean |l| before the onset
-RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset over that of the first, of the middle
-ARRIVES = 0.9  # of the way of the trainer; a sampler that went further has all of the weights, and noise
-ADVANCES = 0.8  # share of the rollouts with newer weights than the one before; all of the first ones
-BEGINS = 3  # rollouts: a lag begins with weights that sample two of them
+ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # times mean |l| before the onset: always, at the end; nats at the end
+SURE, CERTAIN = 2.0, 1.5  # standard errors that are taken off; times mean |l| before the onset, after that
+RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset, over the first third; over the middle
+ARRIVES = 0.9  # share of the trainer's distance from theta_0 from which the sampler has all weights
+ADVANCES = 0.8  # share of the rollouts with a newer version than the one before
+BEGINS = 3  # first rollouts, all with newer versions; at the start of a lag, one version samples two of them
 
 
 class Growth(NamedTuple):
-    """Mean |l| before an onset, over the last rollouts, and the rollouts since the onset."""
+    """Mean |l| before an onset and at the end, and the rollouts since the onset."""
 
     before: float
     late: float
@@ -41,7 +42,7 @@ class Growth(NamedTuple):
 
 
 def enough(d: Diagnosis) -> list[RolloutSummary]:
-    """The rollouts that are large enough, with mean |l| of tokens as certain as those of the run."""
+    """Returns the rollouts with enough tokens; their mean |l| is adjusted to the run's mix of certainty."""
     evened = zip(d.statistics.rollouts, d.statistics.evened(), strict=True)
     rollouts = [s._replace(absolute=absolute) for s, absolute in evened if s.tokens >= FEWEST]
     need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts of {FEWEST} tokens")
@@ -55,11 +56,12 @@ def with_versions(d: Diagnosis) -> list[RolloutSummary]:
 
 
 def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
-    """Where mean |l| began to grow and never came back, if it did.
+    """Returns the growth of mean |l| since the onset from which it never fell back, or None.
 
-    The onset is the first rollout from which on every mean |l| is ABOVE times the median before; the growth
-    is one if the end is TIMES that median, and the last third since the onset RISES times the first third and
-    STILL times the middle one; CERTAIN times that median and above the first third by SURE standard errors.
+    The onset is the first rollout from which on every mean |l| is ABOVE times the median before. The end must
+    be TIMES that median, and the last third since the onset must be RISES times the first third and STILL
+    times the middle one. After SURE standard errors are taken off, it must still be CERTAIN times that median
+    and above the first third.
     """
     values = [s.absolute for s in rollouts]
     for onset in range(1, len(values) - 2):
@@ -77,20 +79,22 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
 
 
 def _error(rollouts: Sequence[RolloutSummary]) -> float:
-    """The standard error of the logarithm of the mean over rollouts of mean |l|."""
+    """Returns the standard error of the logarithm of the mean over rollouts of mean |l|."""
     total = math.sqrt(sum((s.sway * s.absolute) ** 2 for s in rollouts))
     return total / max(sum(s.absolute for s in rollouts), 1e-30)
 
 
 def advances(rollouts: Sequence[RolloutSummary]) -> bool:
-    """Whether nearly every rollout has newer weights than the one before, as the engine tells it."""
+    """Returns whether nearly every rollout has a newer weight version than the one before."""
     newer = [b.version > a.version >= 0 for a, b in pairwise(rollouts)]
     return fmean(newer) >= ADVANCES and all(newer[: BEGINS - 1])
 
 
 def ways(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
-    """How far sampler and trainer are from the first policy over the last third of the run; None where the
-    dumps do not tell."""
+    """Returns how far sampler and trainer are from the first policy, over the last third of the run.
+
+    None if the dumps do not tell.
+    """
     late = rollouts[-max(len(rollouts) // 3, 1) :]
     if any(s.moved is None or s.pushed is None for s in late):
         return None

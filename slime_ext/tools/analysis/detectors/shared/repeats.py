@@ -1,4 +1,4 @@
-"""Whether l depends on how often a token came before, among tokens of which the sampler was as sure."""
+"""Measures how l depends on how often a token came before, among equally certain tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 
 def rise(d: Diagnosis, level: int = 1) -> tuple[float, float]:
-    """Mean l of tokens that came at least ``level`` times before in their response, less that of new tokens
-    of which the sampler was as sure; and its standard error."""
+    """Returns mean l of repeated tokens minus that of equally certain new tokens, and its standard error.
+
+    Repeated tokens came at least ``level`` times before in their response.
+    """
     seen = d.statistics.shared.seen
     new, again = seen[0], seen[level:].sum(0)
     known = (new[:, 0] >= 10) & (again[:, 0] >= 10)

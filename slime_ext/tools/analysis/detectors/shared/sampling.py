@@ -1,11 +1,11 @@
-"""The sampler draws from another distribution than the one whose log-probs are compared.
+"""Tests whether the sampler draws from another distribution than the one of the compared log-probs.
 
-What tells the cases apart is exact. If q is the distribution that was drawn from and recorded, the mean of
-the ratio p / q over its tokens is 1 and the mean log-ratio is below 0 (Gibbs), whatever p is. A temperature
-between the two keeps both. Recording another distribution than was drawn from (before temperature) breaks
-both. Top-p and top-k leave p mass outside what was drawn from: the mean ratio is the mass that is left, m. If
-that is all, the ratio is m in every context and the mean log-ratio is log m; a temperature besides takes it
-further down."""
+The tests are exact. If tokens are drawn from q and q is recorded, the mean of the ratio p / q is 1, and the
+mean log-ratio is below 0 (Gibbs), for any p. This holds between two temperatures as well. If another
+distribution than q is recorded (from before the temperature), neither holds. Top-p and top-k leave some mass
+of p outside the kept set, so the mean ratio is the mass m that is kept. If nothing else differs, the ratio is
+m in every context and the mean log-ratio is log m; if temperatures also differ, it is lower.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import math
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST = 300  # tokens
-EXPLAINED = 0.35  # share of the variance of l that the probability explains under a temperature
-LOWEST, HIGHEST = 0.2, 5.0  # temperatures; noise looks like one of 0, a few odd tokens like one far off
-LIKELY = 2  # bins of probability, above 0.56
-RISES = 10.0  # times mean |l| of an earlier rollout: what acts on every token alike does not begin later
-LEANS = 0.5  # |mean l| over mean |l| where 3/4 of |l| has one sign
+EXPLAINED = 0.35  # share of the variance of l that the probability explains, if temperatures differ
+LOWEST, HIGHEST = 0.2, 5.0  # temperatures; noise looks like 0, a few odd tokens like an extreme one
+LIKELY = 2  # bins of probability above 0.56
+RISES = 10.0  # times mean |l| of an earlier rollout; a temperature acts from the first rollout on
+LEANS = 0.5  # |mean l| over mean |l|; 3/4 of |l| then has one sign
 SURE = 6.0  # standard errors
-SMALL = 0.01  # nats, mean |l| that arithmetic alone may make
+SMALL = 0.01  # nats, mean |l| that rounding alone may make
 
 
 def by_probability(d: Diagnosis) -> float:
-    """Share of the variance of the log-ratio that the behavior probability explains (correlation ratio)."""
+    """Returns the share of the variance of l that the behavior probability explains (correlation ratio)."""
     count, sums = d.curves.column("probability", "count"), d.curves.column("probability", "log_ratio")
     total, n = float(d.curves.column("probability", "squared").sum()), float(count.sum())
     if not n:
@@ -36,12 +36,12 @@ def by_probability(d: Diagnosis) -> float:
 
 
 def implied_temperature(d: Diagnosis) -> float:
-    """Sampling temperature over the trainer's, to first order: 1 + Var(l) / Cov(l, log q).
+    """Returns the sampler's temperature over the trainer's, to first order: 1 + Var(l) / Cov(l, log q).
 
-    At a temperature T, l = (T - 1) (log q + H) - KL with H the entropy of the context. H is the mean of
-    -log q in it, so Cov(l, log q) = (T - 1) Var(log q + H) and Var(l) = (T - 1)^2 Var(log q + H), however
-    much the entropies of contexts differ. Noise of the sampler's logits makes the tokens likelier that it
-    favours: Cov(l, log q) = -Var(l), a temperature of 0.
+    At a temperature T, l = (T - 1) (log q + H) - KL, where H is the entropy of the context. H is the mean of
+    -log q there, so Cov(l, log q) = (T - 1) Var(log q + H) and Var(l) = (T - 1)^2 Var(log q + H), even if the
+    entropies of contexts differ. Noise in the sampler's logits makes the drawn tokens likelier for it:
+    Cov(l, log q) = -Var(l), which looks like a temperature of 0.
     """
     count, x, y = (d.curves.column("probability", c) for c in ("count", "x", "log_ratio"))
     held = count > 0
@@ -54,8 +54,10 @@ def implied_temperature(d: Diagnosis) -> float:
 
 
 def _leaning(d: Diagnosis) -> float | None:
-    """Mean l over mean |l| of likely tokens. Between two temperatures it has one sign there, as log q + H
-    > 0."""
+    """Returns mean l over mean |l| of likely tokens; None without such tokens.
+
+    Between two temperatures l has one sign there, because log q + H > 0.
+    """
     log_ratio, absolute = (
         float(d.curves.column("probability", c)[:LIKELY].sum()) for c in ("log_ratio", "absolute")
     )
@@ -63,7 +65,7 @@ def _leaning(d: Diagnosis) -> float | None:
 
 
 def is_scaled(d: Diagnosis) -> bool:
-    """Whether the log-ratios are as between two temperatures."""
+    """Returns whether the log-ratios look as if the temperatures differed."""
     if (d.sums.mean("absolute") or 0.0) < SMALL or _began_later(d):
         return False
     temperature, leaning = implied_temperature(d), _leaning(d)
@@ -73,8 +75,10 @@ def is_scaled(d: Diagnosis) -> bool:
 
 
 def _began_later(d: Diagnosis) -> bool:
-    """Whether a rollout as far off as the run is on average has an earlier one that was hardly off: as where
-    weights lag, whose pushes take the distance away."""
+    """Returns whether a far rollout comes after one that was hardly off.
+
+    This happens if weights lag, because pushes remove the distance.
+    """
     lowest, mean = math.inf, d.sums.mean("absolute") or 0.0
     for rollout in sorted(d.statistics.rollouts):
         if rollout.tokens >= FEWEST:

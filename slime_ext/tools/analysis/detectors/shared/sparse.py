@@ -1,4 +1,4 @@
-"""A few tokens that are far off while all others agree."""
+"""Finds a few tokens that are far off while all others agree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
-NAMED = (  # findings and groups whose far tokens are few, too, and that say what these share
+NAMED = (  # findings and groups that also have few far tokens, and say what these share
     "spoilt",
     "other_policy",
     "prefixes",
@@ -22,14 +22,17 @@ NAMED = (  # findings and groups whose far tokens are few, too, and that say wha
     "experts",
 )
 FEWEST = 300  # tokens
-FAR, QUIET = 0.5, 0.02  # nats: the size of the 1% of the tokens that hold FEW, the median of |l|
-MOST, HOLD, LARGE = 0.05, 0.9, 2.0  # share of tokens beyond 0.5 nats; of sum l^2; nats, mean |l| of these
+FAR, QUIET = 0.5, 0.02  # nats: least root mean square of l in the largest 1%; largest median of |l|
+MOST, HOLD, LARGE = (
+    0.05,
+    0.9,
+    2.0,
+)  # share of tokens beyond 0.5 nats; their share of sum l^2; their mean |l|, nats
 BOTH = 0.1  # share of sum l^2 of far tokens that lies on the other side of 0
 
 
 def sparse(d: Diagnosis) -> Figures | None:
-    """Figures of a run in which 1% of the tokens hold nearly all of the squared log-ratio, while the others
-    agree; None of another."""
+    """Returns the figures if few tokens hold nearly all of the squared log-ratio, else None."""
     need_tokens(d, FEWEST)
     held, size = d.statistics.top_share, median(s.median for s in d.statistics.rollouts)
     far = math.sqrt((d.sums.mean("squared") or 0.0) * held / 0.01)

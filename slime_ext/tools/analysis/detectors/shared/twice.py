@@ -1,4 +1,4 @@
-"""What each side says of text that stands in several samples of a prompt."""
+"""Compares the log-probs that each side gives to the same text in several samples of a prompt."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from statistics import median
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
-# Findings with which one text has other log-probs each time, too.
+# Findings and groups that also make the log-probs of the same text differ.
 NAMED = ("spoilt", "other_policy", "other_log_probs", "part_of_run", "packing_leak", "repeated_routes")
-DENSE = 0.03  # median |l| over the mean
-SURE = 6.0  # standard errors of the mean ratio above 1, which no policy makes over what was sampled
-FEWEST, HELD, MATTERS, TIMES = 40, 0.4, 0.01, 3.0  # tokens; of mean |l|; nats; of the other side's
+DENSE = 0.03  # median |l| over mean |l|
+SURE = 6.0  # standard errors of the mean ratio above 1, which no policy makes at sampled tokens
+FEWEST, HELD, MATTERS, TIMES = 40, 0.4, 0.01, 3.0  # tokens; share of mean |l|; nats; times the other side's
 
 
 def unrepeated(d: Diagnosis, side: str) -> Figures | None:
-    """How much a side's log-probs of the same text differ, if that holds most of the distance."""
+    """Returns how much a side's log-probs of the same text differ, if that explains most of the distance."""
     count, sampler, trainer, absolute = d.statistics.shared.twice[1].tolist()
-    need(count >= FEWEST, f"{FEWEST} tokens in samples of one prompt that are equal up to there")
+    need(count >= FEWEST, f"{FEWEST} tokens with the same text before them in another sample of their prompt")
     spread, other = (sampler, trainer) if side == "sampler" else (trainer, sampler)
     samples = d.statistics.samples
     is_other = _are_above_one(d) if side == "trainer" else _are_few(d)
@@ -29,11 +29,11 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
 
 
 def _are_above_one(d: Diagnosis) -> bool:
-    """Whether the mean ratio is above 1: the trainer's log-probs are not those of the sampled tokens."""
+    """Returns whether the mean ratio is above 1, so that log-probs belong to other tokens."""
     return d.statistics.means["ratio_minus_one"].z >= SURE
 
 
 def _are_few(d: Diagnosis) -> bool:
-    """Whether most tokens agree, as where single log-probs were overwritten."""
+    """Returns whether most tokens agree, so that only some log-probs were overwritten."""
     middle = median(s.median for s in d.statistics.rollouts)
     return middle < DENSE * (d.sums.mean("absolute") or 0.0)
