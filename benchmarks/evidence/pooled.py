@@ -20,15 +20,15 @@ from benchmarks.evidence.runs import FOLLOWER, STEPS
 from benchmarks.evidence.settings import Settings
 from benchmarks.evidence.table import by_arm, interval, is_shown, markdown, preset_of, verdicts
 
-HEAD = """# What runs of ours measured, and under which condition: held-out scores at the end, less those of
+HEAD = """# The results of our runs under each condition: held-out scores at the end, minus those of
 # uncorrected runs of the same seeds. Made by `python -m benchmarks.evidence table` from
 # benchmarks/evidence/rows.jsonl. A test compares the two, so do not edit it.
 #
-# k3: smallest and largest of the uncorrected runs, each its median over rollouts; empty: not recorded.
+# k3: smallest and largest k3 of the uncorrected runs, each the median over rollouts; empty: not recorded.
 # effect, low, high: mean difference and its 95% bootstrap interval over seeds.
-# p: Fisher's randomisation test of pairs, after Holm over the condition's arms.
-# planned: panel -> p of the test that was written down before it ran.
-# post_hoc: nobody planned to read these panels together, or to compare their ends.
+# p: of Fisher's randomisation test of pairs, adjusted by Holm over the condition's arms.
+# planned: panel -> p of the test that was written down before the panel ran.
+# post_hoc: true if nobody planned to read these panels together, or to compare their ends.
 """
 SLOW = 0.3
 

@@ -1,8 +1,8 @@
-"""What an analysis found, as plain data: the JSON of ``--json``, and all that the page is drawn from.
+"""Defines the result of an analysis as plain data: the JSON of ``--json``, from which the page is drawn.
 
-The page shows nothing that is not in here, so both tell the same. Unless said otherwise l is log numerator -
-log behavior of a response token in nats, the numerator is the proximal policy, and a number that cannot be
-known is null. ``Document.model_json_schema()`` is the schema.
+The page shows nothing that is not in here, so both say the same. Unless a field says otherwise, l is
+log numerator - log behavior of a response token in nats, and the numerator is the proximal policy. An unknown
+number is null. ``Document.model_json_schema()`` is the schema.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 VERSION = 1
-UNCORRECTED = "metrics_only"  # the preset that only measures, recommended where no correction is
+UNCORRECTED = "metrics_only"  # the preset that only measures; recommended if no correction is
 Severity = Literal["error", "warning", "note"]
 FINDINGS = tuple(
     sorted(
@@ -23,7 +23,7 @@ FINDINGS = tuple(
         for file in files(__package__).joinpath("detectors").iterdir()
         if file.name.endswith(".py") and not file.name.startswith("_")
     )
-)  # by the names of their modules, none of which is imported
+)  # the names of the modules, which are not imported here
 
 
 def _known(name: str) -> str:
@@ -39,32 +39,32 @@ CurveName = Literal["position", "staleness", "probability", "length", "turn", "o
 
 
 class FrozenModel(BaseModel):
-    """A model without further fields, unchangeable, whose NaN and infinity become null in JSON."""
+    """A model that is frozen and refuses unknown fields. NaN and infinity become null in JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
 
 
 class Finding(FrozenModel):
-    """Something that is wrong, or that a reader must know."""
+    """A fault of the run, or a fact that its reader must know."""
 
     name: FindingName = Field(description="what --fail-on names")
     severity: Severity
     says: Literal["cause", "symptom"] = Field(
-        "cause", description="symptom: several causes remain, as ``ruled_out`` and ``or_else`` say"
+        "cause", description="symptom: several causes remain, which ``ruled_out`` and ``or_else`` name"
     )
     title: str = Field(description="one plain sentence")
-    evidence: str = Field(description="the figures that it rests on")
+    evidence: str = Field(description="the figures that show it")
     fix: str = Field(description="what to do about it")
-    rollouts: tuple[int, ...] = Field((), description="ids of the rollouts that show it; empty: all")
-    threshold: str = Field("", description="what the figures had to exceed")
-    ruled_out: str = Field("", description="the next explanation, and what speaks against it")
+    rollouts: tuple[int, ...] = Field((), description="ids of the rollouts that show it; empty: all of them")
+    threshold: str = Field("", description="what the figures had to exceed for this finding")
+    ruled_out: str = Field("", description="the next likely explanation, and the evidence against it")
     or_else: tuple[FindingName, ...] = Field(
-        (), description="findings that the dump cannot tell from this one; empty: it is this one"
+        (), description="findings that the dump cannot tell from this one; empty: no other remains"
     )
 
     @property
     def rank(self) -> int:
-        """By severity: 0 is an error."""
+        """The rank of the severity: 0 is an error, 1 a warning, 2 a note."""
         return get_args(Severity).index(self.severity)
 
     @property
@@ -74,46 +74,52 @@ class Finding(FrozenModel):
 
 
 class Looked(FrozenModel):
-    """What a detector did with a run."""
+    """The result of one detector on a run."""
 
     name: FindingName
     state: Literal["found", "nothing", "could not look", "left to another"]
-    detail: str = Field("", description="threshold; what it would need; the finding that looks alike")
+    detail: str = Field(
+        "",
+        description="the threshold, what the detector needs, or the finding that it is left to, by ``state``",
+    )
 
 
 class Numbers(FrozenModel):
-    """Sizes and distances between the policies, of a rollout or of a run."""
+    """Sizes, and distances between the policies, of one rollout or of a run."""
 
     tokens: int = Field(0, description="response tokens with mask 1")
     sequences: int = 0
     nonfinite: int = Field(
-        0, description="of the tokens, those without a behavior log-prob, or a finite one of the trainer"
+        0, description="tokens that lack a behavior log-prob, or a finite log-prob of the trainer"
     )
     mean: float | None = Field(None, description="mean l; k1 is its negative")
     absolute: float | None = Field(None, description="mean |l|")
-    k3: float | None = Field(None, description="mean e^l - 1 - l, estimates KL(behavior || proximal)")
+    k3: float | None = Field(None, description="mean e^l - 1 - l, which estimates KL(behavior || proximal)")
     kl: float | None = Field(
-        None, description="KL(behavior || proximal) over recorded heads, all beyond a head as one token"
+        None,
+        description="KL(behavior || proximal) over recorded heads; the tokens beyond a head count as one",
     )
-    tail: float | None = Field(None, description="mean probability that recorded heads leave out")
+    tail: float | None = Field(None, description="mean probability of the tokens beyond the recorded heads")
     chi2_token: float | None = Field(None, description="mean e^2l - 1")
-    chi2_sequence: float | None = Field(None, description="the same of the sums of l over sequences")
+    chi2_sequence: float | None = Field(
+        None, description="mean e^2L - 1 over sequences, L the sum of l over a sequence"
+    )
     ess_token: float | None = Field(None, description="effective sample size of e^l, in (0, 1]")
-    ess_geometric: float | None = Field(None, description="of the geometric means of sequences")
-    ess_sequence: float | None = Field(None, description="of the products over sequences")
+    ess_geometric: float | None = Field(None, description="the same of the sequences' geometric mean ratios")
+    ess_sequence: float | None = Field(None, description="the same of the products of ratios over sequences")
     log_ratio_max: float | None = Field(None, description="largest |l|")
     differing_fraction: float | None = Field(
         None, description="share of tokens whose two log-probs differ in any bit"
     )
     ratio_p01: float | None = Field(
-        None, description="1st percentile of e^l, l rounded towards 0 by at most 0.4%"
+        None, description="1st percentile of e^l; l is rounded towards 0 by at most 0.4%"
     )
-    ratio_p50: float | None = Field(None, description="median of e^l, likewise")
-    ratio_p99: float | None = Field(None, description="99th percentile of e^l, likewise")
+    ratio_p50: float | None = Field(None, description="median of e^l, rounded alike")
+    ratio_p99: float | None = Field(None, description="99th percentile of e^l, rounded alike")
     perplexity_behavior: float | None = None
     perplexity_proximal: float | None = None
     reward: float | None = Field(None, description="mean over sequences")
-    response_length: float | None = Field(None, description="mean, tokens")
+    response_length: float | None = Field(None, description="mean over sequences, tokens")
     staleness: float | None = Field(None, description="mean age of the sampling weights, weight versions")
 
 
@@ -133,13 +139,13 @@ class Bin(FrozenModel):
 
 
 class Point(FrozenModel):
-    """One place on a curve: the tokens (of an outcome or a length: of the sequences) around x."""
+    """A point of a curve: the tokens around x, or the tokens of the sequences with that length or outcome."""
 
     x: float
     count: int = Field(description="tokens")
     mean: float = Field(description="mean l")
     absolute: float = Field(description="mean |l|")
-    label: str | None = Field(None, description="what to write instead of x, e.g. correct")
+    label: str | None = Field(None, description="the name of x, such as correct; null: x is shown")
 
 
 class Curve(FrozenModel):
@@ -150,10 +156,12 @@ class Curve(FrozenModel):
 
 
 class Span(FrozenModel):
-    """A token of a worst sample, for its text to be coloured by l."""
+    """A token of a worst sample. The page colours its text by l."""
 
     text: str
-    log_ratio: float | None = Field(None, description="null: prompt, tool output or not finite")
+    log_ratio: float | None = Field(
+        None, description="null: the token is of a prompt or tool, or l is not finite"
+    )
 
 
 class Worst(FrozenModel):
@@ -161,52 +169,53 @@ class Worst(FrozenModel):
 
     kind: Literal["sequence", "token"]
     rollout_id: int
-    position: int = Field(description="in the rollout's dump")
-    token: int | None = Field(None, description="position in the response, of a token")
-    log_ratio: float = Field(description="of the token; of a sequence its sum of l")
+    position: int = Field(description="of the sample in the rollout's dump")
+    token: int | None = Field(None, description="position in the response; null for a sequence")
+    log_ratio: float = Field(description="l of the token, or the sum of l over the sequence")
     tokens: int = Field(description="response tokens of the sample")
     reward: float | None = None
-    text: str = Field("", description="response, or what surrounds the token")
+    text: str = Field("", description="the response, or the text around the token")
     spans: tuple[Span, ...] = ()
 
 
 class Effect(FrozenModel):
-    """What a correction would have done to the rollouts."""
+    """The effect that a correction would have had on the rollouts."""
 
     name: str
     formula: str = ""
     source: str = ""
     numerator: Literal["proximal", "target"] = "proximal"
     unavailable: str | None = Field(None, description="why there are no numbers")
-    tokens: int = Field(0, description="response tokens that it saw")
+    tokens: int = Field(0, description="response tokens that the correction saw")
     kept_tokens: int = 0
     sequences: int = Field(0, description="sequences with a response token")
-    kept_sequences: int = Field(0, description="sequences that keep a token")
-    clipped_tokens: int = Field(0, description="tokens whose weight or ratio a bound changed")
-    weight_mean: float | None = Field(None, description="of kept tokens")
+    kept_sequences: int = Field(0, description="sequences of which a token is kept")
+    clipped_tokens: int = Field(0, description="tokens whose weight or ratio was clipped")
+    weight_mean: float | None = Field(None, description="mean weight of kept tokens")
     weight_quantiles: dict[str, float] = Field(
-        default_factory=dict, description="exact up to 0.4%, kept tokens; keys min p01 p50 p99 max"
+        default_factory=dict, description="of kept tokens, exact up to 0.4%; keys: min p01 p50 p99 max"
     )
-    ess: float | None = Field(None, description="of the weights, rejected tokens as 0: (sum w)^2 / n sum w^2")
+    ess: float | None = Field(None, description="(sum w)^2 / (n sum w^2); rejected tokens have weight 0")
     kept_positive: float | None = Field(None, description="share of sum A over A > 0 that is kept")
     kept_negative: float | None = Field(None, description="share of sum |A| over A < 0 that is kept")
     gradient_scale: float | None = Field(
-        None, description="sum |d loss / d log target| / sum |A| where target = proximal; 1 is uncorrected"
+        None,
+        description="sum |d loss / d log target| / sum |A| at target = proximal; 1: as without a correction",
     )
     centering: float | None = Field(
-        None, description="sum |A C| / sum |A|, nats: how much center adds to the loss; None without center"
+        None, description="sum |A C| / sum |A|, nats: how much center adds to the loss; null without center"
     )
     rejected: dict[str, str] = Field(
         default_factory=dict,
-        description="rollout id -> positions of wholly rejected sequences, as 0-3,7",
+        description="rollout id -> positions of sequences without a kept token, such as 0-3,7",
     )
 
 
 class Candidate(FrozenModel):
-    """A correction that was considered, and why it was chosen or passed over."""
+    """A correction that was considered, and the reason why it was chosen or not."""
 
     name: str
-    chosen: bool = Field(description="to train with, or to try beside a run without")
+    chosen: bool = Field(description="true: train with it, or try it beside an uncorrected run")
     reason: str
 
 
@@ -218,20 +227,22 @@ class Recommendation(FrozenModel):
     flags: str = Field(description="what to add to the launch command; empty before a fault is fixed")
     candidates: tuple[Candidate, ...] = ()
     is_made: bool = Field(
-        True, description="false: a fault comes first, or too little data; metrics_only then"
+        True, description="false: fix a fault first, or record more data; ``name`` is then metrics_only"
     )
 
 
 class Suggestion(FrozenModel):
-    """Thresholds at which a rejection drops a wished share of its units."""
+    """The thresholds at which a rejection drops at most the requested share of its units."""
 
     name: str
     unit: Literal["token", "sequence"]
     wished: float
-    reached: float = Field(description="the largest share not above the wished one that ties allow")
+    reached: float = Field(
+        description="the largest possible share that is not above ``wished``; ties limit it"
+    )
     low: float | None = None
     high: float | None = None
-    units: int = Field(description="tokens or sequences that the quantiles are over")
+    units: int = Field(description="how many tokens or sequences the run has")
     config: str = Field(description="YAML for --custom-config-path")
 
 
@@ -242,12 +253,12 @@ class FirstDifference(FrozenModel):
     position: int = Field(description="of the sample in the rollout's dump")
     token: int = Field(description="position in the response")
     sampler: str = Field(description="log-prob as float.hex() writes it")
-    trainer: str = Field(description="likewise")
-    bits: int = Field(description="of 32, those that differ")
+    trainer: str = Field(description="log-prob as float.hex() writes it")
+    bits: int = Field(description="how many of the 32 bits differ")
 
 
 class PartOfRun(FrozenModel):
-    """Response tokens of a rollout, or at some place in the response."""
+    """The response tokens of one rollout, or of one range of positions."""
 
     label: str
     tokens: int
@@ -255,7 +266,7 @@ class PartOfRun(FrozenModel):
 
 
 class Exact(FrozenModel):
-    """Whether the two log-probs of every response token are equal, bit for bit (``--expect exact``)."""
+    """The comparison of both log-probs of every response token, bit for bit (``--expect exact``)."""
 
     tokens: int
     differing: int = Field(description="tokens whose log-probs differ, or that lack one")
@@ -263,12 +274,12 @@ class Exact(FrozenModel):
     first: FirstDifference | None = None
     by_rollout: tuple[PartOfRun, ...] = ()
     by_position: tuple[PartOfRun, ...] = ()
-    precision: str = Field("", description="which side lost digits, where they tell")
+    precision: str = Field("", description="which side lost digits, if the digits show it")
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file, or a part of one, that was not analysed."""
+    """A file, or a part of a file, that was not analysed."""
 
     path: str
     reason: str
@@ -278,7 +289,7 @@ class Skipped:
 
 
 class Document(FrozenModel):
-    """Everything that was found in a run."""
+    """Everything that the analysis found in a run."""
 
     version: int = VERSION
     name: str

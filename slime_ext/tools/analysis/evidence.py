@@ -1,4 +1,4 @@
-"""What runs of ours measured, under which condition (evidence.yaml), and which of it speaks of a run."""
+"""Reads what our runs measured (evidence.yaml), and selects what applies to a run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import yaml
 from slime_ext.tools.analysis.document import FrozenModel
 from slime_ext.tools.analysis.texts import counted
 
-Mismatch = Literal["lag", "formats"]  # older weights in the sampler, or only other number formats
+Mismatch = Literal["lag", "formats"]  # the sampler has older weights, or only other number formats
 
 
 class Remedy(FrozenModel):
     """One way to train under a condition, compared with uncorrected runs of the same seeds.
 
     Attributes:
-        arm: its letter in benchmarks/evidence/settings.yaml.
-        preset: the correction's name, None if it is no preset.
-        end: mean held-out score at the end, over its own seeds.
-        effect, low, high: mean difference of the ends and its 95% interval; ``seeds`` is how many pairs.
-        p: of the randomisation test of pairs, after Holm over the condition.
-        planned: panel -> p of the test that was written down before it.
+        arm: the letter of the arm in benchmarks/evidence/settings.yaml.
+        preset: the name of the correction, None if it is not a preset.
+        end: the mean held-out score at the end, over the seeds of this arm.
+        effect, low, high: the mean difference from uncorrected runs, and its 95% interval; ``seeds`` is the
+            number of pairs.
+        p: of the randomisation test of pairs, adjusted by Holm over the condition.
+        planned: panel -> p of the test that was written down before the panel ran.
     """
 
     arm: str
@@ -43,35 +44,36 @@ class Remedy(FrozenModel):
 
     @property
     def gain(self) -> str:
-        """Its effect as text."""
+        """The effect, its interval and the number of seeds as text."""
         effect, low, high = (round(x, 2) + 0.0 for x in (self.effect, self.low, self.high))  # no -0.00
         return f"{effect:+.2f} ({low:.2f} to {high:.2f}, {counted(self.seeds, 'seed')})"
 
     @property
     def helped(self) -> bool:
-        """Whether its runs ended significantly above the uncorrected ones."""
+        """Whether these runs ended significantly above the uncorrected runs."""
         return self.p < evidence().significance and self.effect > 0
 
     @property
     def did_harm(self) -> bool:
-        """Whether its runs ended significantly below the uncorrected ones."""
+        """Whether these runs ended significantly below the uncorrected runs."""
         return self.p < evidence().significance and self.effect < 0
 
 
 class Uncorrected(FrozenModel):
-    """The runs that the others are compared with."""
+    """The uncorrected runs, with which the others are compared."""
 
     seeds: int
     end: float
 
 
 class Condition(FrozenModel):
-    """Runs that differ in how they train and in their seeds alone.
+    """Runs that differ only in how they train, and in their seeds.
 
     Attributes:
-        scored: the weights that answered the held-out questions, empty if they were the trainer's.
-        k3: smallest and largest of the uncorrected runs, each its median over rollouts; empty if unknown.
-        post_hoc: whether these comparisons were chosen when the runs were known.
+        scored: the weights that answered the held-out questions; empty: the trainer's weights.
+        k3: the smallest and the largest k3 of the uncorrected runs, where the k3 of a run is its median over
+            rollouts; empty: unknown.
+        post_hoc: whether these comparisons were chosen after the results were known.
     """
 
     name: str
@@ -87,31 +89,31 @@ class Condition(FrozenModel):
 
     @property
     def whose(self) -> str:
-        """Whose weights answered, as the end of a sentence; empty if they were the trainer's."""
+        """The weights that were scored, as the end of a sentence; empty for the trainer's weights."""
         return f"; scored with {self.scored.partition(',')[0]}" if self.scored else ""
 
     @property
     def range(self) -> str:
-        """Its range of k3 as text."""
+        """The range of k3 as text."""
         return " to ".join(f"{bound:.2g}" for bound in self.k3)
 
     def of(self, preset: str) -> Remedy | None:
-        """What a preset did under it; None if it was not run."""
+        """Returns the result of a preset under this condition; None if it was not run."""
         return next((remedy for remedy in self.remedies if remedy.preset == preset), None)
 
 
 class Evidence(FrozenModel):
-    """The whole file."""
+    """The content of evidence.yaml."""
 
     significance: float
     conditions: tuple[Condition, ...]
 
     def at(self, mismatch: Mismatch, k3: float | None, steps: int | None) -> Condition | None:
-        """Returns the condition that a run is in, None if nothing was measured there.
+        """Returns the condition that a run meets; None if we measured nothing like it.
 
         Args:
             k3: the run's median over rollouts, nats per token.
-            steps: optimizer steps per rollout; None, unknown, fits any.
+            steps: optimizer steps per rollout; None: unknown, which fits any condition.
         """
         for condition in self.measured(mismatch):
             low, high = condition.k3
@@ -120,7 +122,7 @@ class Evidence(FrozenModel):
         return None
 
     def of(self, preset: str) -> list[tuple[Condition, Remedy]]:
-        """Returns what a preset did, condition by condition."""
+        """Returns the results of a preset, with the condition of each."""
         return [(c, remedy) for c in self.conditions if (remedy := c.of(preset)) is not None]
 
     def measured(self, mismatch: Mismatch) -> Iterable[Condition]:
@@ -130,5 +132,5 @@ class Evidence(FrozenModel):
 
 @cache
 def evidence() -> Evidence:
-    """Returns the file."""
+    """Returns the content of evidence.yaml."""
     return Evidence.model_validate(yaml.safe_load((files(__package__) / "evidence.yaml").read_text()))

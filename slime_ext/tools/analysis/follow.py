@@ -1,4 +1,7 @@
-"""A run that is still being written: rollouts as their dumps become complete, findings as they arise."""
+"""Follows a run that is still being written.
+
+Reads each rollout once its dumps are complete, and reports new findings.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,16 @@ from slime_ext.tools.analysis.readers.find import DumpFiles, Job
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import collectors_of, document_of
 
-ARGS = "args.json"  # of a run of slime-ext train
-Signature = tuple[tuple[str, int, int], ...]  # path, bytes and time of writing of each of a job's files
+ARGS = "args.json"  # slime-ext train writes it
+Signature = tuple[tuple[str, int, int], ...]  # path, bytes and modification time of each file of a job
 
 
 @dataclass(frozen=True)
 class News:
-    """Rollouts that were read (one, but of a file that holds several), and the findings that were not there
-    before, or less grave."""
+    """Rollouts that were just read, and the findings that are new or have become more severe.
+
+    There is one rollout, except if a file holds several.
+    """
 
     moments: tuple[Moment, ...]
     alerts: tuple[Finding, ...]
@@ -30,26 +35,28 @@ class News:
 
 @dataclass
 class Follower:
-    """Reads the rollouts of a folder that grows, each of them once.
+    """Reads the rollouts of a growing folder, each of them once.
 
-    A rollout is read when its train dump is there and its files have not changed between two looks. One that
-    could not be read is tried again when its files change.
+    A rollout is read if it has a train dump, and if its files have not changed between two calls of ``look``.
+    If it could not be read, it is tried again when its files change.
     """
 
     request: Request
     result: Result = field(init=False)
     found: DumpFiles = field(default_factory=lambda: DumpFiles((), 0))
-    seen: dict[Path, Signature] = field(default_factory=dict)  # first file of a job -> as of the last look
+    seen: dict[Path, Signature] = field(default_factory=dict)  # first file -> signature at the last look
     taken: set[Path] = field(default_factory=set)  # files that were read
-    failed: dict[Path, tuple[Signature, list[Skipped]]] = field(default_factory=dict)  # by the first file
-    alerted: dict[str, int] = field(default_factory=dict)  # name of a finding -> its rank then
+    failed: dict[Path, tuple[Signature, list[Skipped]]] = field(
+        default_factory=dict
+    )  # first file of a job -> signature, reasons
+    alerted: dict[str, int] = field(default_factory=dict)  # name of a finding -> rank that was reported
 
     def __post_init__(self) -> None:
         keep_tensors_off_the_heap()
         self.result = Result(collectors_of(self.request))
 
     def look(self) -> Iterator[News]:
-        """The rollouts that have become complete since the last look, in their order."""
+        """Yields the rollouts that have become complete since the last look, in order."""
         with suppress(DataError):  # nothing has been written yet
             self.found = self.request.files()
         for job in self.found.jobs:
@@ -60,7 +67,7 @@ class Follower:
         first = job.paths[0]
         try:
             signature = tuple((str(p), (s := p.stat()).st_size, s.st_mtime_ns) for p in job.paths)
-        except OSError:  # replaced at this moment
+        except OSError:  # the file is being replaced
             return False
         before, self.seen[first] = self.seen.get(first), signature
         is_new = not self.taken.intersection(job.paths) and self.failed.get(first, ((),))[0] != signature
@@ -72,7 +79,7 @@ class Follower:
         timeline = self.result.collectors["diagnosis"].timeline
         before = len(timeline)
         self.result.read(job)
-        if len(timeline) == before:  # to be tried again, so that nothing is said of it but at the end
+        if len(timeline) == before:  # it is tried again later, and reported only at the end
             self.failed[first] = self.seen[first], self.result.skipped[skipped:]
             del self.result.skipped[skipped:]
             return
@@ -83,21 +90,21 @@ class Follower:
         yield News(tuple(timeline[before:]), new)
 
     def document(self) -> Document:
-        """What follows from all rollouts so far; what could not be read is left out of it by name.
+        """Returns the document of all rollouts so far, which lists the files that could not be read.
 
         Raises:
-            DataError: there is none.
+            DataError: no rollout could be read.
         """
         if not self.result.rollouts:
             raise DataError(f"{self.request.paths[0]}: expected a rollout, got none that could be read")
-        unread = [one for _, skipped in self.failed.values() for one in skipped]
+        unread = [skip for _, skipped in self.failed.values() for skip in skipped]
         result = replace(self.result, skipped=[*self.result.skipped, *unread])
         return document_of(self.request, self.found, result)
 
     def has_ended(self) -> bool:
-        """Whether the last rollout of a run of slime-ext train was read; of another host nobody can say."""
-        given = Path(self.request.paths[0])  # the run's folder, or its dump
-        for path in (given / ARGS, given.parent / ARGS):
+        """Returns whether the last rollout of a run of slime-ext train was read. False for other hosts."""
+        folder = Path(self.request.paths[0])  # of the run, or of its dumps
+        for path in (folder / ARGS, folder.parent / ARGS):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 last = int(json.loads(path.read_text())["num_rollout"]) - 1
                 timeline = self.result.collectors["diagnosis"].timeline

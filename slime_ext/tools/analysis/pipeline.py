@@ -1,7 +1,7 @@
-"""Reads a run's files rollout by rollout and shows each rollout to collectors, in one process or in several.
+"""Reads a run rollout by rollout and passes each rollout to collectors, in one process or in several.
 
-A collector adds up what it sees and forgets the rollout, so memory does not grow with the run. Every process
-has collectors of its own, which are merged at the end.
+A collector keeps sums, not rollouts, so memory does not grow with the run. Every process fills separate
+collectors, which are merged at the end.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
 
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
-SHARES = 4  # of the jobs per process: few, so that little is passed around, yet no process waits long
+SHARES = 4  # shares per process; more would pass more data around, fewer would let processes wait
 
 
 def load(job: Job) -> Iterator[DumpedRollout | Skipped]:
-    """The wanted rollouts of a job's files, and what had to be skipped."""
-    for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
-        if isinstance(found, Skipped) or found.rollout_id in job.wanted:
-            yield found
+    """Yields the wanted rollouts of a job's files, and what had to be skipped."""
+    for item in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
+        if isinstance(item, Skipped) or item.rollout_id in job.wanted:
+            yield item
 
 
 class Collector(Protocol):
-    """Is shown rollouts one by one and adds up what it needs of them."""
+    """Receives rollouts one by one and keeps the sums that it needs."""
 
     def add(self, rollout: DumpedRollout) -> None: ...
 
@@ -49,7 +49,7 @@ class Collector(Protocol):
 
 @dataclass
 class Result(Additive):
-    """The collectors after all files were read, and what had to be left out."""
+    """The filled collectors, and what had to be left out."""
 
     collectors: dict[str, Any]
     skipped: list[Skipped] = field(default_factory=list)
@@ -57,17 +57,17 @@ class Result(Additive):
     rollouts: int = 0
 
     def read(self, job: Job) -> None:
-        """Shows the rollouts of a job's files to every collector."""
-        found: DumpedRollout | Skipped | None
-        for found in load(job):
-            if isinstance(found, Skipped):
-                self.skipped.append(found)
+        """Passes the rollouts of a job's files to every collector."""
+        item: DumpedRollout | Skipped | None
+        for item in load(job):
+            if isinstance(item, Skipped):
+                self.skipped.append(item)
             else:
                 self.rollouts += 1
-                self.notes += [(found.source, note) for note in found.notes]
+                self.notes += [(item.source, note) for note in item.notes]
                 for collector in self.collectors.values():
-                    collector.add(found)
-            found = None  # freed before the next one is read
+                    collector.add(item)
+            item = None  # frees the rollout before the next one is read
         _glibc("malloc_trim", 0)
 
 
@@ -78,16 +78,16 @@ def collect(
     processes: int = 1,
     done: Callable[[Job], None] = lambda job: None,
 ) -> Result:
-    """Shows every rollout of the jobs to copies of the collectors.
+    """Passes every rollout of the jobs to copies of the collectors.
 
     Args:
         jobs: from ``readers.find``.
-        collectors: name -> an empty one.
-        processes: how many read at once; memory is this many of the largest rollout.
-        done: called here after each job.
+        collectors: name -> an empty collector.
+        processes: how many read at once; each holds one rollout in memory.
+        done: is called in this process after each job.
 
     Raises:
-        DataError: a process was killed (most often: no memory left).
+        DataError: a process was killed, most often because memory ran out.
     """
     keep_tensors_off_the_heap()
     result = Result({name: copy.deepcopy(empty) for name, empty in collectors.items()})
@@ -106,7 +106,7 @@ def collect(
 
 
 def _in_numbers(path: str) -> list[str | int]:
-    """A sort key that puts 2.pt before 10.pt."""
+    """Returns a sort key that puts 2.pt before 10.pt."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
 
 
@@ -117,7 +117,7 @@ def _glibc(name: str, *numbers: int) -> None:
 
 
 def keep_tensors_off_the_heap() -> None:
-    """Lets malloc map tensors of 4 MB and more one by one, so that their memory returns to the system."""
+    """Makes malloc map each tensor of 4 MB or more separately, so that freed memory returns to the system."""
     _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
 
 
@@ -128,8 +128,8 @@ def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tu
             yield from zip(shares, pool.map(partial(_read_share, empty), shares), strict=True)
         except BrokenProcessPool:
             raise DataError(
-                "--jobs: expected every process to finish, got one that was killed, most often for "
-                "lack of memory: give fewer"
+                "--jobs: expected every process to finish, got one that was killed, most often because "
+                "memory ran out: type a smaller number"
             ) from None
 
 
@@ -140,8 +140,8 @@ def _start() -> None:
 
 
 def _read_share(empty: Result, jobs: Sequence[Job]) -> Result:
-    # A tensor comes from the other process in shared memory: what a share adds in place to one of ``empty``
-    # would be counted by the shares after it, too.
+    # Tensors of ``empty`` lie in shared memory. A share that added to them in place would change them for the
+    # shares after it, so each share fills a copy.
     result = copy.deepcopy(empty)
     for job in jobs:
         result.read(job)

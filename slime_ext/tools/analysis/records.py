@@ -1,6 +1,6 @@
-"""One rollout as the analysis sees it, whatever file it came from.
+"""Defines one rollout as the analysis reads it from any kind of file.
 
-``T`` counts the response tokens of the rollout, packed sample after sample, ``S`` the samples.
+``T`` is the number of response tokens, which are packed sample after sample. ``S`` is the number of samples.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from slime_ext.core.state import Head, Support
 from slime_ext.ops.divergences import is_log_prob, k3, log_ratio
 from slime_ext.ops.segments import Segments, as_numbers
 
-# What is added up over tokens of the log-ratio; "near" is k3, but at most MOST_K3, so that no token makes a
-# mean.
+# These columns are summed over tokens. "near" is k3, but at most MOST_K3, so that no single token determines
+# a mean.
 TOKEN_COLUMNS = ("count", "absolute", "squared", "log_ratio", "k3", "near")
-SURPRISES = 14  # bins of how sure the sampler was
+SURPRISES = 14  # bins of -log behavior
 MOST_K3 = 142.4  # nats, at a log-ratio of 5
 PER_TOKEN = (
     "behavior", "proximal", "mask", "tokens", "advantages", "versions", "entropy", "reference", "kept",
@@ -34,52 +34,53 @@ PER_SAMPLE = (
 
 @dataclass(frozen=True, eq=False)
 class DumpedRollout:
-    """The samples of one rollout in the order of their positions, all tensors on the CPU.
+    """The samples of one rollout, ordered by position. All tensors are on the CPU.
 
     Args:
         rollout_id: number of the rollout in its run.
-        source: file or files that it was read from, for messages.
+        source: the file or files of the rollout, for messages.
         lengths: [S] response lengths, tokens.
         prompt_lengths: [S] prompt lengths, tokens.
         positions: [S] place of each sample in the rollout dump.
-        behavior: [T] log-probs under the policy that sampled, nats; NaN where none was recorded.
+        behavior: [T] log-probs under the policy that sampled, nats; NaN if none was recorded.
         proximal: [T] log-probs under the trainer's policy before the optimizer step, nats.
         mask: [T] bool, the host's response mask.
         tokens: [T] int64 ids of the response, or None.
         advantages: [T], or None.
-        rewards: [S] float64 raw rewards, NaN for none, or None.
-        versions: [T] int64, which weights sampled each token, -1 for unknown, or None.
-        newest: the version that ages are counted from, the newest that sampled a token; None for unknown.
-        groups: [S] prompt that each sample answers, or None.
-        steps: [S] optimizer step of the rollout, from 0, that trained each sample, or None.
-        cached: [S] tokens of the prompt whose keys and values the engine took from its prefix cache, or None.
-        ranks: [S] data-parallel rank of the trainer that each sample was trained on, or None.
-        engines: [S] name of the engine that sampled each sample, "" where it has none; None where no sample
-            has one.
-        statuses: [S] how each sample ended, in the host's words ("completed", "truncated", "aborted"), "" for
+        rewards: [S] float64 raw rewards, NaN if missing; or None.
+        versions: [T] int64, version of the weights that sampled each token, -1 if unknown; or None.
+        newest: the newest version that sampled a token, from which ages are counted; None if unknown.
+        groups: [S] number of the prompt of each sample, or None.
+        steps: [S] optimizer step that trained each sample, counted from 0 in the rollout, or None.
+        cached: [S] number of prompt tokens that the engine took from its prefix cache, or None.
+        ranks: [S] the trainer's data-parallel rank of each sample, or None.
+        engines: [S] name of the engine that sampled each sample, "" if unknown; None if no sample has one.
+        statuses: [S] how each sample ended, in the host's words ("completed", "truncated", "aborted"), "" if
             unknown.
-        places: [S] how many samples come before each in its micro-batch, or None.
-        prompts: [S] texts, "" for none.
-        responses: [S] texts, "" for none.
+        places: [S] how many samples come before each sample in its micro-batch, or None.
+        prompts: [S] texts, "" if missing.
+        responses: [S] texts, "" if missing.
         entropy: [T] of the trainer's policy at each position, nats, or None.
         reference: [T] log-probs under the first policy (slime's ref_log_probs), nats, or None.
-        kept: [T] how many tokens top-p or top-k left at each position, negative where the sampled token is
-            none of them, NaN for unknown; or None.
+        kept: [T] how many tokens top-p or top-k kept at each position, negative if the sampled token is not
+            among them, NaN if unknown; or None.
         overlap: [T] share of the sampler's experts that the trainer chose too, mean over layers, or None.
-        kl: [T] KL(behavior || proximal) from the sampler's head, nats, NaN for unknown; ``tail`` [T] the
-            probability that the head leaves out; or None.
-        sampler_head, trainer_head: [T, K] log-probs of the same tokens under both policies, nats; of the
-            sampler's K most likely ones, or, where ``is_exact``, of all that top-p left, NaN behind them.
-        routes: [layers, 2] sums of that share and number of tokens, by layer; ``experts`` [experts, 2] how
-            often the sampler chose each, and how often of these the trainer did not; or None.
+        kl: [T] KL(behavior || proximal) from the sampler's head, nats, NaN if unknown; or None.
+        tail: [T] the probability of the tokens beyond the head; or None.
+        sampler_head, trainer_head: [T, K] log-probs of the same tokens under both policies, nats. If
+            ``is_exact``, the tokens are all that top-p kept, padded with NaN; else the sampler's K likeliest.
+        routes: [layers, 2] sum of the overlap over tokens, and number of tokens; or None.
+        experts: [experts, 2] how often the sampler chose each expert, and how often only the sampler chose
+            it; or None.
         routing: counts of samples by the experts that the sampler recorded (``readers.routes.odd_routes``).
         dropped: [D, 4] float64, response length, reward, position and oldest weight version (NaN: unknown)
-            of samples that the rollout dump holds and the train dump lacks; ``why_dropped`` [D] their status
-            ("truncated": at the length limit, "aborted", ...).
-        retold: samples of which the two dumps hold other tokens; ``foreign`` those of which the sampler's
-            log-probs begin otherwise in the two, of ``paired`` that both hold.
-        left_out: samples of the files that could not be read.
-        again: the rollout's number came before in its file, with others between.
+            of the samples that only the rollout dump holds.
+        why_dropped: [D] status of each dropped sample ("truncated": at the length limit, "aborted", ...).
+        retold: number of samples that have different tokens in the two dumps.
+        paired: number of samples that have log-probs of the sampler in both dumps.
+        foreign: number of paired samples whose first log-probs of the sampler differ between the dumps.
+        left_out: number of samples that could not be read.
+        again: true if the rollout's number came before in the same file, with other numbers between.
         notes: what the reader had to leave out, one line each.
         midway: the reward above which a sample counts as correct.
     """
@@ -140,87 +141,102 @@ class DumpedRollout:
 
     @cached_property
     def segments(self) -> Segments:
-        """Where each sample lies in the packed tokens."""
+        """The place of each sample in the packed tokens."""
         return Segments.whole(self.lengths, self.mask)
 
     def samples_with(self, flags: Tensor) -> Tensor:
-        """[T] bool -> [S] bool, the samples of which a token has the flag."""
+        """Returns the samples with at least one flagged token, [T] bool -> [S] bool."""
         return self.segments.local_sums([as_numbers(flags, torch.float32)])[0] > 0
 
     @cached_property
     def responding(self) -> Tensor:
-        """[S] bool, samples with a response token."""
+        """The samples with a response token, [S] bool."""
         return self.samples_with(self.mask)
 
     @cached_property
     def ages(self) -> Tensor | None:
-        """[T] float32, by how many versions the weights that sampled a token are behind ``newest``; NaN for
-        unknown; None where none is known."""
+        """The age of the weights that sampled each token, in versions behind ``newest``, [T] float32.
+
+        NaN if unknown; None if no age is known.
+        """
         if self.versions is None or self.newest is None:
             return None
         return torch.where(self.versions >= 0, (self.newest - self.versions).float(), torch.nan)
 
     @cached_property
     def masses(self) -> tuple[float, float] | None:
-        """Sum of A over response tokens with A > 0, and of |A| over those with A < 0; None without
-        advantages."""
+        """The sum of A over response tokens with A > 0, and the sum of |A| over those with A < 0.
+
+        None without advantages.
+        """
         return None if self.advantages is None else masses_of(self.segments.zeroed(self.advantages))
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """[T] log proximal - log behavior, nats; 0 where not ``finite``."""
+        """log proximal - log behavior of each token, [T], nats; 0 where ``finite`` is false."""
         return torch.where(self.finite, log_ratio(self.proximal, self.behavior, self.mask), 0)
 
     @cached_property
     def finite(self) -> Tensor:
-        """[T] bool, response tokens with a log-prob of the sampler and a finite one of the trainer, as a hook
-        reads them."""
+        """The response tokens whose log-probs the hook can compare, [T] bool.
+
+        The sampler's value is a log-prob, and the trainer's value is finite.
+        """
         return self.mask & is_log_prob(self.behavior) & (self.proximal.abs() < torch.inf)
 
     @cached_property
     def has_all(self) -> bool:
-        """Whether every token is a response token with both log-probs finite."""
+        """Whether ``finite`` is true at every token."""
         return bool(self.finite.all())
 
     def compared(self, values: Tensor) -> Tensor:
-        """[T] -> [T], 0 at tokens without both log-probs finite."""
+        """Returns the values [T], with 0 where ``finite`` is false."""
         return values if self.has_all else torch.where(self.finite, values, 0)
 
     @cached_property
     def surprise(self) -> Tensor:
-        """[T] how sure the sampler was: the bin of -log behavior, two per decade from 1e-5 nats on."""
+        """The bin of -log behavior, [T]: two bins per decade from 1e-5 nats on."""
         surprise = (-self.compared(self.behavior)).clamp(min=0).log10().add(5).mul(2)
         return surprise.clamp(0, SURPRISES - 1).floor()
 
     @cached_property
     def columns(self) -> Tensor:
-        """[6, T] float64, TOKEN_COLUMNS of each token, all 0 at those without both log-probs finite."""
-        found = self.log_ratio.double()
-        distance = k3(found)
-        rows = (self.finite, found.abs(), found.square(), found, distance, distance.clamp(max=MOST_K3))
+        """The TOKEN_COLUMNS of each token, [6, T] float64; 0 where ``finite`` is false."""
+        log_ratio_ = self.log_ratio.double()
+        distance = k3(log_ratio_)
+        rows = (
+            self.finite,
+            log_ratio_.abs(),
+            log_ratio_.square(),
+            log_ratio_,
+            distance,
+            distance.clamp(max=MOST_K3),
+        )
         return torch.stack([row.double() for row in rows])
 
     def oldest_versions(self) -> Tensor:
-        """[S] float64, the oldest version of the weights that sampled each sample; NaN where unknown."""
+        """Returns the oldest version of the weights that sampled each sample, [S] float64; NaN if unknown."""
         if self.versions is None:
             return torch.full((self.count,), torch.nan, dtype=torch.float64)
         lowest = [int(part.min()) if len(part) else -1 for part in self.versions.split(self.lengths)]
-        found = torch.tensor(lowest, dtype=torch.float64)
-        return torch.where(found < 0, torch.nan, found)
+        oldest = torch.tensor(lowest, dtype=torch.float64)
+        return torch.where(oldest < 0, torch.nan, oldest)
 
     @cached_property
     def turns(self) -> Tensor:
-        """[T] the number of the turn within its sample, from 0; of no meaning at masked tokens."""
+        """The turn of each token in its sample, [T], counted from 0; meaningless at masked tokens."""
         if not self.size:
             return self.segments.turn_ids
         lengths = torch.tensor(self.lengths)
-        firsts = (lengths.cumsum(0) - lengths).clamp(max=self.size - 1)  # of samples without a token too
+        firsts = (lengths.cumsum(0) - lengths).clamp(max=self.size - 1)  # also of samples without a token
         turns = self.segments.turn_ids
         return turns - self.segments.expand(turns[firsts] + (~self.mask[firsts]).long())
 
     def parts(self, limit: int = 1 << 17) -> Iterator[DumpedRollout]:
-        """The rollout in parts of whole samples with at most ``limit`` tokens (or one longer sample), for
-        temporary tensors to stay small. Tensors are views."""
+        """Yields the rollout in parts, so that temporary tensors stay small.
+
+        A part has whole samples with at most ``limit`` tokens, or one longer sample. Its tensors are views.
+        """
         first, begin, end = 0, 0, 0
         for i, length in enumerate(self.lengths):
             if end > begin and end + length - begin > limit:
@@ -236,8 +252,11 @@ class DumpedRollout:
         return replace(self, **{k: None if v is None else v[slice(*cuts[k])] for k, v in fields.items()})
 
     def correction_input(self) -> Tokens:
-        """What a correction reads. The target is the proximal policy: a dump has no other, and at the
-        first optimizer step they are the same."""
+        """Returns what a correction reads.
+
+        The proximal policy takes the place of the target policy, because a dump has no other. They are equal
+        at the first optimizer step of a rollout.
+        """
         return Tokens(
             self.segments,
             self.proximal,
@@ -248,7 +267,7 @@ class DumpedRollout:
         )
 
     def candidates(self) -> Head | Support | None:
-        """What ``center`` reads; None where the dump lacks it."""
+        """Returns what ``center`` reads; None if the dump lacks it."""
         if self.sampler_head is None or self.trainer_head is None:
             return None
         if not self.is_exact:
@@ -259,6 +278,6 @@ class DumpedRollout:
 
 
 def masses_of(advantages: Tensor) -> tuple[float, float]:
-    """[T] -> sum of A where A > 0, and of |A| where A < 0, added up in float64."""
+    """Returns the sum of A where A > 0, and of |A| where A < 0, in float64."""
     total, size = float(advantages.double().sum()), float(advantages.abs().double().sum())
     return (size + total) / 2, (size - total) / 2

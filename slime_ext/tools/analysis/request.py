@@ -1,4 +1,4 @@
-"""What to analyse. It needs no torch, so that a mistake in it is found before torch is imported."""
+"""Defines what to analyse. Imports no torch, so that mistakes are reported before that slow import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime_ext.tools.analysis.readers.find import DumpFiles, RolloutRanges, find
 if TYPE_CHECKING:
     from slime_ext.tools.analysis.measures.user_corrections import UserCorrection
 
-# What a recommendation may name, and one of each other kind; every further preset takes its time.
+# Every preset that a recommendation can name, and one of each other kind. More presets would take longer.
 SHORTLIST = (
     "metrics_only",
     "token_tis",
@@ -31,14 +31,14 @@ class Request:
     """What to analyse, and how.
 
     Args:
-        paths: folders, files, patterns.
+        paths: folders, files or patterns.
         rollouts: ranges such as ``100-200``; None for all.
-        jobs: processes.
-        configs: name -> the user's own, beside the presets.
-        presets: names of those that are applied to the run.
-        rate: wished rejection rate of the suggestions, or None for none.
+        jobs: number of processes.
+        configs: name -> correction of a user's file, evaluated beside the presets.
+        presets: names of the presets that are evaluated.
+        rate: rejection rate for which thresholds are suggested; None: no suggestions.
         tokenizer: folder of the tokenizer, or None.
-        exact: whether it is asked where the two log-probs of a token differ.
+        exact: whether to report where the two log-probs of a token differ.
     """
 
     paths: tuple[str, ...]
@@ -51,9 +51,9 @@ class Request:
     exact: bool = False
 
     def files(self) -> DumpFiles:
-        """The files to read.
+        """Returns the files to read.
 
         Raises:
-            DataError: a path holds none.
+            DataError: a path holds no dump.
         """
         return find(self.paths, RolloutRanges.parse(self.rollouts))

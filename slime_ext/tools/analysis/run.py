@@ -1,4 +1,4 @@
-"""Files of a run -> its ``Document``: readers, collectors and what is concluded from them."""
+"""Turns the files of a run into its ``Document``: reads them, collects sums and draws conclusions."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from slime_ext.tools.analysis.request import Request
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
-LINE = re.compile(r":\d+$")  # at the end of what names a line of a file
-INNER = ("dump", "dumps", "rollout_data", "train_data", "dump_details")  # folders whose names say nothing
+LINE = re.compile(r":\d+$")  # at the end of a path that names a line of a file
+INNER = ("dump", "dumps", "rollout_data", "train_data", "dump_details")  # names that identify no run
 
 
-def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
-    """The document of a run, from its files, each of which is read once.
+def analyse(request: Request, files: DumpFiles, done: Progress = lambda job: None) -> Document:
+    """Returns the document of a run. Reads each file once.
 
     Args:
-        found: of ``request.files``.
-        done: called after each job.
+        files: the result of ``request.files()``.
+        done: is called after each job.
 
     Raises:
         DataError: nothing could be read.
     """
-    result = collect(found.jobs, collectors_of(request), processes=request.jobs, done=done)
+    result = collect(files.jobs, collectors_of(request), processes=request.jobs, done=done)
     if not result.rollouts:
-        first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
-        raise DataError(f"{first} (nothing else could be analysed)")
-    return document_of(request, found, result)
+        first = result.skipped[0] if result.skipped else f"{request.paths[0]}: holds no rollout"
+        raise DataError(f"{first} (no other file could be analysed)")
+    return document_of(request, files, result)
 
 
 def collectors_of(request: Request) -> dict[str, Any]:
-    """Name -> an empty collector of everything that a document needs."""
+    """Returns an empty collector of everything that a document needs, by name."""
     tallies = {name: Tally(presets.PRESETS[name].correction) for name in request.presets}
-    tallies |= {name: Tally(own.correction, own.bounds) for name, own in request.configs.items()}
+    tallies |= {name: Tally(user.correction, user.bounds) for name, user in request.configs.items()}
     vocabulary = vocabulary_of(request.paths, request.tokenizer)
     statistics = DetectorStatistics(vocabulary=vocabulary)
     exactness = {"exactness": Exactness()} if request.exact else {}
@@ -66,8 +66,8 @@ def collectors_of(request: Request) -> dict[str, Any]:
     }
 
 
-def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
-    """What follows from what was collected of the files that were found."""
+def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
+    """Returns the document that follows from the collected sums of the files."""
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
     ranking: Ranking = result.collectors["ranking"]
@@ -79,15 +79,15 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
     findings, detectors = examine(diagnosis)
     total, effects, moments = diagnosis.numbers(), whatif.effects(), diagnosis.moments()
     distances = [moment.numbers.k3 for moment in moments if moment.numbers.k3 is not None]
-    files = {name: own.file for name, own in request.configs.items()}
+    files = {name: user.file for name, user in request.configs.items()}
     return Document(
         name=_name(request.paths),
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
         skipped=tuple(result.skipped),
-        unread=_unread(diagnosis, sum(len(job.paths) for job in found.jobs)),
+        unread=_unread(diagnosis, sum(len(job.paths) for job in dumps.jobs)),
         notes=(
-            *_of_evaluations(found.evaluations),
+            *_of_evaluations(dumps.evaluations),
             *_first(result.notes),
             *diagnosis.notes(),
             *whatif.notes(),
@@ -116,7 +116,7 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
 
 
 def _unread(diagnosis: Diagnosis, files: int) -> str:
-    """How much of the run could not be read; empty if all of it was."""
+    """Returns how much of the run could not be read, as text; empty if all of it was."""
     out, read = diagnosis.statistics.counts["left_out"], diagnosis.statistics.counts["samples"]
     parts = [f"{diagnosis.unread} of {files} files"] if diagnosis.unread else []
     parts += [f"{int(out)} of {int(out + read)} samples ({out / (out + read):.1%})"] if out else []
@@ -124,11 +124,11 @@ def _unread(diagnosis: Diagnosis, files: int) -> str:
 
 
 def _of_evaluations(count: int) -> tuple[str, ...]:
-    return (f"{count} dumps of evaluations (eval_<number> in the name) are left out",) if count else ()
+    return (f"left out: {count} evaluation dumps (eval_<number> in the name)",) if count else ()
 
 
 def _first(notes: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Remarks of files as lines, one for each remark that several files share."""
+    """Returns the remarks about files as lines. Files with the same remark share a line."""
     files: dict[str, list[str]] = {}
     for file, note in notes:
         files.setdefault(note, []).append(file)
@@ -136,10 +136,10 @@ def _first(notes: Sequence[tuple[str, str]]) -> tuple[str, ...]:
         f"{of[0]}{f' and {len(of) - 1} more' if len(of) > 1 else ''}: {note}" for note, of in files.items()
     ]
     more = len(lines) - MOST_NOTES
-    return (*lines[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
+    return (*lines[:MOST_NOTES], *([f"and {more} more"] if more > 0 else []))
 
 
 def _name(paths: Sequence[str]) -> str:
-    """The name of a run in the report: its last folder that says something."""
+    """Returns the name of a run in the report: its last folder with a name that identifies it."""
     path = Path(paths[0]).expanduser().absolute()
     return next((p for p in (path, *path.parents) if p.name not in INNER), path).name

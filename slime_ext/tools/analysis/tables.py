@@ -1,4 +1,4 @@
-"""Sums over tokens that add up over parts of a rollout, rollouts and processes."""
+"""Sums tokens into tables, which add up over parts of a rollout, over rollouts and over processes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import numpy
 import torch
 from torch import Tensor
 
-LONG_RUNS = 4  # tokens; shorter runs are not worth their sums
+LONG_RUNS = 4  # mean tokens per run from which it is faster to sum the runs first
 
 
 def zeros(*size: int) -> Tensor:
-    """A table of sums, float64."""
+    """Returns an empty table of sums, float64."""
     return torch.zeros(*size, dtype=torch.float64)
 
 
 class Additive:
-    """A dataclass whose fields add up: tables and counters entry by entry, mappings key by key, lists one
-    after the other."""
+    """A dataclass whose fields add up.
+
+    Tables and counters add up entry by entry, mappings key by key. Lists are joined.
+    """
 
     def merge(self, other: Any) -> None:
-        """Adds what another one counted."""
+        """Adds the fields of another instance."""
         for name in (field.name for field in fields(self)):
             setattr(self, name, _added(getattr(self, name), getattr(other, name)))
 
@@ -44,7 +46,7 @@ def _added(mine: Any, theirs: Any) -> Any:
 
 
 def sum_of(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of two tables, of which one may have more rows."""
+    """Returns the sum of two tables; one may have more rows than the other."""
     out = zeros(max(len(a), len(b)), *a.shape[1:])
     out[: len(a)] += a
     out[: len(b)] += b
@@ -52,37 +54,38 @@ def sum_of(a: Tensor, b: Tensor) -> Tensor:
 
 
 def run_begins(*keys: Tensor) -> Tensor:
-    """Where the runs of equal entries of tensors [N] begin, [runs] int64."""
+    """Returns where the runs of equal entries in tensors [N] begin, [runs] int64."""
     changes = torch.ones(len(keys[0]), dtype=torch.bool)
     changes[1:] = torch.stack([key[1:] != key[:-1] for key in keys]).any(0)
     return torch.from_numpy(numpy.flatnonzero(changes.numpy()))
 
 
 def earlier(keys: Tensor) -> Tensor:
-    """[N] how many of the entries before each are equal to it.
+    """Returns how many earlier entries are equal to each entry, [N].
 
     >>> earlier(torch.tensor([7, 5, 7, 7])).tolist()
     [0, 0, 1, 2]
     """
     order = keys.argsort(stable=True)
     begins = run_begins(keys[order])
-    found, places = torch.empty_like(order), torch.arange(len(keys))
+    counts, places = torch.empty_like(order), torch.arange(len(keys))
     lengths = begins.diff(append=begins.new_tensor([len(keys)]))
-    found[order] = places - begins.repeat_interleave(lengths)
-    return found
+    counts[order] = places - begins.repeat_interleave(lengths)
+    return counts
 
 
 def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
-    """K rows [N] and where runs begin -> the sum over each run, [K, runs]."""
+    """Returns the sums of K rows [N] over the runs that begin at ``begins``, [K, runs]."""
     if not len(begins):
         return zeros(len(rows), 0)
     return torch.stack([torch.from_numpy(numpy.add.reduceat(r.numpy(), begins.numpy())) for r in rows])
 
 
 def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tensor:
-    """Sums of K rows [N] by the index [N] of each column, [size, K]; an index of ``size`` counts nowhere.
+    """Returns the sums of K rows [N] by the index [N] of each column, [size, K].
 
-    Neighbours of one index, of which most axes have long runs, are added up first.
+    Columns with the index ``size`` count nowhere. Neighbours often have the same index, so their sums are
+    computed first.
     """
     begins = run_begins(index)
     if LONG_RUNS * len(begins) < len(index):

@@ -1,4 +1,4 @@
-"""Tokens as text."""
+"""Turns tokens and counts into text that is safe to print."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from slime_ext.errors import DataError
 
 Decode = Callable[[Sequence[int]], list[str]]
-# Control characters but line ends and tabs, what turns the direction of text, and Unicode's own line ends.
+# Control characters except line ends and tabs, marks of text direction, and Unicode's line separators.
 HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def legible(text: str) -> str:
-    """Text in which every character that hides or reorders others is its escape.
+    """Escapes every character that could hide or reorder other characters.
 
     >>> legible("run\\u202e1\\n")
     'run\\\\u202e1\\n'
     """
-    return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def counted(count: int, word: str) -> str:
-    """So many things.
+    """Returns a count with its noun, in the plural if needed.
 
     >>> counted(1, "sample"), counted(1200, "token")
     ('1 sample', '1,200 tokens')
@@ -34,10 +34,12 @@ def counted(count: int, word: str) -> str:
 
 @cache
 def decoder(path: str | None) -> Decode:
-    """The function from token ids to their texts, by the tokenizer in a folder; to their numbers for None.
+    """Returns the function from token ids to texts, from the tokenizer in a folder.
+
+    Without a folder the texts are the ids.
 
     Raises:
-        DataError: there is no tokenizer.
+        DataError: the folder holds no tokenizer.
     """
     if path is None:
         return lambda tokens: [f" {token}" for token in tokens]

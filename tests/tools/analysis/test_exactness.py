@@ -58,7 +58,7 @@ def test_a_single_flipped_bit_is_found(capsys, tmp_path):
     assert f"first: rollout 1, sample 5, token 20: sampler {sampler}, trainer {trainer}; 1 bit of 32" in out
     inside = int(other.mask.sum())
     assert f"by rollout: 1: 1 of {inside:,}; 2 exact" in out and "by position: 16-63: " in out
-    assert "the digits do not tell" in out
+    assert "both sides have more digits than" in out
     found = json.loads((tmp_path / "numbers.json").read_text())
     assert found["total"]["differing_fraction"] == pytest.approx(1 / TOKENS)
     assert found["total"]["log_ratio_max"] == found["exact"]["largest"] == pytest.approx(size)
@@ -80,7 +80,7 @@ def test_two_coarse_sides_do_not_tell_which(capsys, tmp_path):
     coarse = [replace(r, behavior=r.behavior.bfloat16().float()) for r in EQUAL]
     both = [replace(r, proximal=flipped(replace(r, proximal=r.behavior), 3, bit=16).proximal) for r in coarse]
     status, out = analyze(capsys, dumps.write_run(tmp_path, both))
-    assert status == 1 and "all log-probs of both sides are bfloat16 numbers" in out
+    assert status == 1 and "all their log-probs are bfloat16 numbers" in out
 
 
 def test_a_missing_log_prob_is_no_equal_one(capsys, tmp_path):

@@ -96,7 +96,7 @@ def test_a_missing_context_parallel_rank_is_named(tmp_path):
 def test_ranks_without_log_probs_are_told_why(tmp_path):
     for path in dumps.write_ranks(tmp_path, FIRST, pp=2)[1:]:
         path.unlink()
-    assert "only on the last pipeline stage" in reason([tmp_path])
+    assert "the last pipeline stage" in reason([tmp_path])
 
 
 class Runs:
@@ -116,7 +116,7 @@ def test_a_malicious_pickle_runs_nothing(tmp_path):
         path, proof = folder / "0.pt", folder / "ran"
         content = {"rollout_id": 0, "samples": [], "more": Runs(proof)}
         torch.save(content, path, _use_new_zipfile_serialization=is_zip)
-        said = "system, which is no plain data: not loaded, since loading it could run code"
+        said = "system, which is no plain data: not loaded, because loading it could run code"
         assert (said if is_zip else "no torch file") in reason([path])
         assert not proof.exists()
         torch.load(path, weights_only=False)

@@ -115,7 +115,7 @@ def test_tensors_that_are_not_there_cost_a_note_and_no_more(tmp_path, monkeypatc
     assert found.notes == (
         "2 samples without rollout_routed_experts, rollout_top_p_token_ids: its file holds another tensor "
         "(first: sample 0)",
-        "1 sample without rollout_routed_experts: its file is not there (first: sample 2)",
+        "1 sample without rollout_routed_experts: its file is missing (first: sample 2)",
         "1 sample without rollout_routed_experts: its file cannot be read (first: sample 3)",
     )
     assert torch.equal(found.proximal, ROLLOUT.proximal) and found.prompts == list(ROLLOUT.prompts)
@@ -336,4 +336,4 @@ def test_tensors_in_a_pool_are_read_and_without_the_package_named(tmp_path, monk
     pool.store.close()
     shutil.rmtree(tmp_path / "straw")
     (note,) = only([tmp_path / "run"]).notes
-    assert "its pool of straw is not there" in note
+    assert "its pool of straw is missing" in note

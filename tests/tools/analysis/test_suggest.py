@@ -117,7 +117,7 @@ def test_a_threshold_that_no_float_holds_is_left_out_and_named():
                 assert rejected(found, s) == (round(s.reached * s.units), s.units)
                 assert all(math.isfinite(b) for b in (s.low, s.high) if b is not None)
             assert "product of the ratios" not in [s.name for s in suggestions]
-            assert any("suggest: product of the ratios is left out" in note for note in ranking.notes())
+            assert any("suggested for the product of the ratios" in note for note in ranking.notes())
 
 
 def test_a_threshold_between_what_a_float_holds_and_what_it_does_not():

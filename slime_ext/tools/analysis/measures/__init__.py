@@ -1,1 +1,1 @@
-"""Sums over the tokens of a run: mismatch, curves, statistics of the detectors, what-if of corrections."""
+"""Collects sums over the tokens of a run, from which findings and effects of corrections follow."""

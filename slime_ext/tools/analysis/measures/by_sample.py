@@ -1,5 +1,7 @@
-"""What samples of a rollout share: k3 by every label that a dump holds, log-probs of another text, and how
-far chance alone moves a rollout's numbers."""
+"""Sums samples by every label of a dump, counts samples of other text, and draws samples again.
+
+Samples that are drawn again show how far chance alone moves the numbers of a rollout.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,21 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, tabulated, zeros
 
 REPLICATES = 64
-SIZES, DECADES = 48, 6  # bins of how far off a sample is, from 1e-6 to 1 of its surprise
-SMALL, CERTAIN = 0.2, 0.05  # nats: most that a token counts; least that a token's surprise counts
+SIZES, DECADES = 48, 6  # bins of |l| over -log behavior of a sample, from 1e-6 to 1
+SMALL, CERTAIN = 0.2, 0.05  # nats: largest |l| that a token counts; least mean -log behavior of a sample
 HEAD = 16  # first tokens of a response, which samples of every shape have
-# Labels whose samples are compared there alone, because later tokens may be further off in all of them.
+# Labels whose samples are compared over these tokens only, because later tokens may be further off in all.
 SHAPES = ("turns", "response length")
-HIGHEST = 20.0  # nats, of a log-ratio whose square is still a number
-MOST = 64  # values of a label in a rollout; one with more is no label of parts
-LATER = 3  # turns, from which on they count as one; likewise places in a micro-batch
-FEWEST = 12  # tokens of a sample whose columns are correlated
+HIGHEST = 20.0  # nats; the square of a larger ratio might overflow
+MOST = 64  # values of a label in a rollout; a label with more is ignored
+LATER = 3  # turns or places in a micro-batch; higher numbers count as this one
+FEWEST = 12  # least tokens of a sample for a correlation
 UNRELATED, RELATED = 0.3, 0.7  # correlation of both sides' log-probs over a sample
-APART = 0.4  # nats, mean |l| of a sample of other text, of which each token counts 1 at most
-LEAST = -8.0  # nats, of a log-prob, so that single tokens far off do not hide that the others agree
-TRIED, COMPARED, FITS = 64, 12, 0.3  # samples, tokens, share of the own distance
-# Tokens of a window, and of a sample whose windows are tried; nats by which a token of a window is off and
-# unsure; share of its distance that is left at another place.
+APART = 0.4  # nats, mean |l| of a sample with another text's log-probs; a token counts at most 1 nat
+LEAST = -8.0  # nats; smaller log-probs count as this, so that single far tokens hide no agreement
+TRIED, COMPARED, FITS = 64, 12, 0.3  # samples; tokens; share of the distance to the sample itself
+# Tokens of a window; tokens of a sample in which windows are searched; mean nats per token by which a far
+# window is off and unsure; share of its distance that may remain at another position.
 WINDOW, LONGEST, DOUBT, ELSEWHERE = 6, 512, 0.3, 0.2
 
 
@@ -51,8 +53,10 @@ class Part(NamedTuple):
 
 
 class GroupSizes(NamedTuple):
-    """How far off the samples of a rollout and of its prompts are: numbers by bin of ``sizes``, of samples
-    that are unsure of more than CERTAIN nats a token and of the prompts that have several of them."""
+    """How far off the samples of a rollout are, as numbers by bin of ``BySample.sizes``.
+
+    Counts only samples with more than CERTAIN nats of -log behavior per token, and prompts with several.
+    """
 
     rollout_id: int
     samples: tuple[int, ...]  # by bin
@@ -78,7 +82,7 @@ def _turns(part: DumpedRollout) -> list[str] | None:
     return None if not len(ends) else [str(min(int(n) + 1, LATER)) for n in most.tolist()]
 
 
-# Label -> its value for each sample; None where a dump lacks it. A value "" is none.
+# Label -> its value for each sample, or None if a dump lacks it. The value "" means unknown.
 LABELS: dict[str, Callable[[DumpedRollout], Sequence[str] | None]] = {
     "engine": lambda part: part.engines,
     "data-parallel rank": lambda part: None if part.ranks is None else [str(r) for r in part.ranks],
@@ -96,27 +100,30 @@ LABELS: dict[str, Callable[[DumpedRollout], Sequence[str] | None]] = {
 
 @dataclass
 class BySample(Additive):
-    """Of all samples of a run.
+    """Sums over the samples of a run.
 
     Args:
         parts: sums by rollout, label and value.
-        replicates: [REPLICATES, 4] tokens, sums of k3, ratio and squared ratio, of samples drawn again with
-            replacement (each with a weight that is Poisson of mean 1); ``own`` [REPLICATES, 5] of the rollout
-            that is read, and its sum of |l|.
-        unrelated: samples whose log-probs do not follow the trainer's at all; ``related`` those that do, of
-            ``correlated``; ``swapped`` those of the former that fit another sample of the rollout.
-        far: [2] tokens, sum of k3 of the unrelated samples.
-        moved: [2] windows of tokens that are far off in them; those of which the trainer's log-probs fit the
-            sampler's at another place of the same sample.
-        sizes: [SIZES, 3] samples, tokens and sum of k3 by |l|, of which each token counts for SMALL nats at
-            most, over -log behavior: how far off a sample is for how sure the sampler was. Of samples of
-            which it was unsure of more than CERTAIN nats a token.
-        groups: the same by prompt; ``grouped`` [3, SIZES] of the rollout that is read.
+        replicates: [REPLICATES, 4] number of tokens, and sums of k3, ratio and squared ratio, of samples that
+            are drawn again with replacement (each has a Poisson weight of mean 1).
+        of_rollout: [REPLICATES, 5] the same of the rollout that is being read, and its sum of |l|.
+        correlated: number of samples with a correlation of both sides' log-probs.
+        unrelated, related: how many of them have a low or a high correlation.
+        swapped: number of unrelated samples that fit another sample of the rollout.
+        far: [2] number of tokens and sum of k3 of the unrelated samples.
+        moved: [2] number of far windows in unrelated samples, and of those that fit elsewhere in their
+            sample.
+        sizes: [SIZES, 3] number of samples, number of tokens and sum of k3, by bin of |l| over -log behavior
+            of the sample. A token counts for at most SMALL nats of |l|. Only samples with more than CERTAIN
+            nats of -log behavior per token count.
+        groups: the same by prompt.
+        grouped: [3, SIZES] the same of the rollout that is being read.
+        open: sums by label and value of the rollout that is being read.
     """
 
     parts: list[Part] = field(default_factory=list)
     replicates: Tensor = field(default_factory=lambda: zeros(REPLICATES, 4))
-    own: Tensor = field(default_factory=lambda: zeros(REPLICATES, 5))
+    of_rollout: Tensor = field(default_factory=lambda: zeros(REPLICATES, 5))
     unrelated: int = 0
     related: int = 0
     correlated: int = 0
@@ -135,7 +142,7 @@ class BySample(Additive):
         sums = part.segments.local_sums([count, near, ratio, ratio.square(), log_ratio, absolute])
         generator = torch.Generator().manual_seed(1 + part.rollout_id * 8191 + part.positions[0])
         draws = torch.poisson(torch.ones(REPLICATES, part.count, dtype=torch.float64), generator=generator)
-        self.own += draws @ sums[[0, 1, 2, 3, 5]].T
+        self.of_rollout += draws @ sums[[0, 1, 2, 3, 5]].T
         n, k, *_ = sums
         head = (part.segments.within < HEAD).double()
         rows = _rows(*sums[[0, 1, 4, 5]])
@@ -150,7 +157,7 @@ class BySample(Additive):
         )
         size = (small / (surprise + CERTAIN * n).clamp_min(1e-30)).clamp_min(1e-30).log10()
         at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
-        at = torch.where(surprise > CERTAIN * n, at, SIZES)  # others agree whatever the weights
+        at = torch.where(surprise > CERTAIN * n, at, SIZES)  # the others agree whatever the weights are
         self.sizes += tabulated(at, [torch.ones_like(n), n, k], SIZES)
         if part.groups is not None:
             self.grouped += _by_group(torch.tensor(part.groups), at, (n > 0) & (surprise > CERTAIN * n))
@@ -185,55 +192,56 @@ class BySample(Additive):
             self.moved += _moved(part, bad.nonzero()[:TRIED, 0])
 
     def close(self, rollout: DumpedRollout) -> tuple[float, float]:
-        """Ends a rollout; returns the standard errors of the logarithms of its mean k3 and mean |l|."""
+        """Ends a rollout. Returns the standard errors of the logarithms of its mean k3 and mean |l|."""
         for (label, value), row in sorted(self.open.items()):
             samples, tokens, *rest = row.tolist()
             if samples:
                 self.parts.append(Part(rollout.rollout_id, label, value, int(samples), int(tokens), *rest))
-        tokens, k3, *_, absolute = self.own.unbind(1)
+        tokens, k3, *_, absolute = self.of_rollout.unbind(1)
         errors = _wobble(k3, tokens), _wobble(absolute, tokens)
-        self.replicates = self.replicates + self.own[:, :4]
+        self.replicates = self.replicates + self.of_rollout[:, :4]
         if self.grouped.any():
             self.groups.append(GroupSizes(rollout.rollout_id, *(tuple(map(int, x)) for x in self.grouped)))
-        self.own, self.grouped, self.open = zeros(REPLICATES, 5), zeros(3, SIZES), {}
+        self.of_rollout, self.grouped, self.open = zeros(REPLICATES, 5), zeros(3, SIZES), {}
         return errors
 
     def by_label(self) -> dict[str, dict[int, list[Part]]]:
-        """Label -> rollout -> its parts."""
-        found: dict[str, dict[int, list[Part]]] = defaultdict(lambda: defaultdict(list))
+        """Returns label -> rollout -> its parts."""
+        parts_of: dict[str, dict[int, list[Part]]] = defaultdict(lambda: defaultdict(list))
         for part in self.parts:
-            found[part.label][part.rollout_id].append(part)
-        return found
+            parts_of[part.label][part.rollout_id].append(part)
+        return parts_of
 
 
 def _rows(n: Tensor, k: Tensor, signed: Tensor, size: Tensor) -> Tensor:
-    """[S, 8] the numbers of ``Part``, from sums over some tokens of each sample."""
+    """Returns the numbers of ``Part`` from sums over some tokens of each sample, [S, 8]."""
     rows = torch.stack([torch.ones_like(n), n, k, k * k, k * n, n * n, signed, size], 1)
     return torch.where((n > 0)[:, None], rows, 0)
 
 
 def _wobble(sums: Tensor, tokens: Tensor) -> float:
-    """The standard error of the logarithm of a mean over tokens, from samples drawn again."""
+    """Returns the standard error of the logarithm of a mean over tokens, from samples drawn again."""
     known = (tokens > 0) & (sums > 0)
     return float((sums[known] / tokens[known]).log().std()) if int(known.sum()) > 2 else 0.0
 
 
-def _by_group(groups: Tensor, at: Tensor, known: Tensor) -> Tensor:
-    """[3, SIZES] as in ``GroupSizes``, of the known samples of one part.
+def _by_group(groups: Tensor, bins: Tensor, known: Tensor) -> Tensor:
+    """Returns the numbers of ``GroupSizes`` over the known samples of one part, [3, SIZES].
 
     Args:
-        groups, at: [S] prompt and bin of each sample.
+        groups, bins: [S] prompt and bin of each sample.
+        known: [S] bool, samples to count.
     """
     numbers, index, counts = groups[known].unique(return_inverse=True, return_counts=True)
-    at, none = at[known], torch.zeros(len(numbers), dtype=torch.int64)
-    lowest, highest = (none.scatter_reduce(0, index, at, of, include_self=False) for of in ("amin", "amax"))
+    bins, none = bins[known], torch.zeros(len(numbers), dtype=torch.int64)
+    lowest, highest = (none.scatter_reduce(0, index, bins, of, include_self=False) for of in ("amin", "amax"))
     several = counts > 1
-    of_each = (at[several[index]], lowest[several], highest[several])
+    of_each = (bins[several[index]], lowest[several], highest[several])
     return torch.stack([torch.bincount(x, minlength=SIZES) for x in of_each]).double()
 
 
 def _swapped(part: DumpedRollout, which: Tensor) -> int:
-    """How many of some samples have the log-probs of another sample of the part."""
+    """Returns how many of some samples have the log-probs of another sample of the part."""
     lengths = torch.tensor(part.lengths)
     begins = lengths.cumsum(0) - lengths
     long = (lengths >= COMPARED).nonzero()[:, 0]
@@ -241,27 +249,27 @@ def _swapped(part: DumpedRollout, which: Tensor) -> int:
     if not len(which) or not len(long):
         return 0
     at = torch.arange(COMPARED)
-    theirs = part.proximal[begins[long][:, None] + at].double()
-    mine = part.behavior[begins[which][:, None] + at].double()
-    apart = (mine[:, None] - theirs[None]).abs().mean(2).nan_to_num(math.inf)
-    own = apart[which[:, None] == long[None]]
-    return int((apart.amin(1) < FITS * own).sum())
+    trainer = part.proximal[begins[long][:, None] + at].double()
+    sampler = part.behavior[begins[which][:, None] + at].double()
+    apart = (sampler[:, None] - trainer[None]).abs().mean(2).nan_to_num(math.inf)
+    to_itself = apart[which[:, None] == long[None]]
+    return int((apart.amin(1) < FITS * to_itself).sum())
 
 
 def _moved(part: DumpedRollout, which: Tensor) -> Tensor:
-    """[2] of some samples; see ``BySample.moved``."""
+    """Returns the numbers of ``BySample.moved`` for some samples, [2]."""
     lengths = torch.tensor(part.lengths)
     begins = lengths.cumsum(0) - lengths
-    found = zeros(2)
+    counts = zeros(2)
     for sample in which.tolist():
         at = slice(int(begins[sample]), int(begins[sample]) + min(part.lengths[sample], LONGEST))
         b, p = (x[at][part.finite[at]].double().clamp(min=LEAST) for x in (part.behavior, part.proximal))
         if len(b) < 2 * WINDOW:
             continue
-        theirs, mine = (x.unfold(0, WINDOW, 1) for x in (b, p))
-        apart = torch.cdist(mine, theirs, p=1)
-        own, best = apart.diagonal(), apart.amin(1)
-        is_far = (own > DOUBT * WINDOW) & (mine.sum(1) < -DOUBT * WINDOW)
-        fits = is_far & (best < ELSEWHERE * own)
-        found += torch.stack([is_far.sum(), fits.sum()])
-    return found
+        sampler_windows, trainer_windows = (x.unfold(0, WINDOW, 1) for x in (b, p))
+        apart = torch.cdist(trainer_windows, sampler_windows, p=1)
+        in_place, best = apart.diagonal(), apart.amin(1)
+        is_far = (in_place > DOUBT * WINDOW) & (trainer_windows.sum(1) < -DOUBT * WINDOW)
+        fits = is_far & (best < ELSEWHERE * in_place)
+        counts += torch.stack([is_far.sum(), fits.sum()])
+    return counts

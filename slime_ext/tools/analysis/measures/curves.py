@@ -1,4 +1,4 @@
-"""How the log-ratio depends on something: one table of sums for each curve, over bins."""
+"""Sums the log-ratio over the bins of each curve, such as position or probability."""
 
 from __future__ import annotations
 
@@ -19,15 +19,21 @@ PER_DECADE = 8  # bins of probabilities
 POSITIONS = 18 * PER_OCTAVE  # bins
 COLUMNS = (*TOKEN_COLUMNS[:4], "x")
 OUTCOMES = ("incorrect", "correct")
-BLOCK, BLOCKS = 16, 2048  # absolute positions (prompt and response) in a block; the last holds all beyond
-NEAR = 8  # tokens that are the begin of a turn
-PARTS = ("begin of the first turn", "rest of the first turn", "begin of later turns", "rest of later turns")
+BLOCK, BLOCKS = (
+    16,
+    2048,
+)  # absolute positions (prompt and response) in a block; the last block holds all later ones
+NEAR = 8  # first tokens of a turn that count as its start
+PARTS = ("start of the first turn", "rest of the first turn", "start of later turns", "rest of later turns")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What a curve runs over. ``x`` gives the value [T] of each token (NaN: not on this curve), or None
-    where a dump lacks it; ``bin`` the bin of a value."""
+    """The horizontal axis of a curve.
+
+    ``x`` returns the value of each token [T] (NaN: not on this curve), or None if a dump lacks it. ``bin``
+    returns the bin of a value.
+    """
 
     size: int
     x: Callable[[DumpedRollout], Tensor | None]
@@ -43,7 +49,7 @@ def _decades(x: Tensor) -> Tensor:
 
 
 def _by_surprise(bins: Tensor, part: DumpedRollout) -> Tensor:
-    """[T] one number for a bin and for how sure the sampler was."""
+    """Returns one number for a bin and the bin of -log behavior, [T]."""
     return bins.floor() * SURPRISES + part.surprise
 
 
@@ -56,9 +62,9 @@ def _absolute(part: DumpedRollout) -> Tensor:
 
 
 def _part_of_turn(part: DumpedRollout) -> Tensor:
-    """[T] which of PARTS each response token is in."""
+    """Returns which of PARTS each response token is in, [T]."""
     turns = part.segments.turn_ids
-    begins = (turns.diff(prepend=turns.new_zeros(1)) > 0).nonzero()[:, 0]  # of each turn, from the first on
+    begins = (turns.diff(prepend=turns.new_zeros(1)) > 0).nonzero()[:, 0]  # where each turn begins
     begins = torch.cat([begins, begins.new_zeros(1)])
     is_begin = torch.arange(part.size) - begins[turns - 1] < NEAR
     return 2 * (part.turns > 0).long() + (~is_begin).long()
@@ -78,8 +84,8 @@ AXES: dict[str, Axis] = {
     "length": Axis(18 * PER_OCTAVE, _length, _octaves),
     "turn": Axis(64, lambda part: part.turns),
     "outcome": Axis(len(OUTCOMES), _outcome),
-    # For the detectors alone: position, absolute position and place in a turn, each by how sure the sampler
-    # was; whether both sides chose the same experts.
+    # Only for the detectors: position, absolute position and place in a turn, each combined with the bin of
+    # -log behavior; whether both sides chose the same experts.
     "drift": Axis(
         POSITIONS * SURPRISES,
         lambda part: _by_surprise(_octaves(part.segments.within).clamp(max=POSITIONS - 1), part),
@@ -95,7 +101,7 @@ AXES: dict[str, Axis] = {
 
 @dataclass
 class Curves(Additive):
-    """For each curve the sums over the tokens in each of its bins, [bins, COLUMNS] float64."""
+    """The sums over the tokens in each bin of each curve, [bins, COLUMNS] float64."""
 
     tables: dict[str, Tensor] = field(
         default_factory=lambda: {name: zeros(axis.size, len(COLUMNS)) for name, axis in AXES.items()}
@@ -112,19 +118,19 @@ class Curves(Additive):
                 self.tables[name] += tabulated(index, rows, axis.size)
 
     def column(self, name: str, column: str) -> Tensor:
-        """[bins] one column of a curve's sums."""
+        """Returns one column of a curve's sums, [bins]."""
         return self.tables[name][:, COLUMNS.index(column)]
 
     def by_surprise(self, name: str) -> Tensor:
-        """[bins, SURPRISES, COLUMNS] one of the tables by how sure the sampler was."""
+        """Returns a table that is combined with bins of -log behavior, [bins, SURPRISES, COLUMNS]."""
         return self.tables[name].view(-1, SURPRISES, len(COLUMNS))
 
     def certainty(self) -> Tensor:
-        """[SURPRISES, 2] number and sum |l| of the tokens, by how sure the sampler was."""
+        """Returns number and sum |l| of the tokens by bin of -log behavior, [SURPRISES, 2]."""
         return self.by_surprise("part_of_turn").sum(0)[:, :2]
 
     def curve(self, name: str) -> Curve:
-        """A curve with a point for each bin that holds tokens."""
+        """Returns a curve with a point for each bin that holds tokens."""
         points = []
         for i, (count, absolute, _, log_ratio, x) in enumerate(self.tables[name].tolist()):
             if count:
@@ -134,27 +140,30 @@ class Curves(Additive):
         return Curve(name=name, points=tuple(points))
 
     def curves(self) -> tuple[Curve, ...]:
-        """Every curve of the document that has more than one point."""
-        found = [self.curve(name) for name in get_args(CurveName)]
-        return tuple(c for c in found if len(c.points) > 1)
+        """Returns every curve of the document that has more than one point."""
+        curves = [self.curve(name) for name in get_args(CurveName)]
+        return tuple(c for c in curves if len(c.points) > 1)
 
 
 def beyond_certainty(part: Tensor, others: Tensor) -> float:
-    """Mean |l| of some tokens over that of others of which the sampler was as sure; what only the former are
-    sure of is left out.
+    """Returns mean |l| of some tokens over that of equally certain other tokens.
+
+    Bins of certainty that the other tokens lack are left out.
 
     Args:
-        part, others: [SURPRISES, COLUMNS] of their sums.
+        part, others: [SURPRISES, COLUMNS] sums over both kinds of tokens.
     """
-    (n, own), (m, usual) = part[:, :2].unbind(1), others[:, :2].unbind(1)
+    (n, absolute), (m, usual) = part[:, :2].unbind(1), others[:, :2].unbind(1)
     both = (n > 0) & (m > 0)
     expected = (n * usual / m)[both].sum()
-    return float(own[both].sum() / expected) if expected > 0 else math.inf
+    return float(absolute[both].sum() / expected) if expected > 0 else math.inf
 
 
 def midway(rollout: DumpedRollout) -> float:
-    """The reward above which a sample counts as correct: halfway between the rollout's lowest and highest; 0
-    if all are the same."""
+    """Returns the reward above which a sample counts as correct.
+
+    It is halfway between the rollout's lowest and highest reward, or 0 if all are the same.
+    """
     rewards = None if rollout.rewards is None else rollout.rewards[rollout.rewards.isfinite()]
     if rewards is None or not rewards.numel() or rewards.min() == rewards.max():
         return 0.0

@@ -1,6 +1,8 @@
-"""What detectors look at beside the numbers and the curves: means with their errors, counts of odd values,
-shifted log-probs, weight versions, kept sets, experts, and who was dropped. All of it adds up over rollouts
-and processes."""
+"""Collects what detectors read besides numbers and curves.
+
+These are means with their errors, counts of odd values, shifted log-probs, weight versions, kept sets,
+experts and dropped samples. All of it adds up over rollouts and processes.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +30,21 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, sum_of, zeros
 
 QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
-LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
-EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
-ZERO = 1e-3  # nats; what a log-prob renormalised to a single token stays below
-UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
-SURE_OF = -0.01  # nats; a policy that is so sure is mostly not so sure that its log-prob is exactly 0
-DOUBTED = -0.25  # nats; where one side is sure in bfloat16, rounding alone leaves the other above
-MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
-BOTH_CACHED = 50  # tokens in a rollout, of samples with and without a cached prefix
-TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
-KINDS = 8  # sentinels that a part of a rollout remembers
+LARGEST_RATIO = 10.0  # larger ratios count as this, so that no single token determines a mean
+EXACT = 1e-4  # nats; rounding moves equal log-probs by less
+ZERO = 1e-3  # nats; a log-prob that is renormalised to a single token is closer to 0
+UNLIKELY = -2.0  # nats; top-p above 0.14 never keeps such a token alone
+SURE_OF = -0.01  # nats; a policy that is as sure as this seldom has a log-prob of exactly 0
+DOUBTED = -0.25  # nats; if one side is sure, rounding to bfloat16 alone leaves the other above this
+MIXER = 0x1E3779B97F4A7C15  # an odd number with irregular bits, for hashes
+BOTH_CACHED = 50  # least tokens in a rollout, with and without a cached prefix
+TOP = 0.01  # share of the tokens, with the largest |l|, whose share of sum l^2 is kept
+KINDS = 8  # sentinels of which a part of a rollout keeps the counts
 ABOUT = ("length", "reward", "position", "age")
 
 
 class Mean(NamedTuple):
-    """A mean over tokens with its standard error, for tokens that depend on each other within a sequence
-    and not beyond."""
+    """A mean over tokens with its standard error; only tokens of the same sequence may be dependent."""
 
     value: float
     error: float
@@ -51,7 +52,7 @@ class Mean(NamedTuple):
 
     @property
     def z(self) -> float:
-        """How many standard errors it is away from 0."""
+        """The number of standard errors between the mean and 0."""
         return (
             self.value / self.error if self.error else math.copysign(math.inf, self.value) * bool(self.value)
         )
@@ -59,8 +60,11 @@ class Mean(NamedTuple):
 
 @dataclass
 class Means(Additive):
-    """The sums from which ``Mean`` follows: per quantity sum a, sum a^2, sum a n over sequences (a is the
-    quantity's sum over a sequence of n tokens), sum n and sum n^2."""
+    """The sums from which ``Mean`` follows.
+
+    For each quantity these are sum a, sum a^2, sum a n, sum n and sum n^2 over sequences, where a is the sum
+    of the quantity over a sequence of n tokens.
+    """
 
     sums: Tensor = field(default_factory=lambda: zeros(len(QUANTITIES), 5))
 
@@ -95,65 +99,66 @@ class RolloutSummary(NamedTuple):
     k3: float
     top_share: float  # of sum l^2, in the 1% of tokens with the largest |l|
     median: float  # of |l|
-    version: int = -1  # newest of the weights that sampled, -1 for unknown
+    version: int = -1  # newest version that sampled, -1 if unknown
     length: float = 0.0  # mean response length
-    pushed: float | None = None  # mean |log behavior - log first policy|, where the dump knows the first
+    pushed: float | None = None  # mean |log behavior - log first policy|, None if unknown
     moved: float | None = None  # mean |log proximal - log first policy|
     reward: float | None = None  # mean over sequences
-    error: float = 0.0  # of that mean, one standard error
+    error: float = 0.0  # standard error of ``reward``
     surprise: float = 0.0  # mean -log behavior
-    certainty: Sequence[Sequence[float]] = ()  # number and sum |l| of the tokens, by how sure the sampler was
-    wobble: float = 0.0  # standard error of log(mean k3), of samples drawn again with replacement
+    certainty: Sequence[Sequence[float]] = ()  # number and sum |l| of the tokens, by bin of -log behavior
+    wobble: float = 0.0  # standard error of log(mean k3), from samples drawn again
     truncated: float = 0.0  # share of the samples that were cut at the limit
     equal: float = 0.0  # share of the tokens whose log-prob is that of the first policy, bit by bit
-    sway: float = 0.0  # as ``wobble``, of mean |l|
+    sway: float = 0.0  # standard error of log(mean |l|)
     length_error: float = 0.0  # standard error of ``length``, over prompts where they are known
-    truncated_error: float = 0.0  # the same of ``truncated``
+    truncated_error: float = 0.0  # standard error of ``truncated``, over prompts where they are known
     independent: int = 0  # number of the prompts, or of the samples where prompts are not known
 
 
 class Prints(NamedTuple):
-    """What tells whether a sample is another one's copy, of n samples of a rollout."""
+    """Fingerprints of n samples of a rollout, by which copies are found."""
 
     rollout_id: int
-    samples: Tensor  # [n] int64, equal where tokens and the sampler's log-probs are, bit by bit
-    prompts: Tensor  # [n] int64, equal where the prompts are
+    samples: Tensor  # [n] int64, equal if tokens and the sampler's log-probs are equal, bit by bit
+    prompts: Tensor  # [n] int64, equal if the prompts are equal
     surprise: Tensor  # [n] float32, -log behavior of the whole response, nats
 
 
 @dataclass
 class DetectorStatistics(Additive):
-    """Counts and sums of a run that the detectors look at beside the numbers and the curves.
+    """Counts and sums of a run that detectors read besides numbers and curves.
 
     Args:
-        vocabulary: number of token ids that there are; None for unknown.
+        vocabulary: size of the vocabulary; None: unknown.
     """
 
     vocabulary: InitVar[int | None] = None
     means: Means = field(default_factory=Means)
-    # Tokens and samples: of _odd_values, _kept, _outside; turns, and those "moved" (see shifts.moved_turns);
-    # samples; retold, paired, foreign and left_out of DumpedRollout.
+    # Counts of _odd_values, _kept and _outside; of turns, and of "moved" turns (see shifts.moved_turns); of
+    # samples; and retold, paired, foreign and left_out of DumpedRollout.
     counts: Counter[str] = field(default_factory=Counter)
     shifts: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))  # sums of shifted_sums
     shifted: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))  # sequences that a shift explains
-    # Count, sum l, sum |l|, sum k3 of tokens after a change of weights inside their response, and of the same
-    # versions in responses without one.
+    # Count, sum l, sum |l| and sum k3 of tokens after a change of weights inside their response, and of
+    # tokens of the same versions in responses without a change.
     switched: Tensor = field(default_factory=lambda: zeros(2, 4))
     versions: list[VersionSums] = field(default_factory=list)
     rollouts: list[RolloutSummary] = field(default_factory=list)
     routes: Tensor = field(default_factory=lambda: zeros(0, 2))  # both as in DumpedRollout
     experts: Tensor = field(default_factory=lambda: zeros(0, 2))
-    # Samples without and with a cached prefix: their number, tokens, sum k3, sum of its squares over samples;
-    # of the rollout that is read, and of those that have both kinds, made alike.
+    # Samples without and with a cached prefix: number of samples, number of tokens, sum k3, and sum of its
+    # squares over samples. ``caching`` is of the rollout that is being read, ``cached`` of all rollouts with
+    # both kinds, weighed so that both kinds have as many tokens.
     caching: Tensor = field(default_factory=lambda: zeros(2, 4))
     cached: Tensor = field(default_factory=lambda: zeros(2, 4))
-    # Kept and dropped samples by ABOUT: how many are known, their sum, their sum of squares.
+    # Kept and dropped samples by ABOUT: number of known values, their sum, their sum of squares.
     fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
     drops: Counter[str] = field(default_factory=Counter)  # reason -> samples
     blank: list[int] = field(default_factory=list)  # rollouts in which every token is masked
-    again: list[int] = field(default_factory=list)  # rollouts whose number had come before
+    again: list[int] = field(default_factory=list)  # rollouts whose number came before
     prints: list[Prints] = field(default_factory=list)
-    # Number in place of a log-prob -> tokens: -1000 or less, which servers write for minus infinity.
+    # Numbers of -1000 or less, which servers write for minus infinity, and how many tokens have each.
     sentinels: Counter[float] = field(default_factory=Counter)
     shared: SharedBy = field(default_factory=SharedBy)
     samples: BySample = field(default_factory=BySample)
@@ -163,7 +168,7 @@ class DetectorStatistics(Additive):
         self.ids = vocabulary
 
     def add(self, part: DumpedRollout) -> dict[int, Tensor]:
-        """Adds the tokens of a part of a rollout; returns its sums by version."""
+        """Adds the tokens of a part of a rollout. Returns its sums by version."""
         self.means.add(part)
         self.counts.update(_odd_values(part))
         self.sentinels.update(_sentinels(part))
@@ -193,7 +198,7 @@ class DetectorStatistics(Additive):
     def close(
         self, rollout: DumpedRollout, sums: Sums, versions: dict[int, Tensor], certainty: Tensor
     ) -> None:
-        """Adds what is known once all parts of a rollout were added.
+        """Ends a rollout: adds what is known only after all of its parts were added.
 
         Args:
             sums, versions, certainty: of this rollout alone.
@@ -250,14 +255,14 @@ class DetectorStatistics(Additive):
         if rollout.rewards is None or rollout.dropped is None:
             return
         lengths, positions = torch.tensor([rollout.lengths, rollout.positions], dtype=torch.float64)
-        mine = torch.stack([lengths, rollout.rewards, positions, rollout.oldest_versions()], 1)
+        trained = torch.stack([lengths, rollout.rewards, positions, rollout.oldest_versions()], 1)
         dropped = rollout.dropped.clone()
-        newest = torch.cat([mine, dropped])[:, 3].nan_to_num(-torch.inf).max()
-        mine[:, 3], dropped[:, 3] = newest - mine[:, 3], newest - dropped[:, 3]
+        newest = torch.cat([trained, dropped])[:, 3].nan_to_num(-torch.inf).max()
+        trained[:, 3], dropped[:, 3] = newest - trained[:, 3], newest - dropped[:, 3]
         is_rewarded = rollout.rewards.isfinite()
         is_trained = rollout.responding & is_rewarded
-        masked = mine[is_rewarded & ~is_trained]
-        self.fates += torch.stack([_about(mine[is_trained]), _about(torch.cat([masked, dropped]))])
+        masked = trained[is_rewarded & ~is_trained]
+        self.fates += torch.stack([_about(trained[is_trained]), _about(torch.cat([masked, dropped]))])
         self.drops.update(rollout.why_dropped)
         self.drops["masked out in the train dump"] += len(masked)
 
@@ -267,8 +272,10 @@ class DetectorStatistics(Additive):
         return median(rollout.top_share for rollout in self.rollouts) if self.rollouts else 0.0
 
     def evened(self) -> list[float]:
-        """Mean |l| of each rollout, as if its tokens were as certain as those of the run: a prompt whose
-        answer is sure makes no rollout look better than another."""
+        """Returns mean |l| of each rollout, adjusted to the run's mix of certainty.
+
+        So prompts with certain answers do not make a rollout look better.
+        """
         if not self.rollouts:
             return []
         count, absolute = torch.tensor([s.certainty for s in self.rollouts], dtype=torch.float64).unbind(2)
@@ -283,7 +290,7 @@ class DetectorStatistics(Additive):
 
 
 def _k3(sums: Sums, versions: dict[int, Tensor]) -> float:
-    """Mean k3 of a rollout, of versions if known: a shift of the sampler's log-probs is undone in them."""
+    """Returns mean k3 of a rollout, by versions if known, because they undo a shift of log-probs."""
     count, _, _, near, *_ = sum((every for every, *_ in versions.values()), zeros(7)).tolist()
     return near / count if count else sums["near"] / sums["finite"]
 
@@ -292,7 +299,7 @@ def _error(count: float, total: float, square: float) -> float:
     if not count:
         return 0.0
     mean = total / count
-    return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** raises where the product overflows
+    return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** would raise on overflow
 
 
 def _error_of_mean(rollout: DumpedRollout, values: Sequence[float]) -> tuple[float, int]:
@@ -310,7 +317,7 @@ def _error_of_mean(rollout: DumpedRollout, values: Sequence[float]) -> tuple[flo
 
 
 def fingerprints(part: DumpedRollout) -> Prints:
-    """Of the samples of a part of a rollout that have a response."""
+    """Returns the fingerprints of the samples of a part that have a response."""
     behavior = part.compared(part.behavior)
     (surprise,) = part.segments.local_sums([-behavior])
     tokens = behavior.view(torch.int32).long()
@@ -333,7 +340,7 @@ def _outside(part: DumpedRollout, vocabulary: int) -> dict[str, int]:
 
 
 def _by_cache(part: DumpedRollout) -> Tensor:
-    """[2, 4] of the samples with a response, without and with a cached prefix."""
+    """Returns the sums over samples without and with a cached prefix, [2, 4]; see ``caching``."""
     count, *_, near = part.columns
     count, near = part.segments.local_sums([count, near])
     rows = torch.stack([torch.ones_like(near), count, near, near.square()], 1)
@@ -342,8 +349,10 @@ def _by_cache(part: DumpedRollout) -> Tensor:
 
 
 def _alike(table: Tensor) -> Tensor:
-    """[2, 4] of the samples of one rollout, which the same weights sampled, scaled to as many tokens of both
-    kinds; 0 where one kind has too few to be compared."""
+    """Returns the sums of one rollout, weighed so that both kinds have as many tokens, [2, 4].
+
+    They are 0 if one kind has too few tokens to compare.
+    """
     tokens = table[:, 1]
     if tokens.min() < BOTH_CACHED:
         return zeros(2, 4)
@@ -353,23 +362,29 @@ def _alike(table: Tensor) -> Tensor:
 
 
 def _about(rows: Tensor) -> Tensor:
-    """[D, 4] numbers of samples, NaN where unknown -> [4, 3] how many are known, their sum and sum of
-    squares."""
+    """Returns number, sum and sum of squares of the known values in rows [D, 4], [4, 3]."""
     known = rows.isfinite()
     rows = torch.where(known, rows, 0)
     return torch.stack([known.sum(0), rows.sum(0), rows.square().sum(0)], 1)
 
 
 def _odd_values(part: DumpedRollout) -> dict[str, int]:
-    """Counts of tokens: ``above`` and ``below`` have l beyond +-1e-4, ``zeros`` a behavior log-prob of
-    exactly 0, ``doubted`` are those of them with a trainer's log-prob below -0.25, ``filled`` with one below
-    -2, ``sure`` tokens with such a one and a behavior log-prob above -0.01 but not 0, ``padded`` tokens whose
-    behavior log-prob is exactly 0 beside another such while the trainer finds them unlikely, ``positive``
-    log-probs above 0; ``recorded_doubted`` and ``recorded_unlikely`` are those of ``doubted`` and ``filled``
-    whose behavior log-prob is not 0; and of sequences: ``silent`` without any behavior log-prob, ``partial``
-    that lack some.
+    """Counts tokens and sequences with odd values.
+
+    A token is in doubt if the trainer's log-prob is below -0.25, and unlikely if it is below -2:
+
+        above, below: l above 1e-4, or below -1e-4
+        zeros: behavior log-prob of exactly 0
+        doubted: zeros in doubt
+        filled: zeros that are unlikely
+        padded: unlikely zeros beside another zero
+        sure: unlikely, with a behavior log-prob above -0.01 but not 0
+        recorded_doubted, recorded_unlikely: tokens in doubt, or unlikely, that are not zeros
+        positive: behavior log-prob above 0
+
+    Sequences are ``silent`` without any behavior log-prob, and ``partial`` if they lack some.
     """
-    found, mask, is_unlikely = part.log_ratio, part.mask, part.proximal < UNLIKELY
+    log_ratio, mask, is_unlikely = part.log_ratio, part.mask, part.proximal < UNLIKELY
     zero = mask & (part.behavior == 0)
     both = zero & part.finite
     beside = torch.zeros_like(zero)
@@ -377,11 +392,11 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
     beside[1:] |= neighbour
     beside[:-1] |= neighbour
     positive = mask & (part.behavior > EXACT) & (part.behavior < torch.inf)
-    is_recorded = mask & (is_log_prob(part.behavior) | positive)  # a positive one has a finding of its own
+    is_recorded = mask & (is_log_prob(part.behavior) | positive)  # positive values are another finding
     some, lacking = part.samples_with(is_recorded), part.samples_with(mask & ~is_recorded)
     return counted(
-        above=found > EXACT,
-        below=found < -EXACT,
+        above=log_ratio > EXACT,
+        below=log_ratio < -EXACT,
         zeros=both,
         doubted=both & (part.proximal < DOUBTED),
         filled=both & is_unlikely,
@@ -396,38 +411,42 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
 
 
 def _sentinels(part: DumpedRollout) -> dict[float, int]:
-    """The most frequent finite numbers that are too low for a log-prob, with their numbers of tokens."""
+    """Returns the most frequent finite numbers that are too low for a log-prob, with their counts."""
     is_low = part.mask & (part.behavior <= LOWEST) & (part.behavior > -torch.inf)
     values, counts = part.behavior[is_low].unique(return_counts=True)
     return dict(Counter(dict(zip(values.tolist(), counts.tolist(), strict=True))).most_common(KINDS))
 
 
 def counted(**flags: Tensor) -> dict[str, int]:
-    """How many of each are set."""
+    """Returns how many flags of each name are set."""
     return {name: int(of_one.count_nonzero()) for name, of_one in flags.items()}
 
 
 def _kept(part: DumpedRollout) -> dict[str, float]:
-    """Of positions with a kept set ``known``; ``outside`` (the sampled token is none of the set), ``alone``
-    (the set is one token), ``alone_sampler`` and ``alone_trainer`` (of these, with a log-prob of 0), ``mass``
-    (sum of the ratio)."""
+    """Counts the positions with a known kept set.
+
+    known: all of them
+    outside: the sampled token is not in the set
+    alone: the set is one token
+    alone_sampler, alone_trainer: the set is one token, and the log-prob of that side is 0
+    mass: sum of the ratio over known positions
+    """
     known = part.finite & part.kept.isfinite()
     alone = known & (part.kept.abs() == 1)
-    found = counted(
+    counts = counted(
         known=known,
         outside=known & (part.kept < 0),
         alone=alone,
         alone_sampler=alone & (part.behavior > -ZERO),
         alone_trainer=alone & (part.proximal > -ZERO),
     )
-    return found | {"mass": float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())}
+    return counts | {"mass": float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())}
 
 
 def _tail(histogram: Histogram) -> tuple[float, float]:
-    """From the histogram of log-ratios: the share of sum l^2 in the 1% of tokens with the largest |l|, and
-    the median of |l|."""
+    """Returns the share of sum l^2 in the 1% of tokens with the largest |l|, and the median of |l|."""
     counts, sizes = histogram.sizes()
     reached, squares = ([0, *x.flip(0).cumsum(0).tolist()] for x in (counts, counts * sizes.square()))
-    top = numpy.interp(TOP * reached[-1], reached, squares)  # tokens of a bucket alike
+    top = numpy.interp(TOP * reached[-1], reached, squares)  # all tokens of a bucket count alike
     middle = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
     return (float(top) / squares[-1] if squares[-1] else 0.0), middle

@@ -1,4 +1,4 @@
-"""The collector behind the report's numbers, curves and findings."""
+"""Collects everything from which numbers, curves and findings of the report follow."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from slime_ext.tools.analysis.tables import Additive
 
 @dataclass
 class Diagnosis(Additive):
-    """A collector (see ``pipeline``) of everything that is measured of a run: sums, curves, detector
-    statistics, worst samples, and the numbers of each rollout."""
+    """A collector (see ``pipeline``) of everything that is measured in a run.
+
+    These are sums, curves, statistics for detectors, worst samples, and the numbers of each rollout.
+    """
 
     sums: Sums = field(default_factory=Sums)
     curves: Curves = field(default_factory=Curves)
@@ -30,27 +32,27 @@ class Diagnosis(Additive):
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
     unread: int = 0  # files, or parts of them, that could not be read
-    steps: int = 0  # optimizer steps of a rollout, the most that one of them had; 0 for unknown
-    flags: dict[str, Any] = field(default_factory=dict)  # of the run: see ``readers.flags``
-    calls: tuple[LossCall, ...] = ()  # of the first of the run's folders that holds one
-    layers: tuple[LayerDistance, ...] = ()  # of the first of the run's folders that holds layer outputs
+    steps: int = 0  # largest number of optimizer steps of a rollout; 0: unknown
+    flags: dict[str, Any] = field(default_factory=dict)  # of the run (see ``readers.flags``)
+    calls: tuple[LossCall, ...] = ()  # from the first folder of the run that holds any
+    layers: tuple[LayerDistance, ...] = ()  # from the first folder of the run with layer outputs
 
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a rollout, part by part, so that temporary tensors stay small."""
-        own, by_version, before = Sums(), defaultdict(float), self.curves.certainty()
+        sums_of_rollout, by_version, before = Sums(), defaultdict(float), self.curves.certainty()
         for part in replace(rollout, midway=midway(rollout)).parts():
-            own.add(part)
+            sums_of_rollout.add(part)
             self.curves.add(part)
             self.worsts.add(part)
             for version, sums in self.statistics.add(part).items():
                 by_version[version] += sums
-        self.statistics.close(rollout, own, by_version, self.curves.certainty() - before)
-        self.sums.merge(own)
+        self.statistics.close(rollout, sums_of_rollout, by_version, self.curves.certainty() - before)
+        self.sums.merge(sums_of_rollout)
         self.steps = max(self.steps, 1 + max(rollout.steps) if rollout.steps else 0)
-        self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
+        self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=sums_of_rollout.numbers()))
 
     def merge(self, other: Diagnosis) -> None:
-        """Adds what another diagnosis measured of other rollouts."""
+        """Adds the diagnosis of other rollouts."""
         steps = max(self.steps, other.steps)
         super().merge(other)
         self.steps = steps
@@ -61,11 +63,11 @@ class Diagnosis(Additive):
         return {} if known else versions.since_seen(self.statistics.versions)
 
     def numbers(self) -> Numbers:
-        """The numbers over all rollouts."""
+        """Returns the numbers over all rollouts."""
         return versions.with_age(self.sums.numbers(), self._ages())
 
     def moments(self) -> tuple[Moment, ...]:
-        """The numbers of each rollout, in their order."""
+        """Returns the numbers of each rollout, in order."""
         ages = self._ages()
         return tuple(
             moment.model_copy(update={"numbers": versions.with_age(moment.numbers, ages, moment.rollout_id)})
@@ -73,12 +75,12 @@ class Diagnosis(Additive):
         )
 
     def all_curves(self) -> tuple[Curve, ...]:
-        """Every curve that has points."""
-        found, known = self.curves.curves(), self._ages()
-        if not known:
-            return found
-        return (*(c for c in found if c.name != "staleness"), versions.curve(known))
+        """Returns every curve that has points."""
+        curves, ages = self.curves.curves(), self._ages()
+        if not ages:
+            return curves
+        return (*(c for c in curves if c.name != "staleness"), versions.curve(ages))
 
     def notes(self) -> tuple[str, ...]:
-        """How ages were counted, if the dumps do not say them."""
+        """Returns how ages were counted, if the dumps do not hold them."""
         return (versions.NOTE,) if self._ages() else ()

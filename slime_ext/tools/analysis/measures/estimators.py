@@ -1,4 +1,4 @@
-"""Whether the advantages of a rollout follow from its rewards, by the estimators that hosts have."""
+"""Tells from which rewards the advantages of a rollout follow, for the estimators of hosts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from torch import Tensor
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
 
-FITS = 0.98  # correlation within groups from which an explanation is exact
-LEVEL = 0.05  # of mean |A|, what the mean over a prompt may be
-TURNED, AGREES = 0.5, 0.3  # correlation within groups below and above which the sign is told
+FITS = 0.98  # correlation within groups from which an explanation counts as exact
+LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
+TURNED, AGREES = (
+    0.5,
+    0.3,
+)  # correlation within groups: below -TURNED the sign is flipped, above AGREES it is right
 
 
 @dataclass
 class Estimators(Additive):
-    """Rollouts by what their advantages follow from; see ``kind_of``.
-
-    Args:
-        own, flipped, late, early, others, batch, zero, flat, unlike, partial: their numbers.
-    """
+    """The ids of rollouts by the rewards from which their advantages follow; see ``kind_of``."""
 
     own: list[int] = field(default_factory=list)
     flipped: list[int] = field(default_factory=list)
@@ -42,13 +41,17 @@ class Estimators(Additive):
 
 
 def kind_of(rollout: DumpedRollout) -> str:
-    """What the advantages of a rollout follow from; "" where it cannot be told.
+    """Returns from which rewards the advantages of a rollout follow; "" if unknown.
 
-    ``zero``: nothing, all are 0 although rewards differ within a group; ``flat`` all are 0 and no group has
-    two rewards. Else a_s is compared with r_s - mean of the rewards of its prompt (``own``), its negative
-    (``flipped``), the rewards of the sample before or after (``late``, ``early``), or less the mean of a
-    chunk of samples of other prompts (``others``), or of all samples (``batch``). ``unlike``: none of them.
-    ``partial``: most samples have one number at some response tokens and 0 at others.
+    own: the sample's reward minus the mean over its prompt
+    flipped: the negative of that
+    late, early: the rewards of the previous or the next sample
+    others: the reward minus the mean over samples of several prompts
+    batch: the reward minus the mean over all samples
+    unlike: none of these
+    zero: all advantages are 0, although rewards differ within a group
+    flat: all advantages are 0, and rewards are the same within each group
+    partial: most samples have one number at some response tokens and 0 at others
     """
     if rollout.advantages is None or rollout.rewards is None or rollout.groups is None:
         return ""
@@ -87,7 +90,7 @@ def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor
 
 
 def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
-    """[S] mean advantage of each sample, and whether it is one number over each sample."""
+    """Returns the mean advantage of each sample [S], and whether all its tokens have that number."""
     values = rollout.segments.zeroed(rollout.advantages)
     total, square, count = rollout.segments.local_sums(
         [values.double(), values.double().square(), rollout.mask.double()]
@@ -98,7 +101,7 @@ def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
 
 
 def _is_partial(rollout: DumpedRollout) -> bool:
-    """Whether most samples with an advantage have it at some response tokens, and exactly 0 at others."""
+    """Returns whether most samples have one advantage at some response tokens, and 0 at others."""
     values = rollout.segments.zeroed(rollout.advantages).double()
     there = (values != 0).double()
     total, square, count, every = rollout.segments.local_sums(
@@ -116,25 +119,29 @@ def _centred(values: Tensor, groups: Tensor, there: Tensor) -> Tensor:
 
 
 def _correlation(a: Tensor, b: Tensor, there: Tensor) -> float:
-    """Mean over groups would weigh them alike; advantages are scaled by group, so signs and order count."""
+    """Returns the correlation of a and b over the samples ``there``, without subtracting their means."""
     x, y = a[there].double(), b[there].double()
     size = float(x.norm() * y.norm())
     return float(x @ y) / size if size else 0.0
 
 
 def _fit(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> float:
-    """Correlation with rewards less the mean of their group, divided by its standard deviation or not; the
-    larger by size."""
+    """Returns the correlation with rewards minus the mean of their group.
+
+    Divides them by the group's standard deviation if that increases the size of the correlation.
+    """
     plain = _centred(rewards, groups, there)
     n = torch.bincount(groups, there.double()).clamp_min(1)
     deviation = (torch.bincount(groups, plain.double().square()) / n).sqrt()[groups]
     scaled = plain / deviation.clamp_min(1e-9)
-    return max((_correlation(advantage, own, there) for own in (plain, scaled)), key=abs)
+    return max((_correlation(advantage, target, there) for target in (plain, scaled)), key=abs)
 
 
 def _of_chunk(advantage: Tensor, rewards: Tensor, there: Tensor, size: int) -> str:
-    """``others`` where advantages are rewards less the mean of chunks of ``size`` samples that are not those
-    of the prompts, ``batch`` where it is the mean of all; else ""."""
+    """Returns "batch" or "others" if the baseline is over all samples or over other groups, else "".
+
+    Tries groups of ``size`` neighbours at each offset, and groups with samples of every prompt.
+    """
     count = len(rewards)
     if _fit(advantage, rewards, torch.zeros(count, dtype=torch.int64), there) > FITS:
         return "batch"

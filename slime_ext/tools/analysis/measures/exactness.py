@@ -1,6 +1,6 @@
-"""Whether the sampler's log-probs are the trainer's, bit for bit, and where not (``--expect exact``).
+"""Compares the log-probs of sampler and trainer bit for bit (``--expect exact``).
 
-Both are compared as a loss reads them, in float32. 0.0 and -0.0 are equal, NaN is equal to nothing.
+Both are compared in float32, as a loss reads them. 0.0 and -0.0 are equal, NaN is not equal to anything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Exactness(Additive):
     """A collector (see ``pipeline``) of the tokens whose two log-probs differ.
 
     Args:
-        by_rollout: [2] number of response tokens, and of those that differ, by rollout.
-        by_position: [bins, 2] the same by the token's position in the response.
-        fits: dtype and side -> response tokens with both log-probs whose log-prob the dtype holds exactly.
-        rounded: dtype and side -> differing tokens at which that side is the other one, rounded to the dtype.
+        by_rollout: [2] number of response tokens and of differing ones, by rollout.
+        by_position: [bins, 2] the same by position in the response.
+        fits: dtype and side -> number of compared tokens whose log-prob the dtype holds exactly.
+        rounded: dtype and side -> number of differing tokens at which that side is the other one, rounded.
         firsts: the first differing token of each rollout.
-        counts: "finite": response tokens with both log-probs.
-        largest: the largest |l| of a token with both log-probs, nats, of each part of a rollout.
+        counts: "finite": number of compared tokens, which have both log-probs.
+        largest: the largest |l| of a compared token in each part of a rollout, nats.
     """
 
     by_rollout: dict[int, Tensor] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class Exactness(Additive):
         self.firsts += [first] if first else []
 
     def _count(self, part: DumpedRollout, differs: Tensor) -> None:
-        found = torch.stack([part.mask, differs])
-        numbers = found.sum(1).double()
+        flags = torch.stack([part.mask, differs])
+        numbers = flags.sum(1).double()
         self.by_rollout[part.rollout_id] = self.by_rollout.get(part.rollout_id, zeros(2)) + numbers
         bins = torch.bucketize(part.segments.within, torch.tensor(POSITIONS), right=True)
         self.by_position += torch.stack(
-            [torch.bincount(bins[row], minlength=len(LABELS)) for row in found], 1
+            [torch.bincount(bins[row], minlength=len(LABELS)) for row in flags], 1
         ).double()
         self.counts.update(finite=int(part.finite.count_nonzero()))
         self.largest.append(float(part.log_ratio.abs().max()) if part.size else 0.0)
@@ -72,7 +72,7 @@ class Exactness(Additive):
                 self.rounded[name, side] += int(is_rounded.count_nonzero())
 
     def merge(self, other: Exactness) -> None:
-        """Adds what was counted of other rollouts."""
+        """Adds the counts of other rollouts."""
         rollouts, self.by_rollout = self.by_rollout, {}
         super().merge(other)
         self.by_rollout = rollouts
@@ -80,7 +80,7 @@ class Exactness(Additive):
             self.by_rollout[rollout] = self.by_rollout.get(rollout, zeros(2)) + numbers
 
     def found(self) -> Exact:
-        """What was found, for the document."""
+        """Returns the comparison for the document."""
         tokens, differing = (int(n) for n in sum(self.by_rollout.values(), zeros(2)).tolist())
         return Exact(
             tokens=tokens,
@@ -93,7 +93,7 @@ class Exactness(Additive):
         )
 
     def _precision(self, differing: int) -> str:
-        """Which side lost digits, where they tell."""
+        """Returns which side lost digits, if the digits show it."""
         finite = self.counts["finite"]
         for name in COARSE:
             coarse = [side for side in SIDES if finite and self.fits[name, side] == finite]
@@ -107,12 +107,12 @@ class Exactness(Additive):
                     f"digits: the {side} computes or stores them in {name}"
                 )
             if coarse:
-                return f"the digits do not tell: all log-probs of both sides are {name} numbers"
-        return "the digits do not tell: both sides have more digits than bfloat16 and float16"
+                return f"both sides have equally few digits: all their log-probs are {name} numbers"
+        return "both sides have more digits than bfloat16 and float16, so neither rounded to those"
 
 
 def _first(part: DumpedRollout, differs: Tensor) -> FirstDifference | None:
-    """The first token that differs, in the order of the samples."""
+    """Returns the first token that differs, in the order of the samples."""
     if not differs.any():
         return None
     at = int(differs.int().argmax())

@@ -1,4 +1,4 @@
-"""Quantiles of more values than fit into memory: a histogram of fine bins, and the extremes."""
+"""Keeps quantiles of more values than fit into memory, in a histogram of fine bins."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from slime_ext.ops.histogram import LogBins
 
-BINS = LogBins(low=-40, high=64, digits=8)  # at most 0.4% of their values wide
+BINS = LogBins(low=-40, high=64, digits=8)  # each at most 0.4% of its value wide
 ZERO = BINS.side + 1  # the bin around 0
-BARS = LogBins(digits=3)  # of the distribution that a page shows
+BARS = LogBins(digits=3)  # of the distribution on the page
 
 
 @dataclass
 class Histogram:
-    """Counts of numbers; histograms of several processes add up.
+    """Counts of numbers by bin. Histograms of several processes add up.
 
     Args:
         counts: [BINS.size] by key.
@@ -41,16 +41,21 @@ class Histogram:
         self.largest = max(self.largest, other.largest)
 
     def quantile(self, q: float) -> float:
-        """The smallest value with at least a share ``q`` at or below it, rounded towards 0 by at most 0.4%
-        (1 and a cap of 2 stay as they are) and never outside the extremes. Needs at least one value."""
+        """Returns the smallest value with at least a share ``q`` at or below it.
+
+        It is rounded towards 0 by at most 0.4% (1 and 2 stay exact), and never outside the extremes. The
+        histogram needs at least one value.
+        """
         below = BINS.ordered(self.counts).cumsum(0)
         wanted = min(max(q * int(below[-1]), 1), int(below[-1]))
         low, high = BINS.edges(int(torch.searchsorted(below.double(), wanted)))
         return min(max(min(max(0.0, low), high), self.smallest), self.largest)
 
     def sizes(self) -> tuple[Tensor, Tensor]:
-        """Counts of |value| and the lower ends of their bins, [bins that hold any] float64 each, from 0
-        on."""
+        """Returns counts of |value| and the lower ends of their bins, in rising order.
+
+        Both are [bins with a value] float64.
+        """
         ordered = BINS.ordered(self.counts)
         counts = ordered[ZERO:].clone()
         counts[1:] += ordered[:ZERO].flip(0)
@@ -58,9 +63,11 @@ class Histogram:
         return counts[held].double(), BINS.lower_ends(held)
 
     def tail(self, share: float) -> tuple[float, float, int]:
-        """The threshold above which lies the largest part of the values that is at most ``share`` of them,
-        for values >= 0: the upper end of the last bin below it, the lower end of the next that holds any
-        (inf for none), and how many lie above."""
+        """Returns the lowest threshold that at most ``share`` of the values are above, for values >= 0.
+
+        The result is the upper end of the last bin below it, the lower end of the next bin with a value
+        (inf if none), and the number of values above.
+        """
         counts = BINS.ordered(self.counts)[ZERO:]
         over = counts.flip(0).cumsum(0).flip(0) - counts
         last = int(((over <= int(share * int(counts.sum()))) & (counts > 0)).int().argmax())
@@ -69,10 +76,12 @@ class Histogram:
         return BINS.edges(ZERO + last)[1], after, int(over[last])
 
     def bars(self) -> list[tuple[float, float, int]]:
-        """Both ends, within the extremes, and count of each bar, from the first to the last that holds a
-        value."""
+        """Returns both ends and the count of each bar, from the first to the last with a value.
+
+        The ends are within the extremes.
+        """
         joined = self.counts.view(BARS.size, -1).sum(1)
         counts = BARS.ordered(joined).tolist()
         held = [i for i, count in enumerate(counts) if count]
-        found = [(*BARS.edges(i), counts[i]) for i in range(held[0], held[-1] + 1)] if held else []
-        return [(max(low, self.smallest), min(high, self.largest), n) for low, high, n in found]
+        bars = [(*BARS.edges(i), counts[i]) for i in range(held[0], held[-1] + 1)] if held else []
+        return [(max(low, self.smallest), min(high, self.largest), n) for low, high, n in bars]

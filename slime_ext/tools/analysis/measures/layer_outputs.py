@@ -1,11 +1,11 @@
-"""Layer outputs of trainer and sampler over the same tokens -> how far apart they are after each layer.
+"""Measures how far trainer and sampler are apart after each layer, over the same tokens.
 
-A run's folder may hold ``layers/trainer`` and ``layers/sampler``. Read are slime's dumps
+A run's folder may hold ``layers/trainer`` and ``layers/sampler``, in one of three formats: slime's dumps
 (SLIME_LAYERWISE_ALIGNMENT_DUMP_DIR: ``layers`` by number, ``input_ids``, ``cu_seqlens``; slime/backends/
-megatron_utils/alignment/layerwise_alignment.py at 624b824), SGLang's (--debug-tensor-dump-output-folder: the
-residual stream after layer i is the second output of layer i + 1's input_layernorm, or of the last norm),
-and those of SGLang's dumper, which miles uses on both sides (--dumper-enable: one file
-``...name=...layers.<i>...pt`` for each output).
+megatron_utils/alignment/layerwise_alignment.py at 624b824); SGLang's dumps
+(--debug-tensor-dump-output-folder: the residual stream after layer i is the second output of the
+input_layernorm of layer i + 1, or of the last norm); and dumps of SGLang's dumper, which miles uses on both
+sides (--dumper-enable: one file ``...name=...layers.<i>...pt`` for each output).
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ SIDES = ("trainer", "sampler")
 RESIDUAL = re.compile(r"model\.layers\.(\d+)\.input_layernorm")
 DUMPED = re.compile(r"name=\S*?layers\.(\d+)(?:\.output)?(?:___|\.pt)")
 IDS = re.compile(r"name=\S*?input_ids")
-MOST_FILES = 64  # of a side; more tell nothing new
+MOST_FILES = 64  # forward passes of a side that are read, which are enough
 
 
 class LayerDistance(NamedTuple):
-    """Median over tokens of |trainer - sampler| / |trainer| after a layer, and the unit roundoff of the
-    coarser side's dtype."""
+    """The median over tokens of |trainer - sampler| / |trainer| after a layer.
+
+    ``roundoff`` is the unit roundoff of the coarser side's dtype.
+    """
 
     layer: int
     distance: float
@@ -41,29 +43,28 @@ Outputs = dict[int, Tensor]  # layer -> [tokens, width]
 
 
 def layer_distances(folder: Path) -> tuple[LayerDistance, ...]:
-    """The distance after each layer that both sides of a run's folder hold; empty where there is nothing to
-    compare."""
+    """Returns the distance after each layer that both sides of a run's folder hold."""
     sides = [_by_tokens(folder / "layers" / side) for side in SIDES]
-    found: dict[int, list[Tensor]] = {}
+    distances: dict[int, list[Tensor]] = {}
     roundoff: dict[int, float] = {}
-    for ids, mine in sides[0].items():
-        theirs = sides[1].get(ids, {})
-        for layer in mine.keys() & theirs.keys():
-            a, b = mine[layer], theirs[layer]
+    for ids, trainer in sides[0].items():
+        sampler = sides[1].get(ids, {})
+        for layer in trainer.keys() & sampler.keys():
+            a, b = trainer[layer], sampler[layer]
             if a.shape != b.shape:
                 continue
             roundoff[layer] = max(torch.finfo(x.dtype).eps / 2 for x in (a, b))
             a, b = a.float(), b.float()
-            found.setdefault(layer, []).append((a - b).norm(dim=-1) / a.norm(dim=-1).clamp_min(1e-30))
+            distances.setdefault(layer, []).append((a - b).norm(dim=-1) / a.norm(dim=-1).clamp_min(1e-30))
     return tuple(
-        LayerDistance(layer, float(torch.cat(found[layer]).median()), roundoff[layer])
-        for layer in sorted(found)
+        LayerDistance(layer, float(torch.cat(distances[layer]).median()), roundoff[layer])
+        for layer in sorted(distances)
     )
 
 
 def _by_tokens(folder: Path) -> dict[tuple[int, ...], Outputs]:
-    """Sequence of token ids -> its layer outputs. Passes over single tokens, which decode, are left out."""
-    found: dict[tuple[int, ...], Outputs] = {}
+    """Returns the layer outputs of each sequence of token ids, without passes that decode one token."""
+    outputs_of: dict[tuple[int, ...], Outputs] = {}
     for ids, lengths, outputs in _passes(folder):
         begin = 0
         for length in lengths:
@@ -71,16 +72,16 @@ def _by_tokens(folder: Path) -> dict[tuple[int, ...], Outputs]:
             begin += length
             if length > 1:
                 key = tuple(ids[cut].tolist())
-                found.setdefault(key, {}).update({i: x[cut] for i, x in outputs.items()})
-    return found
+                outputs_of.setdefault(key, {}).update({i: x[cut] for i, x in outputs.items()})
+    return outputs_of
 
 
 def _passes(folder: Path) -> Iterator[tuple[Tensor, list[int], Outputs]]:
-    """Token ids [T], lengths of their sequences and layer outputs of each forward pass in a folder."""
+    """Yields token ids [T], lengths of sequences and layer outputs of each forward pass in a folder."""
     paths = sorted(folder.rglob("*.pt"))[: MOST_FILES * MOST_FILES]
-    apart = [path for path in paths if "name=" in path.name]
-    if apart:
-        yield from _of_dumper(apart)
+    single_outputs = [path for path in paths if "name=" in path.name]
+    if single_outputs:
+        yield from _of_dumper(single_outputs)
         return
     for path in paths[:MOST_FILES]:
         try:
@@ -89,18 +90,18 @@ def _passes(folder: Path) -> Iterator[tuple[Tensor, list[int], Outputs]]:
             continue  # another kind of file
 
 
-def _of_pass(found: Mapping[str, Any]) -> tuple[Tensor, list[int], Outputs]:
-    if "layers" in found:
-        ids = found["input_ids"].flatten()
-        bounds = found.get("cu_seqlens")
+def _of_pass(content: Mapping[str, Any]) -> tuple[Tensor, list[int], Outputs]:
+    if "layers" in content:
+        ids = content["input_ids"].flatten()
+        bounds = content.get("cu_seqlens")
         lengths = [len(ids)] if bounds is None else bounds.long().diff().tolist()
-        return ids, lengths, {int(i): _flat(x) for i, x in found["layers"].items()}
-    ids = found["model.forward_batch_info.input_ids"].flatten()
-    lengths = [int(n) for n in found["model.forward_batch_info.seq_lens"].flatten()]
+        return ids, lengths, {int(i): _flat(x) for i, x in content["layers"].items()}
+    ids = content["model.forward_batch_info.input_ids"].flatten()
+    lengths = [int(n) for n in content["model.forward_batch_info.seq_lens"].flatten()]
     if sum(lengths) != len(ids):
         raise ValueError("a pass that decodes")
-    residuals = {int(m[1]) - 1: x for name, x in found.items() if (m := RESIDUAL.fullmatch(name))}
-    residuals[max(residuals, default=-1) + 1] = found["model.norm"]
+    residuals = {int(m[1]) - 1: x for name, x in content.items() if (m := RESIDUAL.fullmatch(name))}
+    residuals[max(residuals, default=-1) + 1] = content["model.norm"]
     outputs = {i: _flat(x[1]) for i, x in residuals.items() if isinstance(x, (list, tuple)) and len(x) == 2}
     return ids, lengths, outputs
 

@@ -1,6 +1,6 @@
-"""Rollouts -> what a correction reads of them, with what is computed over whole optimizer steps.
+"""Prepares what a correction reads of a rollout, including numbers over whole optimizer steps.
 
-The host's own code computes the plan: it is shown the rollout as slime would hold it.
+The host's own code computes these numbers: it gets the rollout in the form in which slime holds it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ NO_AGE_STEPS = "needs the optimizer steps since the sampling weights, which a du
 NO_HEADS = (
     "center needs both policies' log-probs at the sampler's head or support, which the dump does not hold"
 )
-NO_GROUPS = "needs to know which samples share a prompt, which the dump does not say"
-STOPS = "on_nonfinite: raise stops the run: a value of the behavior policy is no log-prob"
-# Samples carry the number of their group already, and every sample is a rollout of its own.
+NO_GROUPS = "needs to know which samples answer the same prompt, which the dump does not hold"
+STOPS = "on_nonfinite: raise would stop the run, because a value of the behavior policy is not a log-prob"
+# Samples already have the number of their group, and each sample counts as one rollout.
 ARGS = SimpleNamespace(n_samples_per_prompt=1, use_tis=True)
 StepPart = tuple[Tensor | None, Tokens, Plan]
 
 
 def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
-    """Why a correction cannot be applied to a rollout; None if it can."""
+    """Returns why a correction cannot be applied to a rollout; None if it can."""
     reads_advantages = any(Need.ADVANTAGES in step.needs for step in correction.steps)
     reasons = {
         NO_ADVANTAGES: rollout.advantages is None
@@ -50,9 +50,11 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
 
 
 def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
-    """Per optimizer step the places of its tokens in the rollout (None: all, in order), the tokens and the
-    plan; a single part where steps make no difference."""
-    # [S] float64, age of the oldest weights that sampled the sequence, as the hook has it
+    """Yields each optimizer step: the places of its tokens in the rollout, the tokens and the plan.
+
+    If the correction needs no plan, the whole rollout is one step, and its places are None.
+    """
+    # [S] float64, age of the oldest weights that sampled each sequence, as in the hook
     ages = rollout.newest - rollout.oldest_versions() if correction.needs_ages else None
     if not correction.needs_plan:
         yield None, replace(rollout.correction_input(), ages=ages), NO_PLAN
@@ -60,13 +62,13 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
     data, steps = as_slime(rollout), rollout.steps or (0,) * rollout.count
     of_sample = torch.arange(rollout.size).split(list(rollout.lengths))
     for step in sorted(set(steps)):
-        own = [place for place, of_place in enumerate(steps) if of_place == step]
-        # group: rebaseline writes to the rollout's advantages
-        plan = compute_plan(correction, ARGS, _taken(data, own), Ranks(), data)
-        batch = _taken(data, own)
+        samples = [i for i, step_of_sample in enumerate(steps) if step_of_sample == step]
+        # computed before the batch is taken, because group: rebaseline writes to the rollout's advantages
+        plan = compute_plan(correction, ARGS, _taken(data, samples), Ranks(), data)
+        batch = _taken(data, samples)
         tokens = pack(call_of(batch, ARGS))
-        tokens = replace(tokens, target=tokens.proximal, ages=None if ages is None else ages[own])
-        at = torch.cat([of_sample[place] for place in own])
+        tokens = replace(tokens, target=tokens.proximal, ages=None if ages is None else ages[samples])
+        at = torch.cat([of_sample[place] for place in samples])
         yield at, tokens, plan
 
 
@@ -75,7 +77,7 @@ def _taken(data: dict[str, Any], places: list[int]) -> dict[str, Any]:
 
 
 def as_slime(rollout: DumpedRollout) -> dict[str, Any]:
-    """A rollout as slime's trainer holds it."""
+    """Returns a rollout in the form in which slime's trainer holds it."""
     lengths = list(rollout.lengths)
 
     def split(values: Tensor | None) -> list[Tensor] | None:
@@ -92,7 +94,7 @@ def as_slime(rollout: DumpedRollout) -> dict[str, Any]:
         "rollout_ids": list(range(rollout.count)),
         "rollout_mask_sums": [float(m.sum()) for m in rollout.mask.split(lengths)],
         "sample_indices": None if rollout.groups is None else list(rollout.groups),
-        # A group's advantages are its rewards, centred and scaled: as rewards they give the same advantages.
+        # A group's advantages are its centred and scaled rewards. As rewards, they give the same advantages.
         "rewards": [
             float(a[0]) if a.numel() else 0.0 for a in advantages or [rollout.mask[:0]] * rollout.count
         ],

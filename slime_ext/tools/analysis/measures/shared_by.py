@@ -1,5 +1,7 @@
-"""What far tokens share: a value, a token id, a place at the end, a neighbour, what came before; and whether
-either side says the same of the same text twice."""
+"""Sums what far tokens share: a value, a token id, a place at the end, a neighbour, what came before.
+
+Also compares the log-probs that each side gives to the same text in several samples.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,19 @@ from slime_ext.tools.analysis.tables import Additive, earlier, run_begins, tabul
 
 FAR = 0.5  # nats, |l| of a token that is far off
 IDS = 4096  # token ids are counted modulo this
-ENDS = 16  # places from the end of a response; the last holds all before
+ENDS = 16  # tokens from the end of a response; the last place holds all earlier tokens
 SEEN = 4  # how often a token came before in its response: 0, 1, 2, more
-VALUES = 8  # repeated values that a part of a rollout remembers
-AGAIN = 3  # tokens of one value that make it a repeated one in a rollout; 0, which is filled in, always is
+VALUES = 8  # repeated values of which a part of a rollout keeps the counts
+AGAIN = 3  # tokens with one value that make it a repeated value; 0 always counts as repeated
 REACH = 3  # tokens on each side of one with a log-prob of exactly 0
-UNLIKELY = -2.0  # nats; as in detector_statistics
-PREFIX = 32  # tokens of a response that are compared with those of its group
-MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
+UNLIKELY = -2.0  # nats, as in detector_statistics
+PREFIX = 32  # first tokens of a response that are compared with other samples of its prompt
+MIXER = 0x1E3779B97F4A7C15  # an odd number with irregular bits, for hashes
 UNSURE = -1.0  # nats, a log-prob below which the sampler was unsure
 SIZES, DECADES = 60, 6  # bins of |l|, from 1e-4 to 1e2 nats
-COLUMNS = 4  # count, sum l, sum |l|, sum l^2, the last of |l| up to LARGEST
-ROUNDING = 1e-4  # relative, of two sums of the same tokens in another order
-LARGEST = 30.0  # nats, so that one token does not hold all of a sum
+COLUMNS = 4  # count, sum l, sum |l|, sum l^2, with |l| up to LARGEST
+ROUNDING = 1e-4  # relative difference of sums over the same tokens in another order
+LARGEST = 30.0  # nats; larger |l| count as this, so that no single token holds all of a sum
 
 
 @dataclass
@@ -35,19 +37,20 @@ class SharedBy(Additive):
 
     Args:
         ids: [IDS, COLUMNS] by token id.
-        unsure: the same of tokens of which the sampler was unsure, and ``sizes`` [SIZES] how many of these
-            have which |l|.
-        ends: [2, ENDS, COLUMNS] of responses that were not and that were cut at the limit, by place from
-            the end.
-        surprise: [SURPRISES, COLUMNS + 1] by how sure the sampler was, and the sum of -log behavior.
-        seen: [SEEN, SURPRISES, COLUMNS] by how often the token came before, and how sure the sampler was.
-        beside: [2, COLUMNS] of tokens whose log-prob is not 0, far from any filled zero, and near one.
+        unsure: the same of tokens at which the sampler was unsure.
+        sizes: [SIZES] number of unsure tokens by bin of |l|.
+        ends: [2, ENDS, COLUMNS] by place from the end, of responses that ended by themselves and of those
+            that were cut at the limit.
+        surprise: [SURPRISES, COLUMNS + 1] by bin of -log behavior; the last column is its sum.
+        seen: [SEEN, SURPRISES, COLUMNS] by how often the token came before, and by bin of -log behavior.
+        beside: [2, COLUMNS] of tokens whose log-prob is not 0, away from filled zeros and beside one.
         signs: [2, COLUMNS] of far tokens with l below and above 0.
-        values, value_ids, value_squares: value of a far token's log-prob -> tokens, the most token ids in a
-            part of a rollout, sum l^2.
-        twice: [2, 4] of tokens with the same text before them in another sample of their prompt, and the
-            same token: their number, sum |behavior - mean|, sum |proximal - mean|, sum |l|; first of all,
-            then of those of which one of both sides is unsure.
+        values: repeated log-prob of far tokens -> number of tokens.
+        value_ids: the same -> largest number of different token ids in a part of a rollout.
+        value_squares: the same -> sum l^2.
+        twice: [2, 4] of tokens that another sample of their prompt has too, after the same text: their
+            number, sum |behavior - mean|, sum |proximal - mean|, sum |l|. The second row has only tokens at
+            which at least one side is unsure.
     """
 
     ids: Tensor = field(default_factory=lambda: zeros(IDS, COLUMNS))
@@ -107,26 +110,28 @@ class SharedBy(Additive):
             self.value_squares[value] += float(squares[at])
 
     def merge(self, other: SharedBy) -> None:
-        """Adds the sums of other parts, whose token ids may be the same ones."""
+        """Adds the sums of other parts, which may have the same token ids."""
         most = self.value_ids | other.value_ids
         super().merge(other)
         self.value_ids = most
 
     def fewest_ids(self, value: float) -> int:
-        """A lower bound of the different token ids with a value: those of one part, or the fewest whose sum
-        l^2 reaches that of the value."""
+        """Returns a lower bound of the number of different token ids with a value.
+
+        It is the number in one part, or the fewest ids whose sum l^2 reaches that of the value.
+        """
         reached = self.ids[:, 3].sort(descending=True).values.cumsum(0)
         needed = int((reached < (1 - ROUNDING) * self.value_squares[value]).sum()) + 1
         return max(self.value_ids[value], min(needed, int((self.ids[:, 3] > 0).sum())))
 
     @property
     def total(self) -> Tensor:
-        """[COLUMNS] over all tokens."""
+        """The sums over all tokens, [COLUMNS]."""
         return self.ends.sum((0, 1))
 
 
 def size_bin(absolute: Tensor) -> Tensor:
-    """[N] |l| in nats -> [N] its bin of ``sizes``.
+    """Returns the bin of ``sizes`` of each |l| [N], nats.
 
     >>> size_bin(torch.tensor([0.0, 1e-4, 0.01, 1.0])).tolist()
     [0, 0, 20, 40]
@@ -136,7 +141,7 @@ def size_bin(absolute: Tensor) -> Tensor:
 
 
 def _place(part: DumpedRollout) -> Tensor:
-    """[T] row of ``ends``."""
+    """Returns the row of ``ends`` of each token, [T]."""
     lengths = torch.tensor(part.lengths)
     from_end = (part.segments.expand(lengths) - 1 - part.segments.within).clamp(max=ENDS - 1)
     cut = torch.tensor([status == "truncated" for status in part.statuses or [""] * part.count])
@@ -144,7 +149,7 @@ def _place(part: DumpedRollout) -> Tensor:
 
 
 def _beside(part: DumpedRollout) -> Tensor:
-    """[T] row of ``beside``; 2 where the log-prob is exactly 0."""
+    """Returns the row of ``beside`` of each token, [T]; 2 if its log-prob is exactly 0."""
     zero = part.mask & (part.behavior == 0)
     filled = zero & (part.proximal < UNLIKELY)
     near, ids = filled.clone(), part.segments.ids
@@ -156,7 +161,7 @@ def _beside(part: DumpedRollout) -> Tensor:
 
 
 def _twice(part: DumpedRollout) -> Tensor:
-    """[2, 4] of one part; see ``SharedBy.twice``."""
+    """Returns the numbers of ``SharedBy.twice`` for one part, [2, 4]."""
     if part.groups is None:
         return zeros(2, 4)
     segments = part.segments

@@ -1,7 +1,7 @@
-"""Thresholds for a wished rejection rate, from one histogram of each statistic over all files.
+"""Suggests thresholds for a rejection rate, from one histogram of each statistic over all files.
 
-A token without a behavior log-prob is rejected whatever the threshold, and so is a sequence that has one:
-neither counts as a unit.
+A token without a behavior log-prob is rejected at any threshold, and so is a sequence with such a token.
+Neither counts as a unit.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from slime_ext.tools.analysis.document import Suggestion
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout
 
-NEAR = 0.1  # log-ratio up to which digits count from 1
-LARGEST = 87.0  # log-ratio whose ratio, and one over it, a configuration holds (float32)
+NEAR = 0.1  # log-ratio up to which the digits of ratio - 1 are kept
+LARGEST = 87.0  # largest log-ratio l for which float32 holds e^l and e^-l
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A rejection whose one threshold is searched.
+    """A rejection whose threshold is searched.
 
     Args:
         unit: what is rejected.
-        statistic: gives a value >= 0 for each unit; the larger ones are rejected.
-        step: name of the step in a configuration; ``fields`` its other fields.
-        is_band: the statistic is |log-ratio|, the step takes low and high of the ratio.
+        statistic: returns a value >= 0 for each unit; large ones are rejected.
+        step: name of the step in a configuration.
+        fields: the other fields of the step.
+        is_band: the statistic is |log-ratio|, and the step has ``low`` and ``high`` for the ratio.
     """
 
     name: str
@@ -42,15 +43,14 @@ class Rejection:
     is_band: bool = True
 
     def values(self, part: DumpedRollout) -> Tensor:
-        """[U] the statistic of tokens with both log-probs, or of sequences in which every response token has
-        them."""
-        found = self.statistic(part)
+        """Returns the statistic of each unit whose response tokens have both log-probs, [U]."""
+        values = self.statistic(part)
         if self.unit == "token":
-            return found[part.finite]
-        return found[part.responding & ~part.samples_with(part.mask & ~part.finite)]
+            return values[part.finite]
+        return values[part.responding & ~part.samples_with(part.mask & ~part.finite)]
 
     def bounds(self, threshold: float) -> dict[str, float] | None:
-        """``low`` and ``high`` of the step; None if no configuration holds them."""
+        """Returns ``low`` and ``high`` of the step; None if no configuration can hold them."""
         if self.is_band:
             if threshold >= LARGEST:
                 return None
@@ -102,7 +102,7 @@ class Ranking:
     """A collector (see ``pipeline``) of the statistics of every rejection.
 
     Args:
-        rate: share of the units that may be rejected, in (0, 1); None: nothing is collected.
+        rate: largest share of the units to reject, in (0, 1); None: collect nothing.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -116,31 +116,31 @@ class Ranking:
                 values.add(rejection.values(part))
 
     def merge(self, other: Ranking) -> None:
-        """Adds what another one saw of other rollouts."""
+        """Adds the statistics of other rollouts."""
         for mine, theirs in zip(self.seen, other.seen, strict=True):
             mine.merge(theirs)
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """For every rejection the threshold that drops the largest share of its units not above the rate."""
-        return tuple(found for found in self._found().values() if found)
+        """Returns, for every rejection, the threshold that drops the largest share up to the rate."""
+        return tuple(suggestion for suggestion in self._by_name().values() if suggestion)
 
     def notes(self) -> tuple[str, ...]:
-        """Which rejections have no threshold that could be written down."""
+        """Returns which rejections have no threshold that a configuration can hold."""
         return tuple(
-            f"suggest: {name} is left out: its threshold is beyond what a configuration holds: the policies "
-            "are too far apart"
-            for name, found in self._found().items()
-            if found is None
+            f"no threshold is suggested for the {name}, because the policies are so far apart that no "
+            "configuration can hold it"
+            for name, suggestion in self._by_name().items()
+            if suggestion is None
         )
 
-    def _found(self) -> dict[str, Suggestion | None]:
+    def _by_name(self) -> dict[str, Suggestion | None]:
         both = zip(REJECTIONS, self.seen, strict=False)
         return {one.name: self._suggestion(one, values) for one, values in both if values.counts.any()}
 
     def _suggestion(self, rejection: Rejection, values: Histogram) -> Suggestion | None:
         kept, gone, above = values.tail(self.rate)
         units = int(values.counts.sum())
-        # A quarter of the way into the gap (if there is one), so that rounding moves no unit across.
+        # A quarter of the way into the gap above (if there is one), so that rounding moves no unit across.
         gap = min(gone - kept, kept) if gone < math.inf else 0.0
         bounds = rejection.bounds(kept + gap / 4)
         if bounds is None:
@@ -162,7 +162,7 @@ class Ranking:
 
 
 def _ratio(log_ratio: float) -> float:
-    """The ratio of a log-ratio, rounded to four digits; near 1 four digits of its distance from 1.
+    """Returns the ratio of a log-ratio with four digits; near 1, with four digits of its distance from 1.
 
     >>> _ratio(-80.0), _ratio(0.000123456)
     (1.805e-35, 1.0001235)
@@ -173,7 +173,7 @@ def _ratio(log_ratio: float) -> float:
 
 
 def _rounded(value: float) -> float:
-    """A number of four significant digits.
+    """Rounds a number to four significant digits.
 
     >>> _rounded(0.00123456)
     0.001235

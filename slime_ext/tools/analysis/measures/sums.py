@@ -1,4 +1,4 @@
-"""Sums over response tokens and sequences -> the mismatch numbers: k3, chi^2, effective sample sizes.
+"""Sums tokens and sequences, from which k3, chi^2 and effective sample sizes follow.
 
 Sums add up over parts of a rollout, rollouts and processes.
 """
@@ -30,8 +30,8 @@ class Sums:
 
     Args:
         values: name -> sum, as ``_sums`` names them.
-        logs: [2, 2] float64, for the sequence and the geometric level the logs of sum x and sum x^2 over
-            sequences, x the importance ratio of the level, which overflows where its log does not.
+        logs: [2, 2] float64, logs of sum x and sum x^2 over sequences, for the sequence and the geometric
+            level. x is the importance ratio of the level, which may overflow where its log does not.
         histogram: of log-ratios.
     """
 
@@ -55,12 +55,14 @@ class Sums:
         return self.values[name]
 
     def mean(self, name: str, over: str = "finite") -> float | None:
-        """A sum divided by the number of tokens with both log-probs, or by the sum that ``over`` names;
-        None for none."""
+        """Returns a sum divided by the sum that ``over`` names; None if that is 0.
+
+        By default it is divided by the number of tokens with both log-probs.
+        """
         return self[name] / self[over] if self[over] else None
 
     def numbers(self) -> Numbers:
-        """The numbers that follow from the sums."""
+        """Returns the numbers that follow from the sums."""
         count = self["finite"]
         always = Numbers(
             tokens=int(self["tokens"]),
@@ -93,7 +95,7 @@ class Sums:
         )
 
     def distribution(self) -> tuple[Bin, ...]:
-        """The histogram in bars, from the first to the last that holds a token."""
+        """Returns the histogram in bars, from the first to the last with a token."""
         return tuple(Bin(low=low, high=high, count=count) for low, high, count in self.histogram.bars())
 
     def _chi2(self, level: str) -> float | None:
@@ -110,7 +112,7 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
     ratio = columns["log_ratio"].exp() * columns.pop("count")
     sums = {
         "tokens": mask,  # response tokens
-        "finite": finite,  # of them, those with both log-probs
+        "finite": finite,  # response tokens with both log-probs
         "no_behavior": mask & ~is_log_prob(part.behavior),
         "no_proximal": mask & ~(part.proximal.abs() < torch.inf),
         **columns,
@@ -147,16 +149,17 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
 
 
 def _log_sums(part: DumpedRollout) -> Tensor:
-    """[2, 2] for the sequence and the geometric level the logs of sum x and sum x^2 over sequences, x the
-    importance ratio."""
+    """Returns the ``logs`` of ``Sums`` for one part, [2, 2]."""
     total, count = part.segments.local_sums([part.log_ratio, part.finite.to(part.log_ratio.dtype)])
     levels = torch.stack([total, total / count])[:, count > 0]
     return torch.stack([levels.logsumexp(1), (2 * levels).logsumexp(1)], 1)
 
 
 def _ess_token(first: float, second: float, count: float) -> float | None:
-    """Effective sample size from the sums of the ratio and its square: of one token if the square
-    overflows, unknown if it underflows."""
+    """Returns the effective sample size from the sums of the ratio and its square.
+
+    It is that of one token if the square overflows, and None if it underflows.
+    """
     if not second:
         return None
     return 1 / count if math.isinf(second) else first / count * (first / second)

@@ -1,4 +1,4 @@
-"""What one correction does, added up over parts of rollouts; tallies of several processes merge."""
+"""Adds up the effects of a correction over rollouts. Tallies of several processes can be merged."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ COUNTS = ("tokens", "kept_tokens", "sequences", "kept_sequences", "clipped_token
 
 @dataclass(frozen=True)
 class TokenEffects:
-    """What a correction does to each response token, [T] each; 0 or False at masked tokens."""
+    """The effects of a correction on each response token, [T] each; 0 or False at masked tokens."""
 
-    weights: Tensor  # multiplies the loss; 0 at rejected tokens
-    keep: Tensor  # bool, stays in the policy loss
-    clipped: Tensor  # bool, where a bound changed a weight, or the surrogate clipped
-    slope: Tensor | None  # d loss / d log target where target = proximal; None without advantages
+    weights: Tensor  # multiply the loss; 0 at rejected tokens
+    keep: Tensor  # bool, tokens that stay in the policy loss
+    clipped: Tensor  # bool, tokens whose weight a bound changed, or that the surrogate clipped
+    slope: Tensor | None  # d loss / d log target at target = proximal; None without advantages
     centering: Tensor | None = None  # what center adds to the loss, nats times the advantage
 
 
 @dataclass
 class Tally:
-    """What a correction does, added up over rollouts.
+    """The effects of a correction, added up over rollouts.
 
     Args:
         bounds: the host's clip range.
         lacked: why a rollout could not be counted.
         sums: counts and sums by name.
-        rejected: id of a rollout -> positions of the wholly rejected sequences.
+        rejected: rollout id -> positions of the sequences without a kept token.
     """
 
     correction: Correction
@@ -49,7 +49,7 @@ class Tally:
     rejected: dict[str, str] = field(default_factory=dict)
 
     def add(self, effects: TokenEffects, rollout: DumpedRollout) -> None:
-        """Counts what the correction does to the tokens of a rollout, or of a part of one."""
+        """Adds the effects of the correction on a rollout, or on a part of one."""
         tokens, kept = int(rollout.mask.count_nonzero()), int(effects.keep.count_nonzero())
         weights, keeps_all = effects.weights.double(), kept == tokens
         samples = rollout.responding if keeps_all else rollout.samples_with(effects.keep)
@@ -85,7 +85,7 @@ class Tally:
         self.rejected[rollout] = f"{before},{positions}" if before else positions
 
     def merge(self, other: Tally) -> None:
-        """Adds what another tally of the same correction counted."""
+        """Adds another tally of the same correction."""
         self.sums.update(other.sums)
         self.lacked = self.lacked or other.lacked
         self.weights.merge(other.weights)
@@ -93,7 +93,7 @@ class Tally:
             self._remember(rollout, positions)
 
     def effect(self, name: str, formula: str = "", source: str = "") -> Effect:
-        """The row of the what-if table that follows from the sums."""
+        """Returns the row of the what-if table that follows from the sums."""
         plain = {"name": name, "formula": formula, "source": source, "numerator": self.correction.numerator}
         sums = self.sums
         if not sums["tokens"]:
@@ -112,15 +112,15 @@ class Tally:
         )
 
     def _quantiles(self) -> dict[str, float]:
-        found = self.weights
+        weights = self.weights
         if not self.sums["kept_tokens"]:
             return {}
-        middle = {name: found.quantile(q) for name, q in QUANTILES.items()}
-        return {"min": found.smallest, **middle, "max": found.largest}
+        middle = {name: weights.quantile(q) for name, q in QUANTILES.items()}
+        return {"min": weights.smallest, **middle, "max": weights.largest}
 
 
 def spans(numbers: list[int]) -> str:
-    """Sorted integers as text of ranges.
+    """Returns sorted integers as text, in ranges.
 
     >>> spans([0, 1, 2, 7, 9, 10])
     '0-2,7,9-10'

@@ -1,4 +1,4 @@
-"""Files of ``--config`` -> corrections that stand beside the presets."""
+"""Loads the files of ``--config`` as corrections, which are evaluated beside the presets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slime_ext.tools.folders import find_own_steps
 
 @dataclass(frozen=True)
 class UserCorrection:
-    """A file of --custom-config-path: its correction, and the clip range that it sets for the host."""
+    """A file of ``--config``: its correction, and the clip range that it sets for the host."""
 
     file: str
     correction: Correction
@@ -27,23 +27,24 @@ class UserCorrection:
 
 
 def load_user_corrections(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, UserCorrection]:
-    """The corrections by the name of their row: the file's name, with its path behind it if a preset has that
-    name.
+    """Returns the corrections by the name of their row.
+
+    The name is the stem of the file, followed by its path if a preset has the same name.
 
     Args:
-        files: path and content of each, which stays as it is.
+        files: path and content of each file; the content is not changed.
 
     Raises:
-        ConfigError: one does not resolve.
+        ConfigError: a file has no valid correction, or two files have the same name.
     """
-    found: dict[str, UserCorrection] = {}
+    corrections: dict[str, UserCorrection] = {}
     for file, mapping in files:
         stem = Path(file).stem
         name = f"{stem} ({file})" if stem in presets.PRESETS else stem
-        if name in found:
+        if name in corrections:
             raise ConfigError(f"--config {file}: expected each name once, got '{name}' twice: rename one")
-        found[name] = _loaded(file, mapping)
-    return found
+        corrections[name] = _loaded(file, mapping)
+    return corrections
 
 
 def _loaded(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
@@ -57,7 +58,7 @@ def _loaded(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
         correction = config.read_config(mapping["slime_ext"]).correction
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
-    # slime sets --eps-clip-high from its own --eps-clip before it reads the file
+    # slime sets --eps-clip-high from --eps-clip before it reads the file
     bounds = Bounds()
     bounds = Bounds(clip.get("eps_clip", bounds.low), clip.get("eps_clip_high", bounds.high))
     return UserCorrection(file, correction, bounds)

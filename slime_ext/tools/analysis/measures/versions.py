@@ -1,8 +1,8 @@
-"""Sums by the version of the weights that sampled, and the weights' ages where a dump does not tell them.
+"""Sums tokens by the version of the weights that sampled them, and counts ages if a dump lacks them.
 
-slime's dumps name the weights but not the trainer's own version. Within a rollout all weights may then have
-the same version, however old it is; over a run their age is the number of rollouts since they were first
-seen.
+slime's dumps hold the version of the sampling weights, but not the trainer's. Within a rollout all tokens may
+then have the same version, however old it is. Over a run, the age of a version is the number of rollouts
+since it first sampled.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from slime_ext.tools.analysis.document import Curve, Numbers, Point
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated
 
-NOTE = "ages are counted in rollouts since the first one that the weights sampled; the dumps do not tell them"
+NOTE = "the dumps hold no ages, so the age of weights is the number of rollouts since they first sampled"
 
 
 class VersionSums(NamedTuple):
-    """Sums over those tokens of a rollout that one version of the weights sampled."""
+    """Sums over the tokens of a rollout that one version of the weights sampled."""
 
     rollout_id: int
     version: int
@@ -30,16 +30,15 @@ class VersionSums(NamedTuple):
     log_ratio: float  # sum
     absolute: float  # sum |l|
     k3: float  # sum, of ``near``
-    age: int = 0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
-    # Sums over the stretches of one version in a sample of (sum k3)^2, of sum k3 times tokens, of tokens^2.
+    age: int = 0  # of the weights, relative to the newest version that sampled in the rollout
+    # Sums over stretches of one version in a sample: (sum k3)^2, sum k3 times tokens, tokens^2.
     square: float = 0.0
     cross: float = 0.0
     lengths: float = 0.0
 
 
 class VersionMeans(NamedTuple):
-    """Number of tokens, and means over them, of some versions of the weights; the standard error of k3 over
-    samples."""
+    """Number of tokens of some versions, means over them, and the standard error of k3 over samples."""
 
     count: int
     log_ratio: float
@@ -62,8 +61,12 @@ class VersionMeans(NamedTuple):
 
 
 def by_version(part: DumpedRollout) -> dict[int, Tensor]:
-    """version -> [3, 7]: all its tokens, those after a change of weights inside their response, and those of
-    responses without one; of each count, sum l, sum |l|, sum k3, and the last three of ``VersionSums``."""
+    """Returns the sums of each version, [3, 7].
+
+    The rows are all tokens of the version, those after a change of weights inside their response, and those
+    of responses without a change. The columns are count, sum l, sum |l|, sum k3, and the last three fields of
+    ``VersionSums``.
+    """
     begins = run_begins(part.versions, part.segments.ids)
     count, absolute, _, log_ratio, _, near = part.columns
     sums = run_sums((count, log_ratio, absolute, near), begins)
@@ -83,8 +86,10 @@ def by_version(part: DumpedRollout) -> dict[int, Tensor]:
 
 
 def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:
-    """How many rollouts old the weights are in each rollout, counted from the first one that they
-    sampled; empty if no version sampled two rollouts."""
+    """Returns the age of each version in each rollout, in rollouts since it first sampled.
+
+    Empty if no version sampled two rollouts.
+    """
     ordered = sorted(versions)
     first: dict[int, int] = {}
     ages = {sums: sums.rollout_id - first.setdefault(sums.version, sums.rollout_id) for sums in ordered}
@@ -92,7 +97,7 @@ def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:
 
 
 def curve(ages: dict[VersionSums, int]) -> Curve:
-    """The mean log-ratio at each age, as the curve ``staleness``."""
+    """Returns the mean log-ratio at each age, as the curve ``staleness``."""
     points = []
     for age in sorted(set(ages.values())):
         same = VersionMeans.of([sums for sums, other in ages.items() if other == age])
@@ -101,10 +106,12 @@ def curve(ages: dict[VersionSums, int]) -> Curve:
 
 
 def with_age(numbers: Numbers, ages: dict[VersionSums, int], rollout_id: int | None = None) -> Numbers:
-    """Numbers of one rollout, or of all, with the mean age of their tokens; as they are where none is
-    counted."""
+    """Returns the numbers of one rollout, or of all, with the mean age of their tokens.
+
+    Without ages, the numbers stay as they are.
+    """
     if not ages:
         return numbers
-    found = [(sums.count, age) for sums, age in ages.items() if rollout_id in (None, sums.rollout_id)]
-    mean = sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
+    counted = [(sums.count, age) for sums, age in ages.items() if rollout_id in (None, sums.rollout_id)]
+    mean = sum(count * age for count, age in counted) / max(sum(count for count, _ in counted), 1)
     return numbers.model_copy(update={"staleness": mean})

@@ -1,7 +1,7 @@
-"""What each correction would have done to the rollouts of a dump, computed as the hook computes it.
+"""Computes what each correction would have done to the rollouts of a dump, as the hook computes it.
 
-A dump holds the behavior and the proximal policy, not the target. The proximal policy stands for the target,
-which is exact at the first optimizer step of a rollout: the drift of later steps is not seen.
+A dump holds the behavior policy and the proximal policy, but not the target. The proximal policy takes its
+place, which is exact at the first optimizer step of a rollout and misses the drift of later steps.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
 
 NAMED = 10  # rollouts in a note
-LARGE = 1 << 18  # tokens of a part: every correction takes a while however few there are
+LARGE = 1 << 18  # tokens of a part; each correction has a fixed cost per part
 
 
 def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUNDS) -> TokenEffects:
-    """What the hook would do to each token of a rollout.
+    """Returns the effects that the hook would have on each token of a rollout.
 
     Args:
-        bounds: the host's clip range, for surrogates that name none of their own.
+        bounds: the host's clip range, for surrogates that do not set one.
     """
     if correction.center is not None and rollout.sampler_head is not None:
-        correction = _with_center(correction, rollout.sampler_head.shape[1])  # heads are as wide as they are
+        correction = _with_center(
+            correction, rollout.sampler_head.shape[1]
+        )  # uses the width of the dump's heads
     places, parts = [], []
     for at, tokens, plan in steps_of(correction, rollout):
         places.append(at)
@@ -51,7 +53,7 @@ def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUND
 def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> TokenEffects:
     outcome, mask = correction(tokens, plan), tokens.segments.mask
     weights, keep, clipped = outcome.weights, outcome.keep, outcome.clipped & outcome.finite
-    if correction.is_identity:  # the hook hands the host's loss back, whatever stands in it
+    if correction.is_identity:  # the hook returns the host's loss unchanged
         weights, keep = mask.to(tokens.proximal.dtype), mask
     if tokens.advantages is None:
         return TokenEffects(weights, keep, clipped, None)
@@ -61,7 +63,7 @@ def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds)
 
 
 def _centering(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds) -> Tensor:
-    """[T] what ``center`` adds to the loss of each token."""
+    """Returns what ``center`` adds to the loss of each token, [T]."""
     host = -tokens.segments.zeroed(tokens.advantages)
     centered, plain = (
         each.loss(outcome, tokens, host, bounds)[0] for each in (correction, _with_center(correction, None))
@@ -69,7 +71,7 @@ def _centering(correction: Correction, outcome: Outcome, tokens: Tokens, bounds:
     return centered - plain
 
 
-@cache  # making a correction validates it, which takes longer than a part of a rollout
+@cache  # because validating a correction takes longer than a part of a rollout
 def _with_center(correction: Correction, top_k: int | None) -> Correction:
     """Returns the correction with a head of another width, or without ``center``."""
     return replace(correction, center=None if top_k is None else Center(top_k))
@@ -78,10 +80,10 @@ def _with_center(correction: Correction, top_k: int | None) -> Correction:
 def _slope(
     correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds
 ) -> tuple[Tensor, Tensor | None]:
-    """[T] d loss / d log target where target = proximal; and where the surrogate clipped."""
-    host = -tokens.segments.zeroed(tokens.advantages)  # the host's loss at ratio 1, and its slope
+    """Returns d loss / d log target at target = proximal [T], and which tokens the surrogate clipped."""
+    host = -tokens.segments.zeroed(tokens.advantages)  # both the host's loss at ratio 1 and its slope
     if isinstance(correction.surrogate, HostLoss) and not correction.terms:
-        return correction.loss(outcome, tokens, host, bounds)  # the weights multiply the one as the other
+        return correction.loss(outcome, tokens, host, bounds)  # weights multiply both alike
     target = tokens.proximal.detach().clone().requires_grad_()
     host = tokens.segments.zeroed(host * (1 + target - tokens.proximal))
     loss, clipped = correction.loss(outcome, replace(tokens, target=target), host, bounds)
@@ -91,37 +93,38 @@ def _slope(
 
 @dataclass
 class WhatIf(Additive):
-    """A collector (see ``pipeline``) of what several corrections, by their names, do to the same rollouts."""
+    """A collector (see ``pipeline``) of the effects of several named corrections on the same rollouts."""
 
     tallies: dict[str, Tally]
     stopped: list[int] = field(default_factory=list)  # rollouts at which every hook stops the run
 
     def add(self, rollout: DumpedRollout) -> None:
-        """Applies every correction to a rollout, and leaves out one with a non-finite proximal log-prob."""
+        """Applies every correction to a rollout, unless a proximal log-prob is not finite."""
         if not rollout.proximal[rollout.mask].isfinite().all():
             self.stopped.append(rollout.rollout_id)
             return
         alone, coupled = [], []
         for tally in self.tallies.values():
             (coupled if tally.correction.needs_plan else alone).append(tally)
-        for part in rollout.parts(LARGE):  # what is computed of one stays small
+        for part in rollout.parts(LARGE):  # keeps temporary tensors small
             _count(alone, part)
         _count(coupled, rollout)
 
     def notes(self) -> tuple[str, ...]:
-        """Which rollouts are left out."""
+        """Returns which rollouts are left out."""
         if not self.stopped:
             return ()
         named, more = sorted(self.stopped)[:NAMED], ", ..." if len(self.stopped) > NAMED else ""
         return (
-            f"what-if: rollouts {', '.join(map(str, named))}{more} are left out: a proximal log-prob is not "
-            "finite, where every hook stops the run",
+            f"rollouts {', '.join(map(str, named))}{more} are left out of the effects of corrections, "
+            "because a proximal log-prob is not finite, and the hook stops every run there",
         )
 
     def effects(self) -> tuple[Effect, ...]:
-        """What each correction does, in the order in which they were given."""
-        found = self.tallies.items()
-        return tuple(tally.effect(name, *_described(name, tally.correction)) for name, tally in found)
+        """Returns the effects of each correction, in the order of the request."""
+        return tuple(
+            tally.effect(name, *_described(name, tally.correction)) for name, tally in self.tallies.items()
+        )
 
 
 def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
@@ -133,7 +136,7 @@ def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
 
 
 def _described(name: str, correction: Correction) -> tuple[str, str]:
-    """Formula and source of a preset; of another correction its steps in one line."""
+    """Returns formula and source of a preset, or the steps of another correction in one line."""
     known = presets.PRESETS.get(name)
     if known and known.correction == correction:
         return known.formula, known.source

@@ -1,4 +1,4 @@
-"""The samples and the tokens with the largest log-ratios, with their text."""
+"""Keeps the samples and the tokens with the largest log-ratios, with their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime_ext.tools.analysis.document import Span, Worst
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.texts import decoder
 
-KEPT = 10  # samples, and as many tokens
+KEPT = 10  # samples, and also tokens
 AROUND = 8  # tokens on each side of a worst one
 SPANS = 160  # tokens of a worst sample, around its worst one
 TEXT = 600  # characters
@@ -42,7 +42,7 @@ class WorstSamples:
         self.tokens = nlargest(KEPT, self.tokens + other.tokens, key=_size)
 
     def found(self) -> tuple[Worst, ...]:
-        """The samples, then the tokens, those with the largest log-ratio first."""
+        """Returns the samples, then the tokens, each with the largest log-ratio first."""
         return (*self.samples, *self.tokens)
 
     def _sample(self, part: DumpedRollout, i: int, total: float) -> Worst:
@@ -87,9 +87,9 @@ def _size(worst: Worst) -> float:
 
 
 def _largest(values: torch.Tensor, kept: list[Worst]) -> list[int]:
-    """Places of the values that are larger than the smallest that is kept."""
-    found = values.abs().topk(min(KEPT, values.numel()))
-    return found.indices[found.values > (_size(kept[-1]) if len(kept) >= KEPT else 0.0)].tolist()
+    """Returns the places of the values that belong among the largest."""
+    top = values.abs().topk(min(KEPT, values.numel()))
+    return top.indices[top.values > (_size(kept[-1]) if len(kept) >= KEPT else 0.0)].tolist()
 
 
 def _place(part: DumpedRollout, i: int) -> dict:

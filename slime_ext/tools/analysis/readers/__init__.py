@@ -1,1 +1,1 @@
-"""Dumps of slime and miles, and JSONL, as a stream of ``DumpedRollout``."""
+"""Reads dumps of slime and miles, and JSONL, as a stream of ``DumpedRollout``."""

@@ -1,8 +1,8 @@
-"""Archives of straw (``.straw.json``), which slime and vime write for ``--save-debug-rollout-data``.
+"""Reads archives of straw (``.straw.json``), which slime and vime write for ``--save-debug-rollout-data``.
 
-The file is an index; the samples lie in a pool of straw, in records of tagged JSON beside typed tensors
-(slime/data/archive.py at b2d74b1, slime/data/codec.py at 5dcf67c; of vime the same under its name). Reading
-takes the package straw-queue and leaves the pool as it is. No class that an archive names is imported.
+The file is an index. The samples lie in a pool of straw, in records of tagged JSON beside typed tensors
+(slime/data/archive.py at b2d74b1, slime/data/codec.py at 5dcf67c; the same in vime under its name). Reading
+needs the package straw-queue and does not change the pool. No class that an archive names is imported.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from slime_ext.tools.analysis.readers.spilled import CODECS, SpilledTensor
 FORMATS, VERSION = ("slime.straw-debug", "vime.straw-debug"), 1
 EXPORT = "or export the dump with RolloutArchive.export_pt"
 BESIDE = "straw-data"  # the pool of a run whose transport is not straw
-OF_ONE = ("spec-info", "prefix-cache-info", "dynamic-filter", "ndarray", "status")  # tags of one node
-OPAQUE = ("bytes", "image-png", "record-set")  # tags of what no analysis reads
+OF_ONE = ("spec-info", "prefix-cache-info", "dynamic-filter", "ndarray", "status")  # tags with a single node
+OPAQUE = ("bytes", "image-png", "record-set")  # tags of values that no analysis reads
 ODD_FLOATS = ("inf", "-inf", "nan")
 
 
@@ -31,7 +31,7 @@ class _Sample(dict):
 
 @dataclass(frozen=True)
 class _Link:
-    """Another record of the pool, where in it the value is, and what was changed since (of each sample)."""
+    """A link to a value in another record of the pool, with the changes of each sample since then."""
 
     record: Any
     path: Sequence[Any] = ()
@@ -39,11 +39,11 @@ class _Link:
 
 
 def read_archive(path: Path) -> Mapping[str, Any]:
-    """The content of an archive, as ``torch.load`` gives that of a rollout dump; tensors stay on disk.
+    """Returns the content of an archive, as ``torch.load`` would for a rollout dump. Tensors stay on disk.
 
     Raises:
-        DataError: straw-queue is not installed, the pool is not there, or it is no such archive; the message
-            does not name the file.
+        DataError: straw-queue is not installed, the pool is missing, or the file is no such archive. The
+            message does not name the file.
     """
     try:
         straw = importlib.import_module("straw.store")
@@ -54,7 +54,7 @@ def read_archive(path: Path) -> Mapping[str, Any]:
     try:
         index = json.loads(path.read_text("utf-8"))
         if index["format"] not in FORMATS or index["version"] != VERSION:
-            raise DataError(f"expected version {VERSION} of an archive, got another: {EXPORT[3:]}")
+            raise DataError(f"expected version {VERSION} of an archive, got another version: {EXPORT[3:]}")
         pool = _Pool(straw, _folder(path, index["root"]), index["manifest"])
         with pool.store.read_session() as pool.reader:
             return {"rollout_id": index["rollout_id"], "samples": list(pool.samples())}
@@ -62,19 +62,19 @@ def read_archive(path: Path) -> Mapping[str, Any]:
         raise DataError(f"cannot be read: {error.strerror or error}") from None
     except DataError:
         raise
-    except Exception as error:  # corrupt bytes may lead anywhere
+    except Exception as error:  # corrupt bytes can raise anything
         raise DataError(f"is cut off or no archive of straw ({cut(error or type(error).__name__)})") from None
 
 
 def _folder(path: Path, root: str) -> Path:
-    """The folder of the pool: where the archive was written, or beside an archive that was moved."""
+    """Returns the folder of the pool: where it was written, or beside an archive that was moved."""
     places = (Path(root), path.parent / BESIDE, path.parent / Path(root).name)
-    found = next((place for place in places if place.is_dir()), None)
-    if found is None:
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
         raise DataError(
             f"expected the pool of straw, got no such folder: copy it to {BESIDE} beside the file, {EXPORT}"
         )
-    return found
+    return folder
 
 
 class _Pool:
@@ -82,7 +82,7 @@ class _Pool:
 
     Args:
         straw: the module ``straw.store``.
-        manifest: of the archive's own record, as in its index.
+        manifest: of the archive's root record, as in its index.
     """
 
     reader: Any
@@ -94,17 +94,17 @@ class _Pool:
         self.store = straw.SharedFilesystemStore(folder, self.root.manifest.segment.run_id, codecs=CODECS)
 
     def samples(self) -> Iterator[Mapping[str, Any]]:
-        """The samples in the order of the archive."""
+        """Yields the samples in the order of the archive."""
         contents = self.value(self.root)
         chunks = {"raw": [*self.flat(contents["raw"])]} if "raw" in contents else {}
         for entry in contents["entries"]:
             chunk = entry.get("chunk", "raw")
             if chunk not in chunks:
-                chunks = {chunk: [*self.flat(contents["chunks"][chunk])]}  # entries of a chunk are neighbours
+                chunks = {chunk: [*self.flat(contents["chunks"][chunk])]}  # entries of a chunk are adjacent
             yield chunks[chunk][entry["offset"]]
 
     def flat(self, value: Any) -> Iterator[_Sample]:
-        """The samples of nested lists of samples and links."""
+        """Yields the samples in nested lists of samples and links."""
         if isinstance(value, _Sample):
             yield value
         elif isinstance(value, _Link):
@@ -114,7 +114,7 @@ class _Pool:
                 yield from self.flat(item)
 
     def followed(self, link: _Link) -> Iterator[_Sample]:
-        """The samples that a link leads to."""
+        """Yields the samples that a link leads to."""
         value = self.value(link.record)
         for part in link.path:
             value = value[part]
@@ -126,11 +126,11 @@ class _Pool:
             yield _Sample({**sample, **changes, "metadata": metadata})
 
     def value(self, record: Any) -> Any:
-        """What a record holds."""
-        (found,) = self.reader.read(record)
-        content = json.loads(bytes(found.payload))
-        if found.codec != "slime.v1" or content["version"] != VERSION:
-            raise ValueError(f"codec {cut(found.codec)}")
+        """Returns the value that a record holds."""
+        (stored,) = self.reader.read(record)
+        content = json.loads(bytes(stored.payload))
+        if stored.codec != "slime.v1" or content["version"] != VERSION:
+            raise ValueError(f"codec {cut(stored.codec)}")
         links = [self.reference(link) for link in self.reader.manifest(record)["dependencies"]]
         return _Tree(self, links).read(content["tree"])
 
@@ -139,7 +139,7 @@ class _Tree:
     """Turns the nodes of one record into values.
 
     Args:
-        links: the records that it refers to by number.
+        links: the records that this record refers to, by number.
     """
 
     def __init__(self, pool: _Pool, links: Sequence[Any]) -> None:
@@ -147,7 +147,7 @@ class _Tree:
         self.tensors: dict[int, Mapping[int, Any]] = {}
 
     def read(self, node: Any) -> Any:
-        """A node is a value of JSON, or a list of a tag and what the tag says."""
+        """Returns the value of a node: a JSON value, or a list of a tag and its arguments."""
         if not isinstance(node, list):
             return node
         tag, *of_tag = node
@@ -168,20 +168,20 @@ class _Tree:
         return _Sample(self.read(fields))
 
     def items(self, nodes: list[Any]) -> list[Any]:
-        """Lists of numbers, of which an archive mostly consists, as they are."""
+        """Returns the values of a list. Lists of numbers, which are most frequent, stay as they are."""
         return [self.read(node) for node in nodes] if list in set(map(type, nodes)) else nodes
 
     def link(self, _: str, link: int, about: Any) -> _Link:
-        found = self.read(about)
-        return _Link(self.links[link], found.get("path") or (), found.get("sample_metadata"))
+        target = self.read(about)
+        return _Link(self.links[link], target.get("path") or (), target.get("sample_metadata"))
 
     def tensor(self, place: Mapping[str, int], shape: Any, dtype: str, is_lazy: bool, *_: Any) -> Any:
-        """One of the tensors of another record, read where it is used if it may be large."""
+        """Returns a tensor of another record; a tensor that may be large is read only when it is used."""
         record, reader = place["dependency"], self.pool.reader
         if record not in self.tensors:
             self.tensors[record] = self.pool.tensors(self.pool.store, self.links[record], reader=reader)
-        found = self.tensors[record][place["ordinal"]]
-        return SpilledTensor(found.load) if is_lazy else found.load(reader=reader)
+        reference = self.tensors[record][place["ordinal"]]
+        return SpilledTensor(reference.load) if is_lazy else reference.load(reader=reader)
 
 
 def _odd_float(name: str) -> float:

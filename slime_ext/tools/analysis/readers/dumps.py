@@ -1,4 +1,4 @@
-"""slime's dumps: the files of a rollout, joined by the position of each sample in it.
+"""Reads slime's dumps, and joins the files of a rollout by the position of each sample.
 
 Formats: slime/observability/{rollout_data_utils,train_data_utils}.py at 624b824, and
 slime/utils/train_dump_utils.py up to v0.3.1.
@@ -38,35 +38,35 @@ from slime_ext.tools.analysis.readers.unpickle import load_plain
 from slime_ext.tools.analysis.records import DumpedRollout
 
 FORMAT_VERSION = 2
-# Raised by files with slime's keys and other values.
+# Errors of files that have slime's keys, but values of another kind.
 MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
-BEGIN, COPIED = 4, 1e-3  # log-probs of a sample that are compared between its dumps; nats
+BEGIN, COPIED = 4, 1e-3  # first log-probs of a sample that are compared between both dumps; nats
 ROLLOUT, TRAIN, RANK = "rollout", "train", "rank"
 
 
-def kind_of(found: Mapping[str, Any]) -> str:
-    """What a file is: ``rollout``, ``train`` (format version 2) or ``rank`` (v0.3.1 and older).
+def kind_of(content: Mapping[str, Any]) -> str:
+    """Returns the kind of a file: ``rollout``, ``train`` (format version 2) or ``rank`` (v0.3.1 and older).
 
     Raises:
-        DataError: it is neither.
+        DataError: it is none of these.
     """
-    if "rollout_data" in found:
+    if "rollout_data" in content:
         return RANK
-    if "format_version" in found:
-        if found["format_version"] != FORMAT_VERSION:
+    if "format_version" in content:
+        if content["format_version"] != FORMAT_VERSION:
             raise DataError(
-                f"expected format version {FORMAT_VERSION}, got {cut(found['format_version'])}: this "
-                "reads that version and the per-rank files of slime v0.3.1 and older"
+                f"expected format version {FORMAT_VERSION}, got {cut(content['format_version'])}: analyze "
+                "reads that version, and the per-rank files of slime v0.3.1 and older"
             )
         return TRAIN
-    if "samples" not in found:
+    if "samples" not in content:
         raise DataError("expected the key samples or rollout_data, got neither: not a dump of slime")
     return ROLLOUT
 
 
 @dataclass
 class _Content:
-    """What the files of a rollout hold, by their kind."""
+    """The content of the files of a rollout, by kind."""
 
     rollout_id: int
     paths: list[Path] = field(default_factory=list)
@@ -74,22 +74,22 @@ class _Content:
     ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
 
-    def take(self, kind: str, found: Mapping[str, Any], path: Path) -> None:
+    def take(self, kind: str, content: Mapping[str, Any], path: Path) -> None:
         """Adds the content of a file.
 
         Raises:
-            DataError: it is a second one of its kind.
+            DataError: it is the second file of its kind.
         """
         if kind in self.rows:
             raise DataError(
-                f"expected one {kind} dump of rollout {self.rollout_id}, got a second: left out; analyse "
-                "another run's by itself"
+                f"expected one {kind} dump of rollout {self.rollout_id}, got a second, which is left out: "
+                "analyse the dumps of another run separately"
             )
         if kind == RANK:
-            self.ranks.append((int(found.get("rank", len(self.ranks))), found["rollout_data"]))
+            self.ranks.append((int(content.get("rank", len(self.ranks))), content["rollout_data"]))
             return
-        samples = [self._with_tensors(sample, i, path) for i, sample in enumerate(found["samples"])]
-        self.rows[kind] = rows_of_rollout(samples) if kind == ROLLOUT else rows_of_train(samples, found)
+        samples = [self._with_tensors(sample, i, path) for i, sample in enumerate(content["samples"])]
+        self.rows[kind] = rows_of_rollout(samples) if kind == ROLLOUT else rows_of_train(samples, content)
 
     def _with_tensors(self, sample: Mapping[str, Any], i: int, path: Path) -> Mapping[str, Any]:
         def failed(name: str, why: str) -> None:
@@ -99,7 +99,7 @@ class _Content:
         return with_tensors(sample, path, failed)
 
     def rollout(self) -> DumpedRollout | Skipped:
-        """The rollout that the files make up."""
+        """Returns the rollout that the files hold together."""
         source = str(Job(tuple(self.paths), self.rollout_id, 0))
         try:
             rows = self.rows.get(TRAIN) or merge_ranks(self.ranks)
@@ -108,16 +108,19 @@ class _Content:
         except MALFORMED as error:
             return Skipped(source, _of_another_kind(error))
         about, notes = self.rows.get(ROLLOUT, []), self.notes
-        of_all: dict[str, Any] = dict(_join(rows, about, notes))
+        more_fields: dict[str, Any] = dict(_join(rows, about, notes))
         if rows:
-            of_all |= _dropped(rows, about)
+            more_fields |= _dropped(rows, about)
             pairs = [(r, about[r.position]) for r in rows if r.position < len(about)]
-            of_all |= {"routing": odd_routes(pairs), **compared_routes(pairs)}
-        return assemble(self.rollout_id, source, rows or about, notes, **of_all)
+            more_fields |= {"routing": odd_routes(pairs), **compared_routes(pairs)}
+        return assemble(self.rollout_id, source, rows or about, notes, **more_fields)
 
 
 def read_job(job: Job) -> list[DumpedRollout | Skipped]:
-    """What had to be skipped, then the rollouts of a job's files: several if their names do not differ."""
+    """Returns what had to be skipped, then the rollouts of a job's files.
+
+    There are several if the file names do not tell rollouts apart.
+    """
     skipped: list[DumpedRollout | Skipped] = []
     contents: dict[int, _Content] = {}
     for path in job.paths:
@@ -125,27 +128,27 @@ def read_job(job: Job) -> list[DumpedRollout | Skipped]:
             _add(contents, path, job.rollout_id or 0)
         except DataError as error:
             skipped.append(Skipped(str(path), str(error)))
-    found = [c for c in contents.values() if c.rows.get(TRAIN) or c.ranks or (c.paths and not skipped)]
-    return skipped + [content.rollout() for content in found]
+    usable = [c for c in contents.values() if c.rows.get(TRAIN) or c.ranks or (c.paths and not skipped)]
+    return skipped + [content.rollout() for content in usable]
 
 
 def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
     """Reads a file and adds it to its rollout.
 
     Raises:
-        DataError: it is no dump, or a second one of the same rollout.
+        DataError: it is no dump, or a second dump of the same rollout.
     """
-    found = read_archive(path) if path.name.endswith(ARCHIVE) else load_plain(path)
-    kind = kind_of(found)
+    loaded = read_archive(path) if path.name.endswith(ARCHIVE) else load_plain(path)
+    kind = kind_of(loaded)
     try:
-        rollout_id = rollout_number(found.get("rollout_id", number))
-        content = contents.setdefault(rollout_id, _Content(rollout_id))
-        content.take(kind, found, path)
+        rollout_id = rollout_number(loaded.get("rollout_id", number))
+        of_rollout = contents.setdefault(rollout_id, _Content(rollout_id))
+        of_rollout.take(kind, loaded, path)
     except DataError:
         raise
     except MALFORMED as error:
         raise DataError(_of_another_kind(error)) from None
-    content.paths.append(path)
+    of_rollout.paths.append(path)
 
 
 def _of_another_kind(error: Exception) -> str:
@@ -153,8 +156,7 @@ def _of_another_kind(error: Exception) -> str:
 
 
 def _dropped(rows: Sequence[DumpedSample], about: Sequence[DumpedSample]) -> dict[str, Any]:
-    """``dropped`` and ``why_dropped`` of ``DumpedRollout``: samples of the rollout dump that no row trains
-    on."""
+    """Returns ``dropped`` and ``why_dropped`` of ``DumpedRollout``."""
     there = {row.position for row in rows}
     gone = [s for s in about if s.position not in there and s.reward is not None]
     numbers = [(s.response_length, s.reward, s.position, _oldest(s)) for s in gone]
@@ -163,17 +165,20 @@ def _dropped(rows: Sequence[DumpedSample], about: Sequence[DumpedSample]) -> dic
 
 
 def _oldest(sample: DumpedSample) -> float:
-    found = [number_of(version) for version in sample.weight_versions]
-    return float(min(found)) if found and None not in found else math.nan
+    versions = [number_of(version) for version in sample.weight_versions]
+    return float(min(versions)) if versions and None not in versions else math.nan
 
 
 def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> dict[str, int]:
-    """Adds text, versions, group and reward of the rollout dump to the rows, by position, or by sample
-    index for files without positions; returns ``retold``, ``paired`` and ``foreign`` of ``DumpedRollout``."""
+    """Adds the data of the rollout dump to the rows. Returns ``retold``, ``paired`` and ``foreign``.
+
+    Samples are matched by position, or by sample index in files without positions. The three numbers are
+    those of ``DumpedRollout``.
+    """
     by_index = {sample.index: sample.position for sample in about if sample.index is not None}
     retold, foreign = [], []
     for row in rows:
-        if row.position < 0:  # a per-rank file: minus one, minus the sample's index
+        if row.position < 0:  # of a per-rank file: -1 - sample index
             row.position = by_index.get(-1 - row.position, -1 - row.position)
         if row.position >= len(about):
             continue
@@ -185,28 +190,30 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
             retold.append(_is_retold(row, sample))
         else:
             lengths = f", rollout {sample.response_length}, train {row.response_length} tokens"
-            notes.add("with different lengths in the two dumps: their rollout data was ignored", row, lengths)
+            notes.add("with different lengths in the two dumps, whose rollout data was ignored", row, lengths)
     return {"retold": sum(retold), "paired": len(foreign), "foreign": sum(foreign)}
 
 
 def _begins_otherwise(mine: Any, theirs: Any) -> list[bool]:
-    """Whether two lists of the sampler's log-probs of one sample begin with other numbers: the train dump has
-    a copy of the rollout dump's. Empty where there is nothing to compare."""
+    """Returns whether the first log-probs of the sampler differ between both dumps of a sample.
+
+    The train dump should hold a copy of the rollout dump's. The list is empty if there is nothing to compare.
+    """
     if mine is None or theirs is None:
         return []
     try:
         both = (as_tensor(values[:BEGIN], torch.float32).tolist() for values in (mine, theirs))
         differences = [abs(a - b) for a, b in zip(*both, strict=False)]
-    except MALFORMED:  # none, or no numbers: said elsewhere
+    except MALFORMED:  # missing, or not numbers, which is reported elsewhere
         return []
     return [any(difference > COPIED for difference in differences)] if differences else []
 
 
 def _is_retold(row: DumpedSample, sample: DumpedSample) -> bool:
-    """Whether the two dumps hold other tokens of prompt or response."""
+    """Returns whether the two dumps hold different tokens of prompt or response."""
     if row.ids is None or sample.ids is None:
         return False
-    with suppress(*NO_NUMBERS):  # said elsewhere
+    with suppress(*NO_NUMBERS):  # reported elsewhere
         return not torch.equal(as_tensor(row.ids, torch.int64), as_tensor(sample.ids, torch.int64))
     return False
 
@@ -221,8 +228,10 @@ def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
 
 
 def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
-    """The samples of a rollout dump, without what the train dump holds; lists of numbers as tensors, which
-    take a tenth of their memory."""
+    """Returns the samples of a rollout dump, without what the train dump holds.
+
+    Lists of numbers become tensors, which need a tenth of the memory.
+    """
     rows = [sample_of(sample, i) for i, sample in enumerate(samples)]
     for row in rows:
         row.proximal = row.mask = row.tokens = row.advantages = row.entropy = row.reference = None
@@ -233,9 +242,9 @@ def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
     return rows
 
 
-def rows_of_train(samples: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> list[DumpedSample]:
-    """The samples of a train dump; log-probs are over the whole response."""
-    shards = found.get("dp_shards") or ()
+def rows_of_train(samples: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) -> list[DumpedSample]:
+    """Returns the samples of a train dump, with log-probs of the whole response."""
+    shards = content.get("dp_shards") or ()
     steps, places = step_of_position(shards), place_of_position(shards)
     rows = []
     for i, sample in enumerate(samples):
@@ -247,22 +256,22 @@ def rows_of_train(samples: Sequence[Mapping[str, Any]], found: Mapping[str, Any]
 
 
 def place_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Rollout position -> how many samples come before it in its micro-batch."""
-    found = {}
+    """Returns rollout position -> how many samples come before it in its micro-batch."""
+    places = {}
     for shard in shards:
         partition, batches = shard.get("partition"), shard.get("micro_batch_indices")
         for batch in batches or () if partition is not None else ():
-            found.update({int(partition[i]): place for place, i in enumerate(batch)})
-    return found
+            places.update({int(partition[i]): place for place, i in enumerate(batch)})
+    return places
 
 
 def step_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Rollout position -> the optimizer step, from 0, that trained it."""
-    found = {}
+    """Returns rollout position -> the optimizer step that trained it, counted from 0."""
+    step_of = {}
     for shard in shards:
         partition, batches, counts = map(shard.get, ("partition", "micro_batch_indices", "num_microbatches"))
         if partition is not None and batches is not None and counts is not None:
-            steps = (step for step, count in enumerate(counts) for _ in range(int(count)))
-            for step, batch in zip(steps, batches, strict=False):
-                found.update({int(partition[i]): step for i in batch})
-    return found
+            steps_of_batches = (step for step, count in enumerate(counts) for _ in range(int(count)))
+            for step, batch in zip(steps_of_batches, batches, strict=False):
+                step_of.update({int(partition[i]): step for i in batch})
+    return step_of

@@ -1,4 +1,4 @@
-"""Which files belong together: those of one rollout, by folder and by the number in their name."""
+"""Finds the files of a run, and groups those of one rollout by the number in their names."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from pathlib import Path
 from slime_ext.errors import DataError
 
 KINDS = ("rollout_data", "train_data")
-DUMPS = ("", "dump", "dumps")  # the folder that holds them: itself, or one in a folder of slime-ext train
+DUMPS = ("", "dump", "dumps")  # folders of a path in which KINDS may be; slime-ext train writes to dump
 TORCH, ARCHIVE, JSONL = ".pt", ".straw.json", ".jsonl"
 ENDINGS = (TORCH, ARCHIVE, JSONL)
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
-LEVELS, MOST_NAMED = 3, 3  # below a folder without dumps, where some are looked for; folders that are named
-SHOWN = 60  # characters of a mistake
+LEVELS, MOST_NAMED = (
+    3,
+    3,
+)  # levels below a folder without dumps in which dumps are searched; folders that the message names
+SHOWN = 60  # characters of a mistake that a message shows
 NUMBER = re.compile(r"\d+")
 RANKED = re.compile(r"\d+[_-](?:rank[_-]?)?\d+$")
-# slime writes "eval_5" where --save-debug-rollout-data has the rollout's number; nothing trains on those.
+# slime replaces the number in --save-debug-rollout-data by "eval_5" for an evaluation, on which nothing
+# trains.
 EVALUATION = re.compile(r"(^|[^a-z])eval_\d")
 
 
 @dataclass(frozen=True)
 class RolloutRanges:
-    """Ranges of rollout numbers, both ends included; without any range, all numbers."""
+    """Ranges of rollout numbers, both ends included. No range means all numbers."""
 
     ranges: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def parse(cls, text: str | None) -> RolloutRanges:
-        """Ranges from text such as ``100-200``, ``7``, ``0,5,10-``.
+        """Parses ranges such as ``100-200``, ``7`` or ``0,5,10-``.
 
         Raises:
-            DataError: it is something else.
+            DataError: the text is not a list of ranges.
 
         >>> RolloutRanges.parse("0,5,10-").ranges
         ((0, 0), (5, 5), (10, inf))
@@ -43,7 +47,7 @@ class RolloutRanges:
         return cls(tuple(_range(part, text or "") for part in parts))
 
     def __contains__(self, rollout_id: int | None) -> bool:
-        """Whether a rollout is wanted; one of unknown number is, until its content tells the number."""
+        """Returns whether a rollout is wanted; with an unknown number it is, until its content is read."""
         if rollout_id is None or not self.ranges:
             return True
         return any(low <= rollout_id <= high for low, high in self.ranges)
@@ -53,12 +57,12 @@ EVERY_ROLLOUT = RolloutRanges()
 
 
 def _range(part: str, text: str) -> tuple[int, float]:
-    found = RANGE.fullmatch(part)
-    if not found or part in ("", "-"):
+    match = RANGE.fullmatch(part)
+    if not match or part in ("", "-"):
         raise DataError(
             f"--rollouts: expected numbers and ranges such as 100-200 or 0,5,10-, got '{text[:SHOWN]}'"
         )
-    low, high, single = found.groups()
+    low, high, single = match.groups()
     if single is not None:
         return int(single), int(single)
     if high and int(low or 0) > int(high):
@@ -72,7 +76,7 @@ class Job:
 
     Args:
         size: of the files, bytes.
-        wanted: which of the rollouts that the files hold.
+        wanted: the rollouts to read from the files.
     """
 
     paths: tuple[Path, ...]
@@ -85,7 +89,7 @@ class Job:
         return self.paths[0].suffix == JSONL
 
     def __str__(self) -> str:
-        """The paths, with their common folder written once."""
+        """Writes the paths, with their common folder once."""
         if len(self.paths) == 1:
             return str(self.paths[0])
         root = _root(self.paths[0])
@@ -95,39 +99,42 @@ class Job:
 
 @dataclass(frozen=True)
 class DumpFiles:
-    """The jobs of the wanted rollouts, ordered by rollout number, and how many evaluation dumps were left
-    out."""
+    """The jobs of the wanted rollouts, ordered by number, and the number of evaluation dumps left out."""
 
     jobs: tuple[Job, ...]
     evaluations: int
 
 
 def find(paths: Iterable[str | Path], wanted: RolloutRanges = EVERY_ROLLOUT) -> DumpFiles:
-    """The files to read.
+    """Returns the files to read.
 
     Raises:
-        DataError: a path does not exist or holds no dump, or they are of two runs.
+        DataError: a path does not exist or holds no dump, or the paths belong to two runs.
     """
-    files = list({file.resolve(): file for given in paths for file in _files(str(given))}.values())
+    files = list({file.resolve(): file for path in paths for file in _files(str(path))}.values())
     dumps = [file for file in files if not EVALUATION.search(file.name)]
     if files and not dumps:
-        raise DataError(f"{files[0]}: expected dumps of training, got {len(files)} of evaluations alone")
+        raise DataError(
+            f"{files[0]}: expected dumps of training, got {len(files)} evaluation dumps: name training dumps"
+        )
     runs = {_root(file).resolve(): _root(file) for file in dumps}
     if len(runs) > 1:
         raise DataError(
-            f"{', '.join(map(str, runs.values()))}: expected dumps of one run, got {len(runs)} folders: give "
-            "--against for a second run"
+            f"{', '.join(map(str, runs.values()))}: expected dumps of one run, got {len(runs)} folders: type "
+            "--against before the second run"
         )
     jobs = _jobs(dumps, wanted)
     chosen = [job for job in jobs if job.rollout_id in wanted]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
-        raise DataError(f"--rollouts: expected some of {min(known)}-{max(known)}, got none of them")
+        raise DataError(
+            f"--rollouts: expected some of {min(known)}-{max(known)}, got none: type numbers in that range"
+        )
     return DumpFiles(tuple(chosen), len(files) - len(dumps))
 
 
 def _jobs(files: Sequence[Path], wanted: RolloutRanges) -> list[Job]:
-    """One job per rollout, ordered by number; a JSONL file is a job of its own."""
+    """Returns one job per rollout, ordered by number. Each JSONL file is a separate job."""
     together: dict[tuple[int, str], list[Path]] = {}
     for path, number in _numbers(files).items():
         is_dump = path.suffix != JSONL
@@ -145,40 +152,40 @@ def _jobs(files: Sequence[Path], wanted: RolloutRanges) -> list[Job]:
 
 
 def _numbers(files: Iterable[Path]) -> dict[Path, int | None]:
-    """The number of each file's rollout; None where its name has none.
+    """Returns the rollout number of each file; None if its name has none.
 
-    Among names that differ in numbers only, it is the first number that differs, so that ``qwen3-8b-0`` and
-    ``qwen3-8b-1`` are two rollouts; in a single name the last one. The rank in ``5_0`` never counts.
+    Among names that differ only in numbers, it is the first number that differs, so ``qwen3-8b-0`` and
+    ``qwen3-8b-1`` are two rollouts. In a single name it is the last number. The rank in ``5_0`` never counts.
     """
     alike: dict[tuple[Path, str], list[Path]] = {}
     for path in files:
         alike.setdefault((path.parent, NUMBER.sub("#", path.stem)), []).append(path)
-    found: dict[Path, int | None] = {}
+    number_of: dict[Path, int | None] = {}
     for paths in alike.values():
         rows = [NUMBER.findall(path.stem) for path in paths]
         last = len(rows[0]) - (2 if RANKED.search(paths[0].stem) else 1)
         at = next((i for i in range(last) if len({row[i] for row in rows}) > 1), last)
-        found |= {path: int(row[at]) if row else None for path, row in zip(paths, rows, strict=True)}
-    return found
+        number_of |= {path: int(row[at]) if row else None for path, row in zip(paths, rows, strict=True)}
+    return number_of
 
 
-def _files(given: str) -> list[Path]:
+def _files(argument: str) -> list[Path]:
     try:
-        path = Path(given).expanduser()
-        found = _of_path(path)
-        is_there = path.exists() or bool(set(given) & set("*?["))
-    except (OSError, RuntimeError, ValueError) as error:  # no pattern, too long, not allowed
-        raise DataError(f"{given}: expected a folder, a file or a pattern, got {error}") from None
-    if found:
-        return found
+        path = Path(argument).expanduser()
+        files = _of_path(path)
+        is_there = path.exists() or bool(set(argument) & set("*?["))
+    except (OSError, RuntimeError, ValueError) as error:  # an invalid pattern, too long, or no permission
+        raise DataError(f"{argument}: expected a folder, a file or a pattern, got {error}") from None
+    if files:
+        return files
     if not is_there:
-        raise DataError(f"{given}: expected a folder, a file or a pattern, got nothing of that name")
+        raise DataError(f"{argument}: expected a folder, a file or a pattern, got nothing of that name")
     below = _holding(path)
     named = " or ".join(map(str, below[:MOST_NAMED])) + (" or another" if len(below) > MOST_NAMED else "")
     advice = f"{named}, which hold dumps" if below else "the folder of --dump-details"
     raise DataError(
-        f"{given}: expected rollout_data/*.pt, train_data/*.pt, *.straw.json or *.jsonl, got no such file: "
-        f"give {advice}"
+        f"{argument}: expected rollout_data/*.pt, train_data/*.pt, *.straw.json or *.jsonl, got no such "
+        f"file: give {advice}"
     )
 
 
@@ -186,22 +193,24 @@ def _of_path(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     matches = [path] if path.is_dir() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    found = (_of_folder(match) if match.is_dir() else filter(_is_dump, [match]) for match in matches)
-    return [file for files in found for file in files]
+    groups = (_of_folder(match) if match.is_dir() else filter(_is_dump, [match]) for match in matches)
+    return [file for files in groups for file in files]
 
 
 def _holding(folder: Path) -> list[Path]:
-    """The folders of runs below one, at most three levels deep."""
-    found: set[Path] = set()
+    """Returns the folders of runs below a folder, at most three levels deep."""
+    folders: set[Path] = set()
     for pattern in ("*/" * level + kind for level in range(1, LEVELS + 1) for kind in KINDS):
-        with suppress(OSError, ValueError):  # not allowed, no path
-            found |= {path.parent for path in folder.glob(pattern)}
-    return sorted(found)
+        with suppress(OSError, ValueError):  # no permission, or no valid path
+            folders |= {path.parent for path in folder.glob(pattern)}
+    return sorted(folders)
 
 
 def _of_folder(path: Path) -> list[Path]:
-    """The dumps in the rollout_data and train_data of a folder, or of the dump in a run's folder; in the
-    folder itself if there are neither."""
+    """Returns the dumps in rollout_data and train_data of a folder, or of its dump folder.
+
+    If it has neither, returns the dumps in the folder itself.
+    """
     kinds = [path / inner / kind for inner in DUMPS for kind in KINDS if (path / inner / kind).is_dir()]
     return [file for folder in kinds or [path] for file in sorted(folder.iterdir()) if _is_dump(file)]
 
@@ -215,5 +224,5 @@ def _root(path: Path) -> Path:
 
 
 def _rank(path: Path) -> tuple[str, list[int]]:
-    """A sort key: rollout dumps first, then train dumps by rank."""
+    """Returns a sort key: rollout dumps first, then train dumps by rank."""
     return path.parent.name, [int(n) for n in NUMBER.findall(path.stem)]

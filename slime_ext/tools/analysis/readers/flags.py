@@ -1,4 +1,4 @@
-"""The flags of a run, as far as its folders tell them."""
+"""Reads the flags of a run from args.json in its folders."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def flags_of(paths: Sequence[str]) -> dict[str, Any]:
-    """args.json of the first folder that holds one, and ``has_experts`` if it, or the config.json of the
-    model that it names, tells; empty where there is none."""
+    """Returns the content of the first args.json in the folders of a run; empty without one.
+
+    ``has_experts`` is added, if args.json or the config.json of its model tells the number of experts.
+    """
     for folder in (folder for path in paths for folder in (Path(path), Path(path).parent)):
         flags = dict(read_json(folder / "args.json"))
         if flags:
             model = flags.get("hf_checkpoint")
             config = read_json(Path(model) / "config.json") if isinstance(model, str) else {}
-            known = [found[key] for found in (flags, config) for key in EXPERTS if key in found]
+            known = [source[key] for source in (flags, config) for key in EXPERTS if key in source]
             counts = [count for count in known if isinstance(count, int)]
             return flags | ({"has_experts": max(counts) > 1} if counts else {})
     return {}

@@ -1,9 +1,9 @@
-"""JSONL: one sample per line, log-probs as plain lists.
+"""Reads JSONL: one sample per line, with log-probs as plain lists.
 
-Keys of a line (lists have one entry per response token; None is a missing log-prob):
+Keys of a line (lists have one entry per response token; null is a missing log-prob):
 
-    rollout_log_probs  (or behavior)                    required: of the policy that sampled
-    log_probs          (or train_log_probs, proximal)   required: of the trainer, before its step
+    rollout_log_probs  (or behavior)                    required: log-probs of the policy that sampled
+    log_probs          (or train_log_probs, proximal)   required: log-probs of the trainer before its step
     loss_mask, tokens (response, or prompt + response), advantages (a list, or one number), entropy,
     ref_log_probs, token_weight_versions                lists, optional
     rollout_topk_log_probs, topk_log_probs              lists of K each, optional: see ``readers/topk.py``
@@ -12,8 +12,8 @@ Keys of a line (lists have one entry per response token; None is a missing log-p
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
     engine (or another of ENGINES in ``readers/samples.py``), status, data_parallel_rank    optional
 
-Lines of one rollout are neighbours. Where a rollout's number comes back later in the file, those lines are
-read as a rollout of their own and reported.
+Lines of one rollout must be adjacent. If a rollout number comes back later in the file, those lines are read
+as a separate rollout and reported.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from slime_ext.tools.analysis.readers.samples import DumpedSample, Notes, assemb
 from slime_ext.tools.analysis.readers.topk import compare_heads
 from slime_ext.tools.analysis.records import DumpedRollout
 
-NAMED = 2  # bad lines that are named one by one
+NAMED = 2  # bad lines that are reported one by one
 MALFORMED = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
-    """The rollouts of a file in their order, then lines that are no samples as ``Skipped``."""
+    """Yields the rollouts of a file in order, then the lines that are not samples as ``Skipped``."""
     bad: list[Skipped] = []
     seen: set[int] = set()
-    for rollout_id, found in groupby(_good(path, bad), key=itemgetter(0)):
-        rows = [replace(row, position=position) for position, (_, row) in enumerate(found)]
+    for rollout_id, lines in groupby(_good(path, bad), key=itemgetter(0)):
+        rows = [replace(row, position=position) for position, (_, row) in enumerate(lines)]
         yield assemble(rollout_id, str(path), rows, Notes(), again=rollout_id in seen)
         seen.add(rollout_id)
     yield from bad[:NAMED]
     if len(bad) > NAMED:
-        yield Skipped(bad[NAMED].path, f"{len(bad) - NAMED} more lines, from here on, are no samples")
+        yield Skipped(bad[NAMED].path, f"{len(bad) - NAMED} more lines are not samples, from this one on")
 
 
 def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, DumpedSample]]:
@@ -61,11 +61,11 @@ def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, DumpedSample]]:
 
 
 def _sample(line: str) -> tuple[int, DumpedSample]:
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise ValueError(f"expected a JSON object, got {type(found).__name__}")
-    row = sample_of(found, 0)
+    fields = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, got {type(fields).__name__}")
+    row = sample_of(fields, 0)
     compare_heads(row, row)
     if row.behavior is None and row.proximal is None:
-        raise ValueError("has neither rollout_log_probs nor log_probs: no sample")
-    return rollout_number(found.get("rollout_id") or 0), row
+        raise ValueError("has neither rollout_log_probs nor log_probs, so it is not a sample")
+    return rollout_number(fields.get("rollout_id") or 0), row

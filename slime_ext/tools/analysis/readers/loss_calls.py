@@ -1,7 +1,7 @@
-"""The trainer's log-probs of the same tokens by the same weights: of the log-prob pass and of training.
+"""Reads the trainer's log-probs of the same tokens from the log-prob pass and from training.
 
-miles writes them beside --dump-details: ``policy_loss_debug/rank_<rank>_call_<call>.pt`` (training_utils/
-debug_dump.py at 31f1ca9). Before call 0 of a rank no optimizer step has changed the weights.
+miles writes both to ``policy_loss_debug/rank_<rank>_call_<call>.pt`` beside --dump-details
+(training_utils/debug_dump.py at 31f1ca9). At call 0 of a rank, no optimizer step has changed the weights yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LISTS = ("train_log_probs", "old_log_probs", "rollout_log_probs", "local_loss_ma
 
 
 class LossCall(NamedTuple):
-    """Means over the response tokens of the first calls, nats."""
+    """Means over the response tokens of all ranks' first calls, nats."""
 
     tokens: int
     trained: float  # mean |training - log-prob pass|
@@ -28,14 +28,14 @@ class LossCall(NamedTuple):
 
 
 def first_calls(folder: Path) -> tuple[LossCall, ...]:
-    """The first calls of all ranks below a run's folder as one; empty where there is none."""
+    """Returns the first calls of all ranks in a run's folder as one; empty if there are none."""
     parts = []
     for path in sorted(folder.glob("policy_loss_debug/rank_*_call_0.pt")):
         try:
             samples = load_plain(path)["samples"]
             parts += [torch.stack([as_tensor(s[name], torch.float32) for name in LISTS]) for s in samples]
         except (DataError, KeyError, *NO_NUMBERS):
-            continue  # another kind of file, or no log-probs of the sampler
+            continue  # another kind of file, or a file without log-probs of the sampler
     if not parts:
         return ()
     train, old, rollout, mask = torch.cat(parts, 1)

@@ -1,8 +1,8 @@
-"""Per-rank train dumps of slime v0.3.1 and older -> whole responses.
+"""Merges the per-rank train dumps of slime v0.3.1 and older into whole responses.
 
-Every rank wrote a file: tensor-parallel ranks the same one, context-parallel ranks their zig-zag part of each
-response, pipeline stages before the last one without log-probs. No file says what its rank was; the lengths
-do. Source: slime/utils/train_dump_utils.py and actor.py at v0.3.1.
+Each rank wrote a file. Tensor-parallel ranks wrote the same file, context-parallel ranks their zig-zag part
+of each response, and all pipeline stages but the last a file without log-probs. No file names its rank, but
+the lengths determine it. Source: slime/utils/train_dump_utils.py and actor.py at v0.3.1.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from slime_ext.host.packing import zigzag
 from slime_ext.tools.analysis.readers.samples import DumpedSample, as_tensor, sample_of
 
 Data = Mapping[str, Any]
-# Local slices; masks and tokens are whole.
+# Fields that hold only a rank's slice. Masks and tokens are whole.
 CUT = ("log_probs", "rollout_log_probs", "advantages", "entropy", "ref_log_probs")
 
 
 def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
-    """The samples of a rollout, put together from the files of its ranks.
+    """Returns the samples of a rollout, merged from the files of its ranks.
 
     Raises:
         DataError: a context-parallel part is missing, or the lengths fit no zig-zag layout.
@@ -30,9 +30,9 @@ def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
     last_stage = [data for _, data in sorted(ranks, key=lambda r: r[0]) if data.get("log_probs")]
     if ranks and not last_stage:
         raise DataError(
-            f"expected log_probs in one of {len(ranks)} per-rank files, got none: slime v0.3.0 and v0.3.1 "
-            "write them only if they are recomputed (--get-mismatch-metrics), and only on the last pipeline "
-            "stage"
+            f"expected log_probs in one of {len(ranks)} per-rank files, got none: add the file of the last "
+            "pipeline stage, and train with --get-mismatch-metrics, because slime v0.3.0 and v0.3.1 write "
+            "only recomputed log-probs"
         )
     shards: dict[tuple, list[Data]] = {}
     for data in last_stage:
@@ -41,7 +41,7 @@ def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
 
 
 def _identity(data: Data) -> tuple:
-    """A value that is equal for ranks that hold the same samples."""
+    """Returns a value that is equal for ranks with the same samples."""
     indices = data.get("sample_indices")
     if indices is not None and None not in indices:
         return tuple(map(int, indices))
@@ -53,9 +53,7 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
         (len(t), int(n)) for t, n in zip(parts[0]["tokens"], parts[0]["response_lengths"], strict=True)
     ]
     size = _context_parallel_size(parts, lengths)
-    columns = parts[
-        :: len(parts) // size
-    ]  # tensor-parallel ranks are neighbours, and their files are the same
+    columns = parts[:: len(parts) // size]  # one of each group of tensor-parallel ranks, which are adjacent
     keys = [
         key
         for key, values in columns[0].items()
@@ -73,8 +71,10 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
 
 
 def _context_parallel_size(parts: list[Data], lengths: list[tuple[int, int]]) -> int:
-    """The context-parallel size for which every file has the lengths that its rank would have. Copies of a
-    rank follow each other."""
+    """Returns the context-parallel size that explains the lengths in every file.
+
+    The copies of a rank follow each other.
+    """
     held = [[len(x) for x in data["log_probs"]] for data in parts]
     for size in range(1, len(parts) + 1):
         copies = len(parts) // size
@@ -94,7 +94,7 @@ def _held(total: int, response: int, rank: int, size: int) -> int:
 
 
 def join_response(parts: Sequence[torch.Tensor], total_length: int, response_length: int) -> torch.Tensor:
-    """The parts [L_r] of all context-parallel ranks, in their order -> the full response [R]."""
+    """Returns the full response [R] from the parts [L_r] of all context-parallel ranks, in order."""
     if len(parts) == 1:
         return parts[0]
     out = torch.full((response_length,), torch.nan, dtype=parts[0].dtype)

@@ -1,8 +1,8 @@
-"""The experts that the sampler and the trainer chose, compared.
+"""Compares the experts that the sampler and the trainer chose.
 
-The sampler's: ``rollout_routed_experts`` of a rollout dump (slime, miles), [tokens - 1, layers, active];
-row j routed token j, whose logits are of token j + 1. The trainer's: ``routed_experts`` of a train dump's
-sample, in the same shape, which neither host writes by itself (docs/analyze.md).
+The sampler's are ``rollout_routed_experts`` of a rollout dump (slime, miles), [tokens - 1, layers, active].
+Row j routed token j, whose logits predict token j + 1. The trainer's are ``routed_experts`` of a sample in a
+train dump, in the same shape. Neither host writes these by itself (docs/analyze.md).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
 from slime_ext.tools.analysis.readers.spilled import loaded
 
 MOST_EXPERTS = 1 << 16
-REPEATS = 8  # steps to another token in a row that keep the same experts in all layers
-OWN = 4  # times the next longest such run of the sample
+REPEATS = 8  # consecutive steps to a different token that keep the experts of all layers
+TIMES = 4  # times the next longest such run of the sample
 
 
 def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[str, Tensor]:
-    """``routes`` and ``experts`` of ``DumpedRollout``; sets ``overlap`` of each row.
+    """Returns ``routes`` and ``experts`` of ``DumpedRollout``. Sets ``overlap`` of each row.
 
     Args:
         pairs: each row with its sample of the rollout dump.
@@ -32,14 +32,14 @@ def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[
     for row, sample in pairs:
         if sample.routed is None or row.routed is None:
             continue
-        theirs, mine = (_of_response(row, routed) for routed in (sample.routed, row.routed))
-        if theirs is None or mine is None or theirs.shape != mine.shape:
+        sampler, trainer = (_of_response(row, routed) for routed in (sample.routed, row.routed))
+        if sampler is None or trainer is None or sampler.shape != trainer.shape:
             continue
-        is_shared = (theirs[..., None] == mine[..., None, :]).any(-1)
+        is_shared = (sampler[..., None] == trainer[..., None, :]).any(-1)
         share = is_shared.float().mean(-1)
         row.overlap = share.mean(1)
         layers.append(torch.stack([share.sum(0), torch.full((share.shape[1],), float(len(share)))], 1))
-        chosen.append(torch.stack([theirs.flatten(), ~is_shared.flatten()]))
+        chosen.append(torch.stack([sampler.flatten(), ~is_shared.flatten()]))
     if not chosen:
         return {}
     expert, apart = torch.cat(chosen, 1)
@@ -49,37 +49,42 @@ def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[
 
 
 def odd_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> Counter[str]:
-    """How many samples have the sampler's experts (``routed``), those of more or fewer tokens than the sample
-    (``misfit``), and the same experts at many different tokens in a row (``repeated``; ``repeated_tokens`` of
-    them, ``repeated_prompt`` where that is in the prompt alone). A token that repeats is routed alike for a
-    good reason, so only the places count at which the token changes and its experts do not.
+    """Counts samples by the experts that the sampler recorded.
+
+        routed: samples with experts
+        misfit: samples whose experts belong to more or fewer tokens
+        repeated: samples with the same experts at many consecutive different tokens
+        repeated_tokens: number of these tokens
+        repeated_prompt: samples in which this happens only in the prompt
+
+    Equal tokens are routed alike for a good reason, so only steps to a different token count.
 
     Args:
         pairs: each row with its sample of the rollout dump.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row, sample in pairs:
         if sample.routed is None:
             continue
         try:
-            theirs = torch.as_tensor(sample.routed)
+            experts = torch.as_tensor(sample.routed)
         except NO_NUMBERS:
             continue
         tokens = row.prompt_length + row.response_length
-        if theirs.dim() != 3 or not len(theirs) or row.prompt_length < 1:
+        if experts.dim() != 3 or not len(experts) or row.prompt_length < 1:
             continue
-        found["routed"] += 1
-        found["misfit"] += len(theirs) not in (tokens - 1, tokens)
-        end, steps, next_most = _longest_run(theirs, _changes(sample.ids, len(theirs)))
-        if steps >= max(REPEATS, OWN * next_most):
-            found["repeated"] += 1
-            found["repeated_tokens"] += steps + 1
-            found["repeated_prompt"] += end <= row.prompt_length
-    return found
+        counts["routed"] += 1
+        counts["misfit"] += len(experts) not in (tokens - 1, tokens)
+        end, steps, next_most = _longest_run(experts, _changes(sample.ids, len(experts)))
+        if steps >= max(REPEATS, TIMES * next_most):
+            counts["repeated"] += 1
+            counts["repeated_tokens"] += steps + 1
+            counts["repeated_prompt"] += end <= row.prompt_length
+    return counts
 
 
 def _changes(ids: Any, rows: int) -> Tensor:
-    """[rows] bool, whether a row's token is another than that of the row before; True where no ids tell."""
+    """Returns whether the token of each row differs from the one before, [rows] bool; True if unknown."""
     changes = torch.ones(rows, dtype=torch.bool)
     try:
         tokens = torch.as_tensor([] if ids is None else ids).flatten()[:rows]
@@ -90,8 +95,10 @@ def _changes(ids: Any, rows: int) -> Tensor:
 
 
 def _longest_run(routed: Tensor, changes: Tensor) -> tuple[int, int, int]:
-    """Where the run of equal rows with the most changes of the token ends, how many it has, and how many the
-    next one has."""
+    """Returns the end of the run of equal rows with the most token changes, and how many it has.
+
+    The third number is how many changes the next longest run has.
+    """
     same = torch.zeros(len(routed), dtype=torch.bool)
     same[1:] = (routed[1:] == routed[:-1]).flatten(1).all(1)
     run = (~same).long().cumsum(0) - 1
@@ -102,13 +109,13 @@ def _longest_run(routed: Tensor, changes: Tensor) -> tuple[int, int, int]:
 
 
 def _of_response(row: DumpedSample, routed: Any) -> Tensor | None:
-    """Experts [response, layers, active] of a sample; None where they are missing or of another shape."""
+    """Returns the experts of a response, [response, layers, active]; None if missing or misshaped."""
     try:
-        found = torch.as_tensor(loaded(routed))[row.prompt_length - 1 :][: row.response_length].long()
+        experts = torch.as_tensor(loaded(routed))[row.prompt_length - 1 :][: row.response_length].long()
     except (*NO_NUMBERS, IndexError):
         return None
-    is_whole = row.prompt_length > 0 and found.dim() == 3 and len(found) == row.response_length
-    if not is_whole or not found.numel():
+    is_whole = row.prompt_length > 0 and experts.dim() == 3 and len(experts) == row.response_length
+    if not is_whole or not experts.numel():
         return None
-    low, high = found.aminmax()
-    return found if low >= 0 and high < MOST_EXPERTS else None
+    low, high = experts.aminmax()
+    return experts if low >= 0 and high < MOST_EXPERTS else None

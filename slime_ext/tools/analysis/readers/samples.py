@@ -1,7 +1,7 @@
-"""A sample of any file -> ``DumpedSample``; samples -> one ``DumpedRollout``.
+"""Turns a sample of any file into a ``DumpedSample``, and samples into one ``DumpedRollout``.
 
-A rollout may hold thousands of short samples: per sample only the fields are looked at, whatever is computed
-is computed over the packed tokens.
+A rollout may hold thousands of short samples. So only fields are handled sample by sample, and all
+computation is over packed tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.spilled import loaded
 from slime_ext.tools.analysis.records import DumpedRollout
 
-UNKNOWN = -1  # version of the weights of a token
-NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise
-# Field of a sample, one value per response token -> dtype, the value for samples without the field, and its
-# names in rollout dumps, train dumps and JSONL.
+UNKNOWN = -1  # version of unknown weights, or id of an unknown token
+NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # errors of ``as_tensor``
+# Fields with one value per response token -> dtype, value for samples without the field, and its names in
+# rollout dumps, train dumps and JSONL.
 FIELDS: dict[str, tuple[torch.dtype, float, tuple[str, ...]]] = {
     "behavior": (torch.float32, torch.nan, ("rollout_log_probs", "behavior")),
     "proximal": (torch.float32, torch.nan, ("log_probs", "train_log_probs", "proximal")),
@@ -40,17 +40,17 @@ FIELDS: dict[str, tuple[torch.dtype, float, tuple[str, ...]]] = {
     "kl": (torch.float32, torch.nan, ()),
     "tail": (torch.float32, torch.nan, ()),
 }
-MOST_CANDIDATES = 1 << 28  # of the heads of a rollout: 2 GiB for both sides
-ALWAYS = ("behavior", "proximal", "mask")  # those of FIELDS that every rollout has
+MOST_CANDIDATES = 1 << 28  # values in the heads of a rollout; both sides then take 2 GiB
+ALWAYS = ("behavior", "proximal", "mask")  # the FIELDS that every rollout has
 # Keys of a sample or of its metadata that name the engine that sampled it. slime and vime record no engine,
-# miles one for agents (session_server_id); a custom generate function can.
+# and miles only for agents (session_server_id). A custom generate function can record it.
 ENGINES = ("engine", "engine_id", "engine_url", "worker_id", "worker_url", "server_url", "session_server_id")
 ENGINE_RANK = "dp_rank"  # data-parallel rank inside an engine: SGLang's meta_info["dp_rank"]
 
 
 @dataclass
 class DumpedSample:
-    """One sample as its file has it: lists or tensors over the response ([R]), defaults for what it lacks."""
+    """One sample of a file: lists or tensors over the response [R], and defaults for missing fields."""
 
     position: int
     response_length: int
@@ -67,22 +67,24 @@ class DumpedSample:
     tail: Any = None
     sampler_head: Any = None  # log-probs [R, K] of the sampler's most likely tokens
     trainer_head: Any = None  # the trainer's of the same tokens
-    sampler_support: Any = None  # log-probs [N] of all tokens that top-p left, of one position after another
+    sampler_support: Any = None  # log-probs [N] of all tokens that top-p kept, position after position
     trainer_support: Any = None  # the trainer's of the same tokens
     support_offsets: Any = None  # [R + 1]
-    heads: tuple[Tensor, Tensor] | None = None  # sampler's and trainer's [R, K], of a head or of supports
-    is_exact: bool = False  # whether heads are supports
+    heads: tuple[Tensor, Tensor] | None = (
+        None  # log-probs [R, K] of sampler and trainer, of heads or of supports
+    )
+    is_exact: bool = False  # true: ``heads`` are supports
     ids: Any = None  # tokens of prompt and response
-    routed: Any = None  # experts of the side that wrote the file, [tokens, layers, active]
+    routed: Any = None  # experts of the side that wrote the file, [tokens - 1, layers, active]
     index: int | None = None  # of the sample in the run
     status: str = ""
     prompt_length: int = 0
     reward: float | None = None
     group: int | None = None
     step: int | None = None
-    cached: int | None = None  # tokens of the prompt
-    rank: int | None = None  # data-parallel, of the trainer
-    place: int | None = None  # in its micro-batch
+    cached: int | None = None  # number of prompt tokens from the prefix cache
+    rank: int | None = None  # data-parallel rank of the trainer
+    place: int | None = None  # how many samples come before it in its micro-batch
     engine: str = ""
     prompt: str = ""
     response: str = ""
@@ -90,19 +92,19 @@ class DumpedSample:
     token_versions: Sequence[str] = ()
 
 
-def sample_of(found: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
-    """A sample from a line of JSONL, or from a sample of slime's dumps."""
-    lists = {ours: first(found, *names) for ours, (_, _, names) in FIELDS.items()}
+def sample_of(fields: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
+    """Returns the sample of a line of JSONL, or of a sample in slime's dumps."""
+    lists = {ours: first(fields, *names) for ours, (_, _, names) in FIELDS.items()}
     known = next((v for v in (lists["behavior"], lists["proximal"]) if v is not None), ())
-    length = first(found, "response_lengths", "response_length")
-    length, ids = len(known) if length is None else int(length), found.get("tokens")
-    count, advantages = length if ids is None else len(ids), found.get("advantages")
-    total = max(int(first(found, "total_lengths") or count), length)
+    length = first(fields, "response_lengths", "response_length")
+    length, ids = len(known) if length is None else int(length), fields.get("tokens")
+    count, advantages = length if ids is None else len(ids), fields.get("advantages")
+    total = max(int(first(fields, "total_lengths") or count), length)
     is_one = isinstance(advantages, (int, float))
     lists |= {
         "tokens": None if ids is None or count < length else ids[count - length :],
         "advantages": [advantages] * length if is_one else advantages,
-        "kept": kept_sizes(found, length, ids),
+        "kept": kept_sizes(fields, length, ids),
     }
     return DumpedSample(
         position,
@@ -110,43 +112,43 @@ def sample_of(found: Mapping[str, Any], position: int, step: int | None = None) 
         **lists,
         ids=ids,
         step=step,
-        sampler_head=found.get("rollout_topk_log_probs"),
-        trainer_head=found.get("topk_log_probs"),
-        sampler_support=found.get("rollout_top_p_log_probs"),
-        trainer_support=found.get("top_p_log_probs"),
-        support_offsets=found.get("rollout_top_p_token_offsets"),
-        routed=first(found, "rollout_routed_experts", "routed_experts"),
-        index=whole_number(found.get("index")),
-        status=cut(text(found.get("status"))) or ("truncated" if found.get("truncated") == 1 else ""),
-        prompt_length=int(first(found, "prompt_length", default=total - length)),
-        reward=number(first(found, "local_raw_reward", "reward", "rewards")),
-        group=whole_number(found.get("group_index")),
-        cached=whole_number((found.get("prefix_cache_info") or {}).get("cached_tokens")),
-        rank=whole_number(found.get("data_parallel_rank")),
-        engine=engine_of(found),
-        prompt=text(found.get("prompt")),
-        response=text(found.get("response")),
-        weight_versions=versions_of(found.get("weight_versions")),
-        token_versions=versions_of(found.get("token_weight_versions")),
+        sampler_head=fields.get("rollout_topk_log_probs"),
+        trainer_head=fields.get("topk_log_probs"),
+        sampler_support=fields.get("rollout_top_p_log_probs"),
+        trainer_support=fields.get("top_p_log_probs"),
+        support_offsets=fields.get("rollout_top_p_token_offsets"),
+        routed=first(fields, "rollout_routed_experts", "routed_experts"),
+        index=whole_number(fields.get("index")),
+        status=cut(text(fields.get("status"))) or ("truncated" if fields.get("truncated") == 1 else ""),
+        prompt_length=int(first(fields, "prompt_length", default=total - length)),
+        reward=number(first(fields, "local_raw_reward", "reward", "rewards")),
+        group=whole_number(fields.get("group_index")),
+        cached=whole_number((fields.get("prefix_cache_info") or {}).get("cached_tokens")),
+        rank=whole_number(fields.get("data_parallel_rank")),
+        engine=engine_of(fields),
+        prompt=text(fields.get("prompt")),
+        response=text(fields.get("response")),
+        weight_versions=versions_of(fields.get("weight_versions")),
+        token_versions=versions_of(fields.get("token_weight_versions")),
     )
 
 
-def first(found: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """The value of the first of the names that is there and not null."""
+def first(fields: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    """Returns the first value that is present and not null, in the order of the names."""
     for name in names:
-        if (value := found.get(name)) is not None:
+        if (value := fields.get(name)) is not None:
             return value
     return default
 
 
-def engine_of(found: Mapping[str, Any]) -> str:
-    """The name of the engine that sampled a sample, with the rank inside it; empty where none was recorded.
+def engine_of(fields: Mapping[str, Any]) -> str:
+    """Returns the name of the engine that sampled a sample, with the rank inside it; empty if unknown.
 
     >>> engine_of({"metadata": {"engine_url": "http://node3:15000", "dp_rank": 1}}), engine_of({})
     ('http://node3:15000 dp 1', '')
     """
-    metadata = found.get("metadata")
-    places = (found, metadata) if isinstance(metadata, Mapping) and metadata else (found,)
+    metadata = fields.get("metadata")
+    places = (fields, metadata) if isinstance(metadata, Mapping) and metadata else (fields,)
     engine, rank = _label(places, ENGINES), _label(places, (ENGINE_RANK,))
     return f"{engine} dp {rank}".strip() if rank else engine
 
@@ -160,7 +162,7 @@ def _label(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 @dataclass
 class Notes:
-    """Remarks about samples; those of one kind become one line with their number and the first.
+    """Remarks about samples. Remarks of one kind become one line with their number and the first sample.
 
     Args:
         kinds: kind -> the samples.
@@ -174,7 +176,7 @@ class Notes:
         self.kinds.setdefault(kind, []).append(f"sample {row.position}{more}")
 
     def lack(self, name: str, position: int, why: str) -> None:
-        """Adds that a sample lacks a field; one reason becomes one line, whatever the fields."""
+        """Adds that a sample lacks a field. One reason becomes one line, whatever the fields are."""
         self.lacking.setdefault(why, {}).setdefault(position, set()).add(name)
 
     def lines(self) -> tuple[str, ...]:
@@ -193,17 +195,17 @@ class Notes:
 def assemble(
     rollout_id: int, source: str, rows: Sequence[DumpedSample], notes: Notes, **of_all: Any
 ) -> DumpedRollout | Skipped:
-    """One rollout from samples, without those whose lists do not fit.
+    """Returns the rollout of some samples, without those whose lists do not fit.
 
     Args:
-        notes: remarks of the caller, to which this adds its own.
-        of_all: fields of ``DumpedRollout`` that are not of one sample.
+        notes: remarks of the caller, to which more are added.
+        of_all: fields of ``DumpedRollout`` that concern the whole rollout.
     """
     if reason := _missing(rows):
         return Skipped(source, reason)
     sound = [row for row in rows if _fits(row, notes)]
     if not sound:
-        return Skipped(source, "no sample with a list of numbers for its response; " + notes.lines()[0])
+        return Skipped(source, "holds no usable sample: " + notes.lines()[0])
     packed = {name: _packed(sound, name) for name in FIELDS}
     packed["mask"] = packed["mask"] != 0
     versions = _versions(sound, packed["mask"], notes)
@@ -238,8 +240,8 @@ def _missing(rows: Sequence[DumpedSample]) -> str:
         return "holds no sample"
     if all(row.proximal is None for row in rows):
         return (
-            "has no log-probs of the trainer (log_probs): give the train dump of the same rollout too; slime "
-            "v0.3.0 and v0.3.1 write them only if they are recomputed (--get-mismatch-metrics)"
+            "has no log-probs of the trainer (log_probs): name the train dump of the same rollout as well; "
+            "slime v0.3.0 and v0.3.1 write them only with --get-mismatch-metrics"
         )
     if all(row.behavior is None for row in rows):
         return "has no log-probs of the sampler (rollout_log_probs): slime records them with --use-tis"
@@ -247,31 +249,33 @@ def _missing(rows: Sequence[DumpedSample]) -> str:
 
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
-    """Whether the lists of a sample are tensors of its length; makes them such."""
+    """Turns the lists of a sample into tensors. Returns whether all have the length of the response."""
     if row.proximal is None:
-        notes.add("skipped: no log-probs of the trainer", row)
+        notes.add("skipped because the trainer's log-probs are missing", row)
         return False
     for name in FIELDS:
         if (values := getattr(row, name)) is None:
             continue
         try:
-            found = as_tensor(values, FIELDS[name][0])
+            tensor = as_tensor(values, FIELDS[name][0])
         except NO_NUMBERS:
-            notes.add("skipped: a list holds something else than numbers", row, f", {name}")
+            notes.add("skipped because a list holds something other than numbers", row, f", {name}")
             return False
-        if len(found) != row.response_length:
-            lengths = f", {name} {len(found)}, response {row.response_length}"
-            notes.add("skipped: list length differs from the response", row, lengths)
+        if len(tensor) != row.response_length:
+            lengths = f", {name} {len(tensor)}, response {row.response_length}"
+            notes.add("skipped because a list has another length than the response", row, lengths)
             return False
-        setattr(row, name, found)
+        setattr(row, name, tensor)
     if row.behavior is None:
         notes.add("without log-probs of the sampler", row)
     return True
 
 
 def _packed(rows: Sequence[DumpedSample], name: str) -> Tensor | None:
-    """A field of all rows in one flat tensor, removed from the rows so that it is in memory once; None where
-    no row has it and a rollout need not."""
+    """Returns a field of all rows in one flat tensor; None if no row has an optional field.
+
+    Removes it from the rows, so that it is in memory only once.
+    """
     if name not in ALWAYS and all(getattr(row, name) is None for row in rows):
         return None
     dtype, missing, _ = FIELDS[name]
@@ -284,25 +288,25 @@ def _packed(rows: Sequence[DumpedSample], name: str) -> Tensor | None:
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
-    """A CPU tensor [R] from a list, in which None means NaN, an array or a tensor.
+    """Returns a CPU tensor [R] from an array, a tensor, or a list in which None means NaN.
 
     Raises:
-        TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
+        TypeError, ValueError, RuntimeError, OverflowError: the value is not a list of numbers.
     """
     if type(values) is Tensor and values.dtype == dtype and values.dim() == 1 and values.is_cpu:
-        return values.detach()  # most fields of most dumps
+        return values.detach()  # the most frequent case
     values = loaded(values)
     if isinstance(values, (list, tuple)):
         code = "q" if dtype == torch.int64 else "d"
         try:
-            found = array(code, values)
+            numbers = array(code, values)
         except TypeError:
-            found = array(code, [torch.nan if v is None else v for v in values])
-        values = numpy.array(found)
-    found = torch.as_tensor(values).detach().to("cpu", dtype)
-    if found.dim() != 1:
-        raise ValueError(f"expected a list of numbers, got one of shape {list(found.shape)}")
-    return found
+            numbers = array(code, [torch.nan if v is None else v for v in values])
+        values = numpy.array(numbers)
+    tensor = torch.as_tensor(values).detach().to("cpu", dtype)
+    if tensor.dim() != 1:
+        raise ValueError(f"expected a list of numbers, got one of shape {list(tensor.shape)}")
+    return tensor
 
 
 def _all(values: list[int | None]) -> tuple[int, ...] | None:
@@ -310,7 +314,7 @@ def _all(values: list[int | None]) -> tuple[int, ...] | None:
 
 
 def _heads(rows: Sequence[DumpedSample]) -> dict[str, Any]:
-    """Returns the heads of a rollout, padded to one width; {} unless all samples have one of one kind."""
+    """Returns the heads of a rollout, padded to one width; {} unless all samples have the same kind."""
     heads = [row.heads for row in rows if row.heads is not None]
     if len(heads) < len(rows) or len({row.is_exact for row in rows}) != 1:
         return {}
@@ -339,19 +343,19 @@ def _newest(versions: Tensor | None) -> int | None:
 
 
 def rollout_number(value: Any) -> int:
-    """A rollout number from what a file calls its rollout.
+    """Returns the rollout number from the value in a file.
 
     Raises:
         TypeError, ValueError, OverflowError: not a number, or more digits than an int64 holds.
     """
-    found = int(value)
-    if abs(found) >= 10**MOST_DIGITS:
+    rollout_id = int(value)
+    if abs(rollout_id) >= 10**MOST_DIGITS:
         raise ValueError(f"expected a rollout number of at most {MOST_DIGITS} digits, got a longer one")
-    return found
+    return rollout_id
 
 
 def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | None:
-    """[T] the weight version of each token; None where no row has any."""
+    """Returns the weight version of each token, [T]; None if no row has any."""
     if not any(row.weight_versions or row.token_versions for row in rows):
         return None
     lengths = [row.response_length for row in rows]
@@ -359,11 +363,11 @@ def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | 
         alike = torch.tensor([_number(row.weight_versions[0]) for row in rows])
         return alike.repeat_interleave(torch.tensor(lengths))
     masks = mask.split(lengths)
-    return torch.cat([_versions_of(row, own, notes) for row, own in zip(rows, masks, strict=True)])
+    return torch.cat([_versions_of(row, row_mask, notes) for row, row_mask in zip(rows, masks, strict=True)])
 
 
 def _versions_of(row: DumpedSample, mask: Tensor, notes: Notes) -> Tensor:
-    """[R] the weight version of each token: as recorded by token, or one for each turn, or one for all."""
+    """Returns the weight version of each token [R], as recorded by token, by turn, or for the sample."""
     by_token = len(row.token_versions) == row.response_length > 0
     numbers = [_number(version) for version in (row.token_versions if by_token else row.weight_versions)]
     if by_token:
@@ -372,18 +376,20 @@ def _versions_of(row: DumpedSample, mask: Tensor, notes: Notes) -> Tensor:
         turns = Segments.whole([len(mask)], mask).turn_ids
         if len(mask) and int(turns[-1]) == len(numbers):  # one engine call per turn
             return torch.tensor(numbers)[(turns.long() - 1).clamp(min=0)]
-        notes.add("with mixed weight versions and no word of where, counted as the oldest", row)
+        notes.add("with several weight versions at unknown tokens, which count as the oldest", row)
     return torch.full((len(mask),), min(numbers, default=UNKNOWN))
 
 
 def _number(version: Any) -> int:
-    found = number_of(version)
-    return UNKNOWN if found is None else found
+    version_number = number_of(version)
+    return UNKNOWN if version_number is None else version_number
 
 
 def kept_sizes(sample: Mapping[str, Any], length: int, tokens: Any) -> Tensor | None:
-    """``DumpedRollout.kept`` of one sample, from slime's replay keys: the kept ids of response token i are
-    ids[offsets[i]:offsets[i + 1]] (slime/utils/types.py at 624b824)."""
+    """Returns ``DumpedRollout.kept`` of one sample, from slime's replay keys.
+
+    The kept ids of response token i are ids[offsets[i]:offsets[i + 1]] (slime/utils/types.py at 624b824).
+    """
     ids, offsets = (sample.get(f"rollout_top_p_token_{name}") for name in ("ids", "offsets"))
     if ids is None or offsets is None:
         return None
@@ -404,7 +410,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """A reward as a number; None for a mapping of rewards or for none."""
+    """Returns a reward as a number; None if it is missing or a mapping of rewards."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -412,8 +418,10 @@ def number(value: Any) -> float | None:
 
 
 def text(value: Any) -> str:
-    """Text from a string or a list of chat messages; half a surrogate pair, which no file can hold, becomes a
-    question mark."""
+    """Returns the text of a string or of a list of chat messages.
+
+    Half a surrogate pair, which no file can hold, becomes a question mark.
+    """
     if isinstance(value, (list, tuple)):
         parts = (part.get("content", "") if isinstance(part, dict) else part for part in value)
         value = "\n".join(part for part in parts if isinstance(part, str))

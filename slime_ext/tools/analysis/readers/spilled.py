@@ -1,10 +1,10 @@
-"""Tensors that a dump names instead of holding: in a file of safetensors, or in a pool of straw.
+"""Reads tensors that a dump only refers to: in a file of safetensors, or in a pool of straw.
 
-slime and vime keep large fields of a sample (routed experts, heads, supports) on disk, and a dump names them.
-Beside --rollout-routed-experts-store-dir it holds ``DiskTensorRef`` (slime/utils/tensor_store.py, later
-slime/data/tensor.py), a file of safetensors with the one tensor "tensor"; beside straw ``TensorRef``
-(straw/tensor.py of straw-queue 0.1.6), a record of a pool. A tensor is read where it is used, because the
-experts of one rollout can take tens of gigabytes.
+slime and vime keep large fields of a sample (routed experts, heads, supports) on disk. With
+--rollout-routed-experts-store-dir, a dump holds a ``DiskTensorRef`` (slime/utils/tensor_store.py, later
+slime/data/tensor.py) to a file of safetensors with one tensor, "tensor". With straw, it holds a ``TensorRef``
+(straw/tensor.py of straw-queue 0.1.6) to a record of a pool. A tensor is read only when it is used, because
+the experts of one rollout can take tens of gigabytes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DTYPES = {
     "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool",
 }  # fmt: skip
 UNREADABLE = "its file cannot be read"
-OWN_FOLDER = 3  # last parts of the path of a dump's own copy: <dump>_r3_spill/<a number>/<file>
+COPY_PARTS = 3  # last parts of the path of a copy beside the dump: <dump>_r3_spill/<a number>/<file>
 
 
 class NotThere(Exception):
-    """Why a tensor cannot be read."""
+    """A tensor cannot be read; the message says why."""
 
 
 @dataclass
@@ -39,18 +39,18 @@ class SpilledTensor:
     """A tensor on disk.
 
     Args:
-        read: returns it.
-        failed: is told why ``read`` raised.
+        read: returns the tensor.
+        failed: is called with the reason if ``read`` raises.
     """
 
     read: Callable[[], Tensor]
     failed: Callable[[str], None] = lambda _: None
 
     def load(self) -> Tensor:
-        """The tensor.
+        """Returns the tensor.
 
         Raises:
-            ValueError: it cannot be read; ``failed`` was told why.
+            ValueError: it cannot be read; ``failed`` was called with the reason.
         """
         try:
             return self.read()
@@ -60,7 +60,7 @@ class SpilledTensor:
 
 
 def loaded(value: Any) -> Any:
-    """The value itself; of a tensor on disk, or of the parts in which one was recorded, the tensor."""
+    """Returns the tensor of a tensor on disk or of its parts; any other value as it is."""
     if isinstance(value, SpilledTensor):
         return value.load()
     is_parts = isinstance(value, (list, tuple)) and value and all(isinstance(v, Tensor) for v in value)
@@ -70,11 +70,11 @@ def loaded(value: Any) -> Any:
 def with_tensors(
     sample: Mapping[str, Any], dump: Path, failed: Callable[[str, str], None]
 ) -> Mapping[str, Any]:
-    """A sample whose tensors on disk can be loaded, without those that are not there.
+    """Returns a sample whose tensors on disk can be loaded, without those that are missing.
 
     Args:
         dump: the file that holds the sample.
-        failed: is told the name of a field and why it is left out.
+        failed: is called with the name of a field and the reason why it is left out.
     """
     named = {key: v for key, v in sample.items() if isinstance(v, (Fields, SpilledTensor))}
     if not named:
@@ -83,7 +83,7 @@ def with_tensors(
 
 
 def opened(value: Any, dump: Path, failed: Callable[[str], None]) -> SpilledTensor | None:
-    """A tensor that a dump names; None for one that is not there, and for other objects without data."""
+    """Returns a tensor that a dump refers to; None if it is missing, or if the value is no reference."""
     try:
         if isinstance(value, SpilledTensor):
             return SpilledTensor(value.read, failed)
@@ -93,24 +93,24 @@ def opened(value: Any, dump: Path, failed: Callable[[str], None]) -> SpilledTens
             return SpilledTensor(_in_pool(value.fields()), failed)
     except NotThere as error:
         failed(str(error))
-    except Exception:  # corrupt bytes, or other fields than a host's, may lead anywhere
+    except Exception:  # corrupt bytes, or fields of another kind, can raise anything
         failed(UNREADABLE)
     return None
 
 
 def _in_file(about: Mapping[str, Any], dump: Path) -> Callable[[], Tensor]:
-    """Reads a ``DiskTensorRef``: from where it was written, or beside a dump that was moved.
+    """Returns a reader of a ``DiskTensorRef``: where it was written, or beside a dump that was moved.
 
     Raises:
-        NotThere: there is no such file, or it holds another tensor.
+        NotThere: the file is missing, or it holds another tensor.
     """
     written = Path(about["path"])
-    moved = dump.parent.joinpath(*written.parts[-OWN_FOLDER:])
+    moved = dump.parent.joinpath(*written.parts[-COPY_PARTS:])
     path = next((p for p in (written, moved) if p.is_file()), None)
     if path is None:
-        raise NotThere("its file is not there")
+        raise NotThere("its file is missing")
     safetensors = _package("safetensors", "safetensors")
-    with safetensors.safe_open(path, framework="pt") as file:  # reads the header alone
+    with safetensors.safe_open(path, framework="pt") as file:  # reads only the header
         there = file.get_slice("tensor")
         shape, dtype = tuple(there.get_shape()), DTYPES.get(there.get_dtype())
     if shape != tuple(about["shape"]) or dtype != about["dtype"]:
@@ -124,23 +124,23 @@ def _in_file(about: Mapping[str, Any], dump: Path) -> Callable[[], Tensor]:
 
 
 def _in_pool(about: Mapping[str, Any]) -> Callable[[], Tensor]:
-    """Reads a ``TensorRef`` of straw.
+    """Returns a reader of a ``TensorRef`` of straw.
 
     Raises:
-        NotThere: straw is not installed, or there is no such pool.
+        NotThere: straw is not installed, or the pool is missing.
     """
     tensor, protocol = _package("straw.tensor", "straw-queue"), _package("straw.protocol", "straw-queue")
     if not Path(about["root"]).is_dir():
-        raise NotThere("its pool of straw is not there")
+        raise NotThere("its pool of straw is missing")
     known = {key: about[key] for key in ("shape", "dtype", "nbytes", "root", "run_id")}
     record = protocol.RecordRef.from_dict(about["record_ref"])
-    found = tensor.TensorRef(path="", record_ref=record, codecs=CODECS, **known)
-    found.validate()
-    return found.load
+    reference = tensor.TensorRef(path="", record_ref=record, codecs=CODECS, **known)
+    reference.validate()
+    return reference.load
 
 
 def _package(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise NotThere(f"reading it takes {name}: pip install {name}") from None
+        raise NotThere(f"its reader {name} is not installed: pip install {name}") from None

@@ -1,10 +1,10 @@
 """Reads both policies' log-probs of the tokens that the sampler could have drawn, and compares them.
 
-Of a head, the sampler's K most likely tokens, rollout dumps hold the sampler's log-probs
-(``rollout_topk_log_probs``: ``slime_ext.host.generate`` writes them beside ``center``; slime since 2e5cd7c,
-in train dumps too). Under top-p slime writes the whole support (``rollout_top_p_log_probs`` and
+A head is the sampler's K most likely tokens. Rollout dumps hold its log-probs (``rollout_topk_log_probs``) if
+``slime_ext.host.generate`` runs with ``center``, or since slime 2e5cd7c, which also writes them to train
+dumps. Under top-p, slime writes the whole support (``rollout_top_p_log_probs`` and
 ``rollout_top_p_token_offsets``). The trainer's log-probs of the same tokens are ``topk_log_probs`` or
-``top_p_log_probs`` of train dumps. No host writes these by itself; ``slime_ext.host.init`` does beside
+``top_p_log_probs`` of train dumps. No host writes these by itself, but ``slime_ext.host.init`` does with
 ``center``.
 """
 
@@ -31,7 +31,7 @@ def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
     head = _first(row.sampler_head, sample.sampler_head), row.trainer_head
     support = _first(row.sampler_support, sample.sampler_support), row.trainer_support
     offsets = _first(row.support_offsets, sample.support_offsets)
-    for each in (row, sample):  # the lists of a file are large
+    for each in (row, sample):  # frees the lists, which are large
         each.sampler_head = each.trainer_head = each.sampler_support = each.trainer_support = None
     length = row.response_length
     if (sides := _tensors(head)) and sides[0].dim() == 2 and len(sides[0]) == length:
@@ -46,7 +46,7 @@ def _first(*values: Any) -> Any:
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    """Returns all values in float64; none of them if one is missing, or their shapes differ."""
+    """Returns all values in float64; an empty list if one is missing, or if their shapes differ."""
     if any(value is None for value in values):
         return []
     try:
@@ -57,13 +57,13 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _as_absent(sampler: Tensor, trainer: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns both sides in float32, with the log-prob of what a shorter head lacks on both."""
+    """Returns both sides in float32, with ABSENT on both where a head is shorter."""
     there = is_log_prob(sampler)
     return tuple(torch.where(there, x, ABSENT).float() for x in (sampler, trainer))  # type: ignore[return-value]
 
 
 def _rows_of(sampler: Tensor, trainer: Tensor, offsets: Tensor, length: int) -> tuple[Tensor, Tensor] | None:
-    """Returns [R, W] of ragged rows, NaN behind the end of each; None where the offsets do not fit."""
+    """Returns ragged rows as [R, W], padded with NaN; None if the offsets do not fit."""
     counts = offsets.diff()
     fits = sampler.dim() == 1 and offsets.shape == (length + 1,) and bool((counts >= 0).all())
     if not (fits and length and int(offsets[0]) == 0 and int(offsets[-1]) == len(sampler)):
@@ -78,17 +78,18 @@ def _rows_of(sampler: Tensor, trainer: Tensor, offsets: Tensor, length: int) -> 
 
 
 def head_kl(sampler: Tensor, trainer: Tensor) -> tuple[Tensor, Tensor]:
-    """[R] sum over v in H of q_v log(q_v / p_v), plus (1 - Q) log((1 - Q) / (1 - P)); and [R] 1 - Q.
+    """Returns KL(q || p) of each token over a head H and its tail, and the tail's mass under q, [R] each.
 
-    With the head H, q = e^sampler, p = e^trainer, Q and P their sums over H. Exact over the head. The tail
-    counts as one token, which is exact where q / p is the same all over it, and too little elsewhere.
+    The KL is sum over v in H of q_v log(q_v / p_v), plus (1 - Q) log((1 - Q) / (1 - P)), where q = e^sampler,
+    p = e^trainer, and Q and P are their sums over H. The tail counts as one token. This is exact if q / p is
+    the same all over the tail, and too small otherwise.
 
     Args:
-        sampler, trainer: [R, K] log-probs of the same tokens, normalised over the whole vocabulary, nats;
-            the sampler's is no log-prob, such as -inf, where a head is shorter.
+        sampler, trainer: [R, K] log-probs of the same tokens, normalised over the whole vocabulary, nats. If
+            a head is shorter, the sampler's values behind it are no log-probs, such as -inf.
 
     Returns:
-        float32, NaN where a token has no head.
+        Both in float32; NaN if a token has no head.
     """
     there = is_log_prob(sampler)
     q, p = (torch.where(there, x, -torch.inf).exp() for x in (sampler, trainer))

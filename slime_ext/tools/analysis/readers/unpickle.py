@@ -1,5 +1,7 @@
-"""Reads files of torch.save as data: a pickle that names a function or a class of its own choice is refused,
-so nothing in a dump runs."""
+"""Reads files of torch.save as data, so that no code in a dump can run.
+
+A pickle that names any function or class outside a fixed list is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +18,37 @@ from torch import Tensor
 
 from slime_ext.errors import DataError
 
-# Of the storages that torch.save names -> dtype.
+# Names of storages in files of torch.save -> dtype.
 STORAGES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool, "UntypedStorage": torch.uint8,
 }  # fmt: skip
-OF_SECOND_FORM = 2  # arguments of _rebuild_tensor_v2 after the stride; _rebuild_tensor_v3 has the dtype next
+OF_SECOND_FORM = (
+    2  # arguments of _rebuild_tensor_v2 after the stride; in _rebuild_tensor_v3 the dtype follows
+)
 DTYPES = frozenset(f"<{kind}{size}" for kind in "fiu" for size in (2, 4, 8)) | {"|i1", "|u1", "|b1"}
 
 
 class NotPlain(Exception):
-    """A pickle names something that is not a list, a mapping, a number, a text, a tensor or an array."""
+    """A pickle holds something that is not a list, mapping, number, text, tensor or array."""
 
 
 class DTypeName:
-    """Stands in for numpy.dtype, which makes whatever a pickle describes: keeps its name, such as <f8."""
+    """Replaces numpy.dtype, which would build whatever a pickle describes. Keeps only a name such as <f8."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code = self.str = code
 
     def __setstate__(self, state: Any) -> None:
-        self.str = f"{state[1]}{self.code}"  # the byte order; what else is there makes other things of it
+        self.str = (
+            f"{state[1]}{self.code}"  # the byte order; the rest of the state describes other kinds of dtypes
+        )
 
 
 class Array(numpy.ndarray):
-    """Stands in for numpy.ndarray: takes the type of a number, a shape, and as many bytes as they need."""
+    """Replaces numpy.ndarray. Accepts only a dtype of numbers, a shape, and the bytes that they need."""
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, is_fortran, content = state
@@ -52,8 +58,10 @@ class Array(numpy.ndarray):
 
 
 class Fields:
-    """Stands in for a dataclass of a host: keeps the fields that a pickle gives it. It has no other method,
-    and ``__setstate__`` keeps a pickle from setting attributes of the class itself."""
+    """Replaces a dataclass of a host, and keeps the fields that a pickle gives it.
+
+    ``__setstate__`` prevents a pickle from setting attributes of the class.
+    """
 
     __slots__ = ("state",)
 
@@ -61,27 +69,27 @@ class Fields:
         self.state = state
 
     def fields(self) -> dict[str, Any]:
-        """The fields by name, those of dataclasses inside them too.
+        """Returns the fields by name, including those of nested dataclasses.
 
         Raises:
-            AttributeError, TypeError: a pickle gave it something else.
+            AttributeError, TypeError: the pickle gave it something other than fields.
         """
         return {k: v.fields() if isinstance(v, Fields) else v for k, v in dict(self.state).items()}
 
 
 class DiskTensor(Fields):
-    """Stands in for slime's ``DiskTensorRef``."""
+    """Replaces slime's ``DiskTensorRef``."""
 
     __slots__ = ()
 
 
 class PoolTensor(Fields):
-    """Stands in for straw's ``TensorRef``."""
+    """Replaces straw's ``TensorRef``."""
 
     __slots__ = ()
 
 
-# Dataclasses in dumps -> what stands in for them. Those of miles are in samples of several LoRA adapters.
+# Dataclasses in dumps -> their replacements. Those of miles occur in samples of several LoRA adapters.
 DATACLASSES: dict[str, type[Fields]] = {
     "miles.utils.types.AdapterRef": Fields,
     "miles.utils.types.RewardSpec": Fields,
@@ -98,32 +106,32 @@ DATACLASSES: dict[str, type[Fields]] = {
 
 
 def _number(dtype: DTypeName, content: bytes) -> Any:
-    found = Array(0)
-    found.__setstate__((1, (), dtype, False, content))
-    return found.item()
+    array = Array(0)
+    array.__setstate__((1, (), dtype, False, content))
+    return array.item()
 
 
 def _tensor(storage: Tensor, offset: int, size: Sequence[int], stride: Sequence[int], *more: Any) -> Tensor:
-    """A tensor of torch.save; of the third form, whose storage is of bytes, with its dtype in ``more``."""
+    """Returns a tensor of torch.save. In the third form, the storage holds bytes, and ``more`` the dtype."""
     if len(more) > OF_SECOND_FORM and more[OF_SECOND_FORM] != storage.dtype:
         storage = storage.view(more[OF_SECOND_FORM])
-    return storage.as_strided(size, stride, offset)  # raises outside the storage
+    return storage.as_strided(size, stride, offset)  # raises if it leaves the storage
 
 
-def _own(function: Callable) -> Callable:
-    """A new function that does the same: a pickle can set attributes on what it names."""
-    return lambda *given: function(*given)
+def _copy_of(function: Callable) -> Callable:
+    """Returns a copy of a function, because a pickle can set attributes on the objects that it names."""
+    return lambda *arguments: function(*arguments)
 
 
 def _names() -> dict[str, Any]:
-    """What the names in a pickle stand for, made anew for each file."""
+    """Returns the objects for the names in a pickle, created anew for each file."""
     rebuilds = ("_rebuild_tensor_v2", "_rebuild_tensor_v3")
-    found: dict[str, Any] = {f"torch._utils.{name}": _own(_tensor) for name in rebuilds}
-    found["torch._utils._rebuild_parameter"] = lambda tensor, *_: tensor
+    objects: dict[str, Any] = {f"torch._utils.{name}": _copy_of(_tensor) for name in rebuilds}
+    objects["torch._utils._rebuild_parameter"] = lambda tensor, *_: tensor
     for core in ("numpy._core.multiarray", "numpy.core.multiarray"):  # as numpy 2 and numpy 1 name it
-        found |= {f"{core}._reconstruct": lambda *_: Array(0), f"{core}.scalar": _own(_number)}
+        objects |= {f"{core}._reconstruct": lambda *_: Array(0), f"{core}.scalar": _copy_of(_number)}
     return (
-        found
+        objects
         | DATACLASSES
         | {
             "collections.OrderedDict": dict,
@@ -132,31 +140,33 @@ def _names() -> dict[str, Any]:
             "_codecs.encode": lambda text, _: text.encode("latin1"),  # bytes, as protocol 2 writes them
             "builtins.bytes": lambda: b"",  # empty arrays call it
             "__builtin__.bytes": lambda: b"",
-            "numpy.dtype": _own(DTypeName),
+            "numpy.dtype": _copy_of(DTypeName),
             "numpy.ndarray": "ndarray",
         }
     )
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Unpickles lists, mappings, numbers, texts, tensors and arrays of numbers; raises if the pickle names
-    anything else. torch.load(weights_only=True) does so in Python, ten times slower on lists.
+    """Unpickles lists, mappings, numbers, texts, tensors and arrays of numbers, and nothing else.
+
+    It raises if the pickle names another object. torch.load(weights_only=True) does the same in Python, but
+    is ten times slower on lists.
 
     Args:
-        storage: key of a storage, its dtype and number of elements -> a tensor of them.
+        storage: returns the tensor of a storage, from its key, dtype and number of elements.
     """
 
     def __init__(self, file: Any, storage: Callable[[str, torch.dtype, int], Tensor] | None = None) -> None:
-        # Of a file that can peek lists are read three times as fast.
+        # A file with peek() makes lists three times as fast to read.
         super().__init__(io.BufferedReader(file), encoding="utf-8")
         self.names, self.storage = _names(), storage
-        self.storages: dict[str, Tensor] = {}  # tensors can share one
+        self.storages: dict[str, Tensor] = {}  # tensors can share a storage
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in STORAGES:
             return STORAGES[name]
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
         if f"{module}.{name}" not in self.names:
             raise NotPlain(f"{module}.{name}")
         return self.names[f"{module}.{name}"]
@@ -171,24 +181,24 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(path: Path) -> Mapping[str, Any]:
-    """A torch file of plain data, its tensors on the CPU.
+    """Returns the content of a torch file of plain data, with tensors on the CPU.
 
     Raises:
-        DataError: it cannot be read, is cut off, or holds objects that are not data; the message does not
+        DataError: it cannot be read, is cut off, or holds objects that are not data. The message does not
             name the file.
     """
     try:
-        found = _read(path)
-    except Exception as error:  # corrupt bytes may lead anywhere
+        content = _read(path)
+    except Exception as error:  # corrupt bytes can raise anything
         raise DataError(_why(error)) from None
-    if not isinstance(found, Mapping):
-        raise DataError(f"expected a mapping, got {type(found).__name__}: not a dump of slime")
-    return found
+    if not isinstance(content, Mapping):
+        raise DataError(f"expected a mapping, got {type(content).__name__}: not a dump of slime")
+    return content
 
 
 def _read(path: Path) -> Any:
-    # torch.load spends nine tenths of its time on short tensors in Python, around the two calls used here.
-    path.open("rb").close()  # its reader gives no reason
+    # On short tensors, torch.load spends nine tenths of its time in Python, around the two calls used here.
+    path.open("rb").close()  # because the reader below gives no reason for a failure
     file = torch._C.PyTorchFileReader(str(path))
     if file.has_record("constants.pkl"):
         raise NotPlain("a TorchScript module")
@@ -196,7 +206,7 @@ def _read(path: Path) -> Any:
         raise ValueError(f"expected numbers in {sys.byteorder}-endian order, got the other")
 
     def storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
-        record = file.get_storage_from_record(f"data/{key}", count, dtype)  # of no use but for its storage
+        record = file.get_storage_from_record(f"data/{key}", count, dtype)  # needed only for its storage
         return torch.empty(0, dtype=dtype).set_(record.untyped_storage())
 
     return PlainUnpickler(io.BytesIO(file.get_record("data.pkl")), storage).load()
@@ -204,7 +214,7 @@ def _read(path: Path) -> Any:
 
 def _why(error: Exception) -> str:
     if isinstance(error, NotPlain):
-        return f"holds {error}, which is no plain data: not loaded, since loading it could run code"
+        return f"holds {error}, which is no plain data: not loaded, because loading it could run code"
     if isinstance(error, (PermissionError, FileNotFoundError)):
         return f"cannot be read: {error.strerror}"
     text = str(error) or type(error).__name__

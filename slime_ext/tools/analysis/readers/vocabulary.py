@@ -1,4 +1,4 @@
-"""How many token ids a run's model has, as far as its folders tell."""
+"""Finds the size of the vocabulary of a run's model in its folders."""
 
 from __future__ import annotations
 
@@ -12,32 +12,38 @@ ROWS = ("vocab_size", "padded_vocab_size")  # flags of Megatron, keys of a model
 
 
 def vocabulary_of(paths: Sequence[str], tokenizer: str | None) -> int | None:
-    """One more than the largest id of the run's tokenizer (--tokenizer, or tokenizer/ beside slime's dumps),
-    else the embedding rows in args.json of the run or in config.json of the model that it names; None if
-    unknown."""
+    """Returns the number of token ids of a run; None if unknown.
+
+    It is one more than the largest id of the tokenizer (--tokenizer, or tokenizer/ beside slime's dumps).
+    Without a tokenizer, it is the number of embedding rows in args.json of the run, or in config.json of its
+    model.
+    """
     return next((count for count in _known(paths, tokenizer) if count), None)
 
 
 def _known(paths: Sequence[str], tokenizer: str | None) -> Iterator[int | None]:
     runs = [folder for path in paths for folder in (Path(path), Path(path).parent)]
-    given = [Path(tokenizer)] if tokenizer else []
-    yield from (_of_tokenizer(folder) for folder in (*given, *(run / "tokenizer" for run in runs)))
+    named = [Path(tokenizer)] if tokenizer else []
+    yield from (_of_tokenizer(folder) for folder in (*named, *(run / "tokenizer" for run in runs)))
     for flags in (read_json(run / "args.json") for run in runs):
         model = flags.get("hf_checkpoint")
         yield _rows(flags)
         yield _rows(read_json(Path(model) / "config.json")) if isinstance(model, str) else None
-    yield from (_rows(read_json(folder / "config.json")) for folder in given)
+    yield from (_rows(read_json(folder / "config.json")) for folder in named)
 
 
-def _rows(found: Mapping[str, Any]) -> int | None:
-    return next((found[key] for key in ROWS if _is_count(found.get(key))), None)
+def _rows(mapping: Mapping[str, Any]) -> int | None:
+    return next((mapping[key] for key in ROWS if _is_count(mapping.get(key))), None)
 
 
 def _of_tokenizer(folder: Path) -> int | None:
-    """From the tokenizer.json of Hugging Face's tokenizers."""
-    found = read_json(folder / "tokenizer.json")
+    """Returns the number of ids in the tokenizer.json of a folder."""
+    content = read_json(folder / "tokenizer.json")
     try:
-        ids = [*found["model"]["vocab"].values(), *(token["id"] for token in found.get("added_tokens", ()))]
+        ids = [
+            *content["model"]["vocab"].values(),
+            *(token["id"] for token in content.get("added_tokens", ())),
+        ]
     except (KeyError, TypeError, AttributeError):
         return None
     return max(filter(_is_count, ids), default=-1) + 1
@@ -48,9 +54,9 @@ def _is_count(value: Any) -> bool:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """The mapping that a JSON file holds; empty where there is none."""
+    """Returns the mapping in a JSON file; empty if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
