@@ -28,6 +28,7 @@ from slime_ext.tools.analysis.readers.flags import flags_of
 from slime_ext.tools.analysis.readers.loss_calls import first_calls
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
+from slime_ext.tools.analysis.texts import counted
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
@@ -124,7 +125,7 @@ def _unread(diagnosis: Diagnosis, files: int) -> str:
 
 
 def _of_evaluations(count: int) -> tuple[str, ...]:
-    return (f"left out: {count} evaluation dumps (eval_<number> in the name)",) if count else ()
+    return (f"left out: {counted(count, 'evaluation dump')} (eval_<number> in the name)",) if count else ()
 
 
 def _first(notes: Sequence[tuple[str, str]]) -> tuple[str, ...]:

@@ -376,7 +376,7 @@ def test_top_p_is_found_at_another_temperature_too(vocabulary, confidence):
         setting = engine(temperature=temperature, top_p=top_p)
         world = replace(setting, vocabulary=vocabulary, trainer=Arithmetic(confidence=confidence))
         ((only,), _) = examine(diagnosed(run(world)))
-        assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
+        assert only.name == "truncated_sampling" and "temperatures differ, too" in only.evidence
 
 
 @pytest.mark.parametrize("where", ["some", "all"])

@@ -75,7 +75,7 @@ def no_mask(r):
 IN_MEMORY = {
     "all masks 0": (in_all(mask=no_mask), "no_response_tokens", "error", "Every token is masked"),
     "masks of a rollout 0": (in_one(1, mask=no_mask), "no_response_tokens", "error", "In 1 rollout"),
-    "one column for both": (in_all(proximal=lambda r: r.behavior), "equal_columns", "note", "bitwise alike"),
+    "one column for both": (in_all(proximal=lambda r: r.behavior), "equal_columns", "note", "bitwise equal"),
     "a rollout with one column": (
         in_one(2, proximal=lambda r: r.behavior),
         "equal_columns",
@@ -143,7 +143,7 @@ IN_FILES = {
     "half of the samples left out": (half_left_out, "left_out", "24 of 48 samples"),
     "a file cut off": (cut_off, "left_out", "1 file or part of one"),
     "train dumps of another run": (of_other_run(another_run), "other_run", "48 of 48 samples"),
-    "other tokens": (edited(retokenised, "train_data"), "retokenised", "48 samples have other tokens"),
+    "other tokens": (edited(retokenised, "train_data"), "retokenised", "48 samples have different tokens"),
 }
 
 
@@ -184,7 +184,7 @@ def test_shares_are_of_the_samples_that_were_read(tmp_path, rollouts):
     half_left_out(folder)
     said = found(folder)
     assert set(said) == {"left_out", "positive_log_probs"}
-    assert said["positive_log_probs"].evidence.endswith("Shares are of those samples that were read.")
+    assert said["positive_log_probs"].evidence.endswith("Shares are of the samples that could be read.")
 
 
 def test_rollouts_that_come_back_in_a_file_are_named(tmp_path, rollouts):

@@ -68,7 +68,7 @@ def test_evaluations_are_left_out_whatever_the_template(tmp_path):
 
 def test_evaluations_alone_are_no_dumps(tmp_path):
     dumps.write_rollout(tmp_path, FIRST).rename(tmp_path / "eval_0.pt")
-    with pytest.raises(DataError, match="expected dumps of training, got 1 of evaluations alone"):
+    with pytest.raises(DataError, match="expected dumps of training, got 1 evaluation dump: name"):
         list(read([tmp_path / "eval_0.pt"]))
 
 
@@ -82,7 +82,7 @@ def test_a_file_is_read_once_however_it_is_named(tmp_path, monkeypatch):
 def test_two_runs_are_not_read_as_one(tmp_path):
     for name in ("a", "b"):
         dumps.write_run(tmp_path / name, [FIRST])
-    with pytest.raises(DataError, match="expected dumps of one run, got 2 folders: give --against"):
+    with pytest.raises(DataError, match="expected dumps of one run, got 2 folders: type --against"):
         find([tmp_path / "a", tmp_path / "b"])
 
 

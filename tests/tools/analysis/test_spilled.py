@@ -330,7 +330,7 @@ def test_tensors_in_a_pool_are_read_and_without_the_package_named(tmp_path, monk
     (note,) = only([tmp_path / "run"]).notes
     assert note == (
         "5 samples without rollout_routed_experts, rollout_top_p_token_ids, rollout_top_p_token_offsets: "
-        "reading it takes straw-queue: pip install straw-queue (first: sample 0)"
+        "its reader straw-queue is not installed: pip install straw-queue (first: sample 0)"
     )
     monkeypatch.undo()
     pool.store.close()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.errors import DataError
+from slime_ext.tools.analysis.texts import counted
 
 KINDS = ("rollout_data", "train_data")
 DUMPS = ("", "dump", "dumps")  # folders of a path in which KINDS may be; slime-ext train writes to dump
@@ -115,7 +116,8 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges = EVERY_ROLLOUT) -> 
     dumps = [file for file in files if not EVALUATION.search(file.name)]
     if files and not dumps:
         raise DataError(
-            f"{files[0]}: expected dumps of training, got {len(files)} evaluation dumps: name training dumps"
+            f"{files[0]}: expected dumps of training, got {counted(len(files), 'evaluation dump')}: name "
+            "training dumps"
         )
     runs = {_root(file).resolve(): _root(file) for file in dumps}
     if len(runs) > 1:
