@@ -1,4 +1,6 @@
-"""Defines the result of an analysis as plain data: the JSON of ``--json``, from which the page is drawn.
+"""Defines the result of an analysis as plain data.
+
+It is the JSON of ``--json``, and the page is drawn from it.
 
 The page shows nothing that is not in here, so both say the same. Unless a field says otherwise, l is
 log numerator - log behavior of a response token in nats, and the numerator is the proximal policy. An unknown
@@ -139,7 +141,7 @@ class Bin(FrozenModel):
 
 
 class Point(FrozenModel):
-    """A point of a curve: the tokens around x, or the tokens of the sequences with that length or outcome."""
+    """A point of a curve: the number of tokens around x, and their means."""
 
     x: float
     count: int = Field(description="tokens")

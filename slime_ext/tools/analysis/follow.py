@@ -43,7 +43,7 @@ class Follower:
 
     request: Request
     result: Result = field(init=False)
-    found: DumpFiles = field(default_factory=lambda: DumpFiles((), 0))
+    dumps: DumpFiles = field(default_factory=lambda: DumpFiles((), 0))
     seen: dict[Path, Signature] = field(default_factory=dict)  # first file -> signature at the last look
     taken: set[Path] = field(default_factory=set)  # files that were read
     failed: dict[Path, tuple[Signature, list[Skipped]]] = field(
@@ -58,8 +58,8 @@ class Follower:
     def look(self) -> Iterator[News]:
         """Yields the rollouts that have become complete since the last look, in order."""
         with suppress(DataError):  # nothing has been written yet
-            self.found = self.request.files()
-        for job in self.found.jobs:
+            self.dumps = self.request.files()
+        for job in self.dumps.jobs:
             if self._is_complete(job):
                 yield from self._read(job)
 
@@ -99,7 +99,7 @@ class Follower:
             raise DataError(f"{self.request.paths[0]}: expected a rollout, got none that could be read")
         unread = [skip for _, skipped in self.failed.values() for skip in skipped]
         result = replace(self.result, skipped=[*self.result.skipped, *unread])
-        return document_of(self.request, self.found, result)
+        return document_of(self.request, self.dumps, result)
 
     def has_ended(self) -> bool:
         """Returns whether the last rollout of a run of slime-ext train was read. False for other hosts."""

@@ -1,4 +1,4 @@
-"""Reads a run rollout by rollout and passes each rollout to collectors, in one process or in several.
+"""Reads a run rollout by rollout and passes each rollout to collectors.
 
 A collector keeps sums, not rollouts, so memory does not grow with the run. Every process fills separate
 collectors, which are merged at the end.
@@ -117,7 +117,7 @@ def _glibc(name: str, *numbers: int) -> None:
 
 
 def keep_tensors_off_the_heap() -> None:
-    """Makes malloc map each tensor of 4 MB or more separately, so that freed memory returns to the system."""
+    """Makes malloc map large tensors separately, so that freed memory returns to the system."""
     _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
 
 

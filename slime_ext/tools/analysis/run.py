@@ -141,6 +141,6 @@ def _first(notes: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _name(paths: Sequence[str]) -> str:
-    """Returns the name of a run in the report: its last folder with a name that identifies it."""
+    """Returns the name of a run: its last folder with a name that identifies it."""
     path = Path(paths[0]).expanduser().absolute()
     return next((p for p in (path, *path.parents) if p.name not in INNER), path).name

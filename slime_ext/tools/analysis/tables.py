@@ -1,4 +1,4 @@
-"""Sums tokens into tables, which add up over parts of a rollout, over rollouts and over processes."""
+"""Sums tokens into tables, which add up over rollouts and processes."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ UNTOLD = (
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds a sampler that is far off from rollout 0 on, or whose weights have no version number."""
+    """Finds a sampler that is far off from rollout 0 on, or has no version number."""
     need_tokens(d, FEWEST)
     rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
     version_parts = [p for p in d.statistics.samples.parts if p.label == "weight version"]

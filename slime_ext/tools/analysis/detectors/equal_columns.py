@@ -46,7 +46,7 @@ ALIKE = 1e-6  # nats, mean |l|; below it whole rollouts may be equal by chance
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds rollouts in which the log-probs of both sides are equal at every token, bit by bit."""
+    """Finds rollouts in which the log-probs of both sides are equal, bit by bit."""
     need_tokens(d, EQUAL_TOKENS)
     equal = tuple(s.rollout_id for s in d.statistics.rollouts if not s.absolute and s.surprise)
     tokens = sum(s.tokens for s in d.statistics.rollouts if s.rollout_id in equal)
@@ -59,5 +59,5 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _equal_by_chance(others: Sequence[RolloutSummary]) -> bool:
-    """Returns whether other rollouts differ so rarely, or so little, that some may be equal by chance."""
+    """Returns whether other rollouts differ so little that some may be equal by chance."""
     return max(s.absolute for s in others) < ALIKE or not any(s.median for s in others)

@@ -41,7 +41,7 @@ NOISY = 0.025  # nats; two engines in bfloat16 stay below
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that tokens with different experts on the two sides are much further off than the rest."""
+    """Finds that tokens with different experts on both sides are much further off."""
     routes, experts = d.statistics.routes, d.statistics.experts
     lacks = (
         "the experts of both sides: rollout_routed_experts (slime, miles: --use-rollout-routing-replay) "

@@ -57,7 +57,7 @@ EVENED = 1.3  # after over before, among equally certain tokens
 
 
 class _Step(NamedTuple):
-    """A step of mean |l| at an absolute position: the means before and after it, and its standard errors."""
+    """A step of mean |l| at an absolute position, with its standard errors."""
 
     position: int
     before: float

@@ -88,7 +88,7 @@ def _explodes(parts: Parts) -> bool:
 
 
 def _reaches_limit(parts: Parts) -> bool:
-    """Returns whether nearly all samples are cut from a rollout on, and whether their share jumps there."""
+    """Returns whether the share of cut samples jumps at a rollout to nearly all."""
     before, since = parts
     is_full = fmean(s.truncated for s in since) >= FULL
     if not is_full or min(s.truncated for s in since) <= max(s.truncated for s in before):

@@ -62,7 +62,7 @@ SURE, BANNED = 8.0, 3  # standard errors; more ids than this may be frequent tok
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds ids whose log-ratio is the same in every context, while it is near 0 at other tokens.
+    """Finds ids with the same log-ratio in every context, while other tokens agree.
 
     A bias b on token x makes l = -b + c at x and l = c elsewhere, where c = log sum p e^b. If the sampler is
     unsure, c is mostly near 0, so l is about -b at x in every context.

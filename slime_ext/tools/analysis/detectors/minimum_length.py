@@ -74,7 +74,7 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _is_sharp(table: Tensor, cut: int, near: list[float]) -> bool:
-    """Returns whether mean l is below 0 right up to the position, and near 0 right after it.
+    """Returns whether mean l is below 0 up to the position, and near 0 after it.
 
     After another text it would fade instead.
     """

@@ -34,7 +34,7 @@ DETECTOR = Detector(
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds response tokens without a log-prob of the sampler, or without a finite one of the trainer.
+    """Finds response tokens without a finite log-prob of the sampler or the trainer.
 
     NaN, infinite values and numbers that stand for minus infinity are not log-probs of the sampler.
     """

@@ -39,7 +39,7 @@ SHIFTED_SEQUENCES, SHIFTED_SHARE = 2, 0.02  # sequences that are shifted while o
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds log-probs of the sampler that are shifted by one or two tokens, in all or some sequences."""
+    """Finds log-probs of the sampler that are shifted by one or two tokens."""
     need_tokens(d, SHIFT_TOKENS)
     fits = [
         (shifted / count, min(at, beside) / count, shift)

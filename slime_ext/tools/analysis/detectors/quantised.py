@@ -195,7 +195,7 @@ def _is_part(d: Diagnosis) -> bool:
 
 
 def _is_one_sided(d: Diagnosis) -> bool:
-    """Returns whether l has one sign because probability mass is missing, and not because the noise is large.
+    """Returns whether l has one sign because probability mass is missing.
 
     The sampler draws tokens that its noise makes likely, so larger noise moves l further below 0. The mean
     ratio is still 1, far above exp(mean l). If sampling kept only the mass m, the mean ratio is m, and mean l

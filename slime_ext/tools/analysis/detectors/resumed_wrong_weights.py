@@ -44,7 +44,7 @@ SURE, LEAST = 2.0, 3.0  # standard errors that are taken off; times the mean k3 
 
 
 def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
-    """Returns the first rollouts in which the policies are far apart, and the median k3 of the others.
+    """Returns the first rollouts that are far off, and the median k3 of the others.
 
     These are at the start of the run, or after its weight versions start again, and at most a third of all.
     """

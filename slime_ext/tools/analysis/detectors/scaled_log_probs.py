@@ -58,7 +58,7 @@ class _Bin(NamedTuple):
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds log-probs f log q instead of log q, or log-softmax(z) / T instead of log-softmax(z / T).
+    """Finds log-probs that were multiplied or divided after the softmax.
 
     The former makes l = (1 / f - 1) log behavior. The latter makes l = -log sum p^(1/T) with p = softmax(z).
     If the sampler is sure, one other token has nearly all of 1 - p, so l = -log(p^(1/T) + (1 - p)^(1/T)).

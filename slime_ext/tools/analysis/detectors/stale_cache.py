@@ -29,7 +29,7 @@ CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # times k3 elsewhere; nats of k3
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that k3 after a weight update inside a response is several times that of the same weights."""
+    """Finds that k3 is several times as large after a weight update inside a response."""
     (count, *_, after), (count_pure, *_, pure) = d.statistics.switched.tolist()
     is_enough = min(count, count_pure) >= FEWEST
     need(is_enough, "weight versions by token, and a weight update inside responses")

@@ -43,7 +43,7 @@ PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = (
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that responses after a cached prefix are several times as far off as others of their rollouts."""
+    """Finds that responses after a cached prefix are several times as far off as others."""
     (n, near, _), (m, other, square) = (row[1:] for row in d.statistics.cached.tolist())
     is_enough = min(n, m) >= PREFIX_TOKENS
     need(is_enough, "prefix_cache_info of a rollout's samples, some with and some without a cached prefix")

@@ -90,9 +90,10 @@ PUSHED = (
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds that k3 of older weights is several times that of fresh ones, or that no weights are fresh.
+    """Finds that k3 of older weights is several times that of fresh ones.
 
-    It is a note if no other cause remains and all numbers are healthy, because an asynchronous run lags.
+    It also finds that no weights are fresh. It is a note if no other cause remains and all numbers are
+    healthy, because an asynchronous run lags.
     """
     figures = _old_weights(d)
     if figures is None or "or_else" in figures or not is_healthy(d):

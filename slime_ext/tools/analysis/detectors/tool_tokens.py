@@ -52,7 +52,7 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _are_sampled(d: Diagnosis) -> bool:
-    """Returns whether tokens with a log-prob of 0 were sampled, so that only their log-probs were lost.
+    """Returns whether tokens with a log-prob of 0 were sampled.
 
     If so, among tokens at which the trainer is unsure, they are as likely for it as others.
     """

@@ -444,7 +444,7 @@ def _kept(part: DumpedRollout) -> dict[str, float]:
 
 
 def _tail(histogram: Histogram) -> tuple[float, float]:
-    """Returns the share of sum l^2 in the 1% of tokens with the largest |l|, and the median of |l|."""
+    """Returns the share of sum l^2 in the top 1% of tokens, and the median |l|."""
     counts, sizes = histogram.sizes()
     reached, squares = ([0, *x.flip(0).cumsum(0).tolist()] for x in (counts, counts * sizes.square()))
     top = numpy.interp(TOP * reached[-1], reached, squares)  # all tokens of a bucket count alike

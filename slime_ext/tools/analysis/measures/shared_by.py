@@ -1,4 +1,4 @@
-"""Sums what far tokens share: a value, a token id, a place at the end, a neighbour, what came before.
+"""Sums what far tokens share: values, token ids, places at the end, neighbours, repetitions.
 
 Also compares the log-probs that each side gives to the same text in several samples.
 """

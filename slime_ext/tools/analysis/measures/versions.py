@@ -1,4 +1,4 @@
-"""Sums tokens by the version of the weights that sampled them, and counts ages if a dump lacks them.
+"""Sums tokens by the version of the weights that sampled them.
 
 slime's dumps hold the version of the sampling weights, but not the trainer's. Within a rollout all tokens may
 then have the same version, however old it is. Over a run, the age of a version is the number of rollouts

@@ -1,4 +1,4 @@
-"""Computes what each correction would have done to the rollouts of a dump, as the hook computes it.
+"""Computes what each correction would have done to the rollouts of a dump.
 
 A dump holds the behavior policy and the proximal policy, but not the target. The proximal policy takes its
 place, which is exact at the first optimizer step of a rollout and misses the drift of later steps.

@@ -19,7 +19,7 @@ TEXT = 600  # characters
 
 @dataclass
 class WorstSamples:
-    """A collector of the samples with the largest |sum of l| and the tokens with the largest |l|.
+    """A collector of the samples and the tokens with the largest log-ratios.
 
     Args:
         tokenizer: folder of the tokenizer, or None.

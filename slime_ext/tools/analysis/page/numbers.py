@@ -85,7 +85,7 @@ def sentence(text: str) -> str:
 
 
 def depth(log_ratio: float) -> str:
-    """Returns how strongly a token is coloured, from 0 to 0.6, at which its text is still readable."""
+    """Returns how strongly a token is coloured, from 0 to 0.6, so that its text stays readable."""
     size = abs(log_ratio)
     return f"{0.6 * size / (size + 0.5):.2f}"
 

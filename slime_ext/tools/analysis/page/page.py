@@ -101,7 +101,7 @@ def looked(document: Document) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the what-if table: its text for a correction, and the share that its bar shows."""
+    """A column of the what-if table: its text, and the share that its bar shows."""
 
     name: str
     text: Callable[[Effect], str]

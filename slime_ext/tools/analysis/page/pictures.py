@@ -103,7 +103,7 @@ def _shares(bins: Sequence[Bin], edges: numpy.ndarray) -> numpy.ndarray:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of the timeline: a field of ``Numbers``, and two fields that form a range around it."""
+    """A panel of the timeline: a field of ``Numbers``, and a range around it."""
 
     name: str
     value: str

@@ -31,7 +31,7 @@ class _Sample(dict):
 
 @dataclass(frozen=True)
 class _Link:
-    """A link to a value in another record of the pool, with the changes of each sample since then."""
+    """A link to a value in another record, with the changes of each sample since then."""
 
     record: Any
     path: Sequence[Any] = ()

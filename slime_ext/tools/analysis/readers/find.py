@@ -1,4 +1,4 @@
-"""Finds the files of a run, and groups those of one rollout by the number in their names."""
+"""Finds the files of a run, and groups them by rollout."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _changes(ids: Any, rows: int) -> Tensor:
 
 
 def _longest_run(routed: Tensor, changes: Tensor) -> tuple[int, int, int]:
-    """Returns the end of the run of equal rows with the most token changes, and how many it has.
+    """Returns the end and the token changes of the longest run of equal rows.
 
     The third number is how many changes the next longest run has.
     """

@@ -288,7 +288,7 @@ def _packed(rows: Sequence[DumpedSample], name: str) -> Tensor | None:
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
-    """Returns a CPU tensor [R] from an array, a tensor, or a list in which None means NaN.
+    """Returns a CPU tensor [R] from an array, a tensor or a list; None means NaN.
 
     Raises:
         TypeError, ValueError, RuntimeError, OverflowError: the value is not a list of numbers.
@@ -367,7 +367,7 @@ def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | 
 
 
 def _versions_of(row: DumpedSample, mask: Tensor, notes: Notes) -> Tensor:
-    """Returns the weight version of each token [R], as recorded by token, by turn, or for the sample."""
+    """Returns the weight version of each token, [R]."""
     by_token = len(row.token_versions) == row.response_length > 0
     numbers = [_number(version) for version in (row.token_versions if by_token else row.weight_versions)]
     if by_token:

@@ -1,4 +1,4 @@
-"""Reads tensors that a dump only refers to: in a file of safetensors, or in a pool of straw.
+"""Reads tensors that a dump only refers to, from safetensors or a pool of straw.
 
 slime and vime keep large fields of a sample (routed experts, heads, supports) on disk. With
 --rollout-routed-experts-store-dir, a dump holds a ``DiskTensorRef`` (slime/utils/tensor_store.py, later

@@ -78,11 +78,11 @@ def _rows_of(sampler: Tensor, trainer: Tensor, offsets: Tensor, length: int) -> 
 
 
 def head_kl(sampler: Tensor, trainer: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns KL(q || p) of each token over a head H and its tail, and the tail's mass under q, [R] each.
+    """Returns KL(q || p) over a head and its tail, and the tail's mass under q, [R] each.
 
-    The KL is sum over v in H of q_v log(q_v / p_v), plus (1 - Q) log((1 - Q) / (1 - P)), where q = e^sampler,
-    p = e^trainer, and Q and P are their sums over H. The tail counts as one token. This is exact if q / p is
-    the same all over the tail, and too small otherwise.
+    The KL is sum over v in H of q_v log(q_v / p_v), plus (1 - Q) log((1 - Q) / (1 - P)), where H is the head,
+    q = e^sampler, p = e^trainer, and Q and P are their sums over H. The tail counts as one token. This is
+    exact if q / p is the same all over the tail, and too small otherwise.
 
     Args:
         sampler, trainer: [R, K] log-probs of the same tokens, normalised over the whole vocabulary, nats. If

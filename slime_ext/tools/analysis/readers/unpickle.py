@@ -119,7 +119,7 @@ def _tensor(storage: Tensor, offset: int, size: Sequence[int], stride: Sequence[
 
 
 def _copy_of(function: Callable) -> Callable:
-    """Returns a copy of a function, because a pickle can set attributes on the objects that it names."""
+    """Returns a copy of a function, because a pickle can set attributes on it."""
     return lambda *arguments: function(*arguments)
 
 

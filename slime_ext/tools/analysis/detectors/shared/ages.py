@@ -73,7 +73,7 @@ def lag(d: Diagnosis) -> Lag:
 
 
 def fresh_and_stale(versions: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:
-    """Splits the sums by version into those of fresh and of old weights, as far as versions tell.
+    """Splits the sums by version into those of fresh and of old weights.
 
     A version is old if the dump says that it is behind the trainer's, if it sampled an earlier rollout, or if
     it is not the newest of its rollout. It is fresh if it is the newest of rollout 0, or appears for the

@@ -1,4 +1,4 @@
-"""Measures mean |l| along the response: in the first quarter of the tokens, the middle and the last."""
+"""Measures mean |l| in the first quarter of the response's tokens, the middle and the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines a detector: the texts of its finding, what it needs of a dump, and its ``look`` function."""
+"""Defines a detector: its texts, what it needs of a dump, and its ``look`` function."""
 
 from __future__ import annotations
 

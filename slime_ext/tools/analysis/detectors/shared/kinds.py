@@ -24,7 +24,7 @@ MOST = 0.6  # share of far prompts in a rollout; with more, the whole rollout is
 
 
 class Kinds(NamedTuple):
-    """Number of samples, number of tokens and sum of k3, of the near samples and of the far ones."""
+    """Number of samples, number of tokens and sum of k3, of both kinds."""
 
     near: list[float]
     far: list[float]
@@ -97,7 +97,7 @@ def whole_prompts(d: Diagnosis) -> Prompts | None:
 
 
 def _are_apart(prompts: Prompts, sizes: torch.Tensor, cut: int) -> bool:
-    """Returns whether both kinds of a split are far apart, and prompts decide the kind of a sample."""
+    """Returns whether both kinds are far apart, and prompts decide the kind."""
     (n, _, _), (m, far, k3) = prompts.kinds.near, prompts.kinds.far
     if (
         prompts.far < PROMPTS

@@ -67,9 +67,9 @@ def mean_of(parts: Sequence[Part]) -> Mean:
 
 
 def far_value(d: Diagnosis, labels: Sequence[str]) -> Found | None:
-    """Returns the label value whose samples hold most of the run's k3, while the others are healthy.
+    """Returns the label value whose samples hold most of the run's k3.
 
-    The others are samples of the same rollouts. None if there is no such value.
+    The other samples of the same rollouts must be healthy. None if there is no such value.
     """
     by_label = d.statistics.samples.by_label()
     candidates = []

@@ -91,7 +91,7 @@ def advances(rollouts: Sequence[RolloutSummary]) -> bool:
 
 
 def ways(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
-    """Returns how far sampler and trainer are from the first policy, over the last third of the run.
+    """Returns how far both sides are from the first policy, late in the run.
 
     None if the dumps do not tell.
     """

@@ -15,7 +15,7 @@ FEWEST, HELD, MATTERS, TIMES = 40, 0.4, 0.01, 3.0  # tokens; share of mean |l|; 
 
 
 def unrepeated(d: Diagnosis, side: str) -> Figures | None:
-    """Returns how much a side's log-probs of the same text differ, if that explains most of the distance."""
+    """Returns how much a side's log-probs of the same text differ, if that explains the distance."""
     count, sampler, trainer, absolute = d.statistics.shared.twice[1].tolist()
     need(count >= FEWEST, f"{FEWEST} tokens with the same text before them in another sample of their prompt")
     spread, other = (sampler, trainer) if side == "sampler" else (trainer, sampler)
