@@ -61,11 +61,8 @@ DETECTOR = Detector(
     """,
 )
 FEWEST, MATTERS = 100, 5e-3
-GROWS, FAR, SURE = (
-    1.5,
-    0.02,
-    2.0,
-)  # k3 of the last third over that of the first third; nats in the first; standard errors
+# k3 of the last third over that of the first third; nats in the first; standard errors.
+GROWS, FAR, SURE = 1.5, 0.02, 2.0
 UNTOLD = (
     "whether the sampler's weights are only rounded; to decide, ask both sides for the log-probs of one text"
 )

@@ -35,12 +35,8 @@ DETECTOR = Detector(
         sampling_params).
     """,
 )
-FEWEST, MATTERS, TIMES, LEANS = (
-    20,
-    0.3,
-    5.0,
-    0.8,
-)  # tokens; nats; over mean |l| elsewhere; -mean l over mean |l|
+# Tokens; nats; over mean |l| elsewhere; -mean l over mean |l|.
+FEWEST, MATTERS, TIMES, LEANS = 20, 0.3, 5.0, 0.8
 
 
 def look(d: Diagnosis) -> Figures | None:

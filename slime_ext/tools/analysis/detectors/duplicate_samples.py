@@ -49,10 +49,8 @@ DETECTOR = Detector(
 TWICE, TWICE_SHARE = 2, 1e-3  # samples, and share of all, beyond those by chance
 COPIED = (1e-3, 1e-2, 1e-1)  # shares of copies that are compared with chance
 BY_CHANCE = 12.0  # nats; chance reaches this in at most one of 160,000 runs
-IMPROBABLE, MOSTLY = (
-    10.0,
-    0.5,
-)  # nats, -log probability of a repeated sample; share of the samples that have an earlier one
+# Nats, -log probability of a repeated sample; share of the samples that have an earlier one.
+IMPROBABLE, MOSTLY = 10.0, 0.5
 TRUNCATED = (
     "whether the engine truncates sampling but records log-probs of the whole distribution; to decide, "
     "record the kept sets or the trainer's entropy (slime: --use-rollout-entropy)"

@@ -32,11 +32,8 @@ DETECTOR = Detector(
     """,
 )
 
-APART_TOKENS, APART_TIMES, APART_HOLD = (
-    30,
-    2.0,
-    0.2,
-)  # tokens; mean |l| over that of the others; share of sum l^2
+# Tokens; mean |l| over that of the others; share of sum l^2.
+APART_TOKENS, APART_TIMES, APART_HOLD = 30, 2.0, 0.2
 NOISY = 0.025  # nats; two engines in bfloat16 stay below
 
 

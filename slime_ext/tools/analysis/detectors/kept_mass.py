@@ -42,10 +42,8 @@ DETECTOR = Detector(
 )
 
 ALONE_TOKENS = 30  # kept sets of one token
-OUTSIDE, ZEROS = (
-    1e-3,
-    0.9,
-)  # share of tokens outside their set; share of log-probs that are 0 at sets of one token
+# Share of tokens outside their set; share of log-probs that are 0 at sets of one token.
+OUTSIDE, ZEROS = 1e-3, 0.9
 
 
 def look(d: Diagnosis) -> Figures | None:

@@ -47,12 +47,8 @@ DETECTOR = Detector(
 )
 
 FEWEST = 100  # tokens of a block
-STEP, FLAT, MATTERS, SURE = (
-    1.5,
-    1.3,
-    5e-3,
-    8.0,
-)  # after over before; one block over the block before; nats; standard errors
+# After over before; one block over the block before; nats; standard errors.
+STEP, FLAT, MATTERS, SURE = 1.5, 1.3, 5e-3, 8.0
 EVENED = 1.3  # after over before, among equally certain tokens
 
 

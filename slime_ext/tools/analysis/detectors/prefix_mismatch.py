@@ -51,11 +51,8 @@ DETECTOR = Detector(
 
 FEWEST = 60  # tokens
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3
-TIMES, MATTERS, SURE = (
-    3.0,
-    0.05,
-    6.0,
-)  # mean |l| at the start of a turn over that elsewhere; nats more; standard errors
+# Mean |l| at the start of a turn over that elsewhere; nats more; standard errors.
+TIMES, MATTERS, SURE = 3.0, 0.05, 6.0
 EVENED = 1.7  # the same ratio among equally certain tokens
 
 

@@ -34,12 +34,8 @@ DETECTOR = Detector(
     """,
 )
 
-PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = (
-    100,
-    3.0,
-    1e-3,
-    3.0,
-)  # tokens; times k3; nats of k3; standard errors
+# Tokens; times k3; nats of k3; standard errors.
+PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0
 
 
 def look(d: Diagnosis) -> Figures | None:

@@ -19,10 +19,8 @@ PER_DECADE = 8  # bins of probabilities
 POSITIONS = 18 * PER_OCTAVE  # bins
 COLUMNS = (*TOKEN_COLUMNS[:4], "x")
 OUTCOMES = ("incorrect", "correct")
-BLOCK, BLOCKS = (
-    16,
-    2048,
-)  # absolute positions (prompt and response) in a block; the last block holds all later ones
+# Absolute positions (prompt and response) in a block; the last block holds all later ones.
+BLOCK, BLOCKS = 16, 2048
 NEAR = 8  # first tokens of a turn that count as its start
 PARTS = ("start of the first turn", "rest of the first turn", "start of later turns", "rest of later turns")
 

@@ -12,10 +12,8 @@ from slime_ext.tools.analysis.tables import Additive
 
 FITS = 0.98  # correlation within groups from which an explanation counts as exact
 LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
-TURNED, AGREES = (
-    0.5,
-    0.3,
-)  # correlation within groups: below -TURNED the sign is flipped, above AGREES it is right
+# Correlation within groups: below -TURNED the sign is flipped, above AGREES it is right.
+TURNED, AGREES = 0.5, 0.3
 
 
 @dataclass

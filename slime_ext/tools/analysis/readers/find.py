@@ -16,10 +16,8 @@ DUMPS = ("", "dump", "dumps")  # folders of a path in which KINDS may be; slime-
 TORCH, ARCHIVE, JSONL = ".pt", ".straw.json", ".jsonl"
 ENDINGS = (TORCH, ARCHIVE, JSONL)
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
-LEVELS, MOST_NAMED = (
-    3,
-    3,
-)  # levels below a folder without dumps in which dumps are searched; folders that the message names
+# Levels below a folder without dumps in which dumps are searched; folders that the message names.
+LEVELS, MOST_NAMED = 3, 3
 SHOWN = 60  # characters of a mistake that a message shows
 NUMBER = re.compile(r"\d+")
 RANKED = re.compile(r"\d+[_-](?:rank[_-]?)?\d+$")

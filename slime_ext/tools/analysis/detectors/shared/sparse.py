@@ -23,11 +23,8 @@ NAMED = (  # findings and groups that also have few far tokens, and say what the
 )
 FEWEST = 300  # tokens
 FAR, QUIET = 0.5, 0.02  # nats: least root mean square of l in the largest 1%; largest median of |l|
-MOST, HOLD, LARGE = (
-    0.05,
-    0.9,
-    2.0,
-)  # share of tokens beyond 0.5 nats; their share of sum l^2; their mean |l|, nats
+# Share of tokens beyond 0.5 nats; their share of sum l^2; their mean |l|, nats.
+MOST, HOLD, LARGE = 0.05, 0.9, 2.0
 BOTH = 0.1  # share of sum l^2 of far tokens that lies on the other side of 0
 
 
