@@ -113,6 +113,12 @@ SEEDS = {
     "off_policy_is_one_sided": _preset(
         "-min(rho_t, 1.2) A log pi, target", "slime PR 2084; CISPO, 2506.13585", TOKEN, Truncate(1.2), **PURE
     ),
+    "importance_sampling": _preset(
+        "-rho_t A log pi, target, without a cap",
+        "Tinker's loss of this name, https://tinker-docs.thinkingmachines.ai/losses",
+        TOKEN,
+        **PURE,
+    ),
     "fireworks_token": _preset("w_t = min(rho_t, 5)", FIREWORKS, TOKEN, Truncate(5.0)),
     "fireworks_geometric": _preset("w = min(geo, 5)", FIREWORKS, Reweight("geometric"), Truncate(5.0)),
     "skyrl_seq_tis": _preset("w = min(Pi, 5)", SKYRL, SEQUENCE, Truncate(5.0)),

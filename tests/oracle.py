@@ -55,6 +55,7 @@ SPECS = {
     "pure_is": spec(SEQ, CAP2, **PURE),
     "off_policy_is": spec(TOKEN, ("clip", 0.8, 1.2), **PURE),
     "off_policy_is_one_sided": spec(TOKEN, ("truncate", 1.2), **PURE),
+    "importance_sampling": spec(TOKEN, **PURE),
     "fireworks_token": spec(TOKEN, ("truncate", 5.0)),
     "fireworks_geometric": spec(("reweight", "geometric"), ("truncate", 5.0)),
     "skyrl_seq_tis": spec(SEQ, ("truncate", 5.0)),

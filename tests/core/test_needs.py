@@ -74,7 +74,7 @@ def verl_weights(correction):
 
 def verl_loss(correction):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(presets, "get", lambda name: correction)
+        patch.setattr(presets, "find", lambda name, where: SimpleNamespace(correction=correction))
         of_verl("slime_ext.given", bypass_mode=True)
 
 
