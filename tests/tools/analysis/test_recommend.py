@@ -207,10 +207,18 @@ def test_a_healthy_lag_of_one_needs_nothing():
         assert (said(**changes).reasons[0].startswith("a healthy lag of one")) != needs
 
 
-def test_score_centering_is_named_where_it_gained_with_what_it_needs():
-    for kl, needs in [(None, "slime_ext.host.generate"), (0.1, "are in the dump")]:
-        text = " ".join(said(findings=(STALE,), k3=0.2, steps=1, kl=kl).reasons)
-        assert "a candidate is score centering +0.19" in text and needs in text
+def test_what_helped_beside_the_tried_presets_is_named_with_what_it_needs():
+    lag = next(condition for condition in evidence.evidence().conditions if condition.name == "lag")
+    gains = {remedy.preset: str(remedy) for remedy in lag.remedies}
+    for kl, is_told in [(None, True), (0.1, False)]:
+        reasons = said(findings=(STALE,), k3=0.2, steps=1, kl=kl).reasons
+        of = {name: [text for text in reasons if f"the preset {name}:" in text] for name in gains}
+        assert {name for name, texts in of.items() if texts} == {"score_centering", "importance_sampling"}
+        for name in ("score_centering", "importance_sampling"):
+            (text,) = of[name]
+            assert text.startswith(f"a candidate is {gains[name]}, ")
+            needs_head = "slime_ext.host.generate" in text
+            assert needs_head == (is_told and name == "score_centering")
     assert "a candidate" not in " ".join(said(k3=0.45, steps=1).reasons)
 
 

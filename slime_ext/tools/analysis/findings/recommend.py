@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slime_ext import presets
@@ -154,8 +154,8 @@ def _judged(
             chosen, why = name, (reason, _gain(by_name[name]))
             break
     reasons = _measured(at, condition) if condition else _unmeasured(at)
-    if condition and (centering := _centering(condition, total)):
-        reasons = (*reasons, centering)
+    if condition:
+        reasons = (*reasons, *_others(condition, total, LAST_RESORT[at.mismatch]))
     remedy = condition.of(chosen) if condition and chosen else None
     if chosen and remedy and remedy.helped:
         return Recommendation(
@@ -193,20 +193,18 @@ def _measured(at: Situation, condition: Condition) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _centering(condition: Condition, total: Numbers) -> str:
-    """Returns what score centering gained and what it needs; empty if it was not run or gained nothing."""
-    remedy = next((r for r in condition.remedies if r.remedy == CENTERING), None)
-    if remedy is None or remedy.effect <= 0:
-        return ""
-    needs = (
-        "the sampler's likeliest tokens are in the dump"
-        if total.kl is not None
-        else "record the sampler's likeliest tokens first (slime_ext.host.generate, docs/slime.md)"
-    )
-    return (
-        f"a candidate is {remedy}, the preset score_centering: {needs}; type --presets score_centering to "
-        "see what it would add to the loss"
-    )
+def _others(condition: Condition, total: Numbers, tried: Sequence[str]) -> Iterator[str]:
+    """Yields what helped in our runs beside the presets that are tried, and what it needs."""
+    for remedy in condition.remedies:
+        if remedy.preset is None or remedy.preset in tried or not remedy.helped:
+            continue
+        needs = ""
+        if remedy.remedy == CENTERING and total.kl is None:
+            needs = "record the sampler's likeliest tokens first (slime_ext.host.generate, docs/slime.md); "
+        yield (
+            f"a candidate is {remedy}, the preset {remedy.preset}: {needs}type --presets {remedy.preset} to "
+            "see how it would change the gradient"
+        )
 
 
 def _unmeasured(at: Situation) -> tuple[str, ...]:
