@@ -21,7 +21,10 @@ MODES = sorted((ROOT / "configs/modes").glob("*.yaml"))
 LAUNCHES = sorted((ROOT / "examples").glob("*.sh"))
 CENTERED = read_mapping(str(ROOT / "benchmarks/evidence/score_centering.yaml"))["slime_ext"]
 RAN = {  # a correction that ran in a panel -> its remedy in the table
-    **{name: presets.get(name) for name in ("token_tis", "icepop", "decoupled_geo_rs_token_tis")},
+    **{
+        name: presets.get(name)
+        for name in ("token_tis", "icepop", "decoupled_geo_rs_token_tis", "importance_sampling")
+    },
     "score centering": load_config(CENTERED),
 }
 NARROW = 1.009  # corrections.md: with the bounds 0.999 and 1.001 our runs learned nothing
@@ -117,7 +120,7 @@ def test_a_launch_measures_first_or_takes_what_did_not_lose(path):
 
 
 def test_the_mode_for_older_weights_is_what_ran_in_the_panels():
-    assert names(ROOT / "configs/modes/stale.yaml") == ["score centering"]
+    assert names(ROOT / "configs/modes/stale.yaml") == ["importance_sampling"]
 
 
 def test_a_preset_prints_what_was_measured_of_it():
@@ -146,6 +149,7 @@ def test_readme_and_corrections_say_what_the_table_says():
         f"ends with {lag.uncorrected.end:.2f}, and with weights after every rollout {end(lag, 'A')}.",
         f"The lagging run is worse on all {seeds(lag, 'A')} seeds",
         f"a quarter of the learning rate, uncorrected, {end(lag, 'F')} ({seeds(lag, 'F')} seeds)",
+        f"`importance_sampling` {end(lag, 'U')} ({seeds(lag, 'U')} seeds)",
         f"score centering {end(lag, 'S')} ({seeds(lag, 'S')} seeds)",
         f"`token_tis` {end(lag, 'C')} ({seeds(lag, 'C')} seeds;",
         f"**INT4 weights** (k3 {int4.range}), scored with INT4: uncorrected {int4.uncorrected.end:.2f}, "

@@ -36,14 +36,20 @@ SLOW = 0.3
 def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
     """Returns arm -> seed -> line over the panels of a condition.
 
-    A panel whose primary comparison is not complete is left out.
+    A panel whose primary comparison is not complete is left out, and so is an arm of a panel until it has run
+    on all of the panel's seeds.
     """
     seeds_of: dict[str, dict[int, Row]] = {}
     for panel in of.conditions[name].panels:
         lines = by_arm(of, panel, rows)
         for arm, seeds in lines.items() if is_shown(of, panel, lines) else ():
-            seeds_of.setdefault(arm, {}).update(seeds)
+            if _is_complete(of, panel, seeds):
+                seeds_of.setdefault(arm, {}).update(seeds)
     return {arm: seeds_of[arm] for arm in of.arms if arm in seeds_of}
+
+
+def _is_complete(of: Settings, panel: str, seeds: Collection[int]) -> bool:
+    return {*of.panels[panel].seeds} <= {*seeds}
 
 
 def without_follower(lines: Rows) -> Rows:
@@ -140,7 +146,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
                 "planned": {
                     panel: float(f"{of_panel[arm].p:.2g}")
                     for panel, of_panel in planned.items()
-                    if arm in of_panel
+                    if arm in of_panel and _is_complete(of, panel, by_arm(of, panel, rows)[arm])
                 },
             }
         )

@@ -617,9 +617,17 @@ def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):
 
 
 def ends_of(panels, arm):
-    """Seed -> end in rows.jsonl, read without the code that makes the table."""
-    lines = map(json.loads, rows.FILE.read_text().splitlines())
-    return {line["seed"]: line["end"] for line in lines if line["panel"] in panels and line["arm"] == arm}
+    """Seed -> end in rows.jsonl, read without the code that makes the table.
+
+    A panel counts if the arm has run on all of its seeds.
+    """
+    lines, ends = list(map(json.loads, rows.FILE.read_text().splitlines())), {}
+    for panel in panels:
+        of_panel = {
+            line["seed"]: line["end"] for line in lines if (line["panel"], line["arm"]) == (panel, arm)
+        }
+        ends |= of_panel if of_panel.keys() >= {*OF.panels[panel].seeds} else {}
+    return ends
 
 
 def test_the_packages_table_is_what_plain_arithmetic_makes_of_the_lines():
@@ -629,7 +637,7 @@ def test_the_packages_table_is_what_plain_arithmetic_makes_of_the_lines():
         base = ends_of(condition["panels"], "B")
         assert condition["uncorrected"]["seeds"] == len(base)
         assert condition["uncorrected"]["end"] == pytest.approx(sum(base.values()) / len(base), abs=6e-5)
-        arms = {line.arm for line in rows.read() if line.panel in condition["panels"]} - {"B", "G"}
+        arms = {arm for arm in OF.arms if ends_of(condition["panels"], arm)} - {"B", "G"}
         arms |= set(shared.get(condition["name"], ()))
         assert {remedy["arm"] for remedy in condition["remedies"]} == arms  # every arm that ran
         for remedy in condition["remedies"]:
@@ -651,7 +659,10 @@ def test_conditions_pool_panels_that_differ_in_arms_and_seeds_alone():
 
 
 def test_pairs_are_of_the_seeds_that_both_arms_have_run():
-    """Two panels read as one: B and S on four seeds, C on two of them."""
+    """Panels read as one: B and S on four seeds, C on two of them. E lacks a seed of its panel."""
+    seeds = {"lm_lag": [1, 2], "lm_lag_again": [9, 10], "lm_lag_center": [9, 10]}
+    small = {name: OF.panels[name].model_copy(update={"seeds": of_panel}) for name, of_panel in seeds.items()}
+    of = OF.model_copy(update={"panels": OF.panels | small})
     ends = {"B": [0.1, 0.2, 0.3, 0.4], "S": [0.5, 0.5, 0.5, 0.5], "C": [0.2, 0.2]}
     second = {"B": "lm_lag_again", "S": "lm_lag_center"}
     lines = [
@@ -659,7 +670,9 @@ def test_pairs_are_of_the_seeds_that_both_arms_have_run():
         for arm, of_arm in ends.items()
         for seed, end in zip((1, 2, 9, 10), of_arm, strict=False)
     ]
-    said = pooled.report(OF, lines)
+    lines.append(row("E", 1, 0.9, panel="lm_lag"))
+    said = pooled.report(of, lines)
+    assert "E" not in pooled.lines_of(of, "lag", lines)
     assert "| S - B | 4 | 0.250 [" in said and "| C - B | 2 | 0.050 [0.000, 0.100] | 1 |" in said
     assert "| C - S | 2 | -0.300 [-0.300, -0.300] | 0.5 |" in said
 
@@ -716,6 +729,16 @@ def test_the_answers_of_the_page_are_those_of_the_lines():
     assert all(gap > 0 for gap in pair("A", "B")) and f"On {len(pair('A', 'B'))} of 20 seeds" in page
     ends = [line.end for line in lines["F"].values()]
     assert f"ends at {min(ends):.2f} to {max(ends):.2f} on every seed" in page
+    cap = table.by_arm(OF, "lm_cap", rows.read())
+    planned = judge.compare(cap, OF.panels["lm_cap"].primary, OF.judged)
+    mean, low, high = planned.difference
+    told = f"without a cap is {mean:+.2f} ({low:.2f} to {high:.2f}, p {planned.p:.2g})"
+    assert planned.seeds == 16 and told in page and f"by at most {high:.2f}" in page and not planned.equal
+    gained = pair("U", "B")
+    told = f"runs end {'{:.2f} ({:.2f} to {:.2f})'.format(*judge.bootstrap(gained, OF.judged.resamples))}"
+    assert told in page and f"above it on {sum(gain > 0 for gain in gained)} of 16 seeds" in page
+    ratios = [x["ratio_max"] for line in cap["U"].values() for x in line.rollouts if "ratio_max" in x]
+    assert f"the largest ratio of a rollout was {max(ratios):.0f}" in page
     slow = pooled.slow(lines)
     assert f"Of 20 runs {slow['C'][0]} are below 0.3 halfway" in page
     assert f"{slow['C'][1]:+.2f} by the end, against {slow['B'][1]:+.2f} uncorrected" in page
