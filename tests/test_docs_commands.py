@@ -80,7 +80,7 @@ LAUNCH = (
     "pkill -9 python\npython3 train.py --rollout-batch-size 32 --n-samples-per-prompt 8 {} --eps-clip 0.2\n"
 )
 FIRST = 100  # number of the first dumped rollout, because docs/analyze.md reads rollouts 100-200
-FAULT = "error frozen_sampler The sampler still has its first weights"
+FAULT = "Fix first: The sampler still has its first weights: "
 # Command -> its exit status, and what it prints or writes. All others exit with 0.
 EXPECTED = {
     "slime-ext analyze DIR": (0, FAULT),
@@ -521,7 +521,8 @@ def test_a_launch_with_flags_of_a_page_is_ok(flags, desk, capsys):
     checked = json.loads(capsys.readouterr().out)
     if "corrections.half_tis" in flags:
         assert (
-            checked["status"] == "unused" and "# replaces corrections.half_tis" in checked["resolved"]["then"]
+            checked["status"] == "unused"
+            and "replaces corrections.half_tis" in checked["resolved"]["then_comments"]
         )
     else:
         assert checked["status"] == "ok", checked
