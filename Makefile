@@ -5,8 +5,6 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 PIP := -m pip --disable-pip-version-check install -qq
 WORKERS ?= 2
-# One more than cores, because the worker that runs real hosts waits for them a third of its time.
-WITH_A_HOST := $(shell echo $$(($(WORKERS) + 1)))
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 # Without bytecode each process of the tests compiles ours and rewrites the assertions of 200 modules, in 4 s.
@@ -40,7 +38,7 @@ rehearse: install # the tiny task on the miles of the package index: its parser,
 test: install
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/python -m pytest tests -q -n $(WITH_A_HOST) --dist loadgroup
+	@$(VENV)/bin/python -m pytest tests -q -n $(WORKERS) --dist loadgroup
 
 # The mathematics and the hook.
 test-core: install
