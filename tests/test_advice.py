@@ -146,7 +146,8 @@ def test_readme_and_corrections_say_what_the_table_says():
 
     for text in (
         f"(k3 {lag.range}; 0.002 without lag)",
-        f"ends with {lag.uncorrected.end:.2f}, and with weights after every rollout {end(lag, 'A')}.",
+        f"ends at {lag.uncorrected.end:.2f}; if the sampler gets weights after every rollout, it ends at "
+        f"{end(lag, 'A')}.",
         f"The lagging run is worse on all {seeds(lag, 'A')} seeds",
         f"a quarter of the learning rate, uncorrected, {end(lag, 'F')} ({seeds(lag, 'F')} seeds)",
         f"`importance_sampling` {end(lag, 'U')} ({seeds(lag, 'U')} seeds)",
