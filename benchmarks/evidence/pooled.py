@@ -49,6 +49,7 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
 
 
 def _is_complete(of: Settings, panel: str, seeds: Collection[int]) -> bool:
+    """Returns whether an arm has run on all of the panel's seeds."""
     return {*of.panels[panel].seeds} <= {*seeds}
 
 
@@ -122,7 +123,11 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
     judged = judge(lines, of.judged, by_ends=True)
     panels = [of.panels[panel] for panel in condition.panels]
     planned = {
-        panel: verdicts(of, panel, of_panel)
+        panel: {
+            arm: verdict
+            for arm, verdict in verdicts(of, panel, of_panel).items()
+            if _is_complete(of, panel, of_panel[arm])
+        }
         for panel in condition.panels
         if (of_panel := by_arm(of, panel, rows))
     }
@@ -146,7 +151,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
                 "planned": {
                     panel: float(f"{of_panel[arm].p:.2g}")
                     for panel, of_panel in planned.items()
-                    if arm in of_panel and _is_complete(of, panel, by_arm(of, panel, rows)[arm])
+                    if arm in of_panel
                 },
             }
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from rich.progress import track
 
-from benchmarks.fidelity import exact, page
+from benchmarks.fidelity import exact, page, picture
 from slime_ext import presets
 from slime_ext.config.files import read_mapping
 from slime_ext.core.correction import Correction
@@ -54,8 +54,6 @@ def _print_all(options: argparse.Namespace, shown: Callable[[list], Iterable]) -
     if options.results:
         print(page.results(seed=options.seed, under_way=shown), end="")
     if options.figures:
-        from benchmarks.fidelity import picture  # here, because matplotlib takes longer than the tables
-
         picture.write(shown)
 
 

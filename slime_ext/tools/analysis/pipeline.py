@@ -128,7 +128,7 @@ def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tu
             yield from zip(shares, pool.map(partial(_read_share, empty), shares), strict=True)
         except BrokenProcessPool:
             raise DataError(
-                "--jobs: expected every process to finish, got one that was killed, most often because "
+                "--jobs: expected every process to finish, got a killed process, most often because "
                 "memory ran out: type a smaller number"
             ) from None
 

@@ -14,7 +14,7 @@ DETECTOR = Detector(
     asks="300 tokens",
     title="The sampler's log-probs were taken before the temperature (or another processor) was applied.",
     evidence="""
-        The recorded policy is not the one that sampled, because its mean log-ratio is +{{ mean | nats
+        The recorded policy did not sample these tokens, because its mean log-ratio is +{{ mean | nats
         }} and its mean ratio {{ "%.3f" | format(ratio) }} ± {{ "%.1g" | format(error) }}: for the
         policy that sampled, they would be below 0 and 1. {{ explained | share(1) }} of the variance
         of the log-ratio follows from the probability.

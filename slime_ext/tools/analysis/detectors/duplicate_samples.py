@@ -38,7 +38,7 @@ DETECTOR = Detector(
     """,
     ruled_out="Chance, because the probability of each sample was counted from its log-probs.",
     fix="""
-        {% if across > twice / 2 -%} A buffer hands out samples again, or a rollout was loaded from a
+        {% if across > twice / 2 -%} A buffer returns samples again, or a rollout was loaded from a
         dump. If you did not mean this, samples are trained on twice. {%- else -%} Either samples were
         copied in a rollout (a custom generate function that returns one list for a group, a retry
         that keeps both answers), or the engine samples less randomly than its log-probs say
@@ -99,7 +99,7 @@ class _Copies(NamedTuple):
 
     @classmethod
     def of(cls, keys: Tensor, pools: Tensor, surprise: Tensor) -> _Copies:
-        """Counts the copies among samples [N], which are in the order in which they were made.
+        """Counts the copies among samples [N], in the order of sampling.
 
         Let a sample y come after m others of its pool, c of which are equal to y. The hypothesis is that y
         is a copy of one of them with probability e, and else sampled from q. The likelihood ratio against

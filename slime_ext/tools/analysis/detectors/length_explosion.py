@@ -25,7 +25,7 @@ DETECTOR = Detector(
     threshold="""
         from some rollout on, every rollout is longer than any before: on average 2.5 times as long
         with half of the samples cut, or 4 times as long as at least two rollouts, and 1.5 times after
-        2 standard errors are taken off. Near the limit, 1.5 times is enough if 90% of the samples are
+        subtracting 2 standard errors. Near the limit, 1.5 times is enough if 90% of the samples are
         cut, more in every rollout than in any before, and if their share jumps by 4 standard errors
         (over prompts if they are known) from one rollout to the next. It is a note while k3 is unhealthy
     """,
@@ -39,7 +39,7 @@ DETECTOR = Detector(
     """,
 )
 ROLLOUTS, TIMES, AFTER = 6, 2.5, 2  # rollouts; times as long; rollouts from the onset on
-SURE, CERTAIN = 2.0, 1.5  # standard errors that are taken off; times as long, after that
+SURE, CERTAIN = 2.0, 1.5  # standard errors to subtract; times as long, after that
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3; above it, another policy may explain the lengths
 ALONE, LEAST = 4.0, 2  # times as long if few samples are cut; rollouts before the onset
 CUT = 0.5  # share of the samples that are cut at the limit, from the onset on

@@ -9,11 +9,12 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     explains=False,
-    what="log-probs are not finite, or are a number that stands for minus infinity (-9999)",
+    what="log-probs are not finite, or are the number that an engine writes for minus infinity (-9999)",
     asks="",
     title="""
         {{ "All" if is_all else "Some" }} log-probs of the {% if of_trainer %}trainer are NaN or infinite.
-        {%- elif sentinels %}sampler are {{ "%g" | format(sentinel) }}, which stands for minus infinity.
+        {%- elif sentinels %}sampler are {{ "%g" | format(sentinel) }}, which the engine
+        writes for minus infinity.
         {%- else %}sampler are NaN or infinite.{% endif %}
     """,
     evidence="""
@@ -36,7 +37,7 @@ DETECTOR = Detector(
 def look(d: Diagnosis) -> Figures | None:
     """Finds response tokens without a finite log-prob of the sampler or the trainer.
 
-    NaN, infinite values and numbers that stand for minus infinity are not log-probs of the sampler.
+    NaN, infinite values and the numbers written for minus infinity are not log-probs of the sampler.
     """
     tokens, of_trainer = d.sums["tokens"], int(d.sums["no_proximal"])
     sequences = d.statistics.counts["partial"]

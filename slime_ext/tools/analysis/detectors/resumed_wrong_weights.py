@@ -40,7 +40,7 @@ DETECTOR = Detector(
 FEWEST = 100  # tokens on each side
 FIRST_TIMES, FIRST_MATTERS = 6.0, 5e-3  # times the median k3 of the others; nats of k3
 STEP = 2.0  # times the k3 of the next rollout
-SURE, LEAST = 2.0, 3.0  # standard errors that are taken off; times the mean k3 of all others, after that
+SURE, LEAST = 2.0, 3.0  # standard errors to subtract; times the mean k3 of all others, after that
 
 
 def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:

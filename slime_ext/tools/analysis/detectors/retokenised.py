@@ -26,7 +26,7 @@ DETECTOR = Detector(
     """,
     ruled_out="""
         A wrong slice of the engine's lists (off_by_one), because it shifts a response from its first
-        token on, and here an earlier part of the same sample fits its own log-probs.
+        token on, and here an earlier part of the same sample fits the recorded log-probs.
     """,
     fix="""
         Do not decode a turn and encode its text again. Append the ids that the engine returned

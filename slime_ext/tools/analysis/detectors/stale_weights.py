@@ -60,8 +60,8 @@ DETECTOR = Detector(
         is defined %} Over all tokens it is {{ all_tokens | nats }}, which is healthy.{% endif %}
     """,
     threshold="""
-        k3 of older weights is 3 times that of fresh ones (or that of rollout 0), 1.5 times after 2
-        standard errors over samples are taken off, and 2e-3 nats; a note if k3, chi^2 and effective
+        k3 of older weights is 3 times that of fresh ones (or that of rollout 0), 1.5 times after
+        subtracting 2 standard errors over samples, and 2e-3 nats; a note if k3, chi^2 and effective
         sample size of all tokens are healthy
     """,
     ruled_out="""
@@ -81,7 +81,7 @@ DETECTOR = Detector(
 ALONE_MATTERS = 5e-3  # nats of k3 if no fresh weights can be compared; bfloat16 alone makes 1e-3
 NOISY = 0.05  # nats, mean |l| that two engines in bfloat16 stay below
 OTHER = 0.5  # nats, k3 of rollout 0 from which on its weights differ, so that it cannot be the start of a lag
-RETURNS = 6.0  # times the k3 of a later rollout, after standard errors are taken off
+RETURNS = 6.0  # times the k3 of a later rollout, after subtracting standard errors
 SAMPLED = "which weights sampled the far rollouts; to decide, look at the log of the pushes before them"
 PUSHED = (
     "whether the pushed weights are those of the trainer; to decide, record ref_log_probs (slime: "

@@ -9,11 +9,11 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     after=("spoilt", "other_policy", "parts"),
-    what="the engine draws from a narrower or wider distribution than the one that it records",
+    what="the engine draws from a narrower or wider distribution than it records",
     asks="the trainer's entropy",
     title="""
-        The sampler draws from a {{ "narrower" if surprise < 0 else "wider" }} distribution than the
-        one that it records.
+        The sampler draws from a {{ "narrower" if surprise < 0 else "wider" }} distribution than it
+        records.
     """,
     evidence="""
         Sampled tokens are {{ "likelier" if surprise < 0 else "less likely" }} than the recorded

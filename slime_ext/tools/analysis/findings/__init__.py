@@ -14,7 +14,7 @@ _MODULES = {name: import_module(f"slime_ext.tools.analysis.detectors.{name}") fo
 
 
 def _before(name: str, detectors: Mapping[str, Detector]) -> frozenset[str]:
-    """Returns the findings that come before this one. If one of them is found, this one is not reported."""
+    """Returns the findings that suppress this finding in the report."""
     named = detectors[name].after
 
     def goes_before(other: str) -> bool:

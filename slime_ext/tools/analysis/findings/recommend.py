@@ -202,8 +202,8 @@ def _others(condition: Condition, total: Numbers, tried: Sequence[str]) -> Itera
         if remedy.remedy == CENTERING and total.kl is None:
             needs = "record the sampler's likeliest tokens first (slime_ext.host.generate, docs/slime.md); "
         yield (
-            f"a candidate is {remedy}, the preset {remedy.preset}: {needs}type --presets {remedy.preset} to "
-            "see how it would change the gradient"
+            f"a candidate is {remedy}, the preset {remedy.preset}: {needs}type --presets {remedy.preset} "
+            "--out report.html to see how it would change the gradient"
         )
 
 
@@ -282,7 +282,7 @@ def _candidates(total: Numbers, names: set[str], files: Iterable[str], at: Situa
     if STALE in names:
         last = "it caps one weight per token against older weights, beside the host's clip"
     if tried:
-        last = "what fits the situation costs too much, and this is the next one that costs little"
+        last = "what fits the situation costs too much, and this is the next preset that costs little"
     presets_left = {name: last for name in LAST_RESORT[mismatch] if name not in tried}
     return tried | presets_left | dict.fromkeys(files, OWN)
 

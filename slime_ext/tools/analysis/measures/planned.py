@@ -63,7 +63,7 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
     of_sample = torch.arange(rollout.size).split(list(rollout.lengths))
     for step in sorted(set(steps)):
         samples = [i for i, step_of_sample in enumerate(steps) if step_of_sample == step]
-        # computed before the batch is taken, because group: rebaseline writes to the rollout's advantages
+        # The plan comes before the batch, because group: rebaseline writes to the rollout's advantages
         plan = compute_plan(correction, ARGS, _taken(data, samples), Ranks(), data)
         batch = _taken(data, samples)
         tokens = pack(call_of(batch, ARGS))

@@ -29,7 +29,7 @@ from slime_ext.tools.analysis.page.drawing import (
 BARS = 81
 SHOWN = 0.998  # share of the tokens that the axis covers; the outermost bars count the rest
 NARROWEST = 1e-3  # nats, least reach of the axis, because a smaller mismatch does not matter
-SPARSE, DOTTED = 80, 400  # points up to which dots are large; up to which there are dots
+SPARSE, DOTTED = 80, 400  # with at most so many points, dots are large; with at most so many, there are dots
 LARGE, SMALL = 6.0, 3.4  # diameters of dots, points
 
 

@@ -12,8 +12,8 @@ Keys of a line (lists have one entry per response token; null is a missing log-p
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
     engine (or another of ENGINES in ``readers/samples.py``), status, data_parallel_rank    optional
 
-Lines of one rollout must be adjacent. If a rollout number comes back later in the file, those lines are read
-as a separate rollout and reported.
+Lines of one rollout must be adjacent. If a rollout number appears again later in the file, those lines are
+read as a separate rollout and reported.
 """
 
 from __future__ import annotations

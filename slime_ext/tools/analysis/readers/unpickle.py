@@ -124,7 +124,7 @@ def _copy_of(function: Callable) -> Callable:
 
 
 def _names() -> dict[str, Any]:
-    """Returns the objects for the names in a pickle, created anew for each file."""
+    """Returns the objects for the names in a pickle, new ones for each file."""
     rebuilds = ("_rebuild_tensor_v2", "_rebuild_tensor_v3")
     objects: dict[str, Any] = {f"torch._utils.{name}": _copy_of(_tensor) for name in rebuilds}
     objects["torch._utils._rebuild_parameter"] = lambda tensor, *_: tensor

@@ -20,7 +20,7 @@ ALIKE = 0.5  # share of the distance of all tokens that fresh ones have, if the 
 MOST = 0.5  # share of the tokens that are known to come from old weights
 MATTERS = 2e-3  # nats of k3 that old weights must make; a harmless lag of one rollout makes 1.5e-3
 TIMES = 3.0  # times the k3 of fresh weights
-SURE, CERTAIN = 2.0, 1.5  # standard errors that are taken off; times the k3 of fresh weights, after that
+SURE, CERTAIN = 2.0, 1.5  # standard errors to subtract; times the k3 of fresh weights, after that
 
 
 class Lag(Enum):

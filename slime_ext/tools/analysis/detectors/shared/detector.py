@@ -55,7 +55,7 @@ class Detector:
         asks: what it needs of a dump besides log-probs of both sides.
         says: "cause", or "symptom" if the causes remain open.
         group: a name that several detectors share, so that others can be ``after`` all of them.
-        after: findings and groups that look like this one. If one of them is found, this one is not reported.
+        after: findings and groups that look like this finding. If the dump has one of them, they suppress it.
         explains: whether it explains a distance between the policies.
     """
 

@@ -1,4 +1,4 @@
-"""Counts numbers that stand for minus infinity in place of a log-prob."""
+"""Counts the numbers that an engine writes for minus infinity in place of a log-prob."""
 
 from __future__ import annotations
 

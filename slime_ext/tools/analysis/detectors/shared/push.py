@@ -19,7 +19,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # times mean |l| before the onset: always, at the end; nats at the end
-SURE, CERTAIN = 2.0, 1.5  # standard errors that are taken off; times mean |l| before the onset, after that
+SURE, CERTAIN = 2.0, 1.5  # standard errors to subtract; times mean |l| before the onset, after that
 RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset, over the first third; over the middle
 ARRIVES = 0.9  # share of the trainer's distance from theta_0 from which the sampler has all weights
 ADVANCES = 0.8  # share of the rollouts with a newer version than the one before
@@ -60,7 +60,7 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
 
     The onset is the first rollout from which on every mean |l| is ABOVE times the median before. The end must
     be TIMES that median, and the last third since the onset must be RISES times the first third and STILL
-    times the middle one. After SURE standard errors are taken off, it must still be CERTAIN times that median
+    times the middle one. After subtracting SURE standard errors, it must still be CERTAIN times that median
     and above the first third.
     """
     values = [s.absolute for s in rollouts]

@@ -1,4 +1,4 @@
-"""Tests whether the sampler draws from another distribution than the one of the compared log-probs.
+"""Tests whether the sampler draws from another distribution than the compared log-probs describe.
 
 The tests are exact. If tokens are drawn from q and q is recorded, the mean of the ratio p / q is 1, and the
 mean log-ratio is below 0 (Gibbs), for any p. This holds between two temperatures as well. If another
@@ -75,7 +75,7 @@ def is_scaled(d: Diagnosis) -> bool:
 
 
 def _began_later(d: Diagnosis) -> bool:
-    """Returns whether a far rollout comes after one that was hardly off.
+    """Returns whether a far rollout comes after a rollout that was hardly off.
 
     This happens if weights lag, because pushes remove the distance.
     """
