@@ -97,6 +97,20 @@ def test_a_function_keeps_the_contract(name):
     every_way_of_carrying_gives_the_same_loss(answered)
 
 
+def test_a_correction_that_masks_for_the_whole_loss_keeps_the_contract():
+    """No preset has ``mask_scope: all``, in which the host's masks change, too."""
+    steps = [{"reject": {"unit": "token", "statistic": "ratio", "low": 0.9, "high": 1.1}}]
+    answered = functools.cache(
+        functools.partial(call, "correct", slime_ext={"steps": steps, "mask_scope": "all"})
+    )
+    each_host_gets_what_slime_unpacks(answered)
+    the_loss_has_a_finite_gradient(answered)
+    the_hosts_tensors_are_not_written_to(answered)
+    every_way_of_carrying_gives_the_same_loss(answered)
+    kept = torch.cat(answered(STOCK)[1][1])
+    assert 0 < int(kept.sum()) < len(kept)
+
+
 def each_host_gets_what_slime_unpacks(answered):
     taken = {"loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "ois", "opsm_clipfrac"}
     for how in HOST_CALLS:
