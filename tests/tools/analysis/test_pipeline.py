@@ -49,5 +49,5 @@ def test_processes_find_what_one_finds(folder):
 
 @pytest.mark.slow
 def test_a_killed_process_is_told(folder):
-    with pytest.raises(DataError, match="--jobs: expected every process to finish, got one that was killed"):
+    with pytest.raises(DataError, match="--jobs: expected every process to finish, got a killed process"):
         collect(find([folder]).jobs, {"d": Kills()}, processes=2)
