@@ -144,16 +144,18 @@ def test_readme_and_corrections_say_what_the_table_says():
     def seeds(condition, arm):
         return next(r.seeds for r in condition.remedies if r.arm == arm)
 
+    def gain(condition, arm):
+        return "{0.low:.2f} to {0.high:.2f}".format(next(r for r in condition.remedies if r.arm == arm))
+
     for text in (
-        f"(k3 {lag.range}; 0.002 without lag)",
-        f"ends at {lag.uncorrected.end:.2f}; without lag it ends at {end(lag, 'A')}, and higher on all "
-        f"{seeds(lag, 'A')} seeds",
-        f"a quarter of the learning rate, uncorrected, {end(lag, 'F')} ({seeds(lag, 'F')} seeds)",
-        f"`importance_sampling` {end(lag, 'U')} ({seeds(lag, 'U')} seeds)",
-        f"score centering {end(lag, 'S')} ({seeds(lag, 'S')} seeds)",
-        f"`token_tis` {end(lag, 'C')} ({seeds(lag, 'C')} seeds;",
-        f"**INT4 weights** (k3 {int4.range}), scored with INT4: uncorrected {int4.uncorrected.end:.2f}, "
-        f"`token_tis` {end(int4, 'C')}.",
+        f"(k3 of a run: {lag.range}; 0.002 without lag). Uncorrected runs end at {lag.uncorrected.end:.2f}; "
+        f"without lag at {end(lag, 'A')}, better on each of {seeds(lag, 'A')} seeds.",
+        f"a quarter of the learning rate gives {end(lag, 'F')} uncorrected ({seeds(lag, 'F')} seeds)",
+        f"{end(lag, 'U')} with `importance_sampling` ({seeds(lag, 'U')} seeds)",
+        f"{end(lag, 'S')} with score centering ({seeds(lag, 'S')})",
+        f"{end(lag, 'C')} with `token_tis` ({seeds(lag, 'C')}; gain {gain(lag, 'C')})",
+        f"**INT4 weights** (k3 of a run: {int4.range}), scored with INT4: {int4.uncorrected.end:.2f} uncorrected, "
+        f"{end(int4, 'C')} with `token_tis` ({seeds(int4, 'C')} seeds).",
         f"k3 between {round(long.k3[1], 3)} and {lag.k3[0]:.2g}, several optimizer steps",
     ):
         assert text in readme, text
