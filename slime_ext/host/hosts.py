@@ -54,12 +54,15 @@ def modules(package: str = "") -> list[ModuleType]:
 
 def definers(name: str, package: str = "") -> list[ModuleType]:
     """Lists the loaded modules that define a function ``name``, in a package or in all."""
-    defining = []
-    for module in modules(package):
-        function = module.__dict__.get(name)
-        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-            defining.append(module)
-    return defining
+    # The name is looked up first: a trainer has loaded 8,000 modules, and nearly all end here.
+    defining = (
+        module
+        for module in list(sys.modules.values())
+        if isinstance(module, ModuleType)
+        and isinstance(function := module.__dict__.get(name), FunctionType)
+        and function.__module__ == module.__name__
+    )
+    return [module for module in defining if package in ("", module.__name__.partition(".")[0])]
 
 
 def function_of(package: str, name: str) -> Callable[..., Any] | None:
