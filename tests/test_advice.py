@@ -154,11 +154,11 @@ def test_readme_and_corrections_say_what_the_table_says():
         f"{end(lag, 'U')} with `importance_sampling` ({seeds(lag, 'U')} seeds)",
         f"{end(lag, 'S')} with score centering ({seeds(lag, 'S')})",
         f"{end(lag, 'C')} with `token_tis` ({seeds(lag, 'C')}; gain {gain(lag, 'C')})",
-        f"**INT4 weights** (k3 of a run: {int4.range}), scored with INT4: {int4.uncorrected.end:.2f} uncorrected, "
-        f"{end(int4, 'C')} with `token_tis` ({seeds(int4, 'C')} seeds).",
+        f"**INT4 weights** (k3 of a run: {int4.range}), scored with INT4: {int4.uncorrected.end:.2f} "
+        f"uncorrected, {end(int4, 'C')} with `token_tis` ({seeds(int4, 'C')} seeds).",
         f"k3 between {round(long.k3[1], 3)} and {lag.k3[0]:.2g}, several optimizer steps",
     ):
         assert text in readme, text
     gained = next(r for r in lag.remedies if r.arm == "C").effect
     page = " ".join((ROOT / "docs/corrections.md").read_text().split())
-    assert f"gained about {gained:.2f}, which may be nothing" in page
+    assert f"`token_tis` gained about {gained:.2f} (" in page

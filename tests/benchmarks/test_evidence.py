@@ -724,8 +724,8 @@ def test_the_answers_of_the_page_are_those_of_the_lines():
 
     for one, start in (("S", "score centering minus that arm is "), ("C", "`token_tis` ")):
         assert start + ", ".join(said(one, "F")) in page
-    assert f"{said('S', 'C')[0][1:5]} above `token_tis` ({said('S', 'C')[0][7:]}, pooled)" in page
-    assert f"gains about {said('C', 'B')[0][1:5]} under the lag" in page and said("C", "B")[0][6:] in page
+    assert f"{said('S', 'C')[0][1:5]} above `token_tis` ({said('S', 'C')[0][7:]}, pooled" in page
+    assert f"gains about {said('C', 'B')[0][1:5]} under the lag** {said('C', 'B')[0][6:]}, 36 seeds" in page
     assert all(gap > 0 for gap in pair("A", "B")) and f"On {len(pair('A', 'B'))} of 20 seeds" in page
     ends = [line.end for line in lines["F"].values()]
     assert f"ends at {min(ends):.2f} to {max(ends):.2f} on every seed" in page
@@ -739,6 +739,13 @@ def test_the_answers_of_the_page_are_those_of_the_lines():
     assert told in page and f"above it on {sum(gain > 0 for gain in gained)} of 16 seeds" in page
     ratios = [x["ratio_max"] for line in cap["U"].values() for x in line.rollouts if "ratio_max" in x]
     assert f"the largest ratio of a rollout was {max(ratios):.0f}" in page
-    slow = pooled.slow(lines)
-    assert f"Of 20 runs {slow['C'][0]} are below 0.3 halfway" in page
-    assert f"{slow['C'][1]:+.2f} by the end, against {slow['B'][1]:+.2f} uncorrected" in page
+    alone = list(judge.gaps(cap["C"], cap["B"]).values())
+    told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*judge.bootstrap(alone, OF.judged.resamples))}"
+    assert told in page and f"on {sum(gain > 0 for gain in alone)} seeds. The first 20" in page
+    first = [gain for seed, gain in judge.gaps(lines["C"], lines["B"]).items() if seed not in cap["C"]]
+    mean, low, high = judge.bootstrap(first, OF.judged.resamples)
+    assert len(first) == 20 and f"did not ({mean:+.2f}, {low:.2f} to {high:.2f})" in page
+    told = "{:.2f} below the runs without a cap ({:.2f} to {:.2f}, ".format(
+        *judge.bootstrap(pair("U", "C"), OF.judged.resamples)
+    )
+    assert told + said("U", "C")[1] in page

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SHORTLIST = (
     "metrics_only",
     "token_tis",
+    "importance_sampling",
     "seq_is",
     "fireworks_token",
     "icepop",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slime_ext import presets
@@ -48,8 +48,13 @@ FIRST: Mapping[Mismatch, str] = {
     "formats": "sample in a wider number format first",
 }
 LAST_RESORT: Mapping[Mismatch, tuple[str, ...]] = {
-    "lag": ("token_tis", "fireworks_token", "icepop"),
+    "lag": ("importance_sampling", "token_tis", "icepop"),
     "formats": (),  # no panel supports a preset; under INT4 token_tis and icepop did harm
+}
+WHY = {
+    "importance_sampling": "it weights each token by its whole ratio",
+    "token_tis": "it caps one weight per token, beside the host's clip",
+    "icepop": "it drops the tokens whose ratio is outside a band",
 }
 CENTERING = "score centering"  # the remedy that reads log-probs of the sampler's likeliest tokens
 
@@ -82,7 +87,7 @@ def recommend(
     if mismatch == "lag" and is_meant and (distance or 0) <= LEAST_HARM:
         return _nothing(f"a healthy lag of one: k3 {_said(distance)} needs no correction", is_made=True)
     at = Situation(mismatch, distance, steps)
-    return _judged(effects, total, names, files or {}, at)
+    return _judged(effects, total, files or {}, at)
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def _none(total: Numbers, findings: Sequence[Finding], names: set[str]) -> Recom
 
 
 def _judged(
-    effects: Sequence[Effect], total: Numbers, names: set[str], files: Mapping[str, str], at: Situation
+    effects: Sequence[Effect], total: Numbers, files: Mapping[str, str], at: Situation
 ) -> Recommendation:
     if _is_harmless(total):
         return _nothing(
@@ -145,7 +150,7 @@ def _judged(
     condition, by_name = at.condition, {effect.name: effect for effect in effects}
     considered: list[Candidate] = []
     chosen, why = None, ("", "")
-    for name, reason in _candidates(total, names, files, at).items():
+    for name, reason in _candidates(total, files, at).items():
         if name not in by_name:
             continue
         complaint = cost(by_name[name]) or _harm(name, condition)
@@ -155,7 +160,7 @@ def _judged(
             break
     reasons = _measured(at, condition) if condition else _unmeasured(at)
     if condition:
-        reasons = (*reasons, *_others(condition, total, LAST_RESORT[at.mismatch]))
+        reasons = (*reasons, *_others(condition, total, by_name))
     remedy = condition.of(chosen) if condition and chosen else None
     if chosen and remedy and remedy.helped:
         return Recommendation(
@@ -193,8 +198,8 @@ def _measured(at: Situation, condition: Condition) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _others(condition: Condition, total: Numbers, tried: Sequence[str]) -> Iterator[str]:
-    """Yields what helped in our runs beside the presets that are tried, and what it needs."""
+def _others(condition: Condition, total: Numbers, tried: Container[str]) -> Iterator[str]:
+    """Yields what helped in our runs beside the evaluated presets, and what it needs."""
     for remedy in condition.remedies:
         if remedy.preset is None or remedy.preset in tried or not remedy.helped:
             continue
@@ -266,25 +271,17 @@ def _is_harmless(total: Numbers) -> bool:
     return abs(mean - 1) <= AROUND_1
 
 
-def _candidates(total: Numbers, names: set[str], files: Iterable[str], at: Situation) -> dict[str, str]:
+def _candidates(total: Numbers, files: Iterable[str], at: Situation) -> dict[str, str]:
     """Returns candidates with a reason each, in the order in which they are tried."""
-    mismatch, condition = at.mismatch, at.condition
-    remedies = condition.remedies if condition else ()
+    remedies = at.condition.remedies if at.condition else ()
     tried = {r.preset: "it helped in our runs" for r in remedies if r.preset and r.helped}
-    if (total.staleness or 0) >= LAG:
-        lag = f"the weights lag {_said(total.staleness)} versions"
-        why = f"{lag}, so it caps one weight per token, beside the host's clip"
-        tried.setdefault("token_tis", why)
-    if (total.response_length or 0) >= LONG:
-        length = f"responses of {total.response_length:,.0f} tokens"
-        tried["skyrl_geo_mask"] = f"{length}, so it drops sequences that drifted"
-    last = "without long responses or a long lag, one capped weight per token is enough"
-    if STALE in names:
-        last = "it caps one weight per token against older weights, beside the host's clip"
-    if tried:
-        last = "what fits the situation costs too much, and this is the next preset that costs little"
-    presets_left = {name: last for name in LAST_RESORT[mismatch] if name not in tried}
-    return tried | presets_left | dict.fromkeys(files, OWN)
+    lag = total.staleness or 0
+    because = f"the weights lag {_said(lag)} versions, so " if lag >= LAG else ""
+    for name in LAST_RESORT[at.mismatch]:
+        tried.setdefault(name, because + WHY[name])
+    if (length := total.response_length or 0) >= LONG:
+        tried["skyrl_geo_mask"] = f"responses of {length:,.0f} tokens, so it drops sequences that drifted"
+    return tried | dict.fromkeys(files, OWN)
 
 
 def cost(effect: Effect) -> str:
