@@ -9,6 +9,8 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 # Without bytecode each process of the tests compiles ours and rewrites the assertions of 200 modules, in 4 s.
 unexport PYTHONDONTWRITEBYTECODE
+# Plugins of packages that a host needs: no test uses them, and each process of the tests imports them for 0.4 s.
+export PYTEST_ADDOPTS := -p no:hydra_pytest -p no:anyio $(PYTEST_ADDOPTS)
 
 CORE_TESTS := tests/ops tests/core tests/host/test_hook.py tests/host/test_packing.py tests/host/test_contract.py \
 	tests/host/test_off_policy_is.py tests/test_laws.py tests/test_presets.py tests/test_tis.py
