@@ -149,7 +149,7 @@ def test_readme_and_corrections_say_what_the_table_says():
 
     for text in (
         f"(k3 of a run: {lag.range}; 0.002 without lag). Uncorrected runs end at {lag.uncorrected.end:.2f}; "
-        f"without lag at {end(lag, 'A')}, better on each of {seeds(lag, 'A')} seeds.",
+        f"without lag at {end(lag, 'A')}, higher on all {seeds(lag, 'A')} seeds.",
         f"a quarter of the learning rate gives {end(lag, 'F')} uncorrected ({seeds(lag, 'F')} seeds)",
         f"{end(lag, 'U')} with `importance_sampling` ({seeds(lag, 'U')} seeds)",
         f"{end(lag, 'S')} with score centering ({seeds(lag, 'S')})",

@@ -48,6 +48,11 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
     return {arm: seeds_of[arm] for arm in of.arms if arm in seeds_of}
 
 
+def _is_new(panel: str, seeds: Mapping[int, Row]) -> bool:
+    """Returns whether an arm ran for this panel. Runs of an earlier panel were known before."""
+    return any(row.panel == panel for row in seeds.values())
+
+
 def _is_complete(of: Settings, panel: str, seeds: Collection[int]) -> bool:
     """Returns whether an arm has run on all of the panel's seeds."""
     return {*of.panels[panel].seeds} <= {*seeds}
@@ -126,7 +131,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
         panel: {
             arm: verdict
             for arm, verdict in verdicts(of, panel, of_panel).items()
-            if _is_complete(of, panel, of_panel[arm])
+            if _is_complete(of, panel, of_panel[arm]) and _is_new(panel, of_panel[arm])
         }
         for panel in condition.panels
         if (of_panel := by_arm(of, panel, rows))

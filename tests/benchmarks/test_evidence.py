@@ -733,12 +733,15 @@ def test_the_answers_of_the_page_are_those_of_the_lines():
     planned = judge.compare(cap, OF.panels["lm_cap"].primary, OF.judged)
     mean, low, high = planned.difference
     told = f"without a cap is {mean:+.2f} ({low:.2f} to {high:.2f}, p {planned.p:.2g})"
-    assert planned.seeds == 16 and told in page and f"by at most {high:.2f}" in page and not planned.equal
+    assert planned.seeds == 16 and told in page and f"leads by at most {high:.2f}" in page
+    assert not planned.equal
+    tests = table.verdicts(OF, "lm_cap", cap)
+    assert f"and {tests['S'].p:.2g} in `lm_cap`" in page and f", p {tests['C'].p:.1g}), above the" in page
     gained = pair("U", "B")
     told = f"runs end {'{:.2f} ({:.2f} to {:.2f})'.format(*judge.bootstrap(gained, OF.judged.resamples))}"
     assert told in page and f"above it on {sum(gain > 0 for gain in gained)} of 16 seeds" in page
     ratios = [x["ratio_max"] for line in cap["U"].values() for x in line.rollouts if "ratio_max" in x]
-    assert f"the largest ratio of a rollout was {max(ratios):.0f}" in page
+    assert f"The largest ratio in any run without a cap was {max(ratios):.0f}" in page
     alone = list(judge.gaps(cap["C"], cap["B"]).values())
     told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*judge.bootstrap(alone, OF.judged.resamples))}"
     assert told in page and f"on {sum(gain > 0 for gain in alone)} seeds. The first 20" in page
