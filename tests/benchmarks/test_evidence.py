@@ -752,3 +752,12 @@ def test_the_answers_of_the_page_are_those_of_the_lines():
         *judge.bootstrap(pair("U", "C"), OF.judged.resamples)
     )
     assert told + said("U", "C")[1] in page
+    alone = pair("X", "B")
+    told = "without weights gains {:.2f}** ({:.2f} to {:.2f}, ".format(
+        *judge.bootstrap(alone, OF.judged.resamples)
+    )
+    assert f"{told}p {tests['X'].p:.1g}), on {sum(gain > 0 for gain in alone)} of 16 seeds" in page
+    told = "{:.2f} below weights without a cap ({:.2f} to {:.2f}, ".format(
+        *judge.bootstrap(pair("U", "X"), OF.judged.resamples)
+    )
+    assert told + said("U", "X")[1] in page
