@@ -113,8 +113,8 @@ def said(names, without=()):
 def test_something_fails_without_each():
     names = [name for name in NEEDS if name != "register_cpu" or HOSTS.exists()]
     assert said(names) == dict.fromkeys(names)
-    alone = ["replace", "add_absent", "declare_operators"]  # without one of them others cannot import
-    groups = [[name] for name in alone] + [[name for name in names if name not in alone]]
+    first = ["replace", "add_absent", "declare_operators"]  # without one of them others cannot import
+    groups = [first, [name for name in names if name not in first]]
     errors = {name: error for group in groups for name, error in said(group, group).items()}
     for name in names:
         assert any(word in str(errors[name]) for word in NEEDS[name][1].split("|")), (name, errors[name])
