@@ -62,6 +62,7 @@ PICTURES = {
 
 def draw(out: Path, write_runs: Callable[[Path], None]) -> str:
     """Writes the pictures below ``out``, from runs that ``write_runs`` makes below a folder."""
+    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="slime_ext_pictures_") as folder:
         runs = Path(folder, "runs/faults")
         write_runs(runs)
