@@ -710,6 +710,16 @@ def test_the_pictures_are_drawn(tmp_path):
     assert height <= 700 and width >= 1000 and imread(tmp_path / "evidence_all.png").shape[1] > 1000
 
 
+def test_the_page_says_how_far_repeated_runs_were_apart():
+    page = " ".join((settings.ROOT / pages.EVIDENCE).read_text().split())
+    first = {(row.panel, row.arm, row.seed): row.end for row in rows.read()}
+    again = [row for row in rows.read(rows.AGAIN) if row.panel.startswith("lm_")]
+    apart = [row.end - first[row.panel, row.arm, row.seed] for row in again]
+    higher, lower, same, last = apart
+    assert f"ended {higher:.2f} higher, {-lower:.2f} lower, at the same score, and {-last:.2f} lower" in page
+    assert same == 0 and "four runs that were repeated" in page
+
+
 def test_the_answers_of_the_page_are_those_of_the_lines():
     """The numbers of docs/evidence.md that stand in sentences, which are written by hand."""
     page = " ".join((settings.ROOT / pages.EVIDENCE).read_text().split())
