@@ -187,6 +187,12 @@ def test_the_reasons_are_those_of_what_is_to_be_tried():
     assert "responses of 4,000 tokens" in long and "lag" not in long
 
 
+def test_with_several_steps_a_correction_beside_the_clip_is_tried_first():
+    for steps, name in [(None, "importance_sampling"), (1, "importance_sampling"), (4, "token_tis")]:
+        made = said(findings=(STALE,), k3=0.02, steps=steps)
+        assert made.name == "metrics_only" and f"with and without {name}: " in made.reasons[-2]
+
+
 def test_of_what_a_dump_cannot_tell_nothing_is_recommended():
     for changes in ({"or_else": ("stale_weights",)}, {"says": "symptom"}):
         either = finding("quantised", "warning").model_copy(update=changes)

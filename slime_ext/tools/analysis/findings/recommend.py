@@ -277,7 +277,10 @@ def _candidates(total: Numbers, files: Iterable[str], at: Situation) -> dict[str
     tried = {r.preset: "it helped in our runs" for r in remedies if r.preset and r.helped}
     lag = total.staleness or 0
     because = f"the weights lag {_said(lag)} versions, so " if lag >= LAG else ""
-    for name in LAST_RESORT[at.mismatch]:
+    last = LAST_RESORT[at.mismatch]
+    if (at.steps or 1) > 1:  # from the second step on PPO's clip acts, which importance_sampling lacks
+        last = last[1:] + last[:1]
+    for name in last:
         tried.setdefault(name, because + WHY[name])
     if (length := total.response_length or 0) >= LONG:
         tried["skyrl_geo_mask"] = f"responses of {length:,.0f} tokens, so it drops sequences that drifted"
