@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 python=${PYTHON:-python3}
-"$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)" 2>/dev/null || {
+"$python" -c "import torch" 2>/dev/null || {
   echo "benchmarks/cuda.sh: expected a Python with torch, got $python: name one in PYTHON" >&2; exit 2; }
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT

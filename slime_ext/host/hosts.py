@@ -46,15 +46,15 @@ PASSED = {  # keyword of the hook -> pattern for a dictionary with that key in t
 MARK = "_wrapped_by_slime_ext"
 
 
-def modules(package: str = "") -> list[ModuleType]:
-    """Lists the loaded modules of a package, or all loaded modules."""
+def modules(package: str) -> list[ModuleType]:
+    """Lists the loaded modules of a package."""
     loaded = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return [module for module in loaded if package in ("", module.__name__.partition(".")[0])]
+    return [module for module in loaded if package == module.__name__.partition(".")[0]]
 
 
 def definers(name: str, package: str = "") -> list[ModuleType]:
     """Lists the loaded modules that define a function ``name``, in a package or in all."""
-    # The name is looked up first: a trainer has loaded 8,000 modules, and nearly all end here.
+    # The name is looked up first: a trainer has loaded 5,000 modules, and nearly all end here.
     defining = (
         module
         for module in list(sys.modules.values())

@@ -720,6 +720,14 @@ def test_the_page_says_how_far_repeated_runs_were_apart():
     assert same == 0 and "four runs that were repeated" in page
 
 
+def test_the_results_say_how_many_runs_are_slow():
+    lines = pooled.lines_of(OF, "lag", rows.read())
+    slow, results = pooled.slow(lines), " ".join((settings.ROOT / pages.RESULTS).read_text().split())
+    counts = [f"{slow[arm][0]} of {len(lines[arm])}" for arm in "BCASU"]
+    told = "in {} uncorrected runs, in {} with `token_tis`, in {} with the exact sampler, in {} with score"
+    assert told.format(*counts) in results and f"and in {counts[-1]} without a cap" in results
+
+
 def test_the_answers_of_the_page_are_those_of_the_lines():
     """The numbers of docs/evidence.md that stand in sentences, which are written by hand."""
     page = " ".join((settings.ROOT / pages.EVIDENCE).read_text().split())

@@ -47,14 +47,15 @@ FIRST: Mapping[Mismatch, str] = {
     "lag": "push weights more often or lower the learning rate first",
     "formats": "sample in a wider number format first",
 }
-LAST_RESORT: Mapping[Mismatch, tuple[str, ...]] = {
-    "lag": ("importance_sampling", "token_tis", "icepop"),
-    "formats": (),  # no panel supports a preset; under INT4 token_tis and icepop did harm
-}
-WHY = {
-    "importance_sampling": "it weights each token by its whole ratio",
-    "token_tis": "it caps one weight per token, beside the host's clip",
-    "icepop": "it drops the tokens whose ratio is outside a band",
+LAST_RESORT: Mapping[
+    Mismatch, Mapping[str, str]
+] = {  # preset -> reason, in the order in which they are tried
+    "lag": {
+        "importance_sampling": "it weights each token by its whole ratio",
+        "token_tis": "it caps one weight per token, beside the host's clip",
+        "icepop": "it drops the tokens whose ratio is outside a band",
+    },
+    "formats": {},  # no panel supports a preset; under INT4 token_tis and icepop did harm
 }
 CENTERING = "score centering"  # the remedy that reads log-probs of the sampler's likeliest tokens
 
@@ -277,11 +278,11 @@ def _candidates(total: Numbers, files: Iterable[str], at: Situation) -> dict[str
     tried = {r.preset: "it helped in our runs" for r in remedies if r.preset and r.helped}
     lag = total.staleness or 0
     because = f"the weights lag {_said(lag)} versions, so " if lag >= LAG else ""
-    last = LAST_RESORT[at.mismatch]
+    last = list(LAST_RESORT[at.mismatch].items())
     if (at.steps or 1) > 1:  # from the second step on PPO's clip acts, which importance_sampling lacks
         last = last[1:] + last[:1]
-    for name in last:
-        tried.setdefault(name, because + WHY[name])
+    for name, why in last:
+        tried.setdefault(name, because + why)
     if (length := total.response_length or 0) >= LONG:
         tried["skyrl_geo_mask"] = f"responses of {length:,.0f} tokens, so it drops sequences that drifted"
     return tried | dict.fromkeys(files, OWN)
