@@ -22,7 +22,7 @@ def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
     """Writes the package's table, and replaces the text between the marks of each page."""
     evidence = pooled.evidence(of, rows)
     (root / PACKAGE).write_text(pooled.text(evidence))
-    on_a_host = [name for name, c in of.conditions.items() if of.panels[c.panels[0]].host]
+    on_a_host = [name for name, c in of.conditions.items() if of.panel(c.panels[0]).host]
     made = {
         CORRECTIONS: pooled.advice(evidence),
         EVIDENCE: pooled.advice(evidence, names=on_a_host, planned=True),

@@ -36,9 +36,9 @@ def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
 def ends(of: Settings, rows: Sequence[Row]) -> Figure:
     """Returns the figure of README.md: a row of axes per condition of the language model."""
     lines = {
-        name: without_follower(lines_of(of, name, rows))
+        name: without_follower(found)
         for name, condition in of.conditions.items()
-        if of.panels[condition.panels[0]].host
+        if of.panel(condition.panels[0]).host and (found := lines_of(of, name, rows))
     }
     heights = [len(arms) for arms in lines.values()]
     figure = Figure(figsize=(8, 0.2 * sum(heights) + 0.55 * len(lines)), layout="constrained")
@@ -58,7 +58,7 @@ def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
     order = sorted(arms, key=lambda arm: -means[arm])
     for place, arm in enumerate(order):
         for i, (seed, row) in enumerate(sorted(arms[arm].items())):
-            is_first = seed in of.panels[condition.panels[0]].seeds
+            is_first = seed in of.panel(condition.panels[0]).seeds
             height = place + 0.36 * ((i * 0.618) % 1 - 0.5)  # the same places in every drawing
             ax.plot(row.end, height, "o", ms=4, mec=COLOUR, mfc=COLOUR if is_first else "none", alpha=0.7)
         ax.plot([means[arm]] * 2, [place - 0.34, place + 0.34], "k", lw=2)

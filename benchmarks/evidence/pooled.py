@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, bootstrap, gaps, judge, randomised
+from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, Verdict, bootstrap, gaps, judge, randomised
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.runs import FOLLOWER, STEPS
-from benchmarks.evidence.settings import Settings
+from benchmarks.evidence.settings import AT, Settings, base
 from benchmarks.evidence.table import by_arm, interval, is_shown, markdown, preset_of, verdicts
 
 HEAD = """# The results of our runs under each condition: held-out scores at the end, minus those of
@@ -36,26 +36,39 @@ SLOW = 0.3
 def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
     """Returns arm -> seed -> line over the panels of a condition.
 
-    A panel whose primary comparison is not complete is left out, and so is an arm of a panel until it has run
-    on all of the panel's seeds.
+    It has the cells that ``_complete`` returns.
     """
     seeds_of: dict[str, dict[int, Row]] = {}
     for panel in of.conditions[name].panels:
-        lines = by_arm(of, panel, rows)
-        for arm, seeds in lines.items() if is_shown(of, panel, lines) else ():
-            if _is_complete(of, panel, seeds):
-                seeds_of.setdefault(arm, {}).update(seeds)
+        lines = by_arm(of, base(panel), rows)
+        for cell in _complete(of, panel, lines):
+            seeds_of.setdefault(base(cell), {}).update(lines[cell])
     return {arm: seeds_of[arm] for arm in of.arms if arm in seeds_of}
 
 
-def _is_new(panel: str, seeds: Mapping[int, Row]) -> bool:
-    """Returns whether an arm ran for this panel. Runs of an earlier panel were known before."""
-    return any(row.panel == panel for row in seeds.values())
+def _complete(of: Settings, panel: str, lines: Rows) -> list[str]:
+    """Returns the cells of a panel, or of ``panel@variant``, that have run on all of the panel's seeds.
+
+    Returns none until the panel's primary comparison is complete.
+    """
+    if not is_shown(of, base(panel), lines):
+        return []
+    variant, seeds = panel.partition(AT)[2], {*of.panel(panel).seeds}
+    return [cell for cell in lines if cell.partition(AT)[2] == variant and seeds <= {*lines[cell]}]
 
 
-def _is_complete(of: Settings, panel: str, seeds: Collection[int]) -> bool:
-    """Returns whether an arm has run on all of the panel's seeds."""
-    return {*of.panels[panel].seeds} <= {*seeds}
+def _planned(of: Settings, panel: str, rows: Sequence[Row]) -> dict[str, Verdict]:
+    """Returns the verdicts that were planned for a panel, or for ``panel@variant``.
+
+    It has only arms that ran for this panel, because runs of an earlier panel were known before.
+    """
+    lines = by_arm(of, base(panel), rows)
+    judged = verdicts(of, base(panel), lines)
+    return {
+        base(cell): judged[cell]
+        for cell in _complete(of, panel, lines)
+        if any(row.panel == base(panel) for row in lines[cell].values())
+    }
 
 
 def without_follower(lines: Rows) -> Rows:
@@ -77,7 +90,8 @@ def report(of: Settings, rows: Sequence[Row]) -> str:
     """
     parts = []
     for name, condition in of.conditions.items():
-        lines = without_follower(lines_of(of, name, rows))
+        if not (lines := without_follower(lines_of(of, name, rows))):
+            continue
         ends = {arm: bootstrap([row.end for row in seeds.values()], 1)[0] for arm, seeds in lines.items()}
         mean = ", ".join(f"{arm} {end:.3f} ({len(lines[arm])})" for arm, end in ends.items())
         low = ", ".join(f"{arm} {n} ({gain:+.2f})" for arm, (n, gain) in slow(lines).items()) or "none"
@@ -124,19 +138,11 @@ def evidence(of: Settings, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dict[str, Any]:
-    condition, base = of.conditions[name], lines[UNCORRECTED]
+    condition, uncorrected = of.conditions[name], lines[UNCORRECTED]
     judged = judge(lines, of.judged, by_ends=True)
-    panels = [of.panels[panel] for panel in condition.panels]
-    planned = {
-        panel: {
-            arm: verdict
-            for arm, verdict in verdicts(of, panel, of_panel).items()
-            if _is_complete(of, panel, of_panel[arm]) and _is_new(panel, of_panel[arm])
-        }
-        for panel in condition.panels
-        if (of_panel := by_arm(of, panel, rows))
-    }
-    k3 = [row.k3 for row in base.values() if row.k3 is not None]
+    panels = [of.panel(panel) for panel in condition.panels]
+    planned = {panel: found for panel in condition.panels if (found := _planned(of, panel, rows))}
+    k3 = [row.k3 for row in uncorrected.values() if row.k3 is not None]
     remedies = []
     for arm, seeds in without_follower(lines).items():
         if arm == UNCORRECTED:
@@ -149,7 +155,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
                 "arm": arm,
                 "remedy": remedy_of(of, name, arm),
                 "preset": preset_of(of.arms[arm], arm),
-                "seeds": len(gaps(seeds, base)),
+                "seeds": len(gaps(seeds, uncorrected)),
                 "end": round(judged[arm].end[0], 4),
                 **{key: round(value, 4) for key, value in (("effect", effect), ("low", low), ("high", high))},
                 "p": float(f"{judged[arm].p:.2g}"),
@@ -169,7 +175,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
         "steps_per_rollout": panels[0].flags.get(STEPS, 1),
         "k3": [min(k3), max(k3)] if k3 else [],
         "post_hoc": len(planned) > 1 or panels[0].test != "ends of a seed",
-        "uncorrected": {"seeds": len(base), "end": round(judged[UNCORRECTED].end[0], 4)},
+        "uncorrected": {"seeds": len(uncorrected), "end": round(judged[UNCORRECTED].end[0], 4)},
         "remedies": sorted(remedies, key=lambda remedy: -remedy["effect"]),
     }
 
@@ -192,8 +198,8 @@ def advice(table: Mapping[str, Any], *, planned: bool = False, names: Collection
         steps = condition["steps_per_rollout"]
         more = f"; scored with {condition['scored']}" if condition["scored"] else ""
         what = f"{condition['what']}; k3 {low_high}; {steps} step{'s' * (steps > 1)} per rollout{more}"
-        base = condition["uncorrected"]
-        cells.append([what, "none", base["seeds"], f"{base['end']:.2f}", ""] + [""] * planned)
+        none = condition["uncorrected"]
+        cells.append([what, "none", none["seeds"], f"{none['end']:.2f}", ""] + [""] * planned)
         for remedy in condition["remedies"]:
             effect, low, high = (round(remedy[key], 2) + 0.0 for key in ("effect", "low", "high"))  # no -0.00
             row = [

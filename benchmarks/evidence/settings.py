@@ -153,7 +153,10 @@ class Panel(Frozen):
 
 
 class Condition(Frozen):
-    """Panels with the same task, flags and mismatch. Their runs differ only in arms and seeds."""
+    """Panels with the same task, flags and mismatch. Their runs differ only in arms and seeds.
+
+    ``panel@variant`` in ``panels`` is one variant of a panel.
+    """
 
     mismatch: Literal["lag", "formats"] = Field(description="older weights, or other number formats")
     what: str
@@ -189,11 +192,16 @@ class Settings(Frozen):
     @model_validator(mode="after")
     def _differ_in_arms_and_seeds_alone(self) -> Settings:
         for name, condition in self.conditions.items():
-            first, *others = (self.panels[panel] for panel in condition.panels)
+            first, *others = (self.panel(panel) for panel in condition.panels)
             same = [(p.host, p.flags, p.mismatch, p.chain, p.warm) for p in (first, *others)]
             if any(one != same[0] for one in same):
                 raise ValueError(f"conditions: {name}: expected panels that differ in arms and seeds alone")
         return self
+
+    def panel(self, name: str) -> Panel:
+        """Returns a panel, or what ``panel@variant`` names: the panel with the flags of one variant."""
+        of, variant = self.panels[base(name)], name.partition(AT)[2]
+        return of.model_copy(update={"flags": of.flags | of.variants[variant].flags}) if variant else of
 
     def arm(self, cell: str) -> Arm:
         """Returns the arm of a cell, with the variant in its name."""

@@ -624,36 +624,45 @@ def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):
 def ends_of(panels, arm):
     """Seed -> end in rows.jsonl, read without the code that makes the table.
 
-    A panel counts if the arm has run on all of its seeds.
+    A panel counts if the arm has run on all of its seeds. ``panel@variant`` has the lines of ``arm@variant``.
     """
     lines, ends = list(map(json.loads, rows.FILE.read_text().splitlines())), {}
-    for panel in panels:
-        of_panel = {
-            line["seed"]: line["end"] for line in lines if (line["panel"], line["arm"]) == (panel, arm)
-        }
+    for name in panels:
+        panel, at, variant = name.partition("@")
+        wanted = panel, arm + at + variant
+        of_panel = {line["seed"]: line["end"] for line in lines if (line["panel"], line["arm"]) == wanted}
         ends |= of_panel if of_panel.keys() >= {*OF.panels[panel].seeds} else {}
     return ends
 
 
+SHARED = {  # condition and arm -> the panels and the arm whose runs they are
+    ("int4", "A"): (["lm_lag"], "A"),  # A has no mismatch: one run for both panels
+    ("quarter_rate", "B"): (["lm_lag"], "F"),
+}
+
+
 def test_the_packages_table_is_what_plain_arithmetic_makes_of_the_lines():
     made = yaml.safe_load((settings.ROOT / pages.PACKAGE).read_text())
-    shared = {"int4": {"A": ["lm_lag"]}}  # A has no mismatch: one run for both panels
     for condition in made["conditions"]:
-        base = ends_of(condition["panels"], "B")
+
+        def ends(arm, condition=condition):
+            return ends_of(*SHARED.get((condition["name"], arm), (condition["panels"], arm)))
+
+        base = ends("B")
         assert condition["uncorrected"]["seeds"] == len(base)
         assert condition["uncorrected"]["end"] == pytest.approx(sum(base.values()) / len(base), abs=6e-5)
-        arms = {arm for arm in OF.arms if ends_of(condition["panels"], arm)} - {"B", "G"}
-        arms |= set(shared.get(condition["name"], ()))
+        arms = {arm for arm in OF.arms if ends(arm)} - {"B", "G"}
         assert {remedy["arm"] for remedy in condition["remedies"]} == arms  # every arm that ran
         for remedy in condition["remedies"]:
-            panels = shared.get(condition["name"], {}).get(remedy["arm"], condition["panels"])
-            ends = ends_of(panels, remedy["arm"])
-            gained = [ends[seed] - base[seed] for seed in ends if seed in base]
-            assert remedy["seeds"] == len(gained) == len(ends)
+            of_arm = ends(remedy["arm"])
+            gained = [of_arm[seed] - base[seed] for seed in of_arm if seed in base]
+            assert remedy["seeds"] == len(gained) == len(of_arm)
             assert remedy["effect"] == pytest.approx(sum(gained) / len(gained), abs=6e-5)
             assert remedy["low"] <= remedy["effect"] <= remedy["high"]
-        k3 = [line.k3 for line in rows.read() if line.panel in condition["panels"] and line.arm == "B"]
-        assert condition["k3"] == ([min(k3), max(k3)] if k3[0] is not None else [])
+        panels = [panel for panel in condition["panels"] if "@" not in panel]
+        k3 = [line.k3 for line in rows.read() if line.panel in panels and line.arm == "B"]
+        if panels:
+            assert condition["k3"] == ([min(k3), max(k3)] if k3[0] is not None else [])
 
 
 def test_conditions_pool_panels_that_differ_in_arms_and_seeds_alone():
@@ -661,6 +670,25 @@ def test_conditions_pool_panels_that_differ_in_arms_and_seeds_alone():
     found["conditions"]["lag"]["panels"].append("lm_int4")
     with pytest.raises(ValueError, match="lag: expected panels that differ in arms and seeds alone"):
         settings.Settings.model_validate(found)
+
+
+def test_a_condition_can_have_one_variant_of_a_panel():
+    """At half the rate U is 0.2 above B, at a quarter 0.1 below; nothing is shown before the last run."""
+    ends = {"B@6e-5": 0.3, "U@6e-5": 0.6, "B@3e-5": 0.5, "U@3e-5": 0.7, "B@1.5e-5": 0.5, "U@1.5e-5": 0.4}
+    lines = [
+        row(cell, seed, end, panel="lm_rate", k3=0.1) for cell, end in ends.items() for seed in range(1, 9)
+    ]
+    found = {one["name"]: one for one in pooled.evidence(OF, lines)["conditions"]}
+    assert {*found} == {"lag", "half_rate", "quarter_rate"}
+    for name, effect in {"lag": 0.3, "half_rate": 0.2, "quarter_rate": -0.1}.items():
+        ((remedy,), uncorrected) = found[name]["remedies"], found[name]["uncorrected"]
+        assert (remedy["arm"], remedy["seeds"], uncorrected["seeds"]) == ("U", 8, 8)
+        assert remedy["effect"] == pytest.approx(effect)
+        variant = {"lag": "6e-5", "half_rate": "3e-5", "quarter_rate": "1.5e-5"}[name]
+        assert remedy["planned"] == {f"lm_rate@{variant}": 0.023}  # 2/256, after Holm over three rates
+    assert pooled.evidence(OF, lines[:-1])["conditions"] == []
+    as_lag = [row("B", 1, 0.2, panel="lm_lag"), *lines]
+    assert pooled.lines_of(OF, "lag", as_lag)["B"][1].panel == "lm_rate"  # lm_lag has not all of its seeds
 
 
 def test_pairs_are_of_the_seeds_that_both_arms_have_run():
