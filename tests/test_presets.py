@@ -55,8 +55,7 @@ def compare_with_the_oracle(name, batches):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["token_tis", "seq_is", "fireworks_geometric", "turn_tis", "off_policy_is"])
 def test_lower_precision_costs_what_its_inputs_cost(name, dtype):
-    """Compared with the oracle on the rounded inputs: what is left is the float32 arithmetic, 255 u per
-    block."""
+    """Compared with the oracle on the rounded inputs: what is left is the float32 arithmetic."""
     for seed in range(30):
         batch = oracle.random_batch(seed, wild=False)
         rounded = [

@@ -21,7 +21,6 @@ from slime_ext.errors import DataError
 AllSum = Callable[[Tensor], Tensor]  # SUM over ranks; it may work in place: see ``require_contiguous``
 # (sequence, start, stop, number): the response's shard ``number`` holds its tokens start to stop - 1
 Shard = tuple[int, int, int, int]
-BLOCK = 32  # tokens that are added in their own dtype; the sums of blocks are added in float64
 
 
 def require_contiguous(values: Tensor) -> None:
@@ -203,13 +202,9 @@ class Segments:
     def local_sums(self, rows: Sequence[Tensor]) -> Tensor:
         """Adds up each row over this rank's part of each sequence.
 
-        In a row of bool, it counts the true values. Blocks of 32 tokens of one sequence are added in the
-        row's own dtype, then the sums of the blocks in float64. The tokens of a block that several sequences
-        share are added one by one, so that a NaN stays in its sequence.
-
-        With u the unit roundoff of the dtype, |error| <= 31 u sum|x| + (number of blocks) 2^-53 sum|x|. In
-        float32 this is 1.9e-6 of sum|x| at any length; a sequential float32 sum of 128k tokens guarantees
-        only 7.9e-3.
+        In a row of bool, it counts the true values. Every row is added in float64, one sequence at a time. A
+        NaN therefore stays in its sequence, and |error| <= (number of tokens) 2^-53 sum|x|: for 128k tokens
+        1.5e-11 of sum|x|, where a sequential sum in float32 guarantees only 7.9e-3.
 
         Args:
             rows: K tensors [T], 0 at masked tokens.
@@ -217,38 +212,17 @@ class Segments:
         Returns:
             [K, S] float64.
         """
-        dtypes = {row.dtype for row in rows}
-        if len(dtypes - {torch.bool}) > 1:  # a single table would add every row in the widest dtype
-            sums_by_dtype = {
-                dtype: iter(self.local_sums([x for x in rows if x.dtype is dtype])) for dtype in dtypes
-            }
-            return torch.stack([next(sums_by_dtype[row.dtype]) for row in rows])
-        count, shared, bounds = self.blocks
-        rows = [as_bytes(row) if row.dtype is torch.bool else row for row in rows]
-        padding = count * BLOCK - self.size
-        tail = [rows[0].new_zeros(padding)] if padding else []
-        blocks = torch.cat([part for row in rows for part in (row, *tail)]).view(len(rows), count, BLOCK)
-        alone = blocks.sum(2).index_fill_(1, shared, 0)  # filled, not multiplied: 0 times NaN is NaN
-        single = blocks.index_select(1, shared).view(len(rows), -1)
-        table = torch.cat([alone, single], 1).double()
-        width = table.shape[1]
-        if not width:  # zeros with a gradient, because every rank must join the backward pass of all_sum
-            return table.new_zeros(len(rows), self.count) + table.sum()
-        starts = torch.arange(0, (len(rows) + 1) * width, width, device=table.device)
-        offsets = (starts[:, None] + bounds).view(-1)[: len(rows) * len(bounds) + 1]
-        # The rows are laid end to end, because CUDA runs a one-dimensional segment_reduce as a scan. In two
-        # dimensions it loops over each segment.
-        sums = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
-        # Of each row: its blocks, then its single tokens; each followed by what belongs to no sequence.
-        return sums.view(len(rows), 2, -1)[:, :, :-1].sum(1)
+        # Each row by itself, because a float64 table of all rows takes K times the memory, and because CUDA
+        # runs a one-dimensional segment_reduce as a scan. In two dimensions it loops over each segment.
+        return torch.stack([self._sums_of(as_bytes(row) if row.dtype is torch.bool else row) for row in rows])
+
+    def _sums_of(self, values: Tensor) -> Tensor:
+        return torch.segment_reduce(values.double(), "sum", offsets=self.bounds, unsafe=True, initial=0)
 
     @cached_property
-    def blocks(self) -> tuple[int, Tensor, Tensor]:
-        """The ``plan_of_blocks`` of the local tokens, on their device."""
-        count, shared, bounds = plan_of_blocks(self.local_lengths)
-        both = host_ints(shared + bounds, self.full_mask.device)
-        on_device = torch.split(both, [len(shared), len(bounds)])
-        return count, on_device[0], on_device[1]
+    def bounds(self) -> Tensor:
+        """The limits of each sequence's local tokens, [S + 1] int64."""
+        return host_ints([*accumulate(self.local_lengths, initial=0)], self.full_mask.device)
 
     def local_maxima(self, values: Tensor) -> Tensor:
         """Finds the maximum of each shard of each sequence.
@@ -353,36 +327,6 @@ class Segments:
         shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], device)
         shifts = shifts.repeat_interleave(host_ints(lengths, device), output_size=self.size)
         return shifts + torch.arange(self.size, device=device)
-
-
-def plan_of_blocks(lengths: Sequence[int]) -> tuple[int, list[int], list[int]]:
-    """Plans exact sums per sequence: whole blocks are added first, then single tokens.
-
-    The tokens of some blocks, called shared, are added one by one. These are the blocks with tokens of
-    several sequences, the first two blocks, and the blocks with the last 2 to 33 tokens.
-
-    Args:
-        lengths: [S] tokens of each sequence, packed one after the other.
-
-    Returns:
-        count: the number of blocks; zeros fill up the last one.
-        shared: [N] the numbers of the shared blocks.
-        bounds: [2 S + 2] places in a table that holds the sums of all blocks, then the tokens of the shared
-            blocks. The first S + 1 places are the limits of each sequence's blocks, the others the limits of
-            its single tokens.
-
-    >>> plan_of_blocks([70, 70])
-    (5, [0, 1, 2, 4], [0, 2, 4, 5, 75, 113])
-    """
-    bounds = [0, *accumulate(lengths)]
-    count, whole = -(-bounds[-1] // BLOCK), max(bounds[-1] - 2, 0) // BLOCK
-    of_bounds = [bound // BLOCK for bound in bounds]
-    shared = sorted({0, min(1, whole), whole, count - 1, *of_bounds} - {-1, count})
-    # The tokens of a shared block keep their order in the table.
-    moved = {block: count + (place - block) * BLOCK for place, block in enumerate(shared)}
-    moved[count] = moved.get(count - 1, 0)
-    singles = [bound + moved[block] for bound, block in zip(bounds, of_bounds, strict=True)]
-    return count, shared, of_bounds + singles
 
 
 def highest(unit: str, maxima: Tensor) -> Tensor:
