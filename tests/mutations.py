@@ -173,8 +173,8 @@ MUTATIONS = {
     ),
     "flip the ratio": Mutation(
         "ops/divergences.py",
-        "torch.where(finite, numerator - behavior, 0)",
-        "torch.where(finite, behavior - numerator, 0)",
+        "(numerator - behavior).masked_fill_",
+        "(behavior - numerator).masked_fill_",
         SUITE,
     ),
     "drop the mask": Mutation(
