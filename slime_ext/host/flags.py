@@ -120,12 +120,15 @@ def check_command_line(words: Iterable[str], args: Any) -> None:
     """Raises ConfigError for a misspelt or shortened flag that would switch slime_ext on.
 
     Hosts ignore unknown flags and Megatron's parser takes no abbreviations, so the typo would be silent.
-    Flags that ``args`` has are skipped.
+    Flags that ``args`` has are skipped, and so are words without dashes, which are values. A right flag that
+    the host lacks is for the rule ``flag_unknown_to_host``.
     """
-    for word in words:
-        flag = word.partition("=")[0]
+    for flag in (word.partition("=")[0] for word in words if word.startswith("-")):
         dest = flag.removeprefix("--").replace("-", "_")
-        if flag == dest or (flag == flag_of(dest) and hasattr(args, dest)):
+        if flag == flag_of(dest) and hasattr(args, dest):
             continue
         for right in map(flag_of, difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)):
-            raise ConfigError(f"{flag}: expected {right}, got a flag that the host ignores: write {right}")
+            if flag != right:
+                raise ConfigError(
+                    f"{flag}: expected {right}, got a flag that the host ignores: write {right}"
+                )

@@ -54,6 +54,10 @@ def test_flags_that_are_none_of_ours_misspelt():
     args = SimpleNamespace(custom_agent_function_path=None, use_tis=True)
     words = "--custom-agent-function-path a.b -x custom_tis_functio --use-gin"
     check_command_line(["train.py", *words.split()], args)
+    values = "--wandb-group use-tis --wandb-project tis-clip-low --save ./use-tis --wandb-group use-tis-1"
+    check_command_line(["train.py", *values.split()], args)
+    lacking = "--custom-rollout-log-function-path slime_ext.host.log_rollout"  # slime before v0.2.2
+    check_command_line(["train.py", *lacking.split()], args)
 
 
 def test_what_slime_derives_from_other_flags():
