@@ -124,7 +124,9 @@ def loss(
     return loss_fn
 
 
-def _numbers(name: str, sample: int | None, values: Sequence[Any], begin: int, end: int) -> list[float]:
+def _numbers(
+    name: str, sample: int | None, values: Sequence[Any] | None, begin: int, end: int
+) -> list[float]:
     """Reads values ``begin`` to ``end`` of a list as numbers.
 
     Samplers write None where there is no number. It becomes NaN.
@@ -133,6 +135,7 @@ def _numbers(name: str, sample: int | None, values: Sequence[Any], begin: int, e
         sample: the sample that the list belongs to; None: it belongs to all samples.
     """
     place = name if sample is None else f"{name}, sample {sample}"
+    values = () if values is None else values
     part = values[begin:end]
     if len(part) != max(end - begin, 0):
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from slime_ext.core.metrics.names import scalars
 from slime_ext.core.metrics.totals import reduce
 from slime_ext.core.needs import Need, require
 from slime_ext.core.state import Head, Tokens, expect
-from slime_ext.errors import DataError, NonFiniteError
+from slime_ext.errors import DataError, NonFiniteError, shown
 from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import Segments
 
@@ -59,7 +60,8 @@ def correct(
 
     Raises:
         ConfigError: the correction does not load, or needs a tensor that was not passed.
-        DataError: a tensor does not have T numbers, or the mask has NaN.
+        DataError: a tensor does not have T numbers, or is a list; a length is no whole number; the mask has
+            NaN.
         NonFiniteError: a proximal or target log-prob, or an advantage that is read, is not finite at a
             response token.
 
@@ -70,6 +72,8 @@ def correct(
     (tensor([1., 1., 2.]), tensor([True, True, True]), 0.333)
     """
     correction = _loaded(correction)
+    tensors = {"loss": loss, "behavior": behavior, "proximal": proximal, "mask": mask}
+    _check_types(lengths, tensors | {"target": target, "advantages": advantages})
     if mask is not None and not mask.isfinite().all():
         raise DataError("mask: expected a number at every token, got NaN or an infinity: write 0 or 1")
     segments = Segments.whole(lengths, torch.ones_like(loss) if mask is None else mask)
@@ -86,6 +90,23 @@ def _loaded(correction: str | Path | Mapping[str, Any] | Correction) -> Correcti
         return correction
     is_preset = isinstance(correction, str) and not is_file_name(correction)
     return presets.get(str(correction)) if is_preset else load_config(correction)
+
+
+def _check_types(lengths: Any, tensors: Mapping[str, Any]) -> None:
+    """Raises DataError unless lengths are whole numbers, and every other argument is a tensor or None."""
+    for name, values in tensors.items():
+        if not (values is None or isinstance(values, Tensor)):
+            got = type(values).__name__
+            raise DataError(f"{name}: expected a tensor, got a {got}: pass torch.as_tensor({name})")
+    try:
+        is_sound = all(operator.index(length) >= 0 for length in lengths)
+    except TypeError:
+        is_sound = False
+    if not is_sound:
+        raise DataError(
+            f"lengths: expected a list of whole numbers from 0 up, got {shown(lengths)}: pass the number of "
+            "tokens of each response"
+        )
 
 
 def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:

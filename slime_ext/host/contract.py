@@ -137,14 +137,14 @@ class HookCall:
         """Raises ConfigError unless the host passed what the correction of function ``who`` reads."""
         target = "cur_log_probs (the trainer's log-probs with gradient)"
         passed = (
-            (Need.TARGET, self.cur_log_probs, target, ", or use numerator: proximal"),
-            (Need.ADVANTAGES, self.advantages, "advantages", ""),
+            (Need.TARGET, self.cur_log_probs, target),
+            (Need.ADVANTAGES, self.advantages, "advantages"),
         )
-        for need, value, what, instead in passed:
+        for need, value, what in passed:
             if value is None and need in correction.needs:
                 raise ConfigError(
                     f"{who}: expected {what}, got none: add {INIT_FLAG}, which passes them on in every slime "
-                    f"since v0.2.0{instead}"
+                    "since v0.2.0"
                 )
 
 

@@ -455,6 +455,10 @@ WRONG = {  # what a system hands over -> the line about it
         )
         for name in ("inf_logprobs", "old_policy_logprobs")
     },
+    "fireworks without a row": (
+        lambda: called(inf_logprobs=[[-1.0, -1.0], None]),
+        "fireworks.loss: inf_logprobs, sample 1: expected 2 numbers, one per target token, got 0: ",
+    ),
     "fireworks text": (
         lambda: called(inf_logprobs=[["-1.0", -1.0], [-1.0, -1.0]]),
         "fireworks.loss: inf_logprobs, sample 0: expected numbers, got something else: pass floats",
