@@ -28,7 +28,7 @@ from slime_ext.host.contract import (
     function_of,
     takes_tis_bounds,
 )
-from slime_ext.host.flags import ARGUMENTS, check_kinds
+from slime_ext.host.flags import ARGUMENTS, check_keys, check_kinds
 from slime_ext.host.rules import ALL, OF_THE_CORRECTION, OF_THE_FILE, Setup, enforce, require
 from slime_ext.host.session import session
 
@@ -64,7 +64,9 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     if is_late:
         warn_once(LATE)
         check_kinds(args)
-    file, loss_type = _keys_of_file(args), _loss_type(args, host)
+    is_init = host is not None and host.is_wrapped
+    is_ours = bool(function) or getattr(args, "slime_ext", None) is not None or is_init
+    file, loss_type = _keys_of_file(args, is_ours=is_ours), _loss_type(args, host)
     setup = loaded_from(Setup(args, function, file=file, pg_loss_type=loss_type, host=host, trains=True))
     enforce(setup, ALL if is_late else OF_THE_CORRECTION)
     for note in setup.loaded.notes:
@@ -150,14 +152,19 @@ def _band(low: float, high: float) -> tuple[Step, ...]:
     return () if low == 0 and upper is None else (Reject("token", "ratio", "mean", low, upper),)
 
 
-def _keys_of_file(args: Any) -> tuple[str, ...]:
-    """Reads the top-level keys of --custom-config-path, if slime_ext uses the file and it is here."""
+def _keys_of_file(args: Any, *, is_ours: bool) -> tuple[str, ...]:
+    """Reads the top-level keys of --custom-config-path, if slime_ext runs and the file is here.
+
+    Raises:
+        ConfigError: a key is misspelt, so that slime ignores it.
+    """
     path = getattr(args, "custom_config_path", None)
-    is_ours = function_of(args) or getattr(args, "slime_ext", None) is not None
     if not (is_ours and isinstance(path, str) and Path(path).is_file()):
         return ()
-    content = read_yaml(path, f"--custom-config-path {path}")
-    return tuple(map(str, content)) if isinstance(content, Mapping) else ()
+    content = read_yaml(path, where := f"--custom-config-path {path}")
+    keys = tuple(map(str, content)) if isinstance(content, Mapping) else ()
+    check_keys(where, keys)
+    return keys
 
 
 def center_of_flags(args: Any) -> Center | None:

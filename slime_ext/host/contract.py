@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_ext.core.importing import load_named
 from slime_ext.core.needs import Need
-from slime_ext.errors import ConfigError, cut
+from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host.session import session
 
 if TYPE_CHECKING:
@@ -161,6 +161,15 @@ def forbid_respelled(path: str, flag: str) -> None:
     right = re.sub(r"^slime_?ext\.", "slime_ext.", right, flags=re.IGNORECASE)
     if right.startswith("slime_ext.") and right != path:
         raise ConfigError(f"{flag}: expected {right}, got '{cut(path)}': write it with dots and underscores")
+
+
+def forbid_other(dest: str, path: str | None) -> None:
+    """Raises ConfigError if an argument of ``OURS`` names another function of slime_ext than its own."""
+    forbid_respelled(path or "", flag_of(dest))
+    ours = OURS[dest]
+    if path and path.startswith("slime_ext") and path != ours:
+        near = did_you_mean(path, [ours])
+        raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{cut(path)}'{near}")
 
 
 def load_function(path: str, flag: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from slime_ext.errors import ConfigError, shown
+from slime_ext.errors import ConfigError, cut, did_you_mean, shown
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 
@@ -22,6 +22,10 @@ DECISIVE = (
     *contract.OURS,
     *("custom_tis_function_path", "custom_config_path", "use_tis", "get_mismatch_metrics", "tis_clip_low"),
 )
+ALIKE = (
+    *contract.FUNCTIONS,
+    "custom_agent_function_path",
+)  # arguments of slime and miles that look like ours
 NEARLY = 0.85  # a flag that is at least this similar to one of ours (difflib's ratio) is a misspelling of it
 
 
@@ -114,6 +118,33 @@ def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
         value = getattr(args, name, None)
         if value is not None and name not in unknown and not argument.kind.fits(value):
             raise ConfigError(f"{flag_of(name)}: expected {argument.kind.expected}, got {shown(value)}")
+
+
+def check_keys(path: str, keys: Iterable[str]) -> None:
+    """Raises ConfigError for a misspelt key of the file at ``path``, which slime would ignore."""
+    for key in keys:
+        if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
+            raise ConfigError(f"{path}: expected the key slime_ext, got {cut(key)}{near}")
+        forbid_misspelt(path, key)
+
+
+def forbid_misspelt(path: str, name: str) -> None:
+    """Refuses a misspelt flag or key that decides whether slime_ext runs.
+
+    For any flag or key that is read here, also refuses dashes in place of underscores, and the reverse.
+
+    Raises:
+        ConfigError: the name is misspelt; the message has the right name.
+    """
+    as_flag = name.startswith("--")
+    dest = name.removeprefix("--").replace("-", "_")
+    known = dest in ARGUMENTS or dest in ALIKE
+    near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)
+    for right in (flag_of(near_name) if as_flag else near_name for near_name in near):
+        if name != right:
+            raise ConfigError(
+                f"{path}: expected {right}, got {cut(name)}: slime ignores a name it does not know"
+            )
 
 
 def check_command_line(words: Iterable[str], args: Any) -> None:

@@ -26,7 +26,6 @@ from slime_ext.config.words import one_line
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, heads, hosts, proximal_heads, train_step
 from slime_ext.host.configured import setup_for
-from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.host.hook import observe
 from slime_ext.host.rules import DYNAMIC, Setup, enforce
@@ -127,13 +126,12 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_functions(args: Any, host: hosts.Host | None) -> None:
-    """Imports the slime_ext functions that flags name, and checks the hook's signature.
+    """Checks the slime_ext functions that flags name, and the hook's signature.
 
     Of a user's functions only the hook is imported, because the others may exist only in other processes.
     """
     for dest in contract.OURS:
-        if str(path := getattr(args, dest, None)).startswith("slime_ext."):
-            contract.load_function(str(path), flag_of(dest))
+        contract.forbid_other(dest, getattr(args, dest, None))
     if path := getattr(args, "custom_tis_function_path", None):
         more = contract.OPTIONAL if host is None or host.passes("cur_log_probs") else ()
         contract.check_hook(path, (*contract.REQUIRED, *more))
@@ -145,7 +143,8 @@ def _what_runs(setup: Setup) -> str:
     if not contract.calls_hook(args):
         return "no correction, only metrics (--use-tis is off)"
     if not setup.function:
-        return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
+        theirs = path or "the host's own"
+        return f"the correction is {theirs}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
     mapping = getattr(args, "slime_ext", None) or {}
     return f"{only}{mapping.get('preset') or setup.function}: {one_line(to_mapping(correction))}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from argparse import Namespace
 
 import pytest
@@ -19,7 +20,7 @@ from slime_ext.host import configured
 from slime_ext.host.flags import check_kinds
 from slime_ext.host.rules import Setup
 from slime_ext.tools.check.answer import judged
-from slime_ext.tools.check.setup import as_parsed, with_correction
+from slime_ext.tools.check.setup import as_parsed, keys_of, with_correction
 from slime_ext.tools.scripts.launch import Launch
 from tests.host import trees
 
@@ -79,6 +80,8 @@ BROKEN = [
     # the functions
     ({"custom_tis_function_path": "slime_ext.tis.tokn_tis"}, "did you mean 'token_tis'"),
     ({"custom_rollout_log_function_path": "slime_ext.host.log_rolout"}, "log_rollout'"),
+    ({"custom_rollout_log_function_path": "slime_ext.host.generate"}, "--custom-rollout-log-function-path: "
+     "expected slime_ext.host.log_rollout of slime_ext, got 'slime_ext.host.generate'"),
     ({"custom_tis_function_path": "mis.py:compute"}, "expected package.module.function"),
     ({"custom_tis_function_path": "slime-ext.tis.token_tis"}, "got 'slime-ext.tis.token_tis': "),
     ({"custom_tis_function_path": "slime_ext.tis.gspo"}, "gspo is an estimator of the host: type --advantag"),
@@ -309,6 +312,32 @@ def test_a_preset_of_the_flag_is_not_left_alone_with_keys_that_nothing_reads(tmp
 )
 def test_arguments_of_the_host_and_of_the_user_are_let_through(tmp_path, line):
     assert both(tmp_path, f"slime_ext: {{preset: token_tis}}\n{line}\n") == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        (
+            "slime-ext: {steps: [reweight, {truncate: {high: 9}}]}",
+            "expected the key slime_ext, got slime-ext",
+        ),
+        (
+            "slime_exts: {guards: {k3_kl: {max: 1, action: stop}}}",
+            "expected the key slime_ext, got slime_exts",
+        ),
+        ("tis-clip: 5", "expected tis_clip, got tis-clip: slime ignores a name it does not know"),
+        ("tis_clip_lo: 0.5", "expected tis_clip_low, got tis_clip_lo: slime ignores"),
+    ],
+)
+def test_a_misspelt_key_is_refused_by_init_and_check(tmp_path, line, right):
+    path = tmp_path / "c.yaml"
+    path.write_text(line)
+    inside = yaml.safe_load(line)
+    for function in (TOKEN, OURS["vanilla_tis"]["custom_tis_function_path"]):
+        args = {"use_tis": True, "custom_tis_function_path": function, "custom_config_path": str(path)}
+        for call in (lambda args=args: host.init(Namespace(**args, **inside)), lambda: keys_of(str(path))):
+            with pytest.raises(ConfigError, match=re.escape(right)):
+                call()
 
 
 def test_a_file_that_another_function_reads_is_none_of_ours(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -16,7 +15,7 @@ from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import configured, contract
 from slime_ext.host.configured import loaded_from, near_function
 from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, FUNCTION, NEARLY, check_kinds
+from slime_ext.host.flags import ARGUMENTS, DERIVED, FUNCTION, check_keys, check_kinds, forbid_misspelt
 from slime_ext.host.hosts import HostCode
 from slime_ext.host.rules import MEASURING, Setup
 from slime_ext.tools.check.veil import Veiled, veiled
@@ -28,10 +27,6 @@ from slime_ext.tools.scripts.modules import fault_of, file_of
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
-ALIKE = (
-    *contract.FUNCTIONS,
-    "custom_agent_function_path",
-)  # names of slime and miles that look like names of slime_ext
 
 
 def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Setup:
@@ -234,30 +229,8 @@ def keys_of(path: str, text: str | None = None) -> dict[str, Any]:
         ConfigError: the file cannot be read, or has a misspelt key, which slime would ignore.
     """
     keys = read_mapping(path, text)
-    for key in keys:
-        if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
-            raise ConfigError(f"{path}: expected the key slime_ext, got {cut(key)}{near}")
-        forbid_misspelt(path, key)
+    check_keys(path, keys)
     return keys
-
-
-def forbid_misspelt(path: str, name: str) -> None:
-    """Refuses a misspelt flag or key that decides whether slime_ext runs.
-
-    For any flag or key that is read here, also refuses dashes in place of underscores, and the reverse.
-
-    Raises:
-        ConfigError: the name is misspelt; the message has the right name.
-    """
-    as_flag = name.startswith("--")
-    dest = name.removeprefix("--").replace("-", "_")
-    known = dest in ARGUMENTS or dest in ALIKE
-    near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)
-    for right in (flag_of(near_name) if as_flag else near_name for near_name in near):
-        if name != right:
-            raise ConfigError(
-                f"{path}: expected {right}, got {cut(name)}: slime ignores a name it does not know"
-            )
 
 
 # Functions that flags name, checked without an import.
@@ -274,11 +247,8 @@ def _check_functions(setup: Setup, launch: Launch) -> None:
         is_ours = dest in (*contract.OURS, "custom_tis_function_path")
         if function and not (function.startswith("slime_ext") and is_ours):
             _check_function(dest, function, setup, launch)
-    for dest, ours in contract.OURS.items():
-        function = named.get(dest) or ours
-        if function.startswith("slime_ext") and function != ours:
-            near = did_you_mean(function, [ours])
-            raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{cut(function)}'{near}")
+    for dest in contract.OURS:
+        contract.forbid_other(dest, named.get(dest))
 
 
 def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> None:
