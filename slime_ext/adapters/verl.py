@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,11 +129,21 @@ def check(config: Any) -> None:
     mode = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     has_weights, has_loss = block.get(KEY) is not None, mode.startswith(f"{KEY}.")
     if has_weights:
-        _check_weights(correction_named(block[KEY], WEIGHTS), block)
+        _check_weights(_weights_named(block[KEY]), block)
     if has_loss:
         _check_loss(presets.find(mode.partition(".")[2], LOSS).correction, block)
     if (has_weights or has_loss) and not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
         raise ConfigError(f"{LOG_PROBS}: expected true, got false: add {LOG_PROBS}=true")
+
+
+def _weights_named(named: str | Mapping[str, Any]) -> Correction:
+    """Loads the correction of the first flag. A file is read once, so that its edits do not change a run."""
+    return _of_text(named) if isinstance(named, str) else correction_named(named, WEIGHTS)
+
+
+@functools.cache
+def _of_text(name: str) -> Correction:
+    return correction_named(name, WEIGHTS)
 
 
 def _check_weights(correction: Correction, block: Any) -> None:
@@ -200,7 +211,7 @@ def install() -> None:
     def weights(theirs: Any, batch: Any, rollout_corr_config: Any) -> Any:
         if (named := rollout_corr_config.get(KEY)) is None:
             return theirs(batch, rollout_corr_config)
-        return add_weights(correction_named(named, WEIGHTS), batch)
+        return add_weights(_weights_named(named), batch)
 
     def checked(theirs: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         _check_or_exit(config)

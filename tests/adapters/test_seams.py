@@ -200,6 +200,14 @@ def hydras(correction, **beside):
     return config
 
 
+def test_verl_reads_a_file_once(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("slime_ext: {steps: [reweight, {truncate: {high: 2.0}}]}")
+    verl.check(verl_config(slime_ext=str(path)))
+    path.unlink()
+    assert verl._weights_named(str(path)).steps[1].high == 2.0
+
+
 def test_a_mapping_of_hydras_is_a_mapping():
     steps = [{"reweight": {"level": "${level}"}}, {"truncate": {"high": 3.0}}]
     config = hydras({"steps": steps}, level="sequence")
