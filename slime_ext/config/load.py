@@ -106,8 +106,11 @@ def _plain(config: Any) -> Any:
         ) from None
 
 
-def read_config(mapping: Mapping[str, Any]) -> Loaded:
+def read_config(mapping: Mapping[str, Any], instead: Correction | None = None) -> Loaded:
     """Reads a mapping as ``load_config`` does, but returns guards, metrics and notes, too.
+
+    Args:
+        instead: the correction that runs and that guards watch, if it is not the mapping's own.
 
     Raises ConfigError as ``load_config`` does.
     """
@@ -123,7 +126,8 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
             f"{ROOT}.{system}: expected native keys, got another system's block: run slime-ext convert "
             f"--from {system} FILE, which prints native keys"
         )
-    correction = _native(mapping)
+    own = _native(mapping)
+    correction = own if instead is None else instead
     options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
     watched = _guards(mapping.get("guards"), correction, options)
     _forbid_unmeasured(mapping, correction, options)

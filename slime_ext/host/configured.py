@@ -104,10 +104,10 @@ def loaded_from(setup: Setup) -> Setup:
     function, mapping = setup.function, getattr(setup.args, "slime_ext", None)
     if function and function not in SEEDS:
         mapping = with_preset(mapping, None if function == "correct" else function)
-    loaded = setup.loaded if mapping is None else read_config(mapping)
-    if function in SEEDS:
-        loaded = replace(loaded, correction=_of_bounds(function, setup.args))
-    return replace(setup, loaded=loaded)
+    of_flags = _of_bounds(function, setup.args) if function in SEEDS else None
+    if mapping is not None:
+        return replace(setup, loaded=read_config(mapping, of_flags))
+    return setup if of_flags is None else replace(setup, loaded=replace(setup.loaded, correction=of_flags))
 
 
 def _of_bounds(function: str, args: Any) -> Correction:

@@ -24,6 +24,7 @@ from slime_ext.config.places import PLACES
 from slime_ext.core.centering import split
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import DualClip, HostLoss, PpoClip, Reinforce
+from slime_ext.core.metrics.names import CERTIFICATE
 from slime_ext.core.needs import Need
 from slime_ext.core.state import weight_ranges
 from slime_ext.core.steps import Normalize, Reject, Reweight, Veto
@@ -236,7 +237,9 @@ class Setup:
     def skips_proximal(self) -> bool:
         """Whether slime computes no proximal log-probs for a rollout, according to the flags."""
         a = self.a
-        needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
+        if a.use_rollout_logprobs and not a.get_mismatch_metrics:
+            return True
+        needed = (a.get_mismatch_metrics, a.kl_coef, a.keep_old_actor, a.use_opd)
         others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
         replayed = a.use_routing_replay and not a.use_rollout_routing_replay
         return self.may_skip_proximal and self.steps == 1 and not (any(needed) or others or replayed)
@@ -806,7 +809,8 @@ def missing_train_step(s: Setup) -> str | None:
 @rule(REFUSE)
 def missing_weight_versions(s: Setup) -> str | None:
     """A key needs the samples' ages, and their weight versions do not reach the trainer."""
-    guards = [f"slime_ext.guards.{name}" for name in s.loaded.guards if name.startswith("staleness_")]
+    aged = ("staleness_", *CERTIFICATE)  # metrics that nobody can compute without the samples' ages
+    guards = [f"slime_ext.guards.{name}" for name in s.loaded.guards if name.startswith(aged)]
     readers = ["max_staleness"] if s.correction.needs_ages else guards
     if not readers or getattr(s.a, LOG) == OURS[LOG] or not s.may_run_init:
         return None

@@ -39,6 +39,7 @@ REINFORCE, KEPT = {"surrogate": "reinforce"}, {"preset": "geo_rs", "denominator"
 RAW = REINFORCE | {"numerator": "target", "steps": ["reweight"], "center": {"top_k": 8}}
 REBASED = {"preset": "geo_rs", "group": "rebaseline"}
 WATCHED = {"preset": "token_tis", "guards": {"staleness_mean": {"max": 4}}}
+CERTIFIED = {"preset": "token_tis", "guards": {"certified": {"min": 1}}, "metrics": {"certify": True}}
 AGES = {"steps": [{"reject": {"max_staleness": 4}}]}
 HOOK, OFF = {"custom_tis_function_path": "slime_ext.tis.correct"}, {"use_tis": False}
 INIT = {"custom_megatron_init_path": "slime_ext.host.init"}
@@ -109,6 +110,9 @@ CASES = [
     ("proximal_not_computed", {"of": PLANNED, "num_steps_per_rollout": 2}, None),
     ("proximal_not_computed", {"of": PLANNED, "kl_coef": 0.1}, None),
     ("proximal_not_computed", {"of": PLANNED, "host": a_host(may_skip_proximal=False)}, None),
+    ("proximal_not_computed", {"of": PLANNED, "kl_coef": 0.1, "use_rollout_logprobs": True}, "--get-mismat"),
+    ("proximal_not_computed",
+     {"of": PLANNED, "use_rollout_logprobs": True, "get_mismatch_metrics": True}, None),
     ("proximal_not_computed", {}, None),
     ("center_without_generate", {"of": CENTERED}, "--custom-generate-function-path: expected slime_ext.host"),
     ("center_without_generate", {"of": CENTERED, "custom_generate_function_path": "my.generate"}, None),
@@ -230,6 +234,8 @@ CASES = [
      "custom_rollout_log_function_path": "slime_ext.host.log_rollout"}, None),
     ("missing_weight_versions", {"of": WATCHED, **INIT, "host": a_host(carries_versions=False)},
      "slime_ext.guards.staleness_mean: expected the samples' weight versions, got a slime that keeps them i"),
+    ("missing_weight_versions", {"of": CERTIFIED, **INIT, "host": a_host(carries_versions=False)},
+     "slime_ext.guards.certified: expected the samples' weight versions, got a slime that keeps them in it"),
     ("missing_weight_versions",
      {"of": AGES, **INIT, "host": a_host(carries_versions=False, accepts=lambda *_: False)},
      "max_staleness: expected the samples' weight versions, got a slime that keeps them and has no --custom"),

@@ -340,6 +340,16 @@ def test_a_misspelt_key_is_refused_by_init_and_check(tmp_path, line, right):
                 call()
 
 
+def test_guards_beside_slimes_own_functions_watch_what_these_do(tmp_path, monkeypatch):
+    trees.made(tmp_path, monkeypatch)
+    guards = {"kept_fraction": {"min": 0.5, "action": "metrics_only"}, "clipped_fraction": {"max": 0.5}}
+    args = arguments(**OURS["vanilla_tis"], slime_ext={"guards": guards}, custom_megatron_init_path=INIT)
+    setup = configured.setup_for(args)
+    assert {*guards} <= setup.loaded.guards.keys() and setup.correction.steps
+    dropping = {"clipped_fraction": {"max": 0.5}}
+    assert "no step bounds weights" in refusal(**OURS["icepop"], slime_ext={"guards": dropping})
+
+
 def test_a_file_that_another_function_reads_is_none_of_ours(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("level: token\nhigh: 3")
