@@ -134,7 +134,9 @@ def install() -> None:
 def _noting(make: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        pushes().pushed(self.weight_version)
+        # slime sets this number right afterwards: a trainer that --release-train makes goes on counting.
+        start = getattr(_args_of(self), "update_weight_start_version", None)
+        pushes().pushed(self.weight_version if start is None else start)
         # The method of the object is wrapped, not that of the class, because a subclass that the host imports
         # later calls its parent's method.
         hosts.wrap(self, "update_weights", functools.partial(_certified, self))
@@ -146,11 +148,23 @@ def _certified(updater: Any, push: Callable[..., Any]) -> Callable[..., Any]:
     def update_weights(*args: Any, **kwargs: Any) -> Any:
         done = push(*args, **kwargs)
         engines = getattr(updater, "rollout_engines", None) or ()
-        sees = not getattr(getattr(updater, "args", None), "lora_rank", 0)  # checksums do not cover adapters
-        after_push(updater.weight_version, engines if sees else ())
+        after_push(updater.weight_version, engines if _can_compare(_args_of(updater)) else ())
         return done
 
     return update_weights
+
+
+def _args_of(updater: Any) -> Any:
+    return getattr(updater, "args", None)
+
+
+def _can_compare(args: Any) -> bool:
+    """Tells whether the engines' checksums after a push are those of the pushed weights.
+
+    Checksums do not cover adapters. A full push by disk writes files, which the engines load later.
+    """
+    transport, mode = (getattr(args, f"update_weight_{name}", None) for name in ("transport", "mode"))
+    return not getattr(args, "lora_rank", 0) and (transport, mode) != ("disk", "full")
 
 
 def count_step() -> None:
@@ -195,7 +209,9 @@ def _arrival(asked: Any) -> Arrival:
     try:
         if isinstance(asked, Exception):
             raise asked
-        replies = sys.modules["ray"].get(asked, timeout=TIMEOUT_S) if asked else ()
+        if not asked:
+            return Arrival("no checksums: not asked")
+        replies = sys.modules["ray"].get(asked, timeout=TIMEOUT_S)
         checksums = [_checksums(reply) for reply in replies if reply is not None]
     except Exception as error:  # from Ray or the engine: a release without checksums, a dead engine
         log.debug("no checksums", exc_info=True)

@@ -70,6 +70,27 @@ def run(monkeypatch):
     yield actor.Updater
 
 
+def test_a_trainer_that_release_train_made_goes_on_counting(run):
+    """slime sets the number after it made the updater, and trains before the first push."""
+
+    class Resumed(run):
+        args = SimpleNamespace(update_weight_start_version=7)
+
+    run.__init__(Resumed.__new__(Resumed), [])
+    assert certify.pushes().version == 7 and certify.pushes().steps_since(7) == 0
+
+
+def test_engines_that_load_files_later_are_not_asked(run, capsys):
+    """slime's full push by disk writes files; the driver reloads the engines after update_weights."""
+    pusher = run([Engine()], arrives=lambda name, version, engine: None)
+    pusher.args = SimpleNamespace(update_weight_transport="disk", update_weight_mode="full")
+    said = pushes(pusher, capsys, scalars(), scalars())
+    assert all("sound" in line and "NOT" not in line and "no checksums" in line for line, _ in said)
+    pusher.args = SimpleNamespace(update_weight_transport="disk", update_weight_mode="delta")
+    (_, (line, _)) = pushes(pusher, capsys, scalars(), scalars())
+    assert "NOT sound: no tensor of the engine changed" in line
+
+
 def scalars(noise=0.01, shift=0.0, age=0.0):
     """The metrics of a step whose log-ratios are noise around a shift."""
     g = torch.Generator().manual_seed(0)
