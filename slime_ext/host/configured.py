@@ -67,7 +67,8 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     is_init = host is not None and host.is_wrapped
     is_ours = bool(function) or getattr(args, "slime_ext", None) is not None or is_init
     file, loss_type = _keys_of_file(args, is_ours=is_ours), _loss_type(args, host)
-    setup = loaded_from(Setup(args, function, file=file, pg_loss_type=loss_type, host=host, trains=True))
+    trains = host is None or is_init  # without init, the flags alone tell what reaches the hook
+    setup = loaded_from(Setup(args, function, file=file, pg_loss_type=loss_type, host=host, trains=trains))
     enforce(setup, ALL if is_late else OF_THE_CORRECTION)
     for note in setup.loaded.notes:
         warn_once(f"slime_ext: {note}")

@@ -225,6 +225,14 @@ def test_a_hook_that_a_patched_host_would_break_is_refused(tmp_path, monkeypatch
     assert line.endswith("add **kwargs to it")
 
 
+def test_a_correction_that_needs_init_is_refused_at_the_first_hook_call_without_it(tmp_path, monkeypatch):
+    trees.made(tmp_path, monkeypatch)
+    args = arguments(**CORRECT, slime_ext=PLANNED, get_mismatch_metrics=True)
+    with pytest.raises(ConfigError, match="without init each micro-batch is treated as an optimizer step"):
+        configured.setup_for(args, "correct")
+    assert configured.setup_for(arguments(), "token_tis").correction.steps
+
+
 def test_a_trainer_without_megatron_is_told_what_is_not_seen(tmp_path, monkeypatch, caplog):
     trees.made(tmp_path, monkeypatch, "miles main", step="")
     host.init(arguments())
