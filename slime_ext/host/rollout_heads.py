@@ -199,12 +199,17 @@ def _publishing(log: Callable[..., Any]) -> Callable[..., Any]:
     def log_rollout(
         rollout_id: int, args: Any, samples: Sequence[Any], *positional: Any, **named: Any
     ) -> Any:
-        if (center := center_of_flags(args)) is not None:
-            is_exact = top_p_of(args) != 1
-            publish(rollout_id, samples, center.top_k, vocabulary_of(args), is_exact=is_exact)
+        publish_if_centered(rollout_id, args, samples)
         return log(rollout_id, args, samples, *positional, **named)
 
     return log_rollout
+
+
+def publish_if_centered(rollout_id: int, args: Any, samples: Sequence[Any]) -> None:
+    """Publishes the samples' heads or supports if the correction of the flags centers."""
+    if (center := center_of_flags(args)) is not None:
+        is_exact = top_p_of(args) != 1
+        publish(rollout_id, samples, center.top_k, vocabulary_of(args), is_exact=is_exact)
 
 
 def vocabulary_of(args: Any) -> int | None:

@@ -111,6 +111,10 @@ def log_rollout(
     samples = list(flat(samples))
     _require_log_probs(args, samples)
     _publish(rollout_id, samples)
+    if getattr(args, "load_debug_rollout_data", None):  # no generate runs, which else publishes the heads
+        from slime_ext.host import rollout_heads
+
+        rollout_heads.publish_if_centered(rollout_id, args, samples)
     values = {PREFIX + name: value for name, value in version_metrics(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)

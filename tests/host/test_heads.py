@@ -407,6 +407,17 @@ def test_the_hosts_log_publishes_supports_where_the_flags_say_top_p(keeping):
     assert len(session.heads[3][7]) == 3
 
 
+def test_a_replay_publishes_the_heads_of_its_dump(keeping):
+    """slime's --load-debug-rollout-data calls no generate, and gives the samples with their fields."""
+    args = arguments(rollout_top_p=0.9, load_debug_rollout_data="dump/{rollout_id}.pt")
+    sample = drawn(keeping, 7)
+    sample.weight_versions, session.heads = [], {}
+    host.log_rollout.__wrapped__(3, args, [sample], {})  # generate, which drew the sample, wrapped it
+    assert len(session.heads[3][7]) == 3
+    host.log_rollout.__wrapped__(4, arguments(rollout_top_p=0.9), [sample], {})
+    assert 4 not in session.heads
+
+
 def test_parameters_of_the_users_own_stay_in_the_request(keeping):
     keeping.answered = support_answer(0, 1)
     sampling = {"top_p": 0.9, "custom_params": {"mine": 1}}
