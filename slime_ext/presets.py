@@ -1,10 +1,10 @@
 """Defines the presets: name -> correction, formula and source.
 
-The names of other systems are aliases. In the formulas, l = log numerator - log behavior per token and rho =
-e^l. Pi is the product of rho over the response tokens of a sequence, and geo is their geometric mean. The
-numerator is the proximal policy, unless the formula says "target". If the formula has no loss, the weights
-multiply the host's loss. t counts the response tokens of a sequence from 1. Numbers are the sources'
-defaults, unless the formula says "ours".
+A name of another system is an alias if its correction has a name already. In the formulas, l = log numerator
+- log behavior per token and rho = e^l. Pi is the product of rho over the response tokens of a sequence, and
+geo is their geometric mean. The numerator is the proximal policy, unless the formula says "target". If the
+formula has no loss, the weights multiply the host's loss. t counts the response tokens of a sequence from 1.
+Numbers are the sources' defaults, unless the formula says "ours".
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def find(name: str, where: str = "preset") -> Preset:
     """
     if name in ESTIMATORS and name not in NAMES:
         raise ConfigError(f"{where}: expected a correction, got '{name}', {an_estimator(name)}")
-    if name not in NAMES:  # there are nearly sixty, so the message lists only similar ones
+    if name not in NAMES:  # there are about sixty, so the message lists only similar ones
         first, *more = difflib.get_close_matches(cut(name), NAMES, n=3) or [""]
         meant = f"; did you mean '{first}'?" if first else ""
         lists = "slime-ext presets lists all"

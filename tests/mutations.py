@@ -97,7 +97,7 @@ MUTATIONS = {
         "host/rollout_heads.py", "MASS = 1.0001", "MASS = 2.0", "tests/host/test_heads.py"
     ),
     "a support may lack half of its mass": Mutation(
-        "host/rollout_heads.py", "WHOLE = 0.999", "WHOLE = 0.5", "tests/host/test_heads.py"
+        "host/rollout_heads.py", "LEAST_MASS = 0.999", "LEAST_MASS = 0.5", "tests/host/test_heads.py"
     ),
     "a support without the sampled token": Mutation(
         "host/rollout_heads.py",

@@ -41,7 +41,7 @@ FLOORS = {
         "correction",
         "user_steps",
     ),
-    "config/": ("files foreign numbers words", "typed loaded", "idle", "load", "places flat"),
+    "config/": ("files foreign numbers words", "typed", "idle", "load", "places flat"),
     "tools/": (
         "checkout folders plain_torch wording",
         "analysis",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from slime_ext import presets
 from slime_ext.config.files import is_file_name, read_mapping
 from slime_ext.config.foreign import SYSTEMS
 from slime_ext.config.idle import forbid_idle_guards, notes_of
-from slime_ext.config.loaded import Loaded
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
@@ -42,6 +42,16 @@ PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 OF_A_HOST = ("guards", "metrics")
 KEYS = ("preset", "surrogate", "steps", "terms", "center", *PLAIN, *OF_A_HOST)
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Holds what a mapping describes: the correction, its guards and metrics, and notes for the user."""
+
+    correction: Correction
+    notes: tuple[str, ...] = ()
+    guards: Mapping[str, Guard] = field(default_factory=lambda: guards.DEFAULT)
+    metrics: Options = field(default_factory=Options)
 
 
 def load_config(config: Mapping[str, Any] | str | Path) -> Correction:

@@ -234,7 +234,7 @@ def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
 def _host_group() -> Any:
     """Returns the CPU group of all the trainer's ranks. The host waits on it in every push."""
     host = hosts.current()
-    get = hosts.function_of(host.name, "get_gloo_group") if host else None
+    get = hosts.find_function(host.name, "get_gloo_group") if host else None
     return get() if get else None
 
 

@@ -44,7 +44,7 @@ def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | Suppor
         DataError: a sample has no published head, or a head of another width.
     """
     known = session.heads.get(rollout_id) or {}
-    if not known and (data := staleness.left(staleness.HEADS, rollout_id)):
+    if not known and (data := staleness.fetch_for_trainer(staleness.HEADS, rollout_id)):
         known = sys.modules["ray"].cloudpickle.loads(data)
     lacking = [index for index in samples.indices if index not in known]
     if lacking:
@@ -208,7 +208,7 @@ def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
     """
     host = hosts.current()
     assert host is not None
-    cut = hosts.function_of(host.name, hosts.RESPONSES)
+    cut = hosts.find_function(host.name, hosts.RESPONSES)
     assert cut is not None
     numbers = torch.arange(logits.shape[:-1].numel(), dtype=torch.float32, device=logits.device)
     args = copy.copy(named["args"])

@@ -32,7 +32,7 @@ NOT_RECORDED = (
     "function, set return_logprob in the requests and fill Sample.rollout_log_probs with the log-probs of "
     "the sampled tokens"
 )
-NO_PROXIMAL = (
+TARGET_INSTEAD = (
     "off_policy metrics: expected proximal log-probs, got none, because the host may skip them if a rollout "
     "is one optimizer step: the metrics use the target's log-probs, detached, instead"
 )
@@ -133,6 +133,6 @@ def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
         return
     target, proximal = [values.detach() for values in inputs["cur_log_probs"]], batch.get("log_probs")
     if not proximal:
-        warn_once(NO_PROXIMAL)
+        warn_once(TARGET_INSTEAD)
     more = {"train_log_probs": proximal or target, "cur_log_probs": target, "pg_loss": torch.cat(target)}
     run(call_of(batch, args, **more), ONLY_MEASURES)

@@ -65,7 +65,7 @@ def definers(name: str, package: str = "") -> list[ModuleType]:
     return [module for module in defining if package in ("", module.__name__.partition(".")[0])]
 
 
-def function_of(package: str, name: str) -> Callable[..., Any] | None:
+def find_function(package: str, name: str) -> Callable[..., Any] | None:
     """Returns the function ``name`` that a loaded module of a package defines."""
     return next((getattr(module, name) for module in definers(name, package)), None)
 
@@ -198,7 +198,7 @@ class Host(HostCode):
         return Door(module.__name__, tuple(inspect.signature(function).parameters))
 
     def defines(self, name: str) -> bool:
-        return function_of(self.name, name) is not None
+        return find_function(self.name, name) is not None
 
     def accepts(self, dest: str, args: Any) -> bool:
         return hasattr(args, dest)

@@ -36,7 +36,7 @@ FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as
 SUPPORT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_top_p_log_probs")
 NEAR = 1e-3  # nats: how far a token's recorded log-prob may be from the one in its head
 MASS = 1.0001  # the most that a head's probabilities may add up to; float32 rounding stays below it
-WHOLE = 0.999  # the least that a support's probabilities must add up to
+LEAST_MASS = 0.999  # the least that a support's probabilities must add up to
 LARGE_TAIL = 0.1  # the most of the sampler's probability that a head should leave out
 BLOCK = 2**20  # entries of supports per check, to bound memory
 OURS = contract.OURS["custom_generate_function_path"]
@@ -271,7 +271,7 @@ def publish(
         ray = sys.modules["ray"]
         session.heads[rollout_id] = {index: ray.put(rows) for index, rows in heads.items()}
         pickled = ray.cloudpickle.dumps(session.heads[rollout_id])
-        staleness.leave(staleness.HEADS, rollout_id, pickled)
+        staleness.store_for_trainer(staleness.HEADS, rollout_id, pickled)
     for past in list(session.heads)[: -staleness.WAITING[staleness.HEADS]]:
         del session.heads[past]
 
@@ -464,7 +464,7 @@ def _check_sound(
         ),
     ]
     if where.what == "support":
-        short = there.any(1) & (mass < WHOLE)
+        short = there.any(1) & (mass < LEAST_MASS)
         why = "normalise them over the support, not over the whole vocabulary"
         faults.append((of_log_probs, "probabilities that add up to 1", "less", short[:, None], why))
     for name, wanted, got, flags, why in faults:

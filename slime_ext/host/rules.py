@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from slime_ext.config.foreign import FOREIGN
-from slime_ext.config.loaded import Loaded
+from slime_ext.config.load import Loaded
 from slime_ext.config.places import PLACES
 from slime_ext.core.centering import split
 from slime_ext.core.correction import Correction
@@ -450,7 +450,9 @@ def proximal_not_computed(s: Setup) -> str | None:
 
 # The parts of the correction, together with the arguments.
 
-WHOLE = "the sampler's head is normalised over the whole vocabulary, so tokens must be drawn from all of it"
+ALL_TOKENS = (
+    "the sampler's head is normalised over the whole vocabulary, so tokens must be drawn from all of it"
+)
 BYTES_OF_ENTRY = 8  # an entry of a head is an id and a log-prob
 
 
@@ -488,9 +490,9 @@ def center_beside_top_p(s: Setup) -> str | None:
     if host.replays_top_p:
         return None
     return (
-        f"--rollout-top-p: expected 1.0 beside center, got {s.a.rollout_top_p}: {WHOLE}; remove the flag, or "
-        "use slime v0.3.1 or newer, which records the tokens that top-p leaves (rollout_top_p_token_ids, "
-        f"_offsets); {host.name} does not"
+        f"--rollout-top-p: expected 1.0 beside center, got {s.a.rollout_top_p}: {ALL_TOKENS}; remove the "
+        "flag, or use slime v0.3.1 or newer, which records the tokens that top-p leaves "
+        f"(rollout_top_p_token_ids, _offsets); {host.name} does not"
     )
 
 
@@ -500,8 +502,9 @@ def center_beside_top_k(s: Setup) -> str | None:
     if s.correction.center is None or s.a.rollout_top_k in (None, -1):
         return None
     return (
-        f"--rollout-top-k: expected -1 beside center, got {s.a.rollout_top_k:g}: {WHOLE}; remove the flag: "
-        "no host records the tokens that top-k leaves (slime since v0.3.1 records those that top-p leaves)"
+        f"--rollout-top-k: expected -1 beside center, got {s.a.rollout_top_k:g}: {ALL_TOKENS}; remove the "
+        "flag: no host records the tokens that top-k leaves (slime since v0.3.1 records those that top-p "
+        "leaves)"
     )
 
 
@@ -1087,7 +1090,7 @@ def expected_weight(tokens: int, k3: float, cap: float) -> tuple[float, float]:
     return mean, min(median, cap)
 
 
-UNSEEN = (
+RATIO_OFF = (
     "the sampler draws from a part of the vocabulary, and SGLang records log-probs over all of it, so every "
     "ratio is too large by a factor of 1 / the probability of that part"
 )
@@ -1104,7 +1107,7 @@ def top_p_without_replay(s: Setup) -> str | None:
     return (
         f"--rollout-top-p: expected 1.0, or a host that replays what top-p leaves, got {s.a.rollout_top_p}: "
         f"remove the flag, or use slime v0.3.1 or newer, or miles' main with --use-sampling-support-replay, "
-        f"because {UNSEEN}"
+        f"because {RATIO_OFF}"
     )
 
 
@@ -1115,7 +1118,7 @@ def top_k_without_replay(s: Setup) -> str | None:
         return None
     return (
         f"--rollout-top-k: expected -1, or a host that replays what top-k leaves, got {s.a.rollout_top_k:g}: "
-        f"remove the flag, or use miles' main with --use-sampling-support-replay, because {UNSEEN}"
+        f"remove the flag, or use miles' main with --use-sampling-support-replay, because {RATIO_OFF}"
     )
 
 

@@ -37,7 +37,7 @@ from slime_ext.ops.segments import to_device
 NAMESPACE = b"slime_ext"
 VERSIONS, HEADS = "weight_versions", "heads"
 WAITING = {VERSIONS: 16, HEADS: 4}  # the most rollouts whose data wait for the trainer
-PREFIX, STEP = "rollout/off_policy/", "rollout/step"
+OF_ROLLOUT, ROLLOUT_STEP = "rollout/off_policy/", "rollout/step"
 log = logging.getLogger("slime_ext")
 
 
@@ -46,7 +46,7 @@ def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
     samples = Samples.of(batch)
     if (carried := batch.get("weight_versions")) is not None:
         return replace(samples, versions=[_oldest(names) for names in carried])
-    data = None if rollout_id is None else left(VERSIONS, rollout_id)
+    data = None if rollout_id is None else fetch_for_trainer(VERSIONS, rollout_id)
     known: dict[str, int | None] = json.loads(data or b"{}")  # the same on every rank
     return replace(samples, versions=[known.get(str(index)) for index in samples.indices if known])
 
@@ -115,7 +115,7 @@ def log_rollout(
         from slime_ext.host import rollout_heads
 
         rollout_heads.publish_if_centered(rollout_id, args, samples)
-    values = {PREFIX + name: value for name, value in version_metrics(samples).items()}
+    values = {OF_ROLLOUT + name: value for name, value in version_metrics(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)
     elif not getattr(args, "load_debug_rollout_data", None):  # with that flag the host logs nothing
@@ -127,10 +127,10 @@ def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
     """Passes metrics to the host's ``log(args, metrics, step_key)``. Without one, it logs a line itself."""
     for module in hosts.definers("compute_rollout_step"):
         for tracker in hosts.definers("log", module.__name__.partition(".")[0]):
-            step = {STEP: module.compute_rollout_step(args, rollout_id)}
-            tracker.log(args, values | step, step_key=STEP)
+            step = {ROLLOUT_STEP: module.compute_rollout_step(args, rollout_id)}
+            tracker.log(args, values | step, step_key=ROLLOUT_STEP)
             return
-    listed = ", ".join(f"{name.removeprefix(PREFIX)} {value:.4g}" for name, value in values.items())
+    listed = ", ".join(f"{name.removeprefix(OF_ROLLOUT)} {value:.4g}" for name, value in values.items())
     log.info("rollout %d: weight versions: %s", rollout_id, listed)
 
 
@@ -178,10 +178,10 @@ def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
     for sample in samples:
         versions_by_index[str(getattr(sample, "index", None))] += versions_of(sample.weight_versions)
     oldest = {index: _oldest(versions) for index, versions in versions_by_index.items()}
-    leave(VERSIONS, rollout_id, json.dumps(oldest).encode())
+    store_for_trainer(VERSIONS, rollout_id, json.dumps(oldest).encode())
 
 
-def leave(what: str, rollout_id: int, data: bytes) -> None:
+def store_for_trainer(what: str, rollout_id: int, data: bytes) -> None:
     """Publishes data about a rollout to the trainers of the same Ray job.
 
     It keeps the data of the last ``WAITING`` rollouts.
@@ -193,8 +193,8 @@ def leave(what: str, rollout_id: int, data: bytes) -> None:
         kv._internal_kv_put(key, data, namespace=NAMESPACE)
 
 
-def left(what: str, rollout_id: int) -> bytes | None:
-    """Reads what ``leave`` published about a rollout. Returns None if that is nothing."""
+def fetch_for_trainer(what: str, rollout_id: int) -> bytes | None:
+    """Reads what ``store_for_trainer`` published about a rollout. Returns None if that is nothing."""
     key, kv = _key(what, rollout_id), store()
     published = session.published.get(key) if kv is None else kv._internal_kv_get(key, namespace=NAMESPACE)
     owner, _, data = (published or b"").partition(b" ")

@@ -31,7 +31,7 @@ from slime_ext.host.hook import observe
 from slime_ext.host.rules import DYNAMIC, Setup, enforce
 from slime_ext.host.session import session
 
-UNSEEN = (
+NO_TRAIN_STEP = (
     f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
     "(FSDP): there are no guards, no certificate, no off_policy.jsonl, and no metrics except those that the "
     "host logs itself: to get them, use --train-backend megatron"
@@ -60,7 +60,7 @@ def init(args: Any) -> None:
     if host is not None:
         carry_to_hook(args)
         if host.step is None:
-            log.warning(UNSEEN.format(name=host.name))
+            log.warning(NO_TRAIN_STEP.format(name=host.name))
     if not hosts.rank():
         print(f"slime_ext: {_what_runs(setup)}; {_who_passes(host)}", flush=True)
 

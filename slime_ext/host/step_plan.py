@@ -34,12 +34,12 @@ from slime_ext.host.session import session
 from slime_ext.ops.segments import to_device
 
 OTHER = -1  # ``SampleRow.step`` of samples that another optimizer step trains
-ALONE = (
+NOT_PLANNED = (
     f"{{what}}: expected a plan for the whole optimizer step, got a hook call without one: add {INIT_FLAG}, "
     "because otherwise each micro-batch is treated as a whole step, and the result depends on how samples "
     "are packed"
 )
-NO_PROXIMAL = (
+UNPLANNABLE = (
     "{what}: expected the proximal policy's log-probs before the optimizer step, got none: add "
     "--get-mismatch-metrics, because without it the host does not compute them if a rollout is one step, or "
     "under --use-rollout-logprobs"
@@ -76,7 +76,7 @@ def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
             f"slime_ext.group: expected {INIT_FLAG} beside {correction.group}, got a hook call outside of an "
             "optimizer step, where nobody knows which samples share a prompt: add the flag, or use ignore"
         )
-    warn_once(ALONE.format(what=what_couples(correction)))
+    warn_once(NOT_PLANNED.format(what=what_couples(correction)))
     segments = tokens.segments
     plan = plan_step(correction, [tokens], segments.all_sum)
     if correction.denominator == "host":
@@ -155,7 +155,7 @@ def _tokens_of(
 ) -> Tokens:
     """Packs samples as if they were one micro-batch."""
     if batch["log_probs"] is None:
-        raise ConfigError(NO_PROXIMAL.format(what=what_couples(correction)))
+        raise ConfigError(UNPLANNABLE.format(what=what_couples(correction)))
     tokens = pack(data_of.call_of(batch, args), here.context)
     why = "look for an overflow in the trainer's forward pass"
     require_usable("log_probs", tokens.proximal, tokens.segments, why)

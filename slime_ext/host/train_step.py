@@ -39,7 +39,7 @@ UNUSED = (
     "--custom-tis-function-path: expected a call of the function in every optimizer step, got none: use "
     "--loss-type policy_loss, because this loss does not call it, and nothing is corrected"
 )
-UNSEEN = (
+UNMEASURED = (
     f"off_policy metrics: expected a call of {hosts.LOSS} in every optimizer step, got none: use --loss-type "
     "policy_loss, because the run has another loss, and nothing is measured"
 )
@@ -112,7 +112,7 @@ class Reporter:
         if not scalars[TOKENS]:  # without tokens there are no ratios to report or judge
             scalars = {name: scalars[name] for name in (TOKENS, SEQUENCES)}
             if not step.seen:
-                warn_once(UNSEEN if step.observes else UNUSED)
+                warn_once(UNMEASURED if step.observes else UNUSED)
         elif self.options.certify:
             scalars |= certify.of_step(scalars, where.get("step_id", 0), is_first=first)
         place = ", ".join(f"{name} {value}" for name, value in where.items())

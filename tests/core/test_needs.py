@@ -13,8 +13,7 @@ import torch
 
 from slime_ext import correct, load_config, presets
 from slime_ext.adapters import fireworks, skyrl, verl
-from slime_ext.config.load import to_mapping
-from slime_ext.config.loaded import Loaded
+from slime_ext.config.load import Loaded, to_mapping
 from slime_ext.errors import ConfigError
 from slime_ext.host import rules, train_step
 from slime_ext.host.contract import HookCall

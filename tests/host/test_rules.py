@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime_ext.config.load import read_config
-from slime_ext.config.loaded import Loaded
+from slime_ext.config.load import Loaded, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.errors import ConfigError

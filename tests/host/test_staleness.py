@@ -296,7 +296,7 @@ def test_rollouts_that_were_trained_long_ago_are_forgotten(store):
     for rollout_id in range(30):
         host.log_rollout(rollout_id, None, [sampled(1, ["1"])], {})
     assert len(store) == staleness.WAITING[staleness.VERSIONS]
-    assert [staleness.left("weight_versions", i) for i in (29, 3)] == [b'{"1": 1}', None]
+    assert [staleness.fetch_for_trainer("weight_versions", i) for i in (29, 3)] == [b'{"1": 1}', None]
 
 
 class Call:
