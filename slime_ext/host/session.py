@@ -1,7 +1,8 @@
-"""Holds everything that slime_ext remembers between two calls in one process of a run.
+"""Holds everything that slime_ext remembers of a run between two calls in one process.
 
 There are two exceptions: the messages that ``errors.warn_once`` has given, because code below ``host`` warns
-too; and ``sys.excepthook``, because it is Python's.
+too; and ``sys.excepthook``, because it is Python's. Caches of functions whose result never changes, and the
+wrapped functions of the host, are where they are used.
 """
 
 from __future__ import annotations

@@ -125,8 +125,7 @@ class OptimizerStep:
     measured: Any = None  # the sums of all its micro-batches so far
     # The micro-batches that were counted, because a recomputed loss calls the hook again with the same
     # objects. The key is the identity of the batch's list of masks, or of the call's masks and behavior
-    # log-probs; single masks are not enough, because samples may share one. The objects are held until the
-    # step ends, so that no other object gets the same identity.
+    # log-probs. The objects are held until the step ends, so that no other object gets the same identity.
     seen: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
 
     def add(self, result: HookResult) -> None:

@@ -88,7 +88,7 @@ class Reporter:
     def report(self, step: OptimizerStep, where: Mapping[str, int]) -> dict[str, float]:
         """Ends an optimizer step: reduces its sums, writes a line, runs the guards.
 
-        If the last pipeline stage raises (a guard, a non-finite log-prob), every stage raises the same error,
+        If the last pipeline stage raises (a guard, a non-finite log-prob), every stage raises the same line,
         because whoever started the run may see the error of one stage alone.
 
         Returns:
