@@ -43,6 +43,11 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
         lines = by_arm(of, base(panel), rows)
         for cell in _complete(of, panel, lines):
             seeds_of.setdefault(base(cell), {}).update(lines[cell])
+    for arm, place in of.conditions[name].shared.items():
+        cell, _, panel = place.partition(" of ")
+        lines = by_arm(of, panel, rows)
+        if cell in _complete(of, AT.join((panel, cell.partition(AT)[2])), lines):
+            seeds_of[arm] = dict(lines[cell])
     return {arm: seeds_of[arm] for arm in of.arms if arm in seeds_of}
 
 
@@ -154,7 +159,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
             {
                 "arm": arm,
                 "remedy": remedy_of(of, name, arm),
-                "preset": preset_of(of.arms[arm], arm),
+                "preset": None if arm in condition.shared else preset_of(of.arms[arm], arm),
                 "seeds": len(gaps(seeds, uncorrected)),
                 "end": round(judged[arm].end[0], 4),
                 **{key: round(value, 4) for key, value in (("effect", effect), ("low", low), ("high", high))},

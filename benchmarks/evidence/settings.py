@@ -165,6 +165,9 @@ class Condition(Frozen):
         "", description="the weights that answer the held-out questions, if not the trainer's"
     )
     panels: tuple[str, ...]
+    shared: dict[str, str] = Field(
+        {}, description="arm -> `cell of panel`, whose runs are this arm's at another setting of the remedy"
+    )
 
 
 class Judged(Frozen):

@@ -637,6 +637,8 @@ def ends_of(panels, arm):
 
 SHARED = {  # condition and arm -> the panels and the arm whose runs they are
     ("int4", "A"): (["lm_lag"], "A"),  # A has no mismatch: one run for both panels
+    ("lag", "H"): (["lm_rate@3e-5"], "B"),
+    ("lag", "V"): (["lm_rate@3e-5"], "U"),
     ("quarter_rate", "B"): (["lm_lag"], "F"),
 }
 
@@ -680,6 +682,10 @@ def test_a_condition_can_have_one_variant_of_a_panel():
     ]
     found = {one["name"]: one for one in pooled.evidence(OF, lines)["conditions"]}
     assert {*found} == {"lag", "half_rate", "quarter_rate"}
+    *others, own = found["lag"]["remedies"]
+    assert [(r["arm"], r["preset"]) for r in others] == [("V", None), ("U", "importance_sampling")]
+    assert [others[0]["effect"], own["arm"], own["effect"]] == pytest.approx([0.4, "H", 0.2])
+    found["lag"]["remedies"] = others[1:]
     for name, effect in {"lag": 0.3, "half_rate": 0.2, "quarter_rate": -0.1}.items():
         ((remedy,), uncorrected) = found[name]["remedies"], found[name]["uncorrected"]
         assert (remedy["arm"], remedy["seeds"], uncorrected["seeds"]) == ("U", 8, 8)

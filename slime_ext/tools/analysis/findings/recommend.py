@@ -24,7 +24,7 @@ from slime_ext.tools.analysis.document import (
     Numbers,
     Recommendation,
 )
-from slime_ext.tools.analysis.evidence import Condition, Mismatch, evidence
+from slime_ext.tools.analysis.evidence import Condition, Mismatch, Remedy, evidence
 from slime_ext.tools.analysis.texts import counted
 from slime_ext.tools.wording import flags_of
 
@@ -163,10 +163,9 @@ def _judged(
     if condition:
         reasons = (*reasons, *_others(condition, total, by_name))
     remedy = condition.of(chosen) if condition and chosen else None
-    if chosen and remedy and remedy.helped:
-        return Recommendation(
-            name=chosen, reasons=(*reasons, *why), flags=flags(chosen), candidates=tuple(considered)
-        )
+    if condition and chosen and remedy and remedy.helped:
+        reasons = (*reasons, *_better(condition, remedy), *why)
+        return Recommendation(name=chosen, reasons=reasons, flags=flags(chosen), candidates=tuple(considered))
     return _nothing(*reasons, *_next(at, chosen, why), is_made=True, candidates=considered)
 
 
@@ -197,6 +196,13 @@ def _measured(at: Situation, condition: Condition) -> tuple[str, ...]:
             "serve the trainer's weights, this does not apply, so evaluate both or sample in a wider format"
         )
     return tuple(said)
+
+
+def _better(condition: Condition, chosen: Remedy) -> Iterator[str]:
+    """Yields what helped more than the chosen preset and is no preset, such as another learning rate."""
+    better = [r for r in condition.remedies if r.preset is None and r.helped and r.effect > chosen.effect]
+    if better:
+        yield f"these gained more, so try what you can of them first: {', '.join(map(str, better))}"
 
 
 def _others(condition: Condition, total: Numbers, tried: Container[str]) -> Iterator[str]:
