@@ -8,6 +8,7 @@ few milliseconds, once per process, because the tensors are small, on the CPU, a
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -123,9 +124,9 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
         before = state._replace(step=i)
         try:
             if Need.WHOLE_STEP in step.needs:
-                number = step.number_for_step([(before, inputs)], identity)
+                number = step.number_for_step([_given(step, before, inputs)], identity)
                 inputs = replace(inputs, plan={**inputs.plan, step: number})
-            state = step(before, inputs)
+            state = step(*_given(step, before, inputs))
         except Exception:
             if is_ours(step):
                 raise
@@ -136,6 +137,13 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
         is_normalized = any(isinstance(earlier, Normalize) for earlier in steps[:i])
         if is_ours(step) and not (is_normalized and Effect.BOUND in step.effects):
             _check_effect(step, before, state, inputs, f"steps[{i}].{name_of(step)}")
+
+
+def _given(step: Step, state: State, inputs: StepInputs) -> tuple[State, StepInputs]:
+    """Returns what a step is tried on: for a user's own step a copy, because the step may write to it."""
+    if is_ours(step):
+        return state, inputs
+    return copy.deepcopy((state, inputs), {id(key): key for key in inputs.plan})  # the steps are not copied
 
 
 def _check_effect(step: Step, before: State, after: State, inputs: StepInputs, here: str) -> None:
