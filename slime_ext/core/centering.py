@@ -88,7 +88,8 @@ def _parts(step: Step) -> Iterator[Step]:
 def check_center(steps: Sequence[Step]) -> None:
     """Raises ConfigError at a step that cannot give the tokens of a head a weight.
 
-    Its weight depends on earlier tokens, or it is a user's step of unit token that reads other tokens.
+    Its weight depends on earlier tokens or on what earlier steps keep, or it is a user's step of unit token
+    that reads other tokens.
     """
     of_tokens = split(steps)[0]
     for i, step in enumerate(steps):
@@ -99,6 +100,14 @@ def check_center(steps: Sequence[Step]) -> None:
             "steps of single tokens, turns or sequences beside center",
             type(step).__name__,
             "remove one of the two, because its weight depends on earlier tokens, not on its token alone",
+        )
+        expect(
+            getattr(step, "over", "response") == "response",
+            f"steps[{i}].over",
+            "response beside center",
+            "kept",
+            "remove over or center, because the steps that multiply the center are computed without those "
+            "that reject single tokens",
         )
         is_users = not type(step).__module__.startswith("slime_ext.")
         expect(

@@ -140,7 +140,10 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
 
 
 def _given(step: Step, state: State, inputs: StepInputs) -> tuple[State, StepInputs]:
-    """Returns what a step is tried on: for a user's own step a copy, because the step may write to it."""
+    """Returns what a step is tried on.
+
+    A user's own step gets a copy, because it may write to it.
+    """
     if is_ours(step):
         return state, inputs
     return copy.deepcopy((state, inputs), {id(key): key for key in inputs.plan})  # the steps are not copied
