@@ -21,7 +21,7 @@ from torch import Tensor
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PREFIX_STEPS
-from slime_ext.core.scoped import FORMS, Scoped
+from slime_ext.core.scoped import FORMS, Scoped, ZeroOutside
 from slime_ext.core.state import (
     Effect,
     State,
@@ -33,7 +33,7 @@ from slime_ext.core.state import (
     only_bounds,
     tabulate,
 )
-from slime_ext.core.steps import STEPS, Normalize, SecondMoment
+from slime_ext.core.steps import STEPS, Clip, Normalize, SecondMoment
 from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments, identity
@@ -107,6 +107,10 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
             f"{here}: expected a reweight step before it, got none: add one, because all weights are "
             "still 1 there"
         )
+    zeroed = [j for j, earlier in enumerate(before) if isinstance(earlier, ZeroOutside)]
+    if zeroed and isinstance(step, Clip):
+        why = f"write clip before steps[{zeroed[0]}], because it would raise weights of 0"
+        expect(step.low == 0, here, "low: 0 behind zero_outside", step.low, why)
     if getattr(step, "over", "response") == "kept":
         rejects = any(Effect.REJECT in earlier.effects for earlier in before)
         why = "every token is still kept there; remove over"

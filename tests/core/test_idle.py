@@ -176,6 +176,11 @@ IDLE = [
         (ScopedReweight("sequence", over="kept"),),
         "steps[0].reweight.over: expected a step that rejects before it",
     ),
+    (
+        (Reweight(), ZeroOutside(), Truncate(3.0), Clip(0.5, 2.0)),
+        "steps[3].clip: expected low: 0 behind zero_outside, got 0.5: write clip before steps[1], because it "
+        "would raise weights of 0",
+    ),
     ((Reject("token", "tv", high=1.0),), f"steps[0].reject: {NO_TOKEN}"),
     ((Reject("sequence", "binary_kl", "mean", high=13.9),), f"steps[0].reject: {NO_TOKEN}"),
     ((Reject("token", "k3", low=0.0),), f"steps[0].reject: {NO_TOKEN}"),
@@ -192,6 +197,7 @@ ACTING = [
     (Reweight("sequence"), Truncate(1e30)),
     (Reweight("turn"), Clip(1e-5, 1e5), Truncate(3.0)),
     (Reweight("geometric"), ZeroOutside("sequence", "mean", 1e-5, 1e5), Normalize()),
+    (Reweight("sequence"), Clip(0.5, 2.0), ZeroOutside(), Clip(0.0, 1.5)),
     (Reweight(), Truncate(2.0), Reject(*HALF)),  # the rejection leaves no weight that the cap changes
     (
         Reject("sequence", "k2", "max", high=0.5),
