@@ -102,7 +102,8 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
                 f"{here}: expected one such step, got a second after steps[{j}]: remove one, because the "
                 "second would never act"
             )
-    if only_bounds(step) and not any(Effect.REWEIGHT in earlier.effects for earlier in before):
+    reads_weights = only_bounds(step) or isinstance(step, Normalize)
+    if reads_weights and not any(Effect.REWEIGHT in earlier.effects for earlier in before):
         raise ConfigError(
             f"{here}: expected a reweight step before it, got none: add one, because all weights are "
             "still 1 there"

@@ -181,6 +181,8 @@ IDLE = [
         "steps[3].clip: expected low: 0 behind zero_outside, got 0.5: write clip before steps[1], because it "
         "would raise weights of 0",
     ),
+    ((Normalize(),), "steps[0].normalize: expected a reweight step before it, got none: add one"),
+    ((Reject(*HALF), Normalize("sequence")), "steps[1].normalize: expected a reweight step before it, got"),
     ((Reject("token", "tv", high=1.0),), f"steps[0].reject: {NO_TOKEN}"),
     ((Reject("sequence", "binary_kl", "mean", high=13.9),), f"steps[0].reject: {NO_TOKEN}"),
     ((Reject("token", "k3", low=0.0),), f"steps[0].reject: {NO_TOKEN}"),
