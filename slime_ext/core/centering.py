@@ -124,7 +124,7 @@ def _reads_others(step: Step) -> bool:
 
     The other tokens may be those of its sequence or those of its optimizer step.
     """
-    if Need.WHOLE_STEP in step.needs:
+    if Need.WHOLE_STEP in step.needs or step.needs & ANY_AGE:
         return True
     p, q = torch.tensor([[-1.0, -2.5, -0.5], [-2.0, -1.0, -1.5]], dtype=torch.float64)
     there, weights = torch.ones(3, dtype=torch.bool), []
@@ -133,7 +133,7 @@ def _reads_others(step: Step) -> bool:
         state = inputs.start if Effect.REWEIGHT in step.effects else Reweight()(inputs.start, inputs)
         state = step(state, inputs)
         weights.append(torch.where(inputs.kept(state), state.weights, 0))
-    return bool(step.needs & ANY_AGE) or not torch.equal(*weights)
+    return not torch.equal(*weights)
 
 
 def mean_score(

@@ -323,6 +323,34 @@ def test_a_users_step_of_tokens_that_reads_other_tokens_is_refused():
     Correction("target", Reinforce(), (Alone(),), center=Center(K))
 
 
+@dataclass(frozen=True)
+class Aged(Step):
+    """A user's step of single tokens whose weight falls with the age of the sample."""
+
+    needs = frozenset({Need.AGES})
+    effects = frozenset({Effect.REWEIGHT})
+
+    def __call__(self, state, inputs):
+        return state.reweight("token", inputs.ratio * inputs.segments.expand(0.9**inputs.ages))
+
+
+@dataclass(frozen=True)
+class Young(Step):
+    needs = frozenset({Need.AGE_STEPS})
+    effects = frozenset({Effect.REJECT})
+
+    def __call__(self, state, inputs):
+        return state.reject("sequence", ~(inputs.age_steps > 3))
+
+
+@pytest.mark.parametrize("own", [Aged(), Young()], ids=["reweights", "rejects"])
+def test_a_users_step_of_tokens_that_reads_ages_is_refused_in_one_line(own):
+    name = type(own).__name__
+    said = rf"steps\[0\]: expected unit sequence or turn beside center, got unit token of {name}, which reads"
+    with pytest.raises(ConfigError, match=said):
+        Correction("target", Reinforce(), (own,), center=Center(K))
+
+
 @pytest.mark.parametrize(
     "step",
     [ScopedReject("sequence", "ratio", "mean", high=1.5, over="kept"), ScopedReweight("turn", over="kept")],
