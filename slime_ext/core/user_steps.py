@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -228,19 +229,20 @@ def _first(step: Step) -> tuple[Step, ...]:
 
 
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
-    versions = _versions(inputs, before)
     undeclared = {name: need for name, need in READS.items() if need not in step.needs}
     hidden: Any = dict.fromkeys(undeclared)
+    given = replace(inputs, **hidden)
+    versions = _versions(given, before)
     watched, lost_results = _watched(before)
     try:
-        state = step(watched, replace(inputs, **hidden))
+        state = step(watched, given)
     except Exception as error:
         if undeclared and "NoneType" in str(error):
             wanted, fields = " or ".join(map(str, undeclared.values())), " or inputs.".join(undeclared)
             got = f"none of them: add the one for what the step reads, inputs.{fields}"
             raise ConfigError(f"{where}: needs: expected {wanted}, got {got}") from error
         raise failed(where, error) from error
-    _check_unwritten(where, versions, _versions(inputs, before))
+    _check_unwritten(where, versions, _versions(given, before))
     for name in lost_results(state):
         got = f"a result of state.{name} that is lost"
         why = f"a state never changes; write state = state.{name}(...)"
@@ -286,10 +288,17 @@ def _watched(state: State) -> tuple[State, Callable[[object], list[str]]]:
 
 def _versions(inputs: StepInputs, state: State) -> list[int]:
     """Counts how often each tensor that a step may read has been written to."""
-    fields = (getattr(inputs, field.name) for field in dataclasses.fields(inputs))
-    tensors = [value for value in fields if isinstance(value, Tensor)]
-    tensors += [*inputs.table.values(), state.weights, *state.keep.values()]
-    return [values._version for values in tensors]
+    read = [*_members(inputs), *_members(inputs.segments), *inputs.table.values(), *inputs.plan.values()]
+    for each in (state, inputs.start):
+        read += [*each, *each.keep.values()]
+    return [values._version for values in read if isinstance(values, Tensor)]
+
+
+def _members(thing: Any) -> list[Any]:
+    """Lists the fields and cached properties of a dataclass, computing those that were not read yet."""
+    fields = [field.name for field in dataclasses.fields(thing)]
+    cached = [name for name, value in vars(type(thing)).items() if isinstance(value, cached_property)]
+    return [getattr(thing, name) for name in fields + cached]
 
 
 def _check_unwritten(where: str, before: Sequence[int], after: Sequence[int]) -> None:

@@ -211,6 +211,31 @@ def test_a_step_that_breaks_the_contract_is_refused_in_one_line():
         assert text in str(caught.value) and "\n" not in str(caught.value), caught.value
 
 
+WRITES = {  # what the call writes to -> the call
+    "log_ratio": lambda self, s, i: s.reweight("token", i.log_ratio.mul_(0.5).exp()),
+    "the ratio": lambda self, s, i: s.reweight("token", i.ratio.clamp_(max=2)),
+    "usable tokens": lambda self, s, i: s.reweight("token", self.ratio(i) * (i.usable.logical_not_() | True)),
+    "the mask": lambda self, s, i: s.reweight("token", self.ratio(i) * i.segments.mask.fill_(True)),
+    "the mask of all ranks": lambda self, s, i: s.reweight(
+        "token", self.ratio(i) * (0 * i.segments.full_mask.fill_(True).sum() + 1)
+    ),
+    "places": lambda self, s, i: s.reweight("token", self.ratio(i) + 0 * i.segments.within.add_(1)),
+    "the first weights": lambda self, s, i: s.reweight("token", self.ratio(i) + 0 * i.start.weights.mul_(2)),
+}
+BOUNDS_AND_WRITES = {
+    "weights": lambda self, s, i: s.bound(s.weights.clamp_(max=2)),
+    "the log of the weights": lambda self, s, i: s.bound(s.log_ratio.exp_().clamp(max=2)),
+}
+
+
+@pytest.mark.parametrize("name", [*WRITES, *BOUNDS_AND_WRITES])
+def test_a_step_that_writes_in_place_is_refused_whatever_it_writes_to(name):
+    own = step(WRITES[name]) if name in WRITES else bounded(BOUNDS_AND_WRITES[name])
+    for _ in range(2):  # the first call left nothing behind
+        with pytest.raises(ConfigError, match="Own: expected inputs that stay as they are, got one that was"):
+            check_step(own)
+
+
 def test_every_step_of_ours_keeps_the_contract():
     made = {Reject: Reject(high=2.0), Veto: Veto(low=1e-3)}
     for cls in STEPS.values():
