@@ -509,7 +509,7 @@ MUTATIONS = {
     ),
     "a rejection may be thrown away": Mutation(
         "core/user_steps.py",
-        "if new is not returned and id(new) not in read",
+        "if new is not returned and id(new) not in self.read",
         "if False",
         "tests/core/test_user_steps.py",
     ),

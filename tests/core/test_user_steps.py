@@ -296,6 +296,33 @@ UNDECLARED = {  # the line -> what the call does without saying so
 }
 
 
+SWAPPED = {  # a step that says that it only bounds -> whether it also undoes the weights before it
+    "sets": (lambda self, s, i: s.reweight("token", i.ratio.clamp(max=2)), True),
+    "sets, then bounds": (lambda self, s, i: s.reweight("token", i.ratio).bound(i.ratio.clamp(max=2)), True),
+    "sets through a change of its own": (
+        lambda self, s, i: s.reweight("token", i.ratio)._replace(clipped=None).bound(i.ratio.clamp(max=2)),
+        True,
+    ),
+    "reads what it sets": (
+        lambda self, s, i: s.bound(
+            torch.minimum(s.weights, s.reweight("token", i.ratio).weights.clamp(max=2))
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_a_step_that_only_bounds_may_not_set_weights(name):
+    call, sets = SWAPPED[name]
+    if not sets:
+        check_step(bounded(call))
+        return
+    with pytest.raises(ConfigError, match=r"Own: effects: expected Effect.REWEIGHT beside state.reweight"):
+        check_step(bounded(call))
+    check_step(bounded(call, effects=frozenset({Effect.REWEIGHT, Effect.BOUND})))
+
+
 def test_a_class_that_does_not_say_what_its_call_does_is_refused_itself():
     for text, call in UNDECLARED.items():
         with pytest.raises(ConfigError, match=text):
