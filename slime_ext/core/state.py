@@ -262,13 +262,19 @@ class StepInputs:
         """Reads a declared statistic, one number per unit.
 
         At unit token it is the quantity itself, which is undefined at masked tokens.
+
+        Raises:
+            ConfigError: an unknown unit, aggregate or quantity, or a statistic that no step declares.
         """
+        keys = statistics_of(unit, aggregate, name)
         if unit == "token":
             return self.advantages if name == "advantage" else self.value_of(name)
-        if aggregate == "mean":
-            count = self.table[StatisticKey("sum", unit, "count")]
-            return self.table[StatisticKey("sum", unit, name)] / count.clamp_min(1)
-        return self.table[StatisticKey(aggregate, unit, name)]
+        if any(key not in self.table for key in keys):
+            said = f"({unit!r}, {aggregate!r}, {name!r})"
+            why = f"add statistics_of{said} to statistics"
+            expect(False, "statistics", f"what inputs.total{said} reads", "none", why)
+        total, *count = (self.table[key] for key in keys)
+        return total / count[0].clamp_min(1) if count else total
 
     def aggregate(self, unit: Unit, aggregate: Aggregate, values: Tensor) -> Tensor:
         """Aggregates your own values [T] over each unit's response tokens.

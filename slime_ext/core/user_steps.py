@@ -26,7 +26,6 @@ from slime_ext.core.needs import Need
 from slime_ext.core.state import (
     Effect,
     State,
-    StatisticKey,
     Step,
     StepInputs,
     Tokens,
@@ -237,6 +236,8 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     watched = _watched(before, calls)
     try:
         state = step(watched, given)
+    except ConfigError as error:  # raised by the inputs, which do not know the step
+        raise ConfigError(f"{where}: {error}") from error
     except Exception as error:
         if undeclared and "NoneType" in str(error):
             wanted, fields = " or ".join(map(str, undeclared.values())), " or inputs.".join(undeclared)
@@ -326,13 +327,6 @@ def _check_unwritten(where: str, before: Sequence[int], after: Sequence[int]) ->
 
 def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
     """Makes the error for a call that raised. Our own errors keep their message."""
-    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], StatisticKey):
-        key = error.args[0]
-        names = ", ".join(repr(part) for part in (key.unit, key.aggregate, key.name))
-        return ConfigError(
-            f"{where}: expected {tuple(key)} in its statistics, got none: write statistics = "
-            f"statistics_of({names})"
-        )
     if isinstance(error, DataError) and kind == "step":  # raised by all_sum, which does not know the step
         return DataError(f"{where}: {error}")
     if isinstance(error, SlimeExtError):

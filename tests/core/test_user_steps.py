@@ -100,10 +100,26 @@ BREAKS = {  # what the line names -> what the call does
     "expected the same sums on every rank": lambda self, s, i: s.reweight(
         "token", self.ratio(i) + (total(self, i) * 0 if len(i.log_ratio) % 2 else 0)
     ),
-    "expected a known unit, got 'sequnce'; did you mean 'sequence'?": lambda self, s, i: s.reweight(
-        "sequence", i.aggregate("sequnce", "sum", self.ratio(i))
+    "Own: statistics: expected what inputs.total('sequence', 'mean', 'ratio') reads, got none: add "
+    "statistics_of('sequence', 'mean', 'ratio') to statistics": lambda self, s, i: s.reweight(
+        "sequence", i.total("sequence", "mean", "ratio").exp()
     ),
-    "expected a known aggregate, got 'max' (known: sum, mean)": lambda self, s, i: s.reweight(
+    "Own: statistics: expected a known unit, got 'Sequence'; did you mean 'sequence'?": lambda self, s, i: (
+        s.reweight("sequence", i.total("Sequence", "sum", "ratio").exp())
+    ),
+    "Own: statistics: expected a known aggregate, got 'average'": lambda self, s, i: s.reweight(
+        "sequence", i.total("sequence", "average", "ratio").exp()
+    ),
+    "Own: statistics: expected a known quantity, got 'k9'": lambda self, s, i: s.reweight(
+        "sequence", i.total("sequence", "max", "k9").exp()
+    ),
+    "Own: statistics: expected a known quantity, got 'k8'": lambda self, s, i: s.reweight(
+        "token", i.total("token", "max", "k8").exp()
+    ),
+    "statistics: expected a known unit, got 'sequnce'; did you mean 'sequence'?": lambda self, s, i: (
+        s.reweight("sequence", i.aggregate("sequnce", "sum", self.ratio(i)))
+    ),
+    "statistics: expected a known aggregate, got 'max' (known: sum, mean)": lambda self, s, i: s.reweight(
         "token", i.prefix("sequence", "max", self.ratio(i))
     ),
     "got ZeroDivisionError": lambda self, s, i: 1 / 0,
@@ -234,6 +250,19 @@ def test_a_step_that_writes_in_place_is_refused_whatever_it_writes_to(name):
     for _ in range(2):  # the first call left nothing behind
         with pytest.raises(ConfigError, match="Own: expected inputs that stay as they are, got one that was"):
             check_step(own)
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean", "max"])
+def test_the_line_about_a_statistic_says_what_makes_the_step_run(aggregate):
+    def call(self, s, i):
+        return s.reweight("sequence", i.total("sequence", aggregate, "ratio").exp())
+
+    with pytest.raises(ConfigError) as caught:
+        check_step(step(call))
+    proposed = eval(str(caught.value).partition(": add ")[2].partition(" to statistics")[0])
+    check_step(step(call, unit="sequence", statistics=proposed))
+    with pytest.raises(ConfigError, match=r"expected what inputs\.total"):  # also without check_step
+        Correction(steps=(step(call),))(packed(samples()))
 
 
 def test_every_step_of_ours_keeps_the_contract():
