@@ -370,9 +370,9 @@ def _check_parts(correction: Correction) -> None:
 
 
 def _check_fields_of_step(step: Step, here: str) -> None:
-    check_declared(step, here)
     if is_ours(step):
         check_fields(f"{here}.", step)
+    check_declared(step, here)
     try:
         hash(step)
     except TypeError as error:

@@ -463,13 +463,20 @@ OF_STEPS = (Need.ADVANTAGES, Need.WHOLE_STEP, Need.AGES, Need.AGE_STEPS)
 
 
 def check_declared(step: Step, where: str) -> None:
-    """Raises ConfigError unless ``needs`` and ``effects`` hold only what a step can need and do."""
+    """Raises ConfigError unless ``needs`` and ``effects`` hold what a step can need and do.
+
+    Statistics of the advantage belong to ``needs``, too.
+    """
     for name, known in {"needs": OF_STEPS, "effects": tuple(Effect)}.items():
         members = getattr(step, name)
         wanted = f"a frozenset of {', '.join(map(str, known))}"
         is_set = isinstance(members, Set) and all(member in known for member in members)
         example = f"write {name} = frozenset({{{known[0]}}})"
         expect(is_set, f"{where}.{name}", wanted, shown(members), example)
+    names = [getattr(key.name, "name", key.name) for key in step.statistics]
+    is_said, why = Need.ADVANTAGES in step.needs, "add it, because not every host has advantages"
+    wanted = f"{Need.ADVANTAGES} beside a statistic of advantage"
+    expect(is_said or "advantage" not in names, f"{where}.needs", wanted, "none", why)
 
 
 def only_bounds(step: Step) -> bool:

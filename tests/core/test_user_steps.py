@@ -12,7 +12,7 @@ from slime_ext import load_config, tis
 from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Effect, statistics_of
+from slime_ext.core.state import ByPosition, Effect, ExceedsLimit, StatisticKey, statistics_of
 from slime_ext.core.steps import STEPS, Reject, Step, Truncate, Veto
 from slime_ext.core.user_steps import packed, split
 from slime_ext.errors import ConfigError, SlimeExtError
@@ -420,6 +420,24 @@ def test_needs_and_effects_are_sets_of_what_a_step_can_need_and_do():
                 refuse(own)
             assert line in str(caught.value), caught.value
     check_step(step(lambda self, s, i: s.reweight("token", self.ratio(i)), effects={Effect.REWEIGHT}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["advantage", ExceedsLimit("advantage", 1.0), ByPosition("advantage")],
+    ids=["alone", "over a limit", "by place"],
+)
+def test_a_statistic_of_the_advantage_is_declared_as_a_need(name):
+    declared = {"unit": "sequence", "statistics": (StatisticKey("sum", "sequence", name),)}
+    reject = {"effects": frozenset({Effect.REJECT})}
+
+    def call(self, s, i):
+        return s.reject("sequence", i.table[self.statistics[0]] >= 0)
+
+    for refuse in (check_step, lambda own: Correction(steps=(own,))):
+        with pytest.raises(ConfigError, match=r"needs: expected Need\.ADVANTAGES beside a statistic of ad"):
+            refuse(step(call, **declared, **reject))
+    check_step(step(call, **declared, **reject, needs=frozenset({Need.ADVANTAGES})))
 
 
 def test_a_definition_in_plain_python_is_compared():
