@@ -174,6 +174,17 @@ def test_a_broken_value_stays_in_its_sequence():
     assert total[0].isnan() and total[1] == 5
 
 
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_broken_value_makes_the_number_of_its_unit_nan(name):
+    """Sequence 0 has two turns, and each sequence after it has one."""
+    segments = Segments.whole([3, 2, 1], torch.tensor([1, 0, 1, 1, 1, 1]))
+    values = torch.tensor([3.0, NAN, 4.0, 1.0, NAN, 2.0])  # the first NaN is masked
+    of_sequences, of_turns = (getattr(segments, name)(values, unit) for unit in ("sequence", "turn"))
+    assert of_sequences.isnan().tolist() == [False, True, False]
+    assert of_turns[1:5].isnan().tolist() == [False, False, True, False]
+    assert of_turns[[1, 2, 4]].tolist() == [3, 4, 2]
+
+
 @pytest.mark.parametrize("drift", [0.0, -1e-3])
 def test_long_float32_sums_stay_within_the_stated_bound(drift):
     torch.manual_seed(0)
