@@ -257,7 +257,14 @@ class Reject(Step):
 
     def _check_staleness_alone(self) -> None:
         """Refuses fields about the ratio in a step that reads only ages."""
-        for name, idle in {"statistic": "ratio", "when": "always", "clamp": None, "over": "response"}.items():
+        fields = {
+            "statistic": "ratio",
+            "aggregate": "mean",
+            "when": "always",
+            "clamp": None,
+            "over": "response",
+        }
+        for name, idle in fields.items():
             value = getattr(self, name, idle)
             why = f"add one, or remove {name}, because a bound on staleness alone reads no token"
             expect(value == idle, f"reject.{name}", "low or high beside it", value, why)
