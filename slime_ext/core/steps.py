@@ -118,7 +118,7 @@ class MinPrefixReweight(Step):
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         lowest = prefix_min(inputs.segments, inputs.log_ratio, inputs.table[self.statistics[0]])
-        log_ratio = inputs.log_ratio + lowest.nan_to_num(math.nan, posinf=0, neginf=0)
+        log_ratio = inputs.log_ratio + torch.where(lowest == torch.inf, 0, lowest)  # NaN stays
         return state.reweight("token", log_ratio.exp(), log_ratio)
 
 
