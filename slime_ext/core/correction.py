@@ -253,7 +253,8 @@ class Correction:
             bounds: the host's clip range.
 
         Returns:
-            [T] with grad, 0 at rejected and masked tokens; and [T] bool, or None for the host's loss.
+            [T] with grad; and [T] bool, or None for the host's loss. The loss is 0 at rejected and masked
+            tokens before terms and ``center`` add theirs. The identity returns the host's loss.
         """
         if self.is_identity:
             return host_loss, None
@@ -325,7 +326,7 @@ class Correction:
 
     @cached_property
     def bounds_weights(self) -> bool:
-        """Whether every weight is small enough that its product with a modest loss cannot overflow."""
+        """Whether every weight times a loss of ordinary size is finite."""
         return weight_ranges(self.steps)[-1].high <= MODEST
 
     @cached_property
@@ -335,9 +336,10 @@ class Correction:
 
     @cached_property
     def bounds_products(self) -> bool:
-        """Whether no weight times a loss can overflow.
+        """Whether a product of a weight and a loss needs no limit.
 
-        At a negative advantage, PPO's loss has no bound, so its product with any weight could overflow.
+        The loss then counts as one of ordinary size. PPO's loss does not, because it has no bound where the
+        advantage is negative.
         """
         return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
 
@@ -517,7 +519,9 @@ class HookResult:
     ratio, clipped and rejected go to the host's own metrics.
     """
 
-    loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
+    loss: (
+        Tensor  # [T] with grad, as ``Correction.loss`` returns it; the host's if the correction does not act
+    )
     finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
     weights: Tensor  # [T] 0 at rejected and masked tokens
     ratio: Tensor  # [T] float32, 0 where there is none
