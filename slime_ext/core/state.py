@@ -175,7 +175,8 @@ class State(NamedTuple):
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``, rejects the others, and records both."""
-        # Rejections commute, because flags are combined and weights stay. Metrics count each step alone.
+        # Rejections commute, because flags are combined and weights stay. The effect has this step's flags
+        # alone: metrics count what it rejects by itself, and what it and the steps before it keep.
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "kept", unit, inside)
         return self._replace(keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))

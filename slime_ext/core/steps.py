@@ -2,7 +2,7 @@
 
 Calling a step runs its mathematics. A step reads log-ratios and declared statistics, always over the host's
 response mask, and returns a state of weights and keep flags. Rejections therefore commute; weights depend on
-the order of the list. No step changes on-policy data (ratio 1).
+the order of the list. If every ratio is 1 and every age 0, no step changes anything.
 
 Coupled steps compute one number over the whole optimizer step before any micro-batch is trained.
 ``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
@@ -378,8 +378,8 @@ class Normalize(Step):
     """Divides the weights by their mean over the optimizer step.
 
     ``level`` says what has equal weight in the mean: tokens or sequences. With sequences, a token counts 1 /
-    (response tokens of its sequence). Rejected tokens count; tokens with a non-finite behavior log-prob do
-    not. The result is biased, with low variance.
+    (response tokens of its sequence). Rejected tokens count, unless a non-finite behavior log-prob rejected
+    them, their turn or their sequence. The result is biased, with low variance.
 
     The weights are divided by the largest weight before their mean is taken. Otherwise the weights of long
     sequences, such as e^-119, might all underflow in float32 although they differ.
@@ -412,7 +412,9 @@ class Normalize(Step):
         return state._replace(weights=log_weights.exp().to(state.weights.dtype), log_ratio=log_weights)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
-        return WeightRange(0.0, MODEST)  # a weight is at most the number of tokens in the step
+        # A weight is at most the number of tokens in the step. With level sequence, it is at most the longest
+        # response times the number of sequences. No real step is large enough for more than MODEST.
+        return WeightRange(0.0, MODEST)
 
     def _share(self, log_weights: Tensor, inputs: StepInputs) -> Tensor:
         """Returns the sum of e^log_weights and the number of tokens or sequences, [2]."""
@@ -427,9 +429,10 @@ class Normalize(Step):
 class EssTruncate(Step):
     """Caps the weights at the step's effective sample size: w = min(w, ESS).
 
-    ESS = (sum w)^2 / (n sum w^2) over the tokens of the optimizer step with a behavior log-prob. It is in
-    (0, 1]: 1 if all weights are equal, as on-policy, and small if few tokens carry the sum. The weights are
-    divided by the largest weight first, because a weight such as e^89 overflows in float32.
+    ESS = (sum w)^2 / (n sum w^2) over the optimizer step's tokens, except those that a non-finite behavior
+    log-prob rejects, alone or with their turn or sequence. It is in (0, 1]: 1 if all weights are equal, as
+    on-policy, and small if few tokens carry the sum. The weights are divided by the largest weight first,
+    because a weight such as e^89 overflows in float32.
 
     Source: P3O, Fakoor et al. 2026, https://arxiv.org/abs/2605.12380, equation 7 and algorithm 2; Relax PR
     234, which computes it over the optimizer step, as here.
