@@ -280,7 +280,7 @@ class Reject(Step):
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
-        if not self._reads_ratio:
+        if not self._has_bounds:
             return ()
         of_value = statistics_of(self.unit, self.aggregate, self.statistic)
         if self._exceeds:
@@ -295,7 +295,7 @@ class Reject(Step):
             state = state.reject("sequence", ~(inputs.ages > self.max_staleness))
         if self.max_staleness_steps is not None:
             state = state.reject("sequence", ~(inputs.age_steps > self.max_staleness_steps))
-        if not self._reads_ratio:
+        if not self._has_bounds:
             return state
         if self._exceeds:
             inside = inputs.table[self._exceeds] == 0
@@ -309,7 +309,7 @@ class Reject(Step):
         return state.reject(self.unit, inside)
 
     @cached_property
-    def _reads_ratio(self) -> bool:
+    def _has_bounds(self) -> bool:
         return (self.low, self.high) != (None, None)
 
     @cached_property
@@ -323,14 +323,9 @@ class Reject(Step):
         return StatisticKey("sum", self.unit, ExceedsLimit(self.statistic, self._limits[1]))
 
     @cached_property
-    def _interval(self) -> tuple[float, float]:
-        low = -math.inf if self.low is None else self.low
-        return low, math.inf if self.high is None else self.high
-
-    @cached_property
     def _limits(self) -> tuple[float, float]:
         """The interval in the unit of the statistic: for ratios, logarithms."""
-        low, high = self._interval
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
         return (_log(low), _log(high)) if self.statistic == "ratio" else (low, high)
 
 
@@ -354,7 +349,7 @@ class Veto(Step):
         expect(is_ratio, "veto.low", "a number > 0", self.low, "no ratio is below 0")
         vetoes = self.low != 0 or self.high is not None
         expect(vetoes, "veto.low", "a number > 0", self.low, "nothing would be vetoed")
-        low, high = self._interval
+        low, high = 0.0 if self.low is None else self.low, math.inf if self.high is None else self.high
         expect(low <= 1 <= high, "veto", "low <= 1 <= high", bounds, KEPT)
 
     @cached_property
@@ -367,10 +362,6 @@ class Veto(Step):
         for key in self.statistics:
             state = state.reject("sequence", inputs.table[key] == 0)
         return state
-
-    @cached_property
-    def _interval(self) -> tuple[float, float]:
-        return 0.0 if self.low is None else self.low, math.inf if self.high is None else self.high
 
 
 @dataclass(frozen=True)
