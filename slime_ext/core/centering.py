@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slime_ext.core.idle import is_ours
 from slime_ext.core.needs import ANY_AGE, Need
 from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import ABSENT, Effect, Head, State, Step, StepInputs, Support, expect
@@ -109,9 +110,8 @@ def check_center(steps: Sequence[Step]) -> None:
             "remove over or center, because the steps that multiply the center are computed without those "
             "that reject single tokens",
         )
-        is_users = not type(step).__module__.startswith("slime_ext.")
         expect(
-            not (is_users and any(step is other for other in of_tokens) and _reads_others(step)),
+            is_ours(step) or all(step is not other for other in of_tokens) or not _reads_others(step),
             f"steps[{i}]",
             "unit sequence or turn beside center",
             f"unit token of {type(step).__name__}, which reads more than the token",
