@@ -243,9 +243,7 @@ class StepInputs:
         if isinstance(name, ExceedsLimit):
             return (self.value_of(name.name) - name.limit).clamp_min_(0)
         if isinstance(name, ByPosition):
-            return self.segments.zeroed(
-                (response_order(self.segments) - 1) * self.value_of(name.name).double()
-            )
+            return (response_order(self.segments) - 1) * self.value_of(name.name).double()
         if name in divergences.OF_RATIO:
             return divergences.OF_RATIO[name](self.log_ratio)
         if name in divergences.OF_BOTH:
@@ -547,7 +545,7 @@ def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
     if key.aggregate == "sum":
         return segments.local_turn_sums(values)
     if key.aggregate == "shard_sum":
-        return shard_sums(segments, segments.zeroed(values))
+        return shard_sums(segments, values)
     values = torch.where(segments.mask, values if key.aggregate == "max" else -values, -torch.inf)
     return segments.local_turn_maxima(values) if key.unit == "turn" else segments.local_maxima(values)
 
