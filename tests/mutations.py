@@ -509,7 +509,7 @@ MUTATIONS = {
     ),
     "a rejection may be thrown away": Mutation(
         "core/user_steps.py",
-        "if new is not returned and id(new) not in read",
+        "if new is not returned and id(new) not in self.read",
         "if False",
         "tests/core/test_user_steps.py",
     ),
@@ -518,6 +518,39 @@ MUTATIONS = {
         "weights.isnan(), weights < 0",
         "weights.isnan(), weights < -1e300",
         "tests/core/test_user_steps.py",
+    ),
+    "a step that bounds may undo weights": Mutation(
+        "core/user_steps.py",
+        'sets = "reweight" in calls.leading_to(state)',
+        "sets = False",
+        "tests/core/test_user_steps.py",
+    ),
+    "a cached property may be written to": Mutation(
+        "core/user_steps.py", "in fields + cached]", "in fields]", "tests/core/test_user_steps.py"
+    ),
+    "a user's step may write to the wild batch": Mutation(
+        "core/idle.py",
+        "    if is_ours(step):\n        return state, inputs\n",
+        "    if True:\n        return state, inputs\n",
+        "tests/core/test_idle.py",
+    ),
+    "a clip may raise zeros": Mutation(
+        "core/idle.py", "if zeroed and isinstance(step, Clip):", "if False:", "tests/core/test_idle.py"
+    ),
+    "the center ignores what is kept": Mutation(
+        "core/centering.py",
+        'getattr(step, "over", "response") == "response"',
+        "True",
+        "tests/core/test_centering.py",
+    ),
+    "a turn with a NaN is empty": Mutation(
+        "ops/segments.py", "held = table != -torch.inf", "held = table > -torch.inf", "tests/ops"
+    ),
+    "a ratio of 0 is no ratio": Mutation(
+        "core/steps.py",
+        "torch.where(lowest == torch.inf, 0, lowest)",
+        "torch.where(lowest.isinf(), 0, lowest)",
+        "tests/core/test_steps.py",
     ),
     "a bound may bound nothing": Mutation(
         "core/user_steps.py",

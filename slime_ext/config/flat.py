@@ -55,8 +55,9 @@ def correct(
             and under the policy being trained, nats, the second with grad.
 
     Returns:
-        loss [T], 0 at rejected and masked tokens; keep [T] bool, the tokens that stay in the loss; and the
-        metrics by the names of docs/metrics.md. Computing the metrics waits for the device.
+        loss [T]; keep [T] bool, the tokens that stay in the policy loss; and the metrics by the names of
+        docs/metrics.md. Computing the metrics waits for the device. The loss is 0 at rejected and masked
+        tokens before terms and ``center`` add theirs. A correction without any part returns ``loss`` itself.
 
     Raises:
         ConfigError: the correction does not load, or needs a tensor that was not passed.

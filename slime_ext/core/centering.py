@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slime_ext.core.idle import is_ours
 from slime_ext.core.needs import ANY_AGE, Need
 from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import ABSENT, Effect, Head, State, Step, StepInputs, Support, expect
@@ -88,7 +89,8 @@ def _parts(step: Step) -> Iterator[Step]:
 def check_center(steps: Sequence[Step]) -> None:
     """Raises ConfigError at a step that cannot give the tokens of a head a weight.
 
-    Its weight depends on earlier tokens, or it is a user's step of unit token that reads other tokens.
+    Its weight depends on earlier tokens or on what earlier steps keep, or it is a user's step of unit token
+    that reads other tokens.
     """
     of_tokens = split(steps)[0]
     for i, step in enumerate(steps):
@@ -100,9 +102,16 @@ def check_center(steps: Sequence[Step]) -> None:
             type(step).__name__,
             "remove one of the two, because its weight depends on earlier tokens, not on its token alone",
         )
-        is_users = not type(step).__module__.startswith("slime_ext.")
         expect(
-            not (is_users and any(step is other for other in of_tokens) and _reads_others(step)),
+            getattr(step, "over", "response") == "response",
+            f"steps[{i}].over",
+            "response beside center",
+            "kept",
+            "remove over or center, because the steps that multiply the center are computed without those "
+            "that reject single tokens",
+        )
+        expect(
+            is_ours(step) or all(step is not other for other in of_tokens) or not _reads_others(step),
             f"steps[{i}]",
             "unit sequence or turn beside center",
             f"unit token of {type(step).__name__}, which reads more than the token",
@@ -115,7 +124,7 @@ def _reads_others(step: Step) -> bool:
 
     The other tokens may be those of its sequence or those of its optimizer step.
     """
-    if Need.WHOLE_STEP in step.needs:
+    if Need.WHOLE_STEP in step.needs or step.needs & ANY_AGE:
         return True
     p, q = torch.tensor([[-1.0, -2.5, -0.5], [-2.0, -1.0, -1.5]], dtype=torch.float64)
     there, weights = torch.ones(3, dtype=torch.bool), []
@@ -124,7 +133,7 @@ def _reads_others(step: Step) -> bool:
         state = inputs.start if Effect.REWEIGHT in step.effects else Reweight()(inputs.start, inputs)
         state = step(state, inputs)
         weights.append(torch.where(inputs.kept(state), state.weights, 0))
-    return bool(step.needs & ANY_AGE) or not torch.equal(*weights)
+    return not torch.equal(*weights)
 
 
 def mean_score(

@@ -151,7 +151,7 @@ class Correction:
 
         If the rollout is one optimizer step, they equal the target's.
         """
-        of_weights = self.numerator == "proximal" and bool(self._split[0])
+        of_weights = self.numerator == "proximal" and bool(self.token_steps)
         return self.center is not None and (of_weights or reads_proximal(self.surrogate))
 
     def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
@@ -179,18 +179,19 @@ class Correction:
         expand = inputs.segments.expand_to_tokens
         # Selected, because the weight of a rejected token may be infinite, and infinity times 0 is NaN.
         weights = torch.where(keep, expand(state.unit, state.weights), 0)
+        clipped = torch.zeros_like(keep) if state.clipped is None else expand(state.unit, state.clipped)
         return Outcome(
-            weights,
-            keep,
-            inputs.finite,
-            inputs.log_ratio,
-            inputs.ratio,
-            torch.zeros_like(keep) if state.clipped is None else expand(state.unit, state.clipped),
-            weights if plan.scale is None else weights * expand("sequence", plan.scale),
-            state.step_effects,
-            sequences,
-            plan.numbers,
-            None if self.center is None else self._head_factor(inputs, plan),
+            weights=weights,
+            keep=keep,
+            finite=inputs.finite,
+            log_ratio=inputs.log_ratio,
+            ratio=inputs.ratio,
+            clipped=clipped,
+            factor=weights if plan.scale is None else weights * expand("sequence", plan.scale),
+            step_effects=state.step_effects,
+            sequences=sequences,
+            numbers=plan.numbers,
+            head_factor=None if self.center is None else self._head_factor(inputs, plan),
         )
 
     @cached_property
@@ -223,15 +224,21 @@ class Correction:
         return StepInputs(tokens.segments, *read, **of_samples, units=self.units)
 
     @cached_property
-    def _split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        return split(self.steps)
+    def token_steps(self) -> tuple[Step, ...]:
+        """The steps of single tokens, which give f beside ``center``."""
+        return split(self.steps)[0]
+
+    @cached_property
+    def unit_steps(self) -> tuple[Step, ...]:
+        """The steps of turns and sequences, which give m_t beside ``center``."""
+        return split(self.steps)[1]
 
     def _head_factor(self, inputs: StepInputs, plan: Plan) -> Tensor:
         """Computes m_t, the factor of C_t that steps of turns and sequences set: [T].
 
         It is 0 at tokens that do not count. The loss is multiplied by the same factor.
         """
-        state = self.run(inputs, self._split[1])
+        state = self.run(inputs, self.unit_steps)
         if plan.keep is not None:
             state = state.reject("sequence", plan.keep)
         return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
@@ -253,7 +260,8 @@ class Correction:
             bounds: the host's clip range.
 
         Returns:
-            [T] with grad, 0 at rejected and masked tokens; and [T] bool, or None for the host's loss.
+            [T] with grad; and [T] bool, or None for the host's loss. The loss is 0 at rejected and masked
+            tokens before terms and ``center`` add theirs. The identity returns the host's loss.
         """
         if self.is_identity:
             return host_loss, None
@@ -304,7 +312,7 @@ class Correction:
         surrogate = written_out(self.surrogate, bounds)
         is_plain = isinstance(surrogate, Reinforce)  # the factor of its score is 1
         term = mean_score(
-            self._split[0],
+            self.token_steps,
             tokens.head,
             advantages,
             counts,
@@ -325,19 +333,20 @@ class Correction:
 
     @cached_property
     def bounds_weights(self) -> bool:
-        """Whether every weight is small enough that its product with a modest loss cannot overflow."""
+        """Whether every weight times a loss of ordinary size is finite."""
         return weight_ranges(self.steps)[-1].high <= MODEST
 
     @cached_property
     def _bounds_head_factor(self) -> bool:
         """Whether every factor of C_t is as small as ``bounds_weights`` requires."""
-        return weight_ranges(self._split[1])[-1].high <= MODEST
+        return weight_ranges(self.unit_steps)[-1].high <= MODEST
 
     @cached_property
     def bounds_products(self) -> bool:
-        """Whether no weight times a loss can overflow.
+        """Whether a product of a weight and a loss needs no limit.
 
-        At a negative advantage, PPO's loss has no bound, so its product with any weight could overflow.
+        The loss then counts as one of ordinary size. PPO's loss does not, because it has no bound where the
+        advantage is negative.
         """
         return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
 
@@ -370,9 +379,9 @@ def _check_parts(correction: Correction) -> None:
 
 
 def _check_fields_of_step(step: Step, here: str) -> None:
-    check_declared(step, here)
     if is_ours(step):
         check_fields(f"{here}.", step)
+    check_declared(step, here)
     try:
         hash(step)
     except TypeError as error:
@@ -517,7 +526,9 @@ class HookResult:
     ratio, clipped and rejected go to the host's own metrics.
     """
 
-    loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
+    loss: (
+        Tensor  # [T] with grad, as ``Correction.loss`` returns it; the host's if the correction does not act
+    )
     finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
     weights: Tensor  # [T] 0 at rejected and masked tokens
     ratio: Tensor  # [T] float32, 0 where there is none

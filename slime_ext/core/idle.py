@@ -8,6 +8,7 @@ few milliseconds, once per process, because the tensors are small, on the CPU, a
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PREFIX_STEPS
-from slime_ext.core.scoped import FORMS, Scoped
+from slime_ext.core.scoped import FORMS, Scoped, ZeroOutside
 from slime_ext.core.state import (
     Effect,
     State,
@@ -32,7 +33,7 @@ from slime_ext.core.state import (
     only_bounds,
     tabulate,
 )
-from slime_ext.core.steps import STEPS, Normalize, SecondMoment
+from slime_ext.core.steps import STEPS, Clip, Normalize, SecondMoment
 from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments, identity
@@ -101,11 +102,16 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
                 f"{here}: expected one such step, got a second after steps[{j}]: remove one, because the "
                 "second would never act"
             )
-    if only_bounds(step) and not any(Effect.REWEIGHT in earlier.effects for earlier in before):
+    reads_weights = only_bounds(step) or isinstance(step, Normalize)
+    if reads_weights and not any(Effect.REWEIGHT in earlier.effects for earlier in before):
         raise ConfigError(
             f"{here}: expected a reweight step before it, got none: add one, because all weights are "
             "still 1 there"
         )
+    zeroed = [j for j, earlier in enumerate(before) if isinstance(earlier, ZeroOutside)]
+    if zeroed and isinstance(step, Clip):
+        why = f"write clip before steps[{zeroed[0]}], because it would raise weights of 0"
+        expect(step.low == 0, here, "low: 0 behind zero_outside", step.low, why)
     if getattr(step, "over", "response") == "kept":
         rejects = any(Effect.REJECT in earlier.effects for earlier in before)
         why = "every token is still kept there; remove over"
@@ -123,9 +129,9 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
         before = state._replace(step=i)
         try:
             if Need.WHOLE_STEP in step.needs:
-                number = step.number_for_step([(before, inputs)], identity)
+                number = step.number_for_step([_given(step, before, inputs)], identity)
                 inputs = replace(inputs, plan={**inputs.plan, step: number})
-            state = step(before, inputs)
+            state = step(*_given(step, before, inputs))
         except Exception:
             if is_ours(step):
                 raise
@@ -136,6 +142,16 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
         is_normalized = any(isinstance(earlier, Normalize) for earlier in steps[:i])
         if is_ours(step) and not (is_normalized and Effect.BOUND in step.effects):
             _check_effect(step, before, state, inputs, f"steps[{i}].{name_of(step)}")
+
+
+def _given(step: Step, state: State, inputs: StepInputs) -> tuple[State, StepInputs]:
+    """Returns what a step is tried on.
+
+    A user's own step gets a copy, because it may write to it.
+    """
+    if is_ours(step):
+        return state, inputs
+    return copy.deepcopy((state, inputs), {id(key): key for key in inputs.plan})  # the steps are not copied
 
 
 def _check_effect(step: Step, before: State, after: State, inputs: StepInputs, here: str) -> None:

@@ -129,14 +129,14 @@ class DualClip:
 
     def __post_init__(self) -> None:
         _check_range(self, "dual_clip")
-        is_floor = self.eps_c is None or self.eps_c > 1
-        expect(is_floor, "dual_clip.eps_c", "a number > 1", self.eps_c, "1 or less clips on-policy tokens")
+        is_cap = self.eps_c is None or self.eps_c > 1
+        expect(is_cap, "dual_clip.eps_c", "a number > 1", self.eps_c, "1 or less clips on-policy tokens")
 
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
         low, high = _range(self, bounds)
         ratio = inputs.log_ratio(self.anchor)
-        floor = bounds.c or EPS_C if self.eps_c is None else self.eps_c
-        return surrogates.dual_clip(ratio, inputs.advantages, low, high, floor)
+        cap = bounds.c or EPS_C if self.eps_c is None else self.eps_c
+        return surrogates.dual_clip(ratio, inputs.advantages, low, high, cap)
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,8 @@ class State(NamedTuple):
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``, rejects the others, and records both."""
-        # Rejections commute, because flags are combined and weights stay. Metrics count each step alone.
+        # Rejections commute, because flags are combined and weights stay. The effect has this step's flags
+        # alone: metrics count what it rejects by itself, and what it and the steps before it keep.
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "kept", unit, inside)
         return self._replace(keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
@@ -242,9 +243,7 @@ class StepInputs:
         if isinstance(name, ExceedsLimit):
             return (self.value_of(name.name) - name.limit).clamp_min_(0)
         if isinstance(name, ByPosition):
-            return self.segments.zeroed(
-                (response_order(self.segments) - 1) * self.value_of(name.name).double()
-            )
+            return (response_order(self.segments) - 1) * self.value_of(name.name).double()
         if name in divergences.OF_RATIO:
             return divergences.OF_RATIO[name](self.log_ratio)
         if name in divergences.OF_BOTH:
@@ -262,13 +261,19 @@ class StepInputs:
         """Reads a declared statistic, one number per unit.
 
         At unit token it is the quantity itself, which is undefined at masked tokens.
+
+        Raises:
+            ConfigError: an unknown unit, aggregate or quantity, or a statistic that no step declares.
         """
+        keys = statistics_of(unit, aggregate, name)
         if unit == "token":
             return self.advantages if name == "advantage" else self.value_of(name)
-        if aggregate == "mean":
-            count = self.table[StatisticKey("sum", unit, "count")]
-            return self.table[StatisticKey("sum", unit, name)] / count.clamp_min(1)
-        return self.table[StatisticKey(aggregate, unit, name)]
+        if any(key not in self.table for key in keys):
+            said = f"({unit!r}, {aggregate!r}, {name!r})"
+            why = f"add statistics_of{said} to statistics"
+            expect(False, "statistics", f"what inputs.total{said} reads", "none", why)
+        total, *count = (self.table[key] for key in keys)
+        return total / count[0].clamp_min(1) if count else total
 
     def aggregate(self, unit: Unit, aggregate: Aggregate, values: Tensor) -> Tensor:
         """Aggregates your own values [T] over each unit's response tokens.
@@ -457,13 +462,20 @@ OF_STEPS = (Need.ADVANTAGES, Need.WHOLE_STEP, Need.AGES, Need.AGE_STEPS)
 
 
 def check_declared(step: Step, where: str) -> None:
-    """Raises ConfigError unless ``needs`` and ``effects`` hold only what a step can need and do."""
+    """Raises ConfigError unless ``needs`` and ``effects`` hold what a step can need and do.
+
+    Statistics of the advantage belong to ``needs``, too.
+    """
     for name, known in {"needs": OF_STEPS, "effects": tuple(Effect)}.items():
         members = getattr(step, name)
         wanted = f"a frozenset of {', '.join(map(str, known))}"
         is_set = isinstance(members, Set) and all(member in known for member in members)
         example = f"write {name} = frozenset({{{known[0]}}})"
         expect(is_set, f"{where}.{name}", wanted, shown(members), example)
+    names = [getattr(key.name, "name", key.name) for key in step.statistics]
+    is_said, why = Need.ADVANTAGES in step.needs, "add it, because not every host has advantages"
+    wanted = f"{Need.ADVANTAGES} beside a statistic of advantage"
+    expect(is_said or "advantage" not in names, f"{where}.needs", wanted, "none", why)
 
 
 def only_bounds(step: Step) -> bool:
@@ -533,7 +545,7 @@ def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
     if key.aggregate == "sum":
         return segments.local_turn_sums(values)
     if key.aggregate == "shard_sum":
-        return shard_sums(segments, segments.zeroed(values))
+        return shard_sums(segments, values)
     values = torch.where(segments.mask, values if key.aggregate == "max" else -values, -torch.inf)
     return segments.local_turn_maxima(values) if key.unit == "turn" else segments.local_maxima(values)
 

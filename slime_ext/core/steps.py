@@ -2,7 +2,7 @@
 
 Calling a step runs its mathematics. A step reads log-ratios and declared statistics, always over the host's
 response mask, and returns a state of weights and keep flags. Rejections therefore commute; weights depend on
-the order of the list. No step changes on-policy data (ratio 1).
+the order of the list. If every ratio is 1 and every age 0, no step changes anything.
 
 Coupled steps compute one number over the whole optimizer step before any micro-batch is trained.
 ``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
@@ -118,7 +118,7 @@ class MinPrefixReweight(Step):
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         lowest = prefix_min(inputs.segments, inputs.log_ratio, inputs.table[self.statistics[0]])
-        log_ratio = inputs.log_ratio + lowest.nan_to_num(math.nan, posinf=0, neginf=0)
+        log_ratio = inputs.log_ratio + torch.where(lowest == torch.inf, 0, lowest)  # NaN stays
         return state.reweight("token", log_ratio.exp(), log_ratio)
 
 
@@ -257,7 +257,14 @@ class Reject(Step):
 
     def _check_staleness_alone(self) -> None:
         """Refuses fields about the ratio in a step that reads only ages."""
-        for name, idle in {"statistic": "ratio", "when": "always", "clamp": None, "over": "response"}.items():
+        fields = {
+            "statistic": "ratio",
+            "aggregate": "mean",
+            "when": "always",
+            "clamp": None,
+            "over": "response",
+        }
+        for name, idle in fields.items():
             value = getattr(self, name, idle)
             why = f"add one, or remove {name}, because a bound on staleness alone reads no token"
             expect(value == idle, f"reject.{name}", "low or high beside it", value, why)
@@ -273,7 +280,7 @@ class Reject(Step):
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
-        if not self._reads_ratio:
+        if not self._has_bounds:
             return ()
         of_value = statistics_of(self.unit, self.aggregate, self.statistic)
         if self._exceeds:
@@ -288,7 +295,7 @@ class Reject(Step):
             state = state.reject("sequence", ~(inputs.ages > self.max_staleness))
         if self.max_staleness_steps is not None:
             state = state.reject("sequence", ~(inputs.age_steps > self.max_staleness_steps))
-        if not self._reads_ratio:
+        if not self._has_bounds:
             return state
         if self._exceeds:
             inside = inputs.table[self._exceeds] == 0
@@ -302,7 +309,7 @@ class Reject(Step):
         return state.reject(self.unit, inside)
 
     @cached_property
-    def _reads_ratio(self) -> bool:
+    def _has_bounds(self) -> bool:
         return (self.low, self.high) != (None, None)
 
     @cached_property
@@ -316,14 +323,9 @@ class Reject(Step):
         return StatisticKey("sum", self.unit, ExceedsLimit(self.statistic, self._limits[1]))
 
     @cached_property
-    def _interval(self) -> tuple[float, float]:
-        low = -math.inf if self.low is None else self.low
-        return low, math.inf if self.high is None else self.high
-
-    @cached_property
     def _limits(self) -> tuple[float, float]:
         """The interval in the unit of the statistic: for ratios, logarithms."""
-        low, high = self._interval
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
         return (_log(low), _log(high)) if self.statistic == "ratio" else (low, high)
 
 
@@ -347,7 +349,7 @@ class Veto(Step):
         expect(is_ratio, "veto.low", "a number > 0", self.low, "no ratio is below 0")
         vetoes = self.low != 0 or self.high is not None
         expect(vetoes, "veto.low", "a number > 0", self.low, "nothing would be vetoed")
-        low, high = self._interval
+        low, high = 0.0 if self.low is None else self.low, math.inf if self.high is None else self.high
         expect(low <= 1 <= high, "veto", "low <= 1 <= high", bounds, KEPT)
 
     @cached_property
@@ -361,18 +363,14 @@ class Veto(Step):
             state = state.reject("sequence", inputs.table[key] == 0)
         return state
 
-    @cached_property
-    def _interval(self) -> tuple[float, float]:
-        return 0.0 if self.low is None else self.low, math.inf if self.high is None else self.high
-
 
 @dataclass(frozen=True)
 class Normalize(Step):
     """Divides the weights by their mean over the optimizer step.
 
     ``level`` says what has equal weight in the mean: tokens or sequences. With sequences, a token counts 1 /
-    (response tokens of its sequence). Rejected tokens count; tokens with a non-finite behavior log-prob do
-    not. The result is biased, with low variance.
+    (response tokens of its sequence). Rejected tokens count, unless a non-finite behavior log-prob rejected
+    them, their turn or their sequence. The result is biased, with low variance.
 
     The weights are divided by the largest weight before their mean is taken. Otherwise the weights of long
     sequences, such as e^-119, might all underflow in float32 although they differ.
@@ -405,7 +403,9 @@ class Normalize(Step):
         return state._replace(weights=log_weights.exp().to(state.weights.dtype), log_ratio=log_weights)
 
     def weight_range(self, before: WeightRange) -> WeightRange:
-        return WeightRange(0.0, MODEST)  # a weight is at most the number of tokens in the step
+        # A weight is at most the number of tokens in the step. With level sequence, it is at most the longest
+        # response times the number of sequences. No real step is large enough for more than MODEST.
+        return WeightRange(0.0, MODEST)
 
     def _share(self, log_weights: Tensor, inputs: StepInputs) -> Tensor:
         """Returns the sum of e^log_weights and the number of tokens or sequences, [2]."""
@@ -420,9 +420,10 @@ class Normalize(Step):
 class EssTruncate(Step):
     """Caps the weights at the step's effective sample size: w = min(w, ESS).
 
-    ESS = (sum w)^2 / (n sum w^2) over the tokens of the optimizer step with a behavior log-prob. It is in
-    (0, 1]: 1 if all weights are equal, as on-policy, and small if few tokens carry the sum. The weights are
-    divided by the largest weight first, because a weight such as e^89 overflows in float32.
+    ESS = (sum w)^2 / (n sum w^2) over the optimizer step's tokens, except those that a non-finite behavior
+    log-prob rejects, alone or with their turn or sequence. It is in (0, 1]: 1 if all weights are equal, as
+    on-policy, and small if few tokens carry the sum. The weights are divided by the largest weight first,
+    because a weight such as e^89 overflows in float32.
 
     Source: P3O, Fakoor et al. 2026, https://arxiv.org/abs/2605.12380, equation 7 and algorithm 2; Relax PR
     234, which computes it over the optimizer step, as here.

@@ -12,7 +12,8 @@ import dataclasses
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from slime_ext.core.needs import Need
 from slime_ext.core.state import (
     Effect,
     State,
-    StatisticKey,
     Step,
     StepInputs,
     Tokens,
@@ -228,68 +228,96 @@ def _first(step: Step) -> tuple[Step, ...]:
 
 
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
-    versions = _versions(inputs, before)
     undeclared = {name: need for name, need in READS.items() if need not in step.needs}
     hidden: Any = dict.fromkeys(undeclared)
-    watched, lost_results = _watched(before)
+    given = replace(inputs, **hidden)
+    versions = _versions(given, before)
+    calls = _Calls()
+    watched = _watched(before, calls)
     try:
-        state = step(watched, replace(inputs, **hidden))
+        state = step(watched, given)
+    except ConfigError as error:  # raised by the inputs, which do not know the step
+        raise ConfigError(f"{where}: {error}") from error
     except Exception as error:
         if undeclared and "NoneType" in str(error):
             wanted, fields = " or ".join(map(str, undeclared.values())), " or inputs.".join(undeclared)
             got = f"none of them: add the one for what the step reads, inputs.{fields}"
             raise ConfigError(f"{where}: needs: expected {wanted}, got {got}") from error
         raise failed(where, error) from error
-    _check_unwritten(where, versions, _versions(inputs, before))
-    for name in lost_results(state):
+    _check_unwritten(where, versions, _versions(given, before))
+    for name in calls.lost(state):
         got = f"a result of state.{name} that is lost"
         why = f"a state never changes; write state = state.{name}(...)"
         expect(False, where, "every new state in what the step returns", got, why)
+    sets = "reweight" in calls.leading_to(state)
+    _expect_said(where, Effect.REWEIGHT, Effect.REWEIGHT in step.effects or not sets)
     return state
 
 
-def _watched(state: State) -> tuple[State, Callable[[object], list[str]]]:
-    """Wraps a state for a step's call, to find results that the step loses.
+@dataclass
+class _Calls:
+    """What a step's call made of the state that it got."""
 
-    Returns:
-        The wrapped state, and a function that lists the methods whose result was lost. A result is lost if
-        the step neither returned it nor read it.
-    """
+    # id of a new state -> the method that made it, the new state, kept alive for its id, and the old one
+    made: dict[int, tuple[str, State, State]] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
+
+    def note(self, name: str, old: State, new: State) -> State:
+        self.made[id(new)] = name, new, old
+        return new
+
+    def lost(self, returned: object) -> list[str]:
+        """Lists the methods whose result the step neither returned nor read."""
+        lost = (
+            name for name, new, _ in self.made.values() if new is not returned and id(new) not in self.read
+        )
+        return [name for name in lost if name != "_replace"]
+
+    def leading_to(self, returned: object) -> Iterator[str]:
+        """Lists the methods that made a state, the last one first."""
+        while id(returned) in self.made:
+            name, _, returned = self.made[id(returned)]
+            yield name
+
+
+def _watched(state: State, calls: _Calls) -> State:
+    """Wraps a state for a step's call, to note what the step makes of it."""
     names = frozenset((*State._fields, "_replace"))  # with _replace a method takes over all other fields
-    made: list[tuple[str, State]] = []
-    read: set[int] = set()
 
     class Watched(State):
         def __getattribute__(self, name: str) -> Any:
             if name in names:
-                read.add(id(self))
+                calls.read.add(id(self))
             return super().__getattribute__(name)
 
+        def _replace(self, **kwargs: Any) -> Any:
+            return calls.note("_replace", self, super()._replace(**kwargs))
+
         def reweight(self, *args: Any, **kwargs: Any) -> State:
-            return note("reweight", super().reweight(*args, **kwargs))
+            return calls.note("reweight", self, super().reweight(*args, **kwargs))
 
         def bound(self, *args: Any, **kwargs: Any) -> State:
-            return note("bound", super().bound(*args, **kwargs))
+            return calls.note("bound", self, super().bound(*args, **kwargs))
 
         def reject(self, *args: Any, **kwargs: Any) -> State:
-            return note("reject", super().reject(*args, **kwargs))
+            return calls.note("reject", self, super().reject(*args, **kwargs))
 
-    def note(name: str, new: State) -> State:
-        made.append((name, new))  # kept alive, so that no other state gets the same id
-        return new
-
-    def lost_results(returned: object) -> list[str]:
-        return [name for name, new in made if new is not returned and id(new) not in read]
-
-    return Watched(*state._replace(step=0)), lost_results
+    return Watched(*state._replace(step=0))
 
 
 def _versions(inputs: StepInputs, state: State) -> list[int]:
     """Counts how often each tensor that a step may read has been written to."""
-    fields = (getattr(inputs, field.name) for field in dataclasses.fields(inputs))
-    tensors = [value for value in fields if isinstance(value, Tensor)]
-    tensors += [*inputs.table.values(), state.weights, *state.keep.values()]
-    return [values._version for values in tensors]
+    read = [*_members(inputs), *_members(inputs.segments), *inputs.table.values(), *inputs.plan.values()]
+    for each in (state, inputs.start):
+        read += [*each, *each.keep.values()]
+    return [values._version for values in read if isinstance(values, Tensor)]
+
+
+def _members(thing: Any) -> list[Any]:
+    """Lists the fields and cached properties of a dataclass, computing those that were not read yet."""
+    fields = [each.name for each in dataclasses.fields(thing)]
+    cached = [name for name, value in vars(type(thing)).items() if isinstance(value, cached_property)]
+    return [getattr(thing, name) for name in fields + cached]
 
 
 def _check_unwritten(where: str, before: Sequence[int], after: Sequence[int]) -> None:
@@ -299,13 +327,6 @@ def _check_unwritten(where: str, before: Sequence[int], after: Sequence[int]) ->
 
 def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
     """Makes the error for a call that raised. Our own errors keep their message."""
-    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], StatisticKey):
-        key = error.args[0]
-        names = ", ".join(repr(part) for part in (key.unit, key.aggregate, key.name))
-        return ConfigError(
-            f"{where}: expected {tuple(key)} in its statistics, got none: write statistics = "
-            f"statistics_of({names})"
-        )
     if isinstance(error, DataError) and kind == "step":  # raised by all_sum, which does not know the step
         return DataError(f"{where}: {error}")
     if isinstance(error, SlimeExtError):
@@ -372,16 +393,18 @@ def _check_effects(step: Step, where: str, before: State, state: State) -> None:
     """Raises ConfigError if the call did something that the class does not declare."""
     kinds = {effect.kind for effect in state.step_effects[len(before.step_effects) :]}
     is_coupled = Need.WHOLE_STEP in step.needs
-    did = {
-        Effect.REWEIGHT: state.weights is not before.weights and "clipped" not in kinds and not is_coupled,
-        Effect.BOUND: "clipped" in kinds,
-        Effect.REJECT: "kept" in kinds,
-    }
-    for effect, is_so in did.items():
-        is_said = effect in step.effects or (effect is Effect.REWEIGHT and Effect.BOUND in step.effects)
-        wanted = f"{effect} beside state.{effect.value}"
-        why = "add it to effects, because later steps are checked against it"
-        expect(is_said or not is_so, f"{where}: effects", wanted, "none", why)
+    # New weights without a call of ``reweight`` or ``bound`` count as bounded, if the class says so.
+    sets = state.weights is not before.weights and "clipped" not in kinds and not is_coupled
+    is_said = not step.effects.isdisjoint({Effect.REWEIGHT, Effect.BOUND})
+    _expect_said(where, Effect.REWEIGHT, is_said or not sets)
+    _expect_said(where, Effect.BOUND, "clipped" not in kinds or Effect.BOUND in step.effects)
+    _expect_said(where, Effect.REJECT, "kept" not in kinds or Effect.REJECT in step.effects)
+
+
+def _expect_said(where: str, effect: Effect, ok: bool) -> None:
+    """Raises ConfigError about an effect that the class does not declare, unless ``ok``."""
+    why = "add it to effects, because later steps are checked against it"
+    expect(ok, f"{where}: effects", f"{effect} beside state.{effect.value}", "none", why)
 
 
 def _weights(inputs: StepInputs, state: State) -> Tensor:

@@ -99,11 +99,17 @@ def prefix_sum(segments: Segments, values: Tensor, unit: str = "sequence") -> Te
 def prefix_mean(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
     """Averages the values over each token's prefix in its unit, the token itself included.
 
+    The shard sums of values and counts cost one SUM over the ranks.
+
     Returns:
         [T] float64; 0 for a token without response tokens in its prefix.
     """
-    count = prefix_sum(segments, as_numbers(segments.mask, torch.float64), unit)
-    return prefix_sum(segments, values, unit) / count.clamp_min(1)
+    rows = segments.zeroed(values), as_numbers(segments.mask, torch.float64)
+    sums = segments.all_sum(torch.stack([shard_sums(segments, row, unit) for row in rows]))
+    total, count = (
+        prefix_sums(segments, row, of_row, unit) for row, of_row in zip(rows, sums.unbind(), strict=True)
+    )
+    return total / count.clamp_min(1)
 
 
 def response_order(segments: Segments) -> Tensor:

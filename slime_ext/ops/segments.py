@@ -284,7 +284,7 @@ class Segments:
             (self.turn_bound * self.shards_per_sequence,), -torch.inf, dtype=torch.float64
         )
         table = table.scatter_reduce(0, index, values.double(), "amax").view(self.turn_bound, -1)
-        held = table > -torch.inf
+        held = table != -torch.inf  # a maximum of NaN is held
         # Ranks exchange only SUMs: one rank holds a shard, all others add 0. Because of the flag, a maximum
         # of 0 differs from a shard without tokens.
         return torch.stack([torch.where(held, table, 0), held.double()], 2)

@@ -28,7 +28,7 @@ from slime_ext.core.losses import (
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import measure
 from slime_ext.core.needs import Need
-from slime_ext.core.scoped import ZeroOutside
+from slime_ext.core.scoped import ScopedReject, ScopedReweight, ZeroOutside
 from slime_ext.core.state import Effect, Head, Plan, Support, Tokens, statistics_of
 from slime_ext.core.steps import (
     Clip,
@@ -321,6 +321,50 @@ def test_a_users_step_of_tokens_that_reads_other_tokens_is_refused():
     with pytest.raises(ConfigError, match=said):
         Correction("target", Reinforce(), (Relative(),), center=Center(K))
     Correction("target", Reinforce(), (Alone(),), center=Center(K))
+
+
+@dataclass(frozen=True)
+class Aged(Step):
+    """A user's step of single tokens whose weight falls with the age of the sample."""
+
+    needs = frozenset({Need.AGES})
+    effects = frozenset({Effect.REWEIGHT})
+
+    def __call__(self, state, inputs):
+        return state.reweight("token", inputs.ratio * inputs.segments.expand(0.9**inputs.ages))
+
+
+@dataclass(frozen=True)
+class Young(Step):
+    needs = frozenset({Need.AGE_STEPS})
+    effects = frozenset({Effect.REJECT})
+
+    def __call__(self, state, inputs):
+        return state.reject("sequence", ~(inputs.age_steps > 3))
+
+
+@pytest.mark.parametrize("own", [Aged(), Young()], ids=["reweights", "rejects"])
+def test_a_users_step_of_tokens_that_reads_ages_is_refused_in_one_line(own):
+    name = type(own).__name__
+    said = rf"steps\[0\]: expected unit sequence or turn beside center, got unit token of {name}, which reads"
+    with pytest.raises(ConfigError, match=said):
+        Correction("target", Reinforce(), (own,), center=Center(K))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [ScopedReject("sequence", "ratio", "mean", high=1.5, over="kept"), ScopedReweight("turn", over="kept")],
+    ids=["rejects", "reweights"],
+)
+def test_a_step_over_kept_tokens_is_refused_because_it_multiplies_without_those_that_keep(step):
+    steps = (Reject("token", high=2.0), step)
+    with pytest.raises(ConfigError) as caught:
+        Correction("target", Reinforce(), steps, center=Center(K))
+    assert str(caught.value) == (
+        "steps[1].over: expected response beside center, got kept: remove over or center, because the steps "
+        "that multiply the center are computed without those that reject single tokens"
+    )
+    Correction("target", Reinforce(), (steps[0], replace(step, over="response")), center=Center(K))
 
 
 def test_null_takes_out_the_center():

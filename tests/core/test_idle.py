@@ -17,9 +17,10 @@ from slime_ext.core import idle
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import SURROGATES, PpoClip, Reinforce
+from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject
 from slime_ext.core.scoped import ScopedReject, ScopedReweight, ZeroOutside
-from slime_ext.core.state import Effect
+from slime_ext.core.state import Effect, statistics_of
 from slime_ext.core.steps import (
     Clip,
     MinPrefixReweight,
@@ -175,6 +176,13 @@ IDLE = [
         (ScopedReweight("sequence", over="kept"),),
         "steps[0].reweight.over: expected a step that rejects before it",
     ),
+    (
+        (Reweight(), ZeroOutside(), Truncate(3.0), Clip(0.5, 2.0)),
+        "steps[3].clip: expected low: 0 behind zero_outside, got 0.5: write clip before steps[1], because it "
+        "would raise weights of 0",
+    ),
+    ((Normalize(),), "steps[0].normalize: expected a reweight step before it, got none: add one"),
+    ((Reject(*HALF), Normalize("sequence")), "steps[1].normalize: expected a reweight step before it, got"),
     ((Reject("token", "tv", high=1.0),), f"steps[0].reject: {NO_TOKEN}"),
     ((Reject("sequence", "binary_kl", "mean", high=13.9),), f"steps[0].reject: {NO_TOKEN}"),
     ((Reject("token", "k3", low=0.0),), f"steps[0].reject: {NO_TOKEN}"),
@@ -191,6 +199,7 @@ ACTING = [
     (Reweight("sequence"), Truncate(1e30)),
     (Reweight("turn"), Clip(1e-5, 1e5), Truncate(3.0)),
     (Reweight("geometric"), ZeroOutside("sequence", "mean", 1e-5, 1e5), Normalize()),
+    (Reweight("sequence"), Clip(0.5, 2.0), ZeroOutside(), Clip(0.0, 1.5)),
     (Reweight(), Truncate(2.0), Reject(*HALF)),  # the rejection leaves no weight that the cap changes
     (
         Reject("sequence", "k2", "max", high=0.5),
@@ -303,3 +312,50 @@ def test_a_users_own_step_may_wait_for_what_the_batch_lacks():
         ConfigError, match=r"steps\[0\].Listed: expected fields that can be hashed, got unhash"
     ):
         Correction(steps=(Listed([1]),))
+
+
+def writes(call, **more):
+    """A user's own step that writes to what it reads."""
+    more = {"effects": frozenset({Effect.REJECT}), "__call__": call} | more
+    return dataclass(frozen=True)(type("Writes", (Step,), more))()
+
+
+def rejects_none(state, inputs):
+    return state.reject("token", inputs.log_ratio < torch.inf)
+
+
+WRITING = {
+    "log-ratios": writes(lambda self, s, i: rejects_none(s, i) if i.log_ratio.zero_() is not None else s),
+    "ratios": writes(lambda self, s, i: s.reject("token", i.ratio.fill_(1) > 0)),
+    "the mask": writes(lambda self, s, i: s.reject("token", ~i.segments.mask.zero_())),
+    "flags": writes(lambda self, s, i: s.reject("token", ~i.finite.logical_not_())),
+    "flags of the state": writes(lambda self, s, i: s.reject("token", ~s.keep["token"].zero_())),
+    "weights": writes(
+        lambda self, s, i: s.bound(s.weights.zero_().add(2.0)), effects=frozenset({Effect.BOUND})
+    ),
+    "statistics": writes(
+        lambda self, s, i: s.reject("sequence", i.total("sequence", "sum", "ratio").zero_() < 1),
+        statistics=(*statistics_of("sequence", "sum", "ratio"), *statistics_of("sequence", "sum", "count")),
+    ),
+    "what its number reads": writes(
+        lambda self, s, i: rejects_none(s, i),
+        needs=frozenset({Need.WHOLE_STEP}),
+        number_for_step=lambda self, batches, all_sum: all_sum(batches[0][1].log_ratio.zero_()).sum(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_step_that_writes_in_place_leaves_other_steps_their_batch(name):
+    """Those behind it in the list, and those of every later correction."""
+    before = idle.wild_batch.__wrapped__()
+    own = WRITING[name]
+    first = (Reweight(),) if own.effects == {Effect.BOUND} else ()
+    behind = (Reject("sequence", high=20.0), Veto(low=0.01))
+    assert Correction(steps=(*first, own, *behind)).steps
+    after = idle.wild_batch()
+    for field in ("log_ratio", "finite", "numerator", "behavior", "advantages", "ages", "ratio"):
+        assert torch.equal(getattr(after, field), getattr(before, field)), field
+    assert torch.equal(after.segments.mask, before.segments.mask)
+    idle.check_steps.cache_clear()
+    assert Correction(steps=(Reweight(), Truncate(5.0), Reject("sequence", high=3.0))).steps

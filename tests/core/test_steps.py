@@ -12,7 +12,17 @@ from slime_ext.core import steps as module
 from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.state import Effect, statistics_of
-from slime_ext.core.steps import Clip, Normalize, Reject, Reweight, SecondMoment, SignedClip, Truncate, Veto
+from slime_ext.core.steps import (
+    Clip,
+    MinPrefixReweight,
+    Normalize,
+    Reject,
+    Reweight,
+    SecondMoment,
+    SignedClip,
+    Truncate,
+    Veto,
+)
 from slime_ext.core.user_steps import on_ranks
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
@@ -62,6 +72,15 @@ def test_both_ends_of_an_interval_are_inside():
     k2 = Reject("token", "k2", high=0.5)
     assert kept([math.e, 1.0], k2) == [1, 1] and kept([math.e * 1.001, 1.0], k2) == [0, 1]
     assert kept([2.0, 0.5, 1.0], Reject("token", "ratio", low=0.5, high=2.0)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("lengths", [[5], [3, 2]], ids=["one sequence", "two"])
+def test_a_ratio_of_0_makes_the_later_weights_of_its_sequence_0(lengths):
+    ratios, wanted = [2.0, 0.0, 4.0, 0.5, 1.0], []
+    for n in lengths:
+        of_sequence = ratios[len(wanted) : len(wanted) + n]
+        wanted += [w * min(of_sequence[:t], default=1.0) for t, w in enumerate(of_sequence)]
+    assert weights(ratios, MinPrefixReweight(), lengths=lengths) == pytest.approx(wanted, rel=1e-12, abs=0)
 
 
 def test_a_maximum_looks_at_response_tokens_alone():

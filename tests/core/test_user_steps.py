@@ -12,7 +12,7 @@ from slime_ext import load_config, tis
 from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Effect, statistics_of
+from slime_ext.core.state import ByPosition, Effect, ExceedsLimit, StatisticKey, statistics_of
 from slime_ext.core.steps import STEPS, Reject, Step, Truncate, Veto
 from slime_ext.core.user_steps import packed, split
 from slime_ext.errors import ConfigError, SlimeExtError
@@ -100,10 +100,26 @@ BREAKS = {  # what the line names -> what the call does
     "expected the same sums on every rank": lambda self, s, i: s.reweight(
         "token", self.ratio(i) + (total(self, i) * 0 if len(i.log_ratio) % 2 else 0)
     ),
-    "expected a known unit, got 'sequnce'; did you mean 'sequence'?": lambda self, s, i: s.reweight(
-        "sequence", i.aggregate("sequnce", "sum", self.ratio(i))
+    "Own: statistics: expected what inputs.total('sequence', 'mean', 'ratio') reads, got none: add "
+    "statistics_of('sequence', 'mean', 'ratio') to statistics": lambda self, s, i: s.reweight(
+        "sequence", i.total("sequence", "mean", "ratio").exp()
     ),
-    "expected a known aggregate, got 'max' (known: sum, mean)": lambda self, s, i: s.reweight(
+    "Own: statistics: expected a known unit, got 'Sequence'; did you mean 'sequence'?": lambda self, s, i: (
+        s.reweight("sequence", i.total("Sequence", "sum", "ratio").exp())
+    ),
+    "Own: statistics: expected a known aggregate, got 'average'": lambda self, s, i: s.reweight(
+        "sequence", i.total("sequence", "average", "ratio").exp()
+    ),
+    "Own: statistics: expected a known quantity, got 'k9'": lambda self, s, i: s.reweight(
+        "sequence", i.total("sequence", "max", "k9").exp()
+    ),
+    "Own: statistics: expected a known quantity, got 'k8'": lambda self, s, i: s.reweight(
+        "token", i.total("token", "max", "k8").exp()
+    ),
+    "statistics: expected a known unit, got 'sequnce'; did you mean 'sequence'?": lambda self, s, i: (
+        s.reweight("sequence", i.aggregate("sequnce", "sum", self.ratio(i)))
+    ),
+    "statistics: expected a known aggregate, got 'max' (known: sum, mean)": lambda self, s, i: s.reweight(
         "token", i.prefix("sequence", "max", self.ratio(i))
     ),
     "got ZeroDivisionError": lambda self, s, i: 1 / 0,
@@ -211,6 +227,44 @@ def test_a_step_that_breaks_the_contract_is_refused_in_one_line():
         assert text in str(caught.value) and "\n" not in str(caught.value), caught.value
 
 
+WRITES = {  # what the call writes to -> the call
+    "log_ratio": lambda self, s, i: s.reweight("token", i.log_ratio.mul_(0.5).exp()),
+    "the ratio": lambda self, s, i: s.reweight("token", i.ratio.clamp_(max=2)),
+    "usable tokens": lambda self, s, i: s.reweight("token", self.ratio(i) * (i.usable.logical_not_() | True)),
+    "the mask": lambda self, s, i: s.reweight("token", self.ratio(i) * i.segments.mask.fill_(True)),
+    "the mask of all ranks": lambda self, s, i: s.reweight(
+        "token", self.ratio(i) * (0 * i.segments.full_mask.fill_(True).sum() + 1)
+    ),
+    "places": lambda self, s, i: s.reweight("token", self.ratio(i) + 0 * i.segments.within.add_(1)),
+    "the first weights": lambda self, s, i: s.reweight("token", self.ratio(i) + 0 * i.start.weights.mul_(2)),
+}
+BOUNDS_AND_WRITES = {
+    "weights": lambda self, s, i: s.bound(s.weights.clamp_(max=2)),
+    "the log of the weights": lambda self, s, i: s.bound(s.log_ratio.exp_().clamp(max=2)),
+}
+
+
+@pytest.mark.parametrize("name", [*WRITES, *BOUNDS_AND_WRITES])
+def test_a_step_that_writes_in_place_is_refused_whatever_it_writes_to(name):
+    own = step(WRITES[name]) if name in WRITES else bounded(BOUNDS_AND_WRITES[name])
+    for _ in range(2):  # the first call left nothing behind
+        with pytest.raises(ConfigError, match="Own: expected inputs that stay as they are, got one that was"):
+            check_step(own)
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean", "max"])
+def test_the_line_about_a_statistic_says_what_makes_the_step_run(aggregate):
+    def call(self, s, i):
+        return s.reweight("sequence", i.total("sequence", aggregate, "ratio").exp())
+
+    with pytest.raises(ConfigError) as caught:
+        check_step(step(call))
+    proposed = eval(str(caught.value).partition(": add ")[2].partition(" to statistics")[0])
+    check_step(step(call, unit="sequence", statistics=proposed))
+    with pytest.raises(ConfigError, match=r"expected what inputs\.total"):  # also without check_step
+        Correction(steps=(step(call),))(packed(samples()))
+
+
 def test_every_step_of_ours_keeps_the_contract():
     made = {Reject: Reject(high=2.0), Veto: Veto(low=1e-3)}
     for cls in STEPS.values():
@@ -269,6 +323,33 @@ UNDECLARED = {  # the line -> what the call does without saying so
         "token", self.ratio(i) < 2
     ),
 }
+
+
+SWAPPED = {  # a step that says that it only bounds -> whether it also undoes the weights before it
+    "sets": (lambda self, s, i: s.reweight("token", i.ratio.clamp(max=2)), True),
+    "sets, then bounds": (lambda self, s, i: s.reweight("token", i.ratio).bound(i.ratio.clamp(max=2)), True),
+    "sets through a change of its own": (
+        lambda self, s, i: s.reweight("token", i.ratio)._replace(clipped=None).bound(i.ratio.clamp(max=2)),
+        True,
+    ),
+    "reads what it sets": (
+        lambda self, s, i: s.bound(
+            torch.minimum(s.weights, s.reweight("token", i.ratio).weights.clamp(max=2))
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_a_step_that_only_bounds_may_not_set_weights(name):
+    call, sets = SWAPPED[name]
+    if not sets:
+        check_step(bounded(call))
+        return
+    with pytest.raises(ConfigError, match=r"Own: effects: expected Effect.REWEIGHT beside state.reweight"):
+        check_step(bounded(call))
+    check_step(bounded(call, effects=frozenset({Effect.REWEIGHT, Effect.BOUND})))
 
 
 def test_a_class_that_does_not_say_what_its_call_does_is_refused_itself():
@@ -339,6 +420,24 @@ def test_needs_and_effects_are_sets_of_what_a_step_can_need_and_do():
                 refuse(own)
             assert line in str(caught.value), caught.value
     check_step(step(lambda self, s, i: s.reweight("token", self.ratio(i)), effects={Effect.REWEIGHT}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["advantage", ExceedsLimit("advantage", 1.0), ByPosition("advantage")],
+    ids=["alone", "over a limit", "by place"],
+)
+def test_a_statistic_of_the_advantage_is_declared_as_a_need(name):
+    declared = {"unit": "sequence", "statistics": (StatisticKey("sum", "sequence", name),)}
+    reject = {"effects": frozenset({Effect.REJECT})}
+
+    def call(self, s, i):
+        return s.reject("sequence", i.table[self.statistics[0]] >= 0)
+
+    for refuse in (check_step, lambda own: Correction(steps=(own,))):
+        with pytest.raises(ConfigError, match=r"needs: expected Need\.ADVANTAGES beside a statistic of ad"):
+            refuse(step(call, **declared, **reject))
+    check_step(step(call, **declared, **reject, needs=frozenset({Need.ADVANTAGES})))
 
 
 def test_a_definition_in_plain_python_is_compared():

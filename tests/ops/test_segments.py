@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from slime_ext.ops.prefixes import prefix_mean, prefix_min, prefix_sum
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, identity
 
 NAN = math.nan
 
@@ -72,6 +73,21 @@ def test_prefixes_match_a_loop(name):
             got = ours(segments, values, unit)[segments.mask]
             wanted = torch.tensor(expected, dtype=torch.float64)
             torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("unit", ["sequence", "turn"])
+@pytest.mark.parametrize("name", PREFIXES)
+def test_a_prefix_costs_one_sum_over_ranks(name, unit):
+    segments, values, _, _ = random_case(1)
+    summed = []
+
+    def all_sum(shares):
+        summed.append(shares.shape)
+        return identity(shares)
+
+    got = PREFIXES[name][0](replace(segments, all_sum=all_sum), values, unit)
+    torch.testing.assert_close(got, PREFIXES[name][0](segments, values, unit), rtol=0, atol=0)
+    assert len(summed) == 1
 
 
 def test_a_broken_value_stays_in_its_prefix():
@@ -156,6 +172,17 @@ def test_a_broken_value_stays_in_its_sequence():
     values = torch.tensor([1.0, NAN, 2.0, 3.0])
     total = Segments.whole([2, 2], torch.ones(4)).sum(values)
     assert total[0].isnan() and total[1] == 5
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_broken_value_makes_the_number_of_its_unit_nan(name):
+    """Sequence 0 has two turns, and each sequence after it has one."""
+    segments = Segments.whole([3, 2, 1], torch.tensor([1, 0, 1, 1, 1, 1]))
+    values = torch.tensor([3.0, NAN, 4.0, 1.0, NAN, 2.0])  # the first NaN is masked
+    of_sequences, of_turns = (getattr(segments, name)(values, unit) for unit in ("sequence", "turn"))
+    assert of_sequences.isnan().tolist() == [False, True, False]
+    assert of_turns[1:5].isnan().tolist() == [False, False, True, False]
+    assert of_turns[[1, 2, 4]].tolist() == [3, 4, 2]
 
 
 @pytest.mark.parametrize("drift", [0.0, -1e-3])
