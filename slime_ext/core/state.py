@@ -494,6 +494,7 @@ def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:
     return ranges
 
 
+@functools.cache  # because ``StepInputs.total`` asks in every call of every hook
 def statistics_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[StatisticKey, ...]:
     """Returns the statistics that ``StepInputs.total`` reads for the same arguments.
 
