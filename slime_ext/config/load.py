@@ -9,6 +9,7 @@ fills in missing keys. ``slime-ext convert`` translates the blocks of other syst
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -72,18 +73,37 @@ def load_config(config: Mapping[str, Any] | str | Path) -> Correction:
 def block_of(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     """Finds our keys in a mapping, or in the YAML file at a path.
 
-    They are the keys under ``slime_ext:``, if the mapping has that key.
+    They are the keys under ``slime_ext:``, if the mapping has that key. The mapping may be OmegaConf's, as in
+    a program that Hydra runs.
 
     Raises:
-        ConfigError: the file cannot be read, or one of our keys is beside ``slime_ext:``.
+        ConfigError: the file cannot be read, OmegaConf cannot resolve a value, or one of our keys is beside
+            ``slime_ext:``.
     """
-    mapping: Any = read_mapping(str(config)) if is_file_name(config) else config
+    mapping: Any = read_mapping(str(config)) if is_file_name(config) else _plain(config)
     block: Any = mapping.get(ROOT, mapping) if isinstance(mapping, Mapping) else mapping
     if not isinstance(block, Mapping):
         raise ConfigError(f"{ROOT}: expected a mapping, got {shown(block)}: see the files in configs/")
     for key in (key for key in KEYS if block is not mapping and key in mapping):
         raise ConfigError(f"{key}: expected it under {ROOT}, got it beside {ROOT}: indent it")
     return block
+
+
+def _plain(config: Any) -> Any:
+    """Turns OmegaConf's mappings and lists into Python's, with their values resolved.
+
+    Only a process that has imported OmegaConf can pass one, so this does not import it.
+    """
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(config):
+        return config
+    try:
+        return omegaconf.OmegaConf.to_container(config, resolve=True)
+    except omegaconf.errors.OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{error.full_key or ROOT}: expected a value that OmegaConf can resolve, got "
+            f"{type(error).__name__}: define what its ${{...}} names"
+        ) from None
 
 
 def read_config(mapping: Mapping[str, Any]) -> Loaded:

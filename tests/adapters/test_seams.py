@@ -191,6 +191,35 @@ def of_verl(mode="vanilla", **changes):
     return lambda: verl.check(verl_config(mode, **changes))
 
 
+def hydras(correction, **beside):
+    """verl's configuration as Hydra makes it, with the correction's mapping in it."""
+    omegaconf = pytest.importorskip("omegaconf")
+    made = omegaconf.OmegaConf.create({"rollout_correction": {"slime_ext": correction}, **beside})
+    config = verl_config()
+    config.algorithm = made
+    return config
+
+
+def test_a_mapping_of_hydras_is_a_mapping():
+    steps = [{"reweight": {"level": "${level}"}}, {"truncate": {"high": 3.0}}]
+    config = hydras({"steps": steps}, level="sequence")
+    verl.check(config)
+    found = seam.correction_named(config.algorithm.rollout_correction.slime_ext)
+    plain = {"steps": [{"reweight": {"level": "sequence"}}, {"truncate": {"high": 3.0}}]}
+    assert found == seam.correction_named(plain)
+    data = {name: torch.zeros(1, 2) for name in verl.NAMES.values()}
+    verl.add_weights(found, SimpleNamespace(batch=data))
+    assert data["rollout_is_weights"].tolist() == [[0.0, 0.0]]
+    with pytest.raises(ConfigError, match="did you mean 'truncate'"):
+        verl.check(hydras({"steps": [{"truncat": {"high": 3.0}}]}))
+    with pytest.raises(ConfigError) as error:
+        verl.check(hydras({"steps": [{"reweight": {"level": "${nowhere}"}}]}))
+    assert str(error.value) == (
+        "rollout_correction.slime_ext.steps[0].reweight.level: expected a value that OmegaConf can resolve, "
+        "got InterpolationKeyError: define what its ${...} names"
+    )
+
+
 ONE = {**KEPT, "denominator": "host"}
 REFUSED = {
     "policy_loss_type: expected slime_ext, got regular": of_skyrl("token_tis", policy_loss_type="regular"),

@@ -169,32 +169,35 @@ def test_a_cell_is_an_arm_with_one_variant_of_its_panel(train):
         "SLIME_EXT_ROUND": "int8",
         **computing,
     }
-    assert rate_of(words_of("lm_rate", "U@3e-5")[1]) == 3e-5
+    assert rate_of(words_of("lm_rate_all", "U@3e-5")[1]) == 3e-5
     assert "4" in words_of("lm_steps", "P")[1] and "ppo_is_bypass" in words_of("lm_steps", "P")[0]
-    digests = {OF.digest("lm_rate", cell) for cell in OF.panels["lm_rate"].cells}
+    digests = {OF.digest("lm_rate_all", cell) for cell in OF.panels["lm_rate_all"].cells}
     assert len(digests) == 15
-    assert OF.digest("lm_rate", "S@6e-5") == OF.digest("lm_lag", "S")
-    assert OF.digest("lm_rate", "B@1.5e-5") == OF.digest("lm_lag", "F")
+    assert OF.digest("lm_rate_all", "S@6e-5") == OF.digest("lm_lag", "S")
+    assert OF.digest("lm_rate_all", "B@1.5e-5") == OF.digest("lm_lag", "F")
     assert panel.asked(["C"]) == [f"C@{name}" for name in panel.variants] and panel.asked(["B@fp8"]) == [
         "B@fp8"
     ]
     assert OF.panels["lm_int4"].asked(["F"]) == ["F"]  # a pilot of an arm that the panel lacks
-    assert OF.with_tried("lm_rate", {"lr": 1e-4}).flags("lm_rate", "C@3e-5", 1)["lr"] == 1e-4
+    assert OF.with_tried("lm_rate_all", {"lr": 1e-4}).flags("lm_rate_all", "C@3e-5", 1)["lr"] == 1e-4
     made = train("B@lag8", 41, panel="lm_dose")
     assert (made.arm, made.settings, made.recommended) == ("B@lag8", OF.digest("lm_dose", "B@lag8"), "cispo")
 
 
 def test_runs_that_a_panel_shares_with_another_are_not_run_again():
     lines = rows.read()
-    cells = OF.panels["lm_rate"].cells
-    left = list(runs.missing(OF, "lm_rate", list(cells), list(OF.panels["lm_rate"].seeds), lines))
+    cells = OF.panels["lm_rate_all"].cells
+    lines = [line for line in lines if line.panel != "lm_rate"]
+    left = list(runs.missing(OF, "lm_rate_all", list(cells), list(OF.panels["lm_rate_all"].seeds), lines))
     there = {"A@6e-5", "B@6e-5", "C@6e-5", "S@6e-5", "B@1.5e-5"}
     assert {cell for cell, _ in left} == {*cells} - there and len(left) == 80
-    of_rate = table.by_arm(OF, "lm_rate", [*lines, row("U@6e-5", 1, panel="lm_rate")])
+    of_two = runs.missing(OF, "lm_rate", list(OF.panels["lm_rate"].cells), [1], lines)
+    assert list(of_two) == [("U@6e-5", 1), ("B@3e-5", 1), ("U@3e-5", 1), ("U@1.5e-5", 1)]
+    of_rate = table.by_arm(OF, "lm_rate_all", [*lines, row("U@6e-5", 1, panel="lm_rate_all")])
     assert of_rate["B@1.5e-5"][3].arm == "F" and next(iter(of_rate)) == "A@6e-5"
 
 
-@pytest.mark.parametrize("panel", ["lm_rate", "lm_int4_both", "lm_dose", "lm_steps"])
+@pytest.mark.parametrize("panel", ["lm_rate_all", "lm_int4_both", "lm_dose", "lm_steps"])
 def test_a_panel_without_a_date_runs_no_test_seed(panel, capsys):
     assert evidence.main(["run", panel]) == 2
     assert f"{panel}: frozen: expected a date before test seeds run" in capsys.readouterr().err
@@ -486,19 +489,21 @@ def test_the_best_of_several_cells_is_chosen_by_the_other_seeds():
 
 def test_learning_rates_are_compared_each_at_its_best():
     panel, ends = (
-        OF.panels["lm_rate"],
+        OF.panels["lm_rate_all"],
         {"C@6e-5": 0.4, "C@3e-5": 0.5, "U@3e-5": 0.6, "B@3e-5": 0.4, "B@6e-5": 0.3},
     )
     lines = [
-        row(cell, seed, ends.get(cell, 0.2), panel="lm_rate") for cell in panel.cells for seed in panel.seeds
+        row(cell, seed, ends.get(cell, 0.2), panel="lm_rate_all")
+        for cell in panel.cells
+        for seed in panel.seeds
     ]
-    found = judge.compare(table.by_arm(OF, "lm_rate", lines), panel.primary, OF.judged)
+    found = judge.compare(table.by_arm(OF, "lm_rate_all", lines), panel.primary, OF.judged)
     assert found.difference == pytest.approx((0.2, 0.2, 0.2)) and (found.seeds, found.p) == (8, 2 / 256)
-    said = table.primary(OF, panel, panel.primary, table.by_arm(OF, "lm_rate", lines))
+    said = table.primary(OF, panel, panel.primary, table.by_arm(OF, "lm_rate_all", lines))
     assert "best of C@6e-5 S@6e-5 U@6e-5" in said and "- best of B@6e-5 B@3e-5 B@1.5e-5 (chosen by" in said
-    short = table.by_arm(OF, "lm_rate", lines[:-1])  # without A, which is not compared
+    short = table.by_arm(OF, "lm_rate_all", lines[:-1])  # without A, which is not compared
     assert "have not run" not in table.primary(OF, panel, panel.primary, short)
-    verdict = judge.judge(table.by_arm(OF, "lm_rate", lines), OF.judged, by_ends=True)["U@3e-5"]
+    verdict = judge.judge(table.by_arm(OF, "lm_rate_all", lines), OF.judged, by_ends=True)["U@3e-5"]
     assert verdict.gain[0] == pytest.approx(0.2) and verdict.gap[0] == pytest.approx(0.4)  # of the same rate
 
 
