@@ -767,54 +767,96 @@ def test_the_results_say_how_many_runs_are_slow():
     assert told.format(*counts) in results and f"and in {counts[-1]} without a cap" in results
 
 
-def test_the_answers_of_the_page_are_those_of_the_lines():
-    """The numbers of docs/evidence.md that stand in sentences, which are written by hand."""
-    page = " ".join((settings.ROOT / pages.EVIDENCE).read_text().split())
-    lines = pooled.lines_of(OF, "lag", rows.read())
+# The numbers of docs/evidence.md that stand in sentences, which are written by hand.
 
-    def pair(one, other):
-        return list(judge.gaps(lines[one], lines[other]).values())
 
-    def said(one, other):
-        mean, low, high = judge.bootstrap(pair(one, other), OF.judged.resamples)
-        return f"{mean:+.2f} ({low:.2f} to {high:.2f}", f"p {judge.randomised(pair(one, other)):.2g})"
+@pytest.fixture(scope="module")
+def page():
+    return " ".join((settings.ROOT / pages.EVIDENCE).read_text().split())
 
-    for one, start in (("S", "score centering minus that arm is "), ("C", "`token_tis` ")):
-        assert start + ", ".join(said(one, "F")) in page
-    assert f"{said('S', 'C')[0][1:5]} above `token_tis` ({said('S', 'C')[0][7:]}, pooled" in page
-    assert f"gains about {said('C', 'B')[0][1:5]} under the lag** {said('C', 'B')[0][6:]}, 36 seeds" in page
-    assert all(gap > 0 for gap in pair("A", "B")) and f"On {len(pair('A', 'B'))} of 20 seeds" in page
-    ends = [line.end for line in lines["F"].values()]
-    assert f"ends at {min(ends):.2f} to {max(ends):.2f} on every seed" in page
-    cap = table.by_arm(OF, "lm_cap", rows.read())
-    planned = judge.compare(cap, OF.panels["lm_cap"].primary, OF.judged)
-    mean, low, high = planned.difference
-    told = f"without a cap is {mean:+.2f} ({low:.2f} to {high:.2f}, p {planned.p:.2g})"
-    assert planned.seeds == 16 and told in page and f"leads by at most {high:.2f}" in page
-    assert not planned.equal
-    tests = table.verdicts(OF, "lm_cap", cap)
-    assert f"and {tests['S'].p:.2g} in `lm_cap`" in page and f", p {tests['C'].p:.1g}), above the" in page
-    gained = pair("U", "B")
-    told = f"runs end {'{:.2f} ({:.2f} to {:.2f})'.format(*judge.bootstrap(gained, OF.judged.resamples))}"
+
+@pytest.fixture(scope="module")
+def lag():
+    return pooled.lines_of(OF, "lag", rows.read())
+
+
+@pytest.fixture(scope="module")
+def cap():
+    return table.by_arm(OF, "lm_cap", rows.read())
+
+
+def pair(one, other, of):
+    return list(judge.gaps(of[one], of[other]).values())
+
+
+def numbers(values):
+    return judge.bootstrap(values, OF.judged.resamples)
+
+
+def said(one, other, of):
+    gaps = pair(one, other, of)
+    return "{:+.2f} ({:.2f} to {:.2f}".format(*numbers(gaps)), f"p {judge.randomised(gaps):.2g})"
+
+
+def planned(name):
+    return judge.compare(table.by_arm(OF, name, rows.read()), OF.panels[name].primary, OF.judged)
+
+
+def test_the_page_says_what_the_learning_rate_does(page, lag):
+    def end(of_arm):
+        return f"{sum(line.end for line in of_arm.values()) / len(of_arm):.2f}"
+
+    rate = table.by_arm(OF, "lm_rate", rows.read())
+    for arm, start in (("B", "Uncorrected runs end at"), ("U", "without a cap they end at")):
+        ends = [end(rate[f"{arm}@{name}"]) for name in OF.panels["lm_rate"].variants]
+        assert (
+            f"{start} {ends[0]} at the full rate, {ends[1]} at half of it and {ends[2]} at a quarter" in page
+        )
+    found = planned("lm_rate")
+    told = "minus uncorrected is {:+.2f} ({:.2f} to {:.2f}, p {:.2g})".format(*found.difference, found.p)
+    assert found.seeds == 8 and told in page and not found.equal
+    assert f"above the exact sampler at the full rate ({end(lag['A'])}" in page
+    for one, start in (("S", "score centering minus a quarter of the rate is "), ("C", "`token_tis` ")):
+        assert start + ", ".join(said(one, "F", lag)) in page
+    above = [gap > 0 for gap in pair("A", "B", lag)]
+    assert f"On {sum(above)} of {len(above)} seeds of addition the exact sampler ends above" in page
+
+
+def test_the_page_says_what_a_missing_cap_does(page, cap):
+    found, tests, gained = planned("lm_cap"), table.verdicts(OF, "lm_cap", cap), pair("U", "B", cap)
+    told = "without a cap is {:+.2f} ({:.2f} to {:.2f}, p {:.2g})".format(*found.difference, found.p)
+    assert found.seeds == 16 and told in page and f"leads by at most {found.difference[2]:.2f}" in page
+    assert not found.equal and f"and {tests['S'].p:.1g} in `lm_cap`" in page
+    told = f"runs end {'{:.2f} ({:.2f} to {:.2f})'.format(*numbers(gained))}"
     assert told in page and f"above it on {sum(gain > 0 for gain in gained)} of 16 seeds" in page
-    ratios = [x["ratio_max"] for line in cap["U"].values() for x in line.rollouts if "ratio_max" in x]
-    assert f"The largest ratio in any run without a cap was {max(ratios):.0f}" in page
-    alone = list(judge.gaps(cap["C"], cap["B"]).values())
-    told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*judge.bootstrap(alone, OF.judged.resamples))}"
+    rate = table.by_arm(OF, "lm_rate", rows.read())
+    uncapped = [cap["U"], *(of_cell for cell, of_cell in rate.items() if cell.startswith("U"))]
+    logged = [x for of_arm in uncapped for line in of_arm.values() for x in line.rollouts]
+    largest = max(x["ratio_max"] for x in logged if "ratio_max" in x)
+    assert f"The largest ratio in any run without a cap was {largest:.0f}" in page
+
+
+def test_the_page_says_what_token_tis_does(page, lag, cap):
+    gain = said("C", "B", lag)[0]
+    assert f"gains about {gain[1:5]} under the lag** {gain[6:]}, 36 seeds" in page
+    alone, tests = pair("C", "B", cap), table.verdicts(OF, "lm_cap", cap)
+    told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*numbers(alone))}, p {tests['C'].p:.1g}), above"
     assert told in page and f"on {sum(gain > 0 for gain in alone)} seeds. The first 20" in page
-    first = [gain for seed, gain in judge.gaps(lines["C"], lines["B"]).items() if seed not in cap["C"]]
-    mean, low, high = judge.bootstrap(first, OF.judged.resamples)
+    first = [gain for seed, gain in judge.gaps(lag["C"], lag["B"]).items() if seed not in cap["C"]]
+    mean, low, high = numbers(first)
     assert len(first) == 20 and f"did not ({mean:+.2f}, {low:.2f} to {high:.2f})" in page
-    told = "{:.2f} below the runs without a cap ({:.2f} to {:.2f}, ".format(
-        *judge.bootstrap(pair("U", "C"), OF.judged.resamples)
-    )
-    assert told + said("U", "C")[1] in page
-    alone = pair("X", "B")
-    told = "without weights gains {:.2f}** ({:.2f} to {:.2f}, ".format(
-        *judge.bootstrap(alone, OF.judged.resamples)
-    )
+    told = "{:.2f} below the runs without a cap ({:.2f} to {:.2f}, ".format(*numbers(pair("U", "C", cap)))
+    assert told + said("U", "C", cap)[1] in page
+
+
+def test_the_page_says_what_centering_does(page, lag, cap):
+    alone, tests = pair("X", "B", cap), table.verdicts(OF, "lm_cap", cap)
+    told = "without weights gains {:.2f}** ({:.2f} to {:.2f}, ".format(*numbers(alone))
     assert f"{told}p {tests['X'].p:.1g}), on {sum(gain > 0 for gain in alone)} of 16 seeds" in page
-    told = "{:.2f} below weights without a cap ({:.2f} to {:.2f}, ".format(
-        *judge.bootstrap(pair("U", "X"), OF.judged.resamples)
-    )
-    assert told + said("U", "X")[1] in page
+    told = "{:.2f} below weights without a cap ({:.2f} to {:.2f}, ".format(*numbers(pair("U", "X", cap)))
+    assert told + said("U", "X", cap)[1] in page
+    mean, low, high = numbers(pair("A", "S", lag))
+    told = f"ends {mean:.2f} below the exact sampler** ({low:.2f} to {high:.2f}, "
+    assert told + said("A", "S", lag)[1][:-1] in page and f"pooled, {len(pair('A', 'S', lag))} seeds)" in page
+    gain = said("S", "C", lag)[0]
+    assert f"{gain[1:5]} above `token_tis` ({gain[7:]}, pooled" in page
