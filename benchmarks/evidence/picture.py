@@ -6,6 +6,7 @@ a dot for each seed. The second has the held-out score over optimizer steps, wit
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ FOLDER = ROOT / "docs/img"
 COLOUR = "#2a5d9f"
 COLUMNS = 4
 DPI = 130
+TITLE = 72  # letters of a title's line
 
 
 def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
@@ -41,7 +43,7 @@ def ends(of: Settings, rows: Sequence[Row]) -> Figure:
         if of.panel(condition.panels[0]).host and (found := lines_of(of, name, rows))
     }
     heights = [len(arms) for arms in lines.values()]
-    figure = Figure(figsize=(8, 0.2 * sum(heights) + 0.55 * len(lines)), layout="constrained")
+    figure = Figure(figsize=(8, 0.2 * sum(heights) + 0.65 * len(lines)), layout="constrained")
     axes = figure.subplots(len(lines), 1, sharex=True, height_ratios=heights, squeeze=False)
     for (ax,), (name, arms) in zip(axes, lines.items(), strict=True):
         _ends(ax, of, name, arms)
@@ -67,7 +69,7 @@ def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
     ax.invert_yaxis()
     ax.set_xlim(-0.02, 0.95)
     scored = f"; scored with {condition.scored.split(',')[0]}" if condition.scored else ""
-    ax.set_title(f"{condition.what}{scored}", fontsize=8.5, loc="left")
+    ax.set_title(textwrap.fill(f"{condition.what}{scored}", TITLE), fontsize=8.5, loc="left")
     ax.grid(axis="x", alpha=0.3)
     ax.tick_params(axis="x", labelsize=8)
     for side in ("top", "right"):
