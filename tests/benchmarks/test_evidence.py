@@ -754,9 +754,14 @@ def test_the_page_says_how_far_repeated_runs_were_apart():
     first = {(row.panel, row.arm, row.seed): row.end for row in rows.read()}
     again = [row for row in rows.read(rows.AGAIN) if row.panel.startswith("lm_")]
     apart = [row.end - first[row.panel, row.arm, row.seed] for row in again]
-    higher, lower, same, last = apart
-    assert f"ended {higher:.2f} higher, {-lower:.2f} lower, at the same score, and {-last:.2f} lower" in page
-    assert same == 0 and "four runs that were repeated" in page
+    words = [
+        f"{abs(gap):.2f} {'higher' if gap > 0 else 'lower'}" if gap else "at the same score" for gap in apart
+    ]
+    assert (
+        f"six runs that were repeated with the same seed ended {', '.join(words[:-1])}, and {words[-1]}"
+        in page
+    )
+    assert len(apart) == 6 and f"({first['lm_cap', 'C', 31]:.2f}, then {again[3].end:.2f})" in page
 
 
 def test_the_results_say_how_many_runs_are_slow():
