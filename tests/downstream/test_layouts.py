@@ -99,8 +99,8 @@ def test_a_nan_of_the_proximal_policy_stops_with_sample_and_position(measured):
 
 def test_without_init_a_correction_that_needs_the_target_names_the_flag(measured):
     (found,) = measured["without init"]
-    assert "expected cur_log_probs" in found["error"]
-    assert "--custom-megatron-init-path slime_ext.host.init" in found["error"]
+    assert "--custom-megatron-init-path: expected slime_ext.host.init" in found["error"]
+    assert "reads cur_log_probs" in found["error"]
 
 
 def test_every_step_that_couples_samples_acts(measured):
