@@ -27,6 +27,7 @@ from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identi
 Unit = Literal["token", "turn", "sequence"]
 Level = Literal["token", "turn", "sequence", "geometric"]
 Aggregate = Literal["sum", "mean", "max"]
+Share = Literal["sum", "max", "by_shard", "shard_sum"]  # what ranks add up of a statistic
 BEFORE = -1  # the ``step`` of effects that come before the first step
 ABSENT = cast(Tensor, None)  # the value of a field that is not passed
 MODEST = 2.0**32  # a weight up to this number times a loss of ordinary size is finite in float32
@@ -206,7 +207,7 @@ class StatisticKey(NamedTuple):
     quantity, for ``prefix_sums``.
     """
 
-    aggregate: Literal["sum", "max", "by_shard", "shard_sum"]
+    aggregate: Share
     unit: Unit  # turn or sequence
     name: str | ExceedsLimit | ByPosition
 
@@ -464,8 +465,13 @@ OF_STEPS = (Need.ADVANTAGES, Need.WHOLE_STEP, Need.AGES, Need.AGE_STEPS)
 def check_declared(step: Step, where: str) -> None:
     """Raises ConfigError unless ``needs`` and ``effects`` hold what a step can need and do.
 
-    Statistics of the advantage belong to ``needs``, too.
+    Its unit and the words of its statistics must be known. Statistics of the advantage belong to ``needs``,
+    too.
     """
+    check_known(f"{where}.unit", "unit", step.unit, get_args(Unit))
+    for key in step.statistics:
+        check_known(f"{where}.statistics", "aggregate", key.aggregate, get_args(Share))
+        check_known(f"{where}.statistics", "unit", key.unit, ("turn", "sequence"))
     for name, known in {"needs": OF_STEPS, "effects": tuple(Effect)}.items():
         members = getattr(step, name)
         wanted = f"a frozenset of {', '.join(map(str, known))}"

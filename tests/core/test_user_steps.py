@@ -440,6 +440,26 @@ def test_a_statistic_of_the_advantage_is_declared_as_a_need(name):
     check_step(step(call, **declared, **reject, needs=frozenset({Need.ADVANTAGES})))
 
 
+@pytest.mark.parametrize(
+    ("declared", "line"),
+    [
+        ({"unit": "turns"}, r"unit: expected a known unit, got 'turns'; did you mean 'turn'"),
+        (
+            {"statistics": (StatisticKey("mean", "sequence", "ratio"),)},
+            "expected a known aggregate, got 'mean'",
+        ),
+        ({"statistics": (StatisticKey("sum", "token", "ratio"),)}, "expected a known unit, got 'token'"),
+    ],
+)
+def test_a_word_that_a_step_declares_is_known(declared, line):
+    own = step(
+        lambda self, s, i: s.reject("token", i.log_ratio < 1), effects=frozenset({Effect.REJECT}), **declared
+    )
+    for refuse in (check_step, lambda own: Correction(steps=(own,))):
+        with pytest.raises(ConfigError, match=line):
+            refuse(own)
+
+
 def test_a_definition_in_plain_python_is_compared():
     check_step(Tempered(0.5), lambda s: [x**0.5 for x in ratios(s)])
     with pytest.raises(ConfigError, match=r"sample 0, token 0: expected .* by the definition"):

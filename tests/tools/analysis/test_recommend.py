@@ -236,6 +236,16 @@ def test_what_helped_beside_the_evaluated_presets_is_named_with_what_it_needs():
     assert "a candidate" not in " ".join(said(k3=0.45, steps=1).reasons)
 
 
+def test_what_gained_more_than_the_preset_and_is_none_is_named_before_it():
+    lag = next(condition for condition in evidence.evidence().conditions if condition.name == "lag")
+    found = said(findings=(STALE,), k3=0.2, steps=1)
+    chosen = lag.of(found.name)
+    better = [str(r) for r in lag.remedies if r.preset is None and r.helped and r.effect > chosen.effect]
+    line = f"these gained more, so try what you can of them first: {', '.join(better)}"
+    assert line in found.reasons and any("half of the learning rate" in text for text in better)
+    assert not any("these gained more" in text for text in said(findings=(STALE,), k3=0.035, steps=1).reasons)
+
+
 def test_where_everything_costs_too_much_it_says_so():
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend(effects(**bad), SHORT, **LAG)
