@@ -526,9 +526,7 @@ class HookResult:
     ratio, clipped and rejected go to the host's own metrics.
     """
 
-    loss: (
-        Tensor  # [T] with grad, as ``Correction.loss`` returns it; the host's if the correction does not act
-    )
+    loss: Tensor  # [T] with grad, as ``Correction.loss`` returns it, or the host's own
     finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
     weights: Tensor  # [T] 0 at rejected and masked tokens
     ratio: Tensor  # [T] float32, 0 where there is none
