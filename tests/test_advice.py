@@ -135,40 +135,28 @@ def test_a_preset_prints_what_was_measured_of_it():
 
 def test_readme_and_corrections_say_what_the_table_says():
     """The numbers of their sentences, which are written by hand."""
-    names_of = ("lag", "int4", "half_rate", "quarter_rate")
-    lag, int4, at_half, quarter = (next(c for c in evidence().conditions if c.name == n) for n in names_of)
-    half, of_quarter = (c.of("importance_sampling") for c in (at_half, quarter))
+    names_of = ("lag", "int4", "half_rate")
+    lag, int4, at_half = (next(c for c in evidence().conditions if c.name == n) for n in names_of)
+    half = at_half.of("importance_sampling")
     readme = " ".join((ROOT / "README.md").read_text().split())
-
-    def end(condition, arm):
-        return f"{next(r.end for r in condition.remedies if r.arm == arm):.2f}"
-
-    def seeds(condition, arm):
-        return next(r.seeds for r in condition.remedies if r.arm == arm)
-
-    def gain(condition, arm):
-        return "{0.low:.2f} to {0.high:.2f}".format(next(r for r in condition.remedies if r.arm == arm))
-
+    of = {remedy.arm: remedy for remedy in lag.remedies}
+    ended = next(remedy for remedy in int4.remedies if remedy.arm == "C")
     for text in (
-        f"(k3 of a run: {lag.range}; 0.002 without lag). Uncorrected runs end at {lag.uncorrected.end:.2f}; "
-        f"without lag at {end(lag, 'A')}, higher on 35 of {seeds(lag, 'A')} seeds.",
-        f"half of the learning rate gives {end(lag, 'H')} uncorrected ({seeds(lag, 'H')} seeds)",
-        f"`importance_sampling` minus uncorrected is {half.gain.partition(',')[0]}, p 0.06; prereg",
-        f"At a quarter of the rate (k3 {quarter.range}) `importance_sampling` minus uncorrected is "
-        f"{of_quarter.gain.partition(',')[0]})",
-        f"{end(lag, 'U')} with `importance_sampling` ({seeds(lag, 'U')} seeds)",
-        f"{end(lag, 'S')} with score centering ({seeds(lag, 'S')})",
-        f"{end(lag, 'C')} with `token_tis` ({seeds(lag, 'C')}; gain {gain(lag, 'C')})",
-        f"**INT4 weights** (k3 of a run: {int4.range}), scored with INT4: {int4.uncorrected.end:.2f} "
-        f"uncorrected, {end(int4, 'C')} with `token_tis` ({seeds(int4, 'C')} seeds).",
+        f"(k3 of a run: {lag.range}; 0.002 without lag). Over {of['A'].seeds} seeds, uncorrected runs end at "
+        f"{lag.uncorrected.end:.2f}, and runs without lag at {of['A'].end:.2f}, higher on 35.",
+        f"half of the learning rate {of['H'].gain}",
+        f"`importance_sampling` {of['U'].gain.removesuffix(' seeds)')})",
+        f"score centering {of['S'].gain.removesuffix(' seeds)')})",
+        f"`token_tis` {of['C'].gain.removesuffix(' seeds)')})",
+        f"rates, `importance_sampling` gains {half.gain.partition(',')[0]}, p 0.06, 8 seeds; planned",
+        f"**INT4 weights** (k3 of a run: {int4.range}), scored with INT4: `token_tis` {ended.gain}",
     ):
         assert text in readme, text
     gained = next(r for r in lag.remedies if r.arm == "C").effect
     page = " ".join((ROOT / "docs/corrections.md").read_text().split())
     assert f"`token_tis` gained about {gained:.2f} (" in page
-    for remedy, start in ((half, "it ended "), (lag.of("importance_sampling"), "at the full rate ")):
-        assert (
-            f"{start}{remedy.effect:.2f}"
-            + f" higher ({remedy.low:.2f} to {remedy.high:.2f})" * (remedy is half)
-            in page
-        )
+    at_full = lag.of("importance_sampling")
+    assert f"it ended {half.effect:.2f} higher ({half.low:.2f} to {half.high:.2f}, p {half.p:.1g}, 8 " in page
+    assert f"full rate {at_full.effect:.2f} ({at_full.low:.2f} to {at_full.high:.2f}, {at_full.seeds}" in page
+    below = "{:.2f} below the uncorrected run ({:.2f} to {:.2f}, 8 seeds)"
+    assert below.format(-ended.effect, -ended.high, -ended.low) in page

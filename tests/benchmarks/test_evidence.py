@@ -812,25 +812,27 @@ def test_the_page_says_what_the_learning_rate_does(page, lag):
         return f"{sum(line.end for line in of_arm.values()) / len(of_arm):.2f}"
 
     rate = table.by_arm(OF, "lm_rate", rows.read())
-    for arm, start in (("B", "Uncorrected runs end at"), ("U", "without a cap they end at")):
-        ends = [end(rate[f"{arm}@{name}"]) for name in OF.panels["lm_rate"].variants]
-        assert (
-            f"{start} {ends[0]} at the full rate, {ends[1]} at half of it and {ends[2]} at a quarter" in page
-        )
+    of_arm = {
+        arm: [end(rate[f"{arm}@{name}"]) for name in OF.panels["lm_rate"].variants] for arm in ("B", "U")
+    }
+    full, half, quarter = of_arm["B"]
+    assert f"uncorrected runs end at {full} at the full rate, {half} at half of it and {quarter} at a" in page
+    assert "without a cap they end at {}, {} and {}.".format(*of_arm["U"]) in page
+    for arm, start in (("U", "at the full rate by "), ("C", "`token_tis` there by "), ("S", "there by ")):
+        told, p = said("H", arm, lag)
+        assert f"{start}{told.lstrip('+')}, {p}" in page
     found = planned("lm_rate")
     told = "minus uncorrected is {:+.2f} ({:.2f} to {:.2f}, p {:.2g})".format(*found.difference, found.p)
     assert found.seeds == 8 and told in page and not found.equal
-    assert f"above the exact sampler at the full rate ({end(lag['A'])}" in page
-    for one, start in (("S", "score centering minus a quarter of the rate is "), ("C", "`token_tis` ")):
-        assert start + ", ".join(said(one, "F", lag)) in page
     above = [gap > 0 for gap in pair("A", "B", lag)]
     assert f"On {sum(above)} of {len(above)} seeds of addition the exact sampler ends above" in page
 
 
-def test_the_page_says_what_a_missing_cap_does(page, cap):
+def test_the_page_says_what_a_missing_cap_does(page, lag, cap):
     found, tests, gained = planned("lm_cap"), table.verdicts(OF, "lm_cap", cap), pair("U", "B", cap)
     told = "without a cap is {:+.2f} ({:.2f} to {:.2f}, p {:.2g})".format(*found.difference, found.p)
-    assert found.seeds == 16 and told in page and f"leads by at most {found.difference[2]:.2f}" in page
+    pooled_told, p = said("S", "U", lag)
+    assert found.seeds == 16 and told in page and f"pooled over 24 seeds it is {pooled_told}, {p}" in page
     assert not found.equal and f"and {tests['S'].p:.1g} in `lm_cap`" in page
     told = f"runs end {'{:.2f} ({:.2f} to {:.2f})'.format(*numbers(gained))}"
     assert told in page and f"above it on {sum(gain > 0 for gain in gained)} of 16 seeds" in page
@@ -850,8 +852,8 @@ def test_the_page_says_what_token_tis_does(page, lag, cap):
     first = [gain for seed, gain in judge.gaps(lag["C"], lag["B"]).items() if seed not in cap["C"]]
     mean, low, high = numbers(first)
     assert len(first) == 20 and f"did not ({mean:+.2f}, {low:.2f} to {high:.2f})" in page
-    told = "{:.2f} below the runs without a cap ({:.2f} to {:.2f}, ".format(*numbers(pair("U", "C", cap)))
-    assert told + said("U", "C", cap)[1] in page
+    told, p = said("U", "C", lag)
+    assert f"minus `token_tis` is {told}, {p} on the {len(pair('U', 'C', lag))} seeds of both" in page
 
 
 def test_the_page_says_what_centering_does(page, lag, cap):
