@@ -38,9 +38,9 @@ def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
 def ends(of: Settings, rows: Sequence[Row]) -> Figure:
     """Returns the figure of README.md: a row of axes per condition of the language model."""
     lines = {
-        name: without_follower(found)
+        name: without_follower(arms)
         for name, condition in of.conditions.items()
-        if of.panel(condition.panels[0]).host and (found := lines_of(of, name, rows))
+        if of.panel(condition.panels[0]).host and (arms := lines_of(of, name, rows))
     }
     heights = [len(arms) for arms in lines.values()]
     figure = Figure(figsize=(8, 0.2 * sum(heights) + 0.65 * len(lines)), layout="constrained")

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, Verdict, bootstrap, gaps, judge, randomised
 from benchmarks.evidence.rows import Row
-from benchmarks.evidence.runs import FOLLOWER, STEPS
+from benchmarks.evidence.runs import FOLLOWER, STEPS, line_of
 from benchmarks.evidence.settings import AT, Settings, base
 from benchmarks.evidence.table import by_arm, interval, is_shown, markdown, preset_of, verdicts
 
@@ -36,18 +36,21 @@ SLOW = 0.3
 def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
     """Returns arm -> seed -> line over the panels of a condition.
 
-    It has the cells that ``_complete`` returns.
+    It has the cells that ``_complete`` returns, and the condition's shared arms: another panel has run the
+    same commands.
     """
     seeds_of: dict[str, dict[int, Row]] = {}
     for panel in of.conditions[name].panels:
         lines = by_arm(of, base(panel), rows)
         for cell in _complete(of, panel, lines):
             seeds_of.setdefault(base(cell), {}).update(lines[cell])
-    for arm, place in of.conditions[name].shared.items():
-        cell, _, panel = place.partition(" of ")
-        lines = by_arm(of, panel, rows)
-        if cell in _complete(of, AT.join((panel, cell.partition(AT)[2])), lines):
-            seeds_of[arm] = dict(lines[cell])
+    first = of.conditions[name].panels[0]
+    for arm in of.conditions[name].shared:
+        found = {seed: line_of(of, first, arm, seed, rows) for seed in of.panel(first).seeds}
+        lines = {seed: line for seed, line in found.items() if line is not None}
+        sources = {line.panel for line in lines.values()}
+        if len(lines) == len(found) and all(is_shown(of, p, by_arm(of, p, rows)) for p in sources):
+            seeds_of[arm] = lines
     return {arm: seeds_of[arm] for arm in of.arms if arm in seeds_of}
 
 
@@ -146,7 +149,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
     condition, uncorrected = of.conditions[name], lines[UNCORRECTED]
     judged = judge(lines, of.judged, by_ends=True)
     panels = [of.panel(panel) for panel in condition.panels]
-    planned = {panel: found for panel in condition.panels if (found := _planned(of, panel, rows))}
+    planned = {panel: tests for panel in condition.panels if (tests := _planned(of, panel, rows))}
     k3 = [row.k3 for row in uncorrected.values() if row.k3 is not None]
     remedies = []
     for arm, seeds in without_follower(lines).items():

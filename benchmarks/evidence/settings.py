@@ -165,9 +165,7 @@ class Condition(Frozen):
         "", description="the weights that answer the held-out questions, if not the trainer's"
     )
     panels: tuple[str, ...]
-    shared: dict[str, str] = Field(
-        {}, description="arm -> `cell of panel`, whose runs are this arm's at another setting of the remedy"
-    )
+    shared: tuple[str, ...] = Field((), description="arms whose runs another panel made, on its first seeds")
 
 
 class Judged(Frozen):

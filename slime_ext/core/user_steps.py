@@ -230,12 +230,12 @@ def _first(step: Step) -> tuple[Step, ...]:
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     undeclared = {name: need for name, need in READS.items() if need not in step.needs}
     hidden: Any = dict.fromkeys(undeclared)
-    given = replace(inputs, **hidden)
-    versions = _versions(given, before)
+    step_inputs = replace(inputs, **hidden)
+    versions = _versions(step_inputs, before)
     calls = _Calls()
     watched = _watched(before, calls)
     try:
-        state = step(watched, given)
+        state = step(watched, step_inputs)
     except ConfigError as error:  # raised by the inputs, which do not know the step
         raise ConfigError(f"{where}: {error}") from error
     except Exception as error:
@@ -244,7 +244,7 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
             got = f"none of them: add the one for what the step reads, inputs.{fields}"
             raise ConfigError(f"{where}: needs: expected {wanted}, got {got}") from error
         raise failed(where, error) from error
-    _check_unwritten(where, versions, _versions(given, before))
+    _check_unwritten(where, versions, _versions(step_inputs, before))
     for name in calls.lost(state):
         got = f"a result of state.{name} that is lost"
         why = f"a state never changes; write state = state.{name}(...)"

@@ -164,7 +164,7 @@ def forbid_respelled(path: str, flag: str) -> None:
 
 
 def forbid_other(dest: str, path: str | None) -> None:
-    """Raises ConfigError if an argument of ``OURS`` names another function of slime_ext than its own."""
+    """Raises ConfigError if an argument of ``OURS`` names a slime_ext function of another argument."""
     forbid_respelled(path or "", flag_of(dest))
     ours = OURS[dest]
     if path and path.startswith("slime_ext") and path != ours:
