@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures what only a machine with CUDA can show, in at most eight minutes and without a network. It runs
-# tests_gpu, times the hook against other systems and counts its waits, and times a host's own policy loss with
-# and without the plugin, and score centering.
+# tests_gpu, times the hook against other systems and counts its waits, and times a host's own policy loss and a
+# training step of a Megatron GPT with and without the plugin, and score centering.
 #
 #   bash benchmarks/cuda.sh [--wheels DIR] [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
 #

@@ -1,5 +1,5 @@
-"""Runs tests_gpu, and times the hook, a host's policy loss and score centering. Writes a table and a JSON
-file.
+"""Runs tests_gpu, and times the hook, a host's policy loss, score centering and a training step. Writes a
+table and a JSON file.
 
     bash benchmarks/cuda.sh [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
 
@@ -29,10 +29,11 @@ from benchmarks.on_cuda import timing
 from benchmarks.on_cuda.timing import Row
 
 ROOT = Path(__file__).parents[2]
-SECONDS = {"tests": 240, "hook": 110, "host": 80, "center": 30}  # limits of the steps
+SECONDS = {"tests": 120, "hook": 110, "host": 80, "center": 30, "train": 120}  # limits of the steps
 PATIENT = 4  # times these limits in a dry run, because a CPU that others use pays for no device
 SPARE = 20  # seconds at the end of a step's limit, in which no contender begins but one may finish
-HEAD = "what", "tokens", "", "ms", "launches", "waits", "peak MB", "times the copy", "times mis.py", ""
+NUMBERS = "ms", "launches", "waits", "peak MB", "times the copy", "times mis.py", "share of a step"
+HEAD = "what", "tokens", "", *NUMBERS, ""
 OUTCOME = re.compile(r" (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 SYSTEMS = "slime", "verl", "skyrl"
 PLACES = "out", "wheels", *SYSTEMS
@@ -102,7 +103,7 @@ def markdown(report: dict, rows: Sequence[Row]) -> str:
         f"tests_gpu: {tests or 'nothing ran'}. {report['seconds']:.0f} s in all.",
         "",
         f"| {' | '.join(HEAD)} |",
-        "|---|---:|---|" + "---:|" * 6 + "---|",
+        "|---|---:|---|" + "---:|" * len(NUMBERS) + "---|",
     ]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
     return "\n".join([*lines, "", *(f"WRONG: {line}" for line in report["wrong"])]) + "\n"
@@ -110,7 +111,7 @@ def markdown(report: dict, rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> list[str]:
     numbers = [(row.milliseconds, ".3f"), (row.launches, "d"), (row.waits, "d"), (row.peak_mb, ".1f")]
-    numbers += [(row.times_copy, ".1f"), (row.times_mis, ".1f")]
+    numbers += [(row.times_copy, ".1f"), (row.times_mis, ".1f"), (row.share, ".2%")]
     shown = ["-" if value is None else format(value, how) for value, how in numbers]
     return [row.what, str(row.tokens), row.contender, *shown, row.why]
 
@@ -136,6 +137,7 @@ def measure(asked: argparse.Namespace, device: str, out: Path) -> tuple[list[Row
         "hook": [*(["--slime", slime] if slime else []), *(["--beside", *beside] if beside else [])],
         "host": [*(["--host", slime] if slime else []), "--wheels", str(asked.wheels)],
         "center": ["--slime", slime] if slime else [],
+        "train": [*(["--host", slime] if slime else []), "--wheels", str(asked.wheels)],
     }
     rows, wrong = [], []
     for name, more in words.items():

@@ -79,6 +79,20 @@ def find(asked: Path | None, wheels: Path, scratch: Path) -> Path | None:
     return None
 
 
+@contextlib.contextmanager
+def one_rank(device: str) -> Iterator[None]:
+    """Starts the process groups of Megatron on one rank."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo")  # because a machine's name may not resolve
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    mpu.initialize_model_parallel()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def enter(folder: Path) -> host_loss.Slime:
     """Imports the host in a folder, with empty modules for engines that are not installed."""
     for name in [name for name in ENGINES if importlib.util.find_spec(name.partition(".")[0]) is None]:
@@ -100,19 +114,33 @@ def batch_of(
     count, prompt, response, vocabulary = shape
     place = {"generator": torch.Generator(drawn_on).manual_seed(0), "device": drawn_on}
     total = prompt + response
+    tokens = torch.randint(0, vocabulary, (count, total), **place)
+    logits = torch.randn(count, total, vocabulary, **place)
+    made_by = logits[:, prompt - 1 : -1].log_softmax(-1)
+    current = made_by.gather(2, tokens[:, prompt:, None])[..., 0]
+    batch = batch_with(tokens, current, device)
+    return batch, logits.view(1, -1, vocabulary).to(device).requires_grad_()
+
+
+def batch_with(tokens: torch.Tensor, current: torch.Tensor, device: str) -> dict[str, Any]:
+    """Makes a micro-batch as the host's actor does, whose other policies are near the current one.
+
+    Args:
+        tokens: [samples, tokens of a sample].
+        current: [samples, tokens of a response] log-probs.
+        device: where the lists are; values are drawn where `current` is.
+    """
+    place = {"generator": torch.Generator(current.device).manual_seed(1), "device": current.device}
+    (count, total), response = tokens.shape, current.shape[1]
 
     def lists(values: torch.Tensor) -> list[torch.Tensor]:
         return list(values.to(device))
 
     noise = functools.partial(torch.randn, count, response, **place)
-    tokens = torch.randint(0, vocabulary, (count, total), **place)
-    logits = torch.randn(count, total, vocabulary, **place)
-    made_by = logits[:, prompt - 1 : -1].log_softmax(-1)
-    current = made_by.gather(2, tokens[:, prompt:, None])[..., 0]
     proximal = current + 0.05 * noise()
     mask = (torch.rand(count, response, **place) < 0.9).int()
     sums = lists(mask.sum(1).float())
-    batch = {
+    return {
         "unconcat_tokens": lists(tokens),
         "tokens": lists(tokens),
         "total_lengths": [total] * count,
@@ -126,13 +154,14 @@ def batch_of(
         "max_seq_lens": None,
         "ref_log_probs": None,
     }
-    return batch, logits.view(1, -1, vocabulary).to(device).requires_grad_()
 
 
 class Variant:
     """Computes the host's loss and gradient of one variant on one batch."""
 
-    def __init__(self, host: host_loss.Slime, name: str, batch: Mapping[str, Any], logits: torch.Tensor):
+    def __init__(
+        self, host: host_loss.Slime, name: str, batch: Mapping[str, Any], logits: torch.Tensor | None
+    ):
         self.host, self.batch, self.logits = host, batch, logits
         changed = {"global_batch_size": len(batch["loss_masks"]), **VARIANTS[name]}
         self.args = Namespace(**(host_loss.DEFAULTS | {"slime_ext": None} | changed))
@@ -227,14 +256,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             why = "no host: name a checkout with --slime, or put the wheel miles-rl into --wheels"
             timing.append([Row("policy loss of a host", 0, "", why=why)], options.lines)
             return
-        store = f"file://{scratch}/store"
-        backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # because a machine's name may not resolve
-        dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
-        mpu.initialize_model_parallel()
-        rows = measured(enter(folder), folder, options.device, options.device == "cpu", until)
-        timing.append(rows, options.lines)
-        dist.destroy_process_group()
+        with one_rank(options.device):
+            rows = measured(enter(folder), folder, options.device, options.device == "cpu", until)
+            timing.append(rows, options.lines)
 
 
 if __name__ == "__main__":

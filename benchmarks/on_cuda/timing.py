@@ -30,6 +30,7 @@ class Row:
         peak_mb: device memory that a call adds at its peak; None on a CPU.
         times_copy: its time / the time of a copy of what it reads.
         times_mis: the time of slime's mis.py / its time.
+        share: fraction of a training step that the hook's calls take.
         why: why it was left out, or what could not be counted.
     """
 
@@ -42,6 +43,7 @@ class Row:
     peak_mb: float | None = None
     times_copy: float | None = None
     times_mis: float | None = None
+    share: float | None = None
     why: str = ""
 
 
@@ -170,12 +172,7 @@ def parser(document: str) -> argparse.ArgumentParser:
 
 
 def append(rows: list[Row], lines: Path) -> None:
-    """Appends a line of JSON for each row.
-
-    The rows stay if a later step is cut off.
-
-    So rows stay if a later step is cut off.
-    """
+    """Appends a line of JSON for each row, so that the rows stay if a later step is cut off."""
     with lines.open("a") as file:
         file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 

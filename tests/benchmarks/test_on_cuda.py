@@ -53,6 +53,9 @@ def test_a_dry_run_has_a_row_for_every_measurement(walked):
     if host.find(None, Path(), Path()):  # the wheel of `make install`
         named = ("uncorrected", "its own TIS", "token_tis")
         assert timed >= {("policy loss", name) for name in named}
+        shares = {row["contender"]: row["share"] for row in found["rows"] if "training step" in row["what"]}
+        assert shares.pop("uncorrected") is None and set(shares) == set(host.WATCHED)
+        assert all(0 < share < 1 for share in shares.values())
     for row in found["rows"]:
         assert f"| {row['what']} | {row['tokens']} | {row['contender']} |" in printed
 
