@@ -242,6 +242,8 @@ class StepInputs:
         A sum of bool needs no copy in float32.
         """
         if isinstance(name, ExceedsLimit):
+            if name.name == "k1":  # -limit - l in one pass, with the bits of (-l) - limit
+                return torch.rsub(self.log_ratio, -name.limit).clamp_min_(0)
             return (self.value_of(name.name) - name.limit).clamp_min_(0)
         if isinstance(name, ByPosition):
             return (response_order(self.segments) - 1) * self.value_of(name.name).double()

