@@ -242,9 +242,7 @@ class StepInputs:
         A sum of bool needs no copy in float32.
         """
         if isinstance(name, ExceedsLimit):
-            if name.name == "k1":  # -limit - l in one pass, with the bits of (-l) - limit
-                return torch.rsub(self.log_ratio, -name.limit).clamp_min_(0)
-            return (self.value_of(name.name) - name.limit).clamp_min_(0)
+            return self._minus_limit(name).clamp_min_(0)
         if isinstance(name, ByPosition):
             return (response_order(self.segments) - 1) * self.value_of(name.name).double()
         if name in divergences.OF_RATIO:
@@ -259,6 +257,11 @@ class StepInputs:
         if name not in flags:
             check_known("statistics", "quantity", name, TOKEN_NAMES)
         return flags[name]
+
+    def _minus_limit(self, of: ExceedsLimit) -> Tensor:
+        if of.name == "k1":  # -limit - l takes one pass less than (-l) - limit, and has the same bits
+            return torch.rsub(self.log_ratio, -of.limit)
+        return self.value_of(of.name) - of.limit
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
         """Reads a declared statistic, one number per unit.

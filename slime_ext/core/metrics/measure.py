@@ -278,7 +278,8 @@ def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tenso
     """Adds up rows like ``_sums_by_bin``, but on a GPU.
 
     On a GPU, atomic adds to the same bin collide. So each bin has several counters (lanes). Token i uses lane
-    i mod lanes, and the lanes are added at the end.
+    i mod lanes, and the lanes are added at the end. Atomic adds have no fixed order, so the last bit of a sum
+    may differ from run to run.
     """
     lanes = max(COUNTERS // bins, 1)
     even = index.shape[0] // lanes * lanes
