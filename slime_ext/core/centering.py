@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slime_ext.core.fields import check_fields
 from slime_ext.core.idle import is_ours
 from slime_ext.core.needs import ANY_AGE, Need
 from slime_ext.core.scoped import ZeroOutside
@@ -49,6 +50,7 @@ class Center:
     top_k: int = 128
 
     def __post_init__(self) -> None:
+        check_fields("center.", self)
         why = "the sampler reports that many tokens"
         expect(self.top_k >= 1, "center.top_k", "a number >= 1", self.top_k, why)
 

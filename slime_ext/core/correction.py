@@ -366,9 +366,6 @@ def _check_parts(correction: Correction) -> None:
     expect(is_one, "surrogate", wanted, shown(surrogate), "write surrogate=Reinforce()")
     is_one = center is None or isinstance(center, Center)
     expect(is_one, "center", "Center or None", shown(center), "write center=Center(128)")
-    check_fields(f"surrogate.{name_of(surrogate)}.", surrogate)
-    if center is not None:
-        check_fields("center.", center)
     for i, term in enumerate(terms):
         check_fields(f"terms[{i}].{name_of(term)}.", term)
         is_new = type(term) not in map(type, terms[:i])

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slime_ext.core.fields import check_fields
 from slime_ext.core.needs import Need
 from slime_ext.core.state import ByPosition, Effect, State, StatisticKey, Step, StepInputs, Unit, expect
 from slime_ext.core.steps import COUNT, KEPT, Statistic, When, _log, applies, check_interval
@@ -88,6 +89,7 @@ class PrefixReject(_OfPrefix):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
+        check_fields("prefix_reject.", self)
         there = [self.low, self.high] != [None, None]
         expect(there, "prefix_reject", "low or high or both", "neither", "nothing would be rejected")
         check_interval("prefix_reject", self.statistic, self.low, self.high)
@@ -146,6 +148,7 @@ class PrefixBudget(_OfPrefix):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
+        check_fields("prefix_budget.", self)
         expect(self.high >= 0, "prefix_budget.high", "a number >= 0", self.high, KEPT)
         expect(self.budget >= 0, "prefix_budget.budget", "a number >= 0", self.budget, KEPT)
         why = "it is the weight of the last token"

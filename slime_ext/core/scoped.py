@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from slime_ext.core.fields import check_fields
 from slime_ext.core.state import (
     ByPosition,
     Effect,
@@ -61,10 +62,11 @@ class Scoped(Step):
     native: ClassVar[Any] = Step
 
     def __post_init__(self) -> None:
-        where = f"{self.native.__name__.lower()}.clamp"
+        name = self.native.__name__.lower()
+        check_fields(f"{name}.", self)
         ok = self.clamp is None or self.clamp > 0
-        expect(ok, where, "a number > 0", self.clamp, "it bounds the log-ratio on both sides")
-        where, adds = f"{self.native.__name__.lower()}.over", self.unit != "token"
+        expect(ok, f"{name}.clamp", "a number > 0", self.clamp, "it bounds the log-ratio on both sides")
+        where, adds = f"{name}.over", self.unit != "token"
         why = "a single token has no sum; remove over"
         expect(self.over == "response" or adds, where, "response for single tokens", self.over, why)
 
@@ -150,6 +152,7 @@ class ZeroOutside(Step):
     effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
+        check_fields("zero_outside.", self)
         ok, bounds = 0 <= self.low <= 1 <= self.high, [self.low, self.high]
         expect(ok, "zero_outside", "0 <= low <= 1 <= high", bounds, "on-policy data must keep its weight")
         why = "every weight but 1 would be 0"

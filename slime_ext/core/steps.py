@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slime_ext.core.fields import check_fields
 from slime_ext.core.needs import Need
 from slime_ext.core.state import (
     MODEST,
@@ -141,6 +142,7 @@ class SignedClip(_AtLevel):
     effects = frozenset({Effect.REWEIGHT, Effect.BOUND})
 
     def __post_init__(self) -> None:
+        check_fields("signed_clip.", self)
         for sign in ("positive", "negative"):
             low, high = getattr(self, f"{sign}_low"), getattr(self, f"{sign}_high")
             expect(0 <= low <= 1 <= high, f"signed_clip.{sign}", "0 <= low <= 1 <= high", [low, high], KEPT)
@@ -173,6 +175,7 @@ class Truncate(Step):
     effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
+        check_fields("truncate.", self)
         why = "below 1 it would shrink on-policy tokens"
         expect(self.high >= 1, "truncate.high", "a number >= 1", self.high, why)
 
@@ -198,6 +201,7 @@ class Clip(Step):
     effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
+        check_fields("clip.", self)
         why = "above 1 it would raise on-policy tokens, and 0 means no lower bound"
         expect(0 <= self.low <= 1, "clip.low", "a number in [0, 1]", self.low, why)
         why = "below 1 it would shrink on-policy tokens"
@@ -245,6 +249,7 @@ class Reject(Step):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
+        check_fields("reject.", self)
         bounds = [self.low, self.high]
         stale = {"max_staleness": self.max_staleness, "max_staleness_steps": self.max_staleness_steps}
         acts = [*bounds, *stale.values()] != [None] * 4
@@ -343,6 +348,7 @@ class Veto(Step):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
+        check_fields("veto.", self)
         bounds = [self.low, self.high]
         expect(bounds != [None, None], "veto", "low or high or both", "neither", "nothing would be vetoed")
         is_ratio = self.low is None or self.low >= 0
@@ -476,6 +482,7 @@ class SecondMoment(Step):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
+        check_fields("second_moment.", self)
         why = "nothing would be kept"
         expect(self.threshold > 0, "second_moment.threshold", "a number > 0", self.threshold, why)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from slime_ext.core.fields import check_fields
 from slime_ext.core.losses import LossInputs
 from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import EssTruncate
@@ -45,6 +46,7 @@ class SquaredLogRatio(Term):
     coefficient: float = 1e-3
 
     def __post_init__(self) -> None:
+        check_fields("squared_log_ratio.", self)
         _check(self, "squared_log_ratio")
 
     def __call__(self, inputs: LossInputs, numbers: Mapping[Step, Tensor]) -> Tensor:
@@ -67,6 +69,7 @@ class ReverseK3(Term):
     times_one_minus_ess: bool = False
 
     def __post_init__(self) -> None:
+        check_fields("reverse_k3.", self)
         _check(self, "reverse_k3")
 
     @property

@@ -78,7 +78,7 @@ def refused():
 
 @pytest.mark.parametrize(("mapping", "line"), list(refused()))
 def test_what_yaml_refuses_python_refuses_for_the_same_reason(mapping, line):
-    """Python itself refuses unknown names and fields, and a number that cannot be compared."""
+    """Python itself refuses unknown names and fields."""
     with pytest.raises((ConfigError, TypeError, KeyError, ValueError)) as caught:
         by_hand(mapping)
     if isinstance(caught.value, ConfigError):
@@ -114,32 +114,33 @@ FIELDS = {
     "steps[0].reweight.level: expected 'token', 'turn', 'sequence' or 'geometric', got 'seq'": {
         "steps": (Reweight("seq"),)
     },
-    "steps[1].truncate.high: expected a finite number, got inf": {"steps": (Reweight(), Truncate(math.inf))},
-    "steps[1].truncate.high: expected a number, got True": {"steps": (Reweight(), Truncate(True))},
-    "steps[1].truncate.high: expected 0, or a number of size 1.18e-38 to 3.4e+38 (float32), got 1e+40": {
-        "steps": (Reweight(), Truncate(1e40))
-    },
-    "steps[0].reject.max_staleness: expected a whole number, got 1.5": {
-        "steps": (Reject(max_staleness=1.5),)
-    },
-    "steps[0].reject.when: expected 'always', ": {"steps": (Reject(*HALF, when="outwards"),)},
     "surrogate: expected one of HostLoss, Reinforce, ": {"surrogate": "reinforce"},
-    "surrogate.ppo_clip.anchor: expected 'proximal' or 'behavior', got 'rollout'": {
-        "surrogate": PpoClip("rollout")
-    },
     "terms: expected a tuple of terms, got SquaredLogRatio": {"terms": SquaredLogRatio()},
     "terms[1]: expected each term once, got a second": {"terms": (ReverseK3(), ReverseK3(2.0))},
-    "terms[0].squared_log_ratio.coefficient: expected a finite number, got inf": {
-        "terms": (SquaredLogRatio(math.inf),)
-    },
     "center: expected Center or None, got 128": {
         "center": 128,
         "surrogate": Reinforce(),
         "numerator": "target",
     },
-    "center.top_k: expected a whole number, got 2.5": {
-        **{"center": Center(2.5), "surrogate": Reinforce(), "numerator": "target"}
-    },
+}
+WRONG_PARTS = {  # what the part's own constructor refuses
+    "truncate.high: expected a finite number, got inf": lambda: Truncate(math.inf),
+    "truncate.high: expected a number, got True": lambda: Truncate(True),
+    "truncate.high: expected a number, got '2'": lambda: Truncate("2"),
+    "truncate.high: expected 0, or a number of size 1.18e-38 to 3.4e+38 (float32), got 1e+40": (
+        lambda: Truncate(1e40)
+    ),
+    "clip.low: expected a number, got [0.5]": lambda: Clip([0.5], 2.0),
+    "signed_clip.negative_low: expected a number, got '0'": lambda: SignedClip(negative_low="0"),
+    "reject.max_staleness: expected a whole number, got 1.5": lambda: Reject(max_staleness=1.5),
+    "reject.when: expected 'always', ": lambda: Reject(*HALF, when="outwards"),
+    "reject.clamp: expected a number, got '1'": lambda: ScopedReject(*HALF, clamp="1"),
+    "veto.low: expected a number, got '1e-4'": lambda: Veto("1e-4"),
+    "second_moment.threshold: expected a number, got None": lambda: SecondMoment(None),
+    "zero_outside.low: expected a number, got '0.5'": lambda: ZeroOutside(low="0.5"),
+    "ppo_clip.anchor: expected 'proximal' or 'behavior', got 'rollout'": lambda: PpoClip("rollout"),
+    "squared_log_ratio.coefficient: expected a finite number, got inf": lambda: SquaredLogRatio(math.inf),
+    "center.top_k: expected a whole number, got 2.5": lambda: Center(2.5),
 }
 
 
@@ -147,6 +148,13 @@ FIELDS = {
 def test_a_wrong_word_or_number_is_named_with_its_field(line, fields):
     with pytest.raises(ConfigError) as caught:
         Correction(**fields)
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("line", "make"), WRONG_PARTS.items(), ids=list(WRONG_PARTS))
+def test_a_part_refuses_a_wrong_word_or_number(line, make):
+    with pytest.raises(ConfigError) as caught:
+        make()
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
 
 
