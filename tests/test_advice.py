@@ -127,8 +127,9 @@ def test_a_preset_prints_what_was_measured_of_it():
     for condition in evidence().conditions:
         for remedy in condition.remedies:
             if remedy.preset:
-                (line,) = [text for text in measured(remedy.preset) if condition.what in text]
-                assert line.startswith(remedy.gain) and line.endswith(condition.whose)
+                lines = [text for text in measured(remedy.preset) if condition.what in text]
+                (line,) = [text for text in lines if text.endswith(condition.whose)]
+                assert line.startswith(remedy.gain)
                 assert " ".join(line.split()) in " ".join(text_of(remedy.preset).replace("\n#  ", "").split())
     assert measured("geo_rs") == []
 

@@ -51,7 +51,12 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
         sources = {line.panel for line in lines.values()}
         if len(lines) == len(found) and all(is_shown(of, p, by_arm(of, p, rows)) for p in sources):
             seeds_of[arm] = lines
-    return {arm: seeds_of[arm] for arm in of.arms if arm in seeds_of}
+    whose = of.conditions[name].whose
+    return {
+        arm: {seed: row.as_scored(whose) for seed, row in seeds_of[arm].items()}
+        for arm in of.arms
+        if arm in seeds_of
+    }
 
 
 def _complete(of: Settings, panel: str, lines: Rows) -> list[str]:
@@ -150,6 +155,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
     judged = judge(lines, of.judged, by_ends=True)
     panels = [of.panel(panel) for panel in condition.panels]
     planned = {panel: tests for panel in condition.panels if (tests := _planned(of, panel, rows))}
+    is_planned = condition.whose == "served"  # a panel's tests of its arms compare these scores
     k3 = [row.k3 for row in uncorrected.values() if row.k3 is not None]
     remedies = []
     for arm, seeds in without_follower(lines).items():
@@ -170,7 +176,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
                 "planned": {
                     panel: float(f"{of_panel[arm].p:.2g}")
                     for panel, of_panel in planned.items()
-                    if arm in of_panel
+                    if arm in of_panel and is_planned
                 },
             }
         )
@@ -182,7 +188,7 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
         "panels": list(planned),
         "steps_per_rollout": panels[0].flags.get(STEPS, 1),
         "k3": [min(k3), max(k3)] if k3 else [],
-        "post_hoc": len(planned) > 1 or panels[0].test != "ends of a seed",
+        "post_hoc": not is_planned or len(planned) > 1 or panels[0].test != "ends of a seed",
         "uncorrected": {"seeds": len(uncorrected), "end": round(judged[UNCORRECTED].end[0], 4)},
         "remedies": sorted(remedies, key=lambda remedy: -remedy["effect"]),
     }

@@ -68,6 +68,13 @@ class Row(BaseModel):
         trained = 0.0 if self.stopped else self.heldout_trained[-1][1]
         return trained if whose == "trained" else trained - self.end
 
+    def as_scored(self, whose: Scored) -> Row:
+        """Returns the run with the scores of the engine's or the trainer's weights alone."""
+        if whose == "served":
+            return self
+        curve = self.heldout_trained or self.heldout
+        return self.model_copy(update={"heldout": curve, "end": self.scored(whose) or 0.0})
+
     @property
     def key(self) -> tuple[str, str, int, str]:
         """Returns what identifies the run."""

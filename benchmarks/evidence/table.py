@@ -121,6 +121,7 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     if panel.slope is not None:
         yield from slopes(of, panel, panel.slope, lines)
     yield _every_seed(own(lines))
+    yield from _of_the_trainer(of, name, lines)
     yield from _shared(name, lines)
     yield from repeated(lines, [row for row in read(AGAIN) if row.panel == name])
     if SOURCE in lines:
@@ -130,6 +131,19 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     ran = [row for seeds in lines.values() for row in seeds.values()]
     commits = ", ".join(dict.fromkeys(row.commit for row in (ran[0], ran[-1])))
     yield "Versions: " + "; ".join(sorted({_versions(row) for row in ran})) + f". Commits: {commits}."
+
+
+def _of_the_trainer(of: Settings, name: str, lines: Rows) -> Iterator[str]:
+    """Yields the panel's tables with the scores of the trainer's weights, if all runs have them."""
+    if not all(row.heldout_trained for seeds in lines.values() for row in seeds.values()):
+        return
+    trained = {
+        cell: {seed: row.as_scored("trained") for seed, row in seeds.items()} for cell, seeds in lines.items()
+    }
+    judged = verdicts(of, name, trained)
+    yield "The same runs, scored with the trainer's weights. These tests were not planned."
+    yield markdown(HEAD, [_cells(cell, of.arm(cell), judged[cell]) for cell in own(trained)])
+    yield _every_seed(own(trained))
 
 
 def primary(of: Settings, panel: Panel, asked: Primary, lines: Rows) -> str:

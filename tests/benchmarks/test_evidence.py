@@ -520,6 +520,16 @@ def test_a_served_policy_and_the_trainers_are_compared_by_their_difference():
     assert said.startswith(
         "Primary comparison, ends of C - B, scored with the weights trained less served: 0.200"
     )
+    served, trained = (
+        pooled.evidence(OF.model_copy(update={"conditions": {name: OF.conditions[name]}}), lines)[
+            "conditions"
+        ]
+        for name in ("int4_served", "int4_trained")
+    )
+    assert served[0]["remedies"][0]["effect"] == pytest.approx(-0.1)
+    assert trained[0]["remedies"][0]["effect"] == pytest.approx(0.1)
+    assert served[0]["remedies"][0]["planned"] and not trained[0]["remedies"][0]["planned"]
+    assert trained[0]["post_hoc"] and trained[0]["panels"] == ["lm_int4_both"]
     without = [line.model_copy(update={"heldout_trained": None}) for line in lines]
     said = table.primary(OF, panel, panel.primary, table.by_arm(OF, "lm_int4_both", without))
     assert said.endswith("the trainer's weights were not scored.")

@@ -70,7 +70,8 @@ class Condition(FrozenModel):
     """Runs that differ only in how they train, and in their seeds.
 
     Attributes:
-        scored: the weights that answered the held-out questions; empty: the trainer's weights.
+        scored: the weights that answered the held-out questions, and a remark; empty: the engine had the
+            trainer's weights.
         k3: the smallest and the largest k3 of the uncorrected runs, where the k3 of a run is its median over
             rollouts; empty: unknown.
         post_hoc: whether these comparisons were chosen after the results were known.
@@ -89,8 +90,13 @@ class Condition(FrozenModel):
 
     @property
     def whose(self) -> str:
-        """The weights that were scored, as the end of a sentence; empty for the trainer's weights."""
-        return f"; scored with {self.scored.partition(',')[0]}" if self.scored else ""
+        """``weights`` as the end of a sentence."""
+        return f"; scored with {self.weights}" if self.scored else ""
+
+    @property
+    def weights(self) -> str:
+        """The weights that were scored, without a remark; empty if the engine had the trainer's weights."""
+        return self.scored.partition(",")[0]
 
     @property
     def range(self) -> str:
@@ -108,18 +114,22 @@ class Evidence(FrozenModel):
     significance: float
     conditions: tuple[Condition, ...]
 
-    def at(self, mismatch: Mismatch, k3: float | None, steps: int | None) -> Condition | None:
-        """Returns the condition that a run meets; None if we measured nothing like it.
+    def at(self, mismatch: Mismatch, k3: float | None, steps: int | None) -> tuple[Condition, ...]:
+        """Returns the conditions that a run meets; none if we measured nothing like it.
+
+        They are several if our runs were scored with the weights of the engine and of the trainer.
 
         Args:
             k3: the run's median over rollouts, nats per token.
             steps: optimizer steps per rollout; None: unknown, which fits any condition.
         """
-        for condition in self.measured(mismatch):
-            low, high = condition.k3
-            if k3 is not None and low <= k3 <= high and steps in (None, condition.steps_per_rollout):
-                return condition
-        return None
+        return tuple(
+            condition
+            for condition in self.measured(mismatch)
+            if k3 is not None
+            and condition.k3[0] <= k3 <= condition.k3[1]
+            and steps in (None, condition.steps_per_rollout)
+        )
 
     def of(self, preset: str) -> list[tuple[Condition, Remedy]]:
         """Returns the results of a preset, with the condition of each."""

@@ -100,9 +100,14 @@ class Situation:
     steps: int | None
 
     @property
-    def condition(self) -> Condition | None:
-        """The condition of evidence.yaml that the run meets; None if we measured nothing like it."""
+    def conditions(self) -> tuple[Condition, ...]:
+        """The conditions of evidence.yaml that the run meets; none if we measured nothing like it."""
         return evidence().at(self.mismatch, self.k3, self.steps)
+
+    @property
+    def condition(self) -> Condition | None:
+        """The first of ``conditions``."""
+        return next(iter(self.conditions), None)
 
     def __str__(self) -> str:
         steps = f", {counted(self.steps, 'optimizer step')} per rollout" if self.steps else ""
@@ -159,7 +164,7 @@ def _judged(
         if not complaint:
             chosen, why = name, (reason, _gain(by_name[name]))
             break
-    reasons = _measured(at, condition) if condition else _unmeasured(at)
+    reasons = tuple(_measured(at)) if condition else _unmeasured(at)
     if condition:
         reasons = (*reasons, *_others(condition, total, by_name))
     remedy = condition.of(chosen) if condition and chosen else None
@@ -182,20 +187,34 @@ def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str,
     return FIRST[at.mismatch], trial, gain
 
 
-def _measured(at: Situation, condition: Condition) -> tuple[str, ...]:
-    """Returns what our runs measured, for a run that is like them."""
-    remedies = ", ".join(map(str, condition.remedies))
-    said = [
-        f"{at}: our runs like it had k3 {condition.range} ({', '.join(condition.panels)}: {condition.what}; "
-        f"{counted(condition.steps_per_rollout, 'optimizer step')} per rollout)",
-        f"their held-out scores at the end, minus those of uncorrected runs: {remedies}",
-    ]
-    if condition.scored:
-        said.append(
-            f"they were scored with {condition.scored}: if you serve such weights, train uncorrected; if you "
-            "serve the trainer's weights, this does not apply, so evaluate both or sample in a wider format"
-        )
-    return tuple(said)
+def _measured(at: Situation) -> Iterator[str]:
+    """Yields what our runs measured, for a run that is like them."""
+    yield f"{at}: our runs like it had {' and '.join(map(_runs, at.conditions))}"
+    for condition in at.conditions:
+        remedies = ", ".join(map(str, condition.remedies))
+        scores = f"their held-out scores at the end, minus those of uncorrected runs{condition.whose}"
+        yield f"{scores}: {remedies}"
+    for weights in dict.fromkeys(c.weights for c in at.conditions if c.scored):
+        yield f"if you serve {weights}, {_to_serve([c for c in at.conditions if c.weights == weights])}"
+
+
+def _runs(condition: Condition) -> str:
+    steps = counted(condition.steps_per_rollout, "optimizer step")
+    return f"k3 {condition.range} ({', '.join(condition.panels)}: {condition.what}; {steps} per rollout)"
+
+
+def _to_serve(conditions: Sequence[Condition]) -> str:
+    """Says how to train for the weights with which the runs of the conditions were scored."""
+    remedies = [remedy for condition in conditions for remedy in condition.remedies if remedy.preset]
+    helped = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.helped)
+    harmed = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.did_harm)
+    if helped:
+        return f"try {' or '.join(helped)}, which gained there"
+    if harmed:
+        return f"train uncorrected: no correction gained there, and {' and '.join(harmed)} did harm"
+    return (
+        "no correction is shown to gain or to harm, so evaluate with and without, or sample in a wider format"
+    )
 
 
 def _better(condition: Condition, chosen: Remedy) -> Iterator[str]:
