@@ -322,3 +322,23 @@ def test_to_measure_on_is_the_one_flag_of_the_readme_and_none_before_a_fault_is_
         (SHORT.model_copy(update={"ess_sequence": 0.995}), [], contract.INIT_FLAG),
     ]:
         assert recommend(effects(), total, findings).flags == wanted
+
+
+@pytest.mark.parametrize(
+    ("effects", "wanted"),
+    [
+        ({"C": 0.2, "S": -0.2}, "try token_tis, which gained there"),
+        ({"C": -0.2, "S": 0.0}, "train uncorrected: no correction gained there, and token_tis did harm"),
+        ({"C": 0.0, "S": 0.0}, "no correction is shown to gain or to harm, so evaluate with and without"),
+    ],
+)
+def test_how_to_train_for_a_policy_follows_from_the_runs_that_were_scored_with_it(effects, wanted):
+    (of_int4,) = (c for c in evidence.evidence().conditions if c.name == "int4")
+    remedies = [r for r in of_int4.remedies if r.arm in effects]
+    made = [
+        r.model_copy(update={"effect": effects[r.arm], "p": 0.01 if effects[r.arm] else 0.9})
+        for r in remedies
+    ]
+    assert recommend_module._to_serve([of_int4.model_copy(update={"remedies": tuple(made)})]).startswith(
+        wanted
+    )
