@@ -69,11 +69,16 @@ class Row(BaseModel):
         return trained if whose == "trained" else trained - self.end
 
     def as_scored(self, whose: Scored) -> Row:
-        """Returns the run with the scores of the engine's or the trainer's weights alone."""
+        """Returns the run with the scores of the engine's or the trainer's weights alone.
+
+        Raises:
+            ValueError: it has no score of the trainer's weights.
+        """
         if whose == "served":
             return self
-        curve = self.heldout_trained or self.heldout
-        return self.model_copy(update={"heldout": curve, "end": self.scored(whose) or 0.0})
+        if (end := self.scored(whose)) is None:
+            raise ValueError(f"{self.panel}, {self.arm}, seed {self.seed}: no score of the trainer's weights")
+        return self.model_copy(update={"heldout": self.heldout_trained, "end": end})
 
     @property
     def key(self) -> tuple[str, str, int, str]:

@@ -50,7 +50,7 @@ class Center:
     top_k: int = 128
 
     def __post_init__(self) -> None:
-        check_fields("center.", self)
+        check_fields("center.", self, Center)
         why = "the sampler reports that many tokens"
         expect(self.top_k >= 1, "center.top_k", "a number >= 1", self.top_k, why)
 

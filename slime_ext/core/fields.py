@@ -82,16 +82,17 @@ def _fault(value: Any, kinds: set[type]) -> str | None:
     return None if abs(int(value)) <= MOST else f"a whole number up to {MOST}"
 
 
-def check_fields(where: str, thing: Any) -> None:
+def check_fields(where: str, thing: Any, of: type | None = None) -> None:
     """Raises ConfigError at the first field of a dataclass that does not fit its hint.
 
     Only plain hints are checked.
 
     Args:
         where: the prefix of a field's name in messages, with its dot; empty for no prefix.
+        of: the class whose fields are checked; default: the class of `thing`. A class that checks its own
+            fields passes itself, because a user's subclass may add fields of any kind.
     """
-    cls: Any = type(thing)
-    for name, hint in _plain_hints(cls).items():
+    for name, hint in _plain_hints(of or type(thing)).items():
         check_value(f"{where}{name}", getattr(thing, name), hint)
 
 

@@ -109,7 +109,7 @@ class PpoClip:
     eps_high: float | None = None
 
     def __post_init__(self) -> None:
-        check_fields("ppo_clip.", self)
+        check_fields("ppo_clip.", self, PpoClip)
         _check_range(self, "ppo_clip")
 
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ class DualClip:
     eps_c: float | None = None
 
     def __post_init__(self) -> None:
-        check_fields("dual_clip.", self)
+        check_fields("dual_clip.", self, DualClip)
         _check_range(self, "dual_clip")
         is_cap = self.eps_c is None or self.eps_c > 1
         expect(is_cap, "dual_clip.eps_c", "a number > 1", self.eps_c, "1 or less clips on-policy tokens")
@@ -151,7 +151,7 @@ class Sapo:
     tau_neg: float = 1.05
 
     def __post_init__(self) -> None:
-        check_fields("sapo.", self)
+        check_fields("sapo.", self, Sapo)
         for name, tau in {"tau_pos": self.tau_pos, "tau_neg": self.tau_neg}.items():
             wanted = f"a number from {TAU[0]:g} to {TAU[1]:g}"
             expect(TAU[0] <= tau <= TAU[1], f"sapo.{name}", wanted, tau, "tau is a temperature")
@@ -168,7 +168,7 @@ class Delightful:
     eta: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fields("delightful.", self)
+        check_fields("delightful.", self, Delightful)
         wanted = f"a number from {TAU[0]:g} to {TAU[1]:g}"
         expect(TAU[0] <= self.eta <= TAU[1], "delightful.eta", wanted, self.eta, "eta is a temperature")
 

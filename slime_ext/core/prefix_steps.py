@@ -89,7 +89,7 @@ class PrefixReject(_OfPrefix):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
-        check_fields("prefix_reject.", self)
+        check_fields("prefix_reject.", self, PrefixReject)
         there = [self.low, self.high] != [None, None]
         expect(there, "prefix_reject", "low or high or both", "neither", "nothing would be rejected")
         check_interval("prefix_reject", self.statistic, self.low, self.high)
@@ -148,7 +148,7 @@ class PrefixBudget(_OfPrefix):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
-        check_fields("prefix_budget.", self)
+        check_fields("prefix_budget.", self, PrefixBudget)
         expect(self.high >= 0, "prefix_budget.high", "a number >= 0", self.high, KEPT)
         expect(self.budget >= 0, "prefix_budget.budget", "a number >= 0", self.budget, KEPT)
         why = "it is the weight of the last token"

@@ -63,7 +63,7 @@ class Scoped(Step):
 
     def __post_init__(self) -> None:
         name = self.native.__name__.lower()
-        check_fields(f"{name}.", self)
+        check_fields(f"{name}.", self, Scoped)
         ok = self.clamp is None or self.clamp > 0
         expect(ok, f"{name}.clamp", "a number > 0", self.clamp, "it bounds the log-ratio on both sides")
         where, adds = f"{name}.over", self.unit != "token"
@@ -152,7 +152,7 @@ class ZeroOutside(Step):
     effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
-        check_fields("zero_outside.", self)
+        check_fields("zero_outside.", self, ZeroOutside)
         ok, bounds = 0 <= self.low <= 1 <= self.high, [self.low, self.high]
         expect(ok, "zero_outside", "0 <= low <= 1 <= high", bounds, "on-policy data must keep its weight")
         why = "every weight but 1 would be 0"

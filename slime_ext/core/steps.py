@@ -142,7 +142,7 @@ class SignedClip(_AtLevel):
     effects = frozenset({Effect.REWEIGHT, Effect.BOUND})
 
     def __post_init__(self) -> None:
-        check_fields("signed_clip.", self)
+        check_fields("signed_clip.", self, SignedClip)
         for sign in ("positive", "negative"):
             low, high = getattr(self, f"{sign}_low"), getattr(self, f"{sign}_high")
             expect(0 <= low <= 1 <= high, f"signed_clip.{sign}", "0 <= low <= 1 <= high", [low, high], KEPT)
@@ -175,7 +175,7 @@ class Truncate(Step):
     effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
-        check_fields("truncate.", self)
+        check_fields("truncate.", self, Truncate)
         why = "below 1 it would shrink on-policy tokens"
         expect(self.high >= 1, "truncate.high", "a number >= 1", self.high, why)
 
@@ -201,7 +201,7 @@ class Clip(Step):
     effects = frozenset({Effect.BOUND})
 
     def __post_init__(self) -> None:
-        check_fields("clip.", self)
+        check_fields("clip.", self, Clip)
         why = "above 1 it would raise on-policy tokens, and 0 means no lower bound"
         expect(0 <= self.low <= 1, "clip.low", "a number in [0, 1]", self.low, why)
         why = "below 1 it would shrink on-policy tokens"
@@ -249,7 +249,7 @@ class Reject(Step):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
-        check_fields("reject.", self)
+        check_fields("reject.", self, Reject)
         bounds = [self.low, self.high]
         stale = {"max_staleness": self.max_staleness, "max_staleness_steps": self.max_staleness_steps}
         acts = [*bounds, *stale.values()] != [None] * 4
@@ -348,7 +348,7 @@ class Veto(Step):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
-        check_fields("veto.", self)
+        check_fields("veto.", self, Veto)
         bounds = [self.low, self.high]
         expect(bounds != [None, None], "veto", "low or high or both", "neither", "nothing would be vetoed")
         is_ratio = self.low is None or self.low >= 0
@@ -482,7 +482,7 @@ class SecondMoment(Step):
     effects = frozenset({Effect.REJECT})
 
     def __post_init__(self) -> None:
-        check_fields("second_moment.", self)
+        check_fields("second_moment.", self, SecondMoment)
         why = "nothing would be kept"
         expect(self.threshold > 0, "second_moment.threshold", "a number > 0", self.threshold, why)
 

@@ -46,7 +46,7 @@ class SquaredLogRatio(Term):
     coefficient: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_fields("squared_log_ratio.", self)
+        check_fields("squared_log_ratio.", self, SquaredLogRatio)
         _check(self, "squared_log_ratio")
 
     def __call__(self, inputs: LossInputs, numbers: Mapping[Step, Tensor]) -> Tensor:
@@ -69,7 +69,7 @@ class ReverseK3(Term):
     times_one_minus_ess: bool = False
 
     def __post_init__(self) -> None:
-        check_fields("reverse_k3.", self)
+        check_fields("reverse_k3.", self, ReverseK3)
         _check(self, "reverse_k3")
 
     @property

@@ -124,7 +124,7 @@ def _of_bounds(function: str, args: Any) -> Correction:
     try:
         if of_range:
             eps_high = eps_low if eps_high is None else eps_high
-            PpoClip(eps_low=eps_low, eps_high=eps_high)  # raises if the range is not allowed
+            PpoClip(eps_low=eps_low, eps_high=_finite(eps_high))  # raises if the range is not allowed
             low, high = max(1 - eps_low, 0.0), 1 + eps_high
         else:
             same = "every weight would be the same"
@@ -144,7 +144,11 @@ def _clip(low: float, high: float) -> tuple[Step, ...]:
     """Makes the step that clips weights to the flags' bounds. An infinite bound does nothing."""
     if low == 0 and high == math.inf:
         return ()
-    return (Clip(low, LARGEST if high == math.inf else high),)
+    return (Clip(low, _finite(high)),)
+
+
+def _finite(high: float) -> float:
+    return LARGEST if high == math.inf else high
 
 
 def _band(low: float, high: float) -> tuple[Step, ...]:

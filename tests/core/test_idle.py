@@ -367,3 +367,16 @@ def test_a_step_that_writes_in_place_leaves_other_steps_their_batch(name):
     assert torch.equal(after.segments.mask, before.segments.mask)
     idle.check_steps.cache_clear()
     assert Correction(steps=(Reweight(), Truncate(5.0), Reject("sequence", high=3.0))).steps
+
+
+@dataclass(frozen=True)
+class Floored(Truncate):
+    """A user's subclass with a field of its own, which only the user can check."""
+
+    floor: float = -math.inf
+
+
+def test_a_subclass_of_a_step_may_add_fields_and_keeps_the_checks_of_the_step():
+    assert Floored(2.0).floor == -math.inf
+    with pytest.raises(ConfigError, match=r"truncate\.high: expected a number, got '2'"):
+        Floored("2")

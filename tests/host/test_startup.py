@@ -97,6 +97,7 @@ BROKEN = [
 INFINITE = [  # function, the host's bounds -> the steps after reweight
     ("vanilla_tis", {"tis_clip_low": 0, "tis_clip": math.inf}, ()),
     ("vanilla_tis", {"tis_clip_low": 0.5, "tis_clip": math.inf}, (Clip(0.5, LARGEST),)),
+    ("off_policy_is", {"eps_clip": 0.2, "eps_clip_high": math.inf}, (Clip(0.8, LARGEST),)),
     ("icepop", {"tis_clip_low": 0, "tis_clip": math.inf}, ()),
     ("icepop", {"tis_clip_low": 0.5, "tis_clip": math.inf}, (Reject("token", low=0.5),)),
 ]

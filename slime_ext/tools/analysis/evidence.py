@@ -90,7 +90,7 @@ class Condition(FrozenModel):
 
     @property
     def whose(self) -> str:
-        """``weights`` as the end of a sentence."""
+        """The end of a sentence that names the scored weights; empty if ``scored`` is."""
         return f"; scored with {self.weights}" if self.scored else ""
 
     @property
@@ -117,7 +117,8 @@ class Evidence(FrozenModel):
     def at(self, mismatch: Mismatch, k3: float | None, steps: int | None) -> tuple[Condition, ...]:
         """Returns the conditions that a run meets; none if we measured nothing like it.
 
-        They are several if our runs were scored with the weights of the engine and of the trainer.
+        Several conditions apply if their ranges of k3 overlap, as when the same runs were scored with two
+        sets of weights.
 
         Args:
             k3: the run's median over rollouts, nats per token.

@@ -102,6 +102,8 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
                 assert f"{r['remedy']} {sign}{effect} ({bounds[0]} to {bounds[1]}, " in text
             served = condition["scored"].partition(",")[0]
             assert f"if you serve {served}, " in text if served else "if you serve" not in text
+            if served:
+                assert "if you serve the trainer's weights, " in text
             assert ("to find out" in text) == (condition["mismatch"] == "lag" and not helped)
         alike = [c["k3"] for c in table["conditions"] if c["mismatch"] == condition["mismatch"] and c["k3"]]
         low, high = condition["k3"]
@@ -327,9 +329,9 @@ def test_to_measure_on_is_the_one_flag_of_the_readme_and_none_before_a_fault_is_
 @pytest.mark.parametrize(
     ("effects", "wanted"),
     [
-        ({"C": 0.2, "S": -0.2}, "try token_tis, which gained there"),
-        ({"C": -0.2, "S": 0.0}, "train uncorrected: no correction gained there, and token_tis did harm"),
-        ({"C": 0.0, "S": 0.0}, "no correction is shown to gain or to harm, so evaluate with and without"),
+        ({"C": 0.2, "S": -0.2}, "try token_tis, which gained there; score centering did harm there"),
+        ({"C": -0.2, "S": 0.0}, "train uncorrected; token_tis did harm there"),
+        ({"C": 0.0, "S": 0.0}, "no correction is shown to gain or to harm: evaluate a run with"),
     ],
 )
 def test_how_to_train_for_a_policy_follows_from_the_runs_that_were_scored_with_it(effects, wanted):

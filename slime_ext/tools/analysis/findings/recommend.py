@@ -57,6 +57,8 @@ LAST_RESORT: Mapping[
     },
     "formats": {},  # no panel supports a preset; under INT4 token_tis and icepop did harm
 }
+TRAINERS = "the trainer's weights"
+COMPARE = "evaluate a run with and one without a correction, or sample in a wider number format"
 CENTERING = "score centering"  # the remedy that reads log-probs of the sampler's likeliest tokens
 
 
@@ -168,7 +170,8 @@ def _judged(
     if condition:
         reasons = (*reasons, *_others(condition, total, by_name))
     remedy = condition.of(chosen) if condition and chosen else None
-    if condition and chosen and remedy and remedy.helped:
+    # If the runs were scored with one of two policies, it depends on which of them will be served.
+    if condition and not condition.scored and chosen and remedy and remedy.helped:
         reasons = (*reasons, *_better(condition, remedy), *why)
         return Recommendation(name=chosen, reasons=reasons, flags=flags(chosen), candidates=tuple(considered))
     return _nothing(*reasons, *_next(at, chosen, why), is_made=True, candidates=considered)
@@ -177,7 +180,7 @@ def _judged(
 def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str, ...]:
     """Returns what to do if no preset helped in runs like this one."""
     if at.condition and at.condition.scored:
-        return ()  # the reasons already say what to do for each served policy
+        return ()  # `_measured` says what to do for each policy that may be served
     if chosen is None and not LAST_RESORT[at.mismatch]:
         return FIRST[at.mismatch], "none of our runs supports a correction of this mismatch"
     if chosen is None:
@@ -189,13 +192,16 @@ def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str,
 
 def _measured(at: Situation) -> Iterator[str]:
     """Yields what our runs measured, for a run that is like them."""
-    yield f"{at}: our runs like it had {' and '.join(map(_runs, at.conditions))}"
+    yield f"{at}: our runs like it had {' and '.join(dict.fromkeys(map(_runs, at.conditions)))}"
     for condition in at.conditions:
         remedies = ", ".join(map(str, condition.remedies))
         scores = f"their held-out scores at the end, minus those of uncorrected runs{condition.whose}"
         yield f"{scores}: {remedies}"
-    for weights in dict.fromkeys(c.weights for c in at.conditions if c.scored):
+    served = dict.fromkeys(condition.weights for condition in at.conditions if condition.scored)
+    for weights in served:
         yield f"if you serve {weights}, {_to_serve([c for c in at.conditions if c.weights == weights])}"
+    if served and TRAINERS not in served:
+        yield f"if you serve {TRAINERS}, these runs do not tell: {COMPARE}"
 
 
 def _runs(condition: Condition) -> str:
@@ -206,15 +212,16 @@ def _runs(condition: Condition) -> str:
 def _to_serve(conditions: Sequence[Condition]) -> str:
     """Says how to train for the weights with which the runs of the conditions were scored."""
     remedies = [remedy for condition in conditions for remedy in condition.remedies if remedy.preset]
-    helped = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.helped)
-    harmed = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.did_harm)
-    if helped:
-        return f"try {' or '.join(helped)}, which gained there"
-    if harmed:
-        return f"train uncorrected: no correction gained there, and {' and '.join(harmed)} did harm"
-    return (
-        "no correction is shown to gain or to harm, so evaluate with and without, or sample in a wider format"
-    )
+    gained = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.helped)
+    lost = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.did_harm)
+    mixed = [name for name in gained if name in lost]
+    better, worse = ([name for name in of if name not in mixed] for of in (gained, lost))
+    if not (gained or lost):
+        return f"no correction is shown to gain or to harm: {COMPARE}"
+    parts = [f"try {' or '.join(better)}, which gained there" if better else "train uncorrected"]
+    parts += [f"{' and '.join(worse)} did harm there"] * bool(worse)
+    parts += [f"{name} gained in one panel and did harm in another" for name in mixed]
+    return "; ".join(parts)
 
 
 def _better(condition: Condition, chosen: Remedy) -> Iterator[str]:
