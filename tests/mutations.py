@@ -173,8 +173,8 @@ MUTATIONS = {
     ),
     "flip the ratio": Mutation(
         "ops/divergences.py",
-        "(numerator - behavior).masked_fill_",
-        "(behavior - numerator).masked_fill_",
+        "torch.where(finite, numerator - behavior, 0)",
+        "torch.where(finite, behavior - numerator, 0)",
         SUITE,
     ),
     "drop the mask": Mutation(

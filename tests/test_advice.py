@@ -136,12 +136,14 @@ def test_a_preset_prints_what_was_measured_of_it():
 
 def test_readme_and_corrections_say_what_the_table_says():
     """The numbers of their sentences, which are written by hand."""
-    names_of = ("lag", "int4", "half_rate")
-    lag, int4, at_half = (next(c for c in evidence().conditions if c.name == n) for n in names_of)
+    names_of = ("lag", "int4", "int4_served", "int4_trained", "half_rate")
+    lag, int4, again, trained, at_half = (
+        next(c for c in evidence().conditions if c.name == n) for n in names_of
+    )
     half = at_half.of("importance_sampling")
     readme = " ".join((ROOT / "README.md").read_text().split())
     of = {remedy.arm: remedy for remedy in lag.remedies}
-    ended = next(remedy for remedy in int4.remedies if remedy.arm == "C")
+    ended, served, unrounded = (condition.of("token_tis") for condition in (int4, again, trained))
     for text in (
         f"(k3 of a run: {lag.range}; 0.002 without lag). Over {of['A'].seeds} seeds, uncorrected runs end at "
         f"{lag.uncorrected.end:.2f}, and runs without lag at {of['A'].end:.2f}, higher on 35.",
@@ -150,7 +152,9 @@ def test_readme_and_corrections_say_what_the_table_says():
         f"score centering {of['S'].gain.removesuffix(' seeds)')})",
         f"`token_tis` {of['C'].gain.removesuffix(' seeds)')})",
         f"rates, `importance_sampling` gains {half.gain.partition(',')[0]}, p 0.06, 8 seeds; planned",
-        f"**INT4 weights** (k3 of a run: {int4.range}), scored with INT4: `token_tis` {ended.gain}",
+        f"**INT4 weights** (k3 of a run: {again.range}): `token_tis` {served.gain} scored with INT4, "
+        f"{unrounded.gain.partition(', ')[0]}) scored with the trainer's weights",
+        f"Earlier, with INT4: {ended.effect:.2f}.",
     ):
         assert text in readme, text
     gained = next(r for r in lag.remedies if r.arm == "C").effect
@@ -159,5 +163,7 @@ def test_readme_and_corrections_say_what_the_table_says():
     at_full = lag.of("importance_sampling")
     assert f"it ended {half.effect:.2f} higher ({half.low:.2f} to {half.high:.2f}, p {half.p:.1g}, 8 " in page
     assert f"full rate {at_full.effect:.2f} ({at_full.low:.2f} to {at_full.high:.2f}, {at_full.seeds}" in page
-    below = "{:.2f} below the uncorrected run ({:.2f} to {:.2f}, 8 seeds)"
-    assert below.format(-ended.effect, -ended.high, -ended.low) in page
+    above = "{:.2f} above the uncorrected run ({:.2f} to {:.2f})"
+    assert above.format(unrounded.effect, unrounded.low, unrounded.high) in page
+    for remedy in (served, ended):
+        assert f"{-remedy.effect:.2f} below ({-remedy.high:.2f} to {-remedy.low:.2f})" in page

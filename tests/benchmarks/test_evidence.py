@@ -658,6 +658,9 @@ def test_the_packages_table_is_what_plain_arithmetic_makes_of_the_lines():
     for condition in made["conditions"]:
 
         def ends(arm, condition=condition):
+            if condition["name"] == "int4_trained":
+                lines = [row for row in rows.read() if row.panel == "lm_int4_both" and row.arm == arm]
+                return {row.seed: row.heldout_trained[-1][1] for row in lines}
             return ends_of(*SHARED.get((condition["name"], arm), (condition["panels"], arm)))
 
         base = ends("B")
@@ -877,3 +880,23 @@ def test_the_page_says_what_centering_does(page, lag, cap):
     assert told + said("A", "S", lag)[1][:-1] in page and f"pooled, {len(pair('A', 'S', lag))} seeds)" in page
     gain = said("S", "C", lag)[0]
     assert f"{gain[1:5]} above `token_tis` ({gain[7:]}, pooled" in page
+
+
+def test_the_page_says_which_policy_a_correction_trains_under_int4(page):
+    found, both = planned("lm_int4_both"), table.by_arm(OF, "lm_int4_both", rows.read())
+    told = "{:.2f} higher with `token_tis` ({:.2f} to {:.2f}, p {:.2g}, planned)"
+    assert told.format(*found.difference, found.p) in page
+    shift = {arm: {s: row.scored("trained less served") for s, row in of.items()} for arm, of in both.items()}
+    assert f"score is {sum(shift['B'].values()) / 8:.2f} in uncorrected runs" in page
+    for arm, what in (("S", "higher with score centering"), ("U", "without a cap")):
+        mean, low, high = numbers([gap - shift["B"][seed] for seed, gap in shift[arm].items()])
+        assert f"{mean:.2f} {what} ({low:.2f} to {high:.2f})" in page
+    served, trained = (pooled.lines_of(OF, name, rows.read()) for name in ("int4_served", "int4_trained"))
+    assert f"`token_tis` minus uncorrected is {said('C', 'B', trained)[0]}), and score centering " in page
+    assert f"score centering {said('S', 'B', trained)[0]})." in page
+    assert f"Scored with INT4, `token_tis` is {said('C', 'B', served)[0]});" in page
+    pairs = pair("C", "B", pooled.lines_of(OF, "int4", rows.read())) + pair("C", "B", served)
+    assert "`token_tis` is {:.2f} ({:.2f} to {:.2f}, 16 pairs)".format(*numbers(pairs)) in page
+    for condition in ("int4_served", "int4_trained"):
+        (of,) = (c for c in pooled.evidence(OF, rows.read())["conditions"] if c["name"] == condition)
+        assert not any(r["p"] < OF.judged.significance for r in of["remedies"])  # no gain or loss is shown

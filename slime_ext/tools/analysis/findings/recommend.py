@@ -55,7 +55,7 @@ LAST_RESORT: Mapping[
         "token_tis": "it caps one weight per token, beside the host's clip",
         "icepop": "it drops the tokens whose ratio is outside a band",
     },
-    "formats": {},  # no panel supports a preset; under INT4 token_tis and icepop did harm
+    "formats": {},  # no panel supports a preset; icepop did harm, and token_tis in one of two panels
 }
 TRAINERS = "the trainer's weights"
 COMPARE = "evaluate a run with and one without a correction, or sample in a wider number format"
