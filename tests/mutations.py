@@ -177,6 +177,18 @@ MUTATIONS = {
         "torch.where(finite, behavior - numerator, 0)",
         SUITE,
     ),
+    "a veto's limit with the other sign": Mutation(
+        "core/state.py",
+        "torch.rsub(self.log_ratio, -of.limit)",
+        "torch.rsub(self.log_ratio, of.limit)",
+        SUITE,
+    ),
+    "a step compares before it checks types": Mutation(
+        "core/steps.py",
+        'check_fields("truncate.", self, Truncate)',
+        "pass",
+        "tests/core/test_idle.py",
+    ),
     "drop the mask": Mutation(
         "ops/divergences.py",
         "= mask & is_log_prob(behavior)",
