@@ -68,7 +68,7 @@ def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
     ax.set_yticks(range(len(order)), [remedy_of(of, name, arm) for arm in order], fontsize=8)
     ax.invert_yaxis()
     ax.set_xlim(-0.02, 0.95)
-    scored = f"; scored with {condition.scored.split(',')[0]}" if condition.scored else ""
+    scored = f"; scored with {condition.scored}" if condition.scored else ""
     ax.set_title(textwrap.fill(f"{condition.what}{scored}", TITLE), fontsize=8.5, loc="left")
     ax.grid(axis="x", alpha=0.3)
     ax.tick_params(axis="x", labelsize=8)

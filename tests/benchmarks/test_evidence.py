@@ -853,7 +853,7 @@ def test_the_page_says_what_a_missing_cap_does(page, lag, cap):
     uncapped = [cap["U"], *(of_cell for cell, of_cell in rate.items() if cell.startswith("U"))]
     logged = [x for of_arm in uncapped for line in of_arm.values() for x in line.rollouts]
     largest = max(x["ratio_max"] for x in logged if "ratio_max" in x)
-    assert f"The largest ratio in any run without a cap was {largest:.0f}" in page
+    assert f"the largest ratio in any run without a cap was {largest:.0f}" in page
 
 
 def test_the_page_says_what_token_tis_does(page, lag, cap):
@@ -882,21 +882,33 @@ def test_the_page_says_what_centering_does(page, lag, cap):
     assert f"{gain[1:5]} above `token_tis` ({gain[7:]}, pooled" in page
 
 
-def test_the_page_says_which_policy_a_correction_trains_under_int4(page):
+def test_the_page_says_what_int4_costs_each_arm(page):
     found, both = planned("lm_int4_both"), table.by_arm(OF, "lm_int4_both", rows.read())
-    told = "{:.2f} higher with `token_tis` ({:.2f} to {:.2f}, p {:.2g}, planned)"
+    told = "{:.2f} more ({:.2f} to {:.2f}, p {:.2g}, planned)"
     assert told.format(*found.difference, found.p) in page
-    shift = {arm: {s: row.scored("trained less served") for s, row in of.items()} for arm, of in both.items()}
-    assert f"score is {sum(shift['B'].values()) / 8:.2f} in uncorrected runs" in page
-    for arm, what in (("S", "higher with score centering"), ("U", "without a cap")):
-        mean, low, high = numbers([gap - shift["B"][seed] for seed, gap in shift[arm].items()])
-        assert f"{mean:.2f} {what} ({low:.2f} to {high:.2f})" in page
-    served, trained = (pooled.lines_of(OF, name, rows.read()) for name in ("int4_served", "int4_trained"))
+    cost = {arm: {s: row.scored("trained less served") for s, row in of.items()} for arm, of in both.items()}
+    assert f"it costs uncorrected runs {abs(round(sum(cost['B'].values()) / 8, 2)):.2f} (" in page
+    for arm, what in (("S", "with score centering"), ("U", "without a cap")):
+        gaps = [gap - cost["B"][seed] for seed, gap in cost[arm].items()]
+        mean, low, high = numbers(gaps)
+        assert f"{mean:.2f} more {what} ({low:.2f} to {high:.2f}, p {judge.randomised(gaps):.2g})" in page
+    gaps = [gap - cost["B"][seed] for seed, gap in cost["C"].items()]
+    ps = [judge.randomised(gaps[:i] + gaps[i + 1 :]) for i in range(8)]
+    assert sum(p > 0.05 for p in ps) == 5 and "without one of five of the eight seeds it is 0.06" in page
+
+
+def test_the_page_says_what_corrections_gain_under_int4(page):
+    first, served, trained = (
+        pooled.lines_of(OF, name, rows.read()) for name in ("int4", "int4_served", "int4_trained")
+    )
     assert f"`token_tis` minus uncorrected is {said('C', 'B', trained)[0]}), and score centering " in page
     assert f"score centering {said('S', 'B', trained)[0]})." in page
-    assert f"Scored with INT4, `token_tis` is {said('C', 'B', served)[0]});" in page
-    pairs = pair("C", "B", pooled.lines_of(OF, "int4", rows.read())) + pair("C", "B", served)
-    assert "`token_tis` is {:.2f} ({:.2f} to {:.2f}, 16 pairs)".format(*numbers(pairs)) in page
+    assert f"`token_tis` is {said('C', 'B', served)[0]})." in page
+    means = [
+        (one + other) / 2 for one, other in zip(pair("C", "B", first), pair("C", "B", served), strict=True)
+    ]
+    told = "{:.2f} ({:.2f} to {:.2f}, ".format(*numbers(means))
+    assert f"Over both panels it is {told}p {judge.randomised(means):.2g}, each seed's mean)" in page
     for condition in ("int4_served", "int4_trained"):
         (of,) = (c for c in pooled.evidence(OF, rows.read())["conditions"] if c["name"] == condition)
         assert not any(r["p"] < OF.judged.significance for r in of["remedies"])  # no gain or loss is shown

@@ -70,8 +70,7 @@ class Condition(FrozenModel):
     """Runs that differ only in how they train, and in their seeds.
 
     Attributes:
-        scored: the weights that answered the held-out questions, and a remark; empty: the engine had the
-            trainer's weights.
+        scored: the weights that answered the held-out questions; empty: the engine had the trainer's.
         k3: the smallest and the largest k3 of the uncorrected runs, where the k3 of a run is its median over
             rollouts; empty: unknown.
         post_hoc: whether these comparisons were chosen after the results were known.
@@ -91,12 +90,7 @@ class Condition(FrozenModel):
     @property
     def whose(self) -> str:
         """The end of a sentence that names the scored weights; empty if ``scored`` is."""
-        return f"; scored with {self.weights}" if self.scored else ""
-
-    @property
-    def weights(self) -> str:
-        """The weights that were scored, without a remark; empty if the engine had the trainer's weights."""
-        return self.scored.partition(",")[0]
+        return f"; scored with {self.scored}" if self.scored else ""
 
     @property
     def range(self) -> str:

@@ -197,9 +197,9 @@ def _measured(at: Situation) -> Iterator[str]:
         remedies = ", ".join(map(str, condition.remedies))
         scores = f"their held-out scores at the end, minus those of uncorrected runs{condition.whose}"
         yield f"{scores}: {remedies}"
-    served = dict.fromkeys(condition.weights for condition in at.conditions if condition.scored)
+    served = dict.fromkeys(condition.scored for condition in at.conditions if condition.scored)
     for weights in served:
-        yield f"if you serve {weights}, {_to_serve([c for c in at.conditions if c.weights == weights])}"
+        yield f"if you serve {weights}, {_to_serve([c for c in at.conditions if c.scored == weights])}"
     if served and TRAINERS not in served:
         yield f"if you serve {TRAINERS}, these runs do not tell: {COMPARE}"
 
