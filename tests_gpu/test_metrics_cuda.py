@@ -57,9 +57,9 @@ def measured(device):
                 tis.correct(args, **call)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        found = step.reduce()
+        scalars_and_curves = step.reduce()
     pushed()
-    return found
+    return scalars_and_curves
 
 
 def test_the_values_are_those_of_the_cpu_and_nothing_waits():

@@ -46,10 +46,10 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
             seeds_of.setdefault(base(cell), {}).update(lines[cell])
     first = of.conditions[name].panels[0]
     for arm in of.conditions[name].shared:
-        found = {seed: line_of(of, first, arm, seed, rows) for seed in of.panel(first).seeds}
-        lines = {seed: line for seed, line in found.items() if line is not None}
+        seeds = of.panel(first).seeds
+        lines = {seed: line for seed in seeds if (line := line_of(of, first, arm, seed, rows)) is not None}
         sources = {line.panel for line in lines.values()}
-        if len(lines) == len(found) and all(is_shown(of, p, by_arm(of, p, rows)) for p in sources):
+        if len(lines) == len(seeds) and all(is_shown(of, p, by_arm(of, p, rows)) for p in sources):
             seeds_of[arm] = lines
     whose = of.conditions[name].whose
     return {

@@ -165,7 +165,7 @@ class Condition(Frozen):
         "", description="the weights that answer the held-out questions, if not the trainer's"
     )
     whose: Literal["served", "trained"] = Field(
-        "served", description="of runs with two scores, the one that counts: engine's weights or trainer's"
+        "served", description="which score of a run counts: with the engine's weights or the trainer's"
     )
     panels: tuple[str, ...]
     shared: tuple[str, ...] = Field((), description="arms whose runs another panel made, on its first seeds")

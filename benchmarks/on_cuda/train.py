@@ -169,15 +169,15 @@ class Step:
             event.record()
             return event
 
-        def noting(*given: Any) -> Any:
+        def run_and_note(*arguments: Any) -> Any:
             start = now()
-            result = run(*given)
+            result = run(*arguments)
             self.hooks.append((start, now()))
             return result
 
         run = tis.run
         try:
-            tis.run = noting
+            tis.run = run_and_note
             yield
         finally:
             tis.run = run
