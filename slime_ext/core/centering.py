@@ -29,7 +29,7 @@ from slime_ext.core.state import ABSENT, Effect, Head, State, Step, StepInputs, 
 from slime_ext.core.steps import Normalize, Reject, Reweight
 from slime_ext.errors import DataError
 from slime_ext.ops.centering import Candidates, centering, exact_centering
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, selected
 
 Run = Callable[[StepInputs, Sequence[Step]], State]
 Factor = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # takes target, proximal, behavior, advantages
@@ -183,7 +183,7 @@ def mean_score(
             segments = Segments.whole([len(there)], there)
             inputs = StepInputs(segments, of - log_q, there, of, log_q, advantages=of_row, plan=numbers)
             state = run(inputs, steps)
-            weights = torch.where(inputs.kept(state), state.weights, 0)
+            weights = selected(state.weights, inputs.kept(state))
         if factor is not None:  # the weight is capped first, because infinity times a factor of 0 is NaN
             most = torch.finfo(weights.dtype).max
             weights = weights.clamp(max=most) * factor(log_p, log_o, log_q, of_row)

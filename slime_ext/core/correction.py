@@ -56,7 +56,7 @@ from slime_ext.core.steps import EssTruncate, Normalize
 from slime_ext.core.terms import Term
 from slime_ext.errors import ConfigError, shown
 from slime_ext.ops.divergences import compared, widened
-from slime_ext.ops.segments import AllSum, as_bytes, as_numbers, identity
+from slime_ext.ops.segments import AllSum, as_bytes, as_numbers, identity, selected
 
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
@@ -178,7 +178,7 @@ class Correction:
             sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
         expand = inputs.segments.expand_to_tokens
         # Selected, because the weight of a rejected token may be infinite, and infinity times 0 is NaN.
-        weights = torch.where(keep, expand(state.unit, state.weights), 0)
+        weights = selected(expand(state.unit, state.weights), keep)
         clipped = torch.zeros_like(keep) if state.clipped is None else expand(state.unit, state.clipped)
         return Outcome(
             weights=weights,
@@ -241,7 +241,7 @@ class Correction:
         state = self.run(inputs, self.unit_steps)
         if plan.keep is not None:
             state = state.reject("sequence", plan.keep)
-        return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
+        return selected(inputs.segments.expand_to_tokens(state.unit, state.weights), inputs.kept(state))
 
     def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
         """Runs ``steps`` and returns the state after them: the only loop over steps."""

@@ -35,6 +35,7 @@ from slime_ext.core.state import (
     tabulate,
 )
 from slime_ext.core.steps import Reject, Reweight, ratio_at
+from slime_ext.ops.segments import selected
 
 Over = Literal["response", "kept"]
 CLAMPABLE = ("ratio", "k1", "k2", "k3")
@@ -182,7 +183,7 @@ class ZeroOutside(Step):
         if log_ratio is not None:  # -inf where the weight is 0, because log_weights reads it there
             log_ratio = torch.where(inside, log_ratio, -torch.inf)
         of_tokens = state._replace(weights=weights, clipped=clipped, unit="token")
-        return of_tokens.bound(torch.where(inside, weights, 0), log_ratio)
+        return of_tokens.bound(selected(weights, inside), log_ratio)
 
     @cached_property
     def _band(self) -> Reject:

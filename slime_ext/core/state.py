@@ -22,7 +22,7 @@ from slime_ext.core.needs import Need
 from slime_ext.errors import ConfigError, check_known, shown
 from slime_ext.ops import divergences
 from slime_ext.ops.prefixes import prefix_mean, prefix_sum, response_order, shard_sums
-from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identity
+from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identity, selected
 
 Unit = Literal["token", "turn", "sequence"]
 Level = Literal["token", "turn", "sequence", "geometric"]
@@ -248,7 +248,7 @@ class StepInputs:
         if name in divergences.OF_RATIO:
             return divergences.OF_RATIO[name](self.log_ratio)
         if name in divergences.OF_BOTH:
-            return torch.where(self.finite, divergences.OF_BOTH[name](self.numerator, self.behavior), 0)
+            return selected(divergences.OF_BOTH[name](self.numerator, self.behavior), self.finite)
         if name == "advantage":
             return self.segments.zeroed(self.advantages)
         if name == "ratio":

@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import selected
+
 EDGE = 1e-6  # KPop clamps probabilities to [1e-6, 1 - 1e-6]
 HIGHEST = 0.01  # nats; rounding error lifts no log-prob above this
 LOWEST = -1e3  # nats; servers write a number below it in place of minus infinity (vLLM: -9999.0)
@@ -35,7 +37,9 @@ def is_log_prob(values: Tensor) -> Tensor:
     >>> is_log_prob(torch.tensor([-3.0, 0.0, 1e-4, 0.7, -9999.0, torch.nan, -torch.inf])).tolist()
     [True, True, True, False, False, False, False]
     """
-    return (values > LOWEST) & (values <= HIGHEST)  # NaN fails both comparisons
+    # A number at or below LOWEST becomes 1, which is no log-prob. NaN stays NaN and fails the comparison. On
+    # a CPU this takes half as long as two comparisons that write bool, which PyTorch does not vectorise.
+    return torch.threshold(values, LOWEST, 1.0).le_(HIGHEST).bool()
 
 
 @functools.cache  # because PyTorch dispatches each promote_types like an operation
@@ -55,7 +59,7 @@ def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor,
     numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
     finite = mask & is_log_prob(behavior)
     # Selected, not multiplied by the mask: a masked token may hold NaN, and NaN times 0 is NaN.
-    return torch.where(finite, numerator - behavior, 0), finite, numerator, behavior
+    return selected(numerator - behavior, finite), finite, numerator, behavior
 
 
 def widened(values: Tensor) -> Tensor:

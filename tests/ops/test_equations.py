@@ -12,6 +12,8 @@ from slime_ext import ops
 from slime_ext.ops import surrogates
 from tests import oracle
 
+NAN = math.nan
+
 PAIRS = [(-0.1, -0.1), (-0.1, -3.0), (-7.0, -0.01), (-1e-9, -1e-9), (-40.0, -1.0), (-1.0, -40.0)]
 PAIRS += [(-1e-9, -1.0), (-1.0, -1e-9)]
 
@@ -71,6 +73,18 @@ def test_log_ratios_have_one_direction_and_read_no_masked_token():
         column([-1.0, math.nan, -1.0]), column([-3.0, 0.0, math.nan]), torch.tensor([True, False, True])
     )
     assert got.tolist() == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_limits_of_a_log_prob_are_exact(dtype):
+    highest = float(torch.tensor(0.01, dtype=dtype))
+    limits = torch.tensor([-1000.0, highest], dtype=dtype)
+    values = [NAN, math.inf, -math.inf, 0.0, -0.0, 1.0, -1e4]
+    for towards in (-math.inf, math.inf):
+        values += torch.nextafter(limits, torch.full_like(limits, towards)).tolist()
+    values += limits.tolist()
+    expected = [-1000 < value <= highest for value in values]
+    assert ops.is_log_prob(torch.tensor(values, dtype=dtype)).tolist() == expected
 
 
 def test_bfloat16_log_probs_are_compared_in_float32():

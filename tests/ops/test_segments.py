@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slime_ext.ops.prefixes import prefix_mean, prefix_min, prefix_sum
-from slime_ext.ops.segments import Segments, identity
+from slime_ext.ops.segments import Segments, identity, selected
 
 NAN = math.nan
 
@@ -148,6 +148,16 @@ def test_expanding_repeats_a_value_for_each_token():
         values = torch.arange(float(len(lengths)))
         expected = [float(i) for i, length in enumerate(lengths) for _ in range(length)]
         assert Segments.whole(lengths, torch.ones(sum(lengths))).expand(values).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_selecting_keeps_every_bit_of_the_selected_and_makes_0_of_all_others(dtype):
+    special = [NAN, math.inf, -math.inf, -0.0, 1e-42, -1.5, 3.0] if dtype.is_floating_point else [-(2**60), 7]
+    values = torch.tensor(special, dtype=dtype)
+    for flags in (torch.ones, torch.zeros):
+        got = selected(values, flags(len(special), dtype=torch.bool))
+        expected = values if flags is torch.ones else torch.zeros_like(values)
+        assert got.dtype is dtype and torch.equal(got.view(torch.int16), expected.view(torch.int16))
 
 
 def test_what_is_not_finite_stays_in_its_segment():

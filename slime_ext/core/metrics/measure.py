@@ -31,7 +31,7 @@ from slime_ext.core.metrics.layout import (
 )
 from slime_ext.core.state import Outcome, SequenceStatistics, Support, Tokens
 from slime_ext.ops.divergences import k3
-from slime_ext.ops.segments import Segments, as_numbers, to_device
+from slime_ext.ops.segments import Segments, as_numbers, selected, to_device
 
 # Larger ratios and weights count as this number in sums, so that the squares of 1e8 tokens do not overflow.
 LARGEST = {torch.float32: 1e15, torch.float64: 1e140}
@@ -100,7 +100,7 @@ def measure(
     if layout.differing:  # two float32 numbers are equal exactly if their difference is 0
         counts[DIFFERING] = log_ratio.count_nonzero()
     numbers = {
-        "log_behavior": torch.where(counted, behavior, 0).sum(),
+        "log_behavior": selected(behavior, counted).sum(),
         "k3": divergence.sum(),
         "ratio_minus_one": ratio_minus_one.sum(),
         "ratio_minus_one_squared": ratio_minus_one.square().sum(),
