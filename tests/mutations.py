@@ -79,7 +79,19 @@ MUTATIONS = {
         "ops/divergences.py", "LOWEST = -1e3", "LOWEST = -1e4", "tests/host/test_packing.py"
     ),
     "the bound of what is no log-prob counts": Mutation(
-        "ops/divergences.py", "(values > LOWEST)", "(values >= LOWEST)", "tests/host/test_packing.py"
+        "ops/divergences.py",
+        "(values, LOWEST, 1.0)",
+        "(values, LOWEST - 1e-4, 1.0)",
+        "tests/host/test_packing.py",
+    ),
+    "a number below the lowest log-prob becomes one": Mutation(
+        "ops/divergences.py", "(values, LOWEST, 1.0)", "(values, LOWEST, 0.0)", "tests/host/test_packing.py"
+    ),
+    "multiply numbers instead of their bits": Mutation(
+        "ops/segments.py",
+        "(values.view(INTEGERS[values.element_size()]) * flags)",
+        "(values * flags)",
+        "tests/ops",
     ),
     "an idle step passes": Mutation(
         "core/idle.py", "if not changed and not rejected:", "if False:", "tests/core/test_idle.py"
@@ -173,8 +185,8 @@ MUTATIONS = {
     ),
     "flip the ratio": Mutation(
         "ops/divergences.py",
-        "torch.where(finite, numerator - behavior, 0)",
-        "torch.where(finite, behavior - numerator, 0)",
+        "selected(numerator - behavior, finite)",
+        "selected(behavior - numerator, finite)",
         SUITE,
     ),
     "a veto's limit with the other sign": Mutation(
