@@ -56,6 +56,9 @@ class PrefixReweight(_OfPrefix):
 
     effects = frozenset({Effect.REWEIGHT})
 
+    def __post_init__(self) -> None:
+        check_fields("prefix_reweight.", self, PrefixReweight)
+
     @cached_property
     def statistics(self) -> tuple[StatisticKey, ...]:
         return (self._key("ratio"),)

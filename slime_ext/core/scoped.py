@@ -102,6 +102,10 @@ class ScopedReweight(Scoped, Reweight):
 
     native = Reweight
 
+    def __post_init__(self) -> None:
+        Reweight.__post_init__(self)
+        super().__post_init__()
+
     def weight_range(self, before: WeightRange) -> WeightRange:
         if self.clamp is None or self._is_summed:
             plain = self.over == "response" and self.clamp is None

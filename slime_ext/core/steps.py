@@ -98,6 +98,9 @@ class Reweight(_AtLevel):
 
     level: Level = "token"
 
+    def __post_init__(self) -> None:
+        check_fields("reweight.", self, Reweight)
+
     def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.reweight(self.unit, *self._ratio(inputs))
 
@@ -387,6 +390,9 @@ class Normalize(Step):
     level: Literal["token", "sequence"] = "token"
 
     needs = frozenset({Need.WHOLE_STEP})
+
+    def __post_init__(self) -> None:
+        check_fields("normalize.", self, Normalize)
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:

@@ -18,7 +18,7 @@ from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import SURROGATES, PpoClip, Reinforce
 from slime_ext.core.needs import Need
-from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject
+from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject, PrefixReweight
 from slime_ext.core.scoped import ScopedReject, ScopedReweight, ZeroOutside
 from slime_ext.core.state import Effect, statistics_of
 from slime_ext.core.steps import (
@@ -111,9 +111,6 @@ FIELDS = {
     "group: expected 'ignore', 'rebaseline' or 'atomic', got None": {"group": None},
     "steps: expected a tuple of steps, got [Reweight(level='token')]": {"steps": [Reweight()]},
     "steps[1]: expected a Step, got 'truncate'": {"steps": (Reweight(), "truncate")},
-    "steps[0].reweight.level: expected 'token', 'turn', 'sequence' or 'geometric', got 'seq'": {
-        "steps": (Reweight("seq"),)
-    },
     "surrogate: expected one of HostLoss, Reinforce, ": {"surrogate": "reinforce"},
     "terms: expected a tuple of terms, got SquaredLogRatio": {"terms": SquaredLogRatio()},
     "terms[1]: expected each term once, got a second": {"terms": (ReverseK3(), ReverseK3(2.0))},
@@ -124,6 +121,10 @@ FIELDS = {
     },
 }
 WRONG_PARTS = {  # what the part's own constructor refuses
+    "reweight.level: expected 'token', 'turn', 'sequence' or 'geometric', got 'seq'": lambda: Reweight("seq"),
+    "reweight.level: expected 'token', ": lambda: ScopedReweight("seq", clamp=20.0),
+    "prefix_reweight.aggregate: expected 'sum' or 'mean', got 'max'": lambda: PrefixReweight("max"),
+    "normalize.level: expected 'token' or 'sequence', got 'turn'": lambda: Normalize("turn"),
     "truncate.high: expected a finite number, got inf": lambda: Truncate(math.inf),
     "truncate.high: expected a number, got True": lambda: Truncate(True),
     "truncate.high: expected a number, got '2'": lambda: Truncate("2"),
