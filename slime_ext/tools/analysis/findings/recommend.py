@@ -161,7 +161,7 @@ def _judged(
     for name, reason in _candidates(total, files, at).items():
         if name not in by_name:
             continue
-        complaint = cost(by_name[name]) or _harm(name, condition)
+        complaint = cost(by_name[name]) or _harm(name, at.conditions)
         considered.append(Candidate(name=name, chosen=not complaint, reason=complaint or "costs little"))
         if not complaint:
             chosen, why = name, (reason, _gain(by_name[name]))
@@ -193,10 +193,12 @@ def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str,
 def _measured(at: Situation) -> Iterator[str]:
     """Yields what our runs measured, for a run that is like them."""
     yield f"{at}: our runs like it had {' and '.join(dict.fromkeys(map(_runs, at.conditions)))}"
+    differ = len({condition.steps_per_rollout for condition in at.conditions}) > 1
     for condition in at.conditions:
         remedies = ", ".join(map(str, condition.remedies))
+        which = f"with {_steps(condition)} per rollout, " if differ else ""
         scores = f"their held-out scores at the end, minus those of uncorrected runs{condition.whose}"
-        yield f"{scores}: {remedies}"
+        yield f"{which}{scores}: {remedies}"
     served = dict.fromkeys(condition.scored for condition in at.conditions if condition.scored)
     for weights in served:
         yield f"if you serve {weights}, {_to_serve([c for c in at.conditions if c.scored == weights])}"
@@ -205,8 +207,12 @@ def _measured(at: Situation) -> Iterator[str]:
 
 
 def _runs(condition: Condition) -> str:
-    steps = counted(condition.steps_per_rollout, "optimizer step")
-    return f"k3 {condition.range} ({', '.join(condition.panels)}: {condition.what}; {steps} per rollout)"
+    where = f"{', '.join(condition.panels)}: {condition.what}; {_steps(condition)} per rollout"
+    return f"k3 {condition.range} ({where})"
+
+
+def _steps(condition: Condition) -> str:
+    return counted(condition.steps_per_rollout, "optimizer step")
 
 
 def _to_serve(conditions: Sequence[Condition]) -> str:
@@ -256,10 +262,10 @@ def _unmeasured(at: Situation) -> tuple[str, ...]:
     )
 
 
-def _harm(name: str, condition: Condition | None) -> str:
+def _harm(name: str, conditions: Iterable[Condition]) -> str:
     """Returns the harm that a preset did in our runs like this one; empty if none."""
-    remedy = condition.of(name) if condition else None
-    return f"did harm in our runs: {remedy}" if remedy and remedy.did_harm else ""
+    remedies = (remedy for condition in conditions if (remedy := condition.of(name)) is not None)
+    return next((f"did harm in our runs: {remedy}" for remedy in remedies if remedy.did_harm), "")
 
 
 def flags(name: str, file: str | None = None) -> str:
