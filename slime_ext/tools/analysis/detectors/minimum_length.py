@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -48,8 +49,13 @@ LEANS = 0.95  # share of the squared log-ratio of far tokens that is below 0
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds a position before which mean l is below 0 and no response ends."""
+    """Finds a position before which mean l is below 0 and no response ends.
+
+    Old weights look the same if the first tokens change most, but they leave fresh tokens alone.
+    """
     need_tokens(d, FEWEST)
+    if lag(d) is Lag.EXPLAINS:
+        return None
     table, lengths = d.curves.tables["position"], d.curves.column("length", "count")
     below, above = d.statistics.shared.signs[:, 3].tolist()
     if not lengths.sum() or below < LEANS * (below + above):

@@ -22,8 +22,8 @@ DETECTOR = Detector(
         Responses that ended by themselves agree at the end.{% endif %}
     """,
     threshold="""
-        the last 1 to 8 tokens hold 80% of the squared log-ratio, are 5 times as far off as the
-        others, and are 0.2 nats off
+        the last 1 to 8 tokens are at most half of all tokens, hold 80% of the squared log-ratio, are
+        5 times as far off as the others, and are 0.2 nats off
     """,
     ruled_out="""
         Routing or noise, because they do not depend on where a response ends. A shift of the whole
@@ -39,7 +39,7 @@ DETECTOR = Detector(
     """,
 )
 FEWEST, TOKENS, HELD, TIMES, MATTERS = 300, 4, 0.8, 5.0, 0.2
-MOST = 8  # tokens at the end
+MOST, MOST_SHARE = 8, 0.5  # tokens at the end, and their share of all tokens
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -57,7 +57,9 @@ def look(d: Diagnosis) -> Figures | None:
             continue
         count, _, absolute, squared = until[places]
         rest = (whole[2] - absolute) / max(whole[0] - count, 1)
-        if count >= TOKENS and absolute / count >= max(MATTERS, TIMES * rest):
+        # Of responses of eight tokens or fewer, every token is one of the last.
+        is_place = TOKENS <= count <= MOST_SHARE * whole[0]
+        if is_place and absolute / count >= max(MATTERS, TIMES * rest):
             return {
                 "places": places + 1,
                 "is_cut": is_cut,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tools.analysis.detectors.toys import Policy, edited, findings, run
+from tests.tools.analysis.detectors.toys import Policy, edited, findings, lagging, run
 
 
 def frequency(logits, seen, at):
@@ -107,6 +107,18 @@ def test_a_minimum_of_tokens_is_named_by_its_place():
     (place,) = (int(word) for word in found["minimum_length"].title.split() if word.isdecimal())
     assert 13 <= place <= 19
     assert findings(run(policy=likely_end(Policy()))) == {}
+
+
+def far_at_first(r):
+    """Moves the first two tokens further with each step since the push: the answer, of four tokens."""
+    moved = (r.segments.within < 2) & (r.tokens % 3 == 0)
+    return {"proximal": r.proximal - 1.5 * (r.rollout_id % 4) * moved}
+
+
+def test_a_lag_in_short_answers_is_no_place_and_no_minimum_of_tokens():
+    """Of an answer of four tokens, all are among the last; and the first may change most."""
+    assert set(findings(lagging(0.6))) == {"stale_weights"}
+    assert set(findings(edited(lagging(0.03), far_at_first))) == {"stale_weights"}
 
 
 def test_noise_at_every_token_is_lower_precision_and_says_what_it_saw():

@@ -90,6 +90,18 @@ def run(count: int = 4, *, policy: Policy | None = None, **settings) -> list[Dum
     return rollouts
 
 
+def lagging(moves: float) -> list[DumpedRollout]:
+    """Answers of four tokens, most of them cut, from weights that are pushed every fourth rollout."""
+    policy, rollouts, held = Policy(moves=moves), [], None
+    statuses = ("truncated",) * 60 + ("completed",) * 4
+    for number in range(8):
+        held = policy.table.clone() if number % 4 == 0 else held
+        rollout = sampled(policy, number, sampler=held, length=4, statuses=statuses, newest=None)
+        rollouts.append(replace(rollout, versions=torch.full_like(rollout.versions, 1 + number // 4)))
+        policy.step()
+    return rollouts
+
+
 def edited(rollouts: list[DumpedRollout], edit: Callable[[DumpedRollout], dict]) -> list[DumpedRollout]:
     """Each rollout with the fields that ``edit`` returns for it."""
     return [replace(rollout, **edit(rollout)) for rollout in rollouts]
