@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from slime_ext import tis
@@ -15,6 +17,10 @@ from slime_ext.tools.analysis import evidence
 from slime_ext.tools.analysis.document import Effect, Finding, Numbers
 from slime_ext.tools.analysis.findings import recommend as recommend_module
 from slime_ext.tools.analysis.findings.recommend import flags, recommend
+from slime_ext.tools.analysis.request import Request
+from slime_ext.tools.analysis.run import analyse
+from tests.tools.analysis import dumps
+from tests.tools.analysis.detectors.toys import lagging
 
 FOLDER = Path(evidence.__file__).parent
 
@@ -107,7 +113,7 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
             assert ("to find out" in text) == (condition["mismatch"] == "lag" and not helped)
         alike = [c["k3"] for c in table["conditions"] if c["mismatch"] == condition["mismatch"] and c["k3"]]
         low, high = condition["k3"]
-        for k3, steps in ((low * 0.99, 1), (high * 1.01, 1), (low, condition["steps_per_rollout"] + 3)):
+        for k3, steps in ((low * 0.99, 1), (high * 1.01, 1), (low, condition["steps_per_rollout"] + 5)):
             if steps == 1 and any(lowest <= k3 <= highest for lowest, highest in alike):
                 continue  # another condition covers it
             assert "none of our runs is like this" in said(findings=findings, k3=k3, steps=steps).reasons[0]
@@ -136,20 +142,49 @@ def test_a_preset_that_helped_in_runs_like_this_one_is_recommended(changed):
     changed("E", p=0.01, effect=0.2)
     costly = {}
     for name in ("importance_sampling", "icepop", "token_tis"):  # in the order of the table
-        made = recommend(effects(**costly), SHORT, (STALE,), k3=0.2)
+        made = recommend(effects(**costly), SHORT, (STALE,), k3=0.2, steps=1)
         assert (made.name, made.candidates[-1].chosen) == (name, True) and made.flags == flags(name)
         assert "it helped in our runs" in made.reasons[-2]
         costly[name] = {"ess": 0.1}
     assert said(findings=(STALE,), k3=0.02).name == "metrics_only"
-    last = recommend(effects(**costly), SHORT, (STALE,), k3=0.2)
+    last = recommend(effects(**costly), SHORT, (STALE,), k3=0.2, steps=1)
     assert last.name == "metrics_only" and last.candidates[0].reason == "effective sample size 0.1"
 
 
 def test_a_preset_that_did_harm_in_runs_like_this_one_is_not_tried(changed):
     changed("C", p=0.01, effect=-0.2)
-    made = recommend(effects(importance_sampling={"ess": 0.1}), SHORT, (STALE,), k3=0.2)
+    made = recommend(effects(importance_sampling={"ess": 0.1}), SHORT, (STALE,), k3=0.2, steps=1)
     assert made.candidates[1].name == "token_tis" and "did harm in our runs" in made.candidates[1].reason
     assert "with and without icepop: " in made.reasons[-2]
+
+
+def test_without_the_number_of_optimizer_steps_it_says_what_holds_for_each():
+    both = said(findings=(STALE,), k3=0.2)
+    assert both.name == "metrics_only" and both.is_made
+    text = " ".join(both.reasons)
+    assert "how many optimizer steps a rollout has (num_steps_per_rollout)" in text
+    lag = next(condition for condition in evidence.evidence().conditions if condition.name == "lag")
+    gained = " or ".join(remedy.remedy for remedy in lag.remedies if remedy.preset and remedy.helped)
+    assert f"with 1 optimizer step per rollout, try {gained}, which gained there" in text
+    assert "with 4 optimizer steps per rollout, " in text and "to find out" not in text
+    one = said(findings=(STALE,), k3=0.5)
+    assert one.name == "importance_sampling"
+    assert any("(num_steps_per_rollout); these runs have 1 optimizer step" in x for x in one.reasons)
+    known = said(findings=(STALE,), k3=0.2, steps=1)
+    assert known.name == "importance_sampling" and "the dump does not tell" not in " ".join(known.reasons)
+
+
+def test_the_number_of_optimizer_steps_is_read_from_the_flags_beside_dumps_without_it(tmp_path):
+    for rollout in lagging(0.6):
+        texts = {"prompts": ("p",) * rollout.count, "responses": ("r",) * rollout.count}
+        path = dumps.write_train(tmp_path, replace(rollout, **texts))
+        torch.save(torch.load(path, weights_only=False) | {"dp_shards": []}, path)
+        dumps.write_rollout(tmp_path, replace(rollout, **texts))
+    for steps, said_of in [(None, ""), (3, ", 3 optimizer steps per rollout"), ("x", "")]:
+        (tmp_path / "args.json").write_text(json.dumps({"num_steps_per_rollout": steps}))
+        request = Request((str(tmp_path),), presets=("metrics_only",))
+        (reason, *_) = analyse(request, request.files()).recommendation.reasons
+        assert f" from older weights{said_of}: " in reason
 
 
 def test_policies_that_are_equal_need_nothing():
@@ -237,7 +272,7 @@ def test_what_helped_beside_the_evaluated_presets_is_named_with_what_it_needs():
         (text,) = of["score_centering"]
         assert text.startswith(f"a candidate is {gains['score_centering']}, ")
         assert ("slime_ext.host.generate" in text) == is_told
-    one = " ".join(recommend([effect("geo_rs")], SHORT, (STALE,), k3=0.2).reasons)
+    one = " ".join(recommend([effect("geo_rs")], SHORT, (STALE,), k3=0.2, steps=1).reasons)
     for name in ("importance_sampling", "score_centering", "token_tis"):
         assert f"a candidate is {gains[name]}, the preset {name}:" in one
     assert "a candidate" not in " ".join(said(k3=0.45, steps=1).reasons)
@@ -341,6 +376,6 @@ def test_how_to_train_for_a_policy_follows_from_the_runs_that_were_scored_with_i
         r.model_copy(update={"effect": effects[r.arm], "p": 0.01 if effects[r.arm] else 0.9})
         for r in remedies
     ]
-    assert recommend_module._to_serve([of_int4.model_copy(update={"remedies": tuple(made)})]).startswith(
+    assert recommend_module._how_to_train([of_int4.model_copy(update={"remedies": tuple(made)})]).startswith(
         wanted
     )

@@ -58,7 +58,11 @@ LAST_RESORT: Mapping[
     "formats": {},  # no panel supports a preset; icepop did harm, and token_tis in one of two panels
 }
 TRAINERS = "the trainer's weights"
-COMPARE = "evaluate a run with and one without a correction, or sample in a wider number format"
+COMPARE: Mapping[Mismatch, str] = {
+    "lag": "evaluate a run with and one without a correction, or push weights more often",
+    "formats": "evaluate a run with and one without a correction, or sample in a wider number format",
+}
+UNTOLD = "the dump does not tell how many optimizer steps a rollout has (num_steps_per_rollout)"
 CENTERING = "score centering"  # the remedy that reads log-probs of the sampler's likeliest tokens
 
 
@@ -110,6 +114,11 @@ class Situation:
     def condition(self) -> Condition | None:
         """The first of ``conditions``."""
         return next(iter(self.conditions), None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the unknown number of optimizer steps decides which of our runs are like it."""
+        return len({condition.steps_per_rollout for condition in self.conditions}) > 1
 
     def __str__(self) -> str:
         steps = f", {counted(self.steps, 'optimizer step')} per rollout" if self.steps else ""
@@ -167,11 +176,12 @@ def _judged(
             chosen, why = name, (reason, _gain(by_name[name]))
             break
     reasons = tuple(_measured(at)) if condition else _unmeasured(at)
-    if condition:
+    if condition and not at.is_open:
         reasons = (*reasons, *_others(condition, total, by_name))
     remedy = condition.of(chosen) if condition and chosen else None
     # If the runs were scored with one of two policies, it depends on which of them will be served.
-    if condition and not condition.scored and chosen and remedy and remedy.helped:
+    is_clear = condition and not (condition.scored or at.is_open)
+    if is_clear and condition and chosen and remedy and remedy.helped:
         reasons = (*reasons, *_better(condition, remedy), *why)
         return Recommendation(name=chosen, reasons=reasons, flags=flags(chosen), candidates=tuple(considered))
     return _nothing(*reasons, *_next(at, chosen, why), is_made=True, candidates=considered)
@@ -179,8 +189,8 @@ def _judged(
 
 def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str, ...]:
     """Returns what to do if no preset helped in runs like this one."""
-    if at.condition and at.condition.scored:
-        return ()  # `_measured` says what to do for each policy that may be served
+    if at.condition and (at.condition.scored or at.is_open):
+        return ()  # `_measured` says what to do in each case
     if chosen is None and not LAST_RESORT[at.mismatch]:
         return FIRST[at.mismatch], "none of our runs supports a correction of this mismatch"
     if chosen is None:
@@ -193,17 +203,21 @@ def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str,
 def _measured(at: Situation) -> Iterator[str]:
     """Yields what our runs measured, for a run that is like them."""
     yield f"{at}: our runs like it had {' and '.join(dict.fromkeys(map(_runs, at.conditions)))}"
-    differ = len({condition.steps_per_rollout for condition in at.conditions}) > 1
     for condition in at.conditions:
         remedies = ", ".join(map(str, condition.remedies))
-        which = f"with {_steps(condition)} per rollout, " if differ else ""
+        which = f"with {_steps(condition)} per rollout, " if at.is_open else ""
         scores = f"their held-out scores at the end, minus those of uncorrected runs{condition.whose}"
         yield f"{which}{scores}: {remedies}"
     served = dict.fromkeys(condition.scored for condition in at.conditions if condition.scored)
     for weights in served:
-        yield f"if you serve {weights}, {_to_serve([c for c in at.conditions if c.scored == weights])}"
+        yield f"if you serve {weights}, {_how_to_train([c for c in at.conditions if c.scored == weights])}"
     if served and TRAINERS not in served:
-        yield f"if you serve {TRAINERS}, these runs do not tell: {COMPARE}"
+        yield f"if you serve {TRAINERS}, these runs do not tell: {COMPARE[at.mismatch]}"
+    if at.condition and at.steps is None:
+        yield UNTOLD if at.is_open else f"{UNTOLD}; these runs have {_steps(at.condition)}"
+    if at.is_open:
+        for condition in at.conditions:
+            yield f"with {_steps(condition)} per rollout, {_how_to_train([condition])}"
 
 
 def _runs(condition: Condition) -> str:
@@ -215,15 +229,15 @@ def _steps(condition: Condition) -> str:
     return counted(condition.steps_per_rollout, "optimizer step")
 
 
-def _to_serve(conditions: Sequence[Condition]) -> str:
-    """Says how to train for the weights with which the runs of the conditions were scored."""
+def _how_to_train(conditions: Sequence[Condition]) -> str:
+    """Says which corrections gained and which did harm in the runs of the conditions."""
     remedies = [remedy for condition in conditions for remedy in condition.remedies if remedy.preset]
     gained = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.helped)
     lost = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.did_harm)
     mixed = [name for name in gained if name in lost]
     better, worse = ([name for name in of if name not in mixed] for of in (gained, lost))
     if not (gained or lost):
-        return f"no correction is shown to gain or to harm: {COMPARE}"
+        return f"no correction is shown to gain or to harm: {COMPARE[conditions[0].mismatch]}"
     parts = [f"try {' or '.join(better)}, which gained there" if better else "train uncorrected"]
     parts += [f"{' and '.join(worse)} did harm there"] * bool(worse)
     parts += [f"{name} gained in one panel and did harm in another" for name in mixed]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +25,13 @@ def flags_of(paths: Sequence[str]) -> dict[str, Any]:
             counts = [count for count in known if isinstance(count, int)]
             return flags | ({"has_experts": max(counts) > 1} if counts else {})
     return {}
+
+
+def steps_of(flags: Mapping[str, Any]) -> int | None:
+    """Returns the optimizer steps per rollout that the flags name; None if they name no number.
+
+    >>> steps_of({"num_steps_per_rollout": 4}), steps_of({"num_steps_per_rollout": None}), steps_of({})
+    (4, None, None)
+    """
+    steps = flags.get("num_steps_per_rollout")
+    return steps if type(steps) is int and steps >= 1 else None
