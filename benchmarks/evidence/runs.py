@@ -45,6 +45,7 @@ LOGGED = {  # name in a line's ``rollouts`` -> the run's metric
     "ratio_max": "train/off_policy/ratio_max",
     "weight_mean": "train/off_policy/weight_mean",
     "clipped": "train/off_policy/clipped_fraction",
+    "ppo_clipped": "train/pg_clipfrac",
     "reward": SHOWN["reward"],
     "advantage_mean": "rollout/advantages",
     "grad_norm": "train/grad_norm",
