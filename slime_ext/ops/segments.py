@@ -67,7 +67,8 @@ def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
     return as_bytes(flags).to(dtype)
 
 
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a number -> integers of that size
+# bytes of a number -> integers of that size
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def selected(values: Tensor, flags: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def selected(values: Tensor, flags: Tensor) -> Tensor:
     does not vectorise.
 
     Args:
-        values: [T], detached; 2, 4 or 8 bytes a number.
+        values: [T], detached, of any type that is not complex.
         flags: [T] bool.
 
     >>> selected(torch.tensor([1.5, torch.nan, torch.inf]), torch.tensor([True, False, False]))
