@@ -771,10 +771,10 @@ def test_the_page_says_how_far_repeated_runs_were_apart():
         f"{abs(gap):.2f} {'higher' if gap > 0 else 'lower'}" if gap else "at the same score" for gap in apart
     ]
     assert (
-        f"eight runs that were repeated with the same seed ended {', '.join(words[:-1])}, and {words[-1]}"
+        f"ten runs that were repeated with the same seed ended {', '.join(words[:-1])}, and {words[-1]}"
         in page
     )
-    assert len(apart) == 8 and f"({first['lm_cap', 'C', 31]:.2f}, then {again[3].end:.2f})" in page
+    assert len(apart) == 10 and f"({first['lm_cap', 'C', 31]:.2f}, then {again[3].end:.2f})" in page
 
 
 def test_the_results_say_how_many_runs_are_slow():
