@@ -6,6 +6,7 @@ its loss is imported. Every variant also runs on a small batch, where the losses
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import importlib.machinery
@@ -18,7 +19,7 @@ import tempfile
 import time
 import types
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,22 +247,32 @@ def _completed(row: Row, host: host_loss.Slime, body: Variant, device: str) -> R
     return replace(row, waits=waits[0] if waits else None, why=why)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = timing.parser(__doc__)
-    parser.add_argument("--host", type=Path)
-    parser.add_argument("--wheels", type=Path, default=ROOT / "cuda-wheels")
-    options = parser.parse_args(argv)
-    until = time.monotonic() + options.seconds
-    torch.set_num_threads(1)
+def parser(document: str) -> argparse.ArgumentParser:
+    """Returns the flags of a step that runs in a host."""
+    made = timing.parser(document)
+    made.add_argument("--host", type=Path)
+    made.add_argument("--wheels", type=Path, default=ROOT / "cuda-wheels")
+    return made
+
+
+def time_in_host(options: Namespace, what: str, timed: Callable[[host_loss.Slime, Path], list[Row]]) -> None:
+    """Appends the rows that ``timed`` measures in a host, or a row that says that there is none."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = find(options.host, options.wheels, Path(scratch))
         if folder is None:
             why = "no host: name a checkout with --slime, or put the wheel miles-rl into --wheels"
-            timing.append([Row("policy loss of a host", 0, "", why=why)], options.lines)
+            timing.append([Row(what, 0, "", why=why)], options.lines)
             return
         with one_rank(options.device):
-            rows = measured(enter(folder), folder, options.device, options.device == "cpu", until)
-            timing.append(rows, options.lines)
+            timing.append(timed(enter(folder), folder), options.lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(argv)
+    until = time.monotonic() + options.seconds
+    torch.set_num_threads(1)
+    timed = functools.partial(measured, device=options.device, dry=options.device == "cpu", until=until)
+    time_in_host(options, "policy loss of a host", timed)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
 
 from benchmarks.on_cuda import timing
-from benchmarks.on_cuda.host import ROOT, UNCORRECTED, WATCHED, Variant, batch_with, enter, find, one_rank
+from benchmarks.on_cuda.host import UNCORRECTED, WATCHED, Variant, batch_with, parser, time_in_host
 from benchmarks.on_cuda.timing import Row
 from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
@@ -212,26 +211,17 @@ def _with_share(row: Row, step: Step) -> Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = timing.parser(__doc__)
-    parser.add_argument("--host", type=Path)
-    parser.add_argument("--wheels", type=Path, default=ROOT / "cuda-wheels")
-    parser.add_argument("--sequences", type=int, help="sequences of a micro-batch")
-    options = parser.parse_args(argv)
+    words = parser(__doc__)
+    words.add_argument("--sequences", type=int, help="sequences of a micro-batch")
+    options = words.parse_args(argv)
     dry, until = options.device == "cpu", time.monotonic() + options.seconds
     torch.set_num_threads(1)
     torch.manual_seed(0)
     size = DRY if dry else Size()
     size = replace(size, sequences=options.sequences or size.sequences)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = find(options.host, options.wheels, Path(scratch))
-        if folder is None:
-            why = "no host: name a checkout with --slime, or put the wheel miles-rl into --wheels"
-            timing.append([Row("training step", 0, "", why=why)], options.lines)
-            return
-        repeat = REPEAT_DRY if dry else REPEAT
-        with one_rank(options.device):
-            rows = measured(enter(folder), folder, size, options.device, repeat, until)
-            timing.append(rows, options.lines)
+    repeat = REPEAT_DRY if dry else REPEAT
+    timed = functools.partial(measured, size=size, device=options.device, repeat=repeat, until=until)
+    time_in_host(options, "training step", timed)
 
 
 if __name__ == "__main__":

@@ -352,7 +352,7 @@ class Correction:
 
 
 def _check_parts(correction: Correction) -> None:
-    """Raises ConfigError unless every part has the right type. Each part checks its own fields."""
+    """Raises ConfigError unless every part has the right type. Each part has checked its fields."""
     check_fields("", correction)
     examples = {"steps": "steps=(Reweight(), Truncate(2.0))", "terms": "terms=(SquaredLogRatio(1e-3),)"}
     for name, kind in {"steps": Step, "terms": Term}.items():
@@ -375,7 +375,7 @@ def _check_parts(correction: Correction) -> None:
 
 
 def _check_step(step: Step, here: str) -> None:
-    """Raises ConfigError unless a step declares what can be needed and done, and can be hashed."""
+    """Raises ConfigError unless a step's declarations are valid and its fields can be hashed."""
     check_declared(step, here)
     try:
         hash(step)

@@ -89,7 +89,7 @@ def check_fields(where: str, thing: Any, of: type | None = None) -> None:
 
     Args:
         where: the prefix of a field's name in messages, with its dot; empty for no prefix.
-        of: the class whose fields are checked; None: that of `thing`. A class that checks its own fields
+        of: the class whose fields are checked; None: that of `thing`. A class that checks its fields
             passes itself, because a user's subclass may add fields of any kind.
     """
     for name, hint in _plain_hints(of or type(thing)).items():

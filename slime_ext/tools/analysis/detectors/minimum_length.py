@@ -30,7 +30,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         mean log-ratio 5 times as far below 0 before the position as after it, by 6 standard errors;
-        95% of the squared log-ratio of far tokens is below 0; no response ends before the position
+        95% of the squared log-ratio of far tokens is below 0; no response ends before the
+        position; old weights do not explain the distance
     """,
     ruled_out="""
         Top-p or a temperature, because they do not stop at a position. Another text at the start,

@@ -179,9 +179,8 @@ def _judged(
     if condition and not at.is_open:
         reasons = (*reasons, *_others(condition, total, by_name))
     remedy = condition.of(chosen) if condition and chosen else None
-    # If the runs were scored with one of two policies, it depends on which of them will be served.
-    is_clear = condition and not (condition.scored or at.is_open)
-    if is_clear and condition and chosen and remedy and remedy.helped:
+    # Nothing is recommended where the served policy, or the unknown number of steps, decides.
+    if condition and not (condition.scored or at.is_open) and chosen and remedy and remedy.helped:
         reasons = (*reasons, *_better(condition, remedy), *why)
         return Recommendation(name=chosen, reasons=reasons, flags=flags(chosen), candidates=tuple(considered))
     return _nothing(*reasons, *_next(at, chosen, why), is_made=True, candidates=considered)
@@ -230,7 +229,7 @@ def _steps(condition: Condition) -> str:
 
 
 def _how_to_train(conditions: Sequence[Condition]) -> str:
-    """Says which corrections gained and which did harm in the runs of the conditions."""
+    """Says how to train, by what gained and what did harm in the runs of the conditions."""
     remedies = [remedy for condition in conditions for remedy in condition.remedies if remedy.preset]
     gained = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.helped)
     lost = dict.fromkeys(remedy.remedy for remedy in remedies if remedy.did_harm)
