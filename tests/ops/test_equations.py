@@ -87,6 +87,13 @@ def test_the_limits_of_a_log_prob_are_exact(dtype):
     assert ops.is_log_prob(torch.tensor(values, dtype=dtype)).tolist() == expected
 
 
+def test_nothing_that_is_compared_has_a_gradient():
+    """A step of a user may compute weights from the log-probs themselves."""
+    values = torch.tensor([-1.0, -2.0], requires_grad=True)
+    mask = torch.ones(2, dtype=torch.bool)
+    assert not any(x.requires_grad for x in ops.divergences.compared(values, 2 * values, mask))
+
+
 def test_bfloat16_log_probs_are_compared_in_float32():
     got = ops.log_ratio(
         torch.zeros(1, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16), torch.ones(1) > 0
