@@ -170,9 +170,10 @@ def test_after_its_time_a_run_ends_with_all_its_processes(host):
         host,
         "import subprocess as s, time\ns.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)",
     )
-    run = driver.HostRun(host, host / "out", timeout=4, environment={MARK: "of-this-test"})
+    mark = f"driver-{os.getpid()}"
+    run = driver.HostRun(host, host / "out", timeout=4, environment={MARK: mark})
     assert run.run() == 124  # of coreutils' timeout
-    assert not marked_processes("of-this-test")
+    assert not marked_processes(mark)
 
 
 def test_nobody_else_reads_the_folder_of_a_run_in_tmp(host):

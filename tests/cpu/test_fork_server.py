@@ -98,10 +98,11 @@ if __name__ == "__main__":
 
 def test_semaphores_of_a_fork_and_of_its_children_have_the_mark_of_the_run(address, tmp_path, monkeypatch):
     """The guard of the run removes files in /dev/shm with the mark."""
-    monkeypatch.setenv(MARK, "of-this-test")
+    mark = f"fork-server-{os.getpid()}"
+    monkeypatch.setenv(MARK, mark)
     out, errors = start(address, tmp_path, SEMAPHORES).communicate(timeout=60)
     names = out.split()
-    assert len(names) == 4 and all(name.startswith("/mp_of-this-test-") for name in names), errors
+    assert len(names) == 4 and all(name.startswith(f"/mp_{mark}-") for name in names), errors
 
 
 SLEEPS = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
