@@ -65,12 +65,13 @@ class Primary(Frozen):
 
 
 class Slope(Frozen):
-    """The growth of each arm's gain with the policies' distance, over a panel's variants.
+    """The growth of an arm's gain with the policies' distance, over a panel's variants.
 
     It is the slope of (end - end of ``against``) on log k3 of ``against``, run by run, with seeds as blocks.
+    It is planned as the panel's only test.
     """
 
-    arms: tuple[str, ...]
+    arm: str
     against: str
 
 
@@ -78,7 +79,6 @@ class Variant(Frozen):
     """A level of a panel's factor, such as a learning rate or a lag. Its flags override the panel's."""
 
     flags: dict[str, Any] = {}
-    arms: tuple[str, ...] = Field((), description="arms with this variant; by default all of the panel")
 
 
 def base(cell: str) -> str:
@@ -137,12 +137,7 @@ class Panel(Frozen):
         """Returns what a seed runs: the arms, or each arm with each of its variants."""
         if not self.variants:
             return self.arms
-        return tuple(
-            f"{arm}{AT}{name}"
-            for name, variant in self.variants.items()
-            for arm in self.arms
-            if arm in (variant.arms or self.arms)
-        )
+        return tuple(f"{arm}{AT}{name}" for name in self.variants for arm in self.arms)
 
     def asked(self, names: Iterable[str]) -> list[str]:
         """Returns the cells that names of arms or cells mean. An unknown arm is returned as a cell."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, holm, judge, sloped
+from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, judge, sloped
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
 from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
 from benchmarks.evidence.settings import ROOT, Arm, Panel, Primary, Settings, Slope, base
@@ -24,9 +24,11 @@ SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other 
 
 
 def is_shown(of: Settings, panel: str, lines: Rows) -> bool:
-    """Whether conclusions may be shown: only once the panel's primary comparison is complete."""
+    """Whether conclusions may be shown: only once the panel's planned test is complete."""
     settings = of.panels[panel]
     asked = settings.primary
+    if settings.slope is not None and _missing(settings, lines):
+        return False
     return bool(lines) and (asked is None or _complete(settings, asked, lines) == len(settings.seeds))
 
 
@@ -119,7 +121,7 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     if panel.primary is not None:
         yield primary(of, panel, panel.primary, lines)
     if panel.slope is not None:
-        yield from slopes(of, panel, panel.slope, lines)
+        yield slope(of, panel, panel.slope, lines)
     yield _every_seed(own(lines))
     yield from _of_the_trainer(of, name, lines)
     yield from _shared(name, lines)
@@ -174,19 +176,19 @@ def _complete(panel: Panel, asked: Primary, lines: Rows) -> int:
     return sum(all(seed in lines.get(cell, {}) for cell in cells) for seed in panel.seeds)
 
 
-def slopes(of: Settings, panel: Panel, asked: Slope, lines: Rows) -> Iterator[str]:
-    """Describes how each arm's gain grows with k3, once all runs are complete."""
-    left = sum(seed not in lines.get(cell, {}) for cell in panel.cells for seed in panel.seeds)
-    if left:
-        yield f"Slopes on log k3: {left} of {len(panel.cells) * len(panel.seeds)} runs are missing."
-        return
-    slope_of = {arm: sloped(lines, arm, asked.against, of.judged) for arm in asked.arms}
-    known = {arm: one for arm, one in slope_of.items() if one is not None}
-    for (arm, one), p in zip(known.items(), holm([one.p for one in known.values()]), strict=True):
-        yield (
-            f"Slope of {arm} - {asked.against} on log k3 of {asked.against}, seeds as blocks: "
-            f"{interval(one.slope)}, p {p:.2g} after Holm ({one.runs} pairs of runs, {one.seeds} seeds)."
-        )
+def slope(of: Settings, panel: Panel, asked: Slope, lines: Rows) -> str:
+    """Describes how the arm's gain grows with k3, once all runs are complete."""
+    name = f"Slope of {asked.arm} - {asked.against} on log k3 of {asked.against}, seeds as blocks"
+    if left := _missing(panel, lines):
+        return f"{name}: {left} of {len(panel.cells) * len(panel.seeds)} runs are missing."
+    if (found := sloped(lines, asked.arm, asked.against, of.judged)) is None:
+        return f"{name}: no seed has two variants."
+    return f"{name}: {interval(found.slope)}, p {found.p:.2g} ({found.runs} pairs of runs, {found.seeds} seeds)."
+
+
+def _missing(panel: Panel, lines: Rows) -> int:
+    """Counts the panel's runs that are missing."""
+    return sum(seed not in lines.get(cell, {}) for cell in panel.cells for seed in panel.seeds)
 
 
 def markdown(head: Sequence[str], cells: Iterable[Sequence[object]]) -> str:

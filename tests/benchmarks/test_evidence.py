@@ -160,24 +160,22 @@ def test_a_run_that_is_scored_twice_has_both_curves(train):
 
 def test_a_cell_is_an_arm_with_one_variant_of_its_panel(train):
     panel = OF.panels["lm_dose"]
-    assert len(panel.cells) == 13 and "S@fp8" not in panel.cells and "S@lag8" in panel.cells
+    assert panel.cells == ("B@lag1", "C@lag1", "B@lag2", "C@lag2", "B@lag8", "C@lag8")
     *words, computing = words_of("lm_dose", "B@lag1")
     assert words == [*words_of("lm_lag", "A")][:2]  # nothing lags, nothing is rounded
     assert computing == {"SLIME_EXT_BFLOAT16": "float32"}
     lagging = words_of("lm_dose", "C@lag8")[0]
-    assert lagging[lagging.index("--lag") + 1] == "8" and words_of("lm_dose", "C@int8")[2] == {
-        "SLIME_EXT_ROUND": "int8",
-        **computing,
-    }
+    assert lagging[lagging.index("--lag") + 1] == "8"
+    rounded = {"SLIME_EXT_ROUND": "int8", "SLIME_EXT_SCORE": "both"}
+    assert words_of("lm_dose_formats", "C@int8")[2] == {**rounded, **computing}
     assert rate_of(words_of("lm_rate_all", "U@3e-5")[1]) == 3e-5
     assert "4" in words_of("lm_steps", "P")[1] and "ppo_is_bypass" in words_of("lm_steps", "P")[0]
     digests = {OF.digest("lm_rate_all", cell) for cell in OF.panels["lm_rate_all"].cells}
     assert len(digests) == 15
     assert OF.digest("lm_rate_all", "S@6e-5") == OF.digest("lm_lag", "S")
     assert OF.digest("lm_rate_all", "B@1.5e-5") == OF.digest("lm_lag", "F")
-    assert panel.asked(["C"]) == [f"C@{name}" for name in panel.variants] and panel.asked(["B@fp8"]) == [
-        "B@fp8"
-    ]
+    assert panel.asked(["C"]) == [f"C@{name}" for name in panel.variants]
+    assert panel.asked(["B@lag8"]) == ["B@lag8"]
     assert OF.panels["lm_int4"].asked(["F"]) == ["F"]  # a pilot of an arm that the panel lacks
     assert OF.with_tried("lm_rate_all", {"lr": 1e-4}).flags("lm_rate_all", "C@3e-5", 1)["lr"] == 1e-4
     made = train("B@lag8", 41, panel="lm_dose")
@@ -197,7 +195,7 @@ def test_runs_that_a_panel_shares_with_another_are_not_run_again():
     assert of_rate["B@1.5e-5"][3].arm == "F" and next(iter(of_rate)) == "A@6e-5"
 
 
-@pytest.mark.parametrize("panel", ["lm_rate_all", "lm_dose"])
+@pytest.mark.parametrize("panel", ["lm_rate_all", "lm_dose_center", "lm_dose_formats"])
 def test_a_panel_without_a_date_runs_no_test_seed(panel, capsys):
     assert evidence.main(["run", panel]) == 2
     assert f"{panel}: frozen: expected a date before test seeds run" in capsys.readouterr().err
@@ -550,7 +548,7 @@ def test_the_slope_on_log_k3_is_that_of_plain_loops_within_seeds():
         above.append(sum((x - middle) * y for x, y in points))
         below.append(sum((x - middle) ** 2 for x, _ in points))
     found = judge.sloped(table.by_arm(OF, "lm_dose", lines), "C", "B", OF.judged)
-    assert (found.seeds, found.runs) == (8, 40)
+    assert (found.seeds, found.runs) == (8, 24)
     assert found.slope[0] == pytest.approx(sum(above) / sum(below)) == pytest.approx(0.05, abs=0.01)
     assert found.slope[1] < found.slope[0] < found.slope[2] and found.slope[2] - found.slope[1] < 0.03
     turned = [
@@ -559,12 +557,14 @@ def test_the_slope_on_log_k3_is_that_of_plain_loops_within_seeds():
     ]
     assert found.p == sum(one >= abs(sum(above)) - 1e-12 for one in turned) / 2**8
     assert judge.sloped(table.by_arm(OF, "lm_dose", lines), "S", "B", OF.judged) is None
-    said = list(table.slopes(OF, panel, panel.slope, table.by_arm(OF, "lm_dose", lines)))
-    assert said == ["Slopes on log k3: 24 of 104 runs are missing."]
-    centered = [row(f"S@lag{n}", seed, 0.5, panel="lm_dose") for n in (1, 2, 8) for seed in panel.seeds]
-    said = list(table.slopes(OF, panel, panel.slope, table.by_arm(OF, "lm_dose", [*lines, *centered])))
-    assert said[0].startswith("Slope of C - B on log k3 of B, seeds as blocks: 0.05") and len(said) == 2
-    assert "(40 pairs of runs, 8 seeds)" in said[0] and "(24 pairs of runs, 8 seeds)" in said[1]
+    name = "Slope of C - B on log k3 of B, seeds as blocks"
+    left = table.by_arm(OF, "lm_dose", lines[:-1])
+    assert table.slope(OF, panel, panel.slope, left) == f"{name}: 1 of 48 runs are missing."
+    assert not table.is_shown(OF, "lm_dose", left)
+    complete = table.by_arm(OF, "lm_dose", lines)
+    said = table.slope(OF, panel, panel.slope, complete)
+    assert said.startswith(f"{name}: 0.05") and said.endswith("(24 pairs of runs, 8 seeds).")
+    assert table.is_shown(OF, "lm_dose", complete)
 
 
 def test_arms_u_and_x_differ_from_score_centering_in_cap_and_centering_alone():
