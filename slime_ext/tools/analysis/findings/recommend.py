@@ -6,7 +6,6 @@ would have cost this run little.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,16 +30,13 @@ from slime_ext.tools.wording import flags_of
 LONG = 1000  # response tokens from which a few bad tokens decide the weight of a sequence
 LAG = 4.0  # weight versions from which the lag is a reason for a correction
 FEW = 100  # sequences; with fewer, one sequence changes the shares below by more than 1%
-# Policies are practically equal if the effective sample size of whole sequences is above the first, and their
-# mean ratio is within the second of 1.
-HARMLESS, AROUND_1 = 0.98, 0.1
 # Limits of what a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 STALE = "stale_weights"  # the finding that the sampler's weights lag
 UNKNOWN = "unexplained"  # the finding that something is wrong, without a cause
 LAG_OF_ONE = 1.5  # weight versions
-LEAST_HARM = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 up to which a lag needs no correction
+LEAST_HARM = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 up to which no correction is needed
 OWN = "every preset that fits costs too much, but your file costs little"
 KINDS: Mapping[Mismatch, str] = {"lag": "from older weights", "formats": "without a known lag"}
 FIRST: Mapping[Mismatch, str] = {
@@ -91,8 +87,11 @@ def recommend(
     mismatch: Mismatch = "lag" if STALE in names or (total.staleness or 0) >= 1 else "formats"
     distance = total.k3 if k3 is None else k3
     is_meant = not any(f.is_fault for f in findings) and (total.staleness or 1) <= LAG_OF_ONE
-    if mismatch == "lag" and is_meant and (distance or 0) <= LEAST_HARM:
-        return _nothing(f"a healthy lag of one: k3 {_said(distance)} needs no correction", is_made=True)
+    is_healthy = max(distance or 0, total.k3 or 0) <= LEAST_HARM
+    if is_healthy and (is_meant or mismatch == "formats"):
+        whose = "a healthy lag of one: " if mismatch == "lag" else ""
+        needs = f"k3 {_said(distance)} needs no correction, because it is at most {LEAST_HARM:g}"
+        return _nothing(whose + needs, is_made=True)
     at = Situation(mismatch, distance, steps)
     return _judged(effects, total, files or {}, at)
 
@@ -158,12 +157,6 @@ def _none(total: Numbers, findings: Sequence[Finding], names: set[str]) -> Recom
 def _judged(
     effects: Sequence[Effect], total: Numbers, files: Mapping[str, str], at: Situation
 ) -> Recommendation:
-    if _is_harmless(total):
-        return _nothing(
-            "the policies are so close that no correction would change the gradient noticeably: effective "
-            f"sample size of whole sequences {_said(total.ess_sequence)}, k3 {_said(total.k3)}",
-            is_made=True,
-        )
     condition, by_name = at.condition, {effect.name: effect for effect in effects}
     considered: list[Candidate] = []
     chosen, why = None, ("", "")
@@ -309,18 +302,6 @@ def _nothing(
         candidates=tuple(candidates),
         is_made=is_made,
     )
-
-
-def _is_harmless(total: Numbers) -> bool:
-    """Returns whether the policies are so close that nothing needs correcting.
-
-    Equal weights alone do not show it: weights are also equal if all ratios have the same value far from 1,
-    or if there is one sequence.
-    """
-    if total.ess_sequence is None or total.chi2_sequence is None or total.ess_sequence < HARMLESS:
-        return False
-    mean = math.sqrt(total.ess_sequence * (1 + total.chi2_sequence))
-    return abs(mean - 1) <= AROUND_1
 
 
 def _candidates(total: Numbers, files: Iterable[str], at: Situation) -> dict[str, str]:
