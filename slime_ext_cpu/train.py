@@ -273,7 +273,7 @@ def _correction(name: str) -> str:
 
 def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
     """Says what the run will do, and how long that takes."""
-    in_float32 = bfloat16.is_widened()
+    in_float32 = bfloat16.multiplies_in_float32()
     speed = machine.gflops(args["threads"] or task.threads, in_float32)
     minutes = (START_S + args["num_rollout"] * task.rollout_s) / 60 * machine.GFLOPS / speed
     how = "in float32" if in_float32 else "with its instructions"

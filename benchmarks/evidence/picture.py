@@ -1,11 +1,13 @@
-"""Draws docs/img/evidence.png and evidence_all.png.
+"""Draws docs/img/evidence.png, evidence_k3.png and evidence_all.png.
 
 README.md shows the first: the score at the end of each run of the language model, with a row for each arm and
-a dot for each seed. The second has the held-out score over optimizer steps, with a line for each seed.
+a dot for each seed. The second has differences of such scores against k3, over several lags. The third has
+the held-out score over optimizer steps, with a line for each seed.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.evidence.judge import Rows
+from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, gaps
 from benchmarks.evidence.pooled import lines_of, remedy_of, without_follower
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
@@ -25,12 +27,19 @@ COLOUR = "#2a5d9f"
 COLUMNS = 4
 DPI = 130
 TITLE = 72  # letters of a title's line
+CORRECTED = "C"
+LAGS = {"no_lag": "no lag", "lag2": "lag of 2", "lag": "lag of 4", "lag8": "lag of 8"}  # condition -> label
+COMPARED = {
+    EXACT: "what the lag costs: no lag - uncorrected",
+    CORRECTED: "what token_tis gains over uncorrected",
+}
 
 
 def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
     """Draws both pictures. Leaves out an arm that has only runs of another arm."""
     folder.mkdir(parents=True, exist_ok=True)
     ends(of, rows).savefig(folder / "evidence.png", dpi=DPI)
+    against_k3(of, rows).savefig(folder / "evidence_k3.png", dpi=DPI)
     panels = {name: lines for name in of.panels if (lines := own(by_arm(of, name, rows)))}
     draw(of, panels).savefig(folder / "evidence_all.png", dpi=DPI)
 
@@ -74,6 +83,34 @@ def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
     ax.tick_params(axis="x", labelsize=8)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
+
+
+def against_k3(of: Settings, rows: Sequence[Row]) -> Figure:
+    """Returns the figure of the differences from uncorrected runs against their k3, a dot for each seed."""
+    lines = {name: lines_of(of, name, rows) for name in LAGS}
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(COMPARED), sharex=True, sharey=True)
+    for ax, (arm, title) in zip(axes, COMPARED.items(), strict=True):
+        for i, (name, label) in enumerate(LAGS.items()):
+            uncorrected = lines[name].get(UNCORRECTED, {})
+            gained = gaps(lines[name].get(arm, {}), uncorrected)
+            points = [(uncorrected[seed].k3, gain) for seed, gain in gained.items() if uncorrected[seed].k3]
+            if not points:
+                continue
+            k3, gain = zip(*points, strict=True)
+            ax.plot(k3, gain, "o", ms=4, color=f"C{i}", alpha=0.6, label=label)
+            middle = math.exp(sum(map(math.log, k3)) / len(k3))
+            ax.plot(middle, sum(gain) / len(gain), "_", ms=26, mew=3, color=f"C{i}")
+        ax.axhline(0, color="k", lw=0.8)
+        ax.set_xscale("log")
+        ax.set_title(title, fontsize=8.5, loc="left")
+        ax.set_xlabel("k3 of the uncorrected run, nats per token", fontsize=8)
+        ax.grid(alpha=0.25)
+        ax.tick_params(labelsize=8)
+    axes[0].set_ylabel("difference of held-out scores", fontsize=8)
+    handles, names = axes[1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(LAGS), fontsize=8, frameon=False)
+    return figure
 
 
 def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) -> Figure:

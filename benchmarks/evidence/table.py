@@ -183,7 +183,8 @@ def slope(of: Settings, panel: Panel, asked: Slope, lines: Rows) -> str:
         return f"{name}: {left} of {len(panel.cells) * len(panel.seeds)} runs are missing."
     if (found := sloped(lines, asked.arm, asked.against, of.judged)) is None:
         return f"{name}: no seed has two variants."
-    return f"{name}: {interval(found.slope)}, p {found.p:.2g} ({found.runs} pairs of runs, {found.seeds} seeds)."
+    counts = f"{found.runs} pairs of runs, {found.seeds} seeds"
+    return f"{name}: {interval(found.slope)}, p {found.p:.2g} ({counts})."
 
 
 def _missing(panel: Panel, lines: Rows) -> int:
