@@ -143,6 +143,9 @@ def test_readme_and_corrections_say_what_the_table_says():
     half = at_half.of("importance_sampling")
     readme = " ".join((ROOT / "README.md").read_text().split())
     of = {remedy.arm: remedy for remedy in lag.remedies}
+    dropped = int4.of("icepop")
+    long = next(c for c in evidence().conditions if c.name == "long")
+    lost = next(r for r in long.remedies if r.arm == "A")
     ended, served, unrounded = (condition.of("token_tis") for condition in (int4, again, trained))
     for text in (
         f"(k3 of a run: {lag.range}; 0.002 without lag). Over {of['A'].seeds} seeds, uncorrected runs end at "
@@ -151,10 +154,12 @@ def test_readme_and_corrections_say_what_the_table_says():
         f"`importance_sampling` {of['U'].gain.removesuffix(' seeds)')})",
         f"score centering {of['S'].gain.removesuffix(' seeds)')})",
         f"`token_tis` {of['C'].gain.removesuffix(' seeds)')})",
-        f"rates, `importance_sampling` gains {half.gain.partition(',')[0]}, p 0.06, 8 seeds; planned",
+        f"There `importance_sampling` gains {half.gain.partition(',')[0]}, p 0.06, 8 seeds; planned",
         f"(k3 of an uncorrected run: {again.range}): `token_tis` {served.gain} scored with INT4, and "
         f"{unrounded.gain.partition(', ')[0]}) scored with the trainer's weights. Another panel on these "
-        f"seeds, with INT4: {ended.gain.partition(', ')[0]}).",
+        f"seeds, with INT4: {ended.gain.partition(', ')[0]}), "
+        f"and `icepop` {dropped.gain.partition(', ')[0]}).",
+        f"with long answers and a k3 of {long.k3[0]:.1g}, a lag cost {lost.gain.lstrip('+')}",
     ):
         assert text in readme, text
     gained = next(r for r in lag.remedies if r.arm == "C").effect

@@ -897,11 +897,12 @@ def test_the_page_says_what_centering_does(page, lag, cap):
 
 def test_the_page_says_what_int4_costs_each_arm(page):
     found, both = planned("lm_int4_both"), table.by_arm(OF, "lm_int4_both", rows.read())
-    told = "{:.2f} more ({:.2f} to {:.2f}, p {:.2g}, planned)"
+    told = "{:.2f} more than without ({:.2f} to {:.2f}, p {:.2g}, planned)"
     assert told.format(*found.difference, found.p) in page
     cost = {arm: {s: row.scored("trained less served") for s, row in of.items()} for arm, of in both.items()}
     assert f"it costs uncorrected runs {abs(round(sum(cost['B'].values()) / 8, 2)):.2f} (" in page
-    for arm, what in (("S", "with score centering"), ("U", "without a cap")):
+    arms = {"S": "with score centering", "U": "without a cap", "X": "with centering without weights"}
+    for arm, what in arms.items():
         gaps = [gap - cost["B"][seed] for seed, gap in cost[arm].items()]
         mean, low, high = numbers(gaps)
         assert f"{mean:.2f} more {what} ({low:.2f} to {high:.2f}, p {judge.randomised(gaps):.2g})" in page
