@@ -80,6 +80,9 @@ def test_where_no_run_of_ours_was_it_says_so_and_what_to_run():
         made = said(**changes)
         assert (made.name, made.is_made) == ("metrics_only", True)
         assert "none of our runs is like this" in made.reasons[0] and kind in made.reasons[0]
+        ranges = made.reasons[0].partition("we measured k3 ")[2].partition(";")[0].split(", ")
+        lows = [float(one.partition(" to ")[0]) for one in ranges]
+        assert lows == sorted(lows) and len({*ranges}) == len(ranges)  # the INT4 runs are scored twice
         assert first in made.reasons[1]
         assert f"with and without {trial}: " in made.reasons[2] and "would have kept" in made.reasons[3]
 

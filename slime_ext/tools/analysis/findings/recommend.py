@@ -259,12 +259,12 @@ def _others(condition: Condition, total: Numbers, tried: Container[str]) -> Iter
 
 def _unmeasured(at: Situation) -> tuple[str, ...]:
     """Returns the reason for a run that is unlike our runs."""
-    measured = list(evidence().measured(at.mismatch))
+    measured = sorted(evidence().measured(at.mismatch), key=lambda condition: condition.k3)
+    ranges = ", ".join(dict.fromkeys(condition.range for condition in measured))
     steps = " or ".join(counted(n, "optimizer step") for n in sorted({c.steps_per_rollout for c in measured}))
-    ours = f"{' and '.join(c.range for c in measured)}, {steps} per rollout"
     return (
         f"{at}: none of our runs is like this, so nobody knows whether a correction helps "
-        f"(we measured k3 {ours}; docs/evidence.md)",
+        f"(we measured k3 {ranges}; {steps} per rollout; docs/evidence.md)",
     )
 
 
