@@ -80,6 +80,8 @@ def test_the_flat_call_and_the_hook_reject_and_count_the_same_log_probs(value, m
 
 NAN, SENTINEL = torch.tensor([math.nan, -1.0]), torch.tensor([-9999.0, -1.0])
 RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
+HEAD = torch.tensor([[-0.5, -2.0, -3.0], [-1.0, -1.5, -2.5]])  # 2 tokens, the sampler's 3 likeliest
+CENTERED = {"surrogate": "reinforce", "numerator": "target", "steps": ["reweight"], "center": {"top_k": 3}}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,32 @@ RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
         ),
         ({"behavior": [-1.0, -2.0]}, DataError, "behavior: expected a tensor, got a list: pass torch.as_te"),
         ({"mask": [1, 1]}, DataError, "mask: expected a tensor, got a list: pass torch.as_tensor.mask."),
+        ({"loss": torch.tensor([1, 1])}, DataError, "loss: expected floating-point numbers, got torch.int64"),
+        ({"loss": torch.ones(2) > 0}, DataError, "loss: expected floating-point numbers, got torch.bool"),
+        ({"proximal": torch.zeros(2) * 1j}, DataError, "proximal: expected floating-point numbers, got to"),
+        *[
+            ({name: None}, DataError, f"{name}: expected a tensor, got None: pass {name} of every token")
+            for name in ("loss", "behavior", "proximal")
+        ],
+        *[
+            ({"head": head, "correction": CENTERED}, DataError, f"head: expected two tensors .* got {got}")
+            for head, got in [
+                (HEAD, "a Tensor: pass"),
+                (3, "a int: pass"),
+                ((HEAD,), "a tuple: pass"),
+                ((HEAD.tolist(), HEAD.tolist()), "a tuple: pass"),
+                ((HEAD, HEAD.long()), "a tuple: pass"),
+                ((HEAD, HEAD[:, :2]), r"shapes \[\[2, 3\], \[2, 2\]\]: pass"),
+                ((HEAD[0], HEAD[0]), r"shapes \[\[3\], \[3\]\]: pass"),
+            ]
+        ],
+        ({"head": (HEAD[:1], HEAD[:1]), "correction": CENTERED}, DataError, "head: expected 2 rows, the sum"),
+        ({"head": (HEAD.exp(), HEAD), "correction": CENTERED}, DataError, "head: expected log-probs of the"),
+        (
+            {"head": (HEAD, HEAD * NAN[0]), "correction": CENTERED},
+            NonFiniteError,
+            "head: expected finite log",
+        ),
         ({"lengths": [3, -1]}, DataError, "lengths: expected a list of whole numbers from 0 up, got "),
         ({"lengths": [1.0, 1.0]}, DataError, "lengths: expected a list of whole numbers from 0 up, got "),
         ({"lengths": 2}, DataError, "lengths: expected a list of whole numbers from 0 up, got 2: pass"),
@@ -133,3 +161,15 @@ def test_a_mistake_is_one_line(changes, kind, line):
     with pytest.raises(kind, match=line) as caught:
         slime_ext.correct(**call | changes)
     assert "\n" not in str(caught.value)
+
+
+def test_lengths_may_be_read_once_and_a_shorter_head_ends_in_minus_infinity():
+    sample = {k: [-1.0, -2.0] for k in ("proximal", "behavior", "target", "advantage", "host_loss")}
+    call = flat_call([sample | {"mask": [1, 1]}], correction=CENTERED)
+    shorter = HEAD.clone()
+    shorter[1, 2] = -math.inf
+    ends = []
+    for trainer in (HEAD, torch.where(shorter.isfinite(), HEAD, NAN[0])):
+        changes = {"lengths": (n for n in (1, 1)), "head": (shorter, trainer)}
+        ends.append(slime_ext.correct(**call | changes)[0])
+    assert ends[0].isfinite().all() and torch.equal(*ends)

@@ -61,10 +61,10 @@ def correct(
 
     Raises:
         ConfigError: the correction does not load, or needs a tensor that was not passed.
-        DataError: a tensor does not have T numbers, or is a list; a length is no whole number; the mask has
-            NaN.
-        NonFiniteError: a proximal or target log-prob, or an advantage that is read, is not finite at a
-            response token.
+        DataError: a tensor does not have T floating-point numbers, or is a list or None; a length is no whole
+            number; the mask has NaN; the head is no pair of [T, K] log-probs.
+        NonFiniteError: a proximal or target log-prob, an advantage that is read, or a log-prob of the
+            trainer's head is not finite at a response token.
 
     >>> from math import log
     >>> behavior, proximal = torch.tensor([-3.0, -1.0, -2.0]), torch.tensor([-3.0, -1.0, log(4) - 2])
@@ -73,12 +73,16 @@ def correct(
     (tensor([1., 1., 2.]), tensor([True, True, True]), 0.333)
     """
     correction = _loaded(correction)
+    for name, values in {"loss": loss, "behavior": behavior, "proximal": proximal}.items():
+        if values is None:
+            raise DataError(f"{name}: expected a tensor, got None: pass {name} of every token")
     tensors = {"loss": loss, "behavior": behavior, "proximal": proximal, "mask": mask}
-    _check_types(lengths, tensors | {"target": target, "advantages": advantages})
+    _check_types(tensors | {"target": target, "advantages": advantages})
+    lengths, heads = _whole_numbers(lengths), _heads(head)
     if mask is not None and not mask.isfinite().all():
         raise DataError("mask: expected a number at every token, got NaN or an infinity: write 0 or 1")
     segments = Segments.whole(lengths, torch.ones_like(loss) if mask is None else mask)
-    tokens = Tokens(segments, proximal, behavior, target, advantages, head=head and Head(*head))
+    tokens = Tokens(segments, proximal, behavior, target, advantages, head=heads)
     _check(correction, tokens, loss)
     layout = MetricsLayout.of(correction, curves=False)
     result = apply(correction, HookInputs(tokens, loss, layout=layout))
@@ -93,21 +97,46 @@ def _loaded(correction: str | Path | Mapping[str, Any] | Correction) -> Correcti
     return presets.get(str(correction)) if is_preset else load_config(correction)
 
 
-def _check_types(lengths: Any, tensors: Mapping[str, Any]) -> None:
-    """Raises DataError unless lengths are whole numbers, and every other argument is a tensor or None."""
+def _check_types(tensors: Mapping[str, Any]) -> None:
+    """Raises DataError unless each value is None or a tensor. All but the mask need floating point."""
     for name, values in tensors.items():
-        if not (values is None or isinstance(values, Tensor)):
+        if values is None:
+            continue
+        if not isinstance(values, Tensor):
             got = type(values).__name__
             raise DataError(f"{name}: expected a tensor, got a {got}: pass torch.as_tensor({name})")
+        if name != "mask" and not values.is_floating_point():  # a loss of integers would cut weights off
+            raise DataError(
+                f"{name}: expected floating-point numbers, got {values.dtype}: pass {name}.float()"
+            )
+
+
+def _whole_numbers(lengths: Any) -> list[int]:
+    """Returns the lengths as integers. Raises DataError unless all are whole numbers from 0 up."""
     try:
-        is_sound = all(operator.index(length) >= 0 for length in lengths)
+        numbers = [operator.index(length) for length in lengths]
     except TypeError:
-        is_sound = False
-    if not is_sound:
+        numbers = [-1]
+    if any(number < 0 for number in numbers):
         raise DataError(
             f"lengths: expected a list of whole numbers from 0 up, got {shown(lengths)}: pass the number of "
             "tokens of each response"
         )
+    return numbers
+
+
+def _heads(head: Any) -> Head | None:
+    """Returns the two heads. Raises DataError unless they are tensors [T, K] of one shape."""
+    if head is None:
+        return None
+    pair = head if isinstance(head, tuple | list) else []
+    shapes = [list(of.shape) for of in pair if isinstance(of, Tensor) and of.is_floating_point()]
+    if not len(pair) == len(shapes) == 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
+        got = f"shapes {shapes}" if len(shapes) == 2 else f"a {type(head).__name__}"
+        raise DataError(
+            f"head: expected two tensors of log-probs, [T, K] each, got {got}: pass (sampler, trainer)"
+        )
+    return Head(*pair)
 
 
 def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
@@ -137,12 +166,26 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
             raise DataError(
                 f"{name}: expected shape [{size}], the sum of lengths, got {got}: pack the tokens"
             )
-    for values in () if tokens.head is None else (tokens.head.sampler, tokens.head.trainer):
-        if len(values) != size:
-            raise DataError(
-                f"head: expected {size} rows, the sum of lengths, got {len(values)}: pass one row per token"
-            )
+    if isinstance(tokens.head, Head):
+        _check_heads(tokens.head, tokens.segments)
     _check_values(correction, read, tokens.segments)
+
+
+def _check_heads(head: Head, segments: Segments) -> None:
+    """Raises an error at the first number of a head that would make the loss NaN, or that is ignored."""
+    if len(head.sampler) != segments.size:
+        rows = f"{segments.size} rows, the sum of lengths, got {len(head.sampler)}"
+        raise DataError(f"head: expected {rows}: pass one row per token")
+    is_there = segments.mask[:, None] & (head.sampler != -torch.inf)  # a shorter head ends in -inf
+    if (wrong := head.sampler[is_there & ~is_log_prob(head.sampler)]).numel():
+        raise DataError(
+            "head: expected log-probs of the sampler, above -1000 and at most 0, or -inf, got "
+            f"{float(wrong[0])}: pass log-probs, normalised over the whole vocabulary"
+        )
+    if (wrong := head.trainer[is_there & ~head.trainer.isfinite()]).numel():
+        raise NonFiniteError(
+            f"head: expected finite log-probs of the trainer, got {float(wrong[0])}: the loss would be NaN"
+        )
 
 
 def _check_values(correction: Correction, tensors: Mapping[str, Tensor | None], segments: Segments) -> None:
