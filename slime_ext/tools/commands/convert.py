@@ -28,12 +28,17 @@ class Home(NamedTuple):
         among: places of mappings that hold other keys as well.
         name: the key of the correction's block in the mappings of ``among``.
         loss: places of mappings with keys of the loss, some of which decide what the correction is.
+        stems: beginnings of names that only the correction's keys have, in any release. Foreign keys are left
+            alone, but a key with such a name would correct something if the system knew it.
+        instead: what the release read here has instead of the keys of earlier releases.
     """
 
     blocks: tuple[str, ...] = ()
     among: tuple[str, ...] = ()
     name: str = ""
     loss: tuple[str, ...] = ()
+    stems: tuple[str, ...] = ()
+    instead: str = ""
 
 
 HOMES = {
@@ -42,13 +47,45 @@ HOMES = {
         ("algorithm",),
         "rollout_correction",
         ("actor_rollout_ref.actor",),
+        # verl had the last two in its actor, before it had a block.
+        ("rollout_is", "rollout_rs", "rollout_token_veto", "bypass_", "tis_imp_ratio", "behav_imp_weight"),
+        "write algorithm.rollout_correction",
     ),
     "prime_rl": Home(("trainer.loss", "loss")),
     "roll": Home(("train_infer_correction",)),
-    "skyrl": Home(among=("trainer.algorithm", "algorithm"), name="off_policy_correction"),
-    "areal": Home(among=("actor",)),
-    "nemo_rl": Home(among=("loss_fn", "grpo")),
-    "openrlhf": Home(among=("algo.advantage",), loss=("actor",)),
+    "skyrl": Home(
+        among=("trainer.algorithm", "algorithm"),
+        name="off_policy_correction",
+        stems=("off_policy_correction", "tis_", "use_tis", "token_tis", "sequence_tis", "score_centering"),
+        instead="write off_policy_correction",
+    ),
+    "areal": Home(
+        among=("actor",),
+        stems=("behav_imp_weight", "behave_imp_weight", "rejection_sampling", "m2_threshold"),
+        instead="write rejection_sampling, which replaced it",
+    ),
+    "nemo_rl": Home(
+        among=("loss_fn", "grpo"),
+        stems=("truncated_importance_sampling", "use_importance_sampling", "seq_logprob_error"),
+        instead="write truncated_importance_sampling_type",
+    ),
+    "openrlhf": Home(
+        among=("algo.advantage",),
+        loss=("actor",),
+        stems=("is_correction", "vllm_is_", "enable_vllm_is"),
+        instead="write is_correction_level, is_correction_mode and is_correction_gating",
+    ),
+    "trl": Home(
+        stems=("vllm_importance_sampling", "off_policy_mask"), instead="write vllm_importance_sampling_mode"
+    ),
+    "open_instruct": Home(
+        stems=("rho_", "truncated_importance_sampling", "rollout_importance_correction"),
+        instead="write rollout_importance_correction and rho_mask_metric",
+    ),
+    "ms_swift": Home(
+        stems=("rollout_importance_sampling", "off_policy_sequence_mask"),
+        instead="write rollout_importance_sampling_mode",
+    ),
 }
 NOWHERE = Home()
 # Systems that mix the correction with all other settings.
@@ -202,6 +239,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     for place in (*HOMES.get(system, NOWHERE).among, ""):
         if isinstance(found := _at(whole, place), Mapping):
             _check_beside(system, place, found)
+    _forbid_other_releases(system, whole)
     if (home := _find(system, whole)) is not None:
         where, block = home
         if isinstance(block, Mapping):
@@ -234,6 +272,20 @@ def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
 def _known(system: str, mapping: Any) -> dict[str, Any]:
     """Returns the part of a mapping whose keys a system's block may have."""
     return {k: v for k, v in mapping.items() if k in _keys(system)} if isinstance(mapping, Mapping) else {}
+
+
+def _forbid_other_releases(system: str, whole: Mapping[str, Any]) -> None:
+    """Refuses keys that correct something in another release, among keys of which most are foreign."""
+    home = HOMES.get(system, NOWHERE)
+    known = [*_keys(system), home.name]
+    for place in (*home.among, *home.loss, *([""] if system in FLAT else [])):
+        found = _at(whole, place)
+        for key in map(str, found if isinstance(found, Mapping) else ()):
+            is_misspelt = not place and _nearly(key, known)
+            if key.startswith(home.stems) and key not in known and not is_misspelt:
+                where = f"convert.{place}".rstrip(".")
+                expected = f"expected a key of the release of {system} that convert reads"
+                raise ConfigError(f"{where}.{cut(key)}: {expected}, got another release's: {home.instead}")
 
 
 def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:
