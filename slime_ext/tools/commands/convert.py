@@ -52,7 +52,7 @@ HOMES = {
         "write algorithm.rollout_correction",
     ),
     "prime_rl": Home(("trainer.loss", "loss")),
-    "roll": Home(("train_infer_correction",)),
+    "roll": Home(("train_infer_correction",), stems=("is_weight",)),
     "skyrl": Home(
         among=("trainer.algorithm", "algorithm"),
         name="off_policy_correction",
@@ -61,7 +61,7 @@ HOMES = {
     ),
     "areal": Home(
         among=("actor",),
-        stems=("behav_imp_weight", "behave_imp_weight", "rejection_sampling", "m2_threshold"),
+        stems=("behav_imp_weight", "behave_imp_weight", "rejection_sampling", "m2_", "use_decoupled"),
         instead="write rejection_sampling, which replaced it",
     ),
     "nemo_rl": Home(
@@ -91,6 +91,7 @@ NOWHERE = Home()
 # Systems that mix the correction with all other settings.
 FLAT = ("slime_mis", "trl", "open_instruct", "ms_swift")
 ABSENT = object()
+NATIVE = ("preset", "steps", "numerator", "surrogate")  # native keys that say what a run corrects
 SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".py")
 ALONE = ["_self_"]  # Hydra's defaults list of a file that adds no other file
 COMPOSED = {  # system -> how its user gets the file to convert
@@ -242,6 +243,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     _forbid_other_releases(system, whole)
     if (home := _find(system, whole)) is not None:
         where, block = home
+        _forbid_two(system, whole, where)
         if isinstance(block, Mapping):
             for mapping in (_at(whole, place) for place in HOMES.get(system, NOWHERE).loss):
                 block = {**_known(system, mapping), **block}
@@ -251,15 +253,49 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     other = _other(system, whole) if unknown else ""
     if other or (unknown and not any(key in keys or did_you_mean(str(key), keys) for key in whole)):
         raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{other}")
+    _forbid_two(system, whole, "")
     if system in FLAT:
         known = keys if system == "slime_mis" else (*keys, *LOSS_SIDE)
         whole = {k: value for k, value in whole.items() if k in known or _nearly(str(k), keys)}
     return "", whole
 
 
+def _forbid_two(system: str, whole: Mapping[str, Any], where: str) -> None:
+    """Refuses a second correction of the file, which would not be read.
+
+    Args:
+        where: the place of the first, empty for the root.
+    """
+    home, keys = HOMES.get(system, NOWHERE), _keys(system)
+    homes = [place for place in _places(system) if _at(whole, place) is not ABSENT]
+    # Two such mappings hold one correction together, unless they have a key in common.
+    among = [(key, f"{place}.{key}") for place in home.among for key in _corrects(system, _at(whole, place))]
+    again = [place for i, (key, place) in enumerate(among) if key in dict(among[:i])]
+    homes += [*(place for _, place in among[:1]), *again]
+    if not where:
+        homes += [key for key in whole if key in keys][:1]
+    elif not where.startswith("slime_ext."):  # there the root holds slime's own flags, such as use_tis
+        homes += [str(key) for key in whole if str(key).startswith(home.stems) or key == home.name]
+    homes += [f"slime_ext.{key}" for key in NATIVE if _at(whole, f"slime_ext.{key}") is not ABSENT]
+    homes = list(dict.fromkeys(homes))
+    if len(homes) > 1:
+        got = f"another at {cut(homes[1])}: leave out the one that the run does not use"
+        raise ConfigError(f"convert.{cut(homes[0])}: expected one correction in a file, got {got}")
+
+
+def _corrects(system: str, mapping: Any) -> list[str]:
+    """Returns the keys of a mapping that say what a system corrects."""
+    return [key for key in _known(system, mapping) if key not in LOSS_SIDE]
+
+
+def _places(system: str) -> tuple[str, ...]:
+    """Returns the places of mappings that hold nothing but a system's correction."""
+    return (f"slime_ext.{system}", system, *HOMES.get(system, NOWHERE).blocks)
+
+
 def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     home = HOMES.get(system, NOWHERE)
-    for place in (f"slime_ext.{system}", system, *home.blocks):
+    for place in _places(system):
         if (found := _at(whole, place)) is not ABSENT:
             return place, {} if found is None else found  # null means no correction
     keys = {}
