@@ -251,8 +251,12 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     keys = _keys(system)
     unknown = [key for key in whole if key not in keys]
     other = _other(system, whole) if unknown else ""
-    if other or (unknown and not any(key in keys or did_you_mean(str(key), keys) for key in whole)):
-        raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{other}")
+    # Mappings show a whole configuration, one of whose keys may resemble one of ours.
+    resembles = _nearly if any(isinstance(whole[key], Mapping) for key in unknown) else did_you_mean
+    if other or (unknown and not any(key in keys or resembles(str(key), keys) for key in whole)):
+        raise ConfigError(
+            f"convert.{system}: expected {_home(system)}, got none: {other or COMPOSED[system]}"
+        )
     _forbid_two(system, whole, "")
     if system in FLAT:
         known = keys if system == "slime_mis" else (*keys, *LOSS_SIDE)
@@ -358,7 +362,7 @@ def _home(system: str) -> str:
 def _other(system: str, whole: Mapping[str, Any]) -> str:
     """Returns a hint if the file holds another system's block."""
     found = (name for name in CONVERTED if name != system and is_of(name, whole))
-    return next((f": it is a block of {name}; use --from {name}" for name in found), "")
+    return next((f"it is a block of {name}; use --from {name}" for name in found), "")
 
 
 def is_of(system: str, whole: Mapping[str, Any]) -> bool:
@@ -370,7 +374,8 @@ def is_of(system: str, whole: Mapping[str, Any]) -> bool:
         return not home[1] or any(key not in LOSS_SIDE for key in home[1])
     if system in FLAT:
         others = [key for name in CONVERTED if name != system for key in _keys(name)]
-        return any(key in _keys(system) and key not in others for key in whole)
+        own = (key for key in whole if key in _keys(system) and key not in others)
+        return any(not isinstance(whole[key], Mapping) for key in own)  # NeMo-RL has a mapping loss_fn
     return all(key in _keys(system) for key in whole) and any(key not in LOSS_SIDE for key in whole)
 
 
