@@ -164,7 +164,7 @@ def read_settings(path: str, system: str | None = None) -> dict[str, Any]:
     how = COMPOSED.get(system or "", "add --from SYSTEM to see how to get such a file")
     if Path(path).suffix in SCRIPTS or text.startswith("#!"):
         raise ConfigError(f"{path}: expected a YAML, JSON or TOML file, got a script: {how}")
-    settings = read_mapping(path, text)
+    settings = read_mapping(path, text, by_suffix=True)
     if settings.pop("defaults", ALONE) != ALONE:
         expected = "expected a composed configuration, got the key defaults, which adds other files"
         raise ConfigError(f"{path}: {expected}: {how}")
