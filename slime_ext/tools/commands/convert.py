@@ -302,7 +302,7 @@ def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     for place in _places(system):
         if (found := _at(whole, place)) is not ABSENT:
             return place, {} if found is None else found  # null means no correction
-    keys = {}
+    keys: dict[str, Any] = {}
     for place in home.among:
         keys |= _known(system, _at(whole, place))
     loss_alone = system == "skyrl" and not keys.keys() - set(skyrl.LOSS) and keys.get(skyrl.LOSS[0]) is None
