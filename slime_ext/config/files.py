@@ -5,6 +5,7 @@ Duplicate keys are refused, and every mistake is reported in one line.
 
 from __future__ import annotations
 
+import json
 import math
 import stat
 import sysconfig
@@ -77,24 +78,28 @@ def _hashable(key: Any) -> Any:
     return repr(key) if isinstance(key, list | dict | set) else key
 
 
-def read_yaml(path: str, where: str | None = None, text: str | None = None) -> Any:
+def read_yaml(
+    path: str, where: str | None = None, text: str | None = None, *, by_suffix: bool = False
+) -> Any:
     """Reads a YAML file, or a TOML file if its name ends with .toml.
 
     Args:
         where: the name of the file in messages; by default its path.
         text: the text of the file, if it is not on this disk.
+        by_suffix: whether .json means JSON. If not, a JSON file must be YAML, too, because slime reads it as
+            YAML, where tabs are refused.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or has a key twice.
     """
     where = where or path
     text = text_of(path, where) if text is None else text
-    kind = "TOML" if path.endswith(".toml") else "YAML"
+    kind = {".toml": "TOML", ".json": "JSON" if by_suffix else "YAML"}.get(Path(path).suffix, "YAML")
     try:
         if kind == "TOML":
-            import tomllib  # new in Python 3.11
-
-            return tomllib.loads(text)
+            return _toml(text)
+        if kind == "JSON":
+            return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_once, parse_constant=str)
         return yaml.load(text, UniqueKeyLoader)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
@@ -102,16 +107,35 @@ def read_yaml(path: str, where: str | None = None, text: str | None = None) -> A
         raise ConfigError(f"{where}: expected {kind}, got {cut(_fault(error))}") from None
 
 
-def read_mapping(path: str, text: str | None = None) -> dict[str, Any]:
+def _toml(text: str) -> dict[str, Any]:
+    import tomllib  # new in Python 3.11
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message, _, at = str(error).rpartition(" (at ")
+        raise ConfigError(f"expected TOML, got an error at {at.removesuffix(')')}: {message}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds a mapping of JSON, where Python's reader would use the last of two equal keys."""
+    mapping = dict(pairs)
+    for key in mapping if len(mapping) < len(pairs) else ():
+        if [name for name, _ in pairs].count(key) > 1:
+            raise ConfigError(f"expected each key once, got '{cut(key)}' twice: remove one")
+    return mapping
+
+
+def read_mapping(path: str, text: str | None = None, *, by_suffix: bool = False) -> dict[str, Any]:
     """Reads a YAML or JSON file that holds a mapping.
 
     Args:
-        text: as for ``read_yaml``.
+        text, by_suffix: as for ``read_yaml``.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or holds something else.
     """
-    content = read_yaml(path, text=text)
+    content = read_yaml(path, text=text, by_suffix=by_suffix)
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path}: expected a mapping, got {type(content).__name__}: see the files in configs/"
@@ -192,6 +216,8 @@ def _is_readable(file: Path) -> bool:
 def _fault(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "brackets that are nested too deep"
+    if isinstance(error, json.JSONDecodeError):
+        return f"an error at line {error.lineno}, column {error.colno}: {error.msg}"
     if not isinstance(error, yaml.YAMLError):
         return f"a value that does not fit its type: {error}".splitlines()[0]
     where, what = getattr(error, "problem_mark", None), getattr(error, "problem", error.args[-1])

@@ -55,6 +55,46 @@ def test_what_can_be_read(tmp_path, text, found):
     assert read_yaml(str(tmp_path / "c.yaml")) == found
 
 
+def test_json_is_read_as_json_where_slime_does_not_read_it(tmp_path):
+    """slime reads the file of --custom-config-path as YAML, which refuses tabs."""
+    path = tmp_path / "c.json"
+    path.write_text('\ufeff{\n\t"a": {\n\t\t"b": [1, null, true, -1.5e-4, NaN, "x\\ty"]\n\t}\n}')
+    assert read_yaml(str(path), by_suffix=True) == {"a": {"b": [1, None, True, -1.5e-4, "NaN", "x\ty"]}}
+    with pytest.raises(ConfigError, match="expected YAML, got an error at line 2"):
+        read_yaml(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a = 1\nb = ", "an error at end of document: Invalid value"),
+        ("a = 1\na = 2", "an error at end of document: Cannot overwrite a value"),
+        ("[a\n", "an error at line 1, column 3: Expected ']' at the end of a table declaration"),
+    ],
+)
+def test_a_file_that_is_not_toml_says_so(tmp_path, text, line):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(str(path))
+    assert str(caught.value) == f"{path}: expected TOML, got {line}"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{\n\t"a": 1,\n\t"a": 2\n}', "expected each key once, got 'a' twice: remove one"),
+        ('{\n\t"a": 1,\n\t"b" 2\n}', "expected JSON, got an error at line 3, column 6: "),
+    ],
+)
+def test_json_with_tabs_that_cannot_be_read_is_one_line(tmp_path, text, line):
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(str(path), by_suffix=True)
+    assert str(caught.value).startswith(f"{path}: {line}") and "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("words", [["check"], ["convert", "--from", "verl"]])
 def test_the_commands_refuse_a_key_that_is_there_twice(capsys, tmp_path, words):
     (tmp_path / "c.yaml").write_text("slime_ext: {preset: geo_rs}\nslime_ext: {preset: m2}")

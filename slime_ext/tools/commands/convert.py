@@ -28,12 +28,17 @@ class Home(NamedTuple):
         among: places of mappings that hold other keys as well.
         name: the key of the correction's block in the mappings of ``among``.
         loss: places of mappings with keys of the loss, some of which decide what the correction is.
+        stems: beginnings of names that only the correction's keys have, in any release. Foreign keys are left
+            alone, but a key with such a name would correct something if the system knew it.
+        instead: what the release read here has instead of the keys of earlier releases.
     """
 
     blocks: tuple[str, ...] = ()
     among: tuple[str, ...] = ()
     name: str = ""
     loss: tuple[str, ...] = ()
+    stems: tuple[str, ...] = ()
+    instead: str = ""
 
 
 HOMES = {
@@ -42,18 +47,51 @@ HOMES = {
         ("algorithm",),
         "rollout_correction",
         ("actor_rollout_ref.actor",),
+        # verl had the last two in its actor, before it had a block.
+        ("rollout_is", "rollout_rs", "rollout_token_veto", "bypass_", "tis_imp_ratio", "behav_imp_weight"),
+        "write algorithm.rollout_correction",
     ),
     "prime_rl": Home(("trainer.loss", "loss")),
-    "roll": Home(("train_infer_correction",)),
-    "skyrl": Home(among=("trainer.algorithm", "algorithm"), name="off_policy_correction"),
-    "areal": Home(among=("actor",)),
-    "nemo_rl": Home(among=("loss_fn", "grpo")),
-    "openrlhf": Home(among=("algo.advantage",), loss=("actor",)),
+    "roll": Home(("train_infer_correction",), stems=("is_weight",)),
+    "skyrl": Home(
+        among=("trainer.algorithm", "algorithm"),
+        name="off_policy_correction",
+        stems=("off_policy_correction", "tis_", "use_tis", "token_tis", "sequence_tis", "score_centering"),
+        instead="write off_policy_correction",
+    ),
+    "areal": Home(
+        among=("actor",),
+        stems=("behav_imp_weight", "behave_imp_weight", "rejection_sampling", "m2_", "use_decoupled"),
+        instead="write rejection_sampling, which replaced it",
+    ),
+    "nemo_rl": Home(
+        among=("loss_fn", "grpo"),
+        stems=("truncated_importance_sampling", "use_importance_sampling", "seq_logprob_error"),
+        instead="write truncated_importance_sampling_type",
+    ),
+    "openrlhf": Home(
+        among=("algo.advantage",),
+        loss=("actor",),
+        stems=("is_correction", "vllm_is_", "enable_vllm_is"),
+        instead="write is_correction_level, is_correction_mode and is_correction_gating",
+    ),
+    "trl": Home(
+        stems=("vllm_importance_sampling", "off_policy_mask"), instead="write vllm_importance_sampling_mode"
+    ),
+    "open_instruct": Home(
+        stems=("rho_", "truncated_importance_sampling", "rollout_importance_correction"),
+        instead="write rollout_importance_correction and rho_mask_metric",
+    ),
+    "ms_swift": Home(
+        stems=("rollout_importance_sampling", "off_policy_sequence_mask"),
+        instead="write rollout_importance_sampling_mode",
+    ),
 }
 NOWHERE = Home()
 # Systems that mix the correction with all other settings.
 FLAT = ("slime_mis", "trl", "open_instruct", "ms_swift")
 ABSENT = object()
+NATIVE = ("preset", "steps", "numerator", "surrogate")  # native keys that say what a run corrects
 SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".py")
 ALONE = ["_self_"]  # Hydra's defaults list of a file that adds no other file
 COMPOSED = {  # system -> how its user gets the file to convert
@@ -126,7 +164,7 @@ def read_settings(path: str, system: str | None = None) -> dict[str, Any]:
     how = COMPOSED.get(system or "", "add --from SYSTEM to see how to get such a file")
     if Path(path).suffix in SCRIPTS or text.startswith("#!"):
         raise ConfigError(f"{path}: expected a YAML, JSON or TOML file, got a script: {how}")
-    settings = read_mapping(path, text)
+    settings = read_mapping(path, text, by_suffix=True)
     if settings.pop("defaults", ALONE) != ALONE:
         expected = "expected a composed configuration, got the key defaults, which adds other files"
         raise ConfigError(f"{path}: {expected}: {how}")
@@ -202,8 +240,10 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     for place in (*HOMES.get(system, NOWHERE).among, ""):
         if isinstance(found := _at(whole, place), Mapping):
             _check_beside(system, place, found)
+    _forbid_other_releases(system, whole)
     if (home := _find(system, whole)) is not None:
         where, block = home
+        _forbid_two(system, whole, where)
         if isinstance(block, Mapping):
             for mapping in (_at(whole, place) for place in HOMES.get(system, NOWHERE).loss):
                 block = {**_known(system, mapping), **block}
@@ -211,20 +251,58 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     keys = _keys(system)
     unknown = [key for key in whole if key not in keys]
     other = _other(system, whole) if unknown else ""
-    if other or (unknown and not any(key in keys or did_you_mean(str(key), keys) for key in whole)):
-        raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{other}")
+    # Mappings show a whole configuration, one of whose keys may resemble one of ours.
+    resembles = _nearly if any(isinstance(whole[key], Mapping) for key in unknown) else did_you_mean
+    if other or (unknown and not any(key in keys or resembles(str(key), keys) for key in whole)):
+        raise ConfigError(
+            f"convert.{system}: expected {_home(system)}, got none: {other or COMPOSED[system]}"
+        )
+    _forbid_two(system, whole, "")
     if system in FLAT:
         known = keys if system == "slime_mis" else (*keys, *LOSS_SIDE)
         whole = {k: value for k, value in whole.items() if k in known or _nearly(str(k), keys)}
     return "", whole
 
 
+def _forbid_two(system: str, whole: Mapping[str, Any], where: str) -> None:
+    """Refuses a second correction of the file, which would not be read.
+
+    Args:
+        where: the place of the first, empty for the root.
+    """
+    home, keys = HOMES.get(system, NOWHERE), _keys(system)
+    homes = [place for place in _places(system) if _at(whole, place) is not ABSENT]
+    # Two such mappings hold one correction together, unless they have a key in common.
+    among = [(key, f"{place}.{key}") for place in home.among for key in _corrects(system, _at(whole, place))]
+    again = [place for i, (key, place) in enumerate(among) if key in dict(among[:i])]
+    homes += [*(place for _, place in among[:1]), *again]
+    if not where:
+        homes += [key for key in whole if key in keys][:1]
+    elif not where.startswith("slime_ext."):  # there the root holds slime's own flags, such as use_tis
+        homes += [str(key) for key in whole if str(key).startswith(home.stems) or key == home.name]
+    homes += [f"slime_ext.{key}" for key in NATIVE if _at(whole, f"slime_ext.{key}") is not ABSENT]
+    homes = list(dict.fromkeys(homes))
+    if len(homes) > 1:
+        got = f"another at {cut(homes[1])}: leave out the one that the run does not use"
+        raise ConfigError(f"convert.{cut(homes[0])}: expected one correction in a file, got {got}")
+
+
+def _corrects(system: str, mapping: Any) -> list[str]:
+    """Returns the keys of a mapping that say what a system corrects."""
+    return [key for key in _known(system, mapping) if key not in LOSS_SIDE]
+
+
+def _places(system: str) -> tuple[str, ...]:
+    """Returns the places of mappings that hold nothing but a system's correction."""
+    return (f"slime_ext.{system}", system, *HOMES.get(system, NOWHERE).blocks)
+
+
 def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     home = HOMES.get(system, NOWHERE)
-    for place in (f"slime_ext.{system}", system, *home.blocks):
+    for place in _places(system):
         if (found := _at(whole, place)) is not ABSENT:
             return place, {} if found is None else found  # null means no correction
-    keys = {}
+    keys: dict[str, Any] = {}
     for place in home.among:
         keys |= _known(system, _at(whole, place))
     loss_alone = system == "skyrl" and not keys.keys() - set(skyrl.LOSS) and keys.get(skyrl.LOSS[0]) is None
@@ -234,6 +312,20 @@ def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
 def _known(system: str, mapping: Any) -> dict[str, Any]:
     """Returns the part of a mapping whose keys a system's block may have."""
     return {k: v for k, v in mapping.items() if k in _keys(system)} if isinstance(mapping, Mapping) else {}
+
+
+def _forbid_other_releases(system: str, whole: Mapping[str, Any]) -> None:
+    """Refuses keys that correct something in another release, among keys of which most are foreign."""
+    home = HOMES.get(system, NOWHERE)
+    known = [*_keys(system), home.name]
+    for place in (*home.among, *home.loss, *([""] if system in FLAT else [])):
+        found = _at(whole, place)
+        for key in map(str, found if isinstance(found, Mapping) else ()):
+            is_misspelt = not place and _nearly(key, known)
+            if key.startswith(home.stems) and key not in known and not is_misspelt:
+                where = f"convert.{place}".rstrip(".")
+                expected = f"expected a key of the release of {system} that convert reads"
+                raise ConfigError(f"{where}.{cut(key)}: {expected}, got another release's: {home.instead}")
 
 
 def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:
@@ -270,7 +362,7 @@ def _home(system: str) -> str:
 def _other(system: str, whole: Mapping[str, Any]) -> str:
     """Returns a hint if the file holds another system's block."""
     found = (name for name in CONVERTED if name != system and is_of(name, whole))
-    return next((f": it is a block of {name}; use --from {name}" for name in found), "")
+    return next((f"it is a block of {name}; use --from {name}" for name in found), "")
 
 
 def is_of(system: str, whole: Mapping[str, Any]) -> bool:
@@ -282,7 +374,8 @@ def is_of(system: str, whole: Mapping[str, Any]) -> bool:
         return not home[1] or any(key not in LOSS_SIDE for key in home[1])
     if system in FLAT:
         others = [key for name in CONVERTED if name != system for key in _keys(name)]
-        return any(key in _keys(system) and key not in others for key in whole)
+        own = (key for key in whole if key in _keys(system) and key not in others)
+        return any(not isinstance(whole[key], Mapping) for key in own)  # NeMo-RL has a mapping loss_fn
     return all(key in _keys(system) for key in whole) and any(key not in LOSS_SIDE for key in whole)
 
 

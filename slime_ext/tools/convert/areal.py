@@ -115,9 +115,8 @@ def _coupled(block: Block, notes: tuple[str, ...]) -> Reading:
     if sapo:
         if block.flag("use_cispo_loss"):
             block.refuse("use_cispo_loss", "false beside use_sapo_loss: true", "AReaL raises ValueError")
-        tau = {
-            f"tau_{sign}": block.given(f"sapo_tau_{sign}", at) for sign, at in (("pos", 1.0), ("neg", 1.05))
-        }
+        defaults = {"pos": 1.0, "neg": 1.05}
+        tau = {f"tau_{sign}": block.temperature(f"sapo_tau_{sign}", at) for sign, at in defaults.items()}
         surrogate = {"sapo": {"anchor": "proximal" if recomputed else "behavior", **tau}}
         return native([], notes, "target", surrogate)  # type: ignore[arg-type]
     if recomputed:

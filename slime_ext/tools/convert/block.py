@@ -93,6 +93,11 @@ class Block:
             self.refuse(key, "a number > 0")
         return number
 
+    def temperature(self, key: str, default: float) -> float:
+        """Returns a temperature of SAPO, whose weights are undefined at 0."""
+        self.positive(key)
+        return self.given(key, default)
+
     @overload
     def choice(self, key: str, allowed: Sequence[str], default: str) -> str: ...
 
@@ -114,6 +119,11 @@ class Block:
             self.refuse(key, "true or false")
         return value
 
+    def unlike(self, defaults: Mapping[str, Any]) -> list[str]:
+        """Returns the keys whose values differ from the system's defaults. Null is no value."""
+        keys = (key for key in defaults if self.has(key))
+        return [key for key in keys if not _is_same(self.values[key], defaults[key])]
+
     def required(self, key: str, why: str) -> None:
         """Raises ConfigError if the key is absent or null."""
         if not self.has(key):
@@ -131,6 +141,11 @@ class Block:
         if not low <= 1 <= high:
             self.refuse(key, f"bounds around 1, but they are {low:g} and {high:g}", KEPT)
         return low, high
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    """Whether a value is the default, if a number may be a text."""
+    return value == default or (as_number(value) is not None and as_number(value) == as_number(default))
 
 
 def native(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from slime_ext.config.numbers import as_number
-from slime_ext.tools.convert.block import SAFE, Block, Reading, bounded, capped, inside, native, reject
+from slime_ext.tools.convert.block import KEPT, SAFE, Block, Reading, bounded, capped, inside, native, reject
 from slime_ext.tools.convert.loss_side import cispo
 from slime_ext.tools.convert.trl import LOSS, loss_of
 
@@ -41,9 +41,16 @@ def read_openrlhf(block: Block) -> Reading:
         if block.choice(level, ("off", "token", "seq"), "off") != "off":
             why = "OpenRLHF applies no weight there, but takes the sequence's ratio over the sampler"
             block.refuse(level, "off beside policy_loss_type gspo", why)
-        return Reading({"preset": "metrics_only"}, args={"advantage_estimator": "gspo"})
+        return Reading({"preset": "metrics_only"}, _idle(block), {"advantage_estimator": "gspo"})
     unit = block.choice(level, ("off", "token", "seq"), "off")
-    return Reading({"preset": "metrics_only"}) if unit == "off" else _gated(block, unit)
+    return Reading({"preset": "metrics_only"}, _idle(block)) if unit == "off" else _gated(block, unit)
+
+
+def _idle(block: Block) -> tuple[str, ...]:
+    """Returns notes on settings that OpenRLHF reads beside a level only."""
+    level, mode, gating, threshold = IS_CORRECTION
+    idle = block.unlike({mode: "mask", gating: "ratio", threshold: [0.5, 5.0]})
+    return tuple(f"OpenRLHF ignores {key} with {level}: off" for key in idle)
 
 
 def _gated(block: Block, unit: str) -> Reading:
@@ -51,6 +58,10 @@ def _gated(block: Block, unit: str) -> Reading:
     _, mode, gating, threshold = IS_CORRECTION
     statistic = block.choice(gating, ("ratio", "binary_kl", "tv"), "ratio")
     low, high = _pair(block, threshold)
+    if statistic == "ratio":
+        block.interval(threshold, low, high)
+    elif high < 0:
+        block.refuse(threshold, f"a number >= 0 beside {gating} {statistic}", KEPT)
     if statistic != "ratio" and low > 0:
         block.refuse(threshold, f"one upper bound beside {gating} {statistic}", "OpenRLHF raises ValueError")
     if block.choice(mode, ("mask", "clip"), "mask") == "clip":
@@ -74,7 +85,7 @@ def _pair(block: Block, key: str) -> tuple[float, float]:
     if len(numbers) not in (1, 2) or None in numbers:
         block.refuse(key, "HIGH, or [LOW, HIGH]")
     low, high = ([0.0, *numbers])[-2:]
-    return float(low or 0.0), float(high or 0.0)
+    return max(low or 0.0, 0.0), float(high or 0.0)  # no statistic is below 0
 
 
 MASK = tuple(
@@ -117,6 +128,10 @@ def read_open_instruct(block: Block) -> Reading:
     over = block.choice("policy_ratio_denominator", ("old_policy", "rollout_policy"), "old_policy")
     corrects = block.choice("rollout_importance_correction", ("clipped", "none"), "clipped") == "clipped"
     gate, source, notes = _gate(block)
+    if not corrects:
+        idle = block.unlike(dict.fromkeys(CLAMP[:1], 0.0) | dict.fromkeys(CLAMP[1:], 2.0))
+        why = "with rollout_importance_correction: none"
+        notes = (*notes, *(f"open-instruct ignores {key} {why}" for key in idle))
     if over == "rollout_policy":
         return _over_rollouts(block, loss, corrects, source, native(gate, notes))
     if loss == "dppo":
@@ -208,14 +223,15 @@ def read_ms_swift(block: Block) -> Reading:
     mode_key, threshold_key, delta_key = SWIFT
     mode, delta = block.choice(mode_key, MODES), block.number(delta_key)
     high = block.given(threshold_key, 2.0, least=1)
+    idle = tuple(f"ms-swift ignores {key} without {mode_key}" for key in block.unlike({threshold_key: 2.0}))
     if delta is not None:
         if mode is not None:
             why = "the mask uses the target's ratio, the weights use the ratio of the policy before the step"
             block.refuse(delta_key, f"null beside {mode_key}", why)
         gate = reject("sequence", "mean", None, delta, statistic="k1", when="negative_advantage")
-        return loss.under(native([gate], numerator="target"))
+        return loss.under(native([gate], idle, numerator="target"))
     if mode is None:
-        return loss.under(Reading({"preset": "metrics_only"}))
+        return loss.under(Reading({"preset": "metrics_only"}, idle))
     if mode == "sequence_truncate":
         return loss.under(native(capped("geometric", high, clamp=SAFE)))
     if mode == "sequence_mask":

@@ -11,18 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 from slime_ext.tools.convert.block import Block, Reading, bounded, native, reject
-from slime_ext.tools.convert.loss_side import cispo
+from slime_ext.tools.convert.loss_side import cispo, of_loss
 
-TYPE = "truncated_importance_sampling_type"
+CORRECTS, TYPE = "use_importance_sampling_correction", "truncated_importance_sampling_type"
 HIGH, LOW = "truncated_importance_sampling_ratio", "truncated_importance_sampling_ratio_min"
 SEQUENCE = "sequence_level_importance_ratios"
 RATIOS = ("use_cispo", "force_on_policy_ratio", "disable_ppo_ratio")
+PER_TOKEN, DUAL = "token_level_loss", "ratio_clip_c"
 KEYS = (
-    *("use_importance_sampling_correction", TYPE, HIGH, LOW, SEQUENCE, "seq_logprob_error_threshold"),
-    *(*RATIOS, "positive_example_nll_weight", "ratio_clip_min", "ratio_clip_max", "score_centering"),
+    *(CORRECTS, TYPE, HIGH, LOW, SEQUENCE, "seq_logprob_error_threshold"),
+    *(*RATIOS, "positive_example_nll_weight", "ratio_clip_min", "ratio_clip_max", PER_TOKEN, DUAL),
+    "score_centering",
 )
+CLIP = 0.2  # NeMo-RL's default of ratio_clip_min and of ratio_clip_max
 TOKEN = {"reweight": {"level": "token"}}
 RAISES = "NeMo-RL raises AssertionError"
+IGNORED = "NeMo-RL ignores {key} without {needed}"
 UNBOUNDED = (
     "nothing bounds the weights, as in NeMo-RL; to bound them, add truncate: {high: 2.0} after reweight"
 )
@@ -42,9 +46,18 @@ def read(block: Block) -> Reading:
     if block.number("positive_example_nll_weight", 0.0) not in (0, None):
         block.refuse("positive_example_nll_weight", "0", "no term here raises the likelihood of good samples")
     _forbid_centering(block)
-    corrects = block.flag("use_importance_sampling_correction")
+    corrects = block.flag(CORRECTS)
+    if block.has(TYPE) and not corrects:
+        block.refuse(CORRECTS, f"true beside {TYPE}", RAISES)
     steps, notes = _weights(block) if corrects else ([], ())
-    return _beside_loss(block, steps, notes)
+    idle = (key for key in (HIGH, LOW) if block.has(key) and not block.has(TYPE))
+    of_its_loss = ((key, block.values.get(key)) for key in (PER_TOKEN, DUAL))
+    said = (
+        *(of_loss("nemo_rl", key, value) for key, value in of_its_loss if value not in (None, False)),
+        *(IGNORED.format(key=key, needed=TYPE) for key in idle),
+    )
+    reading = _beside_loss(block, steps, notes)
+    return replace(reading, notes=(*said, *reading.notes))
 
 
 def _forbid_centering(block: Block) -> None:
@@ -76,24 +89,41 @@ def _weights(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     return [TOKEN, reject("sequence", "mean", low, high)], (UNBOUNDED,)
 
 
+def _forbid_raising(block: Block, chosen: list[str]) -> None:
+    """Refuses losses beside which NeMo-RL raises.
+
+    Args:
+        chosen: the keys of ``RATIOS`` that are true.
+    """
+    if len(chosen) > 1:
+        block.refuse(chosen[1], f"false beside {chosen[0]}: true", RAISES)
+    if "use_cispo" in chosen:
+        if block.flag(SEQUENCE):
+            block.refuse(SEQUENCE, "false beside use_cispo: true", RAISES)
+        if not block.flag(PER_TOKEN, True):
+            block.refuse(PER_TOKEN, "true beside use_cispo: true", RAISES)
+        if block.has(DUAL):
+            block.refuse(DUAL, "null beside use_cispo: true", RAISES)
+    if block.flag(SEQUENCE) and block.flag(PER_TOKEN, False):
+        block.refuse(PER_TOKEN, f"false beside {SEQUENCE}: true", RAISES)
+
+
 def _beside_loss(block: Block, steps: list[dict[str, Any]], notes: tuple[str, ...]) -> Reading:
     """Adds the loss: PPO, GSPO, CISPO, or one without a ratio of two trainer policies."""
     chosen = [key for key in RATIOS if block.flag(key)]
-    if len(chosen) > 1:
-        block.refuse(chosen[1], f"false beside {chosen[0]}: true", RAISES)
-    if "use_cispo" in chosen and block.flag(SEQUENCE):
-        block.refuse(SEQUENCE, "false beside use_cispo: true", RAISES)
+    _forbid_raising(block, chosen)
     if "force_on_policy_ratio" in chosen:  # NeMo-RL then uses the target as the policy before the step
         return native(steps, notes, "target", "reinforce")
     if "disable_ppo_ratio" in chosen:
         return native(steps, notes, surrogate="reinforce")
-    low, high = (block.number(f"ratio_clip_{end}", least=0) for end in ("min", "max"))
+    ends = {end: block.number(f"ratio_clip_{end}", least=0) for end in ("min", "max")}
+    low, high = (CLIP if end is None else end for end in ends.values())
     args: dict[str, Any] = {}
     if "use_cispo" in chosen:
-        args = cispo(0.2 if low is None else low, 0.2 if high is None else high)
+        args = cispo(low, high)
     else:
         args = {"advantage_estimator": "gspo"} if block.flag(SEQUENCE) else {}
-        args |= {"eps_clip": low} if low is not None else {}
-        args |= {"eps_clip_high": high} if high is not None else {}
+        if ends != {"min": None, "max": None}:  # slime's --eps-clip-high would follow --eps-clip
+            args |= {"eps_clip": low, "eps_clip_high": high}
     reading = native(steps, notes) if steps else Reading({"preset": "metrics_only"}, notes)
     return replace(reading, args=args)

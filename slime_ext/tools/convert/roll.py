@@ -41,8 +41,11 @@ def read(block: Block) -> Reading:
     if not isinstance(filters, list) or not all(isinstance(entry, Mapping) for entry in filters):
         block.refuse("filters", "a list of mappings")
     weight = Block.closed(f"{block.where}.is_weight", nested, WEIGHT)
-    notes: tuple[str, ...] = ()
+    idle = weight.unlike({"weight_type": "token", "upper_bound": 1.2, "detach": True})
+    notes = tuple(f"ROLL ignores is_weight.{key} with is_weight.enabled: false" for key in idle)
     if weight.flag("enabled"):
+        if not weight.flag("detach", True):
+            weight.refuse("detach", "true", "no weight here carries a gradient")
         level = weight.choice("weight_type", LEVELS, "token")
         if level == "segment":
             why = "ROLL weights by the geometric mean of a segment; no weight here does"
@@ -53,7 +56,7 @@ def read(block: Block) -> Reading:
     for i, entry in enumerate(filters):
         steps += _filtered(Block.closed(f"{block.where}.filters[{i}]", entry, FILTER))
     notes += (RECOMPUTED,) if any("reject" in step for step in steps) else ()
-    return native(steps, notes) if steps else Reading({"preset": "metrics_only"})
+    return native(steps, notes) if steps else Reading({"preset": "metrics_only"}, notes)
 
 
 def _filtered(block: Block) -> list[dict[str, Any]]:

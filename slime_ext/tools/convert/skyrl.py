@@ -90,39 +90,36 @@ def read(block: Block) -> Reading:
 def _beside_loss(block: Block, loss: str | None, reading: Reading) -> Reading:
     """Adds the loss that the weights multiply: a native surrogate, or slime's loss."""
     if loss == "sapo":
-        tau = _part(block, "sapo", {"tau_pos": 1.0, "tau_neg": 1.05})
+        part, defaults = _part(block, "sapo", ("tau_pos", "tau_neg")), {"tau_pos": 1.0, "tau_neg": 1.05}
+        tau = {name: part.temperature(name, at) for name, at in defaults.items()}
         surrogate = {"sapo": {"anchor": "proximal", **tau}}
         return replace(reading, mapping={**reading.mapping, "surrogate": surrogate})
     if loss == "cispo":
         ends = ("cispo_eps_clip_low", "cispo_eps_clip_high")
         block.required("cispo", f"it holds {' and '.join(ends)}, whose defaults differ between releases")
-        low, high = _part(block, "cispo", dict.fromkeys(ends)).values()
-        return replace(reading, args=cispo(low, high))
+        part = _part(block, "cispo", ends)
+        for end in ends:
+            part.required(end, "its default differs between releases")
+        return replace(reading, args=cispo(*(part.given(end, 0.0, least=0) for end in ends)))
     args: dict[str, Any] = {"advantage_estimator": "gspo"} if loss == "gspo" else {}
     args |= {"eps_clip_c": block.given("clip_ratio_c", 3.0)} if loss == "dual_clip" else {}
     said = [(key, block.values[key]) for key in ("eps_clip_low", "eps_clip_high") if block.has(key)]
     return replace(reading, args=args, notes=(*(of_loss("skyrl", *each) for each in said), *reading.notes))
 
 
-def _part(block: Block, key: str, defaults: Mapping[str, float | None]) -> dict[str, float]:
-    """Returns the numbers of a nested mapping. A number without a default is required."""
+def _part(block: Block, key: str, keys: Sequence[str]) -> Block:
+    """Returns a nested mapping, which has these keys. A block without it has an empty one."""
     nested = block.values.get(key) or {}
     if not isinstance(nested, Mapping):
         block.refuse(key, "a mapping")
-    part = Block(f"{block.where}.{key}", nested)
-    for name in (name for name, default in defaults.items() if default is None):
-        part.required(name, "its default differs between releases")
-    return {name: part.given(name, default or 0.0, least=0) for name, default in defaults.items()}
+    return Block.closed(f"{block.where}.{key}", nested, keys)
 
 
 def _centering(block: Block) -> int | None:
     """Returns how many tokens per position SkyRL asks the sampler for; None without centering."""
-    nested = block.values.get(CENTERING)
-    if nested is None:
+    if block.values.get(CENTERING) is None:
         return None
-    if not isinstance(nested, Mapping):
-        block.refuse(CENTERING, "a mapping")
-    part = Block.closed(f"{block.where}.{CENTERING}", nested, ("enabled", "top_k"))
+    part = _part(block, CENTERING, ("enabled", "top_k"))
     part.required("enabled", "its default differs between releases")
     if not part.flag("enabled"):
         return None
@@ -164,12 +161,12 @@ def _with_own_weights(block: Block, loss: str, notes: Sequence[str] = ()) -> Rea
         low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:3])
         steps = inside("token", max(0.0, 1 - low), 1 + high, clamp=SAFE)
         return native(steps, notes, numerator="target", surrogate="reinforce")
-    far = _part(block, "dppo", {"delta_low": 0.2, "delta_high": 0.2})
-    nested = Block(f"{block.where}.dppo", block.values.get("dppo") or {})
-    kind = nested.choice("dppo_type", ("binary_tv", "binary_kl"), "binary_tv")
+    part = _part(block, "dppo", ("dppo_type", "delta_low", "delta_high"))
+    kind = part.choice("dppo_type", ("binary_tv", "binary_kl"), "binary_tv")
     statistic = {"binary_tv": "tv", "binary_kl": "binary_kl"}[kind]
-    ends = {"outward_positive": far["delta_high"], "outward_negative": far["delta_low"]}
-    drops = [reject("token", "sum", None, at, statistic=statistic, when=when) for when, at in ends.items()]
+    ends = {"outward_positive": "delta_high", "outward_negative": "delta_low"}
+    far = {when: part.given(key, 0.2, least=0) for when, key in ends.items()}
+    drops = [reject("token", "sum", None, at, statistic=statistic, when=when) for when, at in far.items()]
     weigh = {"reweight": {"level": "token", "clamp": SAFE}}
     notes = (*notes, *((DPPO_EDGE,) if kind == "binary_kl" else ()))
     return native([weigh, *drops], notes, numerator="target", surrogate="reinforce")

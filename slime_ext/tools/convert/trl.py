@@ -13,14 +13,8 @@ from typing import Any
 from slime_ext.tools.convert.block import Block, Reading, bounded, native, reject
 from slime_ext.tools.convert.loss_side import cispo, of_loss
 
-CORRECTION = (
-    "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_clip_max",
-    "vllm_importance_sampling_cap",
-    "off_policy_mask_threshold",
-)
+MODE, MIN, MAX, CAP = (f"vllm_importance_sampling_{what}" for what in ("mode", "clip_min", "clip_max", "cap"))
+CORRECTION = ("vllm_importance_sampling_correction", MODE, MIN, MAX, CAP, "off_policy_mask_threshold")
 LOSS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta")
 TEMPERATURES = ("sapo_temperature_pos", "sapo_temperature_neg")
 KEYS = (*CORRECTION, "use_vllm", *LOSS, *TEMPERATURES)
@@ -28,6 +22,11 @@ MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in ("t
 SUMS = ("dapo", "bnpo")  # losses that divide by the number of tokens, like --calculate-per-token-loss
 DIVISOR = "loss_type {loss} has a special divisor, for which slime has no flag"
 UNBOUNDED = "nothing bounds the weights, as in TRL; to bound them, add truncate: {high: 2.0} after reweight"
+IGNORED = "TRL ignores {key} {when}"
+FORMER_MODE = (
+    f"{MODE} is absent: read as sequence_mask, TRL's default; releases that have {CAP} and no mode cap the "
+    f"weights of tokens, so write the mode, token_truncate for those"
+)
 UNUSED = "TRL corrects nothing with use_vllm: false"
 
 
@@ -74,21 +73,30 @@ def read(block: Block) -> Reading:
             why = "the mask uses the target's ratio, the weights use the ratio of the policy before the step"
             block.refuse("off_policy_mask_threshold", "vllm_importance_sampling_correction: false", why)
         more = {"statistic": "k1", "when": "negative_advantage"}
-        return loss.under(native([reject("sequence", "mean", None, threshold, **more)], numerator="target"))
-    return loss.under(_weights(block) if corrects else Reading({"preset": "metrics_only"}))
+        mask = reject("sequence", "mean", None, threshold, **more)
+        return loss.under(native([mask], _idle(block), numerator="target"))
+    return loss.under(_weights(block) if corrects else Reading({"preset": "metrics_only"}, _idle(block)))
+
+
+def _idle(block: Block) -> tuple[str, ...]:
+    """Returns notes on settings that TRL reads only for weights."""
+    idle = block.unlike({MODE: "sequence_mask", MIN: None, MAX: 3.0, CAP: None})
+    return tuple(IGNORED.format(key=key, when=f"with {CORRECTION[0]}: false") for key in idle)
 
 
 def _weights(block: Block) -> Reading:
-    level, _, how = block.choice("vllm_importance_sampling_mode", MODES, "sequence_mask").partition("_")
-    cap = block.number("vllm_importance_sampling_cap", least=1)  # TRL prefers it to clip_max
-    high = block.number("vllm_importance_sampling_clip_max", 3.0, least=1) if cap is None else cap
-    low = block.number("vllm_importance_sampling_clip_min")
+    level, _, how = block.choice(MODE, MODES, "sequence_mask").partition("_")
+    cap = block.number(CAP, least=1)  # TRL prefers it to clip_max
+    high = block.number(MAX, 3.0, least=1) if cap is None else cap
+    low = block.number(MIN)
     if low is not None:
-        block.interval("vllm_importance_sampling_clip_min", low, math.inf if high is None else high)
+        block.interval(MIN, low, math.inf if high is None else high)
     elif high is None and how == "truncate":
-        expected = "a number here or in vllm_importance_sampling_clip_min"
-        block.refuse("vllm_importance_sampling_clip_max", expected, "TRL raises ValueError")
-    return native(bounded(level, how, low, high), () if high else (UNBOUNDED,))
+        block.refuse(MAX, f"a number here or in {MIN}", "TRL raises ValueError")
+    notes = (FORMER_MODE,) if cap is not None and not block.has(MODE) else ()
+    if cap is not None and block.unlike({MAX: 3.0}):
+        notes = (*notes, IGNORED.format(key=MAX, when=f"beside {CAP}"))
+    return native(bounded(level, how, low, high), notes if high else (*notes, UNBOUNDED))
 
 
 def loss_of(block: Block, system: str, losses: Sequence[str], temperatures: tuple[str, str]) -> Loss:
@@ -116,7 +124,7 @@ def loss_of(block: Block, system: str, losses: Sequence[str], temperatures: tupl
         high = block.number("epsilon_high", least=1) or 1.0
         return Loss(args=cispo(1.0, high - 1))
     if loss == "sapo":
-        pos, neg = (block.given(key, at) for key, at in zip(temperatures, (1.0, 1.05), strict=True))
+        pos, neg = (block.temperature(key, at) for key, at in zip(temperatures, (1.0, 1.05), strict=True))
         return Loss({"sapo": {"anchor": "proximal", "tau_pos": pos, "tau_neg": neg}})
     said = [key for key in LOSS[1:] if block.has(key) and block.values[key] != "token"]
     said += ["loss_type"] * (loss in SUMS and block.has("loss_type"))

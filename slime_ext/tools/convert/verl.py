@@ -56,7 +56,10 @@ def read(block: Block) -> Reading:
         releases = common
     # The releases that are left read the block the same way.
     reading = verl_options.read(block) if LATER in releases else verl_levels.read(block, releases)
-    return replace(reading, args=_flags_of_loss(block, reading.mapping["surrogate"] == "host"))
+    idle = [] if block.has("rollout_is") else block.unlike({"rollout_is_threshold": 2.0})
+    notes = (*(f"verl ignores {key} without rollout_is" for key in idle), *reading.notes)
+    args = _flags_of_loss(block, reading.mapping["surrogate"] == "host")
+    return replace(reading, args=args, notes=notes)
 
 
 def _flags_of_loss(block: Block, decoupled: bool) -> dict[str, Any]:

@@ -79,6 +79,19 @@ def test_without_a_system_the_answer_is_that_of_the_systems_own_or_a_question(ca
     assert answers["found"] > 50 and 0 < answers["asked"] < 20
 
 
+def test_a_mapping_loss_fn_is_nemo_rls(capsys, tmp_path):
+    """A loss_fn of open-instruct is a text."""
+    for whole in (
+        {"loss_fn": {"use_cispo": True}},
+        {"loss_fn": {"ratio_clip_min": 0.3, "use_cispo": True}, "grpo": {}},
+    ):
+        assert run(capsys, "convert", written(tmp_path / "c.yaml", whole))[1].startswith(
+            "# converted from nemo_rl: loss_fn"
+        )
+    open_instruct = written(tmp_path / "c.yaml", {"loss_fn": "cispo"})
+    assert run(capsys, "convert", open_instruct)[1].startswith("# converted from open_instruct")
+
+
 def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):
     block = written(tmp_path / "v.yaml", {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"})
     _, out, _ = run(capsys, "convert", "--from", "verl", block)
