@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from slime_ext.config import load as config
@@ -43,6 +42,7 @@ from slime_ext.tools.check.setup import (
 )
 from slime_ext.tools.checkout import Checkout, checkout_in
 from slime_ext.tools.convert import CONVERTED
+from slime_ext.tools.scripts.config_file import doubt_of_folder
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.read import is_script, read_script
 from slime_ext.tools.wording import needs
@@ -199,6 +199,8 @@ def _why_unknown(launch: Launch) -> list[str]:
     for gap in dict.fromkeys(gap for spelled in NAMES | OFF if (gap := launch.gap(spelled))):
         names = None if gap.names is None else frozenset(gap.names & (NAMES.keys() | OFF.keys()))
         reasons.append(str(replace(gap, names=names)))
+    if doubt := doubt_of_folder(launch):
+        reasons.append(f"{doubt}{_of_environment(doubt)}")
     return reasons
 
 
@@ -246,8 +248,7 @@ def host_of(launch: Launch) -> Checkout | None:
     """Returns the checkout whose train.py a launch starts, or which contains its script; else None."""
     if not launch.script:
         return None
-    runs_in = Path(launch.folder or launch.root or Path.cwd())
-    folders = ((runs_in / launch.program).parent, launch.root)
+    folders = ((launch.runs_in / launch.program).parent, launch.root)
     return next((found for folder in folders if folder and (found := checkout_in(folder))), None)
 
 

@@ -17,7 +17,8 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
     """Returns the file's name for messages, and its text. Both are empty without a file.
 
     A relative path starts at the folder in which the program runs: the script's ``cd``, else the host's
-    checkout that contains the script, else the working directory of this command. A file that the script may
+    checkout that contains the script, else the working directory of this command. A script's relative ``cd``
+    starts there, too; ``doubt_of_folder`` says if the script's folder is unknown. A file that the script may
     not see is not read.
 
     Args:
@@ -37,10 +38,15 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
         )
     if (text := launch.files.get(path)) is not None:
         return path, text
-    folder = Path(launch.folder or launch.root or Path.cwd())
+    folder = launch.runs_in
     file = folder / str(path)
     if not is_file(file):
-        shown = "the folder that it changes to" if str(folder) in launch.veiled else folder
+        if _folder_counts(launch, path):
+            raise ConfigError(
+                f"{where}: expected a working directory that the script itself names, got "
+                f"{cut(launch.folder)}: run slime-ext check FILE --args {launch.script} with the path as FILE"
+            )
+        shown = "the folder that it changes to" if launch.folder in launch.veiled else folder
         raise ConfigError(
             f"{where}: expected a file where the script runs, got no {cut(path)} in {shown}: run slime-ext "
             "there, or write the path relative to the script's folder"
@@ -51,9 +57,26 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
             f"{cut(path)}: run slime-ext check FILE --args {launch.script} with that file as FILE"
         )
     flag = launch.flag(FLAG)
-    is_veiled = str(folder) in launch.veiled or (flag and flag.instead)
+    is_veiled = launch.folder in launch.veiled or (flag and flag.instead)
     name = str(flag) if is_veiled else str(file)
     return name, text_of(str(file), name)
+
+
+def doubt_of_folder(launch: Launch) -> str:
+    """Returns a line if the file was read in one folder, and the launch may read it in another; else ""."""
+    flag, path = launch.flag(FLAG), launch.value(FLAG)
+    if not flag or not _folder_counts(launch, path):
+        return ""
+    name, folder = cut(flag.instead or path), cut(launch.folder)
+    return (
+        f"{flag.where}: {name} is read in {launch.runs_in}, and {folder} is known only where the script runs"
+    )
+
+
+def _folder_counts(launch: Launch, path: str) -> bool:
+    """Whether a path starts at a folder that is unknown."""
+    is_relative = path not in launch.files and not Path(path).is_absolute()
+    return isinstance(launch.folder, Unread) and is_relative
 
 
 def _forbid_unknown(launch: Launch) -> None:

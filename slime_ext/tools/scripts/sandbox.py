@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, cut
+from slime_ext.tools.scripts.starts import folder_of
 from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings, at
 from slime_ext.tools.scripts.trace import (
     BEGIN,
@@ -122,10 +123,11 @@ class Sandbox:
         if context.name in ("tee", "sleep"):
             return BuiltinResult(stdout=context.stdin or "")
         variables = {name: text for name, text in context.env.items() if name not in OURS}
-        files = self._written(words, context) if program_of(words) is not None else {}
-        run.calls.append(Call(words, variables, context.cwd, files))
+        folder = folder_of(words, context.cwd, self.around.token)
+        files = self._written(words, folder, context) if program_of(words) is not None else {}
+        run.calls.append(Call(words, variables, folder, files))
         if inner := shell_text(words):
-            return self._of_shell(run, guess, *inner, context)
+            return self._of_shell(run, guess, *inner, folder, context)
         if program_of(words) is not None:
             return BuiltinResult()
         command = " ".join(words)
@@ -135,11 +137,11 @@ class Sandbox:
         said_by_it = "" if guess.fails else self.around.token(f"$({self.around.shown(command)})") + "\n"
         return BuiltinResult(stdout=guess.worded(said_by_it), exit_code=int(guess.fails))
 
-    def _written(self, words: Sequence[str], context: BuiltinContext) -> dict[str, str]:
+    def _written(self, words: Sequence[str], folder: str, context: BuiltinContext) -> dict[str, str]:
         """Returns name -> text of the mappings that a script writes for its launch."""
         there, mappings = self.around.contents(), {}
         for name in (word.partition("=")[2] if word.startswith("--") else word for word in words):
-            path = at(context.cwd, name)
+            path = at(folder, name)
             if name.endswith(MAPPING) and path not in there and context.fs.exists(path):
                 mappings[name] = context.fs.read_file(path).decode(errors="replace")
         return mappings
@@ -159,14 +161,14 @@ class Sandbox:
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
     def _of_shell(
-        self, run: Run, guess: Guess, text: str, given: list[str], context: BuiltinContext
+        self, run: Run, guess: Guess, text: str, given: list[str], folder: str, context: BuiltinContext
     ) -> BuiltinResult:
         """Runs a text that a program passes to a shell."""
         from bashkit import BuiltinResult
 
         if TOKEN.fullmatch(text):
             self.around.evaluated.setdefault(self.around.shown(text))
-        shell = self._shell(run, guess, context.cwd, context.env)
+        shell = self._shell(run, guess, folder, context.env)
         command = shlex.join(["bash", "-xc", text, *(given or ["bash"])])
         result = _elsewhere(lambda: shell.execute_sync(command))
         run.trace += result.stderr

@@ -76,7 +76,7 @@ class ScriptRun:
             flags=tuple(flags),
             environment={name: around.spelled(said) for name, said in started.environment.items()},
             gaps=tuple(gaps),
-            folder=None if UNKNOWN.search(started.folder) else started.folder,
+            folder=_folder(started.folder, around),
             notes=notes,
             files={
                 name: Unread(around.spelled(said)) if UNKNOWN.search(said) else said
@@ -89,6 +89,14 @@ class ScriptRun:
         """Returns the words of each command that the script starts."""
         shown = self.around.shown
         return [[Unread(shown(w)) if UNKNOWN.search(w) else w for w in call.words] for call in self.run.calls]
+
+
+def _folder(folder: str, around: Surroundings) -> str | None:
+    """Returns the folder of a ``Launch``."""
+    inside = folder.removeprefix(f"{around.folder}/")
+    if folder == around.folder:
+        return None
+    return Unread(around.shown(inside)) if UNKNOWN.search(inside) else inside
 
 
 def launch_of(request: Request) -> Launch:

@@ -53,7 +53,7 @@ NO_SETTINGS = re.compile(
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
 )
 LOOKS = re.compile(
-    r"(?:cd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)"
+    r"(?:cd|pushd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)"
 )  # a command that looks for a file
 TESTS = ("[", "[[", "test", "((", ":")
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
@@ -338,7 +338,7 @@ class Surroundings:
         name, last = words[0], words[-1]
         if name in ("source", ".") and words[1:]:
             self._source(line, words[1])
-        elif name == "cd" and words[1:] and last[0:1] != "-":
+        elif name in ("cd", "pushd") and words[1:] and last[0:1] != "-":
             self.placed.setdefault(f"{at(line.folder, last)}/.here", "")
         elif name in ("bash", "sh"):
             self._copied(line.folder, next((word for word in words[1:] if word[:1] != "-"), ""))

@@ -1,0 +1,97 @@
+"""Which file of --custom-config-path a script's launch reads, and what it holds then."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tools.commands.in_process import run, written
+
+pytestmark = pytest.mark.usefixtures("in_process")
+TC = "--custom-tis-function-path slime_ext.tis.correct"
+TRAIN = (
+    f"python3 train.py --custom-megatron-init-path slime_ext.host.init --use-tis {TC} --custom-config-path"
+)
+CAPS = {"cfg.yaml": 2, "sub/cfg.yaml": 7, "sub/only.yaml": 8, "sub/deep/cfg.yaml": 9}
+
+
+def ok(cap):
+    return f"slime_ext: {{steps: [reweight, {{truncate: {{high: {cap}}}}}]}}\n"
+
+
+@pytest.fixture
+def check(capsys, tmp_path, monkeypatch):
+    """Checks a script beside the files of CAPS. ⏎ ends a line; TRAIN is a launch without its file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "10000")
+    monkeypatch.delenv("FAR", raising=False)
+    (tmp_path / "sub/deep").mkdir(parents=True)
+    written(tmp_path / "env.sh", "N=1\n")
+    for name, cap in CAPS.items():
+        written(tmp_path / name, ok(cap))
+
+    def checked(text):
+        text = text.replace(" ⏎ ", "\n").replace("TRAIN", TRAIN).replace("HERE", str(tmp_path))
+        status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+        assert status == bool(err) and err.count("\n") == status and "Traceback" not in err
+        return err or out
+
+    return checked
+
+
+FOLDERS = {  # a script -> the cap of the file that its launch reads
+    "TRAIN cfg.yaml": 2,
+    "cd sub ⏎ TRAIN cfg.yaml": 7,
+    "cd sub ⏎ TRAIN only.yaml": 8,
+    "cd ./sub/deep/ && TRAIN cfg.yaml": 9,
+    "(cd sub && TRAIN cfg.yaml)": 7,
+    "(cd sub); TRAIN cfg.yaml": 2,
+    "cd sub; cd deep; TRAIN cfg.yaml": 9,
+    "cd sub; cd ..; TRAIN cfg.yaml": 2,
+    "cd sub; cd -; TRAIN cfg.yaml": 2,
+    "pushd sub ⏎ TRAIN cfg.yaml": 7,
+    "pushd sub ⏎ popd ⏎ TRAIN cfg.yaml": 2,
+    "cd $PWD/sub ⏎ TRAIN cfg.yaml": 7,
+    'cd "$(dirname "$0")/sub" ⏎ TRAIN cfg.yaml': 7,
+    "cd HERE/sub ⏎ TRAIN cfg.yaml": 7,
+    "srun bash -c 'cd sub; TRAIN cfg.yaml'": 7,
+    "srun bash -c 'cd sub && cd deep && TRAIN cfg.yaml'": 9,
+    "cd sub ⏎ srun bash -c 'TRAIN cfg.yaml'": 7,
+    "srun --chdir sub TRAIN cfg.yaml": 7,
+    "srun --chdir=sub/deep bash -c 'TRAIN cfg.yaml'": 9,
+    "ray job submit --working-dir sub -- TRAIN cfg.yaml": 7,
+    "ray job submit --working-dir=sub/deep -- TRAIN cfg.yaml": 9,
+    "cd sub ⏎ ray job submit --working-dir deep -- TRAIN cfg.yaml": 9,
+    "ray job submit --working-dir . -- TRAIN cfg.yaml": 2,
+    "ray job submit --working-dir sub -- bash -c 'TRAIN cfg.yaml'": 7,
+    """ray job submit --runtime-env-json '{"working_dir": "sub"}' -- TRAIN cfg.yaml""": 7,
+    "ray job submit --runtime-env-json '{}' -- TRAIN cfg.yaml": 2,
+    "cd $FAR ⏎ TRAIN HERE/sub/cfg.yaml": 7,
+    "cd sub ⏎ TRAIN HERE/cfg.yaml": 2,
+    "cd sub ⏎ TRAIN ../cfg.yaml": 2,
+}
+
+
+@pytest.mark.parametrize("text", FOLDERS)
+def test_a_relative_path_starts_where_the_program_runs(check, text):
+    said = check(text)
+    assert f"truncate(high {FOLDERS[text]})" in said and said.endswith("ok\n"), said
+
+
+DOUBTED = {  # a script -> what is said of the folder
+    "cd $FAR ⏎ TRAIN cfg.yaml": "cfg.yaml is read in HERE, and $FAR is known only where the script runs",
+    'cd "$(git rev-parse --show-toplevel)" ⏎ TRAIN cfg.yaml': "and $(git rev-parse --show-toplevel) is known",
+    "source env.sh ⏎ cd $FAR ⏎ TRAIN cfg.yaml": "cfg.yaml is read in HERE, and $FAR is known only where",
+    "ray job submit --working-dir s3://a/b.zip -- TRAIN cfg.yaml": "and s3://a/b.zip is known only where the",
+    "ray job submit --working-dir $FAR/x -- TRAIN cfg.yaml": "and $FAR/x is known only where",
+}
+
+
+@pytest.mark.parametrize("text", DOUBTED)
+def test_a_folder_that_only_the_cluster_knows_is_said(check, text, tmp_path):
+    said = check(text)
+    assert DOUBTED[text].replace("HERE", str(tmp_path)) in said and "truncate(high 2)" in said, said
+    assert said.endswith("some things are unknown here, so not everything was checked\n")
+
+
+def test_a_file_that_is_not_in_the_folder_is_named_with_it(check, tmp_path):
+    assert f"got no none.yaml in {tmp_path}/sub: " in check("cd sub ⏎ TRAIN none.yaml")
