@@ -95,3 +95,79 @@ def test_a_folder_that_only_the_cluster_knows_is_said(check, text, tmp_path):
 
 def test_a_file_that_is_not_in_the_folder_is_named_with_it(check, tmp_path):
     assert f"got no none.yaml in {tmp_path}/sub: " in check("cd sub ⏎ TRAIN none.yaml")
+
+
+HEAD = "cat > cfg.yaml <<EOF ⏎ " + ok(5).strip() + " ⏎ EOF ⏎ "
+ADD = HEAD.replace(">", ">>", 1)
+WRITTEN = {  # a script -> the cap of the file that it writes or leaves alone
+    f"{HEAD}TRAIN cfg.yaml": 5,
+    f"cd sub ⏎ {HEAD}TRAIN cfg.yaml": 5,
+    f"{HEAD}cd sub ⏎ TRAIN cfg.yaml": 7,
+    f"{HEAD}TRAIN HERE/sub/cfg.yaml": 7,
+    f"{HEAD}srun bash -c 'TRAIN cfg.yaml'": 5,
+    f"bash -c '{HEAD}' ⏎ TRAIN cfg.yaml": 5,
+    f"rm -f cfg.yaml ⏎ {ADD}TRAIN cfg.yaml": 5,
+    f"> cfg.yaml ⏎ {ADD}TRAIN cfg.yaml": 5,
+    f"rm -rf sub; mkdir sub ⏎ cd sub ⏎ {ADD}TRAIN cfg.yaml": 5,
+    f"{ADD.replace('cfg', 'new')}TRAIN new.yaml": 5,
+    f"[ -f cfg.yaml ] && rm cfg.yaml ⏎ {HEAD}TRAIN cfg.yaml": 5,
+    f"{HEAD.replace('cat > cfg.yaml', 'tee cfg.yaml')}TRAIN cfg.yaml": 5,
+    f"{HEAD.replace('cfg', 'new')}cp new.yaml cfg.yaml ⏎ TRAIN cfg.yaml": 5,
+    f"{HEAD.replace('cfg', 'new')}mv new.yaml cfg.yaml ⏎ TRAIN cfg.yaml": 5,
+    f"{HEAD.replace('cfg', 'new')}ln -sf new.yaml cfg.yaml ⏎ TRAIN cfg.yaml": 5,
+    "cp cfg.yaml other.yaml ⏎ TRAIN cfg.yaml": 2,
+    "cp cfg.yaml /out/ ⏎ TRAIN cfg.yaml": 2,
+    "cat cfg.yaml ⏎ TRAIN cfg.yaml": 2,
+    "cat cfg.yaml | tee log ⏎ TRAIN cfg.yaml": 2,
+    "sed -n 1p cfg.yaml ⏎ grep -i x cfg.yaml ⏎ TRAIN cfg.yaml": 2,
+    "sed -i s/a/b/ other.yaml ⏎ TRAIN cfg.yaml": 2,
+    "TRAIN cfg.yaml ⏎ rm cfg.yaml": 2,
+    "[ -f cfg.yaml ] || exit 1 ⏎ TRAIN cfg.yaml": 2,
+}
+CHANGED = [  # a script changes the file to what is not known here
+    f"{ADD}TRAIN cfg.yaml",
+    "echo 'use_tis: true' >> cfg.yaml ⏎ TRAIN cfg.yaml",
+    "cd sub ⏎ echo 'use_tis: true' >> cfg.yaml ⏎ TRAIN cfg.yaml",
+    "echo 'use_tis: true' >> HERE/cfg.yaml ⏎ TRAIN HERE/cfg.yaml",
+    "echo 'use_tis: true' >> cfg.yaml ⏎ TRAIN ./sub/../cfg.yaml",
+    "sed 's/2/1/' t > cfg.yaml ⏎ TRAIN cfg.yaml",
+    "sed -i 's/2/1/' cfg.yaml ⏎ TRAIN cfg.yaml",
+    "sed --in-place=.bak 's/2/1/' cfg.yaml ⏎ TRAIN cfg.yaml",
+    "cd sub ⏎ sed -i.bak -e 's/2/1/' ../cfg.yaml ⏎ cd .. ⏎ TRAIN cfg.yaml",
+    f"{HEAD}sed -i 's/5/6/' cfg.yaml ⏎ TRAIN cfg.yaml",
+    "perl -pi -e 's/2/1/' cfg.yaml ⏎ TRAIN cfg.yaml",
+    "yq -i '.a = 1' cfg.yaml ⏎ TRAIN cfg.yaml",
+    "cp sub/cfg.yaml cfg.yaml ⏎ TRAIN cfg.yaml",
+    "cp -f sub/cfg.yaml . ⏎ TRAIN cfg.yaml",
+    "mv sub/cfg.yaml cfg.yaml ⏎ TRAIN cfg.yaml",
+    "mv cfg.yaml old.yaml ⏎ TRAIN cfg.yaml",
+    "ln -sf sub/cfg.yaml cfg.yaml ⏎ TRAIN cfg.yaml",
+    "cat sub/cfg.yaml | tee cfg.yaml ⏎ TRAIN cfg.yaml",
+    "echo 'use_tis: true' | tee -a cfg.yaml ⏎ TRAIN cfg.yaml",
+    "curl -sSL -o cfg.yaml x/cfg.yaml ⏎ TRAIN cfg.yaml",
+    "wget -O cfg.yaml x/cfg.yaml ⏎ TRAIN cfg.yaml",
+    "sudo sed -i 's/2/1/' cfg.yaml ⏎ TRAIN cfg.yaml",
+    "rm -f cfg.yaml ⏎ TRAIN cfg.yaml",
+    "srun bash -c 'sed -i s/2/1/ cfg.yaml' ⏎ TRAIN cfg.yaml",
+    "rm -f cfg.yaml ⏎ srun bash -c 'TRAIN cfg.yaml'",
+    "> cfg.yaml ⏎ TRAIN cfg.yaml",
+]
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_a_file_is_read_as_the_script_leaves_it(check, text):
+    said = check(text)
+    assert f"truncate(high {WRITTEN[text]})" in said and said.endswith("ok\n"), said
+
+
+@pytest.mark.parametrize("text", CHANGED)
+def test_a_file_that_the_script_changes_is_not_read_as_it_was(check, text):
+    said = check(text)
+    assert "cfg.yaml: expected a text that the script itself writes, got" in said, said
+
+
+def test_a_changed_file_whose_name_a_variable_has_is_not_named(check, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("FAR", "cfg")
+    script = written(tmp_path / "run.sh", f"sed -i s/2/1/ $FAR.yaml\n{TRAIN} $FAR.yaml")
+    status, out, err = run(capsys, "check", script, "--env", "FAR")
+    assert (status, out) == (1, "") and "cfg" not in err and "expected a text that the script itself" in err
