@@ -30,6 +30,8 @@ REFUSED = {  # a script -> a part of its one line
     f"python3 train.py {INIT} --use-tis{TT}": "run.sh:1: expected a space between --use-tis and --custom-ti",
     f"python3 train.py {INIT} --colocate--use-tis {TT}": "expected a space between --colocate and --use-tis",
     f"python3 train.py {INIT} --use-tis--colocate {TT}": "expected a space between --use-tis and --colocate",
+    f"python3 train.py {INIT} --use-tis {TT} --custom-config c.yaml": "expected --custom-config-path, got",
+    f"python3 train.py {INIT} --use-tis {TT.replace('-function-path', '')}": "expected --custom-tis-function",
 }  # fmt: skip
 ACCEPTED = [  # what follows the flags of a right launch, or a whole script
     '--wandb-group="--use-tis with a cap"',
