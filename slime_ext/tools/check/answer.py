@@ -230,6 +230,8 @@ def _script_and_file(path: str, args_path: str | None, own: Sequence[str]) -> tu
     Raises:
         ConfigError: the combination has no meaning.
     """
+    if not path:
+        raise ConfigError("FILE: expected a launch script or a YAML file, got an empty name: name a file")
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
     if args_path and not script:
         raise ConfigError(f"--args: expected a launch script, got {cut(args_path)}: write --args run.sh")

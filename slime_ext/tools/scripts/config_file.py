@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, cut
-from slime_ext.tools.folders import is_file
+from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.visible import Visible
 
@@ -43,28 +44,47 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
                 "because the script empties or removes the file: write it before the launch"
             )
         return path, text
-    folder = launch.runs_in
-    file = folder / str(path)
+    file = launch.runs_in / str(path)
     if not is_file(file):
-        if _folder_counts(launch, path):
-            raise ConfigError(
-                f"{where}: expected a working directory that the script itself names, got "
-                f"{cut(launch.folder)}: run slime-ext check FILE --args {launch.script} with the path as FILE"
-            )
-        shown = "the folder that it changes to" if launch.folder in launch.veiled else folder
-        raise ConfigError(
-            f"{where}: expected a file where the script runs, got no {cut(path)} in {shown}: run slime-ext "
-            "there, or write the path relative to the script's folder"
-        )
+        raise _not_a_file(launch, path, file)
     if not Visible([*filter(None, [launch.own_folder]), Path.cwd()]).is_file(file):
         raise ConfigError(
             f"{where}: expected a file below the script's checkout or the working directory, got "
             f"{cut(path)}: run slime-ext check FILE --args {launch.script} with that file as FILE"
         )
-    flag = launch.flag(FLAG)
-    is_veiled = launch.folder in launch.veiled or (flag and flag.instead)
-    name = str(flag) if is_veiled else str(file)
+    name = str(launch.flag(FLAG)) if _is_veiled(launch) else str(file)
     return name, text_of(str(file), name)
+
+
+def _not_a_file(launch: Launch, path: str, file: Path) -> ConfigError:
+    """Returns the error for a path at which there is no file."""
+    where = f"{launch.script}: {FLAG}"
+    if _exists(file):
+        got = "a folder" if is_folder(file) else "a device, a pipe or a socket"
+        shown = "the path that it names" if _is_veiled(launch) else file
+        return ConfigError(f"{where}: expected a file, got {got} at {shown}: name a YAML file")
+    if _folder_counts(launch, path):
+        return ConfigError(
+            f"{where}: expected a working directory that the script itself names, got "
+            f"{cut(launch.folder)}: run slime-ext check FILE --args {launch.script} with the path as FILE"
+        )
+    folder = "the folder that it changes to" if launch.folder in launch.veiled else launch.runs_in
+    return ConfigError(
+        f"{where}: expected a file where the script runs, got no {cut(path)} in {folder}: run slime-ext "
+        "there, or write the path relative to the script's folder"
+    )
+
+
+def _exists(path: Path) -> bool:
+    with suppress(OSError):
+        return path.exists()
+    return False
+
+
+def _is_veiled(launch: Launch) -> bool:
+    """Whether the path of the file must not be shown."""
+    flag = launch.flag(FLAG)
+    return launch.folder in launch.veiled or bool(flag and flag.instead)
 
 
 def doubt_of_folder(launch: Launch) -> str:

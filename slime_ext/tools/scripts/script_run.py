@@ -235,6 +235,13 @@ def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
         limit = OF_A_LIMIT.match(run.error)
         got = f"none: {cut(limit[0])}" if limit else "an error in the sandbox"
         raise ConfigError(f"{path}: expected a script that ends, got {got}")
+    for script in around.scripts.values():
+        if (at := script.blocks.open_array) >= 0:
+            name = re.split(r"\W+", script.text[:at].rstrip("+="))[-1]
+            raise ConfigError(
+                f"{around.place(script.path, script.number(at))}: expected ) at the end of the array "
+                f"{cut(around.shown(name))}, got the end of the script: add it"
+            )
     notes: tuple[str, ...] = ()
     if end := around.end_of(run):
         where = f"{around.place(end[0].path, end[1])}{around.how_it_ends(run)}"

@@ -171,3 +171,27 @@ def test_a_changed_file_whose_name_a_variable_has_is_not_named(check, monkeypatc
     script = written(tmp_path / "run.sh", f"sed -i s/2/1/ $FAR.yaml\n{TRAIN} $FAR.yaml")
     status, out, err = run(capsys, "check", script, "--env", "FAR")
     assert (status, out) == (1, "") and "cfg" not in err and "expected a text that the script itself" in err
+
+
+def test_a_folder_or_a_device_is_no_file(check, tmp_path):
+    assert f"--custom-config-path: expected a file, got a folder at {tmp_path}/sub: name" in check(
+        "TRAIN sub"
+    )
+    assert f"expected a file, got a folder at {tmp_path}: name a YAML file" in check("TRAIN .")
+    assert "expected a file, got a device, a pipe or a socket at /dev/null: name" in check("TRAIN /dev/null")
+
+
+def test_an_unknown_folder_without_the_file_is_said(check):
+    said = check("cd $FAR ⏎ TRAIN none.yaml")
+    assert "expected a working directory that the script itself names, got $FAR: run" in said
+
+
+def test_an_array_that_is_not_closed_is_named(check):
+    said = check("A=(--x 1) ⏎ RL=(--a b  # not ) ⏎ TRAIN cfg.yaml")
+    assert "run.sh:2: expected ) at the end of the array RL, got the end of the script: add it" in said
+    assert "expected a launch of slime or miles, got none" in check("A=(--x 1  # one ) ⏎ ) ⏎ echo x")
+
+
+def test_an_empty_name_of_a_file_is_said(capsys):
+    status, out, err = run(capsys, "check", "")
+    assert (status, out) == (1, "") and "expected a launch script or a YAML file, got an empty name: " in err
