@@ -175,7 +175,7 @@ def judged(setup: Setup, launch: Launch) -> Answer:
     """
     require(setup, (REFUSE, HOST))
     rows, line = _described(setup)
-    loading = tuple(map(Line, setup.loaded.notes))
+    loading = tuple(map(Line, (*setup.loaded.notes, *_replaced_steps(setup))))
     if not launch.script:  # the launch is unknown, so rules over its flags become lines, too
         return Answer(rows, line, (*loading, *said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))))
     skipped, unasked = (tuple(unchecked(setup, kind)) for kind in (ArgumentUnknownError, HostUnknownError))
@@ -211,6 +211,16 @@ def _overridden(launch: Launch) -> Iterator[str]:
         same = [flag for flag in written if flag.name == name]
         if other := next((flag for flag in same if flag.values != same[-1].values), None):
             yield f"{same[-1].where}: {same[-1]} counts, because it comes after {other} in {other.where}"
+
+
+def _replaced_steps(setup: Setup) -> Iterator[str]:
+    """Yields a line if the file replaces the steps of the correction that the launch names."""
+    mapping = getattr(setup.args, "slime_ext", None)
+    if setup.function not in ("", "correct") and isinstance(mapping, Mapping) and "steps" in mapping:
+        yield (
+            f"slime_ext.steps of the file replaces the steps of {setup.function}, which "
+            f"--custom-tis-function-path names; {contract.TIS}.correct would name none"
+        )
 
 
 def _of_environment(text: str) -> str:

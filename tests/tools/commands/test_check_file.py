@@ -195,3 +195,19 @@ def test_an_array_that_is_not_closed_is_named(check):
 def test_an_empty_name_of_a_file_is_said(capsys):
     status, out, err = run(capsys, "check", "")
     assert (status, out) == (1, "") and "expected a launch script or a YAML file, got an empty name: " in err
+
+
+@pytest.mark.parametrize(
+    ("function", "keys", "is_noted"),
+    [
+        ("icepop", "steps: [reweight]", True),
+        ("icepop", "mask_scope: all", False),
+        ("icepop", "preset: icepop, steps: [reweight]", True),
+        ("correct", "steps: [reweight]", False),
+    ],
+)
+def test_steps_of_the_file_beside_a_named_correction_are_noted(check, tmp_path, function, keys, is_noted):
+    written(tmp_path / "cfg.yaml", f"slime_ext: {{{keys}}}")
+    said = check("TRAIN cfg.yaml".replace("TRAIN", TRAIN.replace(".correct", f".{function}")))
+    note = "note slime_ext.steps of the file replaces the steps of icepop, which --custom-tis-function-path"
+    assert (note in " ".join(said.split())) == is_noted and said.endswith("ok\n"), said
