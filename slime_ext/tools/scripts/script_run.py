@@ -312,8 +312,11 @@ def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
 
 def _without_added(word: str, around: Surroundings) -> str:
     """Returns a word without the tokens that ``doubts`` adds to a text, with a space before each."""
-    is_added = lambda token: any(unknown.is_words for unknown in around.meant(token))  # noqa: E731
-    return re.sub(rf" ({TOKEN.pattern})", lambda m: "" if is_added(m[1]) else m[0], word)
+
+    def kept(match: re.Match[str]) -> str:
+        return "" if any(unknown.is_words for unknown in around.meant(match[1])) else match[0]
+
+    return re.sub(rf" ({TOKEN.pattern})", kept, word)
 
 
 def _misused(name: str, words: Sequence[str], flags: Collection[str], script_run: ScriptRun) -> str:
