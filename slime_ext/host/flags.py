@@ -27,6 +27,7 @@ ALIKE = (
     "custom_agent_function_path",
 )  # arguments of slime and miles that look like ours
 NEARLY = 0.85  # a flag that is at least this similar to one of ours (difflib's ratio) is a misspelling of it
+SHORTEST = 8  # letters of a shortened name; fewer do not tell which name is meant
 
 
 def _is_number(value: Any) -> bool:
@@ -139,12 +140,25 @@ def forbid_misspelt(path: str, name: str) -> None:
     as_flag = name.startswith("--")
     dest = name.removeprefix("--").replace("-", "_")
     known = dest in ARGUMENTS or dest in ALIKE
-    near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)
+    near = [dest] if known else _meant(dest, is_flag=as_flag)
     for right in (flag_of(near_name) if as_flag else near_name for near_name in near):
         if name != right:
             raise ConfigError(
                 f"{path}: expected {right}, got {cut(name)}: slime ignores a name it does not know"
             )
+
+
+def _meant(dest: str, *, is_flag: bool) -> list[str]:
+    """Returns a list with the decisive name that another name resembles; empty if there is none.
+
+    A flag may also be the beginning of one name alone: Megatron's parser takes no shortened flags. A key may
+    not, because a user's own key can be short.
+    """
+    near = difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)
+    if near or not is_flag or len(dest) < SHORTEST:
+        return near
+    whole = [name for name in {*ARGUMENTS, *ALIKE, *DECISIVE} if name.startswith(dest)]
+    return whole if len(whole) == 1 and whole[0] in DECISIVE else []
 
 
 def check_command_line(words: Iterable[str], args: Any) -> None:
@@ -158,7 +172,7 @@ def check_command_line(words: Iterable[str], args: Any) -> None:
         dest = flag.removeprefix("--").replace("-", "_")
         if flag == flag_of(dest) and hasattr(args, dest):
             continue
-        for right in map(flag_of, difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)):
+        for right in map(flag_of, _meant(dest, is_flag=flag.startswith("--"))):
             if flag != right:
                 raise ConfigError(
                     f"{flag}: expected {right}, got a flag that the host ignores: write {right}"

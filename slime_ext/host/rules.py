@@ -373,11 +373,19 @@ NO_POLICY_LOSS = (
 )
 
 
+OFF_IN_FILE = (
+    "--custom-config-path: expected no key use_tis, or true, beside a correction, got false, which replaces "
+    "--use-tis"
+)
+
+
 @rule(REFUSE)
 def function_never_called(s: Setup) -> str | None:
     """The launch names a function of slime_ext, and no flag makes the host call it."""
     if not contract.function_of(s.a) or s.a.use_tis or s.a.get_mismatch_metrics:
         return None
+    if "use_tis" in s.file:
+        return f"{OFF_IN_FILE}: remove the key, because the host then never calls the function"
     return (
         "--use-tis: expected on beside --custom-tis-function-path, got off: add --use-tis, because without "
         "it the host never calls the function; for metrics alone, remove --custom-tis-function-path, because "
@@ -905,6 +913,8 @@ def correction_switched_off(s: Setup) -> str | None:
     """The correction would change the loss, and ``--use-tis`` is off."""
     if not s.function or s.correction.is_identity or s.a.use_tis:
         return None
+    if "use_tis" in s.file:
+        return f"{OFF_IN_FILE}: remove the key, because slime_ext then only measures"
     return "--use-tis: expected on beside a correction, got off, so slime_ext only measures: add --use-tis"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.folders import is_file, is_folder
-from slime_ext.tools.scripts.launch import Launch, WrittenFlag
+from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext_cpu.driver import INSTALL, WHEEL, wheel_folder
 from slime_ext_cpu.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext_cpu.tiny import write_weights
@@ -85,7 +85,7 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
 
     The first folder to look in is the one where the script's program runs.
     """
-    runs_in = [Path(launch.folder)] if launch.folder else []
+    runs_in = [launch.runs_in] if launch.folder and not isinstance(launch.folder, Unread) else []
     of_host = [host.package.parent] if host.is_own else []
     roots = [*runs_in, *of_host, Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
 

@@ -42,6 +42,9 @@ def test_a_misspelt_flag_of_ours_is_named():
         (["--get-mismatch-metric-s"], "--get-mismatch-metrics"),
         (["--use-ti"], "--use-tis"),  # Megatron's parser takes no abbreviation
         (["--custom-tis-function", "slime_ext.tis.correct"], "--custom-tis-function-path"),
+        (["--custom-tis", "slime_ext.tis.correct"], "--custom-tis-function-path"),
+        (["--custom-config", "c.yaml"], "--custom-config-path"),
+        (["--get-mism"], "--get-mismatch-metrics"),
         (["--custom-megatron-init-pth", "slime_ext.host.init"], "--custom-megatron-init-path"),
     ):
         flag = words[0].partition("=")[0]
@@ -56,6 +59,8 @@ def test_flags_that_are_none_of_ours_misspelt():
     check_command_line(["train.py", *words.split()], args)
     values = "--wandb-group use-tis --wandb-project tis-clip-low --save ./use-tis --wandb-group use-tis-1"
     check_command_line(["train.py", *values.split()], args)
+    beginnings = "--custom --get-mis --rollout-data x --custom-config-file x"
+    check_command_line(["train.py", *beginnings.split()], args)
     lacking = "--custom-rollout-log-function-path slime_ext.host.log_rollout"  # slime before v0.2.2
     check_command_line(["train.py", *lacking.split()], args)
 

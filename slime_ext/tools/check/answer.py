@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from slime_ext.config import load as config
@@ -43,6 +42,7 @@ from slime_ext.tools.check.setup import (
 )
 from slime_ext.tools.checkout import Checkout, checkout_in
 from slime_ext.tools.convert import CONVERTED
+from slime_ext.tools.scripts.config_file import doubt_of_folder
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.read import is_script, read_script
 from slime_ext.tools.wording import needs
@@ -175,7 +175,7 @@ def judged(setup: Setup, launch: Launch) -> Answer:
     """
     require(setup, (REFUSE, HOST))
     rows, line = _described(setup)
-    loading = tuple(map(Line, setup.loaded.notes))
+    loading = tuple(map(Line, (*setup.loaded.notes, *_replaced_steps(setup))))
     if not launch.script:  # the launch is unknown, so rules over its flags become lines, too
         return Answer(rows, line, (*loading, *said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))))
     skipped, unasked = (tuple(unchecked(setup, kind)) for kind in (ArgumentUnknownError, HostUnknownError))
@@ -199,6 +199,8 @@ def _why_unknown(launch: Launch) -> list[str]:
     for gap in dict.fromkeys(gap for spelled in NAMES | OFF if (gap := launch.gap(spelled))):
         names = None if gap.names is None else frozenset(gap.names & (NAMES.keys() | OFF.keys()))
         reasons.append(str(replace(gap, names=names)))
+    if doubt := doubt_of_folder(launch):
+        reasons.append(f"{doubt}{_of_environment(doubt)}")
     return reasons
 
 
@@ -209,6 +211,16 @@ def _overridden(launch: Launch) -> Iterator[str]:
         same = [flag for flag in written if flag.name == name]
         if other := next((flag for flag in same if flag.values != same[-1].values), None):
             yield f"{same[-1].where}: {same[-1]} counts, because it comes after {other} in {other.where}"
+
+
+def _replaced_steps(setup: Setup) -> Iterator[str]:
+    """Yields a line if the file replaces the steps of the correction that the launch names."""
+    mapping = getattr(setup.args, "slime_ext", None)
+    if setup.function not in ("", "correct") and isinstance(mapping, Mapping) and "steps" in mapping:
+        yield (
+            f"slime_ext.steps of the file replaces the steps of {setup.function}, which "
+            f"--custom-tis-function-path names; {contract.TIS}.correct would name none"
+        )
 
 
 def _of_environment(text: str) -> str:
@@ -228,6 +240,8 @@ def _script_and_file(path: str, args_path: str | None, own: Sequence[str]) -> tu
     Raises:
         ConfigError: the combination has no meaning.
     """
+    if not path:
+        raise ConfigError("FILE: expected a launch script or a YAML file, got an empty name: name a file")
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
     if args_path and not script:
         raise ConfigError(f"--args: expected a launch script, got {cut(args_path)}: write --args run.sh")
@@ -246,8 +260,7 @@ def host_of(launch: Launch) -> Checkout | None:
     """Returns the checkout whose train.py a launch starts, or which contains its script; else None."""
     if not launch.script:
         return None
-    runs_in = Path(launch.folder or launch.root or Path.cwd())
-    folders = ((runs_in / launch.program).parent, launch.root)
+    folders = ((launch.runs_in / launch.program).parent, launch.root)
     return next((found for folder in folders if folder and (found := checkout_in(folder))), None)
 
 

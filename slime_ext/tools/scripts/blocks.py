@@ -90,6 +90,7 @@ class Blocks:
         in_documents: for each command substitution with a condition in a here-document, its span and the
             offset of the line that opens the document.
         probes: offset after the words of a ``case`` or a ``for`` -> those words, which bash does not trace.
+        open_array: the offset of an array's parenthesis that nothing closes; -1 without one.
     """
 
     found: list[Block] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Blocks:
     bodies: dict[str, tuple[int, int]] = field(default_factory=dict)
     in_documents: list[tuple[int, int, int]] = field(default_factory=list)
     probes: dict[int, str] = field(default_factory=dict)
+    open_array: int = -1
 
 
 def read(text: str) -> Blocks:
@@ -277,12 +279,14 @@ class _Reader:
 
     def _array(self, at: int) -> int:
         """Returns the offset after an array's words, which can contain comments."""
-        at += 1
+        begin, at = at, at + 1
         while at < len(self.text) and self.text[at] != ")":
             if self.text[at] == "#" and self.text[at - 1] in " \t\n(":
                 at = _behind(self.text, "\n", at)
             else:
                 at = max(after(self.text, at), at + 1)
+        if at >= len(self.text):
+            self.result.open_array = begin
         return at + 1
 
     def _closed_parenthesis(self) -> None:

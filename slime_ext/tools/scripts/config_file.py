@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, cut
-from slime_ext.tools.folders import is_file
+from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.visible import Visible
 
@@ -17,7 +18,8 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
     """Returns the file's name for messages, and its text. Both are empty without a file.
 
     A relative path starts at the folder in which the program runs: the script's ``cd``, else the host's
-    checkout that contains the script, else the working directory of this command. A file that the script may
+    checkout that contains the script, else the working directory of this command. A script's relative ``cd``
+    starts there, too; ``doubt_of_folder`` says if the script's folder is unknown. A file that the script may
     not see is not read.
 
     Args:
@@ -36,24 +38,70 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
             f"variable: save a copy as FILE and run slime-ext check FILE --args {launch.script}"
         )
     if (text := launch.files.get(path)) is not None:
+        if not text:
+            raise ConfigError(
+                f"{launch.script}: {cut(path)}: expected a text that the script itself writes, got none, "
+                "because the script empties or removes the file: write it before the launch"
+            )
         return path, text
-    folder = Path(launch.folder or launch.root or Path.cwd())
-    file = folder / str(path)
+    file = launch.runs_in / str(path)
     if not is_file(file):
-        shown = "the folder that it changes to" if str(folder) in launch.veiled else folder
-        raise ConfigError(
-            f"{where}: expected a file where the script runs, got no {cut(path)} in {shown}: run slime-ext "
-            "there, or write the path relative to the script's folder"
-        )
+        raise _not_a_file(launch, path, file)
     if not Visible([*filter(None, [launch.own_folder]), Path.cwd()]).is_file(file):
         raise ConfigError(
             f"{where}: expected a file below the script's checkout or the working directory, got "
             f"{cut(path)}: run slime-ext check FILE --args {launch.script} with that file as FILE"
         )
-    flag = launch.flag(FLAG)
-    is_veiled = str(folder) in launch.veiled or (flag and flag.instead)
-    name = str(flag) if is_veiled else str(file)
+    name = str(launch.flag(FLAG)) if _is_veiled(launch) else str(file)
     return name, text_of(str(file), name)
+
+
+def _not_a_file(launch: Launch, path: str, file: Path) -> ConfigError:
+    """Returns the error for a path at which there is no file."""
+    where = f"{launch.script}: {FLAG}"
+    if _exists(file):
+        got = "a folder" if is_folder(file) else "a device, a pipe or a socket"
+        shown = "the path that it names" if _is_veiled(launch) else file
+        return ConfigError(f"{where}: expected a file, got {got} at {shown}: name a YAML file")
+    if _folder_counts(launch, path):
+        return ConfigError(
+            f"{where}: expected a working directory that the script itself names, got "
+            f"{cut(launch.folder)}: run slime-ext check FILE --args {launch.script} with the path as FILE"
+        )
+    folder = "the folder that it changes to" if launch.folder in launch.veiled else launch.runs_in
+    return ConfigError(
+        f"{where}: expected a file where the script runs, got no {cut(path)} in {folder}: run slime-ext "
+        "there, or write the path relative to the script's folder"
+    )
+
+
+def _exists(path: Path) -> bool:
+    with suppress(OSError):
+        return path.exists()
+    return False
+
+
+def _is_veiled(launch: Launch) -> bool:
+    """Whether the path of the file must not be shown."""
+    flag = launch.flag(FLAG)
+    return launch.folder in launch.veiled or bool(flag and flag.instead)
+
+
+def doubt_of_folder(launch: Launch) -> str:
+    """Returns a line if the file was read in one folder, and the launch may read it in another; else ""."""
+    flag, path = launch.flag(FLAG), launch.value(FLAG)
+    if not flag or not _folder_counts(launch, path):
+        return ""
+    name, folder = cut(flag.instead or path), cut(launch.folder)
+    return (
+        f"{flag.where}: {name} is read in {launch.runs_in}, and {folder} is known only where the script runs"
+    )
+
+
+def _folder_counts(launch: Launch, path: str) -> bool:
+    """Whether a path starts at a folder that is unknown."""
+    is_relative = path not in launch.files and not Path(path).is_absolute()
+    return isinstance(launch.folder, Unread) and is_relative
 
 
 def _forbid_unknown(launch: Launch) -> None:
@@ -63,7 +111,7 @@ def _forbid_unknown(launch: Launch) -> None:
             f"{launch.script}: {FLAG}: expected a path that the script itself writes, got '{cut(path)}': "
             f"run slime-ext check FILE --args {launch.script} with the path as FILE"
         )
-    if isinstance(launch.files.get(path), Unread):
+    if isinstance(launch.files.get(path), Unread) and path not in launch.veiled:
         raise ConfigError(
             f"{launch.script}: {cut(path)}: expected a text that the script itself writes, got a text "
             "that depends on the machine: save a copy as FILE and run slime-ext check FILE --args "

@@ -65,7 +65,8 @@ class Launch:
         flags: the flags in their order; the last flag of a name counts.
         environment: the variables of the job.
         gaps: the places where unknown words can be.
-        folder: the working directory of the program, if the script says it.
+        folder: the working directory of the program, if the script changes it. A relative path starts where
+            the script does; an ``Unread`` folder is unknown.
         notes: facts about how the script was read, one line each.
         files: name -> text of the YAML and JSON files that its flags name and that the script writes.
         veiled: the names of ``files``, and the folder, that contain text of another file or of a variable.
@@ -86,6 +87,12 @@ class Launch:
     text: str = ""
     root: Path | None = None
     own_folder: Path | None = None
+
+    @property
+    def runs_in(self) -> Path:
+        """The working directory of the program. It is that of the script if the program's is unknown."""
+        start = self.root or Path.cwd()
+        return start if self.folder is None or isinstance(self.folder, Unread) else start / self.folder
 
     @property
     def asynchronous(self) -> bool:

@@ -91,7 +91,8 @@ def request_of(
     text = python_script.command_of(path, given) if is_python else None
     root, roots = host_root(path), (own_folder(path), Path.cwd())
     others = frozenset(os.environ) - variables.keys()
-    return Request(path, text, tuple(given), roots, checkout or root, variables, others)
+    start = root or Path.cwd()
+    return Request(path, text, tuple(given), roots, checkout or root, start, variables, others)
 
 
 def _variable(name: str) -> str:

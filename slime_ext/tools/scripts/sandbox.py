@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, cut
+from slime_ext.tools.scripts.changes import changes
+from slime_ext.tools.scripts.starts import folder_of
 from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings, at
 from slime_ext.tools.scripts.trace import (
     BEGIN,
@@ -31,7 +34,7 @@ from slime_ext.tools.scripts.trace import (
 )
 
 if TYPE_CHECKING:
-    from bashkit import Bash, BuiltinContext, BuiltinResult
+    from bashkit import Bash, BuiltinContext, BuiltinResult, FileSystem
 
 LIMITS = {"max_commands": 20_000, "max_loop_iterations": 5_000}
 MOST_TOKENS = 200  # the sandbox accepts so many tokens as names of commands
@@ -78,7 +81,8 @@ class Sandbox:
     def once(self, guess: Guess) -> Run:
         """Runs the script once."""
         run, around = Run(), self.around
-        shell = self._shell(run, guess, guess.worded(around.folder), around.environment())
+        folder, files = guess.worded(around.folder), self._files(guess)
+        shell = self._shell(run, guess, folder, around.environment(), files)
         parts: list[str] = []  # of the trace; if the sandbox ends a run, its result has no trace
         command = shlex.join(["bash", "-x", around.path, *self.given])
         result = shell.execute_sync(command, on_output=lambda _, errors: parts.append(errors))
@@ -97,16 +101,29 @@ class Sandbox:
                 raise ConfigError(f"{name}: expected a script that bash can read, got {got}")
         return run
 
-    def _shell(self, run: Run, guess: Guess, folder: str, environment: Mapping[str, str]) -> Bash:
+    def _files(self, guess: Guess) -> dict[str, str]:
+        """Returns path -> text of the files that a shell finds."""
+        contents = self.around.contents(guess)
+        return {guess.worded(path): guess.worded(text) for path, text in contents.items()}
+
+    def _configs(self, guess: Guess) -> list[str]:
+        return [guess.worded(path) for path in self.around.configs]
+
+    def _shell(
+        self,
+        run: Run,
+        guess: Guess,
+        folder: str,
+        environment: Mapping[str, str],
+        files: Mapping[str, str],
+    ) -> Bash:
         from bashkit import Bash
 
         answer = lambda context: self._answer(run, guess, context)  # noqa: E731
         tokens = (f"{BEGIN}{i}{END}" for i in range(min(len(self.around.tokens) + 9, MOST_TOKENS)))
         commands = dict.fromkeys([*self.around.names, *map(guess.worded, tokens)], answer)
-        contents = self.around.contents(guess)
-        files = {guess.worded(path): guess.worded(text) for path, text in contents.items()}
         variables = {name: guess.worded(text) for name, text in environment.items()}
-        shell = Bash(cwd=folder, env=variables, files=files, custom_builtins=commands, **LIMITS)
+        shell = Bash(cwd=folder, env=variables, files=dict(files), custom_builtins=commands, **LIMITS)
         run.end = shell.cancel
         return shell
 
@@ -117,15 +134,17 @@ class Sandbox:
         words = (context.name, *context.argv)
         if TOKEN.fullmatch(context.name):
             self.around.evaluated.setdefault(f"eval {self.around.shown(context.name)}")
+        self._change(words, guess, context)
         if context.name in TEXT_TOOLS and (said := self._of_tool(context)) is not None:
             return said
         if context.name in ("tee", "sleep"):
             return BuiltinResult(stdout=context.stdin or "")
         variables = {name: text for name, text in context.env.items() if name not in OURS}
-        files = self._written(words, context) if program_of(words) is not None else {}
-        run.calls.append(Call(words, variables, context.cwd, files))
+        folder = folder_of(words, context.cwd, self.around.token)
+        files = self._written(words, guess, folder, context) if program_of(words) is not None else {}
+        run.calls.append(Call(words, variables, folder, files))
         if inner := shell_text(words):
-            return self._of_shell(run, guess, *inner, context)
+            return self._of_shell(run, guess, *inner, folder, context)
         if program_of(words) is not None:
             return BuiltinResult()
         command = " ".join(words)
@@ -135,13 +154,44 @@ class Sandbox:
         said_by_it = "" if guess.fails else self.around.token(f"$({self.around.shown(command)})") + "\n"
         return BuiltinResult(stdout=guess.worded(said_by_it), exit_code=int(guess.fails))
 
-    def _written(self, words: Sequence[str], context: BuiltinContext) -> dict[str, str]:
-        """Returns name -> text of the mappings that a script writes for its launch."""
-        there, mappings = self.around.contents(), {}
+    def _change(self, words: Sequence[str], guess: Guess, context: BuiltinContext) -> None:
+        """Changes the configurations that a command changes. An unknown text becomes a token."""
+        fs, configs = context.fs, self._configs(guess)
+        for path, source, is_removed in changes(words, context.cwd) if configs else ():
+            for config in (each for each in configs if each == path or each.startswith(f"{path}/")):
+                if is_removed:
+                    if fs.exists(config):
+                        fs.remove(config)
+                elif config == path:
+                    text = self._text_of(words, source, config, guess, context)
+                    _write(fs, config, text)
+
+    def _text_of(
+        self, words: Sequence[str], source: str | None, config: str, guess: Guess, context: BuiltinContext
+    ) -> str:
+        """Returns the text that a command gives to a configuration."""
+        if source is not None and (text := _text(context.fs, source)) is not None:
+            return text
+        if words[0] == "tee":
+            before = _text(context.fs, config) if "-a" in words else ""
+            return f"{before or ''}{context.stdin or ''}"
+        return guess.worded(self.around.token(f"$({self.around.shown(' '.join(words))})"))
+
+    def _written(
+        self, words: Sequence[str], guess: Guess, folder: str, context: BuiltinContext
+    ) -> dict[str, str]:
+        """Returns name -> text of the mappings that a script writes for its launch.
+
+        The text of a configuration that the script removes is empty.
+        """
+        there, configs, mappings = self._files(guess), self._configs(guess), {}
         for name in (word.partition("=")[2] if word.startswith("--") else word for word in words):
-            path = at(context.cwd, name)
-            if name.endswith(MAPPING) and path not in there and context.fs.exists(path):
-                mappings[name] = context.fs.read_file(path).decode(errors="replace")
+            path = at(folder, name)
+            is_config = path in configs
+            if is_config or (name.endswith(MAPPING) and path not in there):
+                text = _text(context.fs, path) or ""
+                if text != there.get(path, ""):
+                    mappings[name] = text
         return mappings
 
     def _of_tool(self, context: BuiltinContext) -> BuiltinResult | None:
@@ -159,18 +209,38 @@ class Sandbox:
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
     def _of_shell(
-        self, run: Run, guess: Guess, text: str, given: list[str], context: BuiltinContext
+        self, run: Run, guess: Guess, text: str, given: list[str], folder: str, context: BuiltinContext
     ) -> BuiltinResult:
         """Runs a text that a program passes to a shell."""
         from bashkit import BuiltinResult
 
         if TOKEN.fullmatch(text):
             self.around.evaluated.setdefault(self.around.shown(text))
-        shell = self._shell(run, guess, context.cwd, context.env)
+        configs = self._configs(guess)
+        files = {path: said for path, said in self._files(guess).items() if path not in configs}
+        files |= _texts(context.fs, configs)  # as the script has left them so far
+        shell = self._shell(run, guess, folder, context.env, files)
         command = shlex.join(["bash", "-xc", text, *(given or ["bash"])])
         result = _elsewhere(lambda: shell.execute_sync(command))
         run.trace += result.stderr
+        for path, said in _elsewhere(lambda: _texts(shell.fs(), configs)).items():
+            _write(context.fs, path, said)
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
+
+
+def _text(fs: FileSystem, path: str) -> str | None:
+    """Returns the text of a file of the sandbox; None if there is none."""
+    is_there = fs.exists(path) and fs.stat(path)["file_type"] == "file"
+    return fs.read_file(path).decode(errors="replace") if is_there else None
+
+
+def _texts(fs: FileSystem, paths: Iterable[str]) -> dict[str, str]:
+    return {path: text for path in paths if (text := _text(fs, path)) is not None}
+
+
+def _write(fs: FileSystem, path: str, text: str) -> None:
+    fs.mkdir(str(Path(path).parent), recursive=True)
+    fs.write_file(path, text.encode())
 
 
 def _elsewhere(work: Callable[[], Any]) -> Any:

@@ -6,15 +6,16 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import ARGUMENTS, DECISIVE
+from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED
 from slime_ext.tools.scripts.launch import Gap, Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.sandbox import Sandbox
 from slime_ext.tools.scripts.starts import Started, started
 from slime_ext.tools.scripts.surroundings import Request, Surroundings
-from slime_ext.tools.scripts.trace import UNKNOWN, Guess, Run, narrowed
+from slime_ext.tools.scripts.trace import TOKEN, UNKNOWN, Guess, Run, narrowed
 
 # The guesses in their order -> the note for the user if the earlier guesses led to no launch.
 GUESSES = {
@@ -26,6 +27,13 @@ GUESSES = {
     ): "read as if every command with an unknown answer failed and every file existed",
 }
 SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
+READ = {flag_of(name) for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
+READ |= {argument.switched_off_by for argument in ARGUMENTS.values() if argument.switched_off_by}
+KNOWN = READ | {*SWITCHES}
+# Python's white space, and the letters that look like nothing or like a space.
+SPACE = r"[\s\u180e\u200b-\u200d\u2060\ufeff]"
+JOINED = re.compile(rf"{SPACE}*(--[A-Za-z][\w-]*)({SPACE}).*|{SPACE}+(--[A-Za-z][\w-]*)", re.DOTALL)
+GLUED = re.compile(r"(--[A-Za-z][\w-]*?)(--[A-Za-z][\w-]*)")
 OF_A_LIMIT = re.compile(r"resource limit exceeded: [\w \t():/-]*|execution \w+")
 ARRAY = re.compile(
     r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL
@@ -68,7 +76,7 @@ class ScriptRun:
             flags=tuple(flags),
             environment={name: around.spelled(said) for name, said in started.environment.items()},
             gaps=tuple(gaps),
-            folder=None if UNKNOWN.search(started.folder) else started.folder,
+            folder=_folder(started.folder, around),
             notes=notes,
             files={
                 name: Unread(around.spelled(said)) if UNKNOWN.search(said) else said
@@ -83,6 +91,14 @@ class ScriptRun:
         return [[Unread(shown(w)) if UNKNOWN.search(w) else w for w in call.words] for call in self.run.calls]
 
 
+def _folder(folder: str, around: Surroundings) -> str | None:
+    """Returns the folder of a ``Launch``."""
+    inside = folder.removeprefix(f"{around.folder}/")
+    if folder == around.folder:
+        return None
+    return Unread(around.shown(inside)) if UNKNOWN.search(inside) else inside
+
+
 def launch_of(request: Request) -> Launch:
     """Returns the launch of a script. The launch has no program and no flags if the script starts none.
 
@@ -94,6 +110,7 @@ def launch_of(request: Request) -> Launch:
         return _without_launch(request.path, script_run.around, script_run.run)
     _forbid_lost_arrays(script_run.around, script_run.run)
     _forbid_unused_arrays(script_run)
+    _forbid_joined_words(script_run.around, script_run.started.words)
     launch = script_run.launch(request.path)
     return _veiled(launch, _bare(request)) if script_run.around.has_seen else launch
 
@@ -218,6 +235,13 @@ def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
         limit = OF_A_LIMIT.match(run.error)
         got = f"none: {cut(limit[0])}" if limit else "an error in the sandbox"
         raise ConfigError(f"{path}: expected a script that ends, got {got}")
+    for script in around.scripts.values():
+        if (at := script.blocks.open_array) >= 0:
+            name = re.split(r"\W+", script.text[:at].rstrip("+="))[-1]
+            raise ConfigError(
+                f"{around.place(script.path, script.number(at))}: expected ) at the end of the array "
+                f"{cut(around.shown(name))}, got the end of the script: add it"
+            )
     notes: tuple[str, ...] = ()
     if end := around.end_of(run):
         where = f"{around.place(end[0].path, end[1])}{around.how_it_ends(run)}"
@@ -259,6 +283,40 @@ def _forbid_unused_arrays(script_run: ScriptRun) -> None:
             raise ConfigError(
                 f"{around.path}: {name}: expected {right} in the launch, got {got}: its flags do not reach it"
             )
+
+
+def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
+    """Raises ConfigError for a word that begins with a flag and holds more words.
+
+    A host's parser takes it as a value or as a flag that it does not know, and ignores it. Behind a flag that
+    waits for its value such a word can be a text, unless it begins with a flag that is read here.
+    """
+    for before, word in pairwise(["", *words]):
+        waits = before.startswith("--") and "=" not in before and before not in SWITCHES
+        text = _without_added(word, around)
+        if (match := JOINED.fullmatch(text)) and (not waits or {match[1], match[3]} & KNOWN):
+            name, space = match[1] or match[3], match[2] or text[0]
+            what = "remove the quotes around them"
+            if space not in " \t\n":
+                what = f"write a plain space for U+{ord(space):04X}"
+            raise ConfigError(
+                f"{around.where(name)}: expected {cut(around.shown(name))} and what follows it as two words, "
+                f"got one, which the host ignores: {what}"
+            )
+        if (match := GLUED.fullmatch(text.partition("=")[0])) and {match[1], match[2]} & KNOWN:
+            first, second = (cut(around.shown(name)) for name in match.groups())
+            raise ConfigError(
+                f"{around.where(match[0])}: expected a space between {first} and {second}, got none: add it"
+            )
+
+
+def _without_added(word: str, around: Surroundings) -> str:
+    """Returns a word without the tokens that ``doubts`` adds to a text, with a space before each."""
+
+    def kept(match: re.Match[str]) -> str:
+        return "" if any(unknown.is_words for unknown in around.meant(match[1])) else match[0]
+
+    return re.sub(rf" ({TOKEN.pattern})", kept, word)
 
 
 def _misused(name: str, words: Sequence[str], flags: Collection[str], script_run: ScriptRun) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
+from slime_ext.tools.scripts.surroundings import at
 from slime_ext.tools.scripts.trace import PROGRAMS, TOKEN, Call, Line, Run, program_of
 
 # Matches a traced command that names train.py and is not a builtin of bash.
@@ -14,6 +17,8 @@ LAUNCH = re.compile(
     r"(?!(?:echo|printf|'?\[|test|eval|source|\.|export|local|declare)\s|\w+\+?=)[^\n]*\b"
     rf"(?:{'|'.join(map(re.escape, PROGRAMS))})"
 )
+FOLDERS = ("--working-dir", "--chdir")  # options of Ray and Slurm that name the program's folder
+ENVIRONMENT = "--runtime-env-json"  # the option of Ray that has the folder and the variables
 OF_SANDBOX = ("PATH", "HOSTNAME")  # the sandbox sets these variables, not the script
 
 
@@ -60,17 +65,40 @@ def _environment(call: Call) -> dict[str, str]:
     for i, word in enumerate(call.words):
         if (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL)) and "env" in call.words[:i]:
             variables[match[1]] = match[2]
-        elif word == "--runtime-env-json" and i + 1 < len(call.words):
+        elif word == ENVIRONMENT and i + 1 < len(call.words):
             variables |= runtime_variables(call.words[i + 1])
-        elif word.startswith("--runtime-env-json="):
+        elif word.startswith(f"{ENVIRONMENT}="):
             variables |= runtime_variables(word.partition("=")[2])
     return variables
 
 
+def folder_of(words: Sequence[str], folder: str, token: Callable[[str], str]) -> str:
+    """Returns the folder in which a command's program runs.
+
+    Args:
+        folder: the folder in which the command starts.
+        token: maps an address on the network to the token for the folder that it becomes.
+    """
+    for word, after in pairwise([*words[: program_of(words)], ""]):
+        name, has_value, said = word.partition("=")
+        said = said if has_value else after
+        if name == ENVIRONMENT:
+            said = str(_runtime(said).get("working_dir", ""))
+        if name in (*FOLDERS, ENVIRONMENT) and said:
+            folder = at(folder, token(said) if "://" in said else said)
+    return folder
+
+
 def runtime_variables(text: str) -> dict[str, str]:
     """Returns ``env_vars`` of a Ray job's environment."""
+    variables = _runtime(text).get("env_vars", {})
+    return {str(n): str(v) for n, v in variables.items()} if isinstance(variables, dict) else {}
+
+
+def _runtime(text: str) -> dict[str, Any]:
+    """Returns a Ray job's environment. It is empty if the text is none."""
     try:
-        variables = json.loads(text, strict=False).get("env_vars", {})
-    except (ValueError, AttributeError):
+        environment = json.loads(text, strict=False)
+    except ValueError:
         return {}
-    return {str(name): str(value) for name, value in variables.items()}
+    return environment if isinstance(environment, dict) else {}

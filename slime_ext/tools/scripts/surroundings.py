@@ -12,11 +12,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, takewhile
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_ext.errors import ConfigError, cut
+from slime_ext.host.contract import flag_of
 from slime_ext.tools.scripts import doubts
 from slime_ext.tools.scripts.blocks import Block
 from slime_ext.tools.scripts.doubts import COMMENT, FLAG, PROGRAM, Script
@@ -29,9 +30,11 @@ from slime_ext.tools.scripts.trace import (
     SHELLS,
     TOKEN,
     UNKNOWN,
+    Call,
     Guess,
     Line,
     Run,
+    program_of,
 )
 from slime_ext.tools.scripts.visible import Visible, script_text
 
@@ -53,7 +56,7 @@ NO_SETTINGS = re.compile(
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
 )
 LOOKS = re.compile(
-    r"(?:cd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)"
+    r"(?:cd|pushd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)"
 )  # a command that looks for a file
 TESTS = ("[", "[[", "test", "((", ":")
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
@@ -67,6 +70,7 @@ OF_BASH = re.compile(  # variables whose values differ between runs or machines
 )
 ALWAYS = ("PATH", "HOME", "HOSTNAME", "USER", "SHELL")  # bashkit would set these variables
 HIDDEN = "…"
+CONFIG_FLAG = flag_of("custom_config_path")
 TOKENS = re.compile(f"(?:{BEGIN}\\d+{END})+")
 SAYS = re.compile(r"(?:echo|printf)\s+(?:-\w+\s+)*([\"'])(.*?)\1")
 ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^}]*)\}")
@@ -105,6 +109,7 @@ class Request:
         given: the arguments of the script, ``$@`` in bash.
         roots: folders that the script may see and where relative paths are looked up.
         checkout: the host's checkout; a sourced ``/…/slime/FILE`` that is not here is read there, and noted.
+        start: the folder in which the script is taken to start.
         variables: the variables of this process that the script may see.
         others: the names of the variables that it may not see; their values are unknown.
         is_bare: whether the script sees nothing but itself, even if other files exist.
@@ -115,6 +120,7 @@ class Request:
     given: tuple[str, ...] = ()
     roots: tuple[Path, ...] = ()
     checkout: Path | None = None
+    start: Path = Path()
     variables: Mapping[str, str] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
     is_bare: bool = False
@@ -138,6 +144,7 @@ class Surroundings:
         self.paths = {self.path: self.path}  # name in the trace -> path
         self.scripts: dict[str, Script] = {}  # path -> the script as bash reads it
         self.placed: dict[str, str] = {}  # path -> content of everything else
+        self.configs: set[str] = set()  # paths of --custom-config-path, which a script may write or change
         self.names: set[str] = set(OTHERS)  # names of commands that the sandbox answers
         self.tokens: dict[Unknown, int] = {}
         self.evaluated: dict[str, None] = {}  # unknown texts that were run, which can set any variable
@@ -154,7 +161,7 @@ class Surroundings:
         """Returns a number that grows with everything that a run shows."""
         put = sum(len(script.doubted) + len(script.put) for script in self.scripts.values())
         shown = (self.placed, self.scripts, self.files, self.names, self.needs, self.evaluated)
-        put += len(self.tests) + len(self.gaps)
+        put += len(self.tests) + len(self.gaps) + len(self.configs)
         return sum(map(len, shown)) + put
 
     def token(self, *unknown: Any) -> str:
@@ -283,6 +290,9 @@ class Surroundings:
         for line in run.lines:
             self._decided(run, line)
         self._alternatives(run)
+        for call in run.calls:
+            if program_of(call.words) is not None:
+                self._keep_config(call)
         for match in COMPLAINT.finditer(run.trace):
             path, number = self.paths.get(match[1], match[1]), int(match[2])
             if UNKNOWN.search(match[3]):
@@ -338,7 +348,7 @@ class Surroundings:
         name, last = words[0], words[-1]
         if name in ("source", ".") and words[1:]:
             self._source(line, words[1])
-        elif name == "cd" and words[1:] and last[0:1] != "-":
+        elif name in ("cd", "pushd") and words[1:] and last[0:1] != "-":
             self.placed.setdefault(f"{at(line.folder, last)}/.here", "")
         elif name in ("bash", "sh"):
             self._copied(line.folder, next((word for word in words[1:] if word[:1] != "-"), ""))
@@ -359,6 +369,18 @@ class Surroundings:
             self.placed[path] = self.token(f"$(< {self.shown(path)})")
         else:
             self.tests.setdefault(path, letter)
+
+    def _keep_config(self, call: Call) -> None:
+        """Adds the file of --custom-config-path, so that the next run shows what the script does to it."""
+        for word, after in pairwise([*call.words, ""]):
+            name, has_value, said = word.partition("=")
+            path = at(call.folder, said if has_value else after)
+            if name != CONFIG_FLAG or path in self.configs or path in self.scripts:
+                continue
+            self.configs.add(path)
+            inside = path.removeprefix(f"{self.folder}/")
+            if self.visible.is_file(path if inside == path else self.request.start / inside):
+                self.placed.setdefault(path, self.token(f"$(< {self.shown(path)})"))
 
     def _read(self, line: Line) -> None:
         """Adds a script file that the trace names."""
