@@ -88,11 +88,11 @@ def recommend(
     distance = total.k3 if k3 is None else k3
     is_meant = not any(f.is_fault for f in findings) and (total.staleness or 1) <= LAG_OF_ONE
     is_healthy = max(distance or 0, total.k3 or 0) <= LEAST_HARM
+    at = Situation(mismatch, distance, steps)
     if is_healthy and (is_meant or mismatch == "formats"):
         whose = "a healthy lag of one: " if mismatch == "lag" else ""
         needs = f"k3 {_said(distance)} needs no correction, because it is at most {LEAST_HARM:g}"
-        return _nothing(whose + needs, is_made=True)
-    at = Situation(mismatch, distance, steps)
+        return _nothing(whose + needs, *(_measured(at) if at.condition else ()), is_made=True)
     return _judged(effects, total, files or {}, at)
 
 
