@@ -92,14 +92,22 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
     table = yaml.safe_load((FOLDER / "evidence.yaml").read_text())
     for condition in (c for c in table["conditions"] if c["k3"]):
         findings = (STALE,) if condition["mismatch"] == "lag" else ()
-        helped = [
-            r["preset"]
-            for r in condition["remedies"]
-            if r["p"] < table["significance"] and r["effect"] > 0 and r["preset"] in ALL
-        ]
-        # Which policy will be served decides under INT4, and the dump does not tell.
-        wanted = "metrics_only" if condition["scored"] else (*helped, "metrics_only")[0]
         for k3 in condition["k3"]:
+            # Of the conditions that a run meets, the first decides.
+            first = next(
+                c
+                for c in table["conditions"]
+                if all(c[key] == condition[key] for key in ("mismatch", "steps_per_rollout"))
+                and c["k3"]
+                and c["k3"][0] <= k3 <= c["k3"][1]
+            )
+            helped = [
+                r["preset"]
+                for r in first["remedies"]
+                if r["p"] < table["significance"] and r["effect"] > 0 and r["preset"] in ALL
+            ]
+            # Which policy will be served decides under INT4, and the dump does not tell.
+            wanted = "metrics_only" if first["scored"] else (*helped, "metrics_only")[0]
             made = said(findings=findings, k3=k3, steps=condition["steps_per_rollout"])
             text = " ".join(made.reasons)
             assert made.name == wanted and condition["panels"][0] in text
@@ -113,6 +121,8 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
             assert f"if you serve {served}, " in text if served else "if you serve" not in text
             if served:
                 assert "if you serve the trainer's weights, " in text
+            is_healthy = k3 <= 5e-3 and not findings
+            assert ("needs no correction" in text) == is_healthy
             assert ("to find out" in text) == (condition["mismatch"] == "lag" and not helped)
         alike = [c["k3"] for c in table["conditions"] if c["mismatch"] == condition["mismatch"] and c["k3"]]
         low, high = condition["k3"]
