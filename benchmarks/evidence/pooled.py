@@ -37,14 +37,16 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
     """Returns arm -> seed -> line over the panels of a condition.
 
     It has the cells that ``_complete`` returns, and the condition's shared arms: another panel has run the
-    same commands.
+    same commands. Arm A can be another variant of the uncorrected arm, such as one without a lag.
     """
     seeds_of: dict[str, dict[int, Row]] = {}
     for panel in of.conditions[name].panels:
         lines = by_arm(of, base(panel), rows)
         for cell in _complete(of, panel, lines):
             seeds_of.setdefault(base(cell), {}).update(lines[cell])
-    first = of.conditions[name].panels[0]
+    first, exact = of.conditions[name].panels[0], of.conditions[name].exact_runs
+    if exact and seeds_of:
+        seeds_of[EXACT] = dict(by_arm(of, base(first), rows)[exact])
     for arm in of.conditions[name].shared:
         seeds = of.panel(first).seeds
         lines = {seed: line for seed in seeds if (line := line_of(of, first, arm, seed, rows)) is not None}

@@ -156,6 +156,7 @@ class Condition(Frozen):
     mismatch: Literal["lag", "formats"] = Field(description="older weights, or other number formats")
     what: str
     exact: str = Field(description="what arm A has instead of the mismatch")
+    exact_runs: str = Field("", description="the cell of the first panel that ran as arm A, if A did not run")
     scored: str = Field(
         "", description="the weights that answer the held-out questions, if not the trainer's"
     )

@@ -650,6 +650,8 @@ SHARED = {  # condition and arm -> the panels and the arm whose runs they are
     ("lag", "H"): (["lm_rate@3e-5"], "B"),
     ("lag", "V"): (["lm_rate@3e-5"], "U"),
     ("quarter_rate", "B"): (["lm_lag"], "F"),
+    ("lag2", "A"): (["lm_dose@lag1"], "B"),
+    ("lag8", "A"): (["lm_dose@lag1"], "B"),
 }
 
 
@@ -708,6 +710,17 @@ def test_a_condition_can_have_one_variant_of_a_panel():
     assert pooled.evidence(OF, lines[:-1])["conditions"] == []
     as_lag = [row("B", 1, 0.2, panel="lm_lag"), *lines]
     assert pooled.lines_of(OF, "lag", as_lag)["B"][1].panel == "lm_rate"  # lm_lag has not all of its seeds
+
+
+def test_uncorrected_runs_without_a_lag_are_the_exact_sampler_of_other_lags():
+    ends = {"B@lag1": 0.6, "C@lag1": 0.6, "B@lag2": 0.5, "C@lag2": 0.4, "B@lag8": 0.1, "C@lag8": 0.3}
+    seeds = OF.panels["lm_dose"].seeds
+    lines = [row(cell, seed, end, panel="lm_dose", k3=0.1) for cell, end in ends.items() for seed in seeds]
+    found = {one["name"]: one for one in pooled.evidence(OF, lines)["conditions"]}
+    effects = {name: {r["arm"]: r["effect"] for r in one["remedies"]} for name, one in found.items()}
+    assert effects == {"no_lag": {"C": 0.0}, "lag2": {"A": 0.1, "C": -0.1}, "lag8": {"A": 0.5, "C": 0.2}}
+    assert found["lag8"]["remedies"][0]["planned"] == {}
+    assert pooled.evidence(OF, lines[:-1])["conditions"] == []
 
 
 def test_pairs_are_of_the_seeds_that_both_arms_have_run():
