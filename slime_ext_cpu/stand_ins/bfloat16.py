@@ -2,46 +2,81 @@
 
 On a CPU without bfloat16 instructions torch emulates them: a core of a Xeon that is limited to AVX2 does 12
 GFLOPS in bfloat16, and 78 in float32. The numbers are the same up to the order of the sums, because a CPU
-with the instructions accumulates in float32, too. Even a CPU with the instructions can be faster without
-them: the same core with AVX512_BF16, which is not AMX, does 80 GFLOPS in bfloat16 and 150 in float32.
-SLIME_EXT_BFLOAT16=float32 asks for float32 there.
+with the instructions accumulates in float32, too. SLIME_EXT_BFLOAT16=float32 asks for float32 on any CPU.
+Attention is then faster everywhere. Products are so on some CPUs with the instructions alone: the same core
+with AVX512_BF16, which is not AMX, does 80 GFLOPS in bfloat16 and 150 in float32, a core of a Zen 4 does 200
+and 100. So each process tries both.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import time
 import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a stand-in is registered in every process, before anything imports torch
+    from collections.abc import Callable
+
     from torch import Tensor
 
 # Most tokens of a step of sampling; number of a layer's outputs whose weights fit into the cache.
 FEW, OUTPUTS = 64, 512
 VARIABLE = "SLIME_EXT_BFLOAT16"  # the type in which a run computes with bfloat16 tensors
 TYPES = ("float32",)
+TRIED, TRIES = (128, 576, 1536), 5  # rows, inputs and outputs of the product that is tried
 _kept: list[object] = []  # keeps the library object alive, because its kernel ends with it
 
 
 def multiply_in_float32(torch: ModuleType) -> None:
-    """Replaces the kernel of `aten::mm` if this run computes in float32.
+    """Replaces the kernel of `aten::mm` if this run computes products in float32.
 
     Linear layers and their gradients call this kernel.
     """
-    if is_widened():
+    if multiplies_in_float32():
         replace_kernel(torch)
 
 
 @functools.cache
 def is_widened() -> bool:
     """Returns whether this run computes in float32: on request, or without instructions for bfloat16."""
+    return os.environ.get(VARIABLE) in TYPES or not _has_instructions()
+
+
+@functools.cache
+def multiplies_in_float32() -> bool:
+    """Returns whether products are computed in float32: in a run in float32, if that is faster here."""
+    return is_widened() and not (_has_instructions() and _is_faster_with_instructions())
+
+
+def _has_instructions() -> bool:
     import torch
 
-    if os.environ.get(VARIABLE) in TYPES:
-        return True
-    return not any("bf16" in name and has for name, has in torch.cpu.get_capabilities().items())
+    return any("bf16" in name and has for name, has in torch.cpu.get_capabilities().items())
+
+
+def _is_faster_with_instructions() -> bool:
+    """Tries a product both ways, in some 30 ms."""
+    import torch
+
+    rows, inputs, outputs = TRIED
+    left = torch.ones(rows, inputs, dtype=torch.bfloat16)
+    right = torch.ones(inputs, outputs, dtype=torch.bfloat16)
+    in_bfloat16 = _seconds(lambda: left @ right)
+    return in_bfloat16 < _seconds(lambda: (left.float() @ right.float()).bfloat16())
+
+
+def _seconds(compute: Callable[[], Tensor]) -> float:
+    """Returns the least time of several calls, because another process may interrupt some."""
+    compute()
+    times = []
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        compute()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def widened(values: Tensor) -> Tensor:

@@ -113,22 +113,52 @@ def test_only_a_cpu_without_the_instructions_gets_it(monkeypatch, capabilities, 
     check_where_it_acts(monkeypatch, capabilities, emulated)
 
 
-def test_a_run_can_ask_for_it_on_any_cpu(monkeypatch):
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_a_run_can_ask_for_it_on_any_cpu_and_multiplies_as_is_faster_there(monkeypatch, is_faster):
     monkeypatch.setenv("SLIME_EXT_BFLOAT16", "float32")
-    check_where_it_acts(monkeypatch, {"avx512_bf16": True}, True)
+    monkeypatch.setattr(bfloat16, "_is_faster_with_instructions", lambda: is_faster)
+    check_where_it_acts(monkeypatch, {"avx512_bf16": True}, True, multiplied=not is_faster)
 
 
-def check_where_it_acts(monkeypatch, capabilities, emulated):
+@pytest.mark.parametrize("slow", [torch.bfloat16, torch.float32])
+def test_products_are_tried_in_both_types(monkeypatch, slow):
+    """Each product takes a second in the slow type, and a tenth in the other."""
+    now = [0.0]
+
+    class Matrix:
+        def __init__(self, kind):
+            self.kind = kind
+
+        def float(self):
+            return Matrix(torch.float32)
+
+        def bfloat16(self):
+            return self
+
+        def __matmul__(self, other):
+            assert other.kind == self.kind
+            now[0] += 1.0 if self.kind == slow else 0.1
+            return self
+
+    monkeypatch.setattr(bfloat16.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch, "ones", lambda *shape, dtype: Matrix(dtype))
+    assert bfloat16._is_faster_with_instructions() == (slow == torch.float32)
+
+
+def check_where_it_acts(monkeypatch, capabilities, emulated, multiplied=None):
     calls = []
     fake = SimpleNamespace(get_capabilities=lambda: capabilities)
     monkeypatch.setattr(torch, "cpu", fake)
     monkeypatch.setattr(bfloat16, "replace_kernel", calls.append)
-    bfloat16.is_widened.cache_clear()
+    kept = bfloat16.is_widened, bfloat16.multiplies_in_float32
+    for function in kept:
+        function.cache_clear()
     try:
         bfloat16.multiply_in_float32(torch)
-        assert calls == [torch] * emulated
+        assert calls == [torch] * (emulated if multiplied is None else multiplied)
         types = torch.bfloat16, torch.float32, torch.float64
         wide = [torch.float32 if emulated else torch.bfloat16, torch.float32, torch.float64]
         assert [bfloat16.widened(torch.ones(1, dtype=kind)).dtype for kind in types] == wide
     finally:
-        bfloat16.is_widened.cache_clear()
+        for function in kept:
+            function.cache_clear()
