@@ -928,3 +928,16 @@ def test_the_page_says_what_corrections_gain_under_int4(page):
     for condition in ("int4_served", "int4_trained"):
         (of,) = (c for c in pooled.evidence(OF, rows.read())["conditions"] if c["name"] == condition)
         assert not any(r["p"] < OF.judged.significance for r in of["remedies"])  # no gain or loss is shown
+
+
+def test_the_page_says_how_the_gain_depends_on_k3(page):
+    lines = table.by_arm(OF, "lm_dose", rows.read())
+    found, tests = judge.sloped(lines, "C", "B", OF.judged), table.verdicts(OF, "lm_dose", lines)
+    told = "{:+.3f} per e-fold of k3 ({:.3f} to {:.3f}, p {:.2g}, planned)".format(*found.slope, found.p)
+    assert told in page
+    for lag, where in ((1, "without a lag"), (2, "at a lag of 2"), (8, "at a lag of 8")):
+        mean, low, high = numbers(pair(f"C@lag{lag}", f"B@lag{lag}", lines))
+        assert f"{mean:+.2f} {where} ({low:.2f} to {high:.2f}, p {tests[f'C@lag{lag}'].p:.2g})" in page
+        if lag > 1:
+            cost, low, high = numbers(pair("B@lag1", f"B@lag{lag}", lines))
+            assert f"{cost:.2f} {where} ({low:.2f} to {high:.2f})" in page
