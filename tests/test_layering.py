@@ -53,7 +53,7 @@ FLOORS = {
     ),
     "tools/scripts/": (
         "launch modules trace python_script blocks",
-        "doubts starts visible",
+        "changes doubts starts visible",
         "config_file",
         "surroundings",
         "sandbox",

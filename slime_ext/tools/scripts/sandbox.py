@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from slime_ext.errors import ConfigError, cut
 from slime_ext.tools.scripts.changes import changes
 from slime_ext.tools.scripts.starts import folder_of
-from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings, at
+from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings
 from slime_ext.tools.scripts.trace import (
     BEGIN,
     BETWEEN,
@@ -29,6 +29,7 @@ from slime_ext.tools.scripts.trace import (
     Call,
     Guess,
     Run,
+    at,
     program_of,
     shell_text,
 )

@@ -8,7 +8,6 @@ the script runs, tokens are inserted after that part (see ``doubts``).
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from slime_ext.tools.scripts.trace import (
     Guess,
     Line,
     Run,
+    at,
     program_of,
 )
 from slime_ext.tools.scripts.visible import Visible, script_text
@@ -572,11 +572,6 @@ class Surroundings:
 
 def _is_errexit(words: Sequence[str]) -> bool:
     return words[:1] == ["set"] and any(re.match(r"-\w*e|errexit", word) for word in words[1:])
-
-
-def at(folder: str, name: str) -> str:
-    """Returns a path that is relative to a folder."""
-    return os.path.normpath(Path(folder, name))
 
 
 def _closing(text: str, begin: int) -> int:

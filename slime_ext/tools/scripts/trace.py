@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
@@ -144,3 +145,8 @@ def shell_text(words: Sequence[str]) -> tuple[str, list[str]] | None:
         return None
     rest = [word for before, word in pairwise(words) if word[:1] != "-" and not OF_SSH.fullmatch(before)]
     return (" ".join(rest[1:]), []) if rest[1:] else None
+
+
+def at(folder: str, name: str) -> str:
+    """Returns a path that is relative to a folder."""
+    return os.path.normpath(Path(folder, name))
