@@ -24,6 +24,7 @@ from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import Segments
 
 OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP, Need.MASKS, Need.HEAD})
+ALWAYS = ("loss", "behavior", "proximal")  # every correction takes these
 NEEDS_A_HOST = "run it in a host, with --custom-tis-function-path slime_ext.tis.correct"
 
 
@@ -73,9 +74,6 @@ def correct(
     (tensor([1., 1., 2.]), tensor([True, True, True]), 0.333)
     """
     correction = _loaded(correction)
-    for name, values in {"loss": loss, "behavior": behavior, "proximal": proximal}.items():
-        if values is None:
-            raise DataError(f"{name}: expected a tensor, got None: pass {name} of every token")
     tensors = {"loss": loss, "behavior": behavior, "proximal": proximal, "mask": mask}
     _check_types(tensors | {"target": target, "advantages": advantages})
     lengths, heads = _whole_numbers(lengths), _heads(head)
@@ -98,8 +96,13 @@ def _loaded(correction: str | Path | Mapping[str, Any] | Correction) -> Correcti
 
 
 def _check_types(tensors: Mapping[str, Any]) -> None:
-    """Raises DataError unless each value is None or a tensor. All but the mask need floating point."""
+    """Raises DataError unless each value is a tensor, or None where it may be absent.
+
+    All but the mask need floating point.
+    """
     for name, values in tensors.items():
+        if values is None and name in ALWAYS:
+            raise DataError(f"{name}: expected a tensor, got None: pass {name} of every token")
         if values is None:
             continue
         if not isinstance(values, Tensor):

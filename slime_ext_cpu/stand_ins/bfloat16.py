@@ -3,9 +3,9 @@
 On a CPU without bfloat16 instructions torch emulates them: a core of a Xeon that is limited to AVX2 does 12
 GFLOPS in bfloat16, and 78 in float32. The numbers are the same up to the order of the sums, because a CPU
 with the instructions accumulates in float32, too. SLIME_EXT_BFLOAT16=float32 asks for float32 on any CPU.
-Attention is then faster everywhere. Products are so on some CPUs with the instructions alone: the same core
-with AVX512_BF16, which is not AMX, does 80 GFLOPS in bfloat16 and 150 in float32, a core of a Zen 4 does 200
-and 100. So each process tries both.
+Attention is then faster everywhere. Products are faster in float32 on some CPUs with the instructions, too:
+the same core with AVX512_BF16, which is not AMX, does 80 GFLOPS in bfloat16 and 150 in float32. On others
+they are slower: a core of a Zen 4 does 200 in bfloat16 and 100 in float32. So each process tries both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def is_widened() -> bool:
 
 @functools.cache
 def multiplies_in_float32() -> bool:
-    """Returns whether products are computed in float32: in a run in float32, if that is faster here."""
+    """Returns whether this run computes products in float32.
+
+    A run in float32 does so, unless the instructions for bfloat16 are faster here.
+    """
     return is_widened() and not (_has_instructions() and _is_faster_with_instructions())
 
 
@@ -58,7 +61,10 @@ def _has_instructions() -> bool:
 
 
 def _is_faster_with_instructions() -> bool:
-    """Tries a product both ways, in some 30 ms."""
+    """Tries a product both ways, in some 30 ms.
+
+    The least times count here. ``machine.gflops`` has the mean, which also says what other processes take.
+    """
     import torch
 
     rows, inputs, outputs = TRIED

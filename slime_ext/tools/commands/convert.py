@@ -251,7 +251,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     keys = _keys(system)
     unknown = [key for key in whole if key not in keys]
     other = _other(system, whole) if unknown else ""
-    # Mappings show a whole configuration, one of whose keys may resemble one of ours.
+    # A file with mappings is a whole configuration, in which a foreign key may resemble one of ours.
     resembles = _nearly if any(isinstance(whole[key], Mapping) for key in unknown) else did_you_mean
     if other or (unknown and not any(key in keys or resembles(str(key), keys) for key in whole)):
         raise ConfigError(
@@ -283,7 +283,7 @@ def _forbid_two(system: str, whole: Mapping[str, Any], where: str) -> None:
     homes += [f"slime_ext.{key}" for key in NATIVE if _at(whole, f"slime_ext.{key}") is not ABSENT]
     homes = list(dict.fromkeys(homes))
     if len(homes) > 1:
-        got = f"another at {cut(homes[1])}: leave out the one that the run does not use"
+        got = f"another at {cut(homes[1])}: remove the correction that the run does not use"
         raise ConfigError(f"convert.{cut(homes[0])}: expected one correction in a file, got {got}")
 
 
@@ -293,7 +293,7 @@ def _corrects(system: str, mapping: Any) -> list[str]:
 
 
 def _places(system: str) -> tuple[str, ...]:
-    """Returns the places of mappings that hold nothing but a system's correction."""
+    """Returns the places of mappings that hold only a system's correction."""
     return (f"slime_ext.{system}", system, *HOMES.get(system, NOWHERE).blocks)
 
 
@@ -319,8 +319,8 @@ def _forbid_other_releases(system: str, whole: Mapping[str, Any]) -> None:
     home = HOMES.get(system, NOWHERE)
     known = [*_keys(system), home.name]
     for place in (*home.among, *home.loss, *([""] if system in FLAT else [])):
-        found = _at(whole, place)
-        for key in map(str, found if isinstance(found, Mapping) else ()):
+        mapping = _at(whole, place)
+        for key in map(str, mapping if isinstance(mapping, Mapping) else ()):
             is_misspelt = not place and _nearly(key, known)
             if key.startswith(home.stems) and key not in known and not is_misspelt:
                 where = f"convert.{place}".rstrip(".")

@@ -109,7 +109,7 @@ class Request:
         given: the arguments of the script, ``$@`` in bash.
         roots: folders that the script may see and where relative paths are looked up.
         checkout: the host's checkout; a sourced ``/…/slime/FILE`` that is not here is read there, and noted.
-        start: the folder in which the script is taken to start.
+        start: the folder in which ``check`` assumes that the script starts.
         variables: the variables of this process that the script may see.
         others: the names of the variables that it may not see; their values are unknown.
         is_bare: whether the script sees nothing but itself, even if other files exist.

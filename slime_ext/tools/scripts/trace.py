@@ -148,5 +148,5 @@ def shell_text(words: Sequence[str]) -> tuple[str, list[str]] | None:
 
 
 def at(folder: str, name: str) -> str:
-    """Returns a path that is relative to a folder."""
+    """Returns the path of a file that is named in a folder. An absolute name stays as it is."""
     return os.path.normpath(Path(folder, name))
