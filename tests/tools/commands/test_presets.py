@@ -104,3 +104,13 @@ def test_an_estimator_of_the_host_is_no_misspelt_correction(capsys, name):
     assert cli.main(["presets", name]) == 2
     err = capsys.readouterr().err
     assert f"type --advantage-estimator {name}, and a correction beside it" in err and "did you" not in err
+
+
+def test_a_file_with_other_content_is_not_replaced(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("use_tis: true\n")
+    assert cli.main(["presets", "geo_rs", "--out", str(path)]) == 2
+    assert "expected a new file, got one with other content: choose another" in capsys.readouterr().err
+    assert path.read_text() == "use_tis: true\n"
+    path.unlink()
+    assert [cli.main(["presets", "geo_rs", "--out", str(path)]) for _ in range(2)] == [0, 0]
