@@ -30,7 +30,12 @@ def check(capsys, tmp_path, monkeypatch):
         written(tmp_path / name, ok(cap))
 
     def checked(text):
-        text = text.replace(" ⏎ ", "\n").replace("TRAIN", TRAIN).replace("HERE", str(tmp_path))
+        text = (
+            text.replace(" ⏎ ", "\n")
+            .replace("TRAIN", TRAIN)
+            .replace("HERE", str(tmp_path))
+            .replace("NAME", tmp_path.name)
+        )
         status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
         assert status == bool(err) and err.count("\n") == status and "Traceback" not in err
         return err or out
@@ -68,6 +73,9 @@ FOLDERS = {  # a script -> the cap of the file that its launch reads
     "cd $FAR ⏎ TRAIN HERE/sub/cfg.yaml": 7,
     "cd sub ⏎ TRAIN HERE/cfg.yaml": 2,
     "cd sub ⏎ TRAIN ../cfg.yaml": 2,
+    "cd .. ⏎ TRAIN NAME/sub/cfg.yaml": 7,
+    "cd ../NAME/sub ⏎ TRAIN cfg.yaml": 7,
+    "cd ../.. ⏎ cd - ⏎ TRAIN cfg.yaml": 2,
 }
 
 
@@ -95,6 +103,17 @@ def test_a_folder_that_only_the_cluster_knows_is_said(check, text, tmp_path):
 
 def test_a_file_that_is_not_in_the_folder_is_named_with_it(check, tmp_path):
     assert f"got no none.yaml in {tmp_path}/sub: " in check("cd sub ⏎ TRAIN none.yaml")
+
+
+def test_a_folder_above_is_read_if_it_belongs_to_the_repository(check, tmp_path, monkeypatch, capsys):
+    assert f"got no none.yaml in {tmp_path}/..: " in check("cd .. ⏎ TRAIN none.yaml")
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    script = written(
+        tmp_path / "sub/run.sh", f"cd ..\nsource env.sh\n{TRAIN} cfg.yaml --n-samples-per-prompt $N\n"
+    )
+    status, out, err = run(capsys, "check", script)
+    assert (status, err) == (0, "") and "truncate(high 2)" in out
 
 
 HEAD = "cat > cfg.yaml <<EOF ⏎ " + ok(5).strip() + " ⏎ EOF ⏎ "
