@@ -140,6 +140,7 @@ WRITTEN = {  # a script -> the cap of the file that it writes or leaves alone
     "cat cfg.yaml | tee log ⏎ TRAIN cfg.yaml": 2,
     "sed -n 1p cfg.yaml ⏎ grep -i x cfg.yaml ⏎ TRAIN cfg.yaml": 2,
     "sed -i s/a/b/ other.yaml ⏎ TRAIN cfg.yaml": 2,
+    "python3 make.py --out other.yaml ⏎ python3 show.py cfg.yaml ⏎ TRAIN cfg.yaml": 2,
     "TRAIN cfg.yaml ⏎ rm cfg.yaml": 2,
     "[ -f cfg.yaml ] || exit 1 ⏎ TRAIN cfg.yaml": 2,
 }
@@ -165,6 +166,8 @@ CHANGED = [  # a script changes the file to what is not known here
     "echo 'use_tis: true' | tee -a cfg.yaml ⏎ TRAIN cfg.yaml",
     "curl -sSL -o cfg.yaml x/cfg.yaml ⏎ TRAIN cfg.yaml",
     "wget -O cfg.yaml x/cfg.yaml ⏎ TRAIN cfg.yaml",
+    "python3 make.py --out cfg.yaml ⏎ TRAIN cfg.yaml",
+    "srun python3 make.py --output=cfg.yaml ⏎ TRAIN cfg.yaml",
     "sudo sed -i 's/2/1/' cfg.yaml ⏎ TRAIN cfg.yaml",
     "rm -f cfg.yaml ⏎ TRAIN cfg.yaml",
     "srun bash -c 'sed -i s/2/1/ cfg.yaml' ⏎ TRAIN cfg.yaml",
