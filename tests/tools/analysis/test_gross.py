@@ -194,6 +194,12 @@ def test_rollouts_that_come_back_in_a_file_are_named(tmp_path, rollouts):
     path.write_text("\n".join(lines[::2] + lines[1::2]) + "\n")
     (finding,) = document(path).findings
     assert finding.name == "repeated_rollouts" and finding.rollouts == (0, 1, 2)
+    assert "after others" in finding.title
+    path.write_text("\n".join(lines) + "\n")
+    dumps.write_jsonl(tmp_path / "other.jsonl", rollouts[1:])
+    said = found(tmp_path)
+    assert "in another file" in said["repeated_rollouts"].title
+    assert said["repeated_rollouts"].rollouts == tuple(r.rollout_id for r in rollouts[1:])
 
 
 def answers(probability, copied, groups=40, size=4):
