@@ -17,7 +17,8 @@ COPIERS = ("cp", "mv", "ln", "install", "rsync", "scp")  # their last word is th
 REMOVERS = ("rm", "unlink", "mv")
 WRITERS = ("tee", "truncate", "sponge", "shred")  # they change each file in their words
 TOOLS = frozenset((*EDITORS, *COPIERS, *REMOVERS, *WRITERS))
-OUTPUT = ("-o", "-O", "--out", "--output", "--output-file", "--output-document")  # of any program, with a file
+# In any program the file that it writes follows these options.
+OUTPUT = ("-o", "-O", "--out", "--output", "--output-file", "--output-document")
 
 
 class Change(NamedTuple):

@@ -237,6 +237,12 @@ def test_nothing_is_written_over_what_is_read(capsys, tmp_path):
         for words in ((path, flag, folder / "." / "run.jsonl"), (path, "--config", config, flag, config)):
             status, out, err = analyze(capsys, *words)
             assert (status, out) == (2, "") and f"{flag}: expected a new file" in err
+        (folder / "args.json").write_text("{}")
+        (folder / "eval_0.pt").write_text("")
+        for name in ("args.json", "eval_0.pt", "run.jsonl"):
+            for more in ((), ("--follow",)):
+                status, out, err = analyze(capsys, folder, *more, flag, folder / name)
+                assert (status, out) == (2, "") and f"{flag}: expected a new file" in err
         assert path.read_text() == text and "preset" in config.read_text()
 
 
