@@ -108,7 +108,7 @@ ARGUMENTS |= dict.fromkeys(
     "use_tis get_mismatch_metrics use_rollout_logprobs keep_old_actor use_opsm normalize_advantages use_opd "
     "use_dynamic_global_batch_size use_rollout_routing_replay use_routing_replay use_score_centering "
     "use_sampling_support_replay "
-    "release_train allgather_cp dynamic_context_parallel".split(),
+    "release_train allgather_cp dynamic_context_parallel skip_actor_forward_only".split(),
     Argument(SWITCH, False),
 )
 
