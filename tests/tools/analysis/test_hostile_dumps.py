@@ -62,6 +62,30 @@ def test_a_rollout_number_without_bounds_is_named(tmp_path):
         assert "at most 18 digits" in reason([tmp_path / "0.pt"])
 
 
+def test_numbers_that_no_int64_holds_and_a_text_for_a_mapping_stop_no_analysis(tmp_path):
+    for number, (odd, count) in enumerate(
+        [
+            ({"prefix_cache_info": "PrefixCacheInfo(cached_tokens=0)"}, 3),
+            ({"group_index": 2**63}, 3),
+            ({"group_index": 10**400}, 3),
+            ({"rollout_id": 10**17}, 3),
+            ({"prompt_length": 2**63}, 2),
+        ]
+    ):
+        lines = (GOOD | {"group_index": 0}, GOOD | {"group_index": 3} | odd, GOOD | {"group_index": 1})
+        found = analyzed(tmp_path, write_lines(tmp_path / f"{number}.jsonl", *lines))
+        assert found["total"]["sequences"] == count and len(found["skipped"]) == 3 - count
+    assert "prompt_length of at most 18 digits" in found["skipped"][0]["reason"]
+
+
+def test_long_numbers_of_prompts_stay_apart(tmp_path):
+    numbers = (2**64 - 5, 3, 2**63, -(2**63), 10**400, 2**64 - 5)
+    path = write_lines(tmp_path / "a.jsonl", *(GOOD | {"group_index": n} for n in numbers))
+    groups = only([path]).groups
+    assert len(set(groups)) == 5 and groups[0] == groups[-1] and groups[1] == 3
+    assert torch.tensor(groups).dtype == torch.int64
+
+
 def rewrite(path: Path, pickled: bytes) -> None:
     """Puts another pickle into a torch file."""
     with zipfile.ZipFile(path) as archive:
