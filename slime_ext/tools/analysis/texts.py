@@ -36,7 +36,7 @@ def counted(count: int, word: str) -> str:
 def decoder(path: str | None) -> Decode:
     """Returns the function from token ids to texts, from the tokenizer in a folder.
 
-    Without a folder the texts are the ids.
+    Without a folder the texts are the ids. An id that the tokenizer does not have is shown as a number.
 
     Raises:
         DataError: the folder holds no tokenizer.
@@ -49,7 +49,12 @@ def decoder(path: str | None) -> Decode:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
-        first = str(error).splitlines()[0][:120]
-        raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}': {first}") from None
-    return lambda tokens: [tokenizer.decode([token]) for token in tokens]
+        ids = frozenset(tokenizer.get_vocab().values())
+    except Exception as error:  # a file of a newer version raises a bare Exception
+        first = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        is_old = not isinstance(error, (OSError, ValueError))
+        advice = ": pip install -U transformers tokenizers" if is_old else ""
+        raise DataError(
+            f"--tokenizer: expected a folder with a tokenizer, got '{path}': {first}{advice}"
+        ) from None
+    return lambda tokens: [tokenizer.decode([t]) if t in ids else f" {t}" for t in tokens]
