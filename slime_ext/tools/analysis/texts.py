@@ -23,6 +23,17 @@ def legible(text: str) -> str:
     return HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def encodable(text: str) -> str:
+    """Replaces half surrogate pairs, which no file can hold, by question marks.
+
+    They are in names of files with bytes that are not UTF-8, and in JSON.
+
+    >>> encodable("half \\ud83d")
+    'half ?'
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
 def counted(count: int, word: str) -> str:
     """Returns a count with its noun, in the plural if needed.
 

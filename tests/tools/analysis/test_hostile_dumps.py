@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -38,6 +39,25 @@ def test_half_an_emoji_is_no_reason_to_lose_a_report(tmp_path):
     half = {"response": "half \ud83d", "prompt": [{"content": "\ud83d"}]}
     found = analyzed(tmp_path, write_lines(tmp_path / "a.jsonl", GOOD | half))
     assert "half ?" in [worst["text"] for worst in found["worst"]]
+
+
+def test_a_name_that_is_no_utf_8_is_no_reason_to_lose_a_report(tmp_path):
+    folder = Path(os.fsdecode(bytes(tmp_path) + b"/r\xe9sultats"))
+    folder.mkdir()
+    wrong, half = GOOD | {"log_probs": [1.0]}, {"engine": "\ud83d"}
+    path = write_lines(folder / os.fsdecode(b"\xe9.jsonl"), GOOD | half, wrong, {})
+    config = folder / os.fsdecode(b"\xe8.yaml")
+    config.write_text("slime_ext: {preset: token_tis}")
+    found = analyzed(tmp_path, path, "--config", config)
+    shown = str(path).encode("utf-8", "replace").decode()
+    assert (found["name"], found["paths"]) == ("?.jsonl", [shown]) and shown.endswith("/r?sultats/?.jsonl")
+    assert found["skipped"][0]["path"] == f"{shown}:3" and found["notes"][0].startswith(f"{shown}: 1 sample")
+    assert "?" in [effect["name"] for effect in found["effects"]]
+
+
+def test_half_an_emoji_in_the_name_of_an_engine_is_no_reason_to_lose_a_report(tmp_path):
+    found = only([write_lines(tmp_path / "a.jsonl", GOOD | {"engine": "\ud83d"}, GOOD | {"engine": "b"})])
+    assert found.engines == ("?", "b")
 
 
 def test_log_probs_without_measure_have_no_measure(tmp_path):

@@ -23,6 +23,7 @@ from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.spilled import loaded
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.texts import encodable
 
 UNKNOWN = -1  # version of unknown weights, or id of an unknown token
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # errors of ``as_tensor``
@@ -160,7 +161,7 @@ def engine_of(fields: Mapping[str, Any]) -> str:
 def _label(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     for place in places:
         if isinstance(value := first(place, *names), (str, Integral)):
-            return cut(value)
+            return encodable(cut(value))
     return ""
 
 
@@ -432,9 +433,9 @@ def number(value: Any) -> float | None:
 def text(value: Any) -> str:
     """Returns the text of a string or of a list of chat messages.
 
-    Half a surrogate pair, which no file can hold, becomes a question mark.
+    Half a surrogate pair becomes a question mark.
     """
     if isinstance(value, (list, tuple)):
         parts = (part.get("content", "") if isinstance(part, dict) else part for part in value)
         value = "\n".join(part for part in parts if isinstance(part, str))
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+    return encodable(value) if isinstance(value, str) else ""
