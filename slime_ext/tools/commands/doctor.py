@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slime_ext import __version__
-from slime_ext.errors import ConfigError, printable
+from slime_ext.errors import ConfigError, cut, printable
 
 APEX_HOW = "build it from github.com/NVIDIA/apex with its C++ and CUDA extensions"
 HOSTS = {"slime": "THUDM/slime", "miles": "radixark/miles"}  # package -> repository on github.com
@@ -71,9 +71,27 @@ def lines(parts: Mapping[str, Part]) -> list[str]:
     return [*map(printable, rows), f"missing for a launch: {', '.join(missing) or 'nothing'}"]
 
 
+def pytorch() -> Part:
+    """Looks for PyTorch, and imports it, because a broken installation is of no use."""
+    found, fault = package("torch")(), fault_of_torch()
+    return Part(found.version, f"cannot be imported: {fault}", is_missing=True) if fault else found
+
+
+@functools.cache  # because a second import may say something else
+def fault_of_torch() -> str:
+    """Returns why torch cannot be imported; empty if it can, or if it is not installed."""
+    if not has("torch"):
+        return ""
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # of any kind, such as an OSError for a missing library
+        return cut(str(error).partition("\n")[0]) or type(error).__name__
+    return ""
+
+
 def cuda() -> Part:
     """Looks for a CUDA device with torch."""
-    if not has("torch"):
+    if not has("torch") or fault_of_torch():
         return Part(note="needs PyTorch", is_missing=True)
     import torch  # takes two seconds, but only torch knows
 
@@ -133,7 +151,7 @@ def package(
 PARTS: dict[str, Callable[[], Part]] = {
     "slime_ext": lambda: Part(__version__, str(Path(__file__).parents[3])),
     "Python": lambda: Part(platform.python_version(), platform.platform()),
-    "PyTorch": package("torch"),
+    "PyTorch": pytorch,
     "CUDA": cuda,
     "Megatron": megatron,
     "Transformer Engine": package(

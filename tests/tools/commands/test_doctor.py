@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +82,23 @@ def test_it_ends_well_whatever_is_missing(capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in PARTS) and out.splitlines()[-1].startswith("missing for a launch: ")
+
+
+@pytest.mark.parametrize("error", ["ImportError('no libcudart\\nor so')", "OSError('no libcudart')"])
+def test_a_pytorch_that_cannot_be_imported_is_missing_with_the_reason(package, tmp_path, error):
+    package("torch")
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {error}")
+    path = f"{tmp_path}{os.pathsep}{Path.cwd()}"
+    made = subprocess.run(
+        [sys.executable, "-m", "slime_ext", "doctor"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (made.returncode, made.stderr) == (0, "")
+    (row,) = (line for line in made.stdout.splitlines() if line.startswith("PyTorch "))
+    assert re.search(r"[0-9]\S* \(cannot be imported: no libcudart\)$", row), row
+    assert "missing for a launch: PyTorch, CUDA" in made.stdout and "(needs PyTorch)" in made.stdout
 
 
 def test_a_script_is_for_check(capsys):
