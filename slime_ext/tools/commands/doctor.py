@@ -21,6 +21,7 @@ from slime_ext.errors import ConfigError, cut, printable
 
 APEX_HOW = "build it from github.com/NVIDIA/apex with its C++ and CUDA extensions"
 HOSTS = {"slime": "THUDM/slime", "miles": "radixark/miles"}  # package -> repository on github.com
+ROOM = "backends"  # a folder of each host's package, which an empty folder of its name lacks
 VERSION = re.compile(r"^\s*version\s*=\s*[\"']([^\"']+)", re.M)
 
 
@@ -131,7 +132,7 @@ def apex() -> Part:
 
 def host(package: str, repository: str) -> Part:
     """Looks for one host. A launch needs only one of them, so no single host counts as missing."""
-    folder = folder_of(package)
+    folder = folder_of(package, ROOM)
     if folder is None:
         return Part(note=f"put a checkout of github.com/{repository} on PYTHONPATH, or install it")
     path = folder.parent / "setup.py"
@@ -177,11 +178,11 @@ def has(module: str) -> bool:
         return False
 
 
-def folder_of(module: str) -> Path | None:
-    """Returns the folder of a package; None if it has none or is not installed."""
+def folder_of(module: str, inner: str = "") -> Path | None:
+    """Returns the folder of a package that has an inner folder; None if there is none."""
     spec = importlib.util.find_spec(module) if has(module) else None
     places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
+    return next((Path(place) for place in places if (Path(place) / inner).is_dir()), None)
 
 
 def installed(distribution: str) -> str:

@@ -62,10 +62,20 @@ def test_megatron_core_alone_is_told_from_megatron_lm(monkeypatch):
 
 
 def test_a_checkout_of_a_host_has_the_version_of_its_setup(package, tmp_path):
-    package("slime")
+    package("slime", "backends/__init__.py")
     assert doctor.host("slime", "THUDM/slime") == Part("a checkout", str(tmp_path))
     (tmp_path / "setup.py").write_text("setup(\n    name='slime',\n    version='0.3.1',\n)")
     assert doctor.host("slime", "THUDM/slime") == Part("0.3.1", str(tmp_path))
+
+
+def test_a_folder_of_the_name_of_a_host_is_no_checkout(tmp_path, monkeypatch):
+    for folder in ("empty/slime", "checkout/slime/backends"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "empty")
+    assert doctor.host("slime", "THUDM/slime").note.startswith("put a checkout of github.com/THUDM/slime on")
+    monkeypatch.syspath_prepend(tmp_path / "checkout")
+    monkeypatch.syspath_prepend(tmp_path / "empty")  # Python joins both, as neither has an __init__.py
+    assert doctor.host("slime", "THUDM/slime") == Part("a checkout", str(tmp_path / "checkout"))
 
 
 def test_what_is_missing_is_said_last_and_one_host_is_enough():
