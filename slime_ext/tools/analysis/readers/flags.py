@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_ext.tools.analysis.readers.vocabulary import read_json
+from slime_ext.tools.analysis.readers.vocabulary import folders_of, read_json
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -16,7 +16,7 @@ def flags_of(paths: Sequence[str]) -> dict[str, Any]:
 
     ``has_experts`` is added, if args.json or the config.json of its model tells the number of experts.
     """
-    for folder in (folder for path in paths for folder in (Path(path), Path(path).parent)):
+    for folder in folders_of(paths):
         flags = dict(read_json(folder / "args.json"))
         if flags:
             model = flags.get("hf_checkpoint")
