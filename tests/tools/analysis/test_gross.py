@@ -12,6 +12,7 @@ import torch
 from benchmarks.faults.harms import append_twice, edited, of_other_run
 from slime_ext.tools.analysis.detectors import left_out
 from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.readers.flags import flags_of
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
@@ -266,6 +267,16 @@ def test_ids_without_a_row_are_named_by_whatever_knows_the_vocabulary(tmp_path, 
         assert vocabulary_of((str(folder),), None) is None
     (folder / "args.json").write_text(json.dumps({"vocab_size": largest + 1}))
     assert not found(folder)
+
+
+def test_the_flags_of_a_run_are_found_however_its_folder_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "run" / "dump").mkdir(parents=True)
+    (tmp_path / "run" / "args.json").write_text(json.dumps({"vocab_size": 7}))
+    monkeypatch.chdir(tmp_path / "run" / "dump")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in (".", "..", "../dump/", "~/run", "~/run/dump", str(tmp_path / "run")):
+        assert flags_of((path,)) == {"vocab_size": 7} and vocabulary_of((path,), None) == 7, path
+    assert flags_of(("~nosuchuser/run",)) == {}
 
 
 def rewarded(means, rollouts, **first):

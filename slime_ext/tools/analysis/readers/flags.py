@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_ext.tools.analysis.readers.vocabulary import read_json
+from slime_ext.tools.analysis.readers.vocabulary import FLAGS, folders_of, read_json
 
-FILE = "args.json"  # slime-ext train writes it
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -30,7 +29,7 @@ def flags_of(paths: Sequence[str]) -> dict[str, Any]:
 
 def files_of_flags(paths: Sequence[str]) -> list[Path]:
     """Returns where the flags of a run may be: in the folder of each path, or above it."""
-    return [folder / FILE for path in paths for folder in (Path(path), Path(path).parent)]
+    return [folder / FLAGS for folder in folders_of(paths)]
 
 
 def steps_of(flags: Mapping[str, Any]) -> int | None:
