@@ -47,6 +47,10 @@ def analyse(request: Request, files: DumpFiles, done: Progress = lambda job: Non
         DataError: nothing could be read.
     """
     result = collect(files.jobs, collectors_of(request), processes=request.jobs, done=done)
+    if not result.rollouts and (known := result.unwanted):
+        raise DataError(
+            f"--rollouts: expected some of {min(known)}-{max(known)}, got none: type numbers in that range"
+        )
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: holds no rollout"
         raise DataError(f"{first} (no other file could be analysed)")

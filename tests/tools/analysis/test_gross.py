@@ -102,6 +102,40 @@ IN_MEMORY = {
 }
 
 
+EMPTY = {"log_probs": [], "rollout_log_probs": [], "tokens": [1, 2], "prompt_length": 2, "reward": 0.0}
+FULL = EMPTY | {"log_probs": [-1.0], "rollout_log_probs": [-1.1], "tokens": [1, 2, 3]}
+MASKED = FULL | {"loss_mask": [0]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "title", "evidence"),
+    [
+        (
+            [EMPTY, EMPTY],
+            "Every response is empty, so nothing is trained on and nothing can",
+            "no response has",
+        ),
+        (
+            [EMPTY, FULL],
+            "In 1 rollout every response is empty, so",
+            "In 1 of 2 rollouts no response has a token",
+        ),
+        (
+            [EMPTY, MASKED, FULL],
+            "In 2 rollouts every token is masked or every response",
+            "or no response has",
+        ),
+    ],
+)
+def test_a_rollout_of_empty_responses_is_named(tmp_path, lines, title, evidence):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line | {"rollout_id": i}) + "\n" for i, line in enumerate(lines)))
+    finding = found(path)["no_response_tokens"]
+    assert finding.severity == "error" and "--rollout-max-response-len" in finding.fix
+    assert finding.title.startswith(title) and evidence in finding.evidence
+    assert ("sample.loss_mask" in finding.fix) == (MASKED in lines)
+
+
 @pytest.mark.parametrize("wrong", IN_MEMORY)
 def test_a_gross_fault_is_named(rollouts, wrong):
     harm, name, severity, words = IN_MEMORY[wrong]
