@@ -37,28 +37,29 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
     """Returns arm -> seed -> line over the panels of a condition.
 
     It has the cells that ``_complete`` returns, and the condition's shared arms: another panel has run the
-    same commands. Arm A can be another variant of the uncorrected arm, such as one without a lag.
+    same commands. Arm A can be uncorrected runs without the mismatch. Their engine has the trainer's weights,
+    so they have one score.
     """
+    condition = of.conditions[name]
     seeds_of: dict[str, dict[int, Row]] = {}
-    for panel in of.conditions[name].panels:
+    for panel in condition.panels:
         lines = by_arm(of, base(panel), rows)
         for cell in _complete(of, panel, lines):
             seeds_of.setdefault(base(cell), {}).update(lines[cell])
-    first, exact = of.conditions[name].panels[0], of.conditions[name].exact_runs
-    if exact and seeds_of:
-        seeds_of[EXACT] = dict(by_arm(of, base(first), rows)[exact])
-    for arm in of.conditions[name].shared:
+    first = condition.panels[0]
+    for arm in condition.shared:
         seeds = of.panel(first).seeds
         lines = {seed: line for seed in seeds if (line := line_of(of, first, arm, seed, rows)) is not None}
         sources = {line.panel for line in lines.values()}
         if len(lines) == len(seeds) and all(is_shown(of, p, by_arm(of, p, rows)) for p in sources):
             seeds_of[arm] = lines
-    whose = of.conditions[name].whose
-    return {
-        arm: {seed: row.as_scored(whose) for seed, row in seeds_of[arm].items()}
-        for arm in of.arms
-        if arm in seeds_of
+    found = {
+        arm: {seed: row.as_scored(condition.whose) for seed, row in seeds.items()}
+        for arm, seeds in seeds_of.items()
     }
+    if (exact := condition.exact_runs) and found:
+        found[EXACT] = dict(by_arm(of, exact.panel, rows)[exact.cell])
+    return {arm: found[arm] for arm in of.arms if arm in found}
 
 
 def _complete(of: Settings, panel: str, lines: Rows) -> list[str]:

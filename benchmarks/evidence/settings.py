@@ -147,6 +147,13 @@ class Panel(Frozen):
         return [cell for cell in self.cells if name in (cell, base(cell))] or [name]
 
 
+class Cell(Frozen):
+    """The runs of one arm, or of one arm and variant, of a panel."""
+
+    panel: str
+    cell: str
+
+
 class Condition(Frozen):
     """Panels with the same task, flags and mismatch. Their runs differ only in arms and seeds.
 
@@ -156,7 +163,7 @@ class Condition(Frozen):
     mismatch: Literal["lag", "formats"] = Field(description="older weights, or other number formats")
     what: str
     exact: str = Field(description="what arm A has instead of the mismatch")
-    exact_runs: str = Field("", description="the cell of the first panel that ran as arm A, if A did not run")
+    exact_runs: Cell | None = Field(None, description="the runs that are those of arm A, if A did not run")
     scored: str = Field(
         "", description="the weights that answer the held-out questions, if not the trainer's"
     )

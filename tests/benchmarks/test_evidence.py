@@ -167,7 +167,7 @@ def test_a_cell_is_an_arm_with_one_variant_of_its_panel(train):
     lagging = words_of("lm_dose", "C@lag8")[0]
     assert lagging[lagging.index("--lag") + 1] == "8"
     rounded = {"SLIME_EXT_ROUND": "int8", "SLIME_EXT_SCORE": "both"}
-    assert words_of("lm_dose_formats", "C@int8")[2] == {**rounded, **computing}
+    assert words_of("lm_dose_int8", "C")[2] == {**rounded, **computing}
     assert rate_of(words_of("lm_rate_all", "U@3e-5")[1]) == 3e-5
     assert "4" in words_of("lm_steps", "P")[1] and "ppo_is_bypass" in words_of("lm_steps", "P")[0]
     digests = {OF.digest("lm_rate_all", cell) for cell in OF.panels["lm_rate_all"].cells}
@@ -195,7 +195,7 @@ def test_runs_that_a_panel_shares_with_another_are_not_run_again():
     assert of_rate["B@1.5e-5"][3].arm == "F" and next(iter(of_rate)) == "A@6e-5"
 
 
-@pytest.mark.parametrize("panel", ["lm_rate_all", "lm_dose_formats"])
+@pytest.mark.parametrize("panel", ["lm_rate_all", "lm_dose_int8"])
 def test_a_panel_without_a_date_runs_no_test_seed(panel, capsys):
     assert evidence.main(["run", panel]) == 2
     assert f"{panel}: frozen: expected a date before test seeds run" in capsys.readouterr().err
@@ -652,6 +652,8 @@ SHARED = {  # condition and arm -> the panels and the arm whose runs they are
     ("quarter_rate", "B"): (["lm_lag"], "F"),
     ("lag2", "A"): (["lm_dose@lag1"], "B"),
     ("lag8", "A"): (["lm_dose@lag1"], "B"),
+    ("fp8_served", "A"): (["lm_dose@lag1"], "B"),  # scored once: its engine has the trainer's weights
+    ("fp8_trained", "A"): (["lm_dose@lag1"], "B"),
 }
 
 
@@ -660,10 +662,12 @@ def test_the_packages_table_is_what_plain_arithmetic_makes_of_the_lines():
     for condition in made["conditions"]:
 
         def ends(arm, condition=condition):
-            if condition["name"] == "int4_trained":
-                lines = [row for row in rows.read() if row.panel == "lm_int4_both" and row.arm == arm]
+            if (key := (condition["name"], arm)) in SHARED:
+                return ends_of(*SHARED[key])
+            if condition["name"].endswith("_trained"):
+                lines = [row for row in rows.read() if [row.panel] == condition["panels"] and row.arm == arm]
                 return {row.seed: row.heldout_trained[-1][1] for row in lines}
-            return ends_of(*SHARED.get((condition["name"], arm), (condition["panels"], arm)))
+            return ends_of(condition["panels"], arm)
 
         base = ends("B")
         assert condition["uncorrected"]["seeds"] == len(base)
@@ -721,6 +725,24 @@ def test_uncorrected_runs_without_a_lag_are_the_exact_sampler_of_other_lags():
     assert effects == {"no_lag": {"C": 0.0}, "lag2": {"A": 0.1, "C": -0.1}, "lag8": {"A": 0.5, "C": 0.2}}
     assert found["lag8"]["remedies"][0]["planned"] == {}
     assert pooled.evidence(OF, lines[:-1])["conditions"] == []
+
+
+def test_runs_without_rounding_are_the_exact_sampler_of_a_format_with_both_weights():
+    """Rounding costs 0.1 with FP8, and nothing with the trainer's weights; token_tis loses 0.2 with both."""
+    seeds, lines = OF.panels["lm_dose_fp8"].seeds, []
+    for seed in seeds:
+        for k3, lag in ((0.002, "lag1"), (0.1, "lag2"), (1.0, "lag8")):
+            lines += [row(f"{arm}@{lag}", seed, 0.6, panel="lm_dose", k3=k3) for arm in "BC"]
+        for arm, served, trained in (("B", 0.5, 0.6), ("C", 0.3, 0.4)):
+            lines.append(row(arm, seed, served, panel="lm_dose_fp8", heldout_trained=[(16, trained)]))
+    found = {one["name"]: one for one in pooled.evidence(OF, lines)["conditions"]}
+    effects = {
+        name: {r["arm"]: r["effect"] for r in found[name]["remedies"]}
+        for name in ("fp8_served", "fp8_trained")
+    }
+    assert effects == {"fp8_served": {"A": 0.1, "C": -0.2}, "fp8_trained": {"A": 0.0, "C": -0.2}}
+    said = table.text(OF, lines).partition("### lm_dose_fp8")[2].partition("###")[0]
+    assert "Primary comparison, ends of C - B, scored with the weights trained: -0.200" in said
 
 
 def test_pairs_are_of_the_seeds_that_both_arms_have_run():
