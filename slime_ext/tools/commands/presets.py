@@ -11,12 +11,12 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError, check_known
 
-# Kind of run -> conditions of evidence.yaml that resemble it.
+# Kind of run -> conditions of evidence.yaml that resemble it: all of them, because some would flatter a preset.
 KINDS = {
-    "async": ("lag", "letters"),
+    "async": ("lag", "half_rate", "quarter_rate", "lag2", "lag8", "four_steps", "letters"),
     "moe": ("experts",),
     "long": ("long",),
-    "int4": ("int4", "symbols"),
+    "int4": ("int4", "int4_served", "int4_trained", "fp8_served", "fp8_trained", "symbols"),
 }
 
 

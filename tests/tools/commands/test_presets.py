@@ -38,6 +38,11 @@ def test_a_kind_of_run_has_its_presets_and_what_was_measured_in_such_runs(kind, 
         assert condition.what in said and all(str(remedy) in said for remedy in condition.remedies)
 
 
+def test_no_condition_is_left_out_of_its_kind_of_run():
+    shown = {name for names in KINDS.values() for name in names}
+    assert {condition.name for condition in evidence().conditions} - shown <= {"no_lag"}
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
