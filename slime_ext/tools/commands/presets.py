@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError, check_known
 
-# Kind of run -> conditions of evidence.yaml that resemble it: all of them, because some would flatter a preset.
+# Kind of run -> conditions of evidence.yaml like it: all of them, because some would flatter a preset.
 KINDS = {
     "async": ("lag", "half_rate", "quarter_rate", "lag2", "lag8", "four_steps", "letters"),
     "moe": ("experts",),
