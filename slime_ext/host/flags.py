@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.estimators import ESTIMATORS
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 
@@ -71,10 +72,6 @@ FUNCTION = Kind("package.module.function", lambda value: isinstance(value, str),
 DERIVED = Kind("a value", lambda value: True, None)  # no flag sets it: the host derives it from others
 
 GENERATE = "custom_generate_function_path"
-ESTIMATORS = (
-    *("grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-    *("on_policy_distillation", "reinforce", "flash_reinforce", "rloo"),
-)
 # Every argument that a rule of host/rules.py reads. ``slime-ext check`` reads exactly these from a launch
 # script, and a rule fails if it reads any other.
 ARGUMENTS: dict[str, Argument] = {

@@ -7,6 +7,7 @@ import yaml
 from rich.console import Console
 
 from slime_ext import load_config, presets
+from slime_ext.estimators import ESTIMATORS
 from slime_ext.tools.analysis.evidence import evidence
 from slime_ext.tools.commands import cli, preset_texts
 from slime_ext.tools.commands.presets import KINDS
@@ -104,7 +105,7 @@ def test_a_file_that_cannot_be_written_is_one_line(capsys, tmp_path):
     assert capsys.readouterr().err.endswith("expected a file to write, got Is a directory\n")
 
 
-@pytest.mark.parametrize("name", sorted(set(presets.ESTIMATORS) - set(presets.NAMES)))
+@pytest.mark.parametrize("name", sorted({*ESTIMATORS} - {*presets.NAMES}))
 def test_an_estimator_of_the_host_is_no_misspelt_correction(capsys, name):
     assert cli.main(["presets", name]) == 2
     err = capsys.readouterr().err
