@@ -964,3 +964,19 @@ def test_the_page_says_how_the_gain_depends_on_k3(page, panel, arm):
         if lag > 1:
             cost, low, high = numbers(pair("B@lag1", f"B@lag{lag}", lines))
             assert f"{cost:.2f} {where} ({low:.2f} to {high:.2f})" in page
+
+
+def test_the_page_says_what_token_tis_gains_under_fp8(page):
+    served, trained = (pooled.lines_of(OF, name, rows.read()) for name in ("fp8_served", "fp8_trained"))
+    test = planned("lm_dose_fp8")
+    assert f"`token_tis` minus uncorrected is {said('C', 'B', trained)[0]}, p {test.p:.2g}, planned)." in page
+    assert not test.equal and f"Scored with FP8, it is {', '.join(said('C', 'B', served))}." in page
+    costs = [", ".join(said("A", "B", lines)) for lines in (served, trained)]
+    assert f"without rounding minus uncorrected is {costs[0]} and {costs[1]}." in page
+    gaps = {arm: list(judge.gaps(served[arm], trained[arm]).values()) for arm in "BC"}
+    mean, low, high = numbers(gaps["B"])
+    told = f"{mean:.2f} ({low:.2f} to {high:.2f}, p {judge.randomised(gaps['B']):.2g}) in the mean"
+    assert all(gap > 0 for gap in gaps["B"]) and f"on each of the eight seeds and by {told}" in page
+    less = [one - other for one, other in zip(gaps["B"], gaps["C"], strict=True)]
+    mean, low, high = numbers(less)
+    assert f"{mean:.2f} smaller ({low:.2f} to {high:.2f}, p {judge.randomised(less):.2g})" in page
