@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.evidence import rows, runs, settings
-from slime_ext.errors import SlimeExtError, check_known
+from slime_ext.errors import ConfigError, SlimeExtError, check_known
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,6 +88,11 @@ def _run(options: argparse.Namespace) -> int:
         if options.again:
             without = set(left)
             left = [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in without]
+            if not left:
+                raise ConfigError(
+                    f"--again: expected recorded runs of {options.panel}, got none of these arms and seeds: "
+                    "leave out --again"
+                )
         for arm, seed in left:
             row = runs.run(of, options.panel, arm, seed, options.out, done, keep=options.keep)
             row = row.model_copy(update={"tried": tried or None})

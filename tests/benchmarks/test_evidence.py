@@ -304,6 +304,7 @@ def test_a_run_can_be_run_again_beside_its_line(train, tmp_path, monkeypatch):
     words = ["run", "lm_lag", "--arms", "C", "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert evidence.main(words) == 0 and not (tmp_path / "out").exists()
     assert evidence.main([*words, "103", "--again"]) == 0 and len(rows.read(rows.AGAIN)) == 1  # 103 has none
+    assert evidence.main([*words[:-1], "103", "--again"]) == 2 and len(rows.read(rows.AGAIN)) == 1
     first = row("C", 1, curve=[(0, 0.1), (16, 0.7)], panel="lm_lag")
     (said,) = table.repeated({"C": {1: first}}, rows.read(rows.AGAIN))
     assert said.endswith("| C 1 | 0.100 0.700 | 0.040 0.500 |")
@@ -806,10 +807,10 @@ def test_the_page_says_how_far_repeated_runs_were_apart():
         f"{abs(gap):.2f} {'higher' if gap > 0 else 'lower'}" if gap else "at the same score" for gap in apart
     ]
     assert (
-        f"ten runs that were repeated with the same seed ended {', '.join(words[:-1])}, and {words[-1]}"
+        f"sixteen runs that were repeated with the same seed ended {', '.join(words[:-1])}, and {words[-1]}"
         in page
     )
-    assert len(apart) == 10 and f"({first['lm_cap', 'C', 31]:.2f}, then {again[3].end:.2f})" in page
+    assert len(apart) == 16 and f"({first['lm_cap', 'C', 31]:.2f}, then {again[3].end:.2f})" in page
 
 
 def test_the_results_say_how_many_runs_are_slow():
