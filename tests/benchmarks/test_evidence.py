@@ -939,9 +939,11 @@ def test_the_page_says_what_corrections_gain_under_int4(page):
         pooled.lines_of(OF, name, rows.read()) for name in ("int4", "int4_served", "int4_trained")
     )
     assert f"`token_tis` minus uncorrected is {said('C', 'B', trained)[0]}), score centering " in page
-    assert f"score centering {said('S', 'B', trained)[0]}), and" in page
-    assert f"centering without weights {said('X', 'B', trained)[0]})." in page
-    assert f"centering without weights is {said('X', 'B', served)[0]}), and `token_tis`" in page
+    assert f"score centering {said('S', 'B', trained)[0]}), centering" in page
+    assert f"centering without weights {said('X', 'B', trained)[0]}), and no cap" in page
+    assert f"no cap {said('U', 'B', trained)[0]})." in page
+    assert f"centering without weights is {said('X', 'B', served)[0]}), score centering" in page
+    assert f"score centering {said('S', 'B', served)[0]}), no cap {said('U', 'B', served)[0]}), and" in page
     assert f"`token_tis` is {said('C', 'B', served)[0]})." in page
     means = [
         (one + other) / 2 for one, other in zip(pair("C", "B", first), pair("C", "B", served), strict=True)
