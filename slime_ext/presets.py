@@ -34,6 +34,7 @@ from slime_ext.core.steps import (
 )
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.errors import ConfigError, cut, shown
+from slime_ext.estimators import ESTIMATORS
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
 VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"
@@ -341,11 +342,6 @@ ALIASES: dict[str, str] = {
     "bypass_pg_is": "pure_is",
 }
 NAMES = (*PRESETS, *ALIASES)
-# Values of --advantage-estimator in slime and miles. People look for them among the corrections.
-ESTIMATORS = (
-    *("grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-    *("on_policy_distillation", "reinforce", "flash_reinforce", "rloo"),
-)
 
 
 def find(name: str, where: str = "preset") -> Preset:

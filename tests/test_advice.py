@@ -162,6 +162,16 @@ def test_readme_and_corrections_say_what_the_table_says():
         f"with long answers and a k3 of {long.k3[0]:.1g}, a lag cost {lost.gain.lstrip('+')}",
     ):
         assert text in readme, text
+    others = [next(c for c in evidence().conditions if c.name == n) for n in ("no_lag", "lag2", "lag8")]
+    for preset in ("token_tis", "score_centering"):
+        for condition in others:
+            assert condition.of(preset).gain.partition(", ")[0] in readme
+    of_fp8 = [next(c for c in evidence().conditions if c.name == n) for n in ("fp8_served", "fp8_trained")]
+    fp8, not_fp8 = (condition.of("token_tis").gain for condition in of_fp8)
+    assert (
+        f"(k3 {of_fp8[0].range}): `token_tis` {fp8} scored with FP8, and {not_fp8.partition(', ')[0]})"
+        in readme
+    )
     gained = next(r for r in lag.remedies if r.arm == "C").effect
     page = " ".join((ROOT / "docs/corrections.md").read_text().split())
     assert f"`token_tis` gained about {gained:.2f} (" in page

@@ -23,7 +23,7 @@ KNOW_CPU = {"tools/scripts/python_script.py"}  # runs a script of miles, which l
 # A room imports those that stand before it, and its own files; "room/" lists the inside of a room.
 FLOORS = {
     "": (
-        "errors replacing",
+        "errors estimators replacing",
         "ops",
         "core",
         "presets",

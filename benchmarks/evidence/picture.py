@@ -27,11 +27,11 @@ COLOUR = "#2a5d9f"
 COLUMNS = 4
 DPI = 130
 TITLE = 72  # letters of a title's line
-CORRECTED = "C"
 LAGS = {"no_lag": "no lag", "lag2": "lag of 2", "lag": "lag of 4", "lag8": "lag of 8"}  # condition -> label
 COMPARED = {
     EXACT: "what the lag costs: no lag - uncorrected",
-    CORRECTED: "what token_tis gains over uncorrected",
+    "C": "what token_tis gains over uncorrected",
+    "S": "what score centering gains over uncorrected",
 }
 
 
@@ -88,7 +88,7 @@ def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
 def against_k3(of: Settings, rows: Sequence[Row]) -> Figure:
     """Returns the figure of the differences from uncorrected runs against their k3, a dot for each seed."""
     lines = {name: lines_of(of, name, rows) for name in LAGS}
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes = figure.subplots(1, len(COMPARED), sharex=True, sharey=True)
     for ax, (arm, title) in zip(axes, COMPARED.items(), strict=True):
         for i, (name, label) in enumerate(LAGS.items()):

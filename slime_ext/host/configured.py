@@ -18,6 +18,7 @@ from slime_ext.core.losses import PpoClip
 from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError, did_you_mean, warn_once
+from slime_ext.estimators import ESTIMATORS
 from slime_ext.host import hosts
 from slime_ext.host.contract import (
     BAND,
@@ -43,7 +44,7 @@ NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
 
 def near_function(name: str) -> str:
     """Suggests the function of ``slime_ext.tis`` that a wrong name may mean, for a message."""
-    if name in presets.ESTIMATORS:
+    if name in ESTIMATORS:
         return f"; {name} is {presets.an_estimator(name)}"
     return did_you_mean(name, NAMES)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.estimators import ESTIMATORS
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 
@@ -71,10 +72,6 @@ FUNCTION = Kind("package.module.function", lambda value: isinstance(value, str),
 DERIVED = Kind("a value", lambda value: True, None)  # no flag sets it: the host derives it from others
 
 GENERATE = "custom_generate_function_path"
-ESTIMATORS = (
-    *("grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-    *("on_policy_distillation", "reinforce", "flash_reinforce", "rloo"),
-)
 # Every argument that a rule of host/rules.py reads. ``slime-ext check`` reads exactly these from a launch
 # script, and a rule fails if it reads any other.
 ARGUMENTS: dict[str, Argument] = {
@@ -108,7 +105,7 @@ ARGUMENTS |= dict.fromkeys(
     "use_tis get_mismatch_metrics use_rollout_logprobs keep_old_actor use_opsm normalize_advantages use_opd "
     "use_dynamic_global_batch_size use_rollout_routing_replay use_routing_replay use_score_centering "
     "use_sampling_support_replay "
-    "release_train allgather_cp dynamic_context_parallel".split(),
+    "release_train allgather_cp dynamic_context_parallel skip_actor_forward_only".split(),
     Argument(SWITCH, False),
 )
 

@@ -235,8 +235,10 @@ class Setup:
 
     @property
     def skips_proximal(self) -> bool:
-        """Whether slime computes no proximal log-probs for a rollout, according to the flags."""
+        """Whether the host computes no proximal log-probs for a rollout, according to the flags."""
         a = self.a
+        if a.skip_actor_forward_only:  # miles
+            return True
         if a.use_rollout_logprobs and not a.get_mismatch_metrics:
             return True
         needed = (a.get_mismatch_metrics, a.kl_coef, a.keep_old_actor, a.use_opd)
@@ -446,9 +448,15 @@ def rollout_logprobs_beside_tis(s: Setup) -> str | None:
 
 @rule(REFUSE)
 def proximal_not_computed(s: Setup) -> str | None:
-    """The correction needs proximal log-probs before the step, and slime computes none."""
+    """The correction needs proximal log-probs before the step, and the host computes none."""
     if not (s.correction.needs_plan and s.skips_proximal):
         return None
+    if s.a.skip_actor_forward_only:
+        return (
+            "--skip-actor-forward-only: expected off with a correction that couples the samples of an "
+            "optimizer step, got on: remove it, because with it miles computes no proximal log-probs before "
+            "it trains"
+        )
     return (
         "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
         "step, got off: add --get-mismatch-metrics, because without it slime computes no proximal log-probs "

@@ -42,7 +42,7 @@ NOT_PLANNED = (
 UNPLANNABLE = (
     "{what}: expected the proximal policy's log-probs before the optimizer step, got none: add "
     "--get-mismatch-metrics, because without it the host does not compute them if a rollout is one step, or "
-    "under --use-rollout-logprobs"
+    "under --use-rollout-logprobs; and remove miles' --skip-actor-forward-only, if it is there"
 )
 
 

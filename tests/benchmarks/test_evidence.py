@@ -952,14 +952,31 @@ def test_the_page_says_what_corrections_gain_under_int4(page):
         assert not any(r["p"] < OF.judged.significance for r in of["remedies"])  # no gain or loss is shown
 
 
-def test_the_page_says_how_the_gain_depends_on_k3(page):
-    lines = table.by_arm(OF, "lm_dose", rows.read())
-    found, tests = judge.sloped(lines, "C", "B", OF.judged), table.verdicts(OF, "lm_dose", lines)
+@pytest.mark.parametrize(("panel", "arm"), [("lm_dose", "C"), ("lm_dose_center", "S")])
+def test_the_page_says_how_the_gain_depends_on_k3(page, panel, arm):
+    lines = table.by_arm(OF, panel, rows.read())
+    found, tests = judge.sloped(lines, arm, "B", OF.judged), table.verdicts(OF, panel, lines)
     told = "{:+.3f} per e-fold of k3 ({:.3f} to {:.3f}, p {:.2g}, planned)".format(*found.slope, found.p)
     assert told in page
     for lag, where in ((1, "without a lag"), (2, "at a lag of 2"), (8, "at a lag of 8")):
-        mean, low, high = numbers(pair(f"C@lag{lag}", f"B@lag{lag}", lines))
-        assert f"{mean:+.2f} {where} ({low:.2f} to {high:.2f}, p {tests[f'C@lag{lag}'].p:.2g})" in page
+        mean, low, high = numbers(pair(f"{arm}@lag{lag}", f"B@lag{lag}", lines))
+        assert f"{mean:+.2f} {where} ({low:.2f} to {high:.2f}, p {tests[f'{arm}@lag{lag}'].p:.2g})" in page
         if lag > 1:
             cost, low, high = numbers(pair("B@lag1", f"B@lag{lag}", lines))
             assert f"{cost:.2f} {where} ({low:.2f} to {high:.2f})" in page
+
+
+def test_the_page_says_what_token_tis_gains_under_fp8(page):
+    served, trained = (pooled.lines_of(OF, name, rows.read()) for name in ("fp8_served", "fp8_trained"))
+    test = planned("lm_dose_fp8")
+    assert f"`token_tis` minus uncorrected is {said('C', 'B', trained)[0]}, p {test.p:.2g}, planned)." in page
+    assert not test.equal and f"Scored with FP8, it is {', '.join(said('C', 'B', served))}." in page
+    costs = [", ".join(said("A", "B", lines)) for lines in (served, trained)]
+    assert f"without rounding minus uncorrected is {costs[0]} and {costs[1]}." in page
+    gaps = {arm: list(judge.gaps(served[arm], trained[arm]).values()) for arm in "BC"}
+    mean, low, high = numbers(gaps["B"])
+    told = f"{mean:.2f} ({low:.2f} to {high:.2f}, p {judge.randomised(gaps['B']):.2g}) in the mean"
+    assert all(gap > 0 for gap in gaps["B"]) and f"on each of the eight seeds and by {told}" in page
+    less = [one - other for one, other in zip(gaps["B"], gaps["C"], strict=True)]
+    mean, low, high = numbers(less)
+    assert f"{mean:.2f} smaller ({low:.2f} to {high:.2f}, p {judge.randomised(less):.2g})" in page

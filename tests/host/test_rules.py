@@ -115,6 +115,8 @@ CASES = [
     ("proximal_not_computed", {"of": PLANNED, "kl_coef": 0.1, "use_rollout_logprobs": True}, "--get-mismat"),
     ("proximal_not_computed",
      {"of": PLANNED, "use_rollout_logprobs": True, "get_mismatch_metrics": True}, None),
+    ("proximal_not_computed", {"of": PLANNED, "kl_coef": 0.1, "skip_actor_forward_only": True}, "--skip-act"),
+    ("proximal_not_computed", {"skip_actor_forward_only": True}, None),
     ("proximal_not_computed", {}, None),
     ("center_without_generate", {"of": CENTERED}, "--custom-generate-function-path: expected slime_ext.host"),
     ("center_without_generate", {"of": CENTERED, "custom_generate_function_path": "my.generate"}, None),

@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
+
+from slime_ext.tools.analysis.texts import encodable
 
 VERSION = 1
 UNCORRECTED = "metrics_only"  # the preset that only measures; recommended if no correction is
@@ -44,6 +46,16 @@ class FrozenModel(BaseModel):
     """A model that is frozen and refuses unknown fields. NaN and infinity become null in JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _encodable(cls, value: Any) -> Any:
+        """Makes texts encodable, because they may name a file with bytes that are not UTF-8."""
+        if isinstance(value, tuple):
+            return tuple(map(cls._encodable, value))
+        if isinstance(value, Skipped):
+            return Skipped(encodable(value.path), encodable(value.reason))
+        return encodable(value) if isinstance(value, str) else value
 
 
 class Finding(FrozenModel):

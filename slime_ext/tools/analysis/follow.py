@@ -14,11 +14,12 @@ from pathlib import Path
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.document import Document, Finding, Moment, Skipped
 from slime_ext.tools.analysis.pipeline import Result, keep_tensors_off_the_heap
-from slime_ext.tools.analysis.readers.find import DumpFiles, Job
+from slime_ext.tools.analysis.readers.find import DumpFiles, Job, NoDumps
+from slime_ext.tools.analysis.readers.flags import files_of_flags
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import collectors_of, document_of
 
-ARGS = "args.json"  # slime-ext train writes it
+LATE = "has changed since it was read: type analyze without --follow when the run has ended"
 Signature = tuple[tuple[str, int, int], ...]  # path, bytes and modification time of each file of a job
 
 
@@ -38,14 +39,16 @@ class Follower:
     """Reads the rollouts of a growing folder, each of them once.
 
     A rollout is read if it has a train dump, and if its files have not changed between two calls of ``look``.
-    If it could not be read, it is tried again when its files change.
+    If it could not be read, it is tried again when its files change. What is added to a rollout that was read
+    is not read, and the document says so.
     """
 
     request: Request
     result: Result = field(init=False)
     dumps: DumpFiles = field(default_factory=lambda: DumpFiles((), 0))
     seen: dict[Path, Signature] = field(default_factory=dict)  # first file -> signature at the last look
-    taken: set[Path] = field(default_factory=set)  # files that were read
+    taken: dict[Path, Signature] = field(default_factory=dict)  # file that was read -> signature of its job
+    late: dict[Path, Skipped] = field(default_factory=dict)  # first file of a job that has changed since
     failed: dict[Path, tuple[Signature, list[Skipped]]] = field(
         default_factory=dict
     )  # first file of a job -> signature, reasons
@@ -56,8 +59,12 @@ class Follower:
         self.result = Result(collectors_of(self.request))
 
     def look(self) -> Iterator[News]:
-        """Yields the rollouts that have become complete since the last look, in order."""
-        with suppress(DataError):  # nothing has been written yet
+        """Yields the rollouts that have become complete since the last look, in order.
+
+        Raises:
+            DataError: the request cannot be met, or a JSONL file that was read has grown.
+        """
+        with suppress(NoDumps):
             self.dumps = self.request.files()
         for job in self.dumps.jobs:
             if self._is_complete(job):
@@ -70,9 +77,21 @@ class Follower:
         except OSError:  # the file is being replaced
             return False
         before, self.seen[first] = self.seen.get(first), signature
-        is_new = not self.taken.intersection(job.paths) and self.failed.get(first, ((),))[0] != signature
+        if known := [self.taken[path] for path in job.paths if path in self.taken]:
+            if signature not in known and before == signature:
+                self._note_late(job)
+            return False
+        is_new = self.failed.get(first, ((),))[0] != signature
         is_trained = any(path.parent.name != "rollout_data" for path in job.paths)
         return is_new and is_trained and before == signature
+
+    def _note_late(self, job: Job) -> None:
+        if job.is_jsonl:
+            raise DataError(
+                f"{job}: expected a file that is complete when it is first read, got one that grows: write a "
+                "file per rollout, or type analyze without --follow when the run has ended"
+            )
+        self.late[job.paths[0]] = Skipped(str(job), LATE)
 
     def _read(self, job: Job) -> Iterator[News]:
         first, skipped = job.paths[0], len(self.result.skipped)
@@ -84,7 +103,7 @@ class Follower:
             del self.result.skipped[skipped:]
             return
         self.failed = {path: why for path, why in self.failed.items() if path not in job.paths}
-        self.taken.update(job.paths)
+        self.taken |= dict.fromkeys(job.paths, self.seen[first])
         new = tuple(f for f in self.document().findings if f.rank < self.alerted.get(f.name, f.rank + 1))
         self.alerted |= {finding.name: finding.rank for finding in new}
         yield News(tuple(timeline[before:]), new)
@@ -98,13 +117,12 @@ class Follower:
         if not self.result.rollouts:
             raise DataError(f"{self.request.paths[0]}: expected a rollout, got none that could be read")
         unread = [skip for _, skipped in self.failed.values() for skip in skipped]
-        result = replace(self.result, skipped=[*self.result.skipped, *unread])
+        result = replace(self.result, skipped=[*self.result.skipped, *unread, *self.late.values()])
         return document_of(self.request, self.dumps, result)
 
     def has_ended(self) -> bool:
         """Returns whether the last rollout of a run of slime-ext train was read. False for other hosts."""
-        folder = Path(self.request.paths[0])  # of the run, or of its dumps
-        for path in (folder / ARGS, folder.parent / ARGS):
+        for path in files_of_flags(self.request.paths[:1]):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 last = int(json.loads(path.read_text())["num_rollout"]) - 1
                 timeline = self.result.collectors["diagnosis"].timeline

@@ -33,10 +33,8 @@ SHARES = 4  # shares per process; more would pass more data around, fewer would 
 
 
 def load(job: Job) -> Iterator[DumpedRollout | Skipped]:
-    """Yields the wanted rollouts of a job's files, and what had to be skipped."""
-    for item in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
-        if isinstance(item, Skipped) or item.rollout_id in job.wanted:
-            yield item
+    """Yields the rollouts of a job's files, wanted or not, and what had to be skipped."""
+    yield from read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job)
 
 
 class Collector(Protocol):
@@ -55,13 +53,16 @@ class Result(Additive):
     skipped: list[Skipped] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)  # file, remark
     rollouts: int = 0
+    unwanted: list[int] = field(default_factory=list)  # numbers of the rollouts that no collector got
 
     def read(self, job: Job) -> None:
-        """Passes the rollouts of a job's files to every collector."""
+        """Passes the wanted rollouts of a job's files to every collector."""
         item: DumpedRollout | Skipped | None
         for item in load(job):
             if isinstance(item, Skipped):
                 self.skipped.append(item)
+            elif item.rollout_id not in job.wanted:
+                self.unwanted.append(item.rollout_id)
             else:
                 self.rollouts += 1
                 self.notes += [(item.source, note) for note in item.notes]

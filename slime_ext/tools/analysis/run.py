@@ -26,7 +26,7 @@ from slime_ext.tools.analysis.pipeline import Result, collect
 from slime_ext.tools.analysis.readers.find import DumpFiles, Job
 from slime_ext.tools.analysis.readers.flags import flags_of, steps_of
 from slime_ext.tools.analysis.readers.loss_calls import first_calls
-from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
+from slime_ext.tools.analysis.readers.vocabulary import absolute, vocabulary_of
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.texts import counted
 
@@ -47,6 +47,10 @@ def analyse(request: Request, files: DumpFiles, done: Progress = lambda job: Non
         DataError: nothing could be read.
     """
     result = collect(files.jobs, collectors_of(request), processes=request.jobs, done=done)
+    if not result.rollouts and (known := result.unwanted):
+        raise DataError(
+            f"--rollouts: expected some of {min(known)}-{max(known)}, got none: type numbers in that range"
+        )
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: holds no rollout"
         raise DataError(f"{first} (no other file could be analysed)")
@@ -72,7 +76,7 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
     ranking: Ranking = result.collectors["ranking"]
-    folders = list(map(Path, request.paths))
+    folders = list(map(absolute, request.paths))
     diagnosis.layers = diagnosis.layers or next(filter(None, map(layer_distances, folders)), ())
     diagnosis.calls = diagnosis.calls or next(filter(None, map(first_calls, folders)), ())
     diagnosis.flags = flags_of(request.paths)

@@ -23,6 +23,17 @@ def legible(text: str) -> str:
     return HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def encodable(text: str) -> str:
+    """Replaces half surrogate pairs, which no file can hold, by question marks.
+
+    They are in names of files with bytes that are not UTF-8, and in JSON.
+
+    >>> encodable("half \\ud83d")
+    'half ?'
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
 def counted(count: int, word: str) -> str:
     """Returns a count with its noun, in the plural if needed.
 
@@ -36,7 +47,7 @@ def counted(count: int, word: str) -> str:
 def decoder(path: str | None) -> Decode:
     """Returns the function from token ids to texts, from the tokenizer in a folder.
 
-    Without a folder the texts are the ids.
+    Without a folder the texts are the ids. An id that the tokenizer does not have is shown as a number.
 
     Raises:
         DataError: the folder holds no tokenizer.
@@ -49,7 +60,12 @@ def decoder(path: str | None) -> Decode:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
-        first = str(error).splitlines()[0][:120]
-        raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}': {first}") from None
-    return lambda tokens: [tokenizer.decode([token]) for token in tokens]
+        ids = frozenset(tokenizer.get_vocab().values())
+    except Exception as error:  # a file of a newer version raises a bare Exception
+        first = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        is_old = not isinstance(error, (OSError, ValueError))
+        advice = ": pip install -U transformers tokenizers" if is_old else ""
+        raise DataError(
+            f"--tokenizer: expected a folder with a tokenizer, got '{path}': {first}{advice}"
+        ) from None
+    return lambda tokens: [tokenizer.decode([t]) if t in ids else f" {t}" for t in tokens]

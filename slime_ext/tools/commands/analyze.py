@@ -20,6 +20,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from slime_ext.config.files import read_mapping
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.tools.analysis.document import FINDINGS, Document, Finding
+from slime_ext.tools.analysis.readers.find import NoDumps, RolloutRanges, dumps_of
+from slime_ext.tools.analysis.readers.flags import files_of_flags
 from slime_ext.tools.analysis.request import SHORTLIST, Request
 from slime_ext.tools.analysis.texts import decoder
 from slime_ext.tools.commands.analyze_summary import show_news, summary
@@ -57,9 +59,13 @@ def _is_failed(given: argparse.Namespace, findings: Sequence[Finding]) -> bool:
 
 
 def _is_exact(document: Document) -> bool:
-    """Whether all tokens were compared and none differs."""
+    """Whether all tokens were read and compared, and none differs."""
     found = document.exact
-    return found is not None and found.tokens > 0 and not (found.differing or document.unread)
+    return (
+        found is not None
+        and found.tokens > 0
+        and not (found.differing or document.skipped or document.unread)
+    )
 
 
 def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Console) -> None:
@@ -185,6 +191,7 @@ def _check(given: argparse.Namespace) -> None:
     for name in given.fail_on:
         _known("--fail-on", "the name of a finding", name, (*FINDINGS, *AT_LEAST))
     given.presets = _presets(given.presets) if given.presets else SHORTLIST
+    RolloutRanges.parse(given.rollouts)
     _check_outputs(given)
     decoder(given.tokenizer)
     if given.alert_exit and not given.fail_on:
@@ -273,13 +280,7 @@ def _read_configs(files: Sequence[str]) -> Configs:
 def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     requests = [_request(given, paths) for paths in (given.paths, given.against) if paths]
     files = [request.files() for request in requests]
-    read = {path.resolve() for found in files for job in found.jobs for path in job.paths}
-    read |= {Path(file).resolve() for file in given.config}
-    for flag, path in _files(given).items():
-        if path.resolve() in read:
-            raise ConfigError(
-                f"{flag}: expected a new file, got '{path}', which this command reads: name another file"
-            )
+    _keep_inputs(given)
 
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
     from slime_ext.tools.analysis.run import analyse  # imports torch, after all mistakes were found
@@ -287,6 +288,20 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
     with _bar(sum(job.size for found in files for job in found.jobs)) as done:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]
+
+
+def _keep_inputs(given: argparse.Namespace) -> None:
+    """Refuses an output that would replace a file of a run or of --config."""
+    paths = [*given.paths, *(given.against or ())]
+    inputs = {file.resolve() for file in (*map(Path, given.config), *files_of_flags(paths))}
+    for path in paths:
+        with suppress(NoDumps):
+            inputs |= {*dumps_of([path])}
+    for flag, path in _files(given).items():
+        if path.resolve() in inputs:
+            raise ConfigError(
+                f"{flag}: expected a new file, got '{path}', which this command reads: name another file"
+            )
 
 
 def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
@@ -304,6 +319,7 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> l
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 
     request = replace(_request(given, given.paths), configs=load_user_corrections(configs))
+    _keep_inputs(given)
     follower, since = Follower(request), time.monotonic()
     screen.print(f"following {given.paths[0]}: Ctrl-C ends it", markup=False, soft_wrap=True)
     with suppress(KeyboardInterrupt):

@@ -188,11 +188,9 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
         raise ConfigError(f"convert.{system}: expected settings that slime_ext has, got {error}") from None
     file = file_of(reading.mapping, correction)
     other_keys = [key for key, value in _kept(system, whole, where, block).items() if file.get(key) != value]
-    loss_notes += (
-        [f"{', '.join(map(cut, other_keys))}: not keys of {system}; copy them into the new file"]
-        if other_keys
-        else []
-    )
+    if other_keys:
+        outside = f"outside of {system}'s settings; copy what you need into the new file"
+        loss_notes.append(f"{', '.join(map(cut, other_keys))}: {outside}")
     comments = [
         textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
         for note in (*loss_notes, *reading.notes)
@@ -207,8 +205,10 @@ def _kept(system: str, whole: Mapping[str, Any], where: str, block: Any) -> dict
     if where == f"slime_ext.{system}":
         beside = {**whole, **whole["slime_ext"]}
         return {key: value for key, value in beside.items() if key not in ("slime_ext", system)}
-    is_whole = system == "slime_mis" and not where
-    return {key: value for key, value in whole.items() if key not in block} if is_whole else {}
+    if system == "slime_mis" and not where:
+        return {key: value for key, value in whole.items() if key not in block}
+    native = _at(whole, "slime_ext")
+    return {f"slime_ext.{key}": value for key, value in native.items()} if isinstance(native, Mapping) else {}
 
 
 def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any) -> tuple[Any, list[str]]:
@@ -231,7 +231,7 @@ def _without_loss(system: str, whole: Mapping[str, Any], where: str, block: Any)
 def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     """Returns the key of a system's block, and the block.
 
-    The key is empty if the file is the block. The key is empty if the file is the block.
+    The key is empty if the file is the block.
 
     Raises:
         ConfigError: the file has no such block, or has a key beside the block that would not be read.

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slime_ext import __version__
-from slime_ext.errors import ConfigError, printable
+from slime_ext.errors import ConfigError, cut, printable
 
 APEX_HOW = "build it from github.com/NVIDIA/apex with its C++ and CUDA extensions"
 HOSTS = {"slime": "THUDM/slime", "miles": "radixark/miles"}  # package -> repository on github.com
+ROOM = "backends"  # a folder of each host's package, which an empty folder of its name lacks
 VERSION = re.compile(r"^\s*version\s*=\s*[\"']([^\"']+)", re.M)
 
 
@@ -71,9 +72,27 @@ def lines(parts: Mapping[str, Part]) -> list[str]:
     return [*map(printable, rows), f"missing for a launch: {', '.join(missing) or 'nothing'}"]
 
 
+def pytorch() -> Part:
+    """Looks for PyTorch, and imports it, because a broken installation is of no use."""
+    found, fault = package("torch")(), fault_of_torch()
+    return Part(found.version, f"cannot be imported: {fault}", is_missing=True) if fault else found
+
+
+@functools.cache  # because a second import may say something else
+def fault_of_torch() -> str:
+    """Returns why torch cannot be imported; empty if it can, or if it is not installed."""
+    if not has("torch"):
+        return ""
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # of any kind, such as an OSError for a missing library
+        return cut(str(error).partition("\n")[0]) or type(error).__name__
+    return ""
+
+
 def cuda() -> Part:
     """Looks for a CUDA device with torch."""
-    if not has("torch"):
+    if not has("torch") or fault_of_torch():
         return Part(note="needs PyTorch", is_missing=True)
     import torch  # takes two seconds, but only torch knows
 
@@ -113,7 +132,7 @@ def apex() -> Part:
 
 def host(package: str, repository: str) -> Part:
     """Looks for one host. A launch needs only one of them, so no single host counts as missing."""
-    folder = folder_of(package)
+    folder = folder_of(package, ROOM)
     if folder is None:
         return Part(note=f"put a checkout of github.com/{repository} on PYTHONPATH, or install it")
     path = folder.parent / "setup.py"
@@ -133,7 +152,7 @@ def package(
 PARTS: dict[str, Callable[[], Part]] = {
     "slime_ext": lambda: Part(__version__, str(Path(__file__).parents[3])),
     "Python": lambda: Part(platform.python_version(), platform.platform()),
-    "PyTorch": package("torch"),
+    "PyTorch": pytorch,
     "CUDA": cuda,
     "Megatron": megatron,
     "Transformer Engine": package(
@@ -159,11 +178,11 @@ def has(module: str) -> bool:
         return False
 
 
-def folder_of(module: str) -> Path | None:
-    """Returns the folder of a package; None if it has none or is not installed."""
+def folder_of(module: str, inner: str = "") -> Path | None:
+    """Returns the folder of a package that has an inner folder; None if there is none."""
     spec = importlib.util.find_spec(module) if has(module) else None
     places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
+    return next((Path(place) for place in places if (Path(place) / inner).is_dir()), None)
 
 
 def installed(distribution: str) -> str:

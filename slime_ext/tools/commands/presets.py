@@ -11,12 +11,12 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError, check_known
 
-# Kind of run -> conditions of evidence.yaml that resemble it.
+# Kind of run -> conditions of evidence.yaml like it: all of them, because some would flatter a preset.
 KINDS = {
-    "async": ("lag", "letters"),
+    "async": ("lag", "half_rate", "quarter_rate", "lag2", "lag8", "four_steps", "letters"),
     "moe": ("experts",),
     "long": ("long",),
-    "int4": ("int4", "symbols"),
+    "int4": ("int4", "int4_served", "int4_trained", "fp8_served", "fp8_trained", "symbols"),
 }
 
 
@@ -62,8 +62,18 @@ def main(argv: list[str]) -> int:
     else:
         is_torch = args.out.suffix == ".py"
         text = (preset_texts.function_named if is_torch else preset_texts.text_of)(args.name)
-        try:
-            args.out.write_text(text + "\n")
-        except OSError as error:
-            raise ConfigError(f"--out {args.out}: expected a file to write, got {error.strerror}") from None
+        _write(args.out, text + "\n")
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file that does not exist, or that has the same text."""
+    try:
+        if path.is_file() and path.read_bytes() != text.encode():
+            raise ConfigError(
+                f"--out {path}: expected a new file, got one with other content: choose another name, or "
+                "remove the file"
+            )
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"--out {path}: expected a file to write, got {error.strerror}") from None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands.output import plain
-from slime_ext.tools.folders import make_folder
+from slime_ext.tools.folders import is_folder, make_folder
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -50,6 +51,11 @@ def main(argv: list[str]) -> int:
     out = args.out or Path(args.folders[0]) / "report.png"
     if out.suffix not in PICTURES:
         raise ConfigError(f"--out: expected a name that ends in {', '.join(PICTURES)}, got {out}")
+    if not args.out and is_folder(out.parent) and not os.access(out.parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{out.parent}: expected a folder to write {out.name} to, got one that this user may not write "
+            "to: type --out FILE"
+        )
     try:
         if args.out:
             make_folder(out.parent)

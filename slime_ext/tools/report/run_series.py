@@ -21,34 +21,43 @@ Series = dict[str, dict[float, float]]  # {name in the host's log: {optimizer st
 def run_folders(folder: Path) -> list[Path]:
     """Returns the folders of single runs: the folder itself, or several subfolders with runs.
 
+    One subfolder with events alone and others with lines alone are of one run. A link to a folder that is
+    there counts once.
+
     Raises:
         DataError: the folder does not exist.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: expected the folder of a run, got none: check the path")
-    kind = EVENTS if _any(folder, EVENTS) else STEPS
-    inner = folder
-    while not any(inner.glob(kind)):
-        holding = [path for path in sorted(inner.iterdir()) if path.is_dir() and _any(path, kind)]
-        if len(holding) != 1:
-            return [run for path in holding for run in run_folders(path)] or [folder]
-        inner = holding[0]
-    return [folder]
-
-
-def _any(folder: Path, pattern: str) -> bool:
-    return any(folder.rglob(pattern))
+    inner, kinds = folder, (EVENTS, STEPS)
+    while True:
+        own = [kind for kind in kinds if any(inner.glob(kind))]
+        paths = {path.resolve(): path for path in sorted(inner.iterdir()) if path.is_dir()}.values()
+        held = {path: below for path in paths if (below := [k for k in kinds if any(path.rglob(k))])}
+        logs = [path for path in held if EVENTS in held[path]]
+        if EVENTS in own or not held or (own and not logs):
+            return [folder]
+        is_one_log = len(logs) == 1 and (bool(own) or held[logs[0]] == [EVENTS])
+        if not (is_one_log or len(held) == 1):
+            return [run for path in held for run in run_folders(path)]
+        inner = (logs or list(held))[0]
 
 
 def read_run(folder: Path) -> Series:
     """Reads every metric that a run logged, and skips values that are not finite.
 
     Raises:
-        DataError: the folder contains no metrics.
+        DataError: the folder contains no metrics, or lines of two runs.
         ConfigError: there are TensorBoard events, but the package that reads them is not installed.
     """
     events = read_events(folder)
-    lines = [row for path in sorted(folder.rglob(STEPS)) for row in rows(path, "rollout_id")]
+    paths = sorted(folder.rglob(STEPS))
+    if len(paths) > 1:
+        raise DataError(
+            f"{paths[0]} and {paths[1]}: expected one {STEPS} of a run, got {len(paths)}: give the folder of "
+            "one run, or move the other file away"
+        )
+    lines = [row for path in paths for row in rows(path, "rollout_id")]
     steps, factor = _steps_per_rollout(events, lines)
     series: Series = {}
     for row in lines:

@@ -16,8 +16,9 @@ EDITORS = ("sed", "perl", "yq")
 COPIERS = ("cp", "mv", "ln", "install", "rsync", "scp")  # their last word is the copy
 REMOVERS = ("rm", "unlink", "mv")
 WRITERS = ("tee", "truncate", "sponge", "shred")  # they change each file in their words
-SAVERS = {"curl": ("-o", "--output"), "wget": ("-O", "--output-document")}  # the file follows the option
-TOOLS = frozenset((*EDITORS, *COPIERS, *REMOVERS, *WRITERS, *SAVERS))
+TOOLS = frozenset((*EDITORS, *COPIERS, *REMOVERS, *WRITERS))
+# In any program the file that it writes follows these options.
+OUTPUT = ("-o", "-O", "--out", "--output", "--output-file", "--output-document")
 
 
 class Change(NamedTuple):
@@ -44,6 +45,8 @@ def changes(words: Sequence[str], folder: str) -> Iterator[Change]:
     '/x/c.yaml'
     >>> [*changes(["sed", "s/a/b/", "c.yaml"], "/x")]
     []
+    >>> [*changes(["python3", "make.py", "--out=c.yaml"], "/x")][0].path
+    '/x/c.yaml'
     """
     if words[0] in WRAPPERS:
         words = words[next((i for i, word in enumerate(words) if word in TOOLS), 0) :]
@@ -57,6 +60,7 @@ def changes(words: Sequence[str], folder: str) -> Iterator[Change]:
             yield Change(at(paths[-1], Path(source).name), source)
     if tool in REMOVERS:
         yield from (Change(path, is_removed=True) for path in (paths[:-1] if tool == "mv" else paths))
-    for option, word in pairwise(given):
-        if option in SAVERS.get(tool, ()):
-            yield Change(at(folder, word))
+    for word, after in pairwise([*given, ""]):
+        option, has_value, said = word.partition("=")
+        if option in OUTPUT and (file := said if has_value else after):
+            yield Change(at(folder, file))

@@ -93,9 +93,9 @@ class ScriptRun:
 
 def _folder(folder: str, around: Surroundings) -> str | None:
     """Returns the folder of a ``Launch``."""
-    inside = folder.removeprefix(f"{around.folder}/")
     if folder == around.folder:
         return None
+    inside = around.inside(folder)
     return Unread(around.shown(inside)) if UNKNOWN.search(inside) else inside
 
 

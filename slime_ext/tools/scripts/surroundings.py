@@ -8,6 +8,7 @@ the script runs, tokens are inserted after that part (see ``doubts``).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ TEXT_TOOLS = frozenset(
     "tr uniq wc".split()
 )
 PWD = "$(pwd)"
+PARENTS = 4  # folders above the unknown one in which a script begins, so that its ``cd ..`` has a place
 OTHERS = {*SHELLS, *TEXT_TOOLS, "command", "type", "hash", "kill", "tee", "which"} - OWN
 NO_SETTINGS = re.compile(
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
@@ -154,7 +156,8 @@ class Surroundings:
         self.gaps: dict[Gap, None] = {}  # gaps that hold for the whole launch
         self.notes: list[str] = []
         self._seen: set[Line] = set()
-        self.folder = "/" + self.token(PWD)
+        above = [PWD + "/.." * levels for levels in range(PARENTS, -1, -1)]
+        self.folder = "".join(f"/{self.token(name)}" for name in above)
         self._add(self.path, self.files[path] if request.text is None else request.text)
 
     def size(self) -> int:
@@ -190,15 +193,27 @@ class Surroundings:
             how: maps the text between tokens to what is shown of it.
         """
         parts, last, known = [], 0, list(self.tokens)
-        for match in TOKEN.finditer(text := text.replace(self.folder, PWD)):
+        for match in TOKEN.finditer(text := self._with_pwd(text)):
             number = int(match[1])
             parts += [how(text[last : match.start()]), known[number].text if number < len(known) else HIDDEN]
             last = match.end()
         return UNKNOWN.sub(HIDDEN, "".join([*parts, how(text[last:])]))
 
+    def _with_pwd(self, text: str) -> str:
+        """Writes the folder in which the script begins, and those above it, as the script would."""
+        folders = [self.folder, *map(str, Path(self.folder).parents)][: PARENTS + 1]
+        for levels, folder in enumerate(folders):
+            text = text.replace(folder, PWD + "/.." * levels)
+        return text
+
+    def inside(self, path: str) -> str:
+        """Returns a path relative to the folder in which the script begins; any other path as it is."""
+        is_below = path.startswith(f"{Path(self.folder).parents[PARENTS - 1]}/")
+        return os.path.relpath(path, self.folder) if is_below else path
+
     def _written(self, text: str) -> str:
         """Hides each word of a text that the script does not write, except its folder."""
-        folder, own = f"{Path(self.path).parent}/", f"{self.own_text} {PWD}"
+        folder, own = f"{Path(self.path).parent}/", f"{self.own_text} {PWD}{'/..' * PARENTS}"
         parts = re.split(r"(\s+)", text)
         return "".join(
             part if part.isspace() or part.removeprefix(folder) in own else HIDDEN for part in parts
@@ -378,7 +393,7 @@ class Surroundings:
             if name != CONFIG_FLAG or path in self.configs or path in self.scripts:
                 continue
             self.configs.add(path)
-            inside = path.removeprefix(f"{self.folder}/")
+            inside = self.inside(path)
             if self.visible.is_file(path if inside == path else self.request.start / inside):
                 self.placed.setdefault(path, self.token(f"$(< {self.shown(path)})"))
 
@@ -457,10 +472,10 @@ class Surroundings:
     def _copied(self, folder: str, name: str) -> bool:
         """Copies a visible script into the sandbox, and returns whether there is one.
 
-        A path below the folder in which the script begins is looked up in the roots.
+        A path below or beside the folder in which the script begins is looked up in the roots.
         """
         path = at(folder, name)
-        inside = path.removeprefix(self.folder + "/")
+        inside = self.inside(path)
         places = [Path(path)] if inside == path else [root / inside for root in self.request.roots]
         try:
             text = next((text for place in places if (text := self.visible.script(place)) is not None), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_ext import presets
+from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.measures.suggest import Ranking
 from slime_ext.tools.analysis.measures.tally import Tally
 from slime_ext.tools.analysis.measures.whatif import WhatIf
@@ -11,9 +12,9 @@ from slime_ext.tools.analysis.readers.find import RolloutRanges, find
 
 
 def read(paths, rollouts=None):
-    """Every rollout of the files, in order; what cannot be read comes as ``Skipped`` in its place."""
+    """Every wanted rollout of the files, in order; what cannot be read is a ``Skipped`` in its place."""
     for job in find(paths, RolloutRanges.parse(rollouts)).jobs:
-        yield from load(job)
+        yield from (x for x in load(job) if isinstance(x, Skipped) or x.rollout_id in job.wanted)
 
 
 def empty_whatif(corrections=None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.synthetic import World, run
@@ -33,6 +34,17 @@ def test_weights_age_by_rollouts():
     sizes = [m.numbers.tokens for m in diagnosis.moments()]
     mean = sum(n * age for n, age in zip(sizes, [0, 1, 2] * 2, strict=True)) / sum(sizes)
     assert diagnosis.numbers().staleness == pytest.approx(mean) and diagnosis.notes()
+
+
+def test_a_counter_that_begins_again_is_no_age():
+    """A job that is resumed counts its pushes from the beginning, with new weights."""
+    found = run(World(rollouts=8, samples=16, length=24))
+    for versions, is_aged in (((1, 2, 3, 4) * 2, False), ((1, 2, 3, 2), True)):
+        made = [
+            replace(r, versions=torch.full_like(r.versions, v), newest=v)
+            for r, v in zip(found, versions, strict=False)
+        ]
+        assert bool(diagnosed(made).notes()) == is_aged
 
 
 def test_fresh_weights_and_known_ages_stay_as_they_are():

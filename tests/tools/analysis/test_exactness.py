@@ -95,6 +95,10 @@ def test_what_could_not_be_read_is_not_exact(capsys, tmp_path):
     dumps.write_run(tmp_path, EQUAL)
     (tmp_path / "train_data/2.pt").write_bytes(b"cut off")
     assert analyze(capsys, tmp_path)[0] == 1
+    file = dumps.write_jsonl(tmp_path / "some.jsonl", EQUAL)
+    file.write_text(file.read_text() + '{"cut off')
+    status, out = analyze(capsys, file)
+    assert status == 1 and "bit for bit, but not everything could be read" in out
     dumps.write_run(tmp_path / "blank", [replace(r, mask=torch.zeros_like(r.mask)) for r in EQUAL])
     status, out = analyze(capsys, tmp_path / "blank")
     assert status == 1 and "not exact: no token to compare" in out

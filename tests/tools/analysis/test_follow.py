@@ -73,6 +73,22 @@ def test_a_file_that_is_cut_off_is_tried_again_when_it_has_changed(tmp_path, mad
     assert looked(follower)[0] == [1] and not follower.document().skipped
 
 
+def test_what_comes_late_is_said(tmp_path, made):
+    folder, follower = tmp_path / "run", Follower(Request((str(tmp_path / "run"),)))
+    drop(made, folder, 0)
+    assert looked(follower)[0] == [0] and not follower.document().skipped
+    shutil.copyfile(made / "train_data/0.pt", folder / "train_data/0_1.pt")  # of a slow rank
+    assert looked(follower) == ([], [])
+    (late,) = follower.document().skipped
+    assert "0_1.pt" in late.path and late.reason.startswith("has changed since it was read: type analyze")
+    file = dumps.write_jsonl(tmp_path / "run.jsonl", MADE[:2])
+    follower, text = Follower(Request((str(file),))), file.read_text()
+    assert looked(follower)[0] == [0, 1]
+    file.write_text(text + dumps.write_jsonl(tmp_path / "more.jsonl", MADE[2:3]).read_text())
+    with pytest.raises(DataError, match="got one that grows: write a file per rollout, or type analyze"):
+        looked(follower)
+
+
 def test_it_finds_what_a_whole_reading_finds(tmp_path, made, capsys):
     folder, follower = tmp_path / "run", Follower(Request((str(tmp_path / "run"),)))
     alerts = []
@@ -159,12 +175,17 @@ def test_idle_time_ends_it(tmp_path, made):
 
 def test_mistakes_are_one_line(tmp_path, capsys):
     (tmp_path / "x").mkdir()
+    for name in "ab":
+        dumps.write_run(tmp_path / name, MADE[:1])
     for words, said in (
         (["--alert-exit"], "--alert-exit: expected --follow"),
         (["--idle", "3"], "--every, --idle: expected --follow beside them"),
         (["--every", "3"], "--every, --idle: expected --follow beside them"),
         (["--follow", "--every", "-1"], "--every, --idle: expected seconds"),
+        (["--follow", "--rollouts", "abc"], "--rollouts: expected numbers and ranges such as"),
         (["--presets", "geo_sr"], "--presets: expected a known preset, got 'geo_sr'; did you mean 'geo_rs'?"),
     ):
         assert cli.main(["analyze", str(tmp_path / "x"), *words]) == 2
         assert said in capsys.readouterr().err
+    assert cli.main(["analyze", "--follow", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert "expected dumps of one run, got 2 folders" in capsys.readouterr().err

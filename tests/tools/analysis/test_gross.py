@@ -12,6 +12,7 @@ import torch
 from benchmarks.faults.harms import append_twice, edited, of_other_run
 from slime_ext.tools.analysis.detectors import left_out
 from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.readers.flags import flags_of
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
@@ -99,6 +100,40 @@ IN_MEMORY = {
         " 16 of them repeat a sample of an earlier",
     ),
 }
+
+
+EMPTY = {"log_probs": [], "rollout_log_probs": [], "tokens": [1, 2], "prompt_length": 2, "reward": 0.0}
+FULL = EMPTY | {"log_probs": [-1.0], "rollout_log_probs": [-1.1], "tokens": [1, 2, 3]}
+MASKED = FULL | {"loss_mask": [0]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "title", "evidence"),
+    [
+        (
+            [EMPTY, EMPTY],
+            "Every response is empty, so nothing is trained on and nothing can",
+            "no response has",
+        ),
+        (
+            [EMPTY, FULL],
+            "In 1 rollout every response is empty, so",
+            "In 1 of 2 rollouts no response has a token",
+        ),
+        (
+            [EMPTY, MASKED, FULL],
+            "In 2 rollouts every token is masked or every response",
+            "or no response has",
+        ),
+    ],
+)
+def test_a_rollout_of_empty_responses_is_named(tmp_path, lines, title, evidence):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line | {"rollout_id": i}) + "\n" for i, line in enumerate(lines)))
+    finding = found(path)["no_response_tokens"]
+    assert finding.severity == "error" and "--rollout-max-response-len" in finding.fix
+    assert finding.title.startswith(title) and evidence in finding.evidence
+    assert ("sample.loss_mask" in finding.fix) == (MASKED in lines)
 
 
 @pytest.mark.parametrize("wrong", IN_MEMORY)
@@ -194,6 +229,12 @@ def test_rollouts_that_come_back_in_a_file_are_named(tmp_path, rollouts):
     path.write_text("\n".join(lines[::2] + lines[1::2]) + "\n")
     (finding,) = document(path).findings
     assert finding.name == "repeated_rollouts" and finding.rollouts == (0, 1, 2)
+    assert "after others" in finding.title
+    path.write_text("\n".join(lines) + "\n")
+    dumps.write_jsonl(tmp_path / "other.jsonl", rollouts[1:])
+    said = found(tmp_path)
+    assert "in another file" in said["repeated_rollouts"].title
+    assert said["repeated_rollouts"].rollouts == tuple(r.rollout_id for r in rollouts[1:])
 
 
 def answers(probability, copied, groups=40, size=4):
@@ -260,6 +301,16 @@ def test_ids_without_a_row_are_named_by_whatever_knows_the_vocabulary(tmp_path, 
         assert vocabulary_of((str(folder),), None) is None
     (folder / "args.json").write_text(json.dumps({"vocab_size": largest + 1}))
     assert not found(folder)
+
+
+def test_the_flags_of_a_run_are_found_however_its_folder_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "run" / "dump").mkdir(parents=True)
+    (tmp_path / "run" / "args.json").write_text(json.dumps({"vocab_size": 7}))
+    monkeypatch.chdir(tmp_path / "run" / "dump")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in (".", "..", "../dump/", "~/run", "~/run/dump", str(tmp_path / "run")):
+        assert flags_of((path,)) == {"vocab_size": 7} and vocabulary_of((path,), None) == 7, path
+    assert flags_of(("~nosuchuser/run",)) == {}
 
 
 def rewarded(means, rollouts, **first):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -40,6 +41,25 @@ def test_half_an_emoji_is_no_reason_to_lose_a_report(tmp_path):
     assert "half ?" in [worst["text"] for worst in found["worst"]]
 
 
+def test_a_name_that_is_no_utf_8_is_no_reason_to_lose_a_report(tmp_path):
+    folder = Path(os.fsdecode(bytes(tmp_path) + b"/r\xe9sultats"))
+    folder.mkdir()
+    wrong, half = GOOD | {"log_probs": [1.0]}, {"engine": "\ud83d"}
+    path = write_lines(folder / os.fsdecode(b"\xe9.jsonl"), GOOD | half, wrong, {})
+    config = folder / os.fsdecode(b"\xe8.yaml")
+    config.write_text("slime_ext: {preset: token_tis}")
+    found = analyzed(tmp_path, path, "--config", config)
+    shown = str(path).encode("utf-8", "replace").decode()
+    assert (found["name"], found["paths"]) == ("?.jsonl", [shown]) and shown.endswith("/r?sultats/?.jsonl")
+    assert found["skipped"][0]["path"] == f"{shown}:3" and found["notes"][0].startswith(f"{shown}: 1 sample")
+    assert "?" in [effect["name"] for effect in found["effects"]]
+
+
+def test_half_an_emoji_in_the_name_of_an_engine_is_no_reason_to_lose_a_report(tmp_path):
+    found = only([write_lines(tmp_path / "a.jsonl", GOOD | {"engine": "\ud83d"}, GOOD | {"engine": "b"})])
+    assert found.engines == ("?", "b")
+
+
 def test_log_probs_without_measure_have_no_measure(tmp_path):
     for number, sign in enumerate([-1, 1]):
         folder = tmp_path / str(number)
@@ -60,6 +80,30 @@ def test_a_rollout_number_without_bounds_is_named(tmp_path):
         assert len(found["timeline"]) == 1 and "at most 18 digits" in found["skipped"][0]["reason"]
         torch.save({"rollout_id": number, "samples": []}, tmp_path / "0.pt")
         assert "at most 18 digits" in reason([tmp_path / "0.pt"])
+
+
+def test_numbers_that_no_int64_holds_and_a_text_for_a_mapping_stop_no_analysis(tmp_path):
+    for number, (odd, count) in enumerate(
+        [
+            ({"prefix_cache_info": "PrefixCacheInfo(cached_tokens=0)"}, 3),
+            ({"group_index": 2**63}, 3),
+            ({"group_index": 10**400}, 3),
+            ({"rollout_id": 10**17}, 3),
+            ({"prompt_length": 2**63}, 2),
+        ]
+    ):
+        lines = (GOOD | {"group_index": 0}, GOOD | {"group_index": 3} | odd, GOOD | {"group_index": 1})
+        found = analyzed(tmp_path, write_lines(tmp_path / f"{number}.jsonl", *lines))
+        assert found["total"]["sequences"] == count and len(found["skipped"]) == 3 - count
+    assert "prompt_length of at most 18 digits" in found["skipped"][0]["reason"]
+
+
+def test_long_numbers_of_prompts_stay_apart(tmp_path):
+    numbers = (2**64 - 5, 3, 2**63, -(2**63), 10**400, 2**64 - 5)
+    path = write_lines(tmp_path / "a.jsonl", *(GOOD | {"group_index": n} for n in numbers))
+    groups = only([path]).groups
+    assert len(set(groups)) == 5 and groups[0] == groups[-1] and groups[1] == 3
+    assert torch.tensor(groups).dtype == torch.int64
 
 
 def rewrite(path: Path, pickled: bytes) -> None:

@@ -78,3 +78,9 @@ def test_what_cannot_be_compared_is_left_out(tmp_path):
     narrow = [x[:, :2] for x in outputs([1])]
     write_sglang(tmp_path / "layers/sampler", narrow)
     assert layer_distances(tmp_path) == ()
+
+
+def test_a_layer_of_whole_numbers_is_left_out(tmp_path):
+    for side in ("trainer", "sampler"):
+        write_slime(tmp_path / "layers" / side, [outputs([1], torch.int8)[0], outputs([1])[0]])
+    assert [d.layer for d in layer_distances(tmp_path)] == [1]

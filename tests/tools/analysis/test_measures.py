@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -243,4 +245,21 @@ def test_a_worst_token_stands_among_its_neighbours():
 def test_a_tokenizer_gives_text(tmp_path):
     assert "".join(decoder("configs/tiny/model")([5, 6])) != ""
     with pytest.raises(DataError, match="--tokenizer: expected a folder with a tokenizer"):
+        decoder(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_ids_that_no_tokenizer_knows_are_numbers():
+    decode = decoder("configs/tiny/model")
+    known = decode([5])
+    assert decode([-1, -100, 16, 1 << 40, 5]) == [" -1", " -100", " 16", f" {1 << 40}", *known]
+    assert known != [" 5"]
+
+
+@pytest.mark.slow
+def test_a_tokenizer_of_a_newer_version_says_what_to_type(tmp_path):
+    shutil.copytree("configs/tiny/model", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": {"type": "New", "vocab": {}}}))
+    with pytest.raises(DataError, match=r"with a tokenizer, got .*: pip install -U transformers tokenizers$"):
         decoder(str(tmp_path))

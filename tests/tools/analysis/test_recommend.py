@@ -312,6 +312,13 @@ def test_where_everything_costs_too_much_it_says_so():
     assert found.name == "metrics_only" and "every candidate costs too much" in found.reasons[-1]
 
 
+def test_where_no_candidate_was_evaluated_it_says_so():
+    for at in (LAG, LAG | {"k3": 0.2, "steps": 1}):
+        found = recommend([effect("geo_rs")], SHORT, **at)
+        assert found.reasons[-1] == "no candidate was evaluated: leave out --presets"
+    assert "evaluated" not in " ".join(recommend([effect("geo_rs")], SHORT, k3=0.05, steps=1).reasons)
+
+
 def test_of_few_sequences_nothing_is_recommended():
     for sequences, is_made in [(99, False), (100, True)]:
         for changes in [{}, {"ess_sequence": 1.0}]:

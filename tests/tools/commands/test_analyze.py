@@ -184,6 +184,8 @@ FILES = {
     "name.yaml": "slime_ext: {preset: token_iss}",
     "type.yaml": "slime_ext: {steps: [{truncate: {high: x}}]}",
     "none/0.pt": "no dump",
+    "lines.jsonl": "{}\n"
+    + "".join(f'{{"behavior": [-1.0], "proximal": [-1.0], "rollout_id": {n}}}\n' for n in (4, 6)),
 }
 MISTAKES = """
     nowhere -> nowhere: expected a folder, a file or a pattern
@@ -191,6 +193,8 @@ MISTAKES = """
     RUN --jobs 0 -> --jobs: expected at least 1
     RUN --suggest 2 -> --suggest: expected a share between 0 and 1, got 2
     RUN --fail-on off_by_on -> did you mean 'off_by_one'?
+    RUN --rollouts 77 -> --rollouts: expected some of 0-1, got none: type numbers in that range
+    lines.jsonl --rollouts 77 -> --rollouts: expected some of 4-6, got none: type numbers in that range
     RUN --rollouts x -> --rollouts: expected numbers and ranges
     RUN --config none.yaml -> none.yaml: expected a readable file
     RUN --config clip.yaml -> slime-ext: clip.yaml: --eps-clip: expected a number
@@ -237,6 +241,12 @@ def test_nothing_is_written_over_what_is_read(capsys, tmp_path):
         for words in ((path, flag, folder / "." / "run.jsonl"), (path, "--config", config, flag, config)):
             status, out, err = analyze(capsys, *words)
             assert (status, out) == (2, "") and f"{flag}: expected a new file" in err
+        (folder / "args.json").write_text("{}")
+        (folder / "eval_0.pt").write_text("")
+        for name in ("args.json", "eval_0.pt", "run.jsonl"):
+            for more in ((), ("--follow",)):
+                status, out, err = analyze(capsys, folder, *more, flag, folder / name)
+                assert (status, out) == (2, "") and f"{flag}: expected a new file" in err
         assert path.read_text() == text and "preset" in config.read_text()
 
 

@@ -30,7 +30,12 @@ def check(capsys, tmp_path, monkeypatch):
         written(tmp_path / name, ok(cap))
 
     def checked(text):
-        text = text.replace(" ⏎ ", "\n").replace("TRAIN", TRAIN).replace("HERE", str(tmp_path))
+        text = (
+            text.replace(" ⏎ ", "\n")
+            .replace("TRAIN", TRAIN)
+            .replace("HERE", str(tmp_path))
+            .replace("NAME", tmp_path.name)
+        )
         status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
         assert status == bool(err) and err.count("\n") == status and "Traceback" not in err
         return err or out
@@ -68,6 +73,9 @@ FOLDERS = {  # a script -> the cap of the file that its launch reads
     "cd $FAR ⏎ TRAIN HERE/sub/cfg.yaml": 7,
     "cd sub ⏎ TRAIN HERE/cfg.yaml": 2,
     "cd sub ⏎ TRAIN ../cfg.yaml": 2,
+    "cd .. ⏎ TRAIN NAME/sub/cfg.yaml": 7,
+    "cd ../NAME/sub ⏎ TRAIN cfg.yaml": 7,
+    "cd ../.. ⏎ cd - ⏎ TRAIN cfg.yaml": 2,
 }
 
 
@@ -97,6 +105,17 @@ def test_a_file_that_is_not_in_the_folder_is_named_with_it(check, tmp_path):
     assert f"got no none.yaml in {tmp_path}/sub: " in check("cd sub ⏎ TRAIN none.yaml")
 
 
+def test_a_folder_above_is_read_if_it_belongs_to_the_repository(check, tmp_path, monkeypatch, capsys):
+    assert f"got no none.yaml in {tmp_path}/..: " in check("cd .. ⏎ TRAIN none.yaml")
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    script = written(
+        tmp_path / "sub/run.sh", f"cd ..\nsource env.sh\n{TRAIN} cfg.yaml --n-samples-per-prompt $N\n"
+    )
+    status, out, err = run(capsys, "check", script)
+    assert (status, err) == (0, "") and "truncate(high 2)" in out
+
+
 HEAD = "cat > cfg.yaml <<EOF ⏎ " + ok(5).strip() + " ⏎ EOF ⏎ "
 ADD = HEAD.replace(">", ">>", 1)
 WRITTEN = {  # a script -> the cap of the file that it writes or leaves alone
@@ -121,6 +140,7 @@ WRITTEN = {  # a script -> the cap of the file that it writes or leaves alone
     "cat cfg.yaml | tee log ⏎ TRAIN cfg.yaml": 2,
     "sed -n 1p cfg.yaml ⏎ grep -i x cfg.yaml ⏎ TRAIN cfg.yaml": 2,
     "sed -i s/a/b/ other.yaml ⏎ TRAIN cfg.yaml": 2,
+    "python3 make.py --out other.yaml ⏎ python3 show.py cfg.yaml ⏎ TRAIN cfg.yaml": 2,
     "TRAIN cfg.yaml ⏎ rm cfg.yaml": 2,
     "[ -f cfg.yaml ] || exit 1 ⏎ TRAIN cfg.yaml": 2,
 }
@@ -146,6 +166,8 @@ CHANGED = [  # a script changes the file to what is not known here
     "echo 'use_tis: true' | tee -a cfg.yaml ⏎ TRAIN cfg.yaml",
     "curl -sSL -o cfg.yaml x/cfg.yaml ⏎ TRAIN cfg.yaml",
     "wget -O cfg.yaml x/cfg.yaml ⏎ TRAIN cfg.yaml",
+    "python3 make.py --out cfg.yaml ⏎ TRAIN cfg.yaml",
+    "srun python3 make.py --output=cfg.yaml ⏎ TRAIN cfg.yaml",
     "sudo sed -i 's/2/1/' cfg.yaml ⏎ TRAIN cfg.yaml",
     "rm -f cfg.yaml ⏎ TRAIN cfg.yaml",
     "srun bash -c 'sed -i s/2/1/ cfg.yaml' ⏎ TRAIN cfg.yaml",

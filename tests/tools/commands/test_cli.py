@@ -241,6 +241,14 @@ def test_a_mistake_of_report_is_one_line(tmp_path, capsys):
         assert said in error and error.count("\n") == 1, error
 
 
+def test_a_run_that_may_not_be_written_to_needs_a_place_for_the_picture(tmp_path, capsys, monkeypatch):
+    run = slime_run(tmp_path / "run")
+    monkeypatch.setattr("os.access", lambda path, *_: Path(path) != run)  # root may write everywhere
+    assert cli.main(["report", str(run)]) == 2
+    assert "user may not write to: type --out FILE\n" in capsys.readouterr().err
+    assert cli.main(["report", str(run), "--out", str(tmp_path / "a.png")]) == 0
+
+
 def test_help_prints_what_the_flag_prints(capsys):
     for words in ([], ["convert"]):
         said = []

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,10 +62,20 @@ def test_megatron_core_alone_is_told_from_megatron_lm(monkeypatch):
 
 
 def test_a_checkout_of_a_host_has_the_version_of_its_setup(package, tmp_path):
-    package("slime")
+    package("slime", "backends/__init__.py")
     assert doctor.host("slime", "THUDM/slime") == Part("a checkout", str(tmp_path))
     (tmp_path / "setup.py").write_text("setup(\n    name='slime',\n    version='0.3.1',\n)")
     assert doctor.host("slime", "THUDM/slime") == Part("0.3.1", str(tmp_path))
+
+
+def test_a_folder_of_the_name_of_a_host_is_no_checkout(tmp_path, monkeypatch):
+    for folder in ("empty/slime", "checkout/slime/backends"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "empty")
+    assert doctor.host("slime", "THUDM/slime").note.startswith("put a checkout of github.com/THUDM/slime on")
+    monkeypatch.syspath_prepend(tmp_path / "checkout")
+    monkeypatch.syspath_prepend(tmp_path / "empty")  # Python joins both, as neither has an __init__.py
+    assert doctor.host("slime", "THUDM/slime") == Part("a checkout", str(tmp_path / "checkout"))
 
 
 def test_what_is_missing_is_said_last_and_one_host_is_enough():
@@ -77,6 +92,23 @@ def test_it_ends_well_whatever_is_missing(capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in PARTS) and out.splitlines()[-1].startswith("missing for a launch: ")
+
+
+@pytest.mark.parametrize("error", ["ImportError('no libcudart\\nor so')", "OSError('no libcudart')"])
+def test_a_pytorch_that_cannot_be_imported_is_missing_with_the_reason(package, tmp_path, error):
+    package("torch")
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {error}")
+    path = f"{tmp_path}{os.pathsep}{Path.cwd()}"
+    made = subprocess.run(
+        [sys.executable, "-m", "slime_ext", "doctor"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (made.returncode, made.stderr) == (0, "")
+    (row,) = (line for line in made.stdout.splitlines() if line.startswith("PyTorch "))
+    assert re.search(r"[0-9]\S* \(cannot be imported: no libcudart\)$", row), row
+    assert "missing for a launch: PyTorch, CUDA" in made.stdout and "(needs PyTorch)" in made.stdout
 
 
 def test_a_script_is_for_check(capsys):

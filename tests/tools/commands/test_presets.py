@@ -7,6 +7,7 @@ import yaml
 from rich.console import Console
 
 from slime_ext import load_config, presets
+from slime_ext.estimators import ESTIMATORS
 from slime_ext.tools.analysis.evidence import evidence
 from slime_ext.tools.commands import cli, preset_texts
 from slime_ext.tools.commands.presets import KINDS
@@ -36,6 +37,11 @@ def test_a_kind_of_run_has_its_presets_and_what_was_measured_in_such_runs(kind, 
     for condition, paragraph in zip(conditions, measured, strict=True):
         said = " ".join(paragraph.split())
         assert condition.what in said and all(str(remedy) in said for remedy in condition.remedies)
+
+
+def test_no_condition_is_left_out_of_its_kind_of_run():
+    shown = {name for names in KINDS.values() for name in names}
+    assert {condition.name for condition in evidence().conditions} - shown <= {"no_lag"}
 
 
 @pytest.mark.parametrize(
@@ -99,8 +105,18 @@ def test_a_file_that_cannot_be_written_is_one_line(capsys, tmp_path):
     assert capsys.readouterr().err.endswith("expected a file to write, got Is a directory\n")
 
 
-@pytest.mark.parametrize("name", sorted(set(presets.ESTIMATORS) - set(presets.NAMES)))
+@pytest.mark.parametrize("name", sorted({*ESTIMATORS} - {*presets.NAMES}))
 def test_an_estimator_of_the_host_is_no_misspelt_correction(capsys, name):
     assert cli.main(["presets", name]) == 2
     err = capsys.readouterr().err
     assert f"type --advantage-estimator {name}, and a correction beside it" in err and "did you" not in err
+
+
+def test_a_file_with_other_content_is_not_replaced(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("use_tis: true\n")
+    assert cli.main(["presets", "geo_rs", "--out", str(path)]) == 2
+    assert "expected a new file, got one with other content: choose another" in capsys.readouterr().err
+    assert path.read_text() == "use_tis: true\n"
+    path.unlink()
+    assert [cli.main(["presets", "geo_rs", "--out", str(path)]) for _ in range(2)] == [0, 0]

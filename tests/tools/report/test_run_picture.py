@@ -185,6 +185,44 @@ def test_a_folder_is_one_run_or_several_side_by_side(tmp_path):
     assert run_folders(one) == [one]
 
 
+def test_a_link_to_a_run_beside_it_counts_once(tmp_path):
+    for name in ("s1", "s2", "s3"):
+        off_policy_lines(tmp_path / name)
+    (tmp_path / "latest").symlink_to("s3")
+    assert sorted(run.resolve().name for run in run_folders(tmp_path)) == ["s1", "s2", "s3"]
+
+
+# What subfolders hold -> those that are runs of their own; "" is the folder itself.
+SUBFOLDERS = {
+    ("a log", "a lines", "b lines"): ["a", "b"],
+    ("a lines", "b lines"): ["a", "b"],
+    ("a log", "b log"): ["a", "b"],
+    ("a log", "b lines"): [""],
+    ("a/log log", "a/save lines", "b/save lines"): ["a", "b"],
+    (" lines", "a log"): [""],
+    (" log", "a lines"): [""],
+}
+
+
+@pytest.mark.parametrize("held", SUBFOLDERS)
+def test_each_subfolder_with_a_log_or_lines_of_its_own_is_a_run(tmp_path, held):
+    for folder, _, kind in (place.rpartition(" ") for place in held):
+        if kind == "lines":
+            off_policy_lines(tmp_path / folder)
+        else:
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / "events.out.tfevents.1").write_bytes(b"")
+    assert run_folders(tmp_path) == [tmp_path / folder for folder in SUBFOLDERS[held]]
+
+
+def test_two_runs_in_one_another_are_no_curve(tmp_path):
+    off_policy_lines(tmp_path)
+    off_policy_lines(tmp_path / "exp2")
+    with pytest.raises(DataError, match=r"expected one off_policy\.jsonl of a run, got 2: ") as error:
+        run_picture.draw([tmp_path], tmp_path / "report.png")
+    assert all(str(tmp_path / name) in str(error.value) for name in ("off_policy.jsonl", "exp2/off_policy"))
+
+
 NAMES = (r"a$\frac{$b", "a$b$c", "_hidden", r"b\$c", "c$$", "d%e{")
 
 

@@ -9,8 +9,8 @@ DETECTOR = Detector(
     severity="error",
     explains=False,
     what="""
-        advantages do not follow from the rewards: wrong sign, shifted by one sample, baseline over
-        other prompts, or 0 at a part of the tokens
+        advantages do not follow from the rewards: NaN, wrong sign, shifted by one sample, baseline
+        over other prompts, or 0 at a part of the tokens
     """,
     asks="advantages, rewards, groups",
     title="Advantages do not follow from the rewards: {{ said }}.",
@@ -19,8 +19,8 @@ DETECTOR = Detector(
         estimator }}.{% endif %}
     """,
     threshold="""
-        in half of the rollouts the advantages have a correlation of 0.98 with this explanation, and a
-        lower one with the rewards minus the mean of their prompt
+        one token that is not finite; or in half of the rollouts the advantages have a correlation of
+        0.98 with this explanation, and a lower one with the rewards minus the mean of their prompt
     """,
     ruled_out="""
         An estimator that normalises differently, because under every estimator the better sample of a
@@ -31,7 +31,14 @@ DETECTOR = Detector(
 HALF = 0.5
 UNSURE = ("batch", "unlike")  # kinds that are right for another estimator
 BY_PROMPT = ("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline")
+NAN = "nan"
 SAID = {
+    NAN: (
+        "they are NaN or infinite",
+        "response tokens have an advantage that is NaN or infinite, so the loss is, too",
+        "Look for a NaN reward, and for a group whose rewards are all equal and are divided by their "
+        "standard deviation.",
+    ),
     "flipped": (
         "their sign is flipped",
         "within each prompt the better sample has the smaller advantage",
@@ -85,8 +92,8 @@ def look(d: Diagnosis) -> Figures | None:
     need(known, "advantages, rewards and groups of the samples")
     estimator = str(d.flags.get("advantage_estimator") or "")
     kinds = {kind for kind in SAID if kind in rollouts_of and (kind not in UNSURE or estimator in BY_PROMPT)}
-    kind = max(kinds, key=lambda name: len(rollouts_of[name]), default=None)
-    if kind is None or len(rollouts_of[kind]) < HALF * known:
+    kind = NAN if NAN in kinds else max(kinds, key=lambda name: len(rollouts_of[name]), default=None)
+    if kind is None or (kind != NAN and len(rollouts_of[kind]) < HALF * known):
         return None
     if kind == "unlike" and known < 2:  # one rollout may be so by chance
         return None

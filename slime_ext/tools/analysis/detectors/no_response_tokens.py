@@ -8,25 +8,34 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     explains=False,
-    what="every token of a rollout is masked",
+    what="every token of a rollout is masked, or every response is empty",
     asks="",
     title="""
-        {% if blank == every %}Every token is masked, so nothing is trained on and nothing can be
-        compared. {%- else %}In {{ blank }} rollout{{ "s" if blank > 1 }} every token is masked, so
-        nothing in them is trained on. {%- endif %}
+        {% if blank == every %}{{ why | capitalize }}, so nothing is trained on and nothing can be
+        compared. {%- else %}In {{ blank }} rollout{{ "s" if blank > 1 }} {{ why }}, so nothing in them
+        is trained on. {%- endif %}
     """,
-    evidence="In {{ blank }} of {{ every }} rollouts loss_mask is 0 at every response token.",
+    evidence="In {{ blank }} of {{ every }} rollouts {{ shows }}.",
     threshold="one rollout without a response token of mask 1",
     ruled_out="A rejection that masks samples, because it leaves some tokens of a rollout.",
     fix="""
-        Check where the custom generate or reward function sets sample.loss_mask, and check
-        remove_sample and filters. A mask of the prompt's length, an inverted mask, or a mask of
-        failed samples alone trains on nothing.
+        {% if empty %}Look for aborted requests in the logs of the engines, and check the stop tokens and
+        --rollout-max-response-len. {% endif %}
+        {% if empty < blank %}Check where the custom generate or reward function sets sample.loss_mask,
+        and check remove_sample and filters. A mask of the prompt's length, an inverted mask, or a mask
+        of failed samples alone trains on nothing. {%- endif %}
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds rollouts in which every token is masked."""
-    blank = tuple(sorted(d.statistics.blank))
-    return {"rollouts": blank, "blank": len(blank), "every": len(d.timeline)} if blank else None
+    """Finds rollouts in which every token is masked, or every response is empty."""
+    blank, empty = tuple(sorted(d.statistics.blank)), len(d.statistics.empty)
+    if not blank:
+        return None
+    masked = len(blank) - empty
+    why = ["every token is masked"] * bool(masked) + ["every response is empty"] * bool(empty)
+    shows = ["loss_mask is 0 at every response token"] * bool(masked)
+    shows += ["no response has a token"] * bool(empty)
+    texts = {"why": " or ".join(why), "shows": ", or ".join(shows)}
+    return {"rollouts": blank, "blank": len(blank), "empty": empty, "every": len(d.timeline)} | texts

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
     explains=False,
-    what="rollout numbers appear again in one JSONL file after other numbers",
+    what="rollout numbers appear again in a JSONL file after other numbers, or in several files",
     asks="",
     title="""
         The lines of {{ rollouts | length }} rollout{{ "s" if rollouts | length > 1 }} are not
-        together: their numbers appear again after others.
+        together: their numbers appear again {{ "in another file" if is_in_files else "after others" }}.
     """,
     evidence="""
         {{ "Rollouts" if rollouts | length > 1 else "Rollout" }} {{ rollouts[:10] | join(", ") }} {{-
-        ", ..." if rollouts | length > 10 }} came before in the same file, with other rollouts
-        between. Each stretch of lines counts as a separate rollout.
+        ", ..." if rollouts | length > 10 }} came before in {% if is_in_files %}another
+        file.{% else %}the same file, with other rollouts between.{% endif %} Each stretch of lines
+        counts as a separate rollout.
     """,
     threshold="one number that appears again",
-    ruled_out="Several runs, because each file is read as a separate run.",
+    ruled_out="Nothing yet: several runs, a restart and lines out of order look alike.",
     fix="""
-        Write one file for each run, with its lines ordered by rollout_id. If one file holds two runs,
-        or a run and its restart, trends over rollouts are meaningless.
+        Write one file for each run, with its lines ordered by rollout_id. If these are two runs, or a
+        run and its restart, trends over rollouts are meaningless: analyse one, with --against before
+        the other.
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds rollout numbers that appear again in a file after other numbers."""
-    again = tuple(sorted(set(d.statistics.again)))
-    return {"rollouts": again} if again else None
+    """Finds rollout numbers that appear again in a file after other numbers, or in several files."""
+    again = set(d.statistics.again)
+    counted = Counter(moment.rollout_id for moment in d.timeline)
+    in_files = {number for number, count in counted.items() if count > 1} - again
+    rollouts = tuple(sorted(again | in_files))
+    return {"rollouts": rollouts, "is_in_files": bool(in_files)} if rollouts else None

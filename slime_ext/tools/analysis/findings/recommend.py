@@ -176,15 +176,19 @@ def _judged(
     if condition and not (condition.scored or at.is_open) and chosen and remedy and remedy.helped:
         reasons = (*reasons, *_better(condition, remedy), *why)
         return Recommendation(name=chosen, reasons=reasons, flags=flags(chosen), candidates=tuple(considered))
-    return _nothing(*reasons, *_next(at, chosen, why), is_made=True, candidates=considered)
+    return _nothing(*reasons, *_next(at, considered, chosen, why), is_made=True, candidates=considered)
 
 
-def _next(at: Situation, chosen: str | None, why: tuple[str, str]) -> tuple[str, ...]:
+def _next(
+    at: Situation, considered: Sequence[Candidate], chosen: str | None, why: tuple[str, str]
+) -> tuple[str, ...]:
     """Returns what to do if no preset helped in runs like this one."""
     if at.condition and (at.condition.scored or at.is_open):
         return ()  # `_measured` says what to do in each case
     if chosen is None and not LAST_RESORT[at.mismatch]:
         return FIRST[at.mismatch], "none of our runs supports a correction of this mismatch"
+    if not considered:
+        return FIRST[at.mismatch], "no candidate was evaluated: leave out --presets"
     if chosen is None:
         return FIRST[at.mismatch], "every candidate costs too much here, so analyse again when k3 is smaller"
     reason, gain = why

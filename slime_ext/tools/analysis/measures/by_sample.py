@@ -140,7 +140,8 @@ class BySample(Additive):
         count, absolute, _, log_ratio, _, near = part.columns
         ratio = part.log_ratio.double().clamp(max=HIGHEST).exp() * count
         sums = part.segments.local_sums([count, near, ratio, ratio.square(), log_ratio, absolute])
-        generator = torch.Generator().manual_seed(1 + part.rollout_id * 8191 + part.positions[0])
+        seed = (1 + part.rollout_id * 8191 + part.positions[0]) % (1 << 63)
+        generator = torch.Generator().manual_seed(seed)
         draws = torch.poisson(torch.ones(REPLICATES, part.count, dtype=torch.float64), generator=generator)
         self.of_rollout += draws @ sums[[0, 1, 2, 3, 5]].T
         n, k, *_ = sums

@@ -155,7 +155,8 @@ class DetectorStatistics(Additive):
     # Kept and dropped samples by ABOUT: number of known values, their sum, their sum of squares.
     fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
     drops: Counter[str] = field(default_factory=Counter)  # reason -> samples
-    blank: list[int] = field(default_factory=list)  # rollouts in which every token is masked
+    blank: list[int] = field(default_factory=list)  # rollouts without a response token of mask 1
+    empty: list[int] = field(default_factory=list)  # those of them without any response token
     again: list[int] = field(default_factory=list)  # rollouts whose number came before
     prints: list[Prints] = field(default_factory=list)
     # Numbers of -1000 or less, which servers write for minus infinity, and how many tokens have each.
@@ -230,8 +231,9 @@ class DetectorStatistics(Additive):
                     *_error_of_mean(rollout, is_cut),
                 )
             )
-        elif rollout.size and not sums["tokens"]:
+        elif not sums["tokens"]:
             self.blank.append(rollout.rollout_id)
+            self.empty += [] if rollout.size else [rollout.rollout_id]
         self.cached, self.caching = self.cached + _alike(self.caching), zeros(2, 4)
         if rollout.again:
             self.again.append(rollout.rollout_id)

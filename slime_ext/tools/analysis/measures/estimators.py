@@ -30,6 +30,7 @@ class Estimators(Additive):
     flat: list[int] = field(default_factory=list)
     unlike: list[int] = field(default_factory=list)
     partial: list[int] = field(default_factory=list)
+    nan: list[int] = field(default_factory=list)
 
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a whole rollout."""
@@ -50,8 +51,13 @@ def kind_of(rollout: DumpedRollout) -> str:
     zero: all advantages are 0, although rewards differ within a group
     flat: all advantages are 0, and rewards are the same within each group
     partial: most samples have one number at some response tokens and 0 at others
+    nan: some response tokens have no finite advantage
     """
-    if rollout.advantages is None or rollout.rewards is None or rollout.groups is None:
+    if rollout.advantages is None:
+        return ""
+    if not bool(rollout.segments.zeroed(rollout.advantages).isfinite().all()):
+        return "nan"
+    if rollout.rewards is None or rollout.groups is None:
         return ""
     advantage, constant = _of_samples(rollout)
     there = rollout.responding & rollout.rewards.isfinite()

@@ -51,7 +51,7 @@ def layer_distances(folder: Path) -> tuple[LayerDistance, ...]:
         sampler = sides[1].get(ids, {})
         for layer in trainer.keys() & sampler.keys():
             a, b = trainer[layer], sampler[layer]
-            if a.shape != b.shape:
+            if a.shape != b.shape or not (a.is_floating_point() and b.is_floating_point()):
                 continue
             roundoff[layer] = max(torch.finfo(x.dtype).eps / 2 for x in (a, b))
             a, b = a.float(), b.float()

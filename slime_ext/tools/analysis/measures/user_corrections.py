@@ -14,6 +14,7 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import ConfigError
 from slime_ext.host.flags import check_kinds
+from slime_ext.tools.analysis.texts import encodable
 from slime_ext.tools.folders import find_own_steps
 
 
@@ -40,7 +41,7 @@ def load_user_corrections(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dic
     corrections: dict[str, UserCorrection] = {}
     for file, mapping in files:
         stem = Path(file).stem
-        name = f"{stem} ({file})" if stem in presets.PRESETS else stem
+        name = encodable(f"{stem} ({file})" if stem in presets.PRESETS else stem)
         if name in corrections:
             raise ConfigError(f"--config {file}: expected each name once, got '{name}' twice: rename one")
         corrections[name] = _loaded(file, mapping)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -88,11 +90,18 @@ def by_version(part: DumpedRollout) -> dict[int, Tensor]:
 def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:
     """Returns the age of each version in each rollout, in rollouts since it first sampled.
 
-    Empty if no version sampled two rollouts.
+    Empty if no version sampled two rollouts. If the newest version falls to where the run began or below, the
+    job was resumed and its counter began again, so its versions are other ones.
     """
-    ordered = sorted(versions)
-    first: dict[int, int] = {}
-    ages = {sums: sums.rollout_id - first.setdefault(sums.version, sums.rollout_id) for sums in ordered}
+    ages: dict[VersionSums, int] = {}
+    first: dict[int, int] = {}  # version -> rollout that it first sampled
+    began = newest = -1
+    for rollout_id, group in groupby(sorted(versions), key=attrgetter("rollout_id")):
+        of_rollout = list(group)
+        before, newest = newest, of_rollout[-1].version
+        if not ages or (newest < before and newest <= began):
+            first, began = {}, newest
+        ages |= {sums: rollout_id - first.setdefault(sums.version, rollout_id) for sums in of_rollout}
     return ages if any(ages.values()) else {}
 
 

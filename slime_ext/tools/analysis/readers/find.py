@@ -96,6 +96,10 @@ class Job:
         return f"{root}/{{{','.join(names)}}}"
 
 
+class NoDumps(DataError):
+    """The paths hold no dump to read. A running job may still write one."""
+
+
 @dataclass(frozen=True)
 class DumpFiles:
     """The jobs of the wanted rollouts, ordered by number, and the number of evaluation dumps left out."""
@@ -108,12 +112,13 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges = EVERY_ROLLOUT) -> 
     """Returns the files to read.
 
     Raises:
-        DataError: a path does not exist or holds no dump, or the paths belong to two runs.
+        NoDumps: a path does not exist or holds no dump.
+        DataError: the paths belong to two runs.
     """
-    files = list({file.resolve(): file for path in paths for file in _files(str(path))}.values())
+    files = list(dumps_of(paths).values())
     dumps = [file for file in files if not EVALUATION.search(file.name)]
     if files and not dumps:
-        raise DataError(
+        raise NoDumps(
             f"{files[0]}: expected dumps of training, got {counted(len(files), 'evaluation dump')}: name "
             "training dumps"
         )
@@ -127,10 +132,20 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges = EVERY_ROLLOUT) -> 
     chosen = [job for job in jobs if job.rollout_id in wanted]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
-        raise DataError(
+        raise NoDumps(
             f"--rollouts: expected some of {min(known)}-{max(known)}, got none: type numbers in that range"
         )
     return DumpFiles(tuple(chosen), len(files) - len(dumps))
+
+
+def dumps_of(paths: Iterable[str | Path]) -> dict[Path, Path]:
+    """Returns all dumps of the paths, also those of evaluations: path without links -> path.
+
+    Raises:
+        NoDumps: a path does not exist or holds no dump.
+        DataError: a path is invalid.
+    """
+    return {file.resolve(): file for path in paths for file in _files(str(path))}
 
 
 def _jobs(files: Sequence[Path], wanted: RolloutRanges) -> list[Job]:
@@ -179,11 +194,11 @@ def _files(argument: str) -> list[Path]:
     if files:
         return files
     if not is_there:
-        raise DataError(f"{argument}: expected a folder, a file or a pattern, got nothing of that name")
+        raise NoDumps(f"{argument}: expected a folder, a file or a pattern, got nothing of that name")
     below = _holding(path)
     named = " or ".join(map(str, below[:MOST_NAMED])) + (" or another" if len(below) > MOST_NAMED else "")
     advice = f"{named}, which hold dumps" if below else "the folder of --dump-details"
-    raise DataError(
+    raise NoDumps(
         f"{argument}: expected rollout_data/*.pt, train_data/*.pt, *.straw.json or *.jsonl, got no such "
         f"file: give {advice}"
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_ext.tools.analysis.readers.vocabulary import read_json
+from slime_ext.tools.analysis.readers.vocabulary import FLAGS, folders_of, read_json
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -16,8 +16,8 @@ def flags_of(paths: Sequence[str]) -> dict[str, Any]:
 
     ``has_experts`` is added, if args.json or the config.json of its model tells the number of experts.
     """
-    for folder in (folder for path in paths for folder in (Path(path), Path(path).parent)):
-        flags = dict(read_json(folder / "args.json"))
+    for file in files_of_flags(paths):
+        flags = dict(read_json(file))
         if flags:
             model = flags.get("hf_checkpoint")
             config = read_json(Path(model) / "config.json") if isinstance(model, str) else {}
@@ -25,6 +25,11 @@ def flags_of(paths: Sequence[str]) -> dict[str, Any]:
             counts = [count for count in known if isinstance(count, int)]
             return flags | ({"has_experts": max(counts) > 1} if counts else {})
     return {}
+
+
+def files_of_flags(paths: Sequence[str]) -> list[Path]:
+    """Returns where the flags of a run may be: in the folder of each path, or above it."""
+    return [folder / FLAGS for folder in folders_of(paths)]
 
 
 def steps_of(flags: Mapping[str, Any]) -> int | None:

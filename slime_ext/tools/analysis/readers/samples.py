@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from numbers import Integral
 from typing import Any
 
@@ -22,6 +23,7 @@ from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.spilled import loaded
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.texts import encodable
 
 UNKNOWN = -1  # version of unknown weights, or id of an unknown token
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # errors of ``as_tensor``
@@ -100,7 +102,10 @@ def sample_of(fields: Mapping[str, Any], position: int, step: int | None = None)
     length, ids = len(known) if length is None else int(length), fields.get("tokens")
     count, advantages = length if ids is None else len(ids), fields.get("advantages")
     total = max(int(first(fields, "total_lengths") or count), length)
-    is_one = isinstance(advantages, (int, float))
+    prompt_length = int(first(fields, "prompt_length", default=total - length))
+    if abs(prompt_length) >= 10**MOST_DIGITS:
+        raise ValueError(f"expected a prompt_length of at most {MOST_DIGITS} digits, got a longer one")
+    caching, is_one = fields.get("prefix_cache_info"), isinstance(advantages, (int, float))
     lists |= {
         "tokens": None if ids is None or count < length else ids[count - length :],
         "advantages": [advantages] * length if is_one else advantages,
@@ -120,10 +125,10 @@ def sample_of(fields: Mapping[str, Any], position: int, step: int | None = None)
         routed=first(fields, "rollout_routed_experts", "routed_experts"),
         index=whole_number(fields.get("index")),
         status=cut(text(fields.get("status"))) or ("truncated" if fields.get("truncated") == 1 else ""),
-        prompt_length=int(first(fields, "prompt_length", default=total - length)),
+        prompt_length=prompt_length,
         reward=number(first(fields, "local_raw_reward", "reward", "rewards")),
-        group=whole_number(fields.get("group_index")),
-        cached=whole_number((fields.get("prefix_cache_info") or {}).get("cached_tokens")),
+        group=group_number(fields.get("group_index")),
+        cached=whole_number(caching.get("cached_tokens")) if isinstance(caching, Mapping) else None,
         rank=whole_number(fields.get("data_parallel_rank")),
         engine=engine_of(fields),
         prompt=text(fields.get("prompt")),
@@ -156,7 +161,7 @@ def engine_of(fields: Mapping[str, Any]) -> str:
 def _label(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     for place in places:
         if isinstance(value := first(place, *names), (str, Integral)):
-            return cut(value)
+            return encodable(cut(value))
     return ""
 
 
@@ -409,6 +414,14 @@ def whole_number(value: Any) -> int | None:
     return int(value) if isinstance(value, Integral) else None
 
 
+def group_number(value: Any) -> int | None:
+    """Returns the number of a prompt, which an int64 holds. A longer number becomes a hash of its digits."""
+    known = whole_number(value)
+    if known is None or -(1 << 63) <= known < 1 << 63:
+        return known
+    return int.from_bytes(blake2b(hex(known).encode(), digest_size=8).digest(), "big", signed=True)
+
+
 def number(value: Any) -> float | None:
     """Returns a reward as a number; None if it is missing or a mapping of rewards."""
     try:
@@ -420,9 +433,9 @@ def number(value: Any) -> float | None:
 def text(value: Any) -> str:
     """Returns the text of a string or of a list of chat messages.
 
-    Half a surrogate pair, which no file can hold, becomes a question mark.
+    Half a surrogate pair becomes a question mark.
     """
     if isinstance(value, (list, tuple)):
         parts = (part.get("content", "") if isinstance(part, dict) else part for part in value)
         value = "\n".join(part for part in parts if isinstance(part, str))
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+    return encodable(value) if isinstance(value, str) else ""

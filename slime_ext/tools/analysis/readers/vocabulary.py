@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+FLAGS = "args.json"  # slime-ext train writes it
 MOST_IDS = 1 << 31
 ROWS = ("vocab_size", "padded_vocab_size")  # flags of Megatron, keys of a model's config.json
 
@@ -22,14 +24,25 @@ def vocabulary_of(paths: Sequence[str], tokenizer: str | None) -> int | None:
 
 
 def _known(paths: Sequence[str], tokenizer: str | None) -> Iterator[int | None]:
-    runs = [folder for path in paths for folder in (Path(path), Path(path).parent)]
+    runs = folders_of(paths)
     named = [Path(tokenizer)] if tokenizer else []
     yield from (_of_tokenizer(folder) for folder in (*named, *(run / "tokenizer" for run in runs)))
-    for flags in (read_json(run / "args.json") for run in runs):
+    for flags in (read_json(run / FLAGS) for run in runs):
         model = flags.get("hf_checkpoint")
         yield _rows(flags)
         yield _rows(read_json(Path(model) / "config.json")) if isinstance(model, str) else None
     yield from (_rows(read_json(folder / "config.json")) for folder in named)
+
+
+def folders_of(paths: Sequence[str]) -> list[Path]:
+    """Returns each path of a run and the folder that it is in."""
+    return [folder for path in map(absolute, paths) for folder in (path, path.parent)]
+
+
+def absolute(path: str) -> Path:
+    """Returns an absolute path without "." and "..", whose ``parent`` would be wrong."""
+    # Path.absolute keeps "..", and Path.expanduser raises for an unknown user.
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
 
 
 def _rows(mapping: Mapping[str, Any]) -> int | None:

@@ -40,6 +40,7 @@ def with_advantages(made):
             lambda rewards: centred(rewards.view(SIZE, -1).T.flatten()).view(-1, SIZE).T.flatten(),
             "other prompts",
         ),
+        (lambda rewards: torch.where(rewards > 0, torch.nan, rewards), "NaN or infinite"),
     ],
 )
 def test_what_advantages_follow_from_is_said(made, said):
