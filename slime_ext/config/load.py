@@ -91,16 +91,16 @@ def block_of(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
             ``slime_ext:``.
     """
     mapping: Any = read_mapping(str(config)) if is_file_name(config) else _plain(config)
-    block: Any = mapping.get(ROOT, mapping) if isinstance(mapping, Mapping) else mapping
-    _check_mapping(block)
+    block = _as_mapping(mapping.get(ROOT, mapping) if isinstance(mapping, Mapping) else mapping)
     for key in (key for key in KEYS if block is not mapping and key in mapping):
         raise ConfigError(f"{key}: expected it under {ROOT}, got it beside {ROOT}: indent it")
     return block
 
 
-def _check_mapping(block: Any) -> None:
+def _as_mapping(block: Any) -> Mapping[str, Any]:
+    """Returns the keys. Raises ConfigError if they are no mapping."""
     if isinstance(block, Mapping):
-        return
+        return block
     is_preset = isinstance(block, str) and block in presets.NAMES
     todo = f"write {{preset: {block}}}" if is_preset else "see the files in configs/"
     raise ConfigError(f"{ROOT}: expected a mapping, got {shown(block)}: {todo}")
@@ -131,7 +131,7 @@ def read_config(mapping: Mapping[str, Any], instead: Correction | None = None) -
 
     Raises ConfigError as ``load_config`` does.
     """
-    _check_mapping(mapping)
+    mapping = _as_mapping(mapping)
     if "backend" in mapping:
         raise ConfigError(
             f"{ROOT}.backend: expected no such key, got one: delete it, because every correction now runs "
