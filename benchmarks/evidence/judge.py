@@ -299,6 +299,13 @@ def bootstrap(
 
     Source: Efron 1979, Annals of Statistics 7, p. 1 (percentile interval).
     """
+    return _bootstrapped(tuple(values), resamples, seed, share)
+
+
+@functools.cache  # because pages, tables and tests ask for the same intervals
+def _bootstrapped(
+    values: tuple[float, ...], resamples: int, seed: int, share: float
+) -> tuple[float, float, float]:
     n = len(values)
     means = sorted(sum(map(values.__getitem__, drawn)) / n for drawn in _drawn(n, resamples, seed))
     low, high = (means[int(quantile * resamples)] for quantile in ((1 - share) / 2, (1 + share) / 2))

@@ -632,12 +632,18 @@ def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):
         assert (tmp_path / name).read_text() == (settings.ROOT / name).read_text(), name
 
 
+@functools.cache
+def committed():
+    """The lines of rows.jsonl, read without the code that makes the table."""
+    return list(map(json.loads, rows.FILE.read_text().splitlines()))
+
+
 def ends_of(panels, arm):
-    """Seed -> end in rows.jsonl, read without the code that makes the table.
+    """Seed -> end in rows.jsonl.
 
     A panel counts if the arm has run on all of its seeds. ``panel@variant`` has the lines of ``arm@variant``.
     """
-    lines, ends = list(map(json.loads, rows.FILE.read_text().splitlines())), {}
+    lines, ends = committed(), {}
     for name in panels:
         panel, at, variant = name.partition("@")
         wanted = panel, arm + at + variant
