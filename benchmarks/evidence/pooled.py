@@ -53,13 +53,14 @@ def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
         sources = {line.panel for line in lines.values()}
         if len(lines) == len(seeds) and all(is_shown(of, p, by_arm(of, p, rows)) for p in sources):
             seeds_of[arm] = lines
-    found = {
+    scored = {
         arm: {seed: row.as_scored(condition.whose) for seed, row in seeds.items()}
         for arm, seeds in seeds_of.items()
     }
-    if (exact := condition.exact_runs) and found:
-        found[EXACT] = dict(by_arm(of, exact.panel, rows)[exact.cell])
-    return {arm: found[arm] for arm in of.arms if arm in found}
+    if scored and condition.exact_runs:
+        panel, cell = condition.exact_runs.panel, condition.exact_runs.cell
+        scored[EXACT] = dict(by_arm(of, panel, rows)[cell])
+    return {arm: scored[arm] for arm in of.arms if arm in scored}
 
 
 def _complete(of: Settings, panel: str, lines: Rows) -> list[str]:

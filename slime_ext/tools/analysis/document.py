@@ -324,3 +324,8 @@ class Document(FrozenModel):
     headline: str = Field("", description="what to do next, in one line")
     suggestions: tuple[Suggestion, ...] = ()
     exact: Exact | None = Field(None, description="null without --expect exact")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every file, line and sample was read."""
+        return not (self.skipped or self.unread)

@@ -88,8 +88,8 @@ class Follower:
     def _note_late(self, job: Job) -> None:
         if job.is_jsonl:
             raise DataError(
-                f"{job}: expected a file that is complete when it is first read, got one that grows: write a "
-                "file per rollout, or type analyze without --follow when the run has ended"
+                f"{job}: expected a JSONL file that is complete, got a file that grows: write a file per "
+                "rollout, or type analyze without --follow when the run has ended"
             )
         self.late[job.paths[0]] = Skipped(str(job), LATE)
 

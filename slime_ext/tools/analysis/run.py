@@ -23,7 +23,7 @@ from slime_ext.tools.analysis.measures.tally import Tally
 from slime_ext.tools.analysis.measures.whatif import WhatIf
 from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.pipeline import Result, collect
-from slime_ext.tools.analysis.readers.find import DumpFiles, Job
+from slime_ext.tools.analysis.readers.find import DumpFiles, Job, none_of
 from slime_ext.tools.analysis.readers.flags import flags_of, steps_of
 from slime_ext.tools.analysis.readers.loss_calls import first_calls
 from slime_ext.tools.analysis.readers.vocabulary import absolute, vocabulary_of
@@ -47,10 +47,8 @@ def analyse(request: Request, files: DumpFiles, done: Progress = lambda job: Non
         DataError: nothing could be read.
     """
     result = collect(files.jobs, collectors_of(request), processes=request.jobs, done=done)
-    if not result.rollouts and (known := result.unwanted):
-        raise DataError(
-            f"--rollouts: expected some of {min(known)}-{max(known)}, got none: type numbers in that range"
-        )
+    if not result.rollouts and result.unwanted:
+        raise none_of(result.unwanted)
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: holds no rollout"
         raise DataError(f"{first} (no other file could be analysed)")

@@ -61,11 +61,7 @@ def _is_failed(given: argparse.Namespace, findings: Sequence[Finding]) -> bool:
 def _is_exact(document: Document) -> bool:
     """Whether all tokens were read and compared, and none differs."""
     found = document.exact
-    return (
-        found is not None
-        and found.tokens > 0
-        and not (found.differing or document.skipped or document.unread)
-    )
+    return found is not None and found.tokens > 0 and not found.differing and document.is_whole
 
 
 def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Console) -> None:
@@ -238,7 +234,7 @@ def _check_outputs(given: argparse.Namespace) -> None:
     """
     if given.out == STDOUT:
         raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
-    files = _files(given)
+    files = _outputs(given)
     for flag, path in files.items():
         with _writing(flag, str(path)):
             refuse_link(path)
@@ -251,7 +247,7 @@ def _check_outputs(given: argparse.Namespace) -> None:
         raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}': name two files")
 
 
-def _files(given: argparse.Namespace) -> dict[str, Path]:
+def _outputs(given: argparse.Namespace) -> dict[str, Path]:
     """Returns flag -> the file that it writes."""
     both = ((OUT, given.out), (JSON, given.json))
     return {flag: Path(path) for flag, path in both if path not in (None, STDOUT)}
@@ -280,7 +276,7 @@ def _read_configs(files: Sequence[str]) -> Configs:
 def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     requests = [_request(given, paths) for paths in (given.paths, given.against) if paths]
     files = [request.files() for request in requests]
-    _keep_inputs(given)
+    _refuse_to_replace_inputs(given)
 
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
     from slime_ext.tools.analysis.run import analyse  # imports torch, after all mistakes were found
@@ -290,17 +286,17 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]
 
 
-def _keep_inputs(given: argparse.Namespace) -> None:
+def _refuse_to_replace_inputs(given: argparse.Namespace) -> None:
     """Refuses an output that would replace a file of a run or of --config."""
     paths = [*given.paths, *(given.against or ())]
     inputs = {file.resolve() for file in (*map(Path, given.config), *files_of_flags(paths))}
     for path in paths:
         with suppress(NoDumps):
             inputs |= {*dumps_of([path])}
-    for flag, path in _files(given).items():
-        if path.resolve() in inputs:
+    for flag, output in _outputs(given).items():
+        if output.resolve() in inputs:
             raise ConfigError(
-                f"{flag}: expected a new file, got '{path}', which this command reads: name another file"
+                f"{flag}: expected a new file, got '{output}', which this command reads: name another file"
             )
 
 
@@ -319,7 +315,7 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> l
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 
     request = replace(_request(given, given.paths), configs=load_user_corrections(configs))
-    _keep_inputs(given)
+    _refuse_to_replace_inputs(given)
     follower, since = Follower(request), time.monotonic()
     screen.print(f"following {given.paths[0]}: Ctrl-C ends it", markup=False, soft_wrap=True)
     with suppress(KeyboardInterrupt):

@@ -101,10 +101,9 @@ def _exact(screen: Console, document: Document) -> None:
         return
     tokens = counted(found.tokens, "response token")
     if not found.differing:
-        is_whole = not (document.skipped or document.unread)
         what = f"both log-probs of {tokens} are equal, bit for bit" if found.tokens else "no token to compare"
-        what += "" if is_whole else ", but not everything could be read"
-        _say(screen, f"{'exact' if found.tokens and is_whole else 'not exact'}: {what}\n")
+        what += "" if document.is_whole else ", but not everything could be read"
+        _say(screen, f"{'exact' if found.tokens and document.is_whole else 'not exact'}: {what}\n")
         return
     share = f"{found.differing:,} of {tokens} differ ({100 * found.differing / found.tokens:.3g}%)"
     _say(screen, f"not exact: {share}, by at most {found.largest:.3g} nats")

@@ -251,7 +251,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
     keys = _keys(system)
     unknown = [key for key in whole if key not in keys]
     other = _other(system, whole) if unknown else ""
-    # A file with mappings is a whole configuration, in which a foreign key may resemble one of ours.
+    # A file with mappings is a whole configuration, whose other keys may resemble those of the correction.
     resembles = _nearly if any(isinstance(whole[key], Mapping) for key in unknown) else did_you_mean
     if other or (unknown and not any(key in keys or resembles(str(key), keys) for key in whole)):
         raise ConfigError(

@@ -74,8 +74,10 @@ def lines(parts: Mapping[str, Part]) -> list[str]:
 
 def pytorch() -> Part:
     """Looks for PyTorch, and imports it, because a broken installation is of no use."""
-    found, fault = package("torch")(), fault_of_torch()
-    return Part(found.version, f"cannot be imported: {fault}", is_missing=True) if fault else found
+    installed_torch, fault = package("torch")(), fault_of_torch()
+    if not fault:
+        return installed_torch
+    return Part(installed_torch.version, f"cannot be imported: {fault}", is_missing=True)
 
 
 @functools.cache  # because a second import may say something else

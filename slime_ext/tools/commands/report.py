@@ -53,8 +53,8 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--out: expected a name that ends in {', '.join(PICTURES)}, got {out}")
     if not args.out and is_folder(out.parent) and not os.access(out.parent, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"{out.parent}: expected a folder to write {out.name} to, got one that this user may not write "
-            "to: type --out FILE"
+            f"{out.parent}: expected a folder to write {out.name} to, got a folder that this user may not "
+            "write to: type --out FILE"
         )
     try:
         if args.out:

@@ -60,7 +60,7 @@ def changes(words: Sequence[str], folder: str) -> Iterator[Change]:
             yield Change(at(paths[-1], Path(source).name), source)
     if tool in REMOVERS:
         yield from (Change(path, is_removed=True) for path in (paths[:-1] if tool == "mv" else paths))
-    for word, after in pairwise([*given, ""]):
-        option, has_value, said = word.partition("=")
-        if option in OUTPUT and (file := said if has_value else after):
+    for word, next_word in pairwise([*given, ""]):
+        option, has_value, value = word.partition("=")
+        if option in OUTPUT and (file := value if has_value else next_word):
             yield Change(at(folder, file))

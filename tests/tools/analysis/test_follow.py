@@ -85,7 +85,7 @@ def test_what_comes_late_is_said(tmp_path, made):
     follower, text = Follower(Request((str(file),))), file.read_text()
     assert looked(follower)[0] == [0, 1]
     file.write_text(text + dumps.write_jsonl(tmp_path / "more.jsonl", MADE[2:3]).read_text())
-    with pytest.raises(DataError, match="got one that grows: write a file per rollout, or type analyze"):
+    with pytest.raises(DataError, match="got a file that grows: write a file per rollout, or type analyze"):
         looked(follower)
 
 

@@ -132,10 +132,15 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges = EVERY_ROLLOUT) -> 
     chosen = [job for job in jobs if job.rollout_id in wanted]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
-        raise NoDumps(
-            f"--rollouts: expected some of {min(known)}-{max(known)}, got none: type numbers in that range"
-        )
+        raise none_of(known)
     return DumpFiles(tuple(chosen), len(files) - len(dumps))
+
+
+def none_of(known: Sequence[int]) -> NoDumps:
+    """Returns the error for --rollouts that names none of the known rollouts."""
+    return NoDumps(
+        f"--rollouts: expected some of {min(known)}-{max(known)}, got none: type numbers in that range"
+    )
 
 
 def dumps_of(paths: Iterable[str | Path]) -> dict[Path, Path]:
