@@ -195,7 +195,7 @@ def test_runs_that_a_panel_shares_with_another_are_not_run_again():
     assert of_rate["B@1.5e-5"][3].arm == "F" and next(iter(of_rate)) == "A@6e-5"
 
 
-@pytest.mark.parametrize("panel", ["lm_rate_all", "lm_dose_int8"])
+@pytest.mark.parametrize("panel", ["lm_rate_all"])
 def test_a_panel_without_a_date_runs_no_test_seed(panel, capsys):
     assert evidence.main(["run", panel]) == 2
     assert f"{panel}: frozen: expected a date before test seeds run" in capsys.readouterr().err
