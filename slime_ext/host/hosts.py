@@ -32,7 +32,10 @@ log = logging.getLogger("slime_ext")
 LOSS, TARGET, STEP = "policy_loss_function", "get_log_probs_and_entropy", "train_one_step"
 RESPONSES = "get_responses"  # cuts a micro-batch's logits into its samples
 SCORE = "forward_only"  # computes a rollout's log-probs with ``TARGET`` before it is trained
-TRAIN = "train_actor"  # the method that scores and trains a rollout
+TRAIN = (
+    "train_actor",
+    "_train_actor",
+)  # a method that scores and trains a rollout; the second in later miles
 LEADING = {
     LOSS: ("args", "batch", "logits", "sum_of_sample_mean"),
     TARGET: ("logits",),
@@ -277,8 +280,8 @@ def weight_updaters() -> Iterator[type]:
                     yield cls
 
 
-def trainers() -> Iterator[type]:
-    """Yields the host's classes, and their subclasses, that define the method ``TRAIN`` themselves.
+def trainers() -> Iterator[tuple[type, str]]:
+    """Yields each method of ``TRAIN`` with the host's class, or its subclass, that defines it itself.
 
     Subclasses count, because Ray subclasses an actor's class and wraps each method there.
     """
@@ -287,8 +290,7 @@ def trainers() -> Iterator[type]:
         for cls in list(vars(module).values()):
             if isinstance(cls, type) and cls.__module__ == module.__name__:
                 for one in (cls, *_below(cls)):
-                    if TRAIN in vars(one):
-                        yield one
+                    yield from ((one, name) for name in TRAIN if name in vars(one))
 
 
 def _below(cls: type) -> Iterator[type]:

@@ -50,8 +50,8 @@ def install(host: hosts.Host) -> None:
     for module in hosts.modules(host.name):  # a module that imported the function calls its own reference
         if isinstance(vars(module).get(hosts.SCORE), FunctionType):
             hosts.wrap(module, hosts.SCORE, _gathering)
-    for cls in hosts.trainers():
-        hosts.wrap(cls, hosts.TRAIN, _of_rollout)
+    for cls, name in hosts.trainers():
+        hosts.wrap(cls, name, _of_rollout)
 
 
 def _of_rollout(function: Callable[..., Any]) -> Callable[..., Any]:

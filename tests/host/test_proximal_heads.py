@@ -173,6 +173,20 @@ def test_a_class_that_ray_makes_of_the_actors_is_found(actor):
         assert [len(values) for values in found] == [2, 3]
 
 
+def test_the_private_method_of_later_miles_is_found(actor):
+    made, rollout = actor(then=seen)
+    cls = type(made)
+    plain = getattr(cls.train_actor, hosts.MARK)
+
+    class Later(cls):
+        def _train_actor(self, rollout_id, rollout_data):
+            return plain(self, rollout_id, rollout_data)
+
+    proximal_heads.install(hosts.current())
+    found, _ = Later(made.args, made.model, made.reference)._train_actor(5, rollout)
+    assert [len(values) for values in found] == [2, 3] and session.scored is None
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -248,7 +262,7 @@ def test_what_nothing_reads_may_have_any_parameters(actor, monkeypatch):
     other_parameters(made, monkeypatch)
     assert pass_over(made, None) == {}
     cls = type(made)
-    monkeypatch.setattr(cls, hosts.TRAIN, lambda self, number: (number, session.scored))
+    monkeypatch.setattr(cls, "train_actor", lambda self, number: (number, session.scored))
     session.scored = None
     proximal_heads.install(hosts.current())
     assert made.train_actor(3) == (3, None)
