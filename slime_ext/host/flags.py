@@ -88,6 +88,8 @@ ARGUMENTS: dict[str, Argument] = {
     "loss_type": Argument(TEXT, "policy_loss", choices=("policy_loss", "sft_loss", "custom_loss")),
     "train_backend": Argument(TEXT, "megatron", choices=("megatron", "fsdp")),
     "pg_loss_type": Argument(TEXT, choices=("ppo", "reinforce")),
+    "flush_cache_interval": Argument(NUMBER, 1),
+    "pause_generation_mode": Argument(TEXT, "retract", choices=("abort", "retract", "in_place")),
     "rollout_data_transport": Argument(TEXT, "object-store", choices=("object-store", "nixl", "straw")),
     "custom_config_path": Argument(PATH),
     "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),

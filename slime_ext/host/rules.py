@@ -170,6 +170,11 @@ class Setup:
         return self.correction if self.function and contract.calls_hook(self.args) else None
 
     @property
+    def reads_ages(self) -> bool:
+        """Whether the correction or a guard acts on the ages of samples."""
+        return self.correction.needs_ages or any(name.startswith("staleness_") for name in self.loaded.guards)
+
+    @property
     def steps(self) -> int:
         """Optimizer steps per rollout, from --num-steps-per-rollout or from the batch sizes.
 
@@ -1018,8 +1023,7 @@ def missing_metrics(s: Setup) -> str | None:
 def ages_of_straw(s: Setup) -> str | None:
     """Batches come from straw-queue, which keeps old samples, and nothing bounds their age."""
     # slime/utils/staleness.py at 85f762d, docs/en/advanced/straw.md at 12e4668.
-    is_bounded = s.correction.needs_ages or any(name.startswith("staleness_") for name in s.loaded.guards)
-    if s.a.rollout_data_transport != "straw" or is_bounded:
+    if s.a.rollout_data_transport != "straw" or s.reads_ages:
         return None
     return (
         "--rollout-data-transport straw: the oldest samples come first, and none is dropped for its age: to "
@@ -1028,6 +1032,31 @@ def ages_of_straw(s: Setup) -> str | None:
         "off_policy/staleness_max compares it with the trainer's latest push, so a push in between makes it "
         "larger"
     )
+
+
+AGES_TOO_LOW = (
+    "because the engine otherwise keeps keys and values of older weights over a push, which no weight "
+    "version of a sample shows, so ages are too low; the sampler's log-probs are right in both cases"
+)
+
+
+@rule(WARN)
+def ages_beside_kept_cache(s: Setup) -> str | None:
+    """A key reads the samples' ages, and the engine keeps keys and values of older weights."""
+    # slime/utils/arguments.py at 002fa9d6 (--flush-cache-interval); miles' weight update mixin at 31f1ca9.
+    if not s.reads_ages:
+        return None
+    if s.a.flush_cache_interval not in (None, 1):
+        return (
+            "--flush-cache-interval: expected 1 beside max_staleness or a guard on staleness, got "
+            f"{s.a.flush_cache_interval:g}: set it to 1, {AGES_TOO_LOW}"
+        )
+    if s.a.pause_generation_mode == "in_place":
+        return (
+            "--pause-generation-mode: expected retract or abort beside max_staleness or a guard on "
+            f"staleness, got in_place: set it to retract, {AGES_TOO_LOW}"
+        )
+    return None
 
 
 @rule(HINT)
