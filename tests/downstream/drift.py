@@ -2,7 +2,7 @@
 
     python -m tests.downstream.drift DIR [DIR ...]
 
-Ten lines for each tree, read off its source; nothing of it is imported. Status 1 where a door does not fit.
+One line for each door, read off a tree's source; nothing is imported. Status 1 where a door does not fit.
 A field or keyword that comes with ``*x`` or ``**x`` counts if the source says its name; else the line ends
 with "not read" and the expression. What ``append`` or ``update`` adds later is not seen.
 """
@@ -273,6 +273,15 @@ def _counts(cls: ast.ClassDef) -> bool:
     return any("self.weight_version" in ast.unparse(make) for make in makes)
 
 
+def training(tree: Tree) -> tuple[bool, str]:
+    """The methods that score and train a rollout."""
+    starts = {name: re.compile(rf"def {name}\(\s*self,\s*rollout_id\b") for name in hosts.TRAIN}
+    found = [
+        f"{m}: {name}" for m, text in tree.texts.items() for name, at in starts.items() if at.search(text)
+    ]
+    return bool(found), ", ".join(found) or f"no method {' or '.join(hosts.TRAIN)}(self, rollout_id, ...)"
+
+
 def facts(tree: Tree) -> tuple[bool, str]:
     """What is read off the text at start-up."""
     skips = tree.has("can_reuse_log_probs_in_loss") or tree.has("skip_actor_forward_only")
@@ -299,6 +308,7 @@ LINES: dict[str, Callable[[Tree], tuple[bool, str]]] = {
     "train step": parameters,
     "its batches": fields,
     "data iterator": iterator,
+    "training": training,
     "weight pushes": updaters,
     "facts": facts,
     "new": news,
@@ -314,7 +324,7 @@ def report(folder: Path) -> Iterator[tuple[bool, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints ten lines for each tree."""
+    """Prints the lines of each tree."""
     parser = argparse.ArgumentParser(prog="python -m tests.downstream.drift", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a checkout, or site-packages")
     status = 0
