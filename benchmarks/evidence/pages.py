@@ -11,21 +11,15 @@ from benchmarks.evidence.settings import ROOT, Settings
 
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
 PACKAGE = "slime_ext/tools/analysis/evidence.yaml"
-CORRECTIONS, EVIDENCE, RESULTS = (
-    "docs/corrections.md",
-    "docs/evidence.md",
-    "benchmarks/evidence/RESULTS.md",
-)
+EVIDENCE, RESULTS = "docs/evidence.md", "benchmarks/evidence/RESULTS.md"
 
 
 def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
     """Writes the package's table, and replaces the text between the marks of each page."""
     evidence = pooled.evidence(of, rows)
     (root / PACKAGE).write_text(pooled.text(evidence))
-    on_a_host = [name for name, c in of.conditions.items() if of.panel(c.panels[0]).host]
     made = {
-        CORRECTIONS: pooled.advice(evidence),
-        EVIDENCE: pooled.advice(evidence, names=on_a_host, planned=True),
+        EVIDENCE: pooled.advice(evidence),
         RESULTS: f"{pooled.report(of, rows)}\n\n{table.text(of, rows)}",
     }
     for name, text in made.items():

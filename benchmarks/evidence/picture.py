@@ -1,8 +1,9 @@
-"""Draws docs/img/evidence.png, evidence_k3.png and evidence_all.png.
+"""Draws docs/img/gains.png, evidence.png, evidence_k3.png and evidence_all.png.
 
-README.md shows the first: the score at the end of each run of the language model, with a row for each arm and
-a dot for each seed. The second has differences of such scores against k3, over several lags. The third has
-the held-out score over optimizer steps, with a line for each seed.
+README.md shows the first: the gain of every remedy over uncorrected runs of the language model, with its
+interval. The second has the score at the end of each of these runs, with a row for each arm and a dot for
+each seed. The third has differences of such scores against k3, over several lags. The fourth has the held-out
+score over optimizer steps, with a line for each seed.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, gaps
-from benchmarks.evidence.pooled import lines_of, remedy_of, without_follower
+from benchmarks.evidence.pooled import evidence, lines_of, remedy_of, without_follower
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from benchmarks.evidence.table import by_arm, own
+from slime_ext.tools.analysis.evidence import Condition, Evidence
 
 FOLDER = ROOT / "docs/img"
 COLOUR = "#2a5d9f"
 COLUMNS = 4
 DPI = 130
 TITLE = 72  # letters of a title's line
+TASK = "SmolLM2-135M learns to add"  # of the picture of gains,
+HEADING, GAINS = 100, 0.45  # with the letters of a heading's line, and the largest gain that is drawn
 LAGS = {"no_lag": "no lag", "lag2": "lag of 2", "lag": "lag of 4", "lag8": "lag of 8"}  # condition -> label
 COMPARED = {
     EXACT: "what the lag costs: no lag - uncorrected",
@@ -36,20 +40,70 @@ COMPARED = {
 
 
 def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
-    """Draws both pictures. Leaves out an arm that has only runs of another arm."""
+    """Draws the pictures. The last leaves out an arm that has only runs of another arm."""
     folder.mkdir(parents=True, exist_ok=True)
+    measured = Evidence.model_validate(evidence(of, rows))
+    gains([c for c in measured.conditions if of.is_language_model(c.name)]).savefig(
+        folder / "gains.png", dpi=DPI
+    )
     ends(of, rows).savefig(folder / "evidence.png", dpi=DPI)
     against_k3(of, rows).savefig(folder / "evidence_k3.png", dpi=DPI)
     panels = {name: lines for name in of.panels if (lines := own(by_arm(of, name, rows)))}
     draw(of, panels).savefig(folder / "evidence_all.png", dpi=DPI)
 
 
+def gains(conditions: Sequence[Condition]) -> Figure:
+    """Returns the figure of README.md: under each condition the gain of every remedy, in two columns."""
+    sizes = [len(_heading(condition)) + len(condition.remedies) for condition in conditions]
+    height, first = min((max(sum(sizes[:n]), sum(sizes[n:])), n) for n in range(len(sizes) + 1))
+    inches = 0.19 * height + 0.9
+    figure = Figure(figsize=(13.4, inches))
+    title = f"{TASK}: gain over uncorrected runs of the same seeds (blue: the interval excludes 0)"
+    figure.text(0.005, 1 - 0.2 / inches, title, va="center", fontsize=9.5)
+    for left, column in ((0.0, conditions[:first]), (0.5, conditions[first:])):
+        ax = figure.add_axes((left + 0.22, 0.5 / inches, 0.142, 1 - 0.9 / inches))
+        _gains(ax, column)
+        ax.set_ylim(height - 0.5, -0.5)
+        ax.set_xlim(-GAINS, GAINS)
+    return figure
+
+
+def _heading(condition: Condition) -> list[str]:
+    """Returns the lines above a condition's remedies."""
+    k3 = f"(k3 {condition.range})".replace(" ", "\N{NO-BREAK SPACE}")
+    what = condition.what.removeprefix(TASK).lstrip(",; ")
+    return textwrap.wrap(f"{what}{condition.whose} {k3}", HEADING)
+
+
+def _gains(ax: Axes, conditions: Sequence[Condition]) -> None:
+    """Draws a column of conditions."""
+    place, beside = 0, {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 8}
+    for condition in conditions:
+        for line in _heading(condition):
+            ax.text(-1.52, place, line, weight="bold", **beside)
+            place += 1
+        for remedy in condition.remedies:
+            colour = COLOUR if remedy.low > 0 or remedy.high < 0 else "#999999"
+            ax.plot([remedy.low, remedy.high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")
+            ax.plot(remedy.effect, place, "o", ms=4.5, color=colour)
+            ax.text(-1.48, place, remedy.remedy, **beside)
+            ax.text(1.04, place, remedy.gain, **beside)
+            place += 1
+    ax.axvline(0, color="k", lw=0.8)
+    ax.set_xlabel("gain, and its 95% interval", fontsize=8)
+    ax.set_yticks([])
+    ax.grid(axis="x", alpha=0.3)
+    ax.tick_params(axis="x", labelsize=8)
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+
+
 def ends(of: Settings, rows: Sequence[Row]) -> Figure:
-    """Returns the figure of README.md: a row of axes per condition of the language model."""
+    """Returns the figure of the ends: a row of axes per condition of the language model."""
     lines = {
         name: without_follower(arms)
-        for name, condition in of.conditions.items()
-        if of.panel(condition.panels[0]).host and (arms := lines_of(of, name, rows))
+        for name in of.conditions
+        if of.is_language_model(name) and (arms := lines_of(of, name, rows))
     }
     heights = [len(arms) for arms in lines.values()]
     figure = Figure(figsize=(8, 0.2 * sum(heights) + 0.65 * len(lines)), layout="constrained")

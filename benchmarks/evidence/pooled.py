@@ -8,7 +8,7 @@ runs and confirm nothing. A comparison that was planned has a separate p in its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -198,37 +198,26 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
     }
 
 
-def advice(table: Mapping[str, Any], *, planned: bool = False, names: Collection[str] = ()) -> str:
+def advice(table: Mapping[str, Any]) -> str:
     """Returns the package's table in Markdown: per condition the uncorrected runs, then every remedy.
 
     Args:
         table: of `evidence`.
-        planned: adds the p of each test that was written down before its panel.
-        names: conditions to show, all by default.
     """
-    head = ["runs", "remedy", "seeds", "end", "gain over uncorrected, same seeds"]
-    head += ["planned tests, p"] * planned
     cells = []
     for condition in table["conditions"]:
-        if names and condition["name"] not in names:
-            continue
         low_high = " to ".join(f"{bound:.2g}" for bound in condition["k3"]) or "not recorded"
         steps = condition["steps_per_rollout"]
         more = f"; scored with {condition['scored']}" if condition["scored"] else ""
         what = f"{condition['what']}; k3 {low_high}; {steps} step{'s' * (steps > 1)} per rollout{more}"
         none = condition["uncorrected"]
-        cells.append([what, "none", none["seeds"], f"{none['end']:.2f}", ""] + [""] * planned)
+        cells.append([what, "none", none["seeds"], f"{none['end']:.2f}", "", ""])
         for remedy in condition["remedies"]:
             effect, low, high = (round(remedy[key], 2) + 0.0 for key in ("effect", "low", "high"))  # no -0.00
-            row = [
-                "",
-                remedy["remedy"],
-                remedy["seeds"],
-                f"{remedy['end']:.2f}",
-                f"{effect:+.2f} ({low:.2f} to {high:.2f})",
-            ]
+            gain = f"{effect:+.2f} ({low:.2f} to {high:.2f})"
             tests = ", ".join(f"{panel} {p:.2g}" for panel, p in remedy["planned"].items())
-            cells.append(row + [tests] * planned)
+            cells.append(["", remedy["remedy"], remedy["seeds"], f"{remedy['end']:.2f}", gain, tests])
+    head = ["runs", "remedy", "seeds", "end", "gain over uncorrected, same seeds", "p after Holm"]
     return markdown(head, cells)
 
 

@@ -210,6 +210,10 @@ class Settings(Frozen):
         of, variant = self.panels[base(name)], name.partition(AT)[2]
         return of.model_copy(update={"flags": of.flags | of.variants[variant].flags}) if variant else of
 
+    def is_language_model(self, condition: str) -> bool:
+        """Whether the runs of a condition trained a language model, on a real host."""
+        return bool(self.panel(self.conditions[condition].panels[0]).host)
+
     def arm(self, cell: str) -> Arm:
         """Returns the arm of a cell, with the variant in its name."""
         of, variant = self.arms[base(cell)], cell.partition(AT)[2]

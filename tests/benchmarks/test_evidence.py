@@ -25,9 +25,11 @@ from benchmarks.evidence.rows import Row
 from slime_ext.config.files import read_mapping
 from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError
+from slime_ext.tools.analysis import evidence as measured
 from slime_ext_cpu.tasks import sums
 
 OF = settings.read()
+COUNTED = {16: "sixteen", 18: "eighteen", 20: "twenty"}
 
 
 def row(arm="B", seed=1, end=0.9, curve=None, panel="lag", **more):
@@ -617,7 +619,7 @@ def test_what_each_correction_would_have_done_is_the_mean_of_the_seeds_that_have
     assert list(table.effects([row("B", 3)])) == []
 
 
-PAGES = (pages.CORRECTIONS, pages.EVIDENCE, pages.RESULTS)
+PAGES = (pages.EVIDENCE, pages.RESULTS)
 
 
 def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):
@@ -656,11 +658,14 @@ SHARED = {  # condition and arm -> the panels and the arm whose runs they are
     ("int4", "A"): (["lm_lag"], "A"),  # A has no mismatch: one run for both panels
     ("lag", "H"): (["lm_rate@3e-5"], "B"),
     ("lag", "V"): (["lm_rate@3e-5"], "U"),
+    ("lag", "W"): (["lm_rate_tis@3e-5"], "C"),
     ("quarter_rate", "B"): (["lm_lag"], "F"),
     ("lag2", "A"): (["lm_dose@lag1"], "B"),
     ("lag8", "A"): (["lm_dose@lag1"], "B"),
     ("fp8_served", "A"): (["lm_dose@lag1"], "B"),  # scored once: its engine has the trainer's weights
     ("fp8_trained", "A"): (["lm_dose@lag1"], "B"),
+    ("int8_served", "A"): (["lm_dose@lag1"], "B"),
+    ("int8_trained", "A"): (["lm_dose@lag1"], "B"),
 }
 
 
@@ -786,7 +791,22 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
     assert list(drawn[1].lines[-1].get_ydata()) == pytest.approx([0.0, 0.1, 0.2])
 
 
-def test_the_readmes_picture_has_every_arm_and_seed():
+def test_the_readmes_picture_has_the_gain_of_every_remedy():
+    conditions = [c for c in measured.evidence().conditions if OF.is_language_model(c.name)]
+    columns = picture.gains(conditions).axes
+    texts = [text.get_text() for ax in columns for text in ax.texts]
+    remedies = [remedy for condition in conditions for remedy in condition.remedies]
+    assert [text for text in texts if text.endswith("seeds)")] == [remedy.gain for remedy in remedies]
+    drawn = [line for ax in columns for line in ax.lines]
+    assert [[*line.get_xdata()] for line in drawn if line.get_marker() == "o"] == [
+        [remedy.effect] for remedy in remedies
+    ]
+    blue = [line for line in drawn if len(line.get_xdata()) == 2 and line.get_color() == picture.COLOUR]
+    assert [[*line.get_xdata()] for line in blue] == [[r.low, r.high] for r in remedies if r.low * r.high > 0]
+    assert all(-picture.GAINS < bound < picture.GAINS for r in remedies for bound in (r.low, r.high))
+
+
+def test_the_picture_of_the_ends_has_every_arm_and_seed():
     figure = picture.ends(OF, rows.read())
     made = yaml.safe_load((settings.ROOT / pages.PACKAGE).read_text())["conditions"]
     for ax, condition in zip(figure.axes, made, strict=False):
@@ -800,6 +820,7 @@ def test_the_readmes_picture_has_every_arm_and_seed():
 def test_the_pictures_are_drawn(tmp_path):
     lines = [line for line in rows.read() if line.panel in ("lag", "lm_lag", "lm_int4", "lm_long")]
     picture.write(OF, lines, tmp_path)
+    assert imread(tmp_path / "gains.png").shape[1] > 1000
     height, width = imread(tmp_path / "evidence.png").shape[:2]
     assert height <= 700 and width >= 1000 and imread(tmp_path / "evidence_all.png").shape[1] > 1000
 
@@ -809,14 +830,12 @@ def test_the_page_says_how_far_repeated_runs_were_apart():
     first = {(row.panel, row.arm, row.seed): row.end for row in rows.read()}
     again = [row for row in rows.read(rows.AGAIN) if row.panel.startswith("lm_")]
     apart = [row.end - first[row.panel, row.arm, row.seed] for row in again]
-    words = [
-        f"{abs(gap):.2f} {'higher' if gap > 0 else 'lower'}" if gap else "at the same score" for gap in apart
-    ]
-    assert (
-        f"sixteen runs that were repeated with the same seed ended {', '.join(words[:-1])}, and {words[-1]}"
-        in page
-    )
-    assert len(apart) == 16 and f"({first['lm_cap', 'C', 31]:.2f}, then {again[3].end:.2f})" in page
+    rms = math.sqrt(sum(gap**2 for gap in apart) / len(apart))
+    most = max(zip(apart, again, strict=True), key=lambda pair: abs(pair[0]))
+    told = f"runs that were repeated with the same seed ended {rms:.2f} higher or lower"
+    assert f"{COUNTED[len(apart)]} {told} (root mean square), and at most {abs(most[0]):.2f}." in page
+    assert (most[1].panel, most[1].arm, most[1].seed) == ("lm_cap", "C", 31)
+    assert f"({first['lm_cap', 'C', 31]:.2f}, then {most[1].end:.2f})" in page
 
 
 def test_the_results_say_how_many_runs_are_slow():
@@ -871,36 +890,65 @@ def test_the_page_says_what_the_learning_rate_does(page, lag):
         arm: [end(rate[f"{arm}@{name}"]) for name in OF.panels["lm_rate"].variants] for arm in ("B", "U")
     }
     full, half, quarter = of_arm["B"]
-    assert f"uncorrected runs end at {full} at the full rate, {half} at half of it and {quarter} at a" in page
-    assert "without a cap they end at {}, {} and {}.".format(*of_arm["U"]) in page
+    told = f"at {full} at the full rate, at {half} at half of it, and at {quarter} at a quarter"
+    assert f"uncorrected runs end {told}" in page
+    assert "`importance_sampling` ends at {}, {} and {}.".format(*of_arm["U"]) in page
     for arm, start in (("U", "at the full rate by "), ("C", "`token_tis` there by "), ("S", "there by ")):
         told, p = said("H", arm, lag)
         assert f"{start}{told.lstrip('+')}, {p}" in page
     found = planned("lm_rate")
-    told = "minus uncorrected is {:+.2f} ({:.2f} to {:.2f}, p {:.2g})".format(*found.difference, found.p)
-    assert found.seeds == 8 and told in page and not found.equal
+    told = "minus uncorrected is {:+.2f} ({:.2f} to {:.2f}, p {:.2g}, ".format(*found.difference, found.p)
+    assert found.seeds == 8 and f"{told}planned in `lm_rate`)" in page and not found.equal
     above = [gap > 0 for gap in pair("A", "B", lag)]
-    assert f"On {sum(above)} of {len(above)} seeds of addition the exact sampler ends above" in page
+    assert f"On {sum(above)} of {len(above)} seeds the exact sampler ends above" in page
+
+
+def test_the_pages_compare_the_corrections_on_the_seeds_of_all(page, lag):
+    seeds = set.intersection(*({*lag[arm]} for arm in "ABCSU"))
+    ends = [f"{sum(lag[arm][seed].end for seed in seeds) / len(seeds):.2f}" for arm in "CUSBA"]
+    told = "`token_tis` ends at {}, `importance_sampling` at {} and score centering at {}; uncorrected"
+    assert f"On the {len(seeds)} seeds that ran all of them, {told.format(*ends)}" in page
+    assert f"uncorrected runs end at {ends[3]}, and the exact sampler at {ends[4]}." in page
+    readme = " ".join((settings.ROOT / "README.md").read_text().split())
+    told = "without one end at {}, with `token_tis` at {}, with `importance_sampling` at {}, and with score"
+    assert f"On {len(seeds)} seeds, runs {told.format(ends[3], *ends[:2])} centering at {ends[2]}." in readme
+
+
+def test_the_page_says_how_many_seeds_would_show_a_gain(page):
+    def spread(condition, arm):
+        lines = pooled.lines_of(OF, condition, rows.read())
+        gained = pair(arm, "B", lines)
+        mean = sum(gained) / len(gained)
+        return math.sqrt(sum((gain - mean) ** 2 for gain in gained) / (len(gained) - 1))
+
+    dose, int4 = spread("lag8", "S"), spread("int4_trained", "C")
+    assert f"would take about {round((2.8 * dose / 0.1) ** 2)} seeds of score centering" in page
+    assert f"about {10 * round((2.8 * int4 / 0.04) ** 2 / 10)} seeds to show" in page
+    assert f"a gain of {2.8 * dose / math.sqrt(8):.2f} there" in page
+    assert f"a gain of `token_tis` of {2.8 * int4 / math.sqrt(8):.1f}" in page
 
 
 def test_the_page_says_what_a_missing_cap_does(page, lag, cap):
     found, tests, gained = planned("lm_cap"), table.verdicts(OF, "lm_cap", cap), pair("U", "B", cap)
-    told = "without a cap is {:+.2f} ({:.2f} to {:.2f}, p {:.2g})".format(*found.difference, found.p)
+    told = "{:+.2f} ({:.2f} to {:.2f}, p {:.2g}, planned in `lm_cap`)".format(*found.difference, found.p)
     pooled_told, p = said("S", "U", lag)
-    assert found.seeds == 16 and told in page and f"pooled over 24 seeds it is {pooled_told}, {p}" in page
+    assert found.seeds == 16 and f"`importance_sampling` is {told}" in page
+    assert f"pooled over 24 seeds it is {pooled_told}, {p}" in page
     assert not found.equal and f"and {tests['S'].p:.1g} in `lm_cap`" in page
-    told = f"runs end {'{:.2f} ({:.2f} to {:.2f})'.format(*numbers(gained))}"
+    told = f"In `lm_cap` it ends {'{:.2f} ({:.2f} to {:.2f})'.format(*numbers(gained))}"
     assert told in page and f"above it on {sum(gain > 0 for gain in gained)} of 16 seeds" in page
     rate = table.by_arm(OF, "lm_rate", rows.read())
     uncapped = [cap["U"], *(of_cell for cell, of_cell in rate.items() if cell.startswith("U"))]
     logged = [x for of_arm in uncapped for line in of_arm.values() for x in line.rollouts]
     largest = max(x["ratio_max"] for x in logged if "ratio_max" in x)
-    assert f"the largest ratio in any run without a cap was {largest:.0f}" in page
+    assert f"its largest ratio in any run was {largest:.0f}" in page
+    gain = said("U", "B", lag)[0]
+    assert f"gains {gain[1:5]}** {gain[6:]}, {len(lag['U'])} seeds, pooled)" in page
 
 
 def test_the_page_says_what_token_tis_does(page, lag, cap):
     gain = said("C", "B", lag)[0]
-    assert f"gains about {gain[1:5]} under the lag** {gain[6:]}, 36 seeds" in page
+    assert f"gains about {gain[1:5]}** {gain[6:]}, 36 seeds" in page
     alone, tests = pair("C", "B", cap), table.verdicts(OF, "lm_cap", cap)
     told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*numbers(alone))}, p {tests['C'].p:.1g}), above"
     assert told in page and f"on {sum(gain > 0 for gain in alone)} seeds. The first 20" in page
@@ -915,7 +963,7 @@ def test_the_page_says_what_centering_does(page, lag, cap):
     alone, tests = pair("X", "B", cap), table.verdicts(OF, "lm_cap", cap)
     told = "without weights gains {:.2f}** ({:.2f} to {:.2f}, ".format(*numbers(alone))
     assert f"{told}p {tests['X'].p:.1g}), on {sum(gain > 0 for gain in alone)} of 16 seeds" in page
-    told = "{:.2f} below weights without a cap ({:.2f} to {:.2f}, ".format(*numbers(pair("U", "X", cap)))
+    told = "{:.2f} below `importance_sampling` ({:.2f} to {:.2f}, ".format(*numbers(pair("U", "X", cap)))
     assert told + said("U", "X", cap)[1] in page
     mean, low, high = numbers(pair("A", "S", lag))
     told = f"ends {mean:.2f} below the exact sampler** ({low:.2f} to {high:.2f}, "
@@ -926,15 +974,17 @@ def test_the_page_says_what_centering_does(page, lag, cap):
 
 def test_the_page_says_what_int4_costs_each_arm(page):
     found, both = planned("lm_int4_both"), table.by_arm(OF, "lm_int4_both", rows.read())
-    told = "{:.2f} more than without ({:.2f} to {:.2f}, p {:.2g}, planned)"
+    told = "it is {:.2f} more than without ({:.2f} to {:.2f}, p {:.2g}, planned in `lm_int4_both`)"
     assert told.format(*found.difference, found.p) in page
     cost = {arm: {s: row.scored("trained less served") for s, row in of.items()} for arm, of in both.items()}
-    assert f"it costs uncorrected runs {abs(round(sum(cost['B'].values()) / 8, 2)):.2f} (" in page
-    arms = {"S": "with score centering", "U": "without a cap", "X": "with centering without weights"}
+    at_end = abs(round(sum(cost["B"].values()) / 8, 2))
+    assert f"At the end it is {at_end:.2f} in uncorrected runs (0.48 with both weights)" in page
+    arms = {"S": "score centering", "U": "`importance_sampling`", "X": "centering without weights"}
     for arm, what in arms.items():
         gaps = [gap - cost["B"][seed] for seed, gap in cost[arm].items()]
         mean, low, high = numbers(gaps)
-        assert f"{mean:.2f} more {what} ({low:.2f} to {high:.2f}, p {judge.randomised(gaps):.2g})" in page
+        told = f"({low:.2f} to {high:.2f}, p {judge.randomised(gaps):.2g})"
+        assert f"{mean:.2f} more with {what} {told}" in page
     gaps = [gap - cost["B"][seed] for seed, gap in cost["C"].items()]
     ps = [judge.randomised(gaps[:i] + gaps[i + 1 :]) for i in range(8)]
     assert sum(p > 0.05 for p in ps) == 5 and "without one of five of the eight seeds it is 0.06" in page
@@ -946,10 +996,11 @@ def test_the_page_says_what_corrections_gain_under_int4(page):
     )
     assert f"`token_tis` minus uncorrected is {said('C', 'B', trained)[0]}), score centering " in page
     assert f"score centering {said('S', 'B', trained)[0]}), centering" in page
-    assert f"centering without weights {said('X', 'B', trained)[0]}), and no cap" in page
-    assert f"no cap {said('U', 'B', trained)[0]})." in page
+    assert f"centering without weights {said('X', 'B', trained)[0]}), and `imp" in page
+    assert f"and `importance_sampling` {said('U', 'B', trained)[0]})." in page
     assert f"centering without weights is {said('X', 'B', served)[0]}), score centering" in page
-    assert f"score centering {said('S', 'B', served)[0]}), no cap {said('U', 'B', served)[0]}), and" in page
+    assert f"score centering {said('S', 'B', served)[0]}), `importance_sampling` " in page
+    assert f"`importance_sampling` {said('U', 'B', served)[0]}), and" in page
     assert f"`token_tis` is {said('C', 'B', served)[0]})." in page
     means = [
         (one + other) / 2 for one, other in zip(pair("C", "B", first), pair("C", "B", served), strict=True)
@@ -965,7 +1016,8 @@ def test_the_page_says_what_corrections_gain_under_int4(page):
 def test_the_page_says_how_the_gain_depends_on_k3(page, panel, arm):
     lines = table.by_arm(OF, panel, rows.read())
     found, tests = judge.sloped(lines, arm, "B", OF.judged), table.verdicts(OF, panel, lines)
-    told = "{:+.3f} per e-fold of k3 ({:.3f} to {:.3f}, p {:.2g}, planned)".format(*found.slope, found.p)
+    told = "{:+.3f} for each factor of e in k3 ({:.3f} to {:.3f}, p {:.2g}, planned)"
+    told = told.format(*found.slope, found.p)
     assert told in page
     for lag, where in ((1, "without a lag"), (2, "at a lag of 2"), (8, "at a lag of 8")):
         mean, low, high = numbers(pair(f"{arm}@lag{lag}", f"B@lag{lag}", lines))
@@ -975,13 +1027,21 @@ def test_the_page_says_how_the_gain_depends_on_k3(page, panel, arm):
             assert f"{cost:.2f} {where} ({low:.2f} to {high:.2f})" in page
 
 
-def test_the_page_says_what_token_tis_gains_under_fp8(page):
-    served, trained = (pooled.lines_of(OF, name, rows.read()) for name in ("fp8_served", "fp8_trained"))
-    test = planned("lm_dose_fp8")
-    assert f"`token_tis` minus uncorrected is {said('C', 'B', trained)[0]}, p {test.p:.2g}, planned)." in page
-    assert not test.equal and f"Scored with FP8, it is {', '.join(said('C', 'B', served))}." in page
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+def test_the_page_says_what_token_tis_gains_under_a_format_of_8_bits(page, name):
+    served, trained = (pooled.lines_of(OF, f"{name}_{whose}", rows.read()) for whose in ("served", "trained"))
+    test = planned(f"lm_dose_{name}")
+    told = f"{said('C', 'B', trained)[0]}, p {test.p:.2g}, planned in `lm_dose_{name}`)"
+    assert f"`token_tis` minus uncorrected is {told}" in page
+    assert (
+        not test.equal and f"Scored with {name.upper()}, it is {', '.join(said('C', 'B', served))}." in page
+    )
     costs = [", ".join(said("A", "B", lines)) for lines in (served, trained)]
     assert f"without rounding minus uncorrected is {costs[0]} and {costs[1]}." in page
+
+
+def test_the_page_says_which_weights_score_higher_under_fp8(page):
+    served, trained = (pooled.lines_of(OF, name, rows.read()) for name in ("fp8_served", "fp8_trained"))
     gaps = {arm: list(judge.gaps(served[arm], trained[arm]).values()) for arm in "BC"}
     mean, low, high = numbers(gaps["B"])
     told = f"{mean:.2f} ({low:.2f} to {high:.2f}, p {judge.randomised(gaps['B']):.2g}) in the mean"

@@ -16,7 +16,16 @@ KINDS = {
     "async": ("lag", "half_rate", "quarter_rate", "lag2", "lag8", "four_steps", "letters"),
     "moe": ("experts",),
     "long": ("long",),
-    "int4": ("int4", "int4_served", "int4_trained", "fp8_served", "fp8_trained", "symbols"),
+    "int4": (
+        "int4",
+        "int4_served",
+        "int4_trained",
+        "fp8_served",
+        "fp8_trained",
+        "int8_served",
+        "int8_trained",
+        "symbols",
+    ),
 }
 
 
