@@ -58,7 +58,8 @@ def gains(conditions: Sequence[Condition]) -> Figure:
     height, first = min((max(sum(sizes[:n]), sum(sizes[n:])), n) for n in range(len(sizes) + 1))
     inches = 0.19 * height + 0.9
     figure = Figure(figsize=(13.4, inches))
-    title = f"{TASK}: gain over uncorrected runs of the same seeds (blue: the interval excludes 0)"
+    blue = "blue: p < 0.05, after Holm over the rows below a heading"
+    title = f"{TASK}: gain over uncorrected runs of the same seeds ({blue})"
     figure.text(0.005, 1 - 0.2 / inches, title, va="center", fontsize=9.5)
     for left, column in ((0.0, conditions[:first]), (0.5, conditions[first:])):
         ax = figure.add_axes((left + 0.22, 0.5 / inches, 0.142, 1 - 0.9 / inches))
@@ -83,7 +84,7 @@ def _gains(ax: Axes, conditions: Sequence[Condition]) -> None:
             ax.text(-1.52, place, line, weight="bold", **beside)
             place += 1
         for remedy in condition.remedies:
-            colour = COLOUR if remedy.low > 0 or remedy.high < 0 else "#999999"
+            colour = COLOUR if remedy.helped or remedy.did_harm else "#999999"
             ax.plot([remedy.low, remedy.high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")
             ax.plot(remedy.effect, place, "o", ms=4.5, color=colour)
             ax.text(-1.48, place, remedy.remedy, **beside)
