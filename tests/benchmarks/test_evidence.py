@@ -694,7 +694,7 @@ def test_the_packages_table_is_what_plain_arithmetic_makes_of_the_lines():
             assert remedy["low"] <= remedy["effect"] <= remedy["high"]
         panels = [panel for panel in condition["panels"] if "@" not in panel]
         k3 = [line.k3 for line in rows.read() if line.panel in panels and line.arm == "B"]
-        if panels:
+        if k3:
             assert condition["k3"] == ([min(k3), max(k3)] if k3[0] is not None else [])
 
 
@@ -902,6 +902,16 @@ def test_the_page_says_what_the_learning_rate_does(page, lag):
     capped, found = table.by_arm(OF, "lm_rate_tis", rows.read()), planned("lm_rate_tis")
     told = "`token_tis` minus uncorrected is {:+.2f} ({:.2f} to {:.2f}, p {:.2g}, planned in `lm_rate_tis`)"
     assert found.equal and told.format(*found.difference, found.p) in page
+    exact, found = table.by_arm(OF, "lm_rate_exact", rows.read()), planned("lm_rate_exact")
+    told = "costs {:.2f}** ({:.2f} to {:.2f}, p {:.2g}, planned in `lm_rate_exact`). The exact sampler ends"
+    assert f"{told.format(*found.difference, found.p)} there at {end(exact['A'])}, above" in page
+    assert sum(gap > 0 for gap in pair("A", "B", exact)) == 7 and not found.equal
+    costs = {seed: row.end - lag["B"][seed].end for seed, row in lag["A"].items() if seed in exact["A"]}
+    assert f"at the full rate the lag costs {sum(costs.values()) / len(costs):.2f} on these seeds" in page
+    for name, of_half in (("`importance_sampling`", rate["U@3e-5"]), ("minus `token_tis`", capped["C@3e-5"])):
+        told, p = said("A", "C", {"A": exact["A"], "C": of_half})
+        assert f"{name} {'is ' * name.startswith('`')}{told}, {p}" in page
+
     ends = [end(capped[f"C@{name}"]) for name in OF.panels["lm_rate"].variants]
     assert "`token_tis` ends at {}, {} and {}".format(*ends) in page
     means = {seed: (rate["U@3e-5"][seed].end + row.end) / 2 for seed, row in capped["C@3e-5"].items()}
