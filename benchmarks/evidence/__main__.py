@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--commit", action="store_true", help="commit each line as it is written")
     commands.add_parser("table", help="write evidence.yaml of the package, and the tables of the pages")
     commands.add_parser("pooled", help="compare each pair of arms over panels that differ only in seeds")
-    commands.add_parser("picture", help="draw docs/img/evidence.png and docs/img/evidence_all.png")
+    commands.add_parser("picture", help="draw gains.png and evidence*.png in docs/img")
     options = parser.parse_args(argv)
     if options.command == "run":
         return _run(options)

@@ -32,10 +32,7 @@ log = logging.getLogger("slime_ext")
 LOSS, TARGET, STEP = "policy_loss_function", "get_log_probs_and_entropy", "train_one_step"
 RESPONSES = "get_responses"  # cuts a micro-batch's logits into its samples
 SCORE = "forward_only"  # computes a rollout's log-probs with ``TARGET`` before it is trained
-TRAIN = (
-    "train_actor",
-    "_train_actor",
-)  # a method that scores and trains a rollout; the second in later miles
+TRAIN = "train_actor", "_train_actor"  # scores and trains a rollout; the second name is later miles'
 LEADING = {
     LOSS: ("args", "batch", "logits", "sum_of_sample_mean"),
     TARGET: ("logits",),
