@@ -197,11 +197,13 @@ def test_runs_that_a_panel_shares_with_another_are_not_run_again():
     assert of_rate["B@1.5e-5"][3].arm == "F" and next(iter(of_rate)) == "A@6e-5"
 
 
-@pytest.mark.parametrize("panel", ["lm_rate_all"])
-def test_a_panel_without_a_date_runs_no_test_seed(panel, capsys):
-    assert evidence.main(["run", panel]) == 2
-    assert f"{panel}: frozen: expected a date before test seeds run" in capsys.readouterr().err
-    assert evidence.main(["run", panel, "--arms", "BB"]) == 2
+def test_a_panel_without_a_date_runs_no_test_seed(monkeypatch, capsys):
+    undated = OF.with_tried("lm_long", {"lr": 6e-5})  # a pilot of the same settings
+    monkeypatch.setattr(settings, "read", lambda: undated)
+    monkeypatch.setattr(runs, "run", None)  # nothing may run
+    assert evidence.main(["run", "lm_long"]) == 2
+    assert "lm_long: frozen: expected a date before test seeds run" in capsys.readouterr().err
+    assert evidence.main(["run", "lm_long", "--arms", "BB"]) == 2
     assert "--arms: expected a known arm, got 'BB'" in capsys.readouterr().err
 
 
