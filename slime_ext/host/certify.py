@@ -4,8 +4,8 @@ A certificate costs no forward pass. The trainer scores the first rollout after 
 first optimizer step, with the same weights that sampled it. So the k3 over those tokens, in nats, measures
 numerics alone. Older responses (asynchronous training) say nothing about the push.
 
-SGLang also reports a checksum of each tensor (``check_weights`` of slime's and miles' engine actors). If a
-tensor keeps its checksum although the trainer stepped, the push did not reach it.
+SGLang also reports a checksum of each tensor (``check_weights`` of the host's engines). If a tensor keeps its
+checksum although the trainer stepped, the push did not reach it.
 
     slime_ext: certificate, weights 3: sound: k3 2.1e-06 nats over 5,120 tokens; 22 of 22 tensors changed
     slime_ext: certificate, weights 4: NOT sound: layer 1 did not change with the push: k3 0.013 nats ...
@@ -13,12 +13,14 @@ tensor keeps its checksum although the trainer stepped, the push did not reach i
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,12 +148,18 @@ def _noting(make: Callable[..., None]) -> Callable[..., None]:
 
 def _certified(updater: Any, push: Callable[..., Any]) -> Callable[..., Any]:
     def update_weights(*args: Any, **kwargs: Any) -> Any:
+        before = updater.weight_version
         done = push(*args, **kwargs)
-        engines = getattr(updater, "rollout_engines", None) or ()
-        after_push(updater.weight_version, engines if _can_compare(_args_of(updater)) else ())
+        if updater.weight_version != before:  # later miles' protocols can skip a push
+            after_push(updater.weight_version, _engines(updater) if _can_compare(_args_of(updater)) else ())
         return done
 
     return update_weights
+
+
+def _engines(updater: Any) -> Sequence[Any]:
+    """Returns the engines that an updater pushes to. Later miles keeps them in the updater's protocol."""
+    return getattr(getattr(updater, "protocol", updater), "rollout_engines", None) or ()
 
 
 def _args_of(updater: Any) -> Any:
@@ -185,9 +193,21 @@ def after_push(version: int, engines: Sequence[Any]) -> None:
     record.is_due, record.asked = True, ()
     if not hosts.rank():  # every rank knows the engines, and one of them asks
         try:
-            record.asked = [engine.check_weights.remote("checksum") for engine in engines]
+            record.asked = [_ask(engine.check_weights) for engine in engines]
         except Exception as error:  # a missing answer must not end the run
             record.asked = error
+
+
+def _ask(check_weights: Any) -> Any:
+    """Asks an engine for its checksums, without waiting: a Ray actor, or a client of later miles."""
+    if hasattr(check_weights, "remote"):
+        return check_weights.remote("checksum")
+    # The client keeps a connection per event loop, so the question goes into the loop that the host keeps.
+    host = hosts.current()
+    loop = hosts.find_function(host.name, "get_async_loop") if host else None
+    if loop is None:
+        raise LookupError("no event loop of the host")
+    return asyncio.run_coroutine_threadsafe(check_weights("checksum"), loop().loop)
 
 
 def settle() -> None:
@@ -211,14 +231,26 @@ def _arrival(asked: Any) -> Arrival:
             raise asked
         if not asked:
             return Arrival("no checksums: not asked")
-        replies = sys.modules["ray"].get(asked, timeout=TIMEOUT_S)
-        checksums = [_checksums(reply) for reply in replies if reply is not None]
+        checksums = [_checksums(reply) for reply in _replies(asked) if reply is not None]
     except Exception as error:  # from Ray or the engine: a release without checksums, a dead engine
         log.debug("no checksums", exc_info=True)
-        return Arrival(f"no checksums: the engine answered with {type(error).__name__}")
+        return Arrival(f"no checksums: asking the engines failed with {type(error).__name__}")
     if not checksums or not checksums[0]:
         return Arrival("no checksums: this engine reports none")
     return pushes().arrived(checksums)
+
+
+def _replies(asked: Sequence[Any]) -> Sequence[Any]:
+    """Waits for the engines' answers, of Ray or of an event loop.
+
+    Raises:
+        TimeoutError: an engine has not answered within ``TIMEOUT_S``.
+    """
+    if not isinstance(asked[0], futures.Future):
+        replies: Sequence[Any] = sys.modules["ray"].get(asked, timeout=TIMEOUT_S)
+        return replies
+    futures.wait(asked, TIMEOUT_S)
+    return [answer.result(0) for answer in asked]
 
 
 def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -49,8 +51,11 @@ class Pusher:
         self.weight_version, self.rollout_engines, self.arrives = 0, engines, arrives
 
     def update_weights(self):
+        self.send(self.rollout_engines)
+
+    def send(self, engines):
         self.weight_version += 1
-        for number, engine in enumerate(self.rollout_engines):
+        for number, engine in enumerate(engines):
             for name in NAMES:
                 found = self.arrives(name, self.weight_version, number)
                 engine.held[name] = engine.held[name] if found is None else found
@@ -192,14 +197,88 @@ def test_the_answers_are_shared_once_per_push_on_stages_that_judge_none_too(run,
 def test_an_engine_that_tells_nothing_costs_no_run(run, capsys):
     silent, broken = Engine(), Engine()
     silent.check_weights.remote = lambda action: {"success": False, "message": "Unsupported action"}
-    broken.check_weights = None
+    del broken.check_weights
     for engine, words in (
         (silent, "no checksums: this engine reports none"),
-        (broken, "with AttributeError"),
+        (broken, "no checksums: asking the engines failed with AttributeError"),
     ):
         pushed()
         ((line, _),) = pushes(run([engine]), capsys, scalars())
         assert verdict(line) == "sound" and words in line
+
+
+class Client(Engine):
+    """Later miles' client of an engine: a coroutine asks the server."""
+
+    def __init__(self):
+        super().__init__()
+
+        async def check_weights(action):
+            await asyncio.sleep(0)
+            return self.reply(action)
+
+        self.check_weights = check_weights
+
+
+class LaterPusher(Pusher):
+    """Later miles' WeightUpdater: its protocol holds the engines, and can skip a push."""
+
+    def __init__(self, engines, arrives=lambda name, version, engine: version, begins=lambda: True):
+        self.weight_version, self.arrives, self.begins = 0, arrives, begins
+        self.protocol = SimpleNamespace(rollout_engines=engines)
+
+    def update_weights(self):
+        if self.begins():
+            self.send(self.protocol.rollout_engines)
+
+
+@pytest.fixture
+def later(run, monkeypatch):
+    """The same class in later miles, whose background thread runs coroutines."""
+    actor, loop = sys.modules["host.actor"], asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def get_async_loop():
+        return SimpleNamespace(loop=loop)
+
+    get_async_loop.__module__ = "host.actor"
+    monkeypatch.setattr(actor, "get_async_loop", get_async_loop, raising=False)
+    actor.Later = type("Later", (LaterPusher,), {"__module__": "host.actor"})
+    certify.install()
+    yield actor.Later
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.mark.parametrize("engine", [Engine, Client])
+def test_later_miles_engines_are_asked_through_its_protocol(later, capsys, engine):
+    said = pushes(later([engine(), engine()]), capsys, *[scalars()] * 2)
+    assert [verdict(line) for line, _ in said] == ["sound", "sound"]
+    assert "7 of 7 tensors changed with the push" in said[1][0]
+    pushed()
+    said = pushes(later([engine()], arrives=lambda name, version, engine: 1), capsys, *[scalars()] * 2)
+    assert "NOT sound: no tensor of the engine changed" in said[1][0]
+
+
+def test_a_push_that_the_host_skips_is_none(later, capsys):
+    """Its return would otherwise count as a push of the same version, and rejuvenate its responses."""
+    begins = [True, False]
+    pusher = later([Client()], begins=lambda: begins.pop(0))
+    ((line, _),) = pushes(pusher, capsys, scalars())
+    assert verdict(line) == "sound"
+    certify.count_step()
+    pusher.update_weights()
+    certify.settle()
+    assert certify.pushes().steps_since(1) == 1
+    assert certify.of_step(scalars(), 0, is_first=True) == {}
+
+
+def test_clients_without_a_loop_of_the_host_cost_no_run(later, capsys, monkeypatch):
+    monkeypatch.delattr(sys.modules["host.actor"], "get_async_loop")
+    ((line, _),) = pushes(later([Client()]), capsys, scalars())
+    assert verdict(line) == "sound" and "no checksums: asking the engines failed with LookupError" in line
 
 
 def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, monkeypatch):
