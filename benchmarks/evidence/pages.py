@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks.evidence import pooled, table
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
+from slime_ext.tools.analysis.evidence import Evidence
 
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
 PACKAGE = "slime_ext/tools/analysis/evidence.yaml"
@@ -19,7 +20,7 @@ def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
     evidence = pooled.evidence(of, rows)
     (root / PACKAGE).write_text(pooled.text(evidence))
     made = {
-        EVIDENCE: pooled.advice(evidence),
+        EVIDENCE: pooled.advice(Evidence.model_validate(evidence)),
         RESULTS: f"{pooled.report(of, rows)}\n\n{table.text(of, rows)}",
     }
     for name, text in made.items():

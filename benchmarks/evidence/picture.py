@@ -43,22 +43,21 @@ def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
     """Draws the pictures. The last leaves out an arm that has only runs of another arm."""
     folder.mkdir(parents=True, exist_ok=True)
     measured = Evidence.model_validate(evidence(of, rows))
-    gains([c for c in measured.conditions if of.is_language_model(c.name)]).savefig(
-        folder / "gains.png", dpi=DPI
-    )
+    gains(of, measured).savefig(folder / "gains.png", dpi=DPI)
     ends(of, rows).savefig(folder / "evidence.png", dpi=DPI)
     against_k3(of, rows).savefig(folder / "evidence_k3.png", dpi=DPI)
     panels = {name: lines for name in of.panels if (lines := own(by_arm(of, name, rows)))}
     draw(of, panels).savefig(folder / "evidence_all.png", dpi=DPI)
 
 
-def gains(conditions: Sequence[Condition]) -> Figure:
+def gains(of: Settings, measured: Evidence) -> Figure:
     """Returns the figure of README.md: under each condition the gain of every remedy, in two columns."""
+    conditions = [condition for condition in measured.conditions if of.is_language_model(condition.name)]
     sizes = [len(_heading(condition)) + len(condition.remedies) for condition in conditions]
     height, first = min((max(sum(sizes[:n]), sum(sizes[n:])), n) for n in range(len(sizes) + 1))
     inches = 0.19 * height + 0.9
     figure = Figure(figsize=(13.4, inches))
-    blue = "blue: p < 0.05, after Holm over the rows below a heading"
+    blue = f"blue: p < {measured.significance:g}, after Holm over the rows below a heading"
     title = f"{TASK}: gain over uncorrected runs of the same seeds ({blue})"
     figure.text(0.005, 1 - 0.2 / inches, title, va="center", fontsize=9.5)
     for left, column in ((0.0, conditions[:first]), (0.5, conditions[first:])):

@@ -19,6 +19,8 @@ from benchmarks.evidence.rows import Row
 from benchmarks.evidence.runs import FOLLOWER, STEPS, line_of
 from benchmarks.evidence.settings import AT, Settings, base
 from benchmarks.evidence.table import by_arm, interval, is_shown, markdown, preset_of, verdicts
+from slime_ext.tools.analysis.evidence import Evidence
+from slime_ext.tools.analysis.texts import counted
 
 HEAD = """# The results of our runs under each condition: held-out scores at the end, minus those of
 # uncorrected runs of the same seeds. Made by `python -m benchmarks.evidence table` from
@@ -198,25 +200,19 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
     }
 
 
-def advice(table: Mapping[str, Any]) -> str:
-    """Returns the package's table in Markdown: per condition the uncorrected runs, then every remedy.
-
-    Args:
-        table: of `evidence`.
-    """
+def advice(measured: Evidence) -> str:
+    """Returns the package's table in Markdown: per condition the uncorrected runs, then every remedy."""
     cells = []
-    for condition in table["conditions"]:
-        low_high = " to ".join(f"{bound:.2g}" for bound in condition["k3"]) or "not recorded"
-        steps = condition["steps_per_rollout"]
-        more = f"; scored with {condition['scored']}" if condition["scored"] else ""
-        what = f"{condition['what']}; k3 {low_high}; {steps} step{'s' * (steps > 1)} per rollout{more}"
-        none = condition["uncorrected"]
-        cells.append([what, "none", none["seeds"], f"{none['end']:.2f}", "", ""])
-        for remedy in condition["remedies"]:
-            effect, low, high = (round(remedy[key], 2) + 0.0 for key in ("effect", "low", "high"))  # no -0.00
-            gain = f"{effect:+.2f} ({low:.2f} to {high:.2f})"
-            tests = ", ".join(f"{panel} {p:.2g}" for panel, p in remedy["planned"].items())
-            cells.append(["", remedy["remedy"], remedy["seeds"], f"{remedy['end']:.2f}", gain, tests])
+    for condition in measured.conditions:
+        k3, steps, none = condition.range, condition.steps_per_rollout, condition.uncorrected
+        per_rollout = f"{counted(steps, 'step')} per rollout"
+        what = f"{condition.what}; k3 {k3 or 'not recorded'}; {per_rollout}{condition.whose}"
+        cells.append([what, "none", none.seeds, f"{none.end:.2f}", "", ""])
+        for remedy in condition.remedies:
+            effect, interval = remedy.rounded
+            tests = ", ".join(f"{panel} {p:.2g}" for panel, p in remedy.planned.items())
+            row = ["", remedy.remedy, remedy.seeds, f"{remedy.end:.2f}", f"{effect} ({interval})", tests]
+            cells.append(row)
     head = ["runs", "remedy", "seeds", "end", "gain over uncorrected, same seeds", "p after Holm"]
     return markdown(head, cells)
 

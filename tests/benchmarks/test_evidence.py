@@ -795,7 +795,7 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
 
 def test_the_readmes_picture_has_the_gain_of_every_remedy():
     conditions = [c for c in measured.evidence().conditions if OF.is_language_model(c.name)]
-    columns = picture.gains(conditions).axes
+    columns = picture.gains(OF, measured.evidence()).axes
     texts = [text.get_text() for ax in columns for text in ax.texts]
     remedies = [remedy for condition in conditions for remedy in condition.remedies]
     assert [text for text in texts if text.endswith("seeds)")] == [remedy.gain for remedy in remedies]

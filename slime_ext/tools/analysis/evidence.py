@@ -45,8 +45,14 @@ class Remedy(FrozenModel):
     @property
     def gain(self) -> str:
         """The effect, its interval and the number of seeds as text."""
+        effect, interval = self.rounded
+        return f"{effect} ({interval}, {counted(self.seeds, 'seed')})"
+
+    @property
+    def rounded(self) -> tuple[str, str]:
+        """The effect, and its interval, as text."""
         effect, low, high = (round(x, 2) + 0.0 for x in (self.effect, self.low, self.high))  # no -0.00
-        return f"{effect:+.2f} ({low:.2f} to {high:.2f}, {counted(self.seeds, 'seed')})"
+        return f"{effect:+.2f}", f"{low:.2f} to {high:.2f}"
 
     @property
     def helped(self) -> bool:
