@@ -1,9 +1,10 @@
-"""Draws docs/img/gains.png, evidence.png, evidence_k3.png and evidence_all.png.
+"""Draws docs/img/gains.png, gains_formats.png, evidence.png, evidence_k3.png and evidence_all.png.
 
 README.md shows the first: the gain of every remedy over uncorrected runs of the language model, with its
-interval. The second has the score at the end of each of these runs, with a row for each arm and a dot for
-each seed. The third has differences of such scores against k3, over several lags. The fourth has the held-out
-score over optimizer steps, with a line for each seed.
+interval, under each lag. The second has those with rounded weights in the sampler. The third has the score at
+the end of each of these runs, with a row for each arm and a dot for each seed. The fourth has differences of
+such scores against k3, over several lags. The fifth has the held-out score over optimizer steps, with a line
+for each seed.
 """
 
 from __future__ import annotations
@@ -17,21 +18,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, gaps
+from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, bootstrap, gaps
 from benchmarks.evidence.pooled import evidence, lines_of, remedy_of, without_follower
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from benchmarks.evidence.table import by_arm, own
-from slime_ext.tools.analysis.evidence import Condition, Evidence
+from slime_ext.tools.analysis.evidence import Evidence
 
 FOLDER = ROOT / "docs/img"
 COLOUR = "#2a5d9f"
+OF_LAG = "#009e73", "#0072b2", "#e69f00", "#cc79a7"  # also for readers who do not tell red from green
 COLUMNS = 4
 DPI = 130
 TITLE = 72  # letters of a title's line
 TASK = "SmolLM2-135M learns to add"  # of the picture of gains,
-HEADING, GAINS = 100, 0.45  # with the letters of a heading's line, and the largest gain that is drawn
-LAGS = {"no_lag": "no lag", "lag2": "lag of 2", "lag": "lag of 4", "lag8": "lag of 8"}  # condition -> label
+GAINS = 0.45  # with the largest gain that is drawn
+LAGS = {  # condition -> label
+    "no_lag": "no lag",
+    "lag2": "lag of 2",
+    "lag": "lag of 4 (other seeds and panels)",
+    "lag8": "lag of 8",
+}
 COMPARED = {
     EXACT: "what the lag costs: no lag - uncorrected",
     "C": "what token_tis gains over uncorrected",
@@ -43,59 +50,56 @@ def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
     """Draws the pictures. The last leaves out an arm that has only runs of another arm."""
     folder.mkdir(parents=True, exist_ok=True)
     measured = Evidence.model_validate(evidence(of, rows))
-    gains(of, measured).savefig(folder / "gains.png", dpi=DPI)
+    gains(of, measured, rounded=False).savefig(folder / "gains.png", dpi=DPI)
+    gains(of, measured, rounded=True).savefig(folder / "gains_formats.png", dpi=DPI)
     ends(of, rows).savefig(folder / "evidence.png", dpi=DPI)
     against_k3(of, rows).savefig(folder / "evidence_k3.png", dpi=DPI)
     panels = {name: lines for name in of.panels if (lines := own(by_arm(of, name, rows)))}
     draw(of, panels).savefig(folder / "evidence_all.png", dpi=DPI)
 
 
-def gains(of: Settings, measured: Evidence) -> Figure:
-    """Returns the figure of README.md: under each condition the gain of every remedy, in two columns."""
-    conditions = [condition for condition in measured.conditions if of.is_language_model(condition.name)]
-    sizes = [len(_heading(condition)) + len(condition.remedies) for condition in conditions]
-    height, first = min((max(sum(sizes[:n]), sum(sizes[n:])), n) for n in range(len(sizes) + 1))
-    inches = 0.19 * height + 0.9
-    figure = Figure(figsize=(13.4, inches))
-    blue = f"blue: p < {measured.significance:g}, after Holm over the rows below a heading"
-    title = f"{TASK}: gain over uncorrected runs of the same seeds ({blue})"
-    figure.text(0.005, 1 - 0.2 / inches, title, va="center", fontsize=9.5)
-    for left, column in ((0.0, conditions[:first]), (0.5, conditions[first:])):
-        ax = figure.add_axes((left + 0.22, 0.5 / inches, 0.142, 1 - 0.9 / inches))
-        _gains(ax, column)
-        ax.set_ylim(height - 0.5, -0.5)
-        ax.set_xlim(-GAINS, GAINS)
-    return figure
+def gains(of: Settings, measured: Evidence, *, rounded: bool) -> Figure:
+    """Returns a figure with the gain of every remedy, with or without rounded weights in the sampler.
 
-
-def _heading(condition: Condition) -> list[str]:
-    """Returns the lines above a condition's remedies."""
-    k3 = f"(k3 {condition.range})".replace(" ", "\N{NO-BREAK SPACE}")
-    what = condition.what.removeprefix(TASK).lstrip(",; ")
-    return textwrap.wrap(f"{what}{condition.whose} {k3}", HEADING)
-
-
-def _gains(ax: Axes, conditions: Sequence[Condition]) -> None:
-    """Draws a column of conditions."""
-    place, beside = 0, {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 8}
+    The remedies are in the order of settings.yaml, because rows with different seeds must not be ranked.
+    """
+    conditions = [
+        condition
+        for condition in measured.conditions
+        if bool(condition.scored) == rounded and of.is_language_model(condition.name)
+    ]
+    height = sum(1 + len(condition.remedies) for condition in conditions)
+    inches = 0.22 * height + 1.0
+    figure = Figure(figsize=(8.4, inches))
+    title = f"{TASK}: gain over uncorrected runs of the same seeds"
+    figure.text(0.012, 1 - 0.17 / inches, title, va="center", fontsize=10.5)
+    note = "Rows can have different seeds, so compare a row with 0, not with another row."
+    figure.text(0.012, 1 - 0.39 / inches, note, va="center", fontsize=9)
+    ax = figure.add_axes((0.39, 0.47 / inches, 0.31, 1 - 1.05 / inches))
+    place, beside = 0, {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 9}
     for condition in conditions:
-        for line in _heading(condition):
-            ax.text(-1.52, place, line, weight="bold", **beside)
+        k3 = f"{condition.whose} (k3 {condition.range})"
+        heading = f"{condition.what.removeprefix(TASK).lstrip(',; ')}{k3}"
+        free = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # of the line at 0
+        ax.text(-1.22, place, heading, weight="bold", bbox=free, **(beside | {"fontsize": 8.5}))
+        place += 1
+        for remedy in sorted(condition.remedies, key=lambda remedy: list(of.arms).index(remedy.arm)):
+            low, high = remedy.low, remedy.high
+            ax.plot([low, high], [place, place], color=COLOUR, lw=1.8, solid_capstyle="butt")
+            ax.plot(remedy.effect, place, "o", ms=5, color=COLOUR)
+            ax.text(-1.19, place, remedy.remedy, **beside)
+            ax.text(1.03, place, remedy.gain, **beside)
             place += 1
-        for remedy in condition.remedies:
-            colour = COLOUR if remedy.helped or remedy.did_harm else "#999999"
-            ax.plot([remedy.low, remedy.high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")
-            ax.plot(remedy.effect, place, "o", ms=4.5, color=colour)
-            ax.text(-1.48, place, remedy.remedy, **beside)
-            ax.text(1.04, place, remedy.gain, **beside)
-            place += 1
-    ax.axvline(0, color="k", lw=0.8)
-    ax.set_xlabel("gain, and its 95% interval", fontsize=8)
+    ax.set_ylim(height - 0.5, -0.5)
+    ax.set_xlim(-GAINS, GAINS)
+    ax.axvline(0, color="k", lw=0.8, zorder=0.5)
+    ax.set_xlabel("gain, and its 95% interval", fontsize=9)
     ax.set_yticks([])
     ax.grid(axis="x", alpha=0.3)
-    ax.tick_params(axis="x", labelsize=8)
+    ax.tick_params(axis="x", labelsize=8.5)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
+    return figure
 
 
 def ends(of: Settings, rows: Sequence[Row]) -> Figure:
@@ -107,12 +111,11 @@ def ends(of: Settings, rows: Sequence[Row]) -> Figure:
     }
     heights = [len(arms) for arms in lines.values()]
     figure = Figure(figsize=(8, 0.2 * sum(heights) + 0.65 * len(lines)), layout="constrained")
-    axes = figure.subplots(len(lines), 1, sharex=True, height_ratios=heights, squeeze=False)
+    axes = figure.subplots(len(lines), 1, height_ratios=heights, squeeze=False)
     for (ax,), (name, arms) in zip(axes, lines.items(), strict=True):
         _ends(ax, of, name, arms)
-    axes[-1][0].set_xlabel(
-        "held-out score at the end; a dot is a seed (hollow: from a later panel), a bar the mean", fontsize=8
-    )
+    axes[-1][0].set_xlabel("held-out score at the end", fontsize=8)
+    figure.suptitle("A dot is a seed, a bar the mean", fontsize=9, x=0.01, ha="left")
     return figure
 
 
@@ -122,10 +125,9 @@ def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
     means = {arm: sum(row.end for row in seeds.values()) / len(seeds) for arm, seeds in arms.items()}
     order = sorted(arms, key=lambda arm: -means[arm])
     for place, arm in enumerate(order):
-        for i, (seed, row) in enumerate(sorted(arms[arm].items())):
-            is_first = seed in of.panel(condition.panels[0]).seeds
+        for i, (_, row) in enumerate(sorted(arms[arm].items())):
             height = place + 0.36 * ((i * 0.618) % 1 - 0.5)  # the same places in every drawing
-            ax.plot(row.end, height, "o", ms=4, mec=COLOUR, mfc=COLOUR if is_first else "none", alpha=0.7)
+            ax.plot(row.end, height, "o", ms=4, color=COLOUR, alpha=0.6)
         ax.plot([means[arm]] * 2, [place - 0.34, place + 0.34], "k", lw=2)
         ax.text(0.83, place, f"{means[arm]:.2f}  n={len(arms[arm])}", va="center", fontsize=8)
     ax.set_yticks(range(len(order)), [remedy_of(of, name, arm) for arm in order], fontsize=8)
@@ -140,21 +142,24 @@ def _ends(ax: Axes, of: Settings, name: str, arms: Rows) -> None:
 
 
 def against_k3(of: Settings, rows: Sequence[Row]) -> Figure:
-    """Returns the figure of the differences from uncorrected runs against their k3, a dot for each seed."""
+    """Returns the figure of the differences from uncorrected runs against their k3, a mark for each seed."""
     lines = {name: lines_of(of, name, rows) for name in LAGS}
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes = figure.subplots(1, len(COMPARED), sharex=True, sharey=True)
     for ax, (arm, title) in zip(axes, COMPARED.items(), strict=True):
-        for i, (name, label) in enumerate(LAGS.items()):
+        for colour, (name, label) in zip(OF_LAG, LAGS.items(), strict=True):
             uncorrected = lines[name].get(UNCORRECTED, {})
             gained = gaps(lines[name].get(arm, {}), uncorrected)
             points = [(uncorrected[seed].k3, gain) for seed, gain in gained.items() if uncorrected[seed].k3]
             if not points:
                 continue
             k3, gain = zip(*points, strict=True)
-            ax.plot(k3, gain, "o", ms=4, color=f"C{i}", alpha=0.6, label=label)
+            marker = "x" if name == "lag" else "o"
+            ax.plot(k3, gain, marker, ms=4, color=colour, alpha=0.45)
             middle = math.exp(sum(map(math.log, k3)) / len(k3))
-            ax.plot(middle, sum(gain) / len(gain), "_", ms=26, mew=3, color=f"C{i}")
+            mean, low, high = bootstrap(list(gain), of.judged.resamples)
+            interval = [[mean - low], [high - mean]]
+            ax.errorbar(middle, mean, interval, fmt=marker, ms=7, mew=2, lw=2, color=colour, label=label)
         ax.axhline(0, color="k", lw=0.8)
         ax.set_xscale("log")
         ax.set_title(title, fontsize=8.5, loc="left")

@@ -793,19 +793,28 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
     assert list(drawn[1].lines[-1].get_ydata()) == pytest.approx([0.0, 0.1, 0.2])
 
 
-def test_the_readmes_picture_has_the_gain_of_every_remedy():
+@pytest.mark.parametrize("rounded", [False, True])
+def test_the_picture_of_gains_has_every_remedy(rounded):
     conditions = [c for c in measured.evidence().conditions if OF.is_language_model(c.name)]
-    columns = picture.gains(OF, measured.evidence()).axes
-    texts = [text.get_text() for ax in columns for text in ax.texts]
-    remedies = [remedy for condition in conditions for remedy in condition.remedies]
-    assert [text for text in texts if text.endswith("seeds)")] == [remedy.gain for remedy in remedies]
-    drawn = [line for ax in columns for line in ax.lines]
-    assert [[*line.get_xdata()] for line in drawn if line.get_marker() == "o"] == [
-        [remedy.effect] for remedy in remedies
-    ]
-    blue = [line for line in drawn if len(line.get_xdata()) == 2 and line.get_color() == picture.COLOUR]
-    assert [[*line.get_xdata()] for line in blue] == [[r.low, r.high] for r in remedies if r.p < 0.05]
-    assert all(-picture.GAINS < bound < picture.GAINS for r in remedies for bound in (r.low, r.high))
+    conditions = [c for c in conditions if c.name.startswith(("int", "fp8")) == rounded]
+    (ax,) = picture.gains(OF, measured.evidence(), rounded=rounded).axes
+    texts = [text.get_text() for text in ax.texts]
+    assert len(texts) == len(conditions) + 2 * sum(len(condition.remedies) for condition in conditions)
+    drawn = []
+    for condition in conditions:
+        (place,) = (
+            i for i, text in enumerate(texts) if text.endswith(f"{condition.whose} (k3 {condition.range})")
+        )
+        beside = texts[place + 1 :][: 2 * len(condition.remedies)]
+        pairs = list(zip(beside[::2], beside[1::2], strict=True))
+        of = {(remedy.remedy, remedy.gain): remedy for remedy in condition.remedies}
+        assert {*pairs} == {*of}
+        drawn += [of[pair] for pair in pairs]
+    *intervals, (left, right) = ([*line.get_xdata()] for line in ax.lines if len(line.get_xdata()) == 2)
+    assert intervals == [[remedy.low, remedy.high] for remedy in drawn] and left == right == 0
+    dots = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "o"]
+    assert dots == [remedy.effect for remedy in drawn]
+    assert all(-picture.GAINS < bound < picture.GAINS for pair in intervals for bound in pair)
 
 
 def test_the_picture_of_the_ends_has_every_arm_and_seed():
@@ -836,6 +845,8 @@ def test_the_page_says_how_far_repeated_runs_were_apart():
     most = max(zip(apart, again, strict=True), key=lambda pair: abs(pair[0]))
     told = f"runs that were repeated with the same seed ended {rms:.2f} higher or lower"
     assert f"{COUNTED[len(apart)]} {told} (root mean square), and at most {abs(most[0]):.2f}." in page
+    readme = " ".join((settings.ROOT / "README.md").read_text().split())
+    assert f"repeated with its seed ends {rms:.2f} higher or lower (root mean square)" in readme
     assert (most[1].panel, most[1].arm, most[1].seed) == ("lm_cap", "C", 31)
     assert f"({first['lm_cap', 'C', 31]:.2f}, then {most[1].end:.2f})" in page
 
@@ -925,7 +936,7 @@ def test_the_page_says_what_the_learning_rate_does(page, lag):
     assert f"On {sum(above)} of {len(above)} seeds the exact sampler ends above" in page
 
 
-def test_the_pages_compare_the_corrections_on_the_seeds_of_all(page, lag):
+def test_the_pages_compare_the_corrections_on_the_seeds_of_all(page, lag, cap):
     seeds = set.intersection(*({*lag[arm]} for arm in "ABCSU"))
     ends = [f"{sum(lag[arm][seed].end for seed in seeds) / len(seeds):.2f}" for arm in "CUSBA"]
     told = "`token_tis` ends at {}, `importance_sampling` at {} and score centering at {}; uncorrected"
@@ -935,8 +946,10 @@ def test_the_pages_compare_the_corrections_on_the_seeds_of_all(page, lag):
     told = "On the {} seeds that ran all three they end at {}, {} and {}, and uncorrected runs at {}."
     assert told.format(len(seeds), *ends[:4]) in readme
     again = table.by_arm(OF, "lm_lag_again", rows.read())
-    assert "though a planned repeat on 12 of these seeds showed no gain" in readme
+    assert "of 16 seeds, each of the three gains; in a repeat on 12 other seeds `token_tis` did not." in readme
     assert len(again["C"]) == 12 and table.verdicts(OF, "lm_lag_again", again)["C"].p > 0.05
+    tests = table.verdicts(OF, "lm_cap", cap)
+    assert len(cap["B"]) == 16 and all(tests[arm].p < 0.05 and tests[arm].gain[1] > 0 for arm in "CUS")
 
 
 def test_the_page_says_how_many_seeds_would_show_a_gain(page):
@@ -975,7 +988,7 @@ def test_the_page_says_what_token_tis_does(page, lag, cap):
     gain = said("C", "B", lag)[0]
     assert f"gains about {gain[1:5]}** {gain[6:]}, 36 seeds" in page
     alone, tests = pair("C", "B", cap), table.verdicts(OF, "lm_cap", cap)
-    told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*numbers(alone))}, p {tests['C'].p:.1g}), above"
+    told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*numbers(alone))}, p {tests['C'].p:.1g} after Holm), above"
     assert told in page and f"on {sum(gain > 0 for gain in alone)} seeds. The first 20" in page
     first = [gain for seed, gain in judge.gaps(lag["C"], lag["B"]).items() if seed not in cap["C"]]
     mean, low, high = numbers(first)
@@ -987,7 +1000,7 @@ def test_the_page_says_what_token_tis_does(page, lag, cap):
 def test_the_page_says_what_centering_does(page, lag, cap):
     alone, tests = pair("X", "B", cap), table.verdicts(OF, "lm_cap", cap)
     told = "without weights gains {:.2f}** ({:.2f} to {:.2f}, ".format(*numbers(alone))
-    assert f"{told}p {tests['X'].p:.1g}), on {sum(gain > 0 for gain in alone)} of 16 seeds" in page
+    assert f"{told}p {tests['X'].p:.1g} after Holm), on {sum(gain > 0 for gain in alone)} of 16 seeds" in page
     told = "{:.2f} below `importance_sampling` ({:.2f} to {:.2f}, ".format(*numbers(pair("U", "X", cap)))
     assert told + said("U", "X", cap)[1] in page
     mean, low, high = numbers(pair("A", "S", lag))
@@ -1034,7 +1047,7 @@ def test_the_page_says_what_corrections_gain_under_int4(page):
     assert f"Over both panels it is {told}p {judge.randomised(means):.2g}, each seed's mean)" in page
     loss = [f"{-round(x, 2):.2f}" for x in numbers(means)]
     readme = " ".join((settings.ROOT / "README.md").read_text().split())
-    assert f"it loses {loss[0]} ({loss[2]} to {loss[1]}, 8 seeds in two panels)" in readme
+    assert f"`token_tis` ended {loss[0]} lower ({loss[2]} to {loss[1]}, 8 seeds in two panels)" in readme
     for condition in ("int4_served", "int4_trained"):
         (of,) = (c for c in pooled.evidence(OF, rows.read())["conditions"] if c["name"] == condition)
         assert not any(r["p"] < OF.judged.significance for r in of["remedies"])  # no gain or loss is shown
