@@ -21,26 +21,26 @@ Series = dict[str, dict[float, float]]  # {name in the host's log: {optimizer st
 def run_folders(folder: Path) -> list[Path]:
     """Returns the folders of single runs: the folder itself, or several subfolders with runs.
 
-    One subfolder with events alone and others with lines alone are of one run. A link to a folder that is
-    there counts once.
+    A run's events and lines can be in two places: in the folder and a subfolder, or in two subfolders. A link
+    to a folder that is there counts once.
 
     Raises:
         DataError: the folder does not exist.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: expected the folder of a run, got none: check the path")
-    inner, kinds = folder, (EVENTS, STEPS)
-    while True:
-        own = [kind for kind in kinds if any(inner.glob(kind))]
-        paths = {path.resolve(): path for path in sorted(inner.iterdir()) if path.is_dir()}.values()
-        held = {path: below for path in paths if (below := [k for k in kinds if any(path.rglob(k))])}
-        logs = [path for path in held if EVENTS in held[path]]
-        if EVENTS in own or not held or (own and not logs):
-            return [folder]
-        is_one_log = len(logs) == 1 and (bool(own) or held[logs[0]] == [EVENTS])
-        if not (is_one_log or len(held) == 1):
-            return [run for path in held for run in run_folders(path)]
-        inner = (logs or list(held))[0]
+    kinds = (EVENTS, STEPS)
+    own = [kind for kind in kinds if any(folder.glob(kind))]
+    subfolders = {path.resolve(): path for path in sorted(folder.iterdir()) if path.is_dir()}.values()
+    below = {path: [kind for kind in kinds if any(path.rglob(kind))] for path in subfolders}
+    below = {path: found for path, found in below.items() if found}
+    with_events = [path for path in below if EVENTS in below[path]]
+    if EVENTS in own or not below or (own and not with_events):
+        return [folder]
+    has_one_log = len(with_events) == 1 and (own or below[with_events[0]] == [EVENTS])
+    parts = with_events if has_one_log else list(below)
+    runs = [run for path in parts for run in run_folders(path)]
+    return [folder] if len(runs) == 1 else runs
 
 
 def read_run(folder: Path) -> Series:
