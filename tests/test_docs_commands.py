@@ -100,6 +100,7 @@ EXPECTED = {
     ),
     "slime-ext analyze RUN --config tempered.yaml --out page.html": (0, "<td><b>tempered</b>"),
     "slime-ext check run.sh": (0, "--custom-megatron-init-path slime_ext.host.init"),
+    "slime-ext check run.sh --host CHECKOUT": (0, "--custom-megatron-init-path slime_ext.host.init"),
     "slime-ext check tempered.yaml": (0, "corrections.Tempered(power 0.5) > truncate(high 2)"),
     "slime-ext convert --from slime_mis mis.yaml": (
         0,
@@ -370,6 +371,8 @@ def desk(tmp_path, dumps, monkeypatch):
     for name in ("CHECKOUT", "FOLDER", "SKYRL", "SLIME/slime", "VERL", "path/to"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "ENV").symlink_to(sys.prefix)
+    (tmp_path / "CHECKOUT/miles").symlink_to(wheel_folder() / "miles")
+    (tmp_path / "CHECKOUT/train.py").touch()
     (tmp_path / "path/to/slime_ext").symlink_to(ROOT)
     logged = "".join(f'{{"rollout_id": {r}, "step_id": 0, "off_policy/k3_kl": 0.001}}\n' for r in range(3))
     mine = {

@@ -27,6 +27,7 @@ HEAD = """# The results of our runs under each condition: held-out scores at the
 # benchmarks/evidence/rows.jsonl. A test compares the two, so do not edit it.
 #
 # k3: smallest and largest k3 of the uncorrected runs, each the median over rollouts; empty: not recorded.
+# rollouts_per_push: rollouts from one push of weights to the next; 1: no lag.
 # effect, low, high: mean difference and its 95% bootstrap interval over seeds.
 # p: of Fisher's randomisation test of pairs, adjusted by Holm over the condition's arms.
 # planned: panel -> p of the test that was written down before the panel ran.
@@ -193,11 +194,19 @@ def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dic
         "scored": condition.scored,
         "panels": list(planned),
         "steps_per_rollout": panels[0].flags.get(STEPS, 1),
+        "rollouts_per_push": _rollouts_per_push(of, condition.panels[0]),
         "k3": [min(k3), max(k3)] if k3 else [],
         "post_hoc": not is_planned or len(planned) > 1 or panels[0].test != "ends of a seed",
         "uncorrected": {"seeds": len(uncorrected), "end": round(judged[UNCORRECTED].end[0], 4)},
         "remedies": sorted(remedies, key=lambda remedy: -remedy["effect"]),
     }
+
+
+def _rollouts_per_push(of: Settings, panel: str) -> int:
+    """Returns the rollouts from one push of weights to the next, in the uncorrected runs of a panel."""
+    _, at, variant = panel.partition(AT)
+    flags = of.flags(base(panel), f"{UNCORRECTED}{at}{variant}", 0)
+    return int(flags.get("lag") or flags.get("update_weights_interval") or 1)
 
 
 def advice(measured: Evidence) -> str:

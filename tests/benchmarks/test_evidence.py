@@ -946,7 +946,9 @@ def test_the_pages_compare_the_corrections_on_the_seeds_of_all(page, lag, cap):
     told = "On the {} seeds that ran all three they end at {}, {} and {}, and uncorrected runs at {}."
     assert told.format(len(seeds), *ends[:4]) in readme
     again = table.by_arm(OF, "lm_lag_again", rows.read())
-    assert "of 16 seeds, each of the three gains; in a repeat on 12 other seeds `token_tis` did not." in readme
+    assert (
+        "of 16 seeds, each of the three gains; in a repeat on 12 other seeds `token_tis` did not." in readme
+    )
     assert len(again["C"]) == 12 and table.verdicts(OF, "lm_lag_again", again)["C"].p > 0.05
     tests = table.verdicts(OF, "lm_cap", cap)
     assert len(cap["B"]) == 16 and all(tests[arm].p < 0.05 and tests[arm].gain[1] > 0 for arm in "CUS")
@@ -988,7 +990,8 @@ def test_the_page_says_what_token_tis_does(page, lag, cap):
     gain = said("C", "B", lag)[0]
     assert f"gains about {gain[1:5]}** {gain[6:]}, 36 seeds" in page
     alone, tests = pair("C", "B", cap), table.verdicts(OF, "lm_cap", cap)
-    told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*numbers(alone))}, p {tests['C'].p:.1g} after Holm), above"
+    p = f"p {tests['C'].p:.1g} after Holm"
+    told = f"(`lm_cap`): {'{:+.2f} ({:.2f} to {:.2f}'.format(*numbers(alone))}, {p}), above"
     assert told in page and f"on {sum(gain > 0 for gain in alone)} seeds. The first 20" in page
     first = [gain for seed, gain in judge.gaps(lag["C"], lag["B"]).items() if seed not in cap["C"]]
     mean, low, high = numbers(first)

@@ -79,6 +79,7 @@ class Condition(FrozenModel):
         scored: the weights that answered the held-out questions; empty: the engine had the trainer's.
         k3: the smallest and the largest k3 of the uncorrected runs, where the k3 of a run is its median over
             rollouts; empty: unknown.
+        rollouts_per_push: rollouts from one push of weights to the next; 1: no lag.
         post_hoc: whether these comparisons were chosen after the results were known.
     """
 
@@ -88,6 +89,7 @@ class Condition(FrozenModel):
     scored: str
     panels: tuple[str, ...]
     steps_per_rollout: int
+    rollouts_per_push: int
     k3: tuple[float, ...]
     post_hoc: bool
     uncorrected: Uncorrected
@@ -114,15 +116,18 @@ class Evidence(FrozenModel):
     significance: float
     conditions: tuple[Condition, ...]
 
-    def at(self, mismatch: Mismatch, k3: float | None, steps: int | None) -> tuple[Condition, ...]:
+    def at(
+        self, mismatch: Mismatch, k3: float | None, steps: int | None, rollouts_per_push: int | None
+    ) -> tuple[Condition, ...]:
         """Returns the conditions that a run meets; none if we measured nothing like it.
 
-        Several conditions apply if their ranges of k3 overlap, as when the same runs were scored with two
-        sets of weights.
+        Several conditions apply if their ranges of k3 overlap: the same runs were scored with two sets of
+        weights, or the run does not tell what decides.
 
         Args:
             k3: the run's median over rollouts, nats per token.
             steps: optimizer steps per rollout; None: unknown, which fits any condition.
+            rollouts_per_push: as in a condition; None: unknown, which fits any.
         """
         return tuple(
             condition
@@ -130,6 +135,7 @@ class Evidence(FrozenModel):
             if k3 is not None
             and condition.k3[0] <= k3 <= condition.k3[1]
             and steps in (None, condition.steps_per_rollout)
+            and rollouts_per_push in (None, condition.rollouts_per_push)
         )
 
     def of(self, preset: str) -> list[tuple[Condition, Remedy]]:

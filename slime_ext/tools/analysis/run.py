@@ -24,7 +24,7 @@ from slime_ext.tools.analysis.measures.whatif import WhatIf
 from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.pipeline import Result, collect
 from slime_ext.tools.analysis.readers.find import DumpFiles, Job, none_of
-from slime_ext.tools.analysis.readers.flags import flags_of, steps_of
+from slime_ext.tools.analysis.readers.flags import count_of, flags_of
 from slime_ext.tools.analysis.readers.loss_calls import first_calls
 from slime_ext.tools.analysis.readers.vocabulary import absolute, vocabulary_of
 from slime_ext.tools.analysis.request import Request
@@ -110,7 +110,8 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
             findings,
             files,
             k3=statistics.median(distances) if distances else None,
-            steps=diagnosis.steps or steps_of(diagnosis.flags),
+            steps=diagnosis.steps or count_of(diagnosis.flags, "num_steps_per_rollout"),
+            rollouts_per_push=count_of(diagnosis.flags, "update_weights_interval"),
         ),
         headline=headline(findings, detectors),
         suggestions=ranking.suggestions(),

@@ -61,7 +61,8 @@ def finding(name="temperature", severity="error"):
 
 def said(**changes):
     """What is said of a run; findings and what recommend takes by keyword are not of its numbers."""
-    given = {key: changes.pop(key) for key in ("findings", "k3", "steps") if key in changes}
+    keywords = ("findings", "k3", "steps", "rollouts_per_push")
+    given = {key: changes.pop(key) for key in keywords if key in changes}
     return recommend(effects(), SHORT.model_copy(update=changes), given.pop("findings", ()), **given)
 
 
@@ -72,10 +73,10 @@ LARGE = {"k3": 0.015}  # nats, where no run of ours without a lag was
 
 def test_where_no_run_of_ours_was_it_says_so_and_what_to_run():
     for changes, kind, first, trial in [
-        ({"response_length": 2e3, **LARGE}, "without a known lag", "wider number format", "skyrl_geo_mask"),
-        ({"findings": (STALE,)}, "from older weights", "lower the learning rate", "importance_sampling"),
-        ({"staleness": 9.0}, "from older weights", "push weights more often", "importance_sampling"),
-        ({"response_length": 4e3, **LARGE}, "without a known lag", "wider number format", "skyrl_geo_mask"),
+        (LARGE, "without a known lag", "wider number format", "token_tis"),
+        ({"findings": (STALE,)}, "from older weights", "lower the learning rate", "token_tis"),
+        ({"staleness": 9.0}, "from older weights", "push weights more often", "token_tis"),
+        ({"response_length": 4e3, **LARGE}, "without a known lag", "wider number format", "token_tis"),
     ]:
         made = said(**changes)
         assert (made.name, made.is_made) == ("metrics_only", True)
@@ -90,14 +91,16 @@ def test_where_no_run_of_ours_was_it_says_so_and_what_to_run():
 def test_where_runs_of_ours_were_it_says_what_they_measured():
     """The table's own ranges and numbers, read without the code that reads it."""
     table = yaml.safe_load((FOLDER / "evidence.yaml").read_text())
+    decides = ("mismatch", "steps_per_rollout", "rollouts_per_push")
     for condition in (c for c in table["conditions"] if c["k3"]):
         findings = (STALE,) if condition["mismatch"] == "lag" else ()
+        of = {"steps": condition["steps_per_rollout"], "rollouts_per_push": condition["rollouts_per_push"]}
         for k3 in condition["k3"]:
             # Of the conditions that a run meets, the first decides.
             first = next(
                 c
                 for c in table["conditions"]
-                if all(c[key] == condition[key] for key in ("mismatch", "steps_per_rollout"))
+                if all(c[key] == condition[key] for key in decides)
                 and c["k3"]
                 and c["k3"][0] <= k3 <= c["k3"][1]
             )
@@ -108,7 +111,7 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
             ]
             # Which policy will be served decides under INT4, and the dump does not tell.
             wanted = "metrics_only" if first["scored"] else (*helped, "metrics_only")[0]
-            made = said(findings=findings, k3=k3, steps=condition["steps_per_rollout"])
+            made = said(findings=findings, k3=k3, **of)
             text = " ".join(made.reasons)
             assert made.name == wanted and condition["panels"][0] in text
             for r in condition["remedies"]:
@@ -118,9 +121,11 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
                 sign = "" if effect.startswith("-") else "+"
                 assert f"{r['remedy']} {sign}{effect} ({bounds[0]} to {bounds[1]}, " in text
             served = condition["scored"].partition(",")[0]
-            assert f"if you serve {served}, " in text if served else "if you serve" not in text
+            rounded = f"if your sampler's weights are rounded like theirs and you serve {served}, "
+            assert rounded in text if served else "you serve" not in text
             if served:
-                assert "if you serve the trainer's weights, " in text
+                assert "you serve the trainer's weights, " in text
+                assert "if your sampler's weights are not rounded, these runs do not tell: " in text
             is_healthy = k3 <= 5e-3 and not findings
             assert ("needs no correction" in text) == is_healthy
             assert ("to find out" in text) == (condition["mismatch"] == "lag" and not helped)
@@ -134,6 +139,37 @@ def test_where_runs_of_ours_were_it_says_what_they_measured():
             assert "none of our runs is like this" in said(findings=findings, k3=k3, steps=steps).reasons[0]
         other = () if findings else (STALE,)
         assert condition["what"] not in " ".join(said(findings=other, k3=high, steps=1).reasons)
+
+
+EVERY = {2: "every second rollout", 4: "every fourth rollout", 8: "every eighth rollout"}
+
+
+@pytest.mark.parametrize(("k3", "other"), [(0.155, 2), (0.343, 8)])
+def test_what_helped_under_a_lag_of_four_is_recommended_under_no_other(k3, other):
+    """The ranges of k3 overlap: each of these is in the range of a lag of 4, and in that of another."""
+    lagging = {"findings": (STALE,), "k3": k3, "steps": 1}
+    for push, name in [(4, "importance_sampling"), (other, "metrics_only")]:
+        made = said(rollouts_per_push=push, **lagging)
+        text = " ".join(made.reasons)
+        assert made.name == name and [lag for lag, words in EVERY.items() if words in text] == [push]
+    unknown = said(**lagging)
+    text = " ".join(unknown.reasons)
+    assert unknown.name == "metrics_only" and "(update_weights_interval)" in text
+    for push, what in [(4, "try "), (other, "no correction is shown")]:
+        assert f"with 1 optimizer step per rollout and weights pushed every {push} rollouts, {what}" in text
+    of_none = said(rollouts_per_push=1, **lagging).reasons[0]  # asynchronous
+    assert "weights pushed after every rollout: none of our runs is like this" in of_none
+
+
+def test_a_lag_that_only_the_flags_tell_is_a_lag():
+    """Under a lag of two rollouts the ages are 0 and 1, and train.py pushes whatever the flag says."""
+    for staleness, kind in [
+        (0.5, "from older weights"),
+        (None, "from older weights"),
+        (0.0, "without a known lag"),
+    ]:
+        reasons = said(staleness=staleness, k3=0.1, steps=1, rollouts_per_push=2).reasons
+        assert kind in reasons[0], staleness
 
 
 @pytest.fixture
@@ -157,46 +193,55 @@ def test_a_preset_that_helped_in_runs_like_this_one_is_recommended(changed):
     changed("E", p=0.01, effect=0.2)
     costly = {}
     for name in ("importance_sampling", "icepop", "token_tis"):  # in the order of the table
-        made = recommend(effects(**costly), SHORT, (STALE,), k3=0.2, steps=1)
+        made = recommend(effects(**costly), SHORT, (STALE,), k3=0.2, steps=1, rollouts_per_push=4)
         assert (made.name, made.candidates[-1].chosen) == (name, True) and made.flags == flags(name)
         assert "it helped in our runs" in made.reasons[-2]
         costly[name] = {"ess": 0.1}
     assert said(findings=(STALE,), k3=0.02).name == "metrics_only"
-    last = recommend(effects(**costly), SHORT, (STALE,), k3=0.2, steps=1)
+    last = recommend(effects(**costly), SHORT, (STALE,), k3=0.2, steps=1, rollouts_per_push=4)
     assert last.name == "metrics_only" and last.candidates[0].reason == "effective sample size 0.1"
 
 
 def test_a_preset_that_did_harm_in_runs_like_this_one_is_not_tried(changed):
     changed("C", p=0.01, effect=-0.2)
-    made = recommend(effects(importance_sampling={"ess": 0.1}), SHORT, (STALE,), k3=0.2, steps=1)
+    made = recommend(
+        effects(importance_sampling={"ess": 0.1}), SHORT, (STALE,), k3=0.2, steps=1, rollouts_per_push=4
+    )
     assert made.candidates[1].name == "token_tis" and "did harm in our runs" in made.candidates[1].reason
     assert "with and without icepop: " in made.reasons[-2]
 
 
 def test_without_the_number_of_optimizer_steps_it_says_what_holds_for_each():
-    both = said(findings=(STALE,), k3=0.2)
+    lagging = {"findings": (STALE,), "rollouts_per_push": 4}
+    both = said(k3=0.2, **lagging)
     assert both.name == "metrics_only" and both.is_made
     text = " ".join(both.reasons)
     assert "how many optimizer steps a rollout has (num_steps_per_rollout)" in text
     lag = next(condition for condition in evidence.evidence().conditions if condition.name == "lag")
     gained = " or ".join(remedy.remedy for remedy in lag.remedies if remedy.preset and remedy.helped)
-    assert f"with 1 optimizer step per rollout, try {gained}, which gained there" in text
-    assert "with 4 optimizer steps per rollout, " in text and "to find out" not in text
-    one = said(findings=(STALE,), k3=0.5)
+    one = "with 1 optimizer step per rollout and weights pushed every 4 rollouts, "
+    assert f"{one}try {gained}, which gained there" in text
+    assert "with 4 optimizer steps per rollout and " in text and "to find out" not in text
+    one = said(k3=0.5, **lagging)
     assert one.name == "importance_sampling"
     assert any("(num_steps_per_rollout); these runs have 1 optimizer step" in x for x in one.reasons)
-    known = said(findings=(STALE,), k3=0.2, steps=1)
+    known = said(k3=0.2, steps=1, **lagging)
     assert known.name == "importance_sampling" and "the dump does not tell" not in " ".join(known.reasons)
 
 
-def test_the_number_of_optimizer_steps_is_read_from_the_flags_beside_dumps_without_it(tmp_path):
+def test_what_a_dump_does_not_tell_is_read_from_the_flags_beside_it(tmp_path):
     for rollout in lagging(0.6):
         texts = {"prompts": ("p",) * rollout.count, "responses": ("r",) * rollout.count}
         path = dumps.write_train(tmp_path, replace(rollout, **texts))
         torch.save(torch.load(path, weights_only=False) | {"dp_shards": []}, path)
         dumps.write_rollout(tmp_path, replace(rollout, **texts))
-    for steps, said_of in [(None, ""), (3, ", 3 optimizer steps per rollout"), ("x", "")]:
-        (tmp_path / "args.json").write_text(json.dumps({"num_steps_per_rollout": steps}))
+    for steps, push, said_of in [
+        (None, None, ""),
+        (3, 5, ", 3 optimizer steps per rollout, weights pushed every 5 rollouts"),
+        ("x", "y", ""),
+    ]:
+        flags_of_run = {"num_steps_per_rollout": steps, "update_weights_interval": push}
+        (tmp_path / "args.json").write_text(json.dumps(flags_of_run))
         request = Request((str(tmp_path),), presets=("metrics_only",))
         (reason, *_) = analyse(request, request.files()).recommendation.reasons
         assert f" from older weights{said_of}: " in reason
@@ -231,12 +276,12 @@ def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason():
         ({"gradient_scale": 0.1}, "gradient by 0.1"),
         ({"unavailable": "needs advantages"}, "needs advantages"),
     ]:
-        found = recommend(effects(importance_sampling=cost), SHORT, **LAG)
+        found = recommend(effects(token_tis=cost), SHORT, **LAG)
         assert [(c.name, c.chosen) for c in found.candidates] == [
-            ("importance_sampling", False),
-            ("token_tis", True),
+            ("token_tis", False),
+            ("importance_sampling", True),
         ]
-        assert word in found.candidates[0].reason and "without token_tis: " in found.reasons[-2]
+        assert word in found.candidates[0].reason and "without importance_sampling: " in found.reasons[-2]
 
 
 def test_the_reasons_are_those_of_what_is_to_be_tried():
@@ -247,9 +292,14 @@ def test_the_reasons_are_those_of_what_is_to_be_tried():
     assert "responses of 4,000 tokens" in long and "lag" not in long
 
 
-def test_with_several_steps_a_correction_beside_the_clip_is_tried_first():
-    for steps, name in [(None, "importance_sampling"), (1, "importance_sampling"), (4, "token_tis")]:
-        made = said(findings=(STALE,), k3=0.02, steps=steps)
+def test_weights_without_a_cap_come_last_where_a_clip_acts_or_answers_are_long():
+    lag = {"findings": (STALE,), "steps": 1, "rollouts_per_push": 4}
+    for length, name in [(10, "importance_sampling"), (4e3, "token_tis")]:
+        assert said(k3=0.2, response_length=length, **lag).name == name
+    costly = effects(token_tis={"ess": 0.1})
+    for length, steps, name in [(10, 1, "importance_sampling"), (4e3, 1, "icepop"), (10, 4, "icepop")]:
+        total = SHORT.model_copy(update={"response_length": length})
+        made = recommend(costly, total, (STALE,), k3=0.02, steps=steps)
         assert made.name == "metrics_only" and f"with and without {name}: " in made.reasons[-2]
 
 
@@ -261,12 +311,12 @@ def test_of_what_a_dump_cannot_tell_nothing_is_recommended():
         assert made.reasons[0].startswith("quantised") and "the dump cannot tell which" in made.reasons[0]
 
 
-def test_without_a_known_lag_no_correction_is_tried_that_no_run_of_ours_supports():
-    for k3 in (0.006, 0.05, 0.29, 0.45):
+def test_without_a_known_lag_token_tis_is_a_trial_and_no_recommendation():
+    for k3, how in [(0.006, "are not rounded"), (0.05, "to find out"), (0.29, "to find out")]:
         for findings in ((), (finding("quantised", "warning"),), (finding("routing_flips", "warning"),)):
             made = said(findings=findings, k3=k3, steps=1)
-            assert made.name == "metrics_only" and not made.candidates
-            assert not any("with and without" in reason for reason in made.reasons)
+            assert made.name == "metrics_only" and [c.name for c in made.candidates] == ["token_tis"]
+            assert how in made.reasons[-2] and "with and without token_tis: " in made.reasons[-2]
 
 
 def test_a_healthy_lag_of_one_needs_nothing():
@@ -274,7 +324,8 @@ def test_a_healthy_lag_of_one_needs_nothing():
     for changes, needs in [
         ({"findings": (note,), "k3": 4e-3, "staleness": 1.0}, False),
         ({"findings": (note,), "k3": 6e-3, "staleness": 1.0}, True),
-        ({"findings": (note,), "k3": 4e-3, "staleness": 3.0}, True),
+        ({"findings": (note,), "k3": 4e-3, "staleness": 1.5}, True),  # the mean age under a lag of four
+        ({"findings": (note,), "k3": 4e-3, "staleness": 1.0, "rollouts_per_push": 2}, True),
         ({"findings": (STALE,), "k3": 4e-3, "staleness": 1.0}, True),
     ]:
         assert (said(**changes).reasons[0].startswith("a healthy lag of one")) != needs
@@ -284,13 +335,15 @@ def test_what_helped_beside_the_evaluated_presets_is_named_with_what_it_needs():
     lag = next(condition for condition in evidence.evidence().conditions if condition.name == "lag")
     gains = {remedy.preset: str(remedy) for remedy in lag.remedies}
     for kl, is_told in [(None, True), (0.1, False)]:
-        reasons = said(findings=(STALE,), k3=0.2, steps=1, kl=kl).reasons
+        reasons = said(findings=(STALE,), k3=0.2, steps=1, rollouts_per_push=4, kl=kl).reasons
         of = {name: [text for text in reasons if f"the preset {name}:" in text] for name in gains}
         assert {name for name, texts in of.items() if texts} == {"score_centering"}
         (text,) = of["score_centering"]
         assert text.startswith(f"a candidate is {gains['score_centering']}, ")
         assert ("slime_ext.host.generate" in text) == is_told
-    one = " ".join(recommend([effect("geo_rs")], SHORT, (STALE,), k3=0.2, steps=1).reasons)
+    one = " ".join(
+        recommend([effect("geo_rs")], SHORT, (STALE,), k3=0.2, steps=1, rollouts_per_push=4).reasons
+    )
     for name in ("importance_sampling", "score_centering", "token_tis"):
         assert f"a candidate is {gains[name]}, the preset {name}:" in one
     assert "a candidate" not in " ".join(said(k3=0.45, steps=1).reasons)
@@ -298,7 +351,7 @@ def test_what_helped_beside_the_evaluated_presets_is_named_with_what_it_needs():
 
 def test_what_gained_more_than_the_preset_and_is_none_is_named_before_it():
     lag = next(condition for condition in evidence.evidence().conditions if condition.name == "lag")
-    found = said(findings=(STALE,), k3=0.2, steps=1)
+    found = said(findings=(STALE,), k3=0.2, steps=1, rollouts_per_push=4)
     chosen = lag.of(found.name)
     better = [str(r) for r in lag.remedies if r.preset is None and r.helped and r.effect > chosen.effect]
     line = f"these gained more, so try what you can of them first: {', '.join(better)}"
@@ -313,10 +366,9 @@ def test_where_everything_costs_too_much_it_says_so():
 
 
 def test_where_no_candidate_was_evaluated_it_says_so():
-    for at in (LAG, LAG | {"k3": 0.2, "steps": 1}):
+    for at in (LAG, LAG | {"k3": 0.2, "steps": 1, "rollouts_per_push": 4}):
         found = recommend([effect("geo_rs")], SHORT, **at)
         assert found.reasons[-1] == "no candidate was evaluated: leave out --presets"
-    assert "evaluated" not in " ".join(recommend([effect("geo_rs")], SHORT, k3=0.05, steps=1).reasons)
 
 
 def test_of_few_sequences_nothing_is_recommended():
@@ -345,7 +397,7 @@ WHOLE = {"use_tis": True, "custom_tis_function_path": "a.b", "custom_megatron_in
 def test_the_users_own_file_is_to_be_tried_where_every_preset_costs_too_much():
     own = {"files": {"mine.yaml": "mine.yaml"}, **LAG}
     made = recommend([effect("mine.yaml"), *effects()], SHORT, **own)
-    assert "without importance_sampling: " in made.reasons[-2]
+    assert "without token_tis: " in made.reasons[-2]
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend([effect("mine.yaml"), *effects(**bad)], SHORT, **own)
     assert found.reasons[-2].endswith("every preset that fits costs too much, but your file costs little")

@@ -35,7 +35,7 @@ LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 STALE = "stale_weights"  # the finding that the sampler's weights lag
 UNKNOWN = "unexplained"  # the finding that something is wrong, without a cause
-LAG_OF_ONE = 1.5  # weight versions
+LAG_OF_ONE = 1.5  # weight versions, which a healthy lag of one stays below
 LEAST_HARM = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 up to which no correction is needed
 OWN = "every preset that fits costs too much, but your file costs little"
 KINDS: Mapping[Mismatch, str] = {"lag": "from older weights", "formats": "without a known lag"}
@@ -43,22 +43,25 @@ FIRST: Mapping[Mismatch, str] = {
     "lag": "push weights more often or lower the learning rate first",
     "formats": "sample in a wider number format first",
 }
+UNBOUNDED = "importance_sampling"  # has neither cap nor clip
+CAPS = "it caps one weight per token, beside the host's clip"
 LAST_RESORT: Mapping[
     Mismatch, Mapping[str, str]
 ] = {  # preset -> reason, in the order in which they are tried
     "lag": {
-        "importance_sampling": "it weights each token by its whole ratio",
-        "token_tis": "it caps one weight per token, beside the host's clip",
+        "token_tis": CAPS,
+        UNBOUNDED: "it weights each token by its whole ratio",
         "icepop": "it drops the tokens whose ratio is outside a band",
     },
-    "formats": {},  # no panel supports a preset; icepop did harm, and token_tis in one of two panels
+    "formats": {"token_tis": CAPS},  # no panel supports a preset; icepop did harm under INT4
 }
 TRAINERS = "the trainer's weights"
 COMPARE: Mapping[Mismatch, str] = {
     "lag": "evaluate a run with and one without a correction, or push weights more often",
     "formats": "evaluate a run with and one without a correction, or sample in a wider number format",
 }
-UNTOLD = "the dump does not tell how many optimizer steps a rollout has (num_steps_per_rollout)"
+STEPS = "how many optimizer steps a rollout has (num_steps_per_rollout)"
+PUSHES = "after how many rollouts weights are pushed (update_weights_interval)"
 CENTERING = "score centering"  # the remedy that reads log-probs of the sampler's likeliest tokens
 
 
@@ -70,6 +73,7 @@ def recommend(
     *,
     k3: float | None = None,
     steps: int | None = None,
+    rollouts_per_push: int | None = None,
 ) -> Recommendation:
     """Recommends a preset that helped in our runs like this one, if it costs little here.
 
@@ -80,15 +84,20 @@ def recommend(
         files: name -> file of ``--config``; these corrections are tried after the presets.
         k3: the run's median over rollouts, as in evidence.yaml; default: the mean over tokens.
         steps: optimizer steps per rollout; None: unknown.
+        rollouts_per_push: rollouts from one push of weights to the next; None: unknown.
     """
     names = {f.name for f in findings}
     if no_correction := _none(total, findings, names):
         return no_correction
-    mismatch: Mismatch = "lag" if STALE in names or (total.staleness or 0) >= 1 else "formats"
+    # train.py pushes after every rollout whatever the flag says; then every age is 0.
+    skips_pushes = (rollouts_per_push or 1) > 1 and total.staleness != 0
+    is_old = STALE in names or (total.staleness or 0) >= 1 or skips_pushes
+    mismatch: Mismatch = "lag" if is_old else "formats"
     distance = total.k3 if k3 is None else k3
-    is_meant = not any(f.is_fault for f in findings) and (total.staleness or 1) <= LAG_OF_ONE
+    is_meant = not any(f.is_fault for f in findings) and (total.staleness or 1) < LAG_OF_ONE
+    is_meant = is_meant and not skips_pushes
     is_healthy = max(distance or 0, total.k3 or 0) <= LEAST_HARM
-    at = Situation(mismatch, distance, steps)
+    at = Situation(mismatch, distance, steps, rollouts_per_push if is_old else None)
     if is_healthy and (is_meant or mismatch == "formats"):
         whose = "a healthy lag of one: " if mismatch == "lag" else ""
         needs = f"k3 {_said(distance)} needs no correction, because it is at most {LEAST_HARM:g}"
@@ -103,11 +112,12 @@ class Situation:
     mismatch: Mismatch
     k3: float | None
     steps: int | None
+    rollouts_per_push: int | None
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """The conditions of evidence.yaml that the run meets; none if we measured nothing like it."""
-        return evidence().at(self.mismatch, self.k3, self.steps)
+        return evidence().at(self.mismatch, self.k3, self.steps, self.rollouts_per_push)
 
     @property
     def condition(self) -> Condition | None:
@@ -116,12 +126,21 @@ class Situation:
 
     @property
     def is_open(self) -> bool:
-        """Whether the unknown number of optimizer steps decides which of our runs are like it."""
-        return len({condition.steps_per_rollout for condition in self.conditions}) > 1
+        """Whether something that the run does not tell decides which of our runs are like it."""
+        return len({(c.steps_per_rollout, c.rollouts_per_push) for c in self.conditions}) > 1
+
+    @property
+    def untold(self) -> Iterator[str]:
+        """What the run does not tell, with what our runs like it have."""
+        if self.steps is None:
+            yield _untold(STEPS, map(_steps, self.conditions))
+        if self.rollouts_per_push is None and self.mismatch == "lag":
+            yield _untold(PUSHES, map(_push, self.conditions))
 
     def __str__(self) -> str:
         steps = f", {counted(self.steps, 'optimizer step')} per rollout" if self.steps else ""
-        return f"k3 {_said(self.k3)} {KINDS[self.mismatch]}{steps}"
+        pushed = f", weights {_every(self.rollouts_per_push)}" if self.rollouts_per_push else ""
+        return f"k3 {_said(self.k3)} {KINDS[self.mismatch]}{steps}{pushed}"
 
 
 def _none(total: Numbers, findings: Sequence[Finding], names: set[str]) -> Recommendation | None:
@@ -172,7 +191,7 @@ def _judged(
     if condition and not at.is_open:
         reasons = (*reasons, *_others(condition, total, by_name))
     remedy = condition.of(chosen) if condition and chosen else None
-    # Nothing is recommended where the served policy, or the unknown number of steps, decides.
+    # Nothing is recommended where the served policy, or what the dump does not tell, decides.
     if condition and not (condition.scored or at.is_open) and chosen and remedy and remedy.helped:
         reasons = (*reasons, *_better(condition, remedy), *why)
         return Recommendation(name=chosen, reasons=reasons, flags=flags(chosen), candidates=tuple(considered))
@@ -183,17 +202,18 @@ def _next(
     at: Situation, considered: Sequence[Candidate], chosen: str | None, why: tuple[str, str]
 ) -> tuple[str, ...]:
     """Returns what to do if no preset helped in runs like this one."""
-    if at.condition and (at.condition.scored or at.is_open):
+    if at.is_open:
         return ()  # `_measured` says what to do in each case
-    if chosen is None and not LAST_RESORT[at.mismatch]:
-        return FIRST[at.mismatch], "none of our runs supports a correction of this mismatch"
     if not considered:
         return FIRST[at.mismatch], "no candidate was evaluated: leave out --presets"
+    reason, gain = why
+    trial = f"train the same seeds with and without {chosen}: {reason}"
+    if at.condition and at.condition.scored:
+        unlike = "if your sampler's weights are not rounded, these runs do not tell"
+        return (f"{unlike}: {trial}", gain) if chosen else (f"{unlike}: {FIRST[at.mismatch]}",)
     if chosen is None:
         return FIRST[at.mismatch], "every candidate costs too much here, so analyse again when k3 is smaller"
-    reason, gain = why
-    trial = f"to find out, train the same seeds with and without {chosen}: {reason}"
-    return FIRST[at.mismatch], trial, gain
+    return FIRST[at.mismatch], f"to find out, {trial}", gain
 
 
 def _measured(at: Situation) -> Iterator[str]:
@@ -201,19 +221,24 @@ def _measured(at: Situation) -> Iterator[str]:
     yield f"{at}: our runs like it had {' and '.join(dict.fromkeys(map(_runs, at.conditions)))}"
     for condition in at.conditions:
         remedies = ", ".join(map(str, condition.remedies))
-        which = f"with {_steps(condition)} per rollout, " if at.is_open else ""
+        which = f"{_which(condition)}, " if at.is_open else ""
         scores = f"their held-out scores at the end, minus those of uncorrected runs{condition.whose}"
         yield f"{which}{scores}: {remedies}"
     served = dict.fromkeys(condition.scored for condition in at.conditions if condition.scored)
     for weights in served:
-        yield f"if you serve {weights}, {_how_to_train([c for c in at.conditions if c.scored == weights])}"
+        train = _how_to_train([c for c in at.conditions if c.scored == weights])
+        yield f"if your sampler's weights are rounded like theirs and you serve {weights}, {train}"
     if served and TRAINERS not in served:
         yield f"if you serve {TRAINERS}, these runs do not tell: {COMPARE[at.mismatch]}"
-    if at.condition and at.steps is None:
-        yield UNTOLD if at.is_open else f"{UNTOLD}; these runs have {_steps(at.condition)}"
+    yield from at.untold
     if at.is_open:
         for condition in at.conditions:
-            yield f"with {_steps(condition)} per rollout, {_how_to_train([condition])}"
+            yield f"{_which(condition)}, {_how_to_train([condition])}"
+
+
+def _untold(what: str, ours: Iterable[str]) -> str:
+    """Says that the dump does not tell something, which our runs have in one way or in several."""
+    return f"the dump does not tell {what}; these runs have {' or '.join(sorted(set(ours)))}"
 
 
 def _runs(condition: Condition) -> str:
@@ -221,8 +246,20 @@ def _runs(condition: Condition) -> str:
     return f"k3 {condition.range} ({where})"
 
 
+def _which(condition: Condition) -> str:
+    return f"with {_steps(condition)} per rollout and {_push(condition)}"
+
+
 def _steps(condition: Condition) -> str:
     return counted(condition.steps_per_rollout, "optimizer step")
+
+
+def _push(condition: Condition) -> str:
+    return f"weights {_every(condition.rollouts_per_push)}"
+
+
+def _every(rollouts: int) -> str:
+    return "pushed after every rollout" if rollouts == 1 else f"pushed every {rollouts} rollouts"
 
 
 def _how_to_train(conditions: Sequence[Condition]) -> str:
@@ -314,12 +351,13 @@ def _candidates(total: Numbers, files: Iterable[str], at: Situation) -> dict[str
     tried = {r.preset: "it helped in our runs" for r in remedies if r.preset and r.helped}
     lag = total.staleness or 0
     because = f"the weights lag {_said(lag)} versions, so " if lag >= LAG else ""
-    last = list(LAST_RESORT[at.mismatch].items())
-    if (at.steps or 1) > 1:  # from the second step on PPO's clip acts, which importance_sampling lacks
-        last = last[1:] + last[:1]
-    for name, why in last:
+    for name, why in LAST_RESORT[at.mismatch].items():
         tried.setdefault(name, because + why)
-    if (length := total.response_length or 0) >= LONG:
+    length = total.response_length or 0
+    # It has neither PPO's clip, which acts from the second step on, nor a cap on the ratios of long answers.
+    if ((at.steps or 1) > 1 or length >= LONG) and UNBOUNDED in tried:
+        tried[UNBOUNDED] = tried.pop(UNBOUNDED)
+    if length >= LONG:
         tried["skyrl_geo_mask"] = f"responses of {length:,.0f} tokens, so it drops sequences that drifted"
     return tried | dict.fromkeys(files, OWN)
 

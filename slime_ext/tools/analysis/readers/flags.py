@@ -32,11 +32,12 @@ def files_of_flags(paths: Sequence[str]) -> list[Path]:
     return [folder / FLAGS for folder in folders_of(paths)]
 
 
-def steps_of(flags: Mapping[str, Any]) -> int | None:
-    """Returns the optimizer steps per rollout that the flags name; None if they name no number.
+def count_of(flags: Mapping[str, Any], name: str) -> int | None:
+    """Returns the count that a flag names; None if it names no count.
 
-    >>> steps_of({"num_steps_per_rollout": 4}), steps_of({"num_steps_per_rollout": None}), steps_of({})
+    >>> steps = "num_steps_per_rollout"
+    >>> count_of({steps: 4}, steps), count_of({steps: None}, steps), count_of({}, steps)
     (4, None, None)
     """
-    steps = flags.get("num_steps_per_rollout")
-    return steps if type(steps) is int and steps >= 1 else None
+    count = flags.get(name)
+    return count if type(count) is int and count >= 1 else None
