@@ -1,10 +1,10 @@
 """Draws docs/img/gains.png, gains_formats.png, evidence.png, evidence_k3.png and evidence_all.png.
 
 README.md shows the first: the gain of every remedy over uncorrected runs of the language model, with its
-interval, under each lag. The second has those with rounded weights in the sampler. The third has the score at
-the end of each of these runs, with a row for each arm and a dot for each seed. The fourth has differences of
-such scores against k3, over several lags. The fifth has the held-out score over optimizer steps, with a line
-for each seed.
+interval and a dot for each seed, under each lag. The second has those with rounded weights in the sampler.
+The third has the score at the end of each of these runs, with a row for each arm and a dot for each seed. The
+fourth has differences of such scores against k3, over several lags. The fifth has the held-out score over
+optimizer steps, with a line for each seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLUMNS = 4
 DPI = 130
 TITLE = 72  # letters of a title's line
 TASK = "SmolLM2-135M learns to add"  # of the picture of gains,
-GAINS = 0.45  # with the largest gain that is drawn
+GAINS = 0.7  # with the largest gain that is drawn
 LAGS = {  # condition -> label
     "no_lag": "no lag",
     "lag2": "lag of 2",
@@ -50,16 +50,18 @@ def write(of: Settings, rows: Sequence[Row], folder: Path = FOLDER) -> None:
     """Draws the pictures. The last leaves out an arm that has only runs of another arm."""
     folder.mkdir(parents=True, exist_ok=True)
     measured = Evidence.model_validate(evidence(of, rows))
-    gains(of, measured, rounded=False).savefig(folder / "gains.png", dpi=DPI)
-    gains(of, measured, rounded=True).savefig(folder / "gains_formats.png", dpi=DPI)
+    gains(of, measured, rows, rounded=False).savefig(folder / "gains.png", dpi=DPI)
+    gains(of, measured, rows, rounded=True).savefig(folder / "gains_formats.png", dpi=DPI)
     ends(of, rows).savefig(folder / "evidence.png", dpi=DPI)
     against_k3(of, rows).savefig(folder / "evidence_k3.png", dpi=DPI)
     panels = {name: lines for name in of.panels if (lines := own(by_arm(of, name, rows)))}
     draw(of, panels).savefig(folder / "evidence_all.png", dpi=DPI)
 
 
-def gains(of: Settings, measured: Evidence, *, rounded: bool) -> Figure:
+def gains(of: Settings, measured: Evidence, rows: Sequence[Row], *, rounded: bool) -> Figure:
     """Returns a figure with the gain of every remedy, with or without rounded weights in the sampler.
+
+    A row has a dot for each seed, and a bar for the interval of the mean.
 
     The remedies are in the order of settings.yaml, because rows with different seeds must not be ranked.
     """
@@ -83,17 +85,19 @@ def gains(of: Settings, measured: Evidence, *, rounded: bool) -> Figure:
         free = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # of the line at 0
         ax.text(-1.22, place, heading, weight="bold", bbox=free, **(beside | {"fontsize": 8.5}))
         place += 1
+        lines = lines_of(of, condition.name, rows)
         for remedy in sorted(condition.remedies, key=lambda remedy: list(of.arms).index(remedy.arm)):
-            low, high = remedy.low, remedy.high
-            ax.plot([low, high], [place, place], color=COLOUR, lw=1.8, solid_capstyle="butt")
-            ax.plot(remedy.effect, place, "o", ms=5, color=COLOUR)
+            of_seeds = list(gaps(lines[remedy.arm], lines[UNCORRECTED]).values())
+            ax.plot(of_seeds, [place] * len(of_seeds), "o", ms=3.5, mew=0, color=COLOUR, alpha=0.3)
+            ax.plot([remedy.low, remedy.high], [place, place], color=COLOUR, lw=1.8, solid_capstyle="butt")
+            ax.plot(remedy.effect, place, "D", ms=5, color=COLOUR)
             ax.text(-1.19, place, remedy.remedy, **beside)
             ax.text(1.03, place, remedy.gain, **beside)
             place += 1
     ax.set_ylim(height - 0.5, -0.5)
     ax.set_xlim(-GAINS, GAINS)
     ax.axvline(0, color="k", lw=0.8, zorder=0.5)
-    ax.set_xlabel("gain, and its 95% interval", fontsize=9)
+    ax.set_xlabel("gain: a dot for each seed; mean, with its 95% interval", fontsize=9)
     ax.set_yticks([])
     ax.grid(axis="x", alpha=0.3)
     ax.tick_params(axis="x", labelsize=8.5)

@@ -797,7 +797,7 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
 def test_the_picture_of_gains_has_every_remedy(rounded):
     conditions = [c for c in measured.evidence().conditions if OF.is_language_model(c.name)]
     conditions = [c for c in conditions if c.name.startswith(("int", "fp8")) == rounded]
-    (ax,) = picture.gains(OF, measured.evidence(), rounded=rounded).axes
+    (ax,) = picture.gains(OF, measured.evidence(), rows.read(), rounded=rounded).axes
     texts = [text.get_text() for text in ax.texts]
     assert len(texts) == len(conditions) + 2 * sum(len(condition.remedies) for condition in conditions)
     drawn = []
@@ -810,11 +810,14 @@ def test_the_picture_of_gains_has_every_remedy(rounded):
         of = {(remedy.remedy, remedy.gain): remedy for remedy in condition.remedies}
         assert {*pairs} == {*of}
         drawn += [of[pair] for pair in pairs]
-    *intervals, (left, right) = ([*line.get_xdata()] for line in ax.lines if len(line.get_xdata()) == 2)
+    *intervals, (left, right) = ([*line.get_xdata()] for line in ax.lines if line.get_marker() == "None")
     assert intervals == [[remedy.low, remedy.high] for remedy in drawn] and left == right == 0
-    dots = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "o"]
-    assert dots == [remedy.effect for remedy in drawn]
-    assert all(-picture.GAINS < bound < picture.GAINS for pair in intervals for bound in pair)
+    means = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "D"]
+    assert means == [remedy.effect for remedy in drawn]
+    seeds = [[*line.get_xdata()] for line in ax.lines if line.get_marker() == "o"]
+    assert list(map(len, seeds)) == [remedy.seeds for remedy in drawn]
+    assert [sum(gained) / len(gained) for gained in seeds] == pytest.approx(means, abs=1e-4)
+    assert all(-picture.GAINS < gain < picture.GAINS for gained in seeds for gain in gained)
 
 
 def test_the_picture_of_the_ends_has_every_arm_and_seed():
@@ -855,6 +858,11 @@ def test_the_results_say_how_many_runs_are_slow():
     lines = pooled.lines_of(OF, "lag", rows.read())
     slow, results = pooled.slow(lines), " ".join((settings.ROOT / pages.RESULTS).read_text().split())
     counts = [f"{slow[arm][0]} of {len(lines[arm])}" for arm in "BCASU"]
+    page = " ".join((settings.ROOT / pages.EVIDENCE).read_text().split())
+    gained = [f"{slow[arm][1]:.2f}" for arm in "CBA"]
+    told = f"{counts[1]} score below 0.3 ({counts[0]} uncorrected runs, {counts[2]} of the exact sampler)"
+    assert f"{told}, and by the end these have gained only {gained[0]} in the mean ({gained[1]}, and" in page
+    assert f"{gained[2]})." in page
     told = "in {} uncorrected runs, in {} with `token_tis`, in {} with the exact sampler, in {} with score"
     assert told.format(*counts) in results and f"and in {counts[-1]} without a cap" in results
 
@@ -973,6 +981,8 @@ def test_the_page_says_what_a_missing_cap_does(page, lag, cap):
     told = "{:+.2f} ({:.2f} to {:.2f}, p {:.2g}, planned in `lm_cap`)".format(*found.difference, found.p)
     pooled_told, p = said("S", "U", lag)
     assert found.seeds == 16 and f"`importance_sampling` is {told}" in page
+    mean, low, high = found.difference
+    assert f"which does not, is {mean:.2f} ({low:.2f} to {high:.2f}, planned p {found.p:.2g})." in page
     assert f"pooled over 24 seeds it is {pooled_told}, {p}" in page
     assert not found.equal and f"and {tests['S'].p:.1g} in `lm_cap`" in page
     told = f"In `lm_cap` it ends {'{:.2f} ({:.2f} to {:.2f})'.format(*numbers(gained))}"
