@@ -94,8 +94,8 @@ def recommend(
     is_old = STALE in names or (total.staleness or 0) >= 1 or skips_pushes
     mismatch: Mismatch = "lag" if is_old else "formats"
     distance = total.k3 if k3 is None else k3
-    is_meant = not any(f.is_fault for f in findings) and (total.staleness or 1) < LAG_OF_ONE
-    is_meant = is_meant and not skips_pushes
+    is_lag_of_one = not skips_pushes and (total.staleness or 1) < LAG_OF_ONE
+    is_meant = is_lag_of_one and not any(f.is_fault for f in findings)
     is_healthy = max(distance or 0, total.k3 or 0) <= LEAST_HARM
     at = Situation(mismatch, distance, steps, rollouts_per_push if is_old else None)
     if is_healthy and (is_meant or mismatch == "formats"):
