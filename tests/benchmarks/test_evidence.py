@@ -965,6 +965,11 @@ def test_the_pages_say_what_the_best_of_three_corrections_gains(page):
     ends = [end(cells[f"S@{name}"]) for name in OF.panels["lm_rate"].variants]
     assert "score centering ends at {}, {} and {}.".format(*ends) in page
     chosen = dict.fromkeys("UCS", 0)
+    slow, tests = "A@1.5e-5", table.verdicts(OF, "lm_rate_all", cells)
+    told = (
+        "the exact sampler ends at {}, and minus uncorrected it is {:.2f} ({:.2f} to {:.2f}, p {:.2g} after"
+    )
+    assert f"{told.format(end(cells[slow]), *tests[slow].gain, tests[slow].p)} Holm)" in page
     for seed in cells["B@3e-5"]:
         totals = {c: sum(row.end for s, row in cells[c].items() if s != seed) for c in cells if c[0] in "CSU"}
         chosen[max(totals, key=totals.get).removesuffix("@3e-5")] += 1
