@@ -29,7 +29,7 @@ from slime_ext.tools.analysis import evidence as measured
 from slime_ext_cpu.tasks import sums
 
 OF = settings.read()
-COUNTED = {20: "twenty", 22: "twenty-two", 24: "twenty-four"}
+COUNTED = {24: "twenty-four", 26: "twenty-six"}
 
 
 def row(arm="B", seed=1, end=0.9, curve=None, panel="lag", **more):
