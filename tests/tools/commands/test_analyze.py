@@ -274,7 +274,7 @@ def test_presets_are_those_that_were_asked_for(capsys, runs):
 
 def test_the_shortlist_has_every_preset_that_may_be_recommended():
     total = Numbers(tokens=1, sequences=1, nonfinite=0, staleness=99.0, response_length=1e5)
-    at = recommend.Situation("lag", 0.02, 1)
+    at = recommend.Situation("lag", 0.02, 1, None)
     tried = set(recommend._candidates(total, (), at))
     assert len(tried) >= 4 and tried <= set(SHORTLIST)
 
