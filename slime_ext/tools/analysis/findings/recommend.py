@@ -354,7 +354,7 @@ def _candidates(total: Numbers, files: Iterable[str], at: Situation) -> dict[str
     for name, why in LAST_RESORT[at.mismatch].items():
         tried.setdefault(name, because + why)
     length = total.response_length or 0
-    # It has neither PPO's clip, which acts from the second step on, nor a cap on the ratios of long answers.
+    # UNBOUNDED lacks PPO's clip, which acts from the second step on, and a cap on the ratios of long answers.
     if ((at.steps or 1) > 1 or length >= LONG) and UNBOUNDED in tried:
         tried[UNBOUNDED] = tried.pop(UNBOUNDED)
     if length >= LONG:
