@@ -128,7 +128,8 @@ def _begin(options: argparse.Namespace) -> int:
         **{name: getattr(options, name) for name in (*DEFAULTS, "flags")},
         "num_rollout": options.rollouts or task.rollouts,
         "threads": options.threads,
-        "num_steps_per_rollout": _steps(task, options.flags),  # slime-ext analyze reads it
+        "num_steps_per_rollout": _steps(task, options.flags),  # slime-ext analyze reads this and the next
+        "update_weights_interval": options.lag,
         "slime_ext": slime_ext.__version__,
     }
     run = _host_run(args, out)

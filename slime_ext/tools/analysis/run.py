@@ -111,7 +111,8 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
             files,
             k3=statistics.median(distances) if distances else None,
             steps=diagnosis.steps or count_of(diagnosis.flags, "num_steps_per_rollout"),
-            rollouts_per_push=count_of(diagnosis.flags, "update_weights_interval"),
+            rollouts_per_push=diagnosis.rollouts_per_push()
+            or count_of(diagnosis.flags, "update_weights_interval"),
         ),
         headline=headline(findings, detectors),
         suggestions=ranking.suggestions(),

@@ -52,3 +52,25 @@ def test_fresh_weights_and_known_ages_stay_as_they_are():
         diagnosis = diagnosed(rollouts)
         assert diagnosis.notes() == () and diagnosis.numbers() == diagnosis.sums.numbers()
         assert diagnosis.moments() == tuple(diagnosis.timeline)
+
+
+@pytest.mark.parametrize(
+    ("newest", "wanted"),
+    [
+        ((1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4), 4),  # train_async.py pushes late the first time
+        ((1, 2, 3, 4), 1),
+        ((3, 3, 4, 4, 5), 2),
+        ((1, 1, 1, 1, 2, 2), None),  # one push
+        ((1, 1, 1), None),
+        ((), None),
+    ],
+)
+def test_the_rollouts_of_a_push_are_counted(newest, wanted):
+    found = run(World(rollouts=14, samples=4, length=6))
+    made = [
+        replace(r, versions=torch.full_like(r.versions, v), newest=None)
+        for r, v in zip(found, newest, strict=False)
+    ]
+    assert diagnosed(made).rollouts_per_push() == wanted
+    some = [rollout for rollout in made if rollout.rollout_id % 2 == 0]
+    assert diagnosed(some).rollouts_per_push() is None  # in every second dump each version is new

@@ -81,6 +81,10 @@ class Diagnosis(Additive):
             return curves
         return (*(c for c in curves if c.name != "staleness"), versions.curve(ages))
 
+    def rollouts_per_push(self) -> int | None:
+        """Returns the rollouts from one push of weights to the next; None if the dumps do not tell them."""
+        return versions.rollouts_per_push(self.statistics.versions)
+
     def notes(self) -> tuple[str, ...]:
         """Returns how ages were counted, if the dumps do not hold them."""
         return (versions.NOTE,) if self._ages() else ()

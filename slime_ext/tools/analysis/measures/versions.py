@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -103,6 +104,20 @@ def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:
             first, began = {}, newest
         ages |= {sums: rollout_id - first.setdefault(sums.version, rollout_id) for sums in of_rollout}
     return ages if any(ages.values()) else {}
+
+
+def rollouts_per_push(versions: Iterable[VersionSums]) -> int | None:
+    """Returns the median number of rollouts from one newest version to the next.
+
+    None if fewer than two pushes are seen, or if rollouts are missing.
+    """
+    newest = {sums.rollout_id: sums.version for sums in sorted(versions)}
+    ids = list(newest)
+    if any(later != rollout_id + 1 for rollout_id, later in pairwise(ids)):
+        return None
+    changes = [later for rollout_id, later in pairwise(ids) if newest[later] != newest[rollout_id]]
+    between = [later - rollout_id for rollout_id, later in pairwise(changes)]
+    return round(median(between)) if between else None
 
 
 def curve(ages: dict[VersionSums, int]) -> Curve:
