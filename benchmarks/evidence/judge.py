@@ -16,6 +16,9 @@ EXACT, UNCORRECTED = "A", "B"
 Rows = Mapping[str, Mapping[int, Row]]  # arm, or arm@variant -> seed -> row
 
 
+RECORDED = 1e-4  # of a score: lines have four decimals
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on one arm.
@@ -107,9 +110,9 @@ def best_of(rows: Rows, cells: Sequence[str], whose: Scored = "served") -> dict[
     scores_of_best = {}
     for seed in seeds:
         others = [other for other in seeds if other != seed]
-        # rounded, because sums of the same shares in another order may differ in the last bit
-        totals = {cell: round(sum(of[other] for other in others), 9) for cell, of in scores.items()}
-        scores_of_best[seed] = scores[max(totals, key=lambda cell: totals[cell])][seed]
+        totals = {cell: sum(of[other] for other in others) for cell, of in scores.items()}
+        equal = max(totals.values()) - RECORDED * len(others)
+        scores_of_best[seed] = scores[next(cell for cell in cells if totals[cell] >= equal)][seed]
     return scores_of_best
 
 
@@ -258,13 +261,14 @@ def randomised(differences: Iterable[float]) -> float:
     0.125
     """
     pairs = list(differences)
-    least = abs(sum(pairs)) * (1 - 1e-9)
+    # Scores are shares of 128 questions, so many sums tie; their four recorded decimals break a tie by less.
+    least = abs(sum(pairs)) - RECORDED * len(pairs)
     # Sum pairs of 2^(n/2) sorted sums instead of 2^n, because 24 seeds would have 16 million.
     ones, others = (_signed_sums(half) for half in (pairs[::2], pairs[1::2]))
     as_far = sum(
         bisect_right(others, -least - one) + len(others) - bisect_left(others, least - one) for one in ones
     )
-    return as_far / (len(ones) * len(others)) if least else 1.0
+    return as_far / (len(ones) * len(others)) if least > 0 else 1.0
 
 
 def _signed_sums(values: Sequence[float]) -> list[float]:

@@ -432,6 +432,12 @@ def test_ends_of_the_same_seeds_are_compared_by_counting_signs():
         sums = [abs(sum(s * abs(d) for s, d in zip(chosen, differences, strict=True))) for chosen in signs]
         wanted = sum(found >= abs(sum(differences)) - 1e-12 for found in sums) / len(signs)
         assert judge.randomised(differences) == pytest.approx(wanted, abs=1e-12)
+    shares = [[5, 3, 2, 8, -1, 6, -4, 7], [5, 5, -3, 2, 0, 9, 4, -4], [1, 2, 3, 4, 5, 6, 7, -8]]
+    for of_128 in shares:  # recorded with four decimals, their sums tie as the shares do
+        signs = list(itertools.product((1, -1), repeat=8))
+        far = sum(abs(sum(map(int.__mul__, of_128, chosen))) >= abs(sum(of_128)) for chosen in signs)
+        recorded = [round((64 + share) / 128, 4) - 0.5 for share in of_128]
+        assert judge.randomised(recorded) == far / 256
     assert judge.randomised([0.1] * 8) == 2 / 256 and judge.randomised([]) == judge.randomised([0.0]) == 1.0
     ends = {"A": [0.6, 0.7, 0.8, 0.9], "B": [0.5, 0.5, 0.7, 0.7], "C": [0.6, 0.4, 0.8, 0.6]}
     lines = [
@@ -849,11 +855,12 @@ def test_the_page_says_how_far_repeated_runs_were_apart():
     rounded, scored_twice = (table.by_arm(OF, name, rows.read()) for name in ("lm_int4", "lm_int4_both"))
     of_int4 = [gap for arm in "BCS" for gap in judge.gaps(rounded[arm], scored_twice[arm]).values()]
     noise = math.sqrt(sum(gap**2 for gap in of_int4) / len(of_int4))
-    told = f"24 runs of `lm_int4` ran again in `lm_int4_both`, and ended {noise:.2f} higher or lower"
-    assert len(of_int4) == 24 and f"{told}, and at most {max(map(abs, of_int4)):.2f}." in page
+    told = (
+        f"24 runs of `lm_int4` ran again in `lm_int4_both`, with sums in another order, and ended {noise:.2f}"
+    )
+    assert len(of_int4) == 24 and f"{told} higher or lower, and at most {max(map(abs, of_int4)):.2f}." in page
     readme = " ".join((settings.ROOT / "README.md").read_text().split())
-    told = f"ends {rms:.2f} higher or lower (root mean square; {noise:.2f} under INT4)"
-    assert f"repeated with its seed {told}" in readme
+    assert f"repeated with its seed ends {rms:.2f} higher or lower (root mean square)" in readme
     assert (most[1].panel, most[1].arm, most[1].seed) == ("lm_cap", "C", 31)
     assert f"({first['lm_cap', 'C', 31]:.2f}, then {most[1].end:.2f})" in page
 
