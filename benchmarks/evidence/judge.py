@@ -14,9 +14,7 @@ from benchmarks.evidence.settings import Judged, Primary, Scored, base, beside
 
 EXACT, UNCORRECTED = "A", "B"
 Rows = Mapping[str, Mapping[int, Row]]  # arm, or arm@variant -> seed -> row
-
-
-RECORDED = 1e-4  # of a score: lines have four decimals
+RECORDED = 1e-4  # the last decimal of a score in a line; two rounded scores differ by at most this too much
 
 
 @dataclass(frozen=True)
@@ -254,6 +252,7 @@ def randomised(differences: Iterable[float]) -> float:
     """Returns the two-sided p of Fisher's randomisation test of pairs.
 
     p is the share of the 2^n choices of signs whose sum is at least as far from 0 as that of the differences.
+    Sums that rounded scores cannot tell apart count as equally far.
 
     Source: Fisher 1935, The Design of Experiments, chapter 3.
 
@@ -261,8 +260,9 @@ def randomised(differences: Iterable[float]) -> float:
     0.125
     """
     pairs = list(differences)
-    # Scores are shares of 128 questions, so many sums tie; their four recorded decimals break a tie by less.
-    least = abs(sum(pairs)) - RECORDED * len(pairs)
+    # Scores are shares of 128 questions, so sums often tie, and rounded scores part them. A pair whose sign
+    # differs between two sums counts twice in their difference, and so does its error.
+    least = abs(sum(pairs)) - 2 * RECORDED * len(pairs)
     # Sum pairs of 2^(n/2) sorted sums instead of 2^n, because 24 seeds would have 16 million.
     ones, others = (_signed_sums(half) for half in (pairs[::2], pairs[1::2]))
     as_far = sum(

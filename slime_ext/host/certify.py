@@ -241,7 +241,7 @@ def _arrival(asked: Any) -> Arrival:
 
 
 def _replies(asked: Sequence[Any]) -> Sequence[Any]:
-    """Waits for the engines' answers, of Ray or of an event loop.
+    """Waits for the engines' answers, which come from Ray or from an event loop.
 
     Raises:
         TimeoutError: an engine has not answered within ``TIMEOUT_S``.

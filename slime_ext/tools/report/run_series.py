@@ -21,8 +21,8 @@ Series = dict[str, dict[float, float]]  # {name in the host's log: {optimizer st
 def run_folders(folder: Path) -> list[Path]:
     """Returns the folders of single runs: the folder itself, or several subfolders with runs.
 
-    A run's events and lines can be in two places: in the folder and a subfolder, or in two subfolders. A link
-    to a folder that is there counts once.
+    A run's events and lines can be in two places: in the folder and a subfolder, or in two subfolders. A
+    subfolder and a link to it count as one.
 
     Raises:
         DataError: the folder does not exist.

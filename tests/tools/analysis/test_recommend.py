@@ -14,6 +14,7 @@ from slime_ext import tis
 from slime_ext.host import contract
 from slime_ext.tools.analysis import evidence
 from slime_ext.tools.analysis.document import Effect, Finding, Numbers
+from slime_ext.tools.analysis.findings import DETECTORS
 from slime_ext.tools.analysis.findings import recommend as recommend_module
 from slime_ext.tools.analysis.findings.recommend import flags, recommend
 from slime_ext.tools.analysis.request import Request
@@ -369,6 +370,11 @@ def test_where_no_candidate_was_evaluated_it_says_so():
     for at in (LAG, LAG | {"k3": 0.2, "steps": 1, "rollouts_per_push": 4}):
         found = recommend([effect("geo_rs")], SHORT, **at)
         assert found.reasons[-1] == "no candidate was evaluated: leave out --presets"
+
+
+def test_the_readme_says_how_many_faults_are_known():
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert f"`slime-ext analyze` knows {len(DETECTORS)} faults." in " ".join(readme.split())
 
 
 def test_of_few_sequences_nothing_is_recommended():

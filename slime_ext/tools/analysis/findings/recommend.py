@@ -91,13 +91,13 @@ def recommend(
         return no_correction
     # train.py pushes after every rollout whatever the flag says; then every age is 0.
     skips_pushes = (rollouts_per_push or 1) > 1 and total.staleness != 0
-    is_old = STALE in names or (total.staleness or 0) >= 1 or skips_pushes
-    mismatch: Mismatch = "lag" if is_old else "formats"
+    is_lagging = STALE in names or (total.staleness or 0) >= 1 or skips_pushes
+    mismatch: Mismatch = "lag" if is_lagging else "formats"
     distance = total.k3 if k3 is None else k3
     is_lag_of_one = not skips_pushes and (total.staleness or 1) < LAG_OF_ONE
     is_meant = is_lag_of_one and not any(f.is_fault for f in findings)
     is_healthy = max(distance or 0, total.k3 or 0) <= LEAST_HARM
-    at = Situation(mismatch, distance, steps, rollouts_per_push if is_old else None)
+    at = Situation(mismatch, distance, steps, rollouts_per_push if is_lagging else None)
     if is_healthy and (is_meant or mismatch == "formats"):
         whose = "a healthy lag of one: " if mismatch == "lag" else ""
         needs = f"k3 {_said(distance)} needs no correction, because it is at most {LEAST_HARM:g}"
