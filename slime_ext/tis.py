@@ -20,7 +20,10 @@ from slime_ext.core.state import Tokens
 from slime_ext.host.configured import BOUNDS, near_function, setup_for
 from slime_ext.host.contract import SEEDS, HookCall, takes_tis_bounds
 from slime_ext.host.hook import Channel, Result, run
-from slime_ext.host.session import session
+from slime_ext.host.memory import Memory
+
+# Function name -> the args of its last call, the values read, and the correction.
+CORRECTIONS: Memory[dict[str, tuple[Any, list[Any], Correction]]] = Memory(dict)
 
 
 def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
@@ -63,10 +66,10 @@ def _correction_of(args: Any, name: str) -> Correction:
     The correction is built again only if the args change.
     """
     values = [getattr(args, key, None) for key in (BOUNDS if name in SEEDS else ("slime_ext",))]
-    owner, known, correction = session.corrections.get(name, (None, None, None))
+    owner, known, correction = CORRECTIONS.value.get(name, (None, None, None))
     if correction is None or owner is not args or known != values:
         correction = setup_for(args, name).correction
-        session.corrections[name] = args, values, correction
+        CORRECTIONS.value[name] = args, values, correction
     return correction
 
 

@@ -32,16 +32,16 @@ def fresh_session():
 
     Hosts and engines that a test imports set up logging for the whole process; our own log is heard again.
     """
-    from slime_ext.host.session import session
+    from slime_ext.host import memory
 
-    session.reset()
+    memory.forget()
     logging.disable(logging.NOTSET)
     log = logging.getLogger("slime_ext")
     log.disabled, log.propagate = False, True
     log.setLevel(logging.NOTSET)
     logging.getLogger().setLevel(logging.WARNING)
     yield
-    session.reset()
+    memory.forget()
 
 
 def pytest_configure(config):

@@ -68,7 +68,7 @@ MUTATIONS = {
     ),
     "metrics only goes on correcting": Mutation(
         "host/hook.py",
-        " and not session.leaves_loss_alone",
+        " and not step_metrics.LEAVES_LOSS_ALONE.value",
         "",
         "tests/host/test_train_step.py",
     ),

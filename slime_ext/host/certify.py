@@ -28,7 +28,7 @@ import torch
 
 from slime_ext.core.metrics.names import PREFIX
 from slime_ext.host import hosts
-from slime_ext.host.session import session
+from slime_ext.host.memory import Memory
 
 TIMEOUT_S = 60.0  # for the engines' checksums
 LIMIT = 1e-2  # nats; numerics alone do not explain a larger k3 (docs/metrics.md)
@@ -120,11 +120,12 @@ class PushRecord:
         return True, f"{text}; {arrival.summary}"
 
 
+PUSHES = Memory(PushRecord)
+
+
 def pushes() -> PushRecord:
     """Returns this process's record of its pushes."""
-    if session.pushes is None:
-        session.pushes = PushRecord()
-    return session.pushes
+    return PUSHES.value
 
 
 def install() -> None:

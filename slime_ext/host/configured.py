@@ -30,8 +30,8 @@ from slime_ext.host.contract import (
     takes_tis_bounds,
 )
 from slime_ext.host.flags import ARGUMENTS, check_keys, check_kinds
+from slime_ext.host.memory import Memory
 from slime_ext.host.rules import ALL, OF_THE_CORRECTION, OF_THE_FILE, Setup, enforce, require
-from slime_ext.host.session import session
 
 LATE = (
     f"slime_ext: expected {INIT_FLAG} at start-up, got a first hook call without it: add the flag, because "
@@ -76,15 +76,21 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     return setup
 
 
+# The args of the last call that centers the host's loss, and whether that loss is PPO's.
+LOSS_HAS_RATIO: Memory[tuple[Any, bool] | None] = Memory(lambda: None)
+
+
 def loss_has_ratio(args: Any) -> bool:
     """Tells whether the host's policy loss is PPO's. Otherwise it is -A log pi_target.
 
     It asks the host once, because looking for the host takes half a millisecond.
     """
-    if session.loss_has_ratio is None or session.loss_has_ratio[0] is not args:
+    known = LOSS_HAS_RATIO.value
+    if known is None or known[0] is not args:
         host = hosts.current()
-        session.loss_has_ratio = args, Setup(args, pg_loss_type=_loss_type(args, host), host=host).has_ratio
-    return session.loss_has_ratio[1]
+        known = args, Setup(args, pg_loss_type=_loss_type(args, host), host=host).has_ratio
+        LOSS_HAS_RATIO.value = known
+    return known[1]
 
 
 def _loss_type(args: Any, host: hosts.Host | None) -> str | None:

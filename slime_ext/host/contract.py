@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from slime_ext.core.importing import load_named
 from slime_ext.core.needs import Need
 from slime_ext.errors import ConfigError, cut, did_you_mean
-from slime_ext.host.session import session
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,6 +94,11 @@ def flag_of(dest: str) -> str:
     return "--" + dest.replace("_", "-")
 
 
+# Inputs of the running policy loss that it does not pass to the hook; ``startup`` collects them. This is a
+# context variable, because a loss may be computed again in another thread.
+LOSS_INPUTS: ContextVar[dict[str, Any] | None] = ContextVar("slime_ext_loss_inputs", default=None)
+
+
 @dataclass(frozen=True)
 class HookCall:
     """Holds the arguments of one hook call."""
@@ -115,10 +120,10 @@ class HookCall:
         """Makes the call from the host's keywords.
 
         Aliases are resolved. Unknown keywords are ignored, because a newer host may pass more. Keywords that
-        the host did not pass come from the running policy loss, through ``session.loss_inputs``.
+        the host did not pass come from the running policy loss, through ``LOSS_INPUTS``.
         """
         keywords = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
-        keywords = {**(session.loss_inputs.get() or {}), **keywords}
+        keywords = {**(LOSS_INPUTS.get() or {}), **keywords}
         if "rollout_log_probs" not in keywords and "rollout_log_probs" in arguments:
             raise ConfigError(
                 "rollout_log_probs: expected one tensor per sample, got None: in a custom generate function, "

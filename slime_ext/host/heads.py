@@ -12,7 +12,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from torch.nn.functional import pad
 
 from slime_ext.core.state import Head, Support
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import contract, hosts, staleness, step_metrics
+from slime_ext.host import contract, hosts, published, step_metrics
+from slime_ext.host.memory import Memory
 from slime_ext.host.packing import context_parallel, pack_segments, parallel_state, sum_over
 from slime_ext.host.rollout_data import Samples
-from slime_ext.host.session import session
 from slime_ext.ops.centering import owners
 from slime_ext.ops.segments import to_device
 from slime_ext.ops.vocabulary import log_probs_at, log_probs_within
@@ -37,14 +37,31 @@ SupportRows = tuple[Tensor, Tensor, Tensor]
 TRAINER, OF_SUPPORT = "topk_log_probs", "top_p_log_probs"
 
 
+@dataclass
+class ScoredRollout:
+    """Holds the head's log-probs of the rollout that the host scores and trains.
+
+    Args:
+        by_index: sample index -> the proximal policy's log-probs at its head; None before the pass.
+    """
+
+    rollout_id: int
+    by_index: dict[Any, Tensor] | None = None
+
+
+# Rollout -> sample index -> the sample's heads, or Ray's reference to them.
+HEADS: Memory[dict[int, dict[Any, Any]]] = Memory(dict)
+SCORED: Memory[ScoredRollout | None] = Memory(lambda: None)  # ``proximal_heads`` fills it
+
+
 def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows | SupportRows]:
     """Finds the heads, or the supports, of an optimizer step's samples, in their order.
 
     Raises:
         DataError: a sample has no published head, or a head of another width.
     """
-    known = session.heads.get(rollout_id) or {}
-    if not known and (data := staleness.fetch_for_trainer(staleness.HEADS, rollout_id)):
+    known = HEADS.value.get(rollout_id) or {}
+    if not known and (data := published.fetch_for_trainer(published.HEADS, rollout_id)):
         known = sys.modules["ray"].cloudpickle.loads(data)
     lacking = [index for index in samples.indices if index not in known]
     if lacking:
@@ -77,7 +94,7 @@ def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
     Raises:
         ConfigError: the two may differ, and there was no such pass.
     """
-    known = session.scored.by_index if session.scored else None
+    known = SCORED.value.by_index if SCORED.value else None
     if known is not None:
         return [known[index] for index in samples.indices]
     if is_moved:

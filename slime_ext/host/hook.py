@@ -21,7 +21,6 @@ from slime_ext.host.configured import loss_has_ratio
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.packing import Parallel, context_parallel, pack, require_flat, unpack_masks
 from slime_ext.host.rollout_data import call_of
-from slime_ext.host.session import session
 from slime_ext.host.step_plan import plan_for
 
 Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]
@@ -105,7 +104,7 @@ def changes_loss(args: Any, correction: Correction) -> bool:
 
     It only measures without --use-tis, with an identity correction, and after a guard's ``metrics_only``.
     """
-    is_on = getattr(args, "use_tis", False) and not session.leaves_loss_alone
+    is_on = getattr(args, "use_tis", False) and not step_metrics.LEAVES_LOSS_ALONE.value
     return bool(is_on) and not correction.is_identity
 
 
@@ -122,7 +121,7 @@ def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
 
     Args:
         batch: the batch of the policy loss.
-        inputs: what ``session.loss_inputs`` collected while the loss ran.
+        inputs: what ``contract.LOSS_INPUTS`` collected while the loss ran.
     """
     step = step_metrics.current_step()
     if step.layout is None or not step.observes or "cur_log_probs" not in inputs:

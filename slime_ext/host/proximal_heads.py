@@ -16,33 +16,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import heads, hosts
+from slime_ext.host.heads import SCORED, ScoredRollout
 from slime_ext.host.rollout_data import Samples, column
-from slime_ext.host.session import session
 from slime_ext.host.train_step import reporter_of
 
 COLUMN = "slime_ext_proximal_heads"  # in the log-prob pass's results, until the pass returns
 PARAMETERS = ("f", "args", "data_iterator", "num_microbatches", "store_prefix")
-
-
-@dataclass
-class ScoredRollout:
-    """Holds the head's log-probs of the rollout that the host scores and trains.
-
-    Args:
-        by_index: sample index -> the proximal policy's log-probs at its head; None before the pass.
-    """
-
-    rollout_id: int
-    by_index: dict[Any, Tensor] | None = None
 
 
 def install(host: hosts.Host) -> None:
@@ -60,13 +46,13 @@ def _of_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
     def train_actor(*positional: Any, **named: Any) -> Any:
         rollout_id = signature.bind(*positional, **named).arguments.get("rollout_id")
         # Either another host's method of this name, or a parent's method that a subclass's method has called.
-        if rollout_id is None or session.scored is not None:
+        if rollout_id is None or SCORED.value is not None:
             return function(*positional, **named)
-        session.scored = ScoredRollout(rollout_id)
+        SCORED.value = ScoredRollout(rollout_id)
         try:
             return function(*positional, **named)
         finally:
-            session.scored = None
+            SCORED.value = None
 
     return train_actor
 
@@ -77,7 +63,7 @@ def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
     def forward_only(*positional: Any, **named: Any) -> Any:
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
-        scored, call = session.scored, bound.arguments
+        scored, call = SCORED.value, bound.arguments
         if scored is None or not _is_read(call) or not hosts.ranks().is_last_stage:
             return function(*positional, **named)
         iterator = (call["data_iterator"] or [None])[0]

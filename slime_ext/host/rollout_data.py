@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.contract import HookCall
+from slime_ext.host.contract import HookCall, number_of, versions_of
 
 Batch = Mapping[str, Any]  # key -> a value per sample, or None
 MASK_SUMS = ("rollout_mask_sums", "group_mask_sums")  # the second only in v0.3.0
@@ -209,3 +209,18 @@ def rebaselined(rows: Sequence[SampleRow], *, by_std: bool) -> list[float | None
             centred = row.reward - statistics.fmean(rewards)
             advantages.append(centred / (statistics.stdev(rewards) + EPSILON) if by_std else centred)
     return advantages
+
+
+def oldest_of(names: Any) -> int | None:
+    """Finds the oldest of a sample's versions. Returns None unless every version is a number."""
+    versions = [number for name in versions_of(names) if (number := number_of(name)) is not None]
+    return None if len(versions) < len(versions_of(names)) else min(versions, default=None)
+
+
+def flat(samples: Iterable[Any]) -> Iterable[Any]:
+    """Yields the samples of a list, or of a list of groups."""
+    for entry in samples:
+        if isinstance(entry, list):
+            yield from flat(entry)
+        else:
+            yield entry

@@ -15,6 +15,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +26,11 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from slime_ext.errors import DataError, cut, warn_once
-from slime_ext.host import contract, hosts, staleness
+from slime_ext.host import contract, hosts, published
 from slime_ext.host.configured import center_of_flags
 from slime_ext.host.engine_answers import FLAT, NO_NUMBERS, OF_SUPPORT, none, read, read_support
-from slime_ext.host.heads import Rows, SupportRows
-from slime_ext.host.session import session
+from slime_ext.host.heads import HEADS, Rows, SupportRows
+from slime_ext.host.rollout_data import flat
 from slime_ext.ops.divergences import HIGHEST, is_log_prob
 
 FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as in slime since 2e5cd7c
@@ -58,6 +59,11 @@ class Asked:
     supports: list[Tensor] = field(default_factory=list)
 
 
+# The request for the sample that is being generated. This is a context variable, because several samples are
+# generated at the same time.
+ASKED: ContextVar[Asked | None] = ContextVar("slime_ext_asked", default=None)
+
+
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Runs the host's ``generate``, and asks for the sampler's head if the correction centers.
 
@@ -76,11 +82,11 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     before = sample.response_length
     there, top_p = len(rollout.GenerateState(args).tokenizer), top_p_of(args)
     asked = Asked(center.top_k, there, top_p, sample.index)
-    token = session.asked.set(asked)
+    token = ASKED.set(asked)
     try:
         sample = await rollout.generate(args, sample, sampling_params)
     finally:
-        session.asked.reset(token)
+        ASKED.reset(token)
     (_keep if asked.top_p == 1 else _keep_support)(sample, before, asked)
     return sample
 
@@ -93,7 +99,7 @@ def top_p_of(args: Any) -> float:
 
 def _asking(post: Callable[..., Any]) -> Callable[..., Any]:
     async def asking(url: str, payload: dict[str, Any], *positional: Any, **named: Any) -> Any:
-        asked = session.asked.get()
+        asked = ASKED.get()
         if asked is None or "sampling_params" not in payload:
             return await post(url, payload, *positional, **named)
         output = await post(url, payload | _request(payload["sampling_params"], asked), *positional, **named)
@@ -256,7 +262,7 @@ def publish(
             recorded log-prob.
     """
     heads: dict[Any, Rows | SupportRows] = {}
-    for sample in staleness.flat(samples):
+    for sample in flat(samples):
         if sample.index is None or sample.index in heads:
             raise DataError(
                 f"Sample.index: expected a different one for every sample beside center, got {sample.index} "
@@ -266,14 +272,14 @@ def publish(
             _checked_support(sample, vocabulary) if is_exact else _checked(sample, top_k, vocabulary)
         )
     _warn_of_tail(heads.values(), top_k)
-    session.heads[rollout_id] = heads
-    if staleness.store() is not None:
+    HEADS.value[rollout_id] = heads
+    if published.store() is not None:
         ray = sys.modules["ray"]
-        session.heads[rollout_id] = {index: ray.put(rows) for index, rows in heads.items()}
-        pickled = ray.cloudpickle.dumps(session.heads[rollout_id])
-        staleness.store_for_trainer(staleness.HEADS, rollout_id, pickled)
-    for past in list(session.heads)[: -staleness.WAITING[staleness.HEADS]]:
-        del session.heads[past]
+        HEADS.value[rollout_id] = {index: ray.put(rows) for index, rows in heads.items()}
+        pickled = ray.cloudpickle.dumps(HEADS.value[rollout_id])
+        published.store_for_trainer(published.HEADS, rollout_id, pickled)
+    for past in list(HEADS.value)[: -published.WAITING[published.HEADS]]:
+        del HEADS.value[past]
 
 
 def _warn_of_tail(heads: Iterable[tuple[Tensor, ...]], top_k: int) -> None:

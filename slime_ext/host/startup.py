@@ -29,7 +29,6 @@ from slime_ext.host.configured import setup_for
 from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.host.hook import observe
 from slime_ext.host.rules import DYNAMIC, Setup, enforce
-from slime_ext.host.session import session
 
 NO_TRAIN_STEP = (
     f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
@@ -80,12 +79,12 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         if batch.get("dynamic_cp_size") is not None:  # Relax sets it, whatever the flags say
             raise ConfigError(DYNAMIC)
         inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
-        token = session.loss_inputs.set(inputs)
+        token = contract.LOSS_INPUTS.set(inputs)
         try:
             loss = function(*positional, **named)
             observe(args, batch, inputs)
         finally:
-            session.loss_inputs.reset(token)
+            contract.LOSS_INPUTS.reset(token)
         return loss
 
     return policy_loss_function
@@ -94,7 +93,7 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
     def get_log_probs_and_entropy(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        inputs = session.loss_inputs.get()
+        inputs = contract.LOSS_INPUTS.get()
         if inputs is not None:  # inside the policy loss; other calls only score tokens
             made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
             inputs.setdefault("cur_log_probs", list(made["log_probs"]))
@@ -118,7 +117,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     names = [name for name in contract.OPTIONAL if takes_all or name in parameters]
 
     def hook(*positional: Any, **named: Any) -> Any:
-        held = session.loss_inputs.get() or {}
+        held = contract.LOSS_INPUTS.get() or {}
         carried = {name: held[name] for name in names if held.get(name) is not None}
         return function(*positional, **(carried | named))
 

@@ -25,11 +25,11 @@ from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.state import Plan, Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
-from slime_ext.host.contract import INIT_FLAG, HookCall
+from slime_ext.host.contract import INIT_FLAG, LOSS_INPUTS, HookCall
 from slime_ext.host.hosts import ranks
+from slime_ext.host.memory import Memory
 from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_usable, usable, wanted
 from slime_ext.host.rollout_data import Samples
-from slime_ext.host.session import session
 from slime_ext.ops.segments import Segments
 
 
@@ -149,7 +149,7 @@ class OptimizerStep:
                 places = self.samples.places(call.loss_masks) or ()
                 indices = [self.samples.indices[place] for place in places]
                 self.tracker.look(log_probs, tokens.segments, indices)
-            elif behavior and session.step is None:  # no step would read the record
+            elif behavior and STEP.value is None:  # no step would read the record
                 raise ConfigError(
                     f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: "
                     f"add the flag, because on {device} log-probs are checked at the end of a step, by a "
@@ -176,27 +176,29 @@ class OptimizerStep:
         return metrics.scalars(totals), metrics.curves(totals)
 
 
+STEP: Memory[OptimizerStep | None] = Memory(lambda: None)  # the step that is being trained
+LEAVES_LOSS_ALONE = Memory(bool)  # whether a guard has taken the action ``metrics_only``
 NOWHERE = OptimizerStep()  # for a hook call outside of a step, or one that was counted before
 
 
 def current_step() -> OptimizerStep:
     """Returns the optimizer step that is being trained, or ``NOWHERE`` between steps."""
-    return session.step or NOWHERE
+    return STEP.value or NOWHERE
 
 
 @contextmanager
 def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
     """Opens an optimizer step for the hook calls inside."""
-    session.step = step
+    STEP.value = step
     try:
         yield step
     finally:
-        session.step = None
+        STEP.value = None
 
 
 def step_for(call: HookCall) -> OptimizerStep:
     """Finds the step that counts this hook call. Returns ``NOWHERE`` if none does."""
-    step, inputs = current_step(), session.loss_inputs.get() or {}
+    step, inputs = current_step(), LOSS_INPUTS.get() or {}
     if step is NOWHERE:
         return NOWHERE
     # The list of masks identifies the batch; holding the batch itself would keep its images on the device.

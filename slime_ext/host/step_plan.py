@@ -30,7 +30,6 @@ from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.host.hosts import Ranks
 from slime_ext.host.packing import pack, require_usable
 from slime_ext.host.rollout_data import Batch, SampleRow
-from slime_ext.host.session import session
 from slime_ext.ops.segments import to_device
 
 OTHER = -1  # ``SampleRow.step`` of samples that another optimizer step trains
@@ -221,7 +220,7 @@ def _rebaseline(
     args: Any, rows: list[SampleRow], mine: slice, rollout: dict[str, Any], loss_masks: list[Tensor]
 ) -> None:
     """Writes advantages without the rejected samples, unless the host's loss must not change."""
-    if not getattr(args, "use_tis", False) or session.leaves_loss_alone:
+    if not getattr(args, "use_tis", False) or step_metrics.LEAVES_LOSS_ALONE.value:
         return
     _refuse_split_rollouts(args, rollout)
     advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))

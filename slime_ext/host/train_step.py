@@ -21,8 +21,8 @@ from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, heads, hosts, staleness, step_metrics
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import ONLY_MEASURES
+from slime_ext.host.memory import Memory
 from slime_ext.host.rollout_data import numbers, read_ahead
-from slime_ext.host.session import session
 from slime_ext.host.step_file import StepFile, Values
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
@@ -121,7 +121,7 @@ class Reporter:
         for action, line in self.watch.look(scalars, place):
             if action == "stop":
                 raise GuardError(line)
-            session.leaves_loss_alone |= action == "metrics_only"
+            step_metrics.LEAVES_LOSS_ALONE.value |= action == "metrics_only"
             if first:
                 log.warning(line)
         return {**scalars, **curves} if self.options.curves == "log" else scalars
@@ -173,13 +173,17 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
     return train_one_step
 
 
+# A host's args, and the reporter of the steps that it trains with them.
+REPORTERS: Memory[list[tuple[Any, Reporter]]] = Memory(list)
+
+
 def reporter_of(args: Any) -> Reporter:
     """Returns the reporter of a run, and makes it at the first call."""
-    for known, reporter in session.reporters:
+    for known, reporter in REPORTERS.value:
         if known is args:
             return reporter
-    session.reporters.append((args, Reporter(args, getattr(args, "save", None))))
-    return session.reporters[-1][1]
+    REPORTERS.value.append((args, Reporter(args, getattr(args, "save", None))))
+    return REPORTERS.value[-1][1]
 
 
 def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:

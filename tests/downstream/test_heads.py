@@ -20,7 +20,7 @@ from megatron.core import mpu
 
 from slime_ext import host as slime_host
 from slime_ext.host import heads
-from slime_ext.host.session import session
+from slime_ext.host.heads import HEADS
 from tests import oracle
 from tests.downstream.host_loss import DEFAULTS, HOSTS, VOCAB, Layout, _as_one, _step, samples
 from tests.ranks import run_ranks
@@ -178,7 +178,7 @@ def through_the_host(name, folder, layout, cases):
     mpu.initialize_model_parallel(layout.tp, 1, context_parallel_size=layout.cp)
     host, found = HOSTS[name](folder), []
     for key, case in cases.items():
-        session.heads[0] = {i: recorded(s, case) for i, s in enumerate(samples())}
+        HEADS.value[0] = {i: recorded(s, case) for i, s in enumerate(samples())}
         centered = case.correction | {"center": {"top_k": case.top_k or 5}}
         with contextlib.redirect_stdout(io.StringIO()):
             (plain, base, *_), (loss, gradient, metrics, dumped) = (

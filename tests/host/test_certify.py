@@ -15,7 +15,7 @@ from slime_ext.config.load import read_config
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError
 from slime_ext.host import certify, hosts, staleness
-from slime_ext.host.session import session
+from slime_ext.host.step_metrics import STEP
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 from tests.host.pushed import pushed
@@ -289,7 +289,7 @@ def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, 
 
     def hook(args, **given):
         known = {"loss_masks": given["loss_masks"], "weight_versions": [["1"]] * len(batch)}
-        session.step.samples = staleness.samples_of(known)
+        STEP.value.samples = staleness.samples_of(known)
         return tis.correct(args, **given)
 
     module = host([batch], hook=hook)

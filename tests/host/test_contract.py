@@ -17,7 +17,7 @@ import torch
 from slime_ext import presets, tis
 from slime_ext.core.state import Head
 from slime_ext.host import contract
-from slime_ext.host.session import session
+from slime_ext.host.contract import LOSS_INPUTS
 
 LENGTHS, PROMPTS = (4, 1, 3), (3, 2, 6)
 # Keyword -> how slime makes it for one response length, and whether it carries a gradient.
@@ -72,13 +72,13 @@ def call(name, how, seed=0, **more):
     way, extra = HOST_CALLS[how]
     if way == "renamed":
         kept["current_log_probs"] = kept.pop("cur_log_probs")
-    token = session.loss_inputs.set(kept if way == "carried" else None)
+    token = LOSS_INPUTS.set(kept if way == "carried" else None)
     try:
         passed = {} if way == "carried" else kept
         args = arguments(**({"slime_ext": None} if name != "correct" else {}) | more)
         return given, getattr(tis, name)(args=args, **given, **passed, **extra)
     finally:
-        session.loss_inputs.reset(token)
+        LOSS_INPUTS.reset(token)
 
 
 def test_the_data_here_and_the_contract_of_the_package_agree():

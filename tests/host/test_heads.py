@@ -19,8 +19,8 @@ import torch
 from slime_ext import host
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import heads, hosts, rollout_heads
+from slime_ext.host.heads import HEADS
 from slime_ext.host.rollout_data import Samples
-from slime_ext.host.session import session
 from tests.host import trees
 
 K, VOCABULARY = 3, 5
@@ -109,7 +109,7 @@ def test_a_log_function_of_the_users_own_is_called_all_the_same(rollout, monkeyp
     monkeypatch.setitem(sys.modules, "own_log", own)
     args = arguments(custom_rollout_log_function_path="own_log.log")
     made = [generated(args, Sample())]
-    assert own.log(0, args, made, None, 1.0) == "logged" and session.heads[0].keys() == {0}
+    assert own.log(0, args, made, None, 1.0) == "logged" and HEADS.value[0].keys() == {0}
 
 
 @pytest.mark.parametrize(
@@ -404,18 +404,18 @@ def test_the_hosts_log_publishes_supports_where_the_flags_say_top_p(keeping):
     generated(args, copy.deepcopy(sample))
     module, _, name = args.custom_rollout_log_function_path.rpartition(".")
     getattr(sys.modules[module], name)(3, args, [sample], {})
-    assert len(session.heads[3][7]) == 3
+    assert len(HEADS.value[3][7]) == 3
 
 
 def test_a_replay_publishes_the_heads_of_its_dump(keeping):
     """slime's --load-debug-rollout-data calls no generate, and gives the samples with their fields."""
     args = arguments(rollout_top_p=0.9, load_debug_rollout_data="dump/{rollout_id}.pt")
     sample = drawn(keeping, 7)
-    sample.weight_versions, session.heads = [], {}
+    sample.weight_versions, HEADS.value = [], {}
     host.log_rollout.__wrapped__(3, args, [sample], {})  # generate, which drew the sample, wrapped it
-    assert len(session.heads[3][7]) == 3
+    assert len(HEADS.value[3][7]) == 3
     host.log_rollout.__wrapped__(4, arguments(rollout_top_p=0.9), [sample], {})
-    assert 4 not in session.heads
+    assert 4 not in HEADS.value
 
 
 def test_parameters_of_the_users_own_stay_in_the_request(keeping):
@@ -701,7 +701,7 @@ def test_heads_of_rollouts_that_were_trained_long_ago_are_forgotten(rollout):
     sample = generated(arguments(), Sample())
     for rollout_id in range(9):
         rollout_heads.publish(rollout_id, [sample], K)
-    assert list(session.heads) == [5, 6, 7, 8]
+    assert list(HEADS.value) == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(("mass", "warns"), [(0.85, True), (0.95, False)])
@@ -760,6 +760,6 @@ def test_ray_carries_them_between_processes(rollout, monkeypatch):
     for rollout_id in range(9):
         rollout_heads.publish(rollout_id, made, K)
     assert len(stored) == 4
-    session.heads.clear()  # of another process
+    HEADS.value.clear()  # of another process
     found = heads.of_step(8, Samples(indices=[1, 0]), K)
     assert len(found) == 2 and torch.equal(found[0][1], made[1].rollout_topk_log_probs)

@@ -13,7 +13,7 @@ from slime_ext import tis
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, hosts, startup
 from slime_ext.host.configured import setup_for
-from slime_ext.host.session import session
+from slime_ext.host.contract import LOSS_INPUTS
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
@@ -134,7 +134,7 @@ def test_nothing_is_held_after_a_loss_that_failed(host):
 
 
 def test_our_hooks_read_what_the_policy_loss_holds():
-    token = session.loss_inputs.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
+    token = LOSS_INPUTS.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
     lists = {key: [torch.zeros(2)] for key in ("train_log_probs", "rollout_log_probs")}
     lists["loss_masks"] = [torch.ones(2)]
     args = types.SimpleNamespace(eps_clip=0.2, eps_clip_high=0.2, use_tis=True)
@@ -143,7 +143,7 @@ def test_our_hooks_read_what_the_policy_loss_holds():
             args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **lists
         )
     finally:
-        session.loss_inputs.reset(token)
+        LOSS_INPUTS.reset(token)
     assert torch.equal(loss, torch.full((2,), 0.8))
 
 

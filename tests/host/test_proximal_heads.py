@@ -13,8 +13,8 @@ import torch
 from slime_ext import host
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import heads, hosts, proximal_heads
+from slime_ext.host.heads import HEADS, SCORED
 from slime_ext.host.rollout_data import Samples
-from slime_ext.host.session import session
 from tests.host import trees
 
 K, VOCABULARY = 3, 6
@@ -125,7 +125,7 @@ def actor(tmp_path, monkeypatch):
             "loss_masks": [torch.ones(response) for _, response in LENGTHS],
             "sample_indices": [7, 3, 9, 4],
         }
-        session.heads[5] = {
+        HEADS.value[5] = {
             index: (torch.arange(n * K, dtype=torch.int32).view(n, K) % VOCABULARY, torch.full((n, K), -2.0))
             for index, (_, n) in zip(rollout["sample_indices"], LENGTHS, strict=True)
         }
@@ -147,9 +147,9 @@ def test_the_pass_of_the_actor_gives_the_log_probs_at_the_head(actor):
         place = rollout["sample_indices"].index(index)
         total, n = LENGTHS[place]
         rows = scores(1)(rollout["tokens"][place])[total - n - 1 : total - 1].log_softmax(-1)
-        torch.testing.assert_close(values, rows.gather(1, session.heads[5][index][0].long()))
+        torch.testing.assert_close(values, rows.gather(1, HEADS.value[5][index][0].long()))
     assert stored == columns  # the host logs the mean of each
-    assert session.scored is None
+    assert SCORED.value is None
 
 
 def test_a_class_that_ray_makes_of_the_actors_is_found(actor):
@@ -184,7 +184,7 @@ def test_the_private_method_of_later_miles_is_found(actor):
 
     proximal_heads.install(hosts.current())
     found, _ = Later(made.args, made.model, made.reference)._train_actor(5, rollout)
-    assert [len(values) for values in found] == [2, 3] and session.scored is None
+    assert [len(values) for values in found] == [2, 3] and SCORED.value is None
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_private_method_of_later_miles_is_found(actor):
     ids=["one step", "REINFORCE", "no center", "the host's REINFORCE"],
 )
 def test_where_nothing_reads_them_they_are_not_gathered(actor, monkeypatch, more):
-    made, rollout = actor(then=lambda _: session.scored.by_index, **more)
+    made, rollout = actor(then=lambda _: SCORED.value.by_index, **more)
     monkeypatch.setattr(heads, "of_step", None)
     assert made.train_actor(5, rollout) is None
 
@@ -225,7 +225,7 @@ def test_what_is_not_known_is_said(actor):
 
 def pass_over(actor, iterator):
     module = sys.modules[type(actor).__module__]
-    session.scored = proximal_heads.ScoredRollout(5)
+    SCORED.value = proximal_heads.ScoredRollout(5)
     args = actor.args, actor.model, [iterator], actor.args.num_microbatches
     return module.forward_only(module.get_log_probs_and_entropy, *args)
 
@@ -262,7 +262,7 @@ def test_what_nothing_reads_may_have_any_parameters(actor, monkeypatch):
     other_parameters(made, monkeypatch)
     assert pass_over(made, None) == {}
     cls = type(made)
-    monkeypatch.setattr(cls, "train_actor", lambda self, number: (number, session.scored))
-    session.scored = None
+    monkeypatch.setattr(cls, "train_actor", lambda self, number: (number, SCORED.value))
+    SCORED.value = None
     proximal_heads.install(hosts.current())
     assert made.train_actor(3) == (3, None)

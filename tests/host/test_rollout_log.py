@@ -11,7 +11,7 @@ import torch
 
 from slime_ext import host
 from slime_ext.errors import DataError
-from slime_ext.host.staleness import version_metrics
+from slime_ext.host.rollout_log import version_metrics
 
 
 def sample(*versions, length=2, log_probs=True, **more):

@@ -15,8 +15,8 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.state import Tokens
 from slime_ext.core.steps import Reject
 from slime_ext.errors import ConfigError
-from slime_ext.host import certify, hosts, staleness, step_metrics
-from slime_ext.host.session import session
+from slime_ext.host import certify, hosts, published, rollout_log, staleness, step_metrics
+from slime_ext.host.rollout_data import oldest_of
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
@@ -283,7 +283,7 @@ def test_the_trainer_finds_its_samples_versions_by_their_index(store):
     made = [sampled(7, ["3", "4"]), sampled(8, ["2"]), sampled(8, ["1"]), sampled(9, []), sampled(5, ["9"])]
     made += [sampled(6, ["default", "4"])]  # of an engine before its first push, too
     host.log_rollout(2, None, made, {})
-    assert store and not session.published  # the trainer is another process
+    assert store and not published.PUBLISHED.value  # the trainer is another process
     pushed(4)
     ages = aged(indices=[9, 8, 7, 5, 6], rollout_id=2)
     assert ages[1:3].tolist() == [3, 1] and ages.isnan().tolist() == [True, False, False, True, True]
@@ -295,8 +295,8 @@ def test_the_trainer_finds_its_samples_versions_by_their_index(store):
 def test_rollouts_that_were_trained_long_ago_are_forgotten(store):
     for rollout_id in range(30):
         host.log_rollout(rollout_id, None, [sampled(1, ["1"])], {})
-    assert len(store) == staleness.WAITING[staleness.VERSIONS]
-    assert [staleness.fetch_for_trainer("weight_versions", i) for i in (29, 3)] == [b'{"1": 1}', None]
+    assert len(store) == published.WAITING[published.VERSIONS]
+    assert [published.fetch_for_trainer("weight_versions", i) for i in (29, 3)] == [b'{"1": 1}', None]
 
 
 class Call:
@@ -312,7 +312,7 @@ class Call:
 def test_versions_of_newer_miles_are_read_from_its_calls_and_from_its_train_data():
     calls = [Call("3"), Call("4", "5")]
     sample = SimpleNamespace(weight_versions=calls)
-    assert staleness._versions(sample) == [3, 4, 5] and staleness._oldest(calls) == 3
+    assert rollout_log._versions(sample) == [3, 4, 5] and oldest_of(calls) == 3
     batch = {
         "tokens": [None] * 3,
         "sample_indices": [7, 8, 9],

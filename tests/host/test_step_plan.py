@@ -13,7 +13,7 @@ from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import rollout_data, rollout_data_postprocess, step_metrics
 from slime_ext.host.hosts import ranks
 from slime_ext.host.rollout_data import read_ahead
-from slime_ext.host.session import session
+from slime_ext.host.step_metrics import LEAVES_LOSS_ALONE
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
 from tests.host.pushed import pushed
@@ -120,9 +120,9 @@ def opened(name, data, **more):
 
 @pytest.fixture
 def given_up():
-    session.leaves_loss_alone = True
+    LEAVES_LOSS_ALONE.value = True
     yield
-    session.leaves_loss_alone = False
+    LEAVES_LOSS_ALONE.value = False
 
 
 @pytest.mark.parametrize("more", [{"use_tis": False, "get_mismatch_metrics": True}, {}])

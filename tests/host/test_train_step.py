@@ -16,8 +16,8 @@ from slime_ext import presets, tis
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import contract, hosts, step_metrics, train_step
-from slime_ext.host.session import session
-from slime_ext.host.step_metrics import NonFiniteTracker
+from slime_ext.host.contract import LOSS_INPUTS
+from slime_ext.host.step_metrics import STEP, NonFiniteTracker
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated, one_long
@@ -85,7 +85,7 @@ def test_nothing_outlives_the_step():
         trained(module, args)
     gc.collect()
     assert held and not any(reference() is not None for reference in held)
-    assert session.step is None
+    assert STEP.value is None
 
 
 def test_a_micro_batch_does_not_stay_for_its_masks():
@@ -97,10 +97,10 @@ def test_a_micro_batch_does_not_stay_for_its_masks():
             images.append(weakref.ref(pixels))
             batch = {"loss_masks": [torch.ones(3)], "multimodal_train_inputs": {"pixel_values": pixels}}
             call = contract.HookCall(SimpleNamespace(), torch.zeros(3), [], [], batch["loss_masks"], [5], [3])
-            token = session.loss_inputs.set({"batch": batch})
+            token = LOSS_INPUTS.set({"batch": batch})
             assert step_metrics.step_for(call) is step
             assert step_metrics.step_for(call) is step_metrics.NOWHERE  # recomputed
-            session.loss_inputs.reset(token)
+            LOSS_INPUTS.reset(token)
             del pixels, batch, call
         gc.collect()
         assert not any(reference() is not None for reference in images)
@@ -371,7 +371,7 @@ def test_a_step_that_breaks_off_says_why():
         for _ in range(2):  # a loss that is recomputed
             if (step := step_metrics.step_for(call)) is not step_metrics.NOWHERE:
                 step.tracker.look(values, Segments.whole([2], torch.ones(2)))
-        assert len(session.step.tracker.calls) == 1
+        assert len(STEP.value.tracker.calls) == 1
         raise RuntimeError("found NaN in local grad norm")
 
     wrapped(module, train_one_step)
