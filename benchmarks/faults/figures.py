@@ -22,10 +22,11 @@ from torch import Tensor
 
 from benchmarks.faults.cases import ALSO, HEALTHY
 from benchmarks.faults.real import BOTH, MORE
+from slime_ext.tools.analysis.detectors.duplicate_samples import Fingerprints, Prints
 from slime_ext.tools.analysis.document import Moment, Numbers
-from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.measures.by_sample import GroupSizes, Part
-from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, Prints, RolloutSummary
+from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, layer_distances
 from slime_ext.tools.analysis.measures.versions import VersionSums
@@ -72,7 +73,7 @@ class ByRollout:
 
 def empty(vocabulary: int | None) -> Diagnosis:
     """Of no rollout."""
-    return Diagnosis(statistics=DetectorStatistics(vocabulary=vocabulary))
+    return Diagnosis(statistics=DetectorStatistics(vocabulary=vocabulary), own=measures())
 
 
 def joined(parts: Sequence[Diagnosis]) -> Diagnosis:
@@ -207,15 +208,13 @@ def write(out: Path, path: Path = FILE) -> Path:
 
 def _small(parts: list[Diagnosis]) -> list[Diagnosis]:
     """The same with fingerprints of few digits, equal where they were."""
-    prints = [one for part in parts for one in part.statistics.prints]
+    prints = [one for part in parts for one in part.of(Fingerprints).prints]
     for name in ("samples", "prompts"):
         every = torch.cat([getattr(one, name) for one in prints]).unique()
         prints = [one._replace(**{name: torch.searchsorted(every, getattr(one, name))}) for one in prints]
     for part in parts:
-        part.statistics.prints, prints = (
-            prints[: len(part.statistics.prints)],
-            prints[len(part.statistics.prints) :],
-        )
+        own = part.of(Fingerprints)
+        own.prints, prints = prints[: len(own.prints)], prints[len(own.prints) :]
     return parts
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from slime_ext import __version__, presets
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.document import Document
-from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.findings.headline import headline
 from slime_ext.tools.analysis.findings.recommend import recommend
 from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
@@ -63,7 +63,7 @@ def collectors_of(request: Request) -> dict[str, Any]:
     statistics = DetectorStatistics(vocabulary=vocabulary)
     exactness = {"exactness": Exactness()} if request.exact else {}
     return exactness | {
-        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer), statistics=statistics),
+        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer), statistics=statistics, own=measures()),
         "whatif": WhatIf(tallies),
         "ranking": Ranking(request.rate),
     }

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from slime_ext.tools.analysis.findings import measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.synthetic import World, run
 
 
 def diagnosed(rollouts):
-    diagnosis = Diagnosis()
+    diagnosis = Diagnosis(own=measures())
     for rollout in rollouts:
         diagnosis.add(rollout)
     return diagnosis

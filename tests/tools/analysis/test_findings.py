@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slime_ext.tools.analysis.detectors import unexplained
-from slime_ext.tools.analysis.findings import DETECTORS, examine
+from slime_ext.tools.analysis.findings import DETECTORS, examine, measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.rollouts import rollout as random_rollout
 from tests.tools.analysis.synthetic import (
@@ -164,7 +164,7 @@ HEALTHY = [
 
 
 def diagnosed(rollouts):
-    diagnosis = Diagnosis()
+    diagnosis = Diagnosis(own=measures())
     for rollout in rollouts:
         diagnosis.add(rollout)
     return diagnosis

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.measures.curves import Curves, midway
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.sums import Sums
@@ -116,7 +116,7 @@ def test_ratios_whose_square_overflows_have_an_ess():
 
 def test_nothing_to_count_is_no_number():
     nothing = replace(rollout(), behavior=torch.full((rollout().size,), torch.nan))
-    diagnosis = Diagnosis()
+    diagnosis = Diagnosis(own=measures())
     diagnosis.add(nothing)
     found, counted = diagnosis.numbers(), rollout()
     assert found.k3 is None and found.nonfinite == found.tokens == int(counted.mask.sum())
@@ -141,7 +141,7 @@ def test_parts_add_up_to_the_rollout():
 
 def test_merged_diagnoses_are_one_diagnosis():
     rollouts = run(World(rollouts=4, samples=12, length=20, switch=True, learning=0.05))
-    together, first, second = Diagnosis(), Diagnosis(), Diagnosis()
+    together, first, second = Diagnosis(own=measures()), Diagnosis(own=measures()), Diagnosis(own=measures())
     for i, r in enumerate(rollouts):
         together.add(r)
         (first if i % 2 else second).add(r)
@@ -162,7 +162,7 @@ def test_merged_diagnoses_are_one_diagnosis():
 
 def test_optimizer_steps_are_the_most_that_a_rollout_had():
     def of(*steps_of_rollouts):
-        found = Diagnosis()
+        found = Diagnosis(own=measures())
         for number, steps in enumerate(steps_of_rollouts):
             made = rollout(seed=number, rollout_id=number, samples=4)
             found.add(replace(made, steps=steps))
@@ -220,7 +220,7 @@ def test_correct_is_above_the_middle():
 
 def test_the_worst_tokens_are_the_furthest_off():
     found = run(World(rollouts=1, samples=30, length=40))[0]
-    diagnosis = Diagnosis()
+    diagnosis = Diagnosis(own=measures())
     diagnosis.add(found)
     worst = diagnosis.worsts.found()
     tokens = [w for w in worst if w.kind == "token"]
@@ -232,7 +232,7 @@ def test_the_worst_tokens_are_the_furthest_off():
 
 def test_a_worst_token_stands_among_its_neighbours():
     found = run(World(rollouts=1, samples=3, length=40))[0]
-    diagnosis = Diagnosis()
+    diagnosis = Diagnosis(own=measures())
     diagnosis.add(found)
     worst = next(w for w in diagnosis.worsts.found() if w.kind == "token")
     begin = sum(found.lengths[: worst.position])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slime_ext.errors import DataError
+from slime_ext.tools.analysis.findings import measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.pipeline import collect
 from slime_ext.tools.analysis.readers.find import find
@@ -36,8 +37,8 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 def test_processes_find_what_one_finds(folder):
     jobs, seen = find([folder]).jobs, []
-    alone = collect(jobs, {"d": Diagnosis()}, done=seen.append)
-    both = collect(jobs, {"d": Diagnosis()}, processes=2)
+    alone = collect(jobs, {"d": Diagnosis(own=measures())}, done=seen.append)
+    both = collect(jobs, {"d": Diagnosis(own=measures())}, processes=2)
     one, two = alone.collectors["d"], both.collectors["d"]
     assert (alone.rollouts, len(alone.skipped), len(seen)) == (3, 1, 4)
     assert (both.rollouts, both.skipped, both.notes) == (3, alone.skipped, alone.notes)

@@ -3,17 +3,63 @@
 from __future__ import annotations
 
 import math
+import zlib
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.kept_mass import Kept
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import earlier, run_begins
+
+MIXER = 0x1E3779B97F4A7C15  # an odd number with irregular bits, for hashes
+
+
+class Prints(NamedTuple):
+    """Fingerprints of n samples of a rollout, by which copies are found."""
+
+    rollout_id: int
+    samples: Tensor  # [n] int64, equal if tokens and the sampler's log-probs are equal, bit by bit
+    prompts: Tensor  # [n] int64, equal if the prompts are equal
+    surprise: Tensor  # [n] float32, -log behavior of the whole response, nats
+
+
+@dataclass
+class Fingerprints(Measure):
+    """The fingerprints of all samples of the run that have a response."""
+
+    prints: list[Prints] = field(default_factory=list)
+
+    def add(self, part: DumpedRollout) -> None:
+        self.prints.append(fingerprints(part))
+
+
+def fingerprints(part: DumpedRollout) -> Prints:
+    """Returns the fingerprints of the samples of a part that have a response."""
+    behavior = part.compared(part.behavior)
+    (surprise,) = part.segments.local_sums([-behavior])
+    tokens = behavior.view(torch.int32).long()
+    if part.tokens is not None:
+        tokens = tokens ^ (part.segments.zeroed(part.tokens) << 32)
+    mixed = (tokens ^ (tokens >> 29)) * MIXER * (2 * part.segments.within + 1)
+    mixed = (mixed ^ (mixed >> 31)) * MIXER
+    sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
+    ends = torch.tensor(part.lengths).cumsum(0)
+    texts = part.prompts or [""] * part.count
+    prompts = torch.tensor([zlib.crc32(text.encode()) for text in texts], dtype=torch.int64)
+    samples = sums[ends] - sums[ends - torch.tensor(part.lengths)]
+    there = part.responding
+    return Prints(part.rollout_id, samples[there], prompts[there], surprise[there].float())
+
 
 DETECTOR = Detector(
     severity="warning",
+    reads=(Fingerprints, Kept),
     after=(
         "positive_log_probs",
         "greedy_sampling",
@@ -59,7 +105,7 @@ TRUNCATED = (
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds more equal samples than chance makes, among those of a prompt or among all."""
-    prints = sorted(d.statistics.prints, key=lambda group: group.rollout_id)
+    prints = sorted(d.of(Fingerprints).prints, key=lambda group: group.rollout_id)
     need(prints, "samples with a response")
     samples, prompts, surprise = (torch.cat(column) for column in list(zip(*prints, strict=True))[1:])
     rollout_ids = torch.cat([torch.full_like(group.samples, group.rollout_id) for group in prints])
@@ -82,7 +128,7 @@ def look(d: Diagnosis) -> Figures | None:
         "rollouts": tuple(rollout_ids[counts[kind] > 1].unique().tolist()),
     }
     is_odd = int((copies.is_again & (surprise > IMPROBABLE)).sum()) >= TWICE
-    is_known = d.statistics.counts["known"] or d.statistics.means["surprise"].count
+    is_known = d.of(Kept).known or d.statistics.means["surprise"].count
     if across or is_known or (is_odd and twice < MOSTLY * copies.later):
         return figures
     return figures | {"or_else": ("truncated_sampling",), "untold": TRUNCATED}

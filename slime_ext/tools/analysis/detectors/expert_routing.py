@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.experts import Routing
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    reads=(Routing,),
     after=("spoilt", "other_policy", "prefixes", "pushes", "layer", "parts", "experts"),
     what="the sides route tokens to different experts",
     asks="both sides' experts",
@@ -39,7 +41,7 @@ NOISY = 0.025  # nats; two engines in bfloat16 stay below
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that tokens with different experts on both sides are much further off."""
-    routes, experts = d.statistics.routes, d.statistics.experts
+    routes, experts = d.of(Routing).overlap, d.of(Routing).experts
     lacks = (
         "the experts of both sides: rollout_routed_experts (slime, miles: --use-rollout-routing-replay) "
         "and routed_experts in the train dump"

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+ZERO = 1e-3  # nats; a log-prob that is renormalised to a single token is closer to 0
+
+
+@dataclass
+class Kept(Measure):
+    """Positions with a known kept set."""
+
+    known: int = 0  # all of them
+    outside: int = 0  # the sampled token is not in the set
+    alone: int = 0  # the set is one token
+    sampler: int = 0  # the set is one token, and the sampler's log-prob is 0
+    trainer: int = 0  # the set is one token, and the trainer's log-prob is 0
+    mass: float = 0.0  # sum of the ratio over known positions
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.kept is None:
+            return
+        known = part.finite & part.kept.isfinite()
+        alone = known & (part.kept.abs() == 1)
+        self.known += int(known.sum())
+        self.outside += int((known & (part.kept < 0)).sum())
+        self.alone += int(alone.sum())
+        self.sampler += int((alone & (part.behavior > -ZERO)).sum())
+        self.trainer += int((alone & (part.proximal > -ZERO)).sum())
+        self.mass += float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())
+
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Kept,),
     group="other_policy",
     after=("spoilt",),
     what="top-p, top-k or min-p: one side does not renormalise to the kept set, or samples lie outside it",
@@ -52,19 +84,18 @@ def look(d: Diagnosis) -> Figures | None:
     Renormalised to a kept set K with mass m = sum_K p, the log-prob is log p - log m. No dump holds m. But if
     K is one token, then m = p, and the renormalised log-prob is 0.
     """
-    counts = d.statistics.counts
-    known, alone, outside = counts["known"], counts["alone"], counts["outside"]
+    kept = d.of(Kept)
     lacks = (
         "the kept sets of top-p, top-k or min-p (slime writes rollout_top_p_token_ids if --rollout-top-p is "
         "below 1); without them, nothing shows truncated sampling whose log-probs are those of the whole "
         "distribution"
     )
-    need(alone >= ALONE_TOKENS, lacks)
-    if outside > OUTSIDE * known:
-        return {"outside": outside, "known": known}
-    zeros = {side: counts[f"alone_{side}"] for side in ("sampler", "trainer")}
-    sides = [side for side, count in zeros.items() if count < ZEROS * alone]
+    need(kept.alone >= ALONE_TOKENS, lacks)
+    if kept.outside > OUTSIDE * kept.known:
+        return {"outside": kept.outside, "known": kept.known}
+    zeros = {"sampler": kept.sampler, "trainer": kept.trainer}
+    sides = [side for side, count in zeros.items() if count < ZEROS * kept.alone]
     if not sides:
         return None
-    mass = counts["mass"] / known
-    return {"outside": 0, "sides": sides, "alone": alone, "known": known, "mass": mass, **zeros}
+    mass = kept.mass / kept.known
+    return {"outside": 0, "sides": sides, "alone": kept.alone, "known": kept.known, "mass": mass, **zeros}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
-from slime_ext.tools.analysis.detectors.shared.log_probs import sentinels
+from slime_ext.tools.analysis.detectors.shared.log_probs import Recorded, sentinels
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Recorded,),
     explains=False,
     what="responses have no log-prob of the sampler at all",
     asks="",
@@ -31,5 +32,5 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds responses without any log-prob of the sampler."""
-    silent = d.statistics.counts["silent"]
+    silent = d.of(Recorded).silent
     return {"silent": silent, "sequences": int(d.sums["sequences"]), **sentinels(d)} if silent else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
-from slime_ext.tools.analysis.detectors.shared.log_probs import sentinels
+from slime_ext.tools.analysis.detectors.shared.log_probs import Recorded, sentinels
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Recorded,),
     explains=False,
     what="log-probs are not finite, or are the number that an engine writes for minus infinity (-9999)",
     asks="",
@@ -40,7 +41,7 @@ def look(d: Diagnosis) -> Figures | None:
     NaN, infinite values and the numbers written for minus infinity are not log-probs of the sampler.
     """
     tokens, of_trainer = d.sums["tokens"], int(d.sums["no_proximal"])
-    sequences = d.statistics.counts["partial"]
+    sequences = d.of(Recorded).partial
     if not sequences and not of_trainer:
         return None
     lacking = tokens - d.sums["finite"]

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Blank(Measure):
+    """Rollouts without a response token of mask 1; ``empty`` are those without any response token."""
+
+    numbers: list[int] = field(default_factory=list)
+    empty: int = 0
+
+    def close(self, rollout: DumpedRollout) -> None:
+        if not rollout.mask.any():
+            self.numbers.append(rollout.rollout_id)
+            self.empty += not rollout.size
+
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Blank,),
     explains=False,
     what="every token of a rollout is masked, or every response is empty",
     asks="",
@@ -30,7 +49,7 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds rollouts in which every token is masked, or every response is empty."""
-    blank, empty = tuple(sorted(d.statistics.blank)), len(d.statistics.empty)
+    blank, empty = tuple(sorted(d.of(Blank).numbers)), d.of(Blank).empty
     if not blank:
         return None
     masked = len(blank) - empty

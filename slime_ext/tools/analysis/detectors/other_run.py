@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Paired(Measure):
+    """Samples that have log-probs of the sampler in both dumps; those of ``foreign`` differ."""
+
+    paired: int = 0
+    foreign: int = 0
+
+    def close(self, rollout: DumpedRollout) -> None:
+        self.paired += rollout.paired
+        self.foreign += rollout.foreign
+
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Paired,),
     group="spoilt",
     what="the train dumps and the rollout dumps belong to different runs",
     asks="train and rollout dumps with log-probs of the sampler",
@@ -32,6 +50,6 @@ OTHERS = 0.5  # share of the samples that both dumps hold
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that the two dumps have different log-probs of the sampler for most samples."""
-    paired, foreign = d.statistics.counts["paired"], d.statistics.counts["foreign"]
+    paired, foreign = d.of(Paired).paired, d.of(Paired).foreign
     need(paired, "rollout dumps and train dumps that both hold rollout_log_probs")
     return {"foreign": foreign, "paired": paired} if foreign > OTHERS * paired else None

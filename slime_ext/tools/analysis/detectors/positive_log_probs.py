@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.detectors.shared.log_probs import Recorded
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Recorded,),
     group="spoilt",
     what="recorded log-probs are above 0",
     asks="",
@@ -23,5 +25,5 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-probs of the sampler above 0."""
-    count = d.statistics.counts["positive"]
+    count = d.of(Recorded).positive
     return {"count": count, "tokens": d.sums["tokens"]} if count else None

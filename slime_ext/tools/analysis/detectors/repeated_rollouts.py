@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Again(Measure):
+    """Rollouts whose number came before in the same file, with other numbers between."""
+
+    numbers: list[int] = field(default_factory=list)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        self.numbers += [rollout.rollout_id] * rollout.again
+
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Again,),
     explains=False,
     what="rollout numbers appear again in a JSONL file after other numbers, or in several files",
     asks="",
@@ -34,7 +49,7 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds rollout numbers that appear again in a file after other numbers, or in several files."""
-    again = set(d.statistics.again)
+    again = set(d.of(Again).numbers)
     counted = Counter(moment.rollout_id for moment in d.timeline)
     in_files = {number for number, count in counted.items() if count > 1} - again
     rollouts = tuple(sorted(again | in_files))

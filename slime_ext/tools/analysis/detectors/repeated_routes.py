@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.experts import Routing
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Routing,),
     group="experts",
     after=("spoilt",),
     what="the sampler's recorded experts are the same row over many tokens",
@@ -39,7 +41,7 @@ FEWEST, SHARE = 2, 0.02
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds samples with long runs of equal rows of experts."""
-    counts = d.statistics.counts
+    counts = d.of(Routing).counts
     need(counts["routed"], "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
     if counts["repeated"] < max(FEWEST, SHARE * counts["routed"]):
         return None

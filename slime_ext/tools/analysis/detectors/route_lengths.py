@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.experts import Routing
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Routing,),
     explains=False,
     what="the sampler's experts have more or fewer rows than their sample has tokens",
     asks="rollout_routed_experts",
@@ -27,6 +29,6 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds samples whose experts belong to another number of tokens."""
-    counts = d.statistics.counts
+    counts = d.of(Routing).counts
     need(counts["routed"], "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
     return {"misfit": counts["misfit"], "routed": counts["routed"]} if counts["misfit"] else None

@@ -3,13 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.measures.detector_statistics import ABOUT
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+ABOUT = ("length", "reward", "position", "age")
+
+
+@dataclass
+class Fates(Measure):
+    """Kept and dropped samples by ABOUT: number of known values, their sum, their sum of squares."""
+
+    sums: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
+    reasons: Counter[str] = field(default_factory=Counter)  # for a drop -> samples
+
+    def close(self, rollout: DumpedRollout) -> None:
+        if rollout.rewards is None or rollout.dropped is None:
+            return
+        lengths, positions = torch.tensor([rollout.lengths, rollout.positions], dtype=torch.float64)
+        trained = torch.stack([lengths, rollout.rewards, positions, rollout.oldest_versions()], 1)
+        dropped = rollout.dropped.clone()
+        newest = torch.cat([trained, dropped])[:, 3].nan_to_num(-torch.inf).max()
+        trained[:, 3], dropped[:, 3] = newest - trained[:, 3], newest - dropped[:, 3]
+        is_rewarded = rollout.rewards.isfinite()
+        is_trained = rollout.responding & is_rewarded
+        masked = trained[is_rewarded & ~is_trained]
+        self.sums += torch.stack([_about(trained[is_trained]), _about(torch.cat([masked, dropped]))])
+        self.reasons.update(rollout.why_dropped)
+        self.reasons["masked out in the train dump"] += len(masked)
+
+
+def _about(rows: Tensor) -> Tensor:
+    """Returns number, sum and sum of squares of the known values in rows [D, 4], [4, 3]."""
+    known = rows.isfinite()
+    rows = torch.where(known, rows, 0)
+    return torch.stack([known.sum(0), rows.sum(0), rows.square().sum(0)], 1)
+
 
 DETECTOR = Detector(
     severity="warning",
+    reads=(Fates,),
     explains=False,
     what="""
         samples are dropped by their length, reward, age or place in the data, which moves the mean
@@ -45,7 +86,8 @@ WHY = {"truncated": "cut at the length limit", "completed": "complete", "": "of 
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that dropped samples differ from trained ones, and how much that moves the mean reward."""
-    kept, dropped = (dict(zip(ABOUT, group, strict=True)) for group in d.statistics.fates.tolist())
+    fates = d.of(Fates)
+    kept, dropped = (dict(zip(ABOUT, group, strict=True)) for group in fates.sums.tolist())
     n, m = kept["length"][0], dropped["length"][0]
     what = "samples of a rollout dump that the train dump lacks or masks, with their rewards"
     need(n >= FEWEST_KEPT and m >= FEWEST_DROPPED, f"{FEWEST_DROPPED} {what}")
@@ -57,7 +99,7 @@ def look(d: Diagnosis) -> Figures | None:
     (n, gain, _), (m, *_) = kept["reward"], dropped["reward"]
     mean, spread = _mean_and_spread([x + y for x, y in zip(kept["reward"], dropped["reward"], strict=True)])
     moved = gain / n - mean
-    drops = d.statistics.drops.items()
+    drops = fates.reasons.items()
     return {
         "worst": worst,
         "z": apart[worst],

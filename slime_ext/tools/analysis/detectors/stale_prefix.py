@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+BOTH_CACHED = 50  # least tokens in a rollout, with and without a cached prefix
+
+
+@dataclass
+class Cached(Measure):
+    """Samples without and with a cached prefix: their number, tokens, sum k3, and its squares over samples.
+
+    ``rollout`` is of the rollout that is being read. ``sums`` is of all rollouts with both kinds, weighed so
+    that both kinds have as many tokens.
+    """
+
+    rollout: Tensor = field(default_factory=lambda: zeros(2, 4))
+    sums: Tensor = field(default_factory=lambda: zeros(2, 4))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.cached is None:
+            return
+        count, *_, near = part.columns
+        count, near = part.segments.local_sums([count, near])
+        rows = torch.stack([torch.ones_like(near), count, near, near.square()], 1)
+        is_cached, there = torch.tensor(part.cached) > 0, count > 0
+        self.rollout += torch.stack([rows[there & ~is_cached].sum(0), rows[there & is_cached].sum(0)])
+
+    def close(self, rollout: DumpedRollout) -> None:
+        table, self.rollout = self.rollout, zeros(2, 4)
+        tokens = table[:, 1]
+        if tokens.min() >= BOTH_CACHED:
+            table[0, 1:] *= tokens[1] / tokens[0]
+            self.sums += table
+
 
 DETECTOR = Detector(
     severity="error",
+    reads=(Cached,),
     group="prefixes",
     after=("spoilt", "other_log_probs", "packing_leak", "part_of_run"),
     what="the engine reuses keys and values of old weights: only responses after a cached prefix are far off",
@@ -40,12 +79,13 @@ PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that responses after a cached prefix are several times as far off as others."""
-    (n, near, _), (m, other, square) = (row[1:] for row in d.statistics.cached.tolist())
+    sums = d.of(Cached).sums
+    (n, near, _), (m, other, square) = (row[1:] for row in sums.tolist())
     is_enough = min(n, m) >= PREFIX_TOKENS
     need(is_enough, "prefix_cache_info of a rollout's samples, some with and some without a cached prefix")
     cached, fresh = other / m, near / n
     error = math.sqrt(square) / m  # over sequences
     if cached < max(PREFIX_TIMES * fresh, PREFIX_MATTERS) or cached - fresh < PREFIX_SURE * error:
         return None
-    samples, of = int(d.statistics.cached[1, 0]), int(d.statistics.cached[:, 0].sum())
+    samples, of = int(sums[1, 0]), int(sums[:, 0].sum())
     return {"cached": cached, "fresh": fresh, "samples": samples, "of": of}

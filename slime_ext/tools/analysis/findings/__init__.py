@@ -9,6 +9,7 @@ from importlib import import_module
 from slime_ext.tools.analysis.detectors.shared.detector import ANY_CAUSE, Detector, Lacks, Look
 from slime_ext.tools.analysis.document import FINDINGS, Finding, Looked
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
 
 _MODULES = {name: import_module(f"slime_ext.tools.analysis.detectors.{name}") for name in FINDINGS}
 
@@ -41,6 +42,12 @@ _ALL: dict[str, Detector] = {name: module.DETECTOR for name, module in _MODULES.
 BEFORE = {name: _before(name, _ALL) for name in _ALL}
 DETECTORS = {name: _ALL[name] for name in _in_order(BEFORE)}
 LOOKS: dict[str, Look] = {name: _MODULES[name].look for name in DETECTORS}
+
+
+def measures() -> dict[str, Measure]:
+    """Returns an empty measure of each kind that a detector reads, by the name of its class."""
+    kinds = {kind for detector in DETECTORS.values() for kind in detector.reads}
+    return {kind.__name__: kind() for kind in sorted(kinds, key=lambda kind: kind.__name__)}
 
 
 def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ...]]:

@@ -7,7 +7,6 @@ experts and dropped samples. All of it adds up over rollouts and processes.
 from __future__ import annotations
 
 import math
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -18,7 +17,6 @@ import numpy
 import torch
 from torch import Tensor
 
-from slime_ext.ops.divergences import LOWEST, is_log_prob
 from slime_ext.tools.analysis.measures.by_sample import BySample
 from slime_ext.tools.analysis.measures.estimators import Estimators
 from slime_ext.tools.analysis.measures.histogram import Histogram
@@ -27,7 +25,7 @@ from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, explains, 
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import Additive, sum_of, zeros
+from slime_ext.tools.analysis.tables import Additive, zeros
 
 QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
 LARGEST_RATIO = 10.0  # larger ratios count as this, so that no single token determines a mean
@@ -116,15 +114,6 @@ class RolloutSummary(NamedTuple):
     independent: int = 0  # number of the prompts, or of the samples where prompts are not known
 
 
-class Prints(NamedTuple):
-    """Fingerprints of n samples of a rollout, by which copies are found."""
-
-    rollout_id: int
-    samples: Tensor  # [n] int64, equal if tokens and the sampler's log-probs are equal, bit by bit
-    prompts: Tensor  # [n] int64, equal if the prompts are equal
-    surprise: Tensor  # [n] float32, -log behavior of the whole response, nats
-
-
 @dataclass
 class DetectorStatistics(Additive):
     """Counts and sums of a run that detectors read besides numbers and curves.
@@ -135,8 +124,8 @@ class DetectorStatistics(Additive):
 
     vocabulary: InitVar[int | None] = None
     means: Means = field(default_factory=Means)
-    # Counts of _odd_values, _kept and _outside; of turns, and of "moved" turns (see shifts.moved_turns); of
-    # samples; and retold, paired, foreign and left_out of DumpedRollout.
+    # Counts of _odd_values and _outside; of turns, and of "moved" turns (see shifts.moved_turns); of samples;
+    # and retold and left_out of DumpedRollout.
     counts: Counter[str] = field(default_factory=Counter)
     shifts: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))  # sums of shifted_sums
     shifted: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))  # sequences that a shift explains
@@ -145,22 +134,6 @@ class DetectorStatistics(Additive):
     switched: Tensor = field(default_factory=lambda: zeros(2, 4))
     versions: list[VersionSums] = field(default_factory=list)
     rollouts: list[RolloutSummary] = field(default_factory=list)
-    routes: Tensor = field(default_factory=lambda: zeros(0, 2))  # both as in DumpedRollout
-    experts: Tensor = field(default_factory=lambda: zeros(0, 2))
-    # Samples without and with a cached prefix: number of samples, number of tokens, sum k3, and sum of its
-    # squares over samples. ``caching`` is of the rollout that is being read, ``cached`` of all rollouts with
-    # both kinds, weighed so that both kinds have as many tokens.
-    caching: Tensor = field(default_factory=lambda: zeros(2, 4))
-    cached: Tensor = field(default_factory=lambda: zeros(2, 4))
-    # Kept and dropped samples by ABOUT: number of known values, their sum, their sum of squares.
-    fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
-    drops: Counter[str] = field(default_factory=Counter)  # reason -> samples
-    blank: list[int] = field(default_factory=list)  # rollouts without a response token of mask 1
-    empty: list[int] = field(default_factory=list)  # those of them without any response token
-    again: list[int] = field(default_factory=list)  # rollouts whose number came before
-    prints: list[Prints] = field(default_factory=list)
-    # Numbers of -1000 or less, which servers write for minus infinity, and how many tokens have each.
-    sentinels: Counter[float] = field(default_factory=Counter)
     shared: SharedBy = field(default_factory=SharedBy)
     samples: BySample = field(default_factory=BySample)
     estimators: Estimators = field(default_factory=Estimators)
@@ -172,7 +145,6 @@ class DetectorStatistics(Additive):
         """Adds the tokens of a part of a rollout. Returns its sums by version."""
         self.means.add(part)
         self.counts.update(_odd_values(part))
-        self.sentinels.update(_sentinels(part))
         self.shared.add(part)
         self.samples.add(part)
         shifts = torch.zeros(part.count, dtype=torch.int64)
@@ -185,13 +157,8 @@ class DetectorStatistics(Additive):
             shifts[is_explained] = shift
         self.counts["turns"] += int(part.segments.turn_ids[-1:].sum())
         self.counts["moved"] += moved_turns(part)
-        if part.kept is not None:
-            self.counts.update(_kept(part))
         if part.tokens is not None and self.ids is not None:
             self.counts.update(_outside(part, self.ids))
-        if part.cached is not None:
-            self.caching += _by_cache(part)
-        self.prints.append(fingerprints(part))
         if part.versions is None:
             return {}
         return by_version(aligned(part, shifts) if shifts.any() else part)
@@ -231,12 +198,6 @@ class DetectorStatistics(Additive):
                     *_error_of_mean(rollout, is_cut),
                 )
             )
-        elif not sums["tokens"]:
-            self.blank.append(rollout.rollout_id)
-            self.empty += [] if rollout.size else [rollout.rollout_id]
-        self.cached, self.caching = self.cached + _alike(self.caching), zeros(2, 4)
-        if rollout.again:
-            self.again.append(rollout.rollout_id)
         newest = rollout.newest or 0
         for version, (every, after, pure) in sorted(versions.items()):
             count, log_ratio, absolute, near, *squares = every.tolist()
@@ -244,29 +205,9 @@ class DetectorStatistics(Additive):
             self.versions.append(VersionSums(rollout.rollout_id, version, *sums))
             if after[0]:
                 self.switched += torch.stack([after, pure])[:, :4]
-        for name in ("retold", "paired", "foreign", "left_out"):
+        for name in ("retold", "left_out"):
             self.counts[name] += getattr(rollout, name)
         self.counts["samples"] += rollout.count
-        self.counts.update(rollout.routing)
-        if rollout.routes is not None:
-            self.routes = sum_of(self.routes, rollout.routes)
-            self.experts = sum_of(self.experts, rollout.experts)
-        self._add_fates(rollout)
-
-    def _add_fates(self, rollout: DumpedRollout) -> None:
-        if rollout.rewards is None or rollout.dropped is None:
-            return
-        lengths, positions = torch.tensor([rollout.lengths, rollout.positions], dtype=torch.float64)
-        trained = torch.stack([lengths, rollout.rewards, positions, rollout.oldest_versions()], 1)
-        dropped = rollout.dropped.clone()
-        newest = torch.cat([trained, dropped])[:, 3].nan_to_num(-torch.inf).max()
-        trained[:, 3], dropped[:, 3] = newest - trained[:, 3], newest - dropped[:, 3]
-        is_rewarded = rollout.rewards.isfinite()
-        is_trained = rollout.responding & is_rewarded
-        masked = trained[is_rewarded & ~is_trained]
-        self.fates += torch.stack([_about(trained[is_trained]), _about(torch.cat([masked, dropped]))])
-        self.drops.update(rollout.why_dropped)
-        self.drops["masked out in the train dump"] += len(masked)
 
     @property
     def top_share(self) -> float:
@@ -318,56 +259,9 @@ def _error_of_mean(rollout: DumpedRollout, values: Sequence[float]) -> tuple[flo
     return float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else 0.0, len(means)
 
 
-def fingerprints(part: DumpedRollout) -> Prints:
-    """Returns the fingerprints of the samples of a part that have a response."""
-    behavior = part.compared(part.behavior)
-    (surprise,) = part.segments.local_sums([-behavior])
-    tokens = behavior.view(torch.int32).long()
-    if part.tokens is not None:
-        tokens = tokens ^ (part.segments.zeroed(part.tokens) << 32)
-    mixed = (tokens ^ (tokens >> 29)) * MIXER * (2 * part.segments.within + 1)
-    mixed = (mixed ^ (mixed >> 31)) * MIXER
-    sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
-    ends = torch.tensor(part.lengths).cumsum(0)
-    texts = part.prompts or [""] * part.count
-    prompts = torch.tensor([zlib.crc32(text.encode()) for text in texts], dtype=torch.int64)
-    samples = sums[ends] - sums[ends - torch.tensor(part.lengths)]
-    there = part.responding
-    return Prints(part.rollout_id, samples[there], prompts[there], surprise[there].float())
-
-
 def _outside(part: DumpedRollout, vocabulary: int) -> dict[str, int]:
     is_outside = part.mask & ((part.tokens >= vocabulary) | (part.tokens < -1))  # -1: not in the dump
     return {"beyond": int(is_outside.count_nonzero()), "beyond_in": int(part.samples_with(is_outside).sum())}
-
-
-def _by_cache(part: DumpedRollout) -> Tensor:
-    """Returns the sums over samples without and with a cached prefix, [2, 4]; see ``caching``."""
-    count, *_, near = part.columns
-    count, near = part.segments.local_sums([count, near])
-    rows = torch.stack([torch.ones_like(near), count, near, near.square()], 1)
-    is_cached, there = torch.tensor(part.cached) > 0, count > 0
-    return torch.stack([rows[there & ~is_cached].sum(0), rows[there & is_cached].sum(0)])
-
-
-def _alike(table: Tensor) -> Tensor:
-    """Returns the sums of one rollout, weighed so that both kinds have as many tokens, [2, 4].
-
-    They are 0 if one kind has too few tokens to compare.
-    """
-    tokens = table[:, 1]
-    if tokens.min() < BOTH_CACHED:
-        return zeros(2, 4)
-    weighed = table.clone()
-    weighed[0, 1:] *= tokens[1] / tokens[0]
-    return weighed
-
-
-def _about(rows: Tensor) -> Tensor:
-    """Returns number, sum and sum of squares of the known values in rows [D, 4], [4, 3]."""
-    known = rows.isfinite()
-    rows = torch.where(known, rows, 0)
-    return torch.stack([known.sum(0), rows.sum(0), rows.square().sum(0)], 1)
 
 
 def _odd_values(part: DumpedRollout) -> dict[str, int]:
@@ -382,9 +276,6 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
         padded: unlikely zeros beside another zero
         sure: unlikely, with a behavior log-prob above -0.01 but not 0
         recorded_doubted, recorded_unlikely: tokens in doubt, or unlikely, that are not zeros
-        positive: behavior log-prob above 0
-
-    Sequences are ``silent`` without any behavior log-prob, and ``partial`` if they lack some.
     """
     log_ratio, mask, is_unlikely = part.log_ratio, part.mask, part.proximal < UNLIKELY
     zero = mask & (part.behavior == 0)
@@ -393,9 +284,6 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
     neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
     beside[1:] |= neighbour
     beside[:-1] |= neighbour
-    positive = mask & (part.behavior > EXACT) & (part.behavior < torch.inf)
-    is_recorded = mask & (is_log_prob(part.behavior) | positive)  # positive values are another finding
-    some, lacking = part.samples_with(is_recorded), part.samples_with(mask & ~is_recorded)
     return counted(
         above=log_ratio > EXACT,
         below=log_ratio < -EXACT,
@@ -406,43 +294,12 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
         recorded_doubted=part.finite & ~zero & (part.proximal < DOUBTED),
         recorded_unlikely=part.finite & ~zero & is_unlikely,
         padded=beside & is_unlikely,
-        positive=positive,
-        silent=lacking & ~some,
-        partial=lacking & some,
     )
-
-
-def _sentinels(part: DumpedRollout) -> dict[float, int]:
-    """Returns the most frequent finite numbers that are too low for a log-prob, with their counts."""
-    is_low = part.mask & (part.behavior <= LOWEST) & (part.behavior > -torch.inf)
-    values, counts = part.behavior[is_low].unique(return_counts=True)
-    return dict(Counter(dict(zip(values.tolist(), counts.tolist(), strict=True))).most_common(KINDS))
 
 
 def counted(**flags: Tensor) -> dict[str, int]:
     """Returns how many flags of each name are set."""
     return {name: int(of_one.count_nonzero()) for name, of_one in flags.items()}
-
-
-def _kept(part: DumpedRollout) -> dict[str, float]:
-    """Counts the positions with a known kept set.
-
-    known: all of them
-    outside: the sampled token is not in the set
-    alone: the set is one token
-    alone_sampler, alone_trainer: the set is one token, and the log-prob of that side is 0
-    mass: sum of the ratio over known positions
-    """
-    known = part.finite & part.kept.isfinite()
-    alone = known & (part.kept.abs() == 1)
-    counts = counted(
-        known=known,
-        outside=known & (part.kept < 0),
-        alone=alone,
-        alone_sampler=alone & (part.behavior > -ZERO),
-        alone_trainer=alone & (part.proximal > -ZERO),
-    )
-    return counts | {"mass": float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())}
 
 
 def _tail(histogram: Histogram) -> tuple[float, float]:

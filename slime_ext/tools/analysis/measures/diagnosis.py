@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from slime_ext.tools.analysis.document import Curve, Moment, Numbers
 from slime_ext.tools.analysis.measures import versions
 from slime_ext.tools.analysis.measures.curves import Curves, midway
 from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance
+from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums
 from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.readers.loss_calls import LossCall
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
+
+M = TypeVar("M", bound=Measure)
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Diagnosis(Additive):
     sums: Sums = field(default_factory=Sums)
     curves: Curves = field(default_factory=Curves)
     statistics: DetectorStatistics = field(default_factory=DetectorStatistics)
+    own: dict[str, Measure] = field(default_factory=dict)  # class name -> what detectors add up themselves
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
     unread: int = 0  # files, or parts of them, that could not be read
@@ -44,9 +48,13 @@ class Diagnosis(Additive):
             sums_of_rollout.add(part)
             self.curves.add(part)
             self.worsts.add(part)
+            for measure in self.own.values():
+                measure.add(part)
             for version, sums in self.statistics.add(part).items():
                 by_version[version] += sums
         self.statistics.close(rollout, sums_of_rollout, by_version, self.curves.certainty() - before)
+        for measure in self.own.values():
+            measure.close(rollout)
         self.sums.merge(sums_of_rollout)
         self.steps = max(self.steps, 1 + max(rollout.steps) if rollout.steps else 0)
         self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=sums_of_rollout.numbers()))
@@ -57,6 +65,10 @@ class Diagnosis(Additive):
         super().merge(other)
         self.steps = steps
         self.timeline.sort(key=lambda moment: moment.rollout_id)
+
+    def of(self, kind: type[M]) -> M:
+        """Returns the measure of this kind. The detector that asks must name it in ``reads``."""
+        return self.own[kind.__name__]  # type: ignore[return-value]
 
     def _ages(self) -> dict[VersionSums, int]:
         known = float(self.curves.column("staleness", "x").sum())

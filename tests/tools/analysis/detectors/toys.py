@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.records import DumpedRollout
 
@@ -109,7 +109,7 @@ def edited(rollouts: list[DumpedRollout], edit: Callable[[DumpedRollout], dict])
 
 def diagnosed(rollouts: list[DumpedRollout], **flags) -> Diagnosis:
     """What is measured of rollouts."""
-    diagnosis = Diagnosis(flags=flags)
+    diagnosis = Diagnosis(flags=flags, own=measures())
     for rollout in rollouts:
         diagnosis.add(rollout)
     return diagnosis
