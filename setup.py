@@ -14,7 +14,7 @@ TOOLS = [  # of the commands: slime_ext/tools/commands/cli.py names their module
     "matplotlib>=3.7,<4",
     "numpy>=1.24,<3",
     "shtab>=1.7,<2",
-    "bashkit>=0.20.1,<0.21",  # tests/tools/scripts holds it to what bash does
+    "bashkit>=0.20.1,<0.21",  # tests/tools/launch holds it to what bash does
 ]
 HOST = (ROOT / "slime_ext_cpu/requirements.txt").read_text().split()
 MODEL = ["gguf==0.19.0", "accelerate>=1.10,<2"]  # what reads the language model's file

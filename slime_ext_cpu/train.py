@@ -22,7 +22,7 @@ from slime_ext.errors import ConfigError, SlimeExtError, check_known, cut, shown
 from slime_ext.host import contract
 from slime_ext.tools.commands.script_flags import apart
 from slime_ext.tools.folders import free_name, is_file, is_folder, new_folder
-from slime_ext.tools.scripts.launch import WrittenFlag
+from slime_ext.tools.launch.launch import WrittenFlag
 from slime_ext_cpu import driver, host_log, machine, progress, shortcuts, tiny
 from slime_ext_cpu.rehearsal import preflight
 from slime_ext_cpu.stand_ins import HOSTS, bfloat16

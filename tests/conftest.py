@@ -59,6 +59,6 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def in_process(monkeypatch):
     """Scripts are read in the test's own process; test_reader.py has what only the other process does."""
-    from slime_ext.tools.scripts import read, script_run
+    from slime_ext.tools.launch import read, script_run
 
     monkeypatch.setattr(read, "in_reader", script_run.launch_of)

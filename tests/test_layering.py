@@ -19,7 +19,7 @@ CPU_FLOORS = (
     "host_process rehearsal",
     "rehearse train",
 )
-KNOW_CPU = {"tools/scripts/python_script.py"}  # runs a script of miles, which looks for CUDA
+KNOW_CPU = {"tools/launch/python_script.py"}  # runs a script of miles, which looks for CUDA
 # A room imports those that stand before it, and its own files; "room/" lists the inside of a room.
 FLOORS = {
     "": (
@@ -46,12 +46,12 @@ FLOORS = {
         "checkout folders plain_torch wording",
         "analysis",
         "report",
-        "scripts",
+        "launch",
         "convert",
         "check",
         "commands",
     ),
-    "tools/scripts/": (
+    "tools/launch/": (
         "launch modules trace python_script blocks",
         "changes doubts starts visible",
         "config_file",

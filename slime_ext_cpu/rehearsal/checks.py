@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from slime_ext.ops.divergences import is_log_prob
-from slime_ext.tools.scripts.launch import Launch
+from slime_ext.tools.launch.launch import Launch
 from slime_ext_cpu.driver import TIMED_OUT
 from slime_ext_cpu.rehearsal.evidence import Evidence, nonfinite
 from slime_ext_cpu.rehearsal.replace import ROLLOUTS, Sizes, kept, sizes_of, small_sizes

@@ -21,8 +21,8 @@ from slime_ext.tools.check.answer import answer
 from slime_ext.tools.checkout import Checkout
 from slime_ext.tools.commands.output import console, table
 from slime_ext.tools.folders import make_folder, new_folder
-from slime_ext.tools.scripts.launch import Launch
-from slime_ext.tools.scripts.read import read_launch
+from slime_ext.tools.launch.launch import Launch
+from slime_ext.tools.launch.read import read_launch
 from slime_ext_cpu import driver, machine
 from slime_ext_cpu.rehearsal import checks, evidence, preflight, prompts, run
 

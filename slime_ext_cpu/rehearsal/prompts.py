@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.tools.folders import is_file
-from slime_ext.tools.scripts.launch import Launch, WrittenFlag
+from slime_ext.tools.launch.launch import Launch, WrittenFlag
 
 Row = dict[str, Any]
 ROWS = 64

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_ext.tools.scripts.launch import Launch
+from slime_ext.tools.launch.launch import Launch
 
 NEEDS = (  # a flag, and the flags of which it needs at least one
     ("--save-interval", ("--save",)),

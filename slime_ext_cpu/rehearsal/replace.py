@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.tools.scripts.launch import Launch, WrittenFlag
+from slime_ext.tools.launch.launch import Launch, WrittenFlag
 from slime_ext_cpu.tiny import cpu_flags, engine_flags
 
 ROLLOUTS = 2

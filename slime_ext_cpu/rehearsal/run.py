@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.folders import is_file, is_folder
-from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
 from slime_ext_cpu.driver import INSTALL, WHEEL, wheel_folder
 from slime_ext_cpu.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext_cpu.tiny import write_weights

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.tools.folders import is_file, is_folder
-from slime_ext.tools.scripts.launch import Launch
+from slime_ext.tools.launch.launch import Launch
 
 LAYERS, HIDDEN, FFN, HEADS, QUERY_GROUPS, HEAD_DIM = 2, 64, 128, 4, 2, 16
 INIT_STD = 0.1  # log-probs of neighbouring tokens differ by 0.5 nats or more, which shows a shift by one

@@ -18,7 +18,7 @@ import yaml
 
 from slime_ext import host
 from slime_ext.errors import ConfigError
-from slime_ext.tools.scripts.launch import WrittenFlag
+from slime_ext.tools.launch.launch import WrittenFlag
 from slime_ext_cpu import driver, progress, train
 from slime_ext_cpu.processes import MARK
 from slime_ext_cpu.rehearsal import preflight

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from slime_ext.errors import SlimeExtError
 from slime_ext.tools.check.answer import check
-from slime_ext.tools.scripts import python_script
+from slime_ext.tools.launch import python_script
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "slime_ext_cpu/site"

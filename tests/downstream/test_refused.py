@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from slime_ext.tools.scripts.launch import Launch, WrittenFlag
+from slime_ext.tools.launch.launch import Launch, WrittenFlag
 from slime_ext_cpu.rehearsal.refused import refusals
 from tests.downstream.launches import told
 

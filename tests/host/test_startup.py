@@ -21,7 +21,7 @@ from slime_ext.host.flags import check_kinds
 from slime_ext.host.rules import Setup
 from slime_ext.tools.check.answer import judged
 from slime_ext.tools.check.setup import as_parsed, keys_of, with_correction
-from slime_ext.tools.scripts.launch import Launch
+from slime_ext.tools.launch.launch import Launch
 from tests.host import trees
 
 TOKEN = "slime_ext.tis.token_tis"

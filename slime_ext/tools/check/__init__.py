@@ -1,6 +1,6 @@
 """Checks a launch in three passes, each with one plain result.
 
-launch = read_script(path)         tools/scripts/read.py: words, files and what is unknown, without our rules
+launch = read_script(path)         tools/launch/read.py: words, files and what is unknown, without our rules
 setup = setup_of(launch)           setup.py: the host's arguments, and the correction that they name
 lines = said(setup, severities)    host/rules.py: a line for each rule that the setup breaks
 

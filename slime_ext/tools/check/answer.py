@@ -42,9 +42,9 @@ from slime_ext.tools.check.setup import (
 )
 from slime_ext.tools.checkout import Checkout, checkout_in
 from slime_ext.tools.convert import CONVERTED
-from slime_ext.tools.scripts.config_file import doubt_of_folder
-from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.scripts.read import is_script, read_script
+from slime_ext.tools.launch.config_file import doubt_of_folder
+from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.read import is_script, read_script
 from slime_ext.tools.wording import needs
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}

@@ -21,9 +21,9 @@ from slime_ext.host.rules import MEASURING, Setup
 from slime_ext.tools.check.veil import Veiled, veiled
 from slime_ext.tools.checkout import signature_of
 from slime_ext.tools.folders import find_own_steps, is_file
-from slime_ext.tools.scripts.config_file import config_file
-from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.scripts.modules import fault_of, file_of
+from slime_ext.tools.launch.config_file import config_file
+from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.modules import fault_of, file_of
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}

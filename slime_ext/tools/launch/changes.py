@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from slime_ext.tools.scripts.trace import at
+from slime_ext.tools.launch.trace import at
 
 WRAPPERS = ("sudo", "srun", "nice")  # programs that run the command in their words
 IN_PLACE = re.compile(r"-[a-z]*i.*|--in-?place.*")  # the option of EDITORS that makes them change a file

@@ -8,8 +8,8 @@ from pathlib import Path
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, cut
 from slime_ext.tools.folders import is_file, is_folder
-from slime_ext.tools.scripts.launch import Launch, Unread
-from slime_ext.tools.scripts.visible import Visible
+from slime_ext.tools.launch.launch import Launch, Unread
+from slime_ext.tools.launch.visible import Visible
 
 FLAG = "--custom-config-path"
 

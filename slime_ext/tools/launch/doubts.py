@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slime_ext.tools.scripts import blocks
-from slime_ext.tools.scripts.blocks import Block
-from slime_ext.tools.scripts.trace import PROGRAMS
+from slime_ext.tools.launch import blocks
+from slime_ext.tools.launch.blocks import Block
+from slime_ext.tools.launch.trace import PROGRAMS
 
 COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")

@@ -17,11 +17,11 @@ from pathlib import Path
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, SlimeExtError, cut
 from slime_ext.tools.folders import is_file, is_folder
-from slime_ext.tools.scripts import python_script
-from slime_ext.tools.scripts.launch import Launch
-from slime_ext.tools.scripts.surroundings import Request
-from slime_ext.tools.scripts.trace import MAPPING, PROGRAMS
-from slime_ext.tools.scripts.visible import RESERVED
+from slime_ext.tools.launch import python_script
+from slime_ext.tools.launch.launch import Launch
+from slime_ext.tools.launch.surroundings import Request
+from slime_ext.tools.launch.trace import MAPPING, PROGRAMS
+from slime_ext.tools.launch.visible import RESERVED
 
 PYTHON = ".py"
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
@@ -29,7 +29,7 @@ LIMIT_S = 20.0
 READER = """
 import sys
 sys.path[:] = sys.argv[1:]  # not the working directory
-from slime_ext.tools.scripts import reader
+from slime_ext.tools.launch import reader
 reader.main()
 """
 

@@ -7,7 +7,7 @@ import resource
 import sys
 
 from slime_ext.errors import SlimeExtError
-from slime_ext.tools.scripts.script_run import launch_of
+from slime_ext.tools.launch.script_run import launch_of
 
 MOST_BYTES = 4 << 30  # of memory
 MOST_S = 60  # of processor time; it ends a reader whose parent was killed

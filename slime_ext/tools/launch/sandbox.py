@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, cut
-from slime_ext.tools.scripts.changes import changes
-from slime_ext.tools.scripts.starts import folder_of
-from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings
-from slime_ext.tools.scripts.trace import (
+from slime_ext.tools.launch.changes import changes
+from slime_ext.tools.launch.starts import folder_of
+from slime_ext.tools.launch.surroundings import TEXT_TOOLS, Surroundings
+from slime_ext.tools.launch.trace import (
     BEGIN,
     BETWEEN,
     END,

@@ -11,11 +11,11 @@ from itertools import pairwise
 from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED
-from slime_ext.tools.scripts.launch import Gap, Launch, Unread, WrittenFlag
-from slime_ext.tools.scripts.sandbox import Sandbox
-from slime_ext.tools.scripts.starts import Started, started
-from slime_ext.tools.scripts.surroundings import Request, Surroundings
-from slime_ext.tools.scripts.trace import TOKEN, UNKNOWN, Guess, Run, narrowed
+from slime_ext.tools.launch.launch import Gap, Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.sandbox import Sandbox
+from slime_ext.tools.launch.starts import Started, started
+from slime_ext.tools.launch.surroundings import Request, Surroundings
+from slime_ext.tools.launch.trace import TOKEN, UNKNOWN, Guess, Run, narrowed
 
 # The guesses in their order -> the note for the user if the earlier guesses led to no launch.
 GUESSES = {

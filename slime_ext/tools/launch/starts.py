@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from slime_ext.tools.scripts.trace import PROGRAMS, TOKEN, Call, Line, Run, at, program_of
+from slime_ext.tools.launch.trace import PROGRAMS, TOKEN, Call, Line, Run, at, program_of
 
 # Matches a traced command that names train.py and is not a builtin of bash.
 LAUNCH = re.compile(

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
-from slime_ext.tools.scripts import doubts
-from slime_ext.tools.scripts.blocks import Block
-from slime_ext.tools.scripts.doubts import COMMENT, FLAG, PROGRAM, Script
-from slime_ext.tools.scripts.launch import Gap
-from slime_ext.tools.scripts.trace import (
+from slime_ext.tools.launch import doubts
+from slime_ext.tools.launch.blocks import Block
+from slime_ext.tools.launch.doubts import COMMENT, FLAG, PROGRAM, Script
+from slime_ext.tools.launch.launch import Gap
+from slime_ext.tools.launch.trace import (
     BEGIN,
     COMPLAINT,
     END,
@@ -37,7 +37,7 @@ from slime_ext.tools.scripts.trace import (
     at,
     program_of,
 )
-from slime_ext.tools.scripts.visible import Visible, script_text
+from slime_ext.tools.launch.visible import Visible, script_text
 
 # Words of bash, and programs of bashkit that only transform text or write to its in-memory disk.
 OWN = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
 
 WORDS = """--num-layers 36 --hidden-size 2560 --qk-layernorm --group-query-attention --hf-checkpoint /m
 --ref-load /r --prompt-data /d.jsonl --input-key prompt --label-key label --rm-type math

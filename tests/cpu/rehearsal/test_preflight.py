@@ -10,7 +10,7 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
-from slime_ext.tools.scripts.launch import Gap
+from slime_ext.tools.launch.launch import Gap
 from slime_ext_cpu import driver
 from slime_ext_cpu.rehearsal import run
 from slime_ext_cpu.rehearsal.main import of_rules

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slime_ext.tools.scripts.launch import Gap
+from slime_ext.tools.launch.launch import Gap
 from slime_ext_cpu.rehearsal.refused import refusals
 from tests.cpu.rehearsal.launches import launch
 

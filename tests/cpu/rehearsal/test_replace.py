@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.scripts.read import read_launch as read
+from slime_ext.tools.launch.read import read_launch as read
 from slime_ext_cpu.rehearsal import preflight, replace, twin
 from slime_ext_cpu.rehearsal.replace import Sizes, kept, replaced_flags, small_sizes
 from tests.cpu.rehearsal.launches import launch

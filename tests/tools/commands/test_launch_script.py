@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.scripts import script_run
-from slime_ext.tools.scripts.read import read_launch as read
-from slime_ext.tools.scripts.read import request_of
+from slime_ext.tools.launch import script_run
+from slime_ext.tools.launch.read import read_launch as read
+from slime_ext.tools.launch.read import request_of
 from slime_ext_cpu.rehearsal.replace import sizes_of
 
 pytestmark = pytest.mark.usefixtures("in_process")

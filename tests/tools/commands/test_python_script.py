@@ -9,7 +9,7 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
-from slime_ext.tools.scripts import read as launch_script
+from slime_ext.tools.launch import read as launch_script
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
 REFUSED = "expected a shell script, got a Python launcher, which has to be executed: add --run"

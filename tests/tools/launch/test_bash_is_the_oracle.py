@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.scripts.launch import Unread
-from slime_ext.tools.scripts.read import request_of
-from slime_ext.tools.scripts.script_run import ScriptRun, followed, written
-from slime_ext.tools.scripts.trace import TOKEN, UNKNOWN
-from tests.tools.scripts import bash
-from tests.tools.scripts.own_scripts import GIVEN_WORDS, SCRIPTS
+from slime_ext.tools.launch.launch import Unread
+from slime_ext.tools.launch.read import request_of
+from slime_ext.tools.launch.script_run import ScriptRun, followed, written
+from slime_ext.tools.launch.trace import TOKEN, UNKNOWN
+from tests.tools.launch import bash
+from tests.tools.launch.own_scripts import GIVEN_WORDS, SCRIPTS
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
 OWN_UNKNOWNS = ("lists", "texts", "slices", "references")  # of them the last two what bashkit cannot read

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.tools.scripts import blocks
-from tests.tools.scripts import bash
-from tests.tools.scripts.own_scripts import GIVEN_WORDS, SCRIPTS
+from slime_ext.tools.launch import blocks
+from tests.tools.launch import bash
+from tests.tools.launch.own_scripts import GIVEN_WORDS, SCRIPTS
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
 ODD = r"""

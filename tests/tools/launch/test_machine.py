@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_ext.tools.scripts.read import read_script as read
+from slime_ext.tools.launch.read import read_script as read
 
 pytestmark = pytest.mark.usefixtures("in_process")
 # script (⏎ ends a line) -> flags that are unknown -> the reason for one of them

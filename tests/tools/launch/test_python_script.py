@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.scripts import python_script
+from slime_ext.tools.launch import python_script
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
-from slime_ext.tools.scripts import read
+from slime_ext.tools.launch import read
 
 ROOT = Path(__file__).parents[3]
 SLOW = "\n".join(f"A+=(--x{i})" for i in range(19_000)) + "\npython3 train.py --b 1\n"  # half a minute

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from slime_ext.tools.scripts.read import read_script
+from slime_ext.tools.launch.read import read_script
 
 pytestmark = pytest.mark.usefixtures("in_process")
 SETS = "A=(--seen 1)"
