@@ -135,12 +135,6 @@ MUTATIONS = {
     "a capped weight is centered to 0": Mutation(
         "host/rules.py", "split(correction.steps)[0] != (Reweight(),)", "False", "tests/host/test_rules.py"
     ),
-    "prime-rl's clip drops both signs": Mutation(
-        "tools/convert/prime_rl.py",
-        'reject("token", "sum", None, high, when="positive_advantage")',
-        'reject("token", "sum", None, high)',
-        "tests/tools/convert/test_gates.py",
-    ),
     "SkyRL's centering is left out": Mutation(
         "tools/convert/skyrl.py",
         '{**reading.mapping, "center": {"top_k": top_k}}',
@@ -599,9 +593,6 @@ MUTATIONS = {
         "numbers = (here.rank, 2 * here.size - 1 - here.rank)",
         "numbers = (2 * here.size - 1 - here.rank, here.rank)",
         "tests/host/test_packing.py",
-    ),
-    "another default of open-instruct": Mutation(
-        "tools/convert/gates.py", "0.272", "0.2", "tests/tools/convert/test_gates.py"
     ),
     "a masked token is kept": Mutation(
         "config/flat.py",

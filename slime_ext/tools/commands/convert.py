@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from slime_ext.host.flags import NEARLY
 from slime_ext.tools.commands.output import plain, yaml_of
 from slime_ext.tools.convert import CONVERTED, read, skyrl
 from slime_ext.tools.convert.block import forbid_interpolation
+from slime_ext.tools.convert.elsewhere import ELSEWHERE
 from slime_ext.tools.convert.loss_side import LOSS_SIDE, of_loss
 from slime_ext.tools.wording import file_of
 
@@ -51,8 +52,6 @@ HOMES = {
         ("rollout_is", "rollout_rs", "rollout_token_veto", "bypass_", "tis_imp_ratio", "behav_imp_weight"),
         "write algorithm.rollout_correction",
     ),
-    "prime_rl": Home(("trainer.loss", "loss")),
-    "roll": Home(("train_infer_correction",), stems=("is_weight",)),
     "skyrl": Home(
         among=("trainer.algorithm", "algorithm"),
         name="off_policy_correction",
@@ -64,11 +63,6 @@ HOMES = {
         stems=("behav_imp_weight", "behave_imp_weight", "rejection_sampling", "m2_", "use_decoupled"),
         instead="write rejection_sampling, which replaced it",
     ),
-    "nemo_rl": Home(
-        among=("loss_fn", "grpo"),
-        stems=("truncated_importance_sampling", "use_importance_sampling", "seq_logprob_error"),
-        instead="write truncated_importance_sampling_type",
-    ),
     "openrlhf": Home(
         among=("algo.advantage",),
         loss=("actor",),
@@ -78,10 +72,6 @@ HOMES = {
     "trl": Home(
         stems=("vllm_importance_sampling", "off_policy_mask"), instead="write vllm_importance_sampling_mode"
     ),
-    "open_instruct": Home(
-        stems=("rho_", "truncated_importance_sampling", "rollout_importance_correction"),
-        instead="write rollout_importance_correction and rho_mask_metric",
-    ),
     "ms_swift": Home(
         stems=("rollout_importance_sampling", "off_policy_sequence_mask"),
         instead="write rollout_importance_sampling_mode",
@@ -89,7 +79,7 @@ HOMES = {
 }
 NOWHERE = Home()
 # Systems that mix the correction with all other settings.
-FLAT = ("slime_mis", "trl", "open_instruct", "ms_swift")
+FLAT = ("slime_mis", "trl", "ms_swift")
 ABSENT = object()
 NATIVE = ("preset", "steps", "numerator", "surrogate")  # native keys that say what a run corrects
 SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".py")
@@ -101,11 +91,7 @@ COMPOSED = {  # system -> how its user gets the file to convert
     "slime_mis": "convert the file of --custom-config-path",
     "trl": "write the script's flags as keys into a YAML file and convert that",
     "areal": "AReaL saves config.yaml in the log folder of a run; convert that",
-    "nemo_rl": "run tools/config_cli.py expand FILE in NeMo-RL's checkout and convert what it prints",
-    "prime_rl": "run uv run rl @ rl.toml --dry-run and convert configs/trainer.json in its output folder",
-    "roll": "ROLL prints its whole configuration when a run starts; save that as YAML and convert it",
     "openrlhf": "write the script's flags as keys into a YAML file, algo: {advantage: ...}, and convert that",
-    "open_instruct": "write the script's flags as keys into a YAML file and convert that",
     "ms_swift": "swift saves args.json in the output folder of a run; convert that",
 }
 
@@ -128,6 +114,8 @@ def command_line() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Prints native YAML, with a comment for each meaning that could surprise."""
     args = command_line().parse_args(argv)
+    if args.system in ELSEWHERE:
+        raise ConfigError(_refusal("--from", args.system))
     if args.system is not None:
         check_known("--from", "system", args.system, CONVERTED)
     settings = read_settings(args.file, args.system)
@@ -144,11 +132,28 @@ def system_of(path: str, settings: Mapping[str, Any]) -> str:
     systems = [name for name in CONVERTED if is_of(name, settings)]
     if len(systems) == 1:
         return systems[0]
+    for name, (_, keys, _) in ELSEWHERE.items():
+        if not systems and any(key in keys for key in _all_keys(settings)):
+            raise ConfigError(_refusal(path, name))
     several = f"settings that {', '.join(systems[:-1])} and {systems[-1]} know" if systems else "none"
     choices = ", ".join(systems or CONVERTED)
     raise ConfigError(
         f"{path}: expected the correction of one system, got {several}: add --from SYSTEM, one of {choices}"
     )
+
+
+def _refusal(where: str, system: str) -> str:
+    """Says that a system has no reader, and what its user can do."""
+    title, _, why = ELSEWHERE[system]
+    return f"{where}: expected one of {', '.join(CONVERTED)}, got {title}: {why}"
+
+
+def _all_keys(settings: Any) -> Iterator[str]:
+    """Yields the keys of nested mappings."""
+    for key, value in settings.items():
+        yield str(key)
+        if isinstance(value, Mapping):
+            yield from _all_keys(value)
 
 
 def read_settings(path: str, system: str | None = None) -> dict[str, Any]:
@@ -375,7 +380,7 @@ def is_of(system: str, whole: Mapping[str, Any]) -> bool:
     if system in FLAT:
         others = [key for name in CONVERTED if name != system for key in _keys(name)]
         own = (key for key in whole if key in _keys(system) and key not in others)
-        return any(not isinstance(whole[key], Mapping) for key in own)  # NeMo-RL has a mapping loss_fn
+        return any(True for _ in own)
     return all(key in _keys(system) for key in whole) and any(key not in LOSS_SIDE for key in whole)
 
 

@@ -10,18 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slime_ext.errors import ConfigError, check_known, shown
-from slime_ext.tools.convert import (
-    areal,
-    fireworks,
-    gates,
-    nemo_rl,
-    prime_rl,
-    roll,
-    skyrl,
-    slime_mis,
-    trl,
-    verl,
-)
+from slime_ext.tools.convert import areal, fireworks, ms_swift, openrlhf, skyrl, slime_mis, trl, verl
 from slime_ext.tools.convert.block import Block, Reading
 
 Dialect = tuple[tuple[str, ...], Callable[[Block], Reading]]  # the keys that a block may have, and its reader
@@ -32,12 +21,8 @@ CONVERTED: dict[str, Dialect] = {
     "slime_mis": (slime_mis.KEYS, slime_mis.read),
     "trl": (trl.KEYS, trl.read),
     "areal": (areal.KEYS, areal.read),
-    "nemo_rl": (nemo_rl.KEYS, nemo_rl.read),
-    "prime_rl": (prime_rl.KEYS, prime_rl.read),
-    "roll": (roll.KEYS, roll.read),
-    "openrlhf": (gates.OPENRLHF, gates.read_openrlhf),
-    "open_instruct": (gates.OPEN_INSTRUCT, gates.read_open_instruct),
-    "ms_swift": (gates.MS_SWIFT, gates.read_ms_swift),
+    "openrlhf": (openrlhf.KEYS, openrlhf.read),
+    "ms_swift": (ms_swift.KEYS, ms_swift.read),
 }
 
 

@@ -12,18 +12,9 @@ LOSS_SIDE = {
     **dict.fromkeys(
         ("eps_clip_high", "eps_clip_higher", "epsilon_high", "clip_ratio_high"), "--eps-clip-high"
     ),
-    **dict.fromkeys(("ratio_clip_min", "clip_lower"), "--eps-clip"),
-    **dict.fromkeys(("ratio_clip_max", "clip_higher"), "--eps-clip-high"),
     "eps_clip_low_high": "--eps-clip and --eps-clip-high",
-    **dict.fromkeys(("dual_clip", "clip_ratio_c", "ratio_clip_c", "c_clip", "delta"), "--eps-clip-c"),
-    **dict.fromkeys(("loss_agg_mode", "loss_reduction", "token_level_loss"), "--calculate-per-token-loss"),
-    **{
-        "pg_clip": "--eps-clip and --eps-clip-high",
-        "pg_clip_low": "--eps-clip",
-        "pg_clip_high": "--eps-clip-high",
-    },
-    "dual_clip_loss": "--eps-clip-c, which is 1 + 2 pg_clip there",
-    "loss_denominator": "--calculate-per-token-loss",
+    **dict.fromkeys(("dual_clip", "clip_ratio_c", "c_clip", "delta"), "--eps-clip-c"),
+    **dict.fromkeys(("loss_agg_mode", "loss_reduction"), "--calculate-per-token-loss"),
     "loss_type": "--calculate-per-token-loss",
     **dict.fromkeys(("policy_loss_type", "importance_sampling_level"), "--advantage-estimator"),
 }

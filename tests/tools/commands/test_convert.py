@@ -9,6 +9,7 @@ import yaml
 
 from slime_ext import load_config
 from slime_ext.tools.convert import read
+from slime_ext.tools.convert.elsewhere import ELSEWHERE
 from tests.golden import pairs
 from tests.tools.commands.in_process import run, written
 
@@ -79,17 +80,23 @@ def test_without_a_system_the_answer_is_that_of_the_systems_own_or_a_question(ca
     assert answers["found"] > 50 and 0 < answers["asked"] < 20
 
 
-def test_a_mapping_loss_fn_is_nemo_rls(capsys, tmp_path):
-    """A loss_fn of open-instruct is a text."""
-    for whole in (
-        {"loss_fn": {"use_cispo": True}},
-        {"loss_fn": {"ratio_clip_min": 0.3, "use_cispo": True}, "grpo": {}},
-    ):
-        assert run(capsys, "convert", written(tmp_path / "c.yaml", whole))[1].startswith(
-            "# converted from nemo_rl: loss_fn"
-        )
-    open_instruct = written(tmp_path / "c.yaml", {"loss_fn": "cispo"})
-    assert run(capsys, "convert", open_instruct)[1].startswith("# converted from open_instruct")
+CUT = {"roll": {"train_infer_correction": {"is_weight": {"enabled": True}}},
+       "nemo_rl": {"loss_fn": {"truncated_importance_sampling_type": "tis"}},
+       "prime_rl": {"trainer": {"loss": {"type": "ipo", "kl_tau": 0.001}}},
+       "open_instruct": {"rollout_importance_correction": "clipped"}}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", CUT)
+def test_a_system_without_a_reader_is_refused_with_the_place_of_its_table(capsys, tmp_path, system):
+    """By its name in a stale command, and by its keys."""
+    title = ELSEWHERE[system].title
+    file, pages = written(tmp_path / "c.yaml", CUT[system]), Path(__file__).parents[3] / "docs/convert.md"
+    for words in (["--from", system, file], [file]):
+        status, out, err = run(capsys, "convert", *words)
+        assert (status, out) == (2, "") and err.count("\n") == 1
+        assert f"got {title}: convert has no reader for it: " in err
+        assert err.endswith(f" the table {title} of docs/convert.md\n")
+    assert f"\n### {title}\n" in pages.read_text()
 
 
 def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):

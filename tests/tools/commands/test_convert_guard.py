@@ -110,9 +110,6 @@ UNRESOLVED = {  # system, file -> the key that is named
     ("areal", f"actor: {{rejection_sampling: {{upper: '{SECRET}'}}}}"): (
         "convert.areal.rejection_sampling.upper"
     ),
-    ("roll", f"{{is_weight: {{enabled: true, upper_bound: '{SECRET}'}}}}"): (
-        "convert.roll.is_weight.upper_bound"
-    ),
     ("openrlhf", f"is_correction_threshold: ['{SECRET}']"): "convert.openrlhf.is_correction_threshold",
 }  # fmt: skip
 

@@ -46,22 +46,6 @@ def openrlhf(s, level, mode="mask", gating="ratio", low=0.0, high=5.0):
     return [w * (low <= x <= high) for w, x in zip(ratios(logs), stat, strict=True)]
 
 
-def open_instruct(s, numerator="proximal", clamp=None, cap=None, metric="ratio", level="token", **more):
-    low, high, increase_only = (more.get(key, 0.0) for key in ("low", "high", "increase_only"))
-    logs, q, p = read(s, numerator)
-    stat = statistic(metric, level == "sequence", logs, q, p, s["mask"])
-    found = []
-    for log, x, a in zip(logs, stat, s["advantage"], strict=True):
-        dropped = (low > 0 and x < low) or (high > 0 and x > high)
-        dropped = dropped and (not increase_only or log * a > 0)
-        ratio = math.exp(min(log, 700.0))
-        weight = (
-            1.0 if clamp is None and cap is None else min(max(ratio, (clamp or (0, 0))[0]), cap or clamp[1])
-        )
-        found.append(0.0 if dropped else weight)
-    return found
-
-
 def ms_swift(s, mode, threshold):
     logs = [max(-20.0, min(x, 20.0)) for x in read(s, "proximal")[0]]
     level, how = mode.split("_")
@@ -74,64 +58,11 @@ def ms_swift(s, mode, threshold):
     return [min(w, threshold) if how == "truncate" else w * (w <= threshold) for w in ratios(logs)]
 
 
-def prime_rl(s, eps=None, cap=math.inf, low=0.0, high=math.inf, clip=None, ppo=None):
-    logs, q, p = read(s, "target")
-    if ppo is not None:
-        return [ppo_slope(w, a, *ppo, cap) for w, a in zip(ratios(logs), s["advantage"], strict=True)]
-    if clip is not None:
-        return [min(max(w, clip[0]), clip[1]) for w in ratios(logs)]
-    far = [
-        abs(a - b) > eps if eps is not None else not low <= w <= high
-        for a, b, w in zip(q, p, ratios(logs), strict=True)
-    ]
-    return [0.0 if drop else min(w, cap) for drop, w in zip(far, ratios(logs), strict=True)]
-
-
-def ppo_slope(ratio, advantage, low, high, cap):
-    """What multiplies -A grad log p: the capped ratio, or 0 where PPOLoss takes its clipped side."""
-    capped = min(ratio, cap)
-    if advantage == 0 and ratio > high:
-        return 0.0  # any number would do
-    clipped = min(max(capped, low), high)
-    return capped if advantage * capped <= advantage * clipped else 0.0
-
-
-def runs(mask):
-    """The runs of 1 in a mask, each a list of positions."""
-    found, open_run = [], False
-    for i, m in enumerate(mask):
-        if m and not open_run:
-            found.append([])
-        if m:
-            found[-1].append(i)
-        open_run = bool(m)
-    return found
-
-
 def at_level(level, values, mask):
     """Per token: its own value, the sequence's sum or mean, or the mean of its run of response tokens."""
     if level == "token":
         return values
-    if level in ("sequence", "geometric"):
-        total = sum(v * m for v, m in zip(values, mask, strict=True))
-        return [total / (1 if level == "sequence" else max(sum(mask), 1))] * len(mask)
-    means = [0.0] * len(mask)
-    for run in runs(mask):
-        for i in run:
-            means[i] = sum(values[j] for j in run) / len(run)
-    return means
-
-
-def roll(s, weight=None, bound=math.inf, filters=()):
-    """``filters``: (level, "ratio" or "diff", low, high)."""
-    logs, q, p = read(s, "proximal")
-    found = [min(w, bound) for w in ratios(at_level(weight, logs, s["mask"]))] if weight else [1.0] * len(q)
-    for level, kind, low, high in filters:
-        values = logs if kind == "ratio" else [b - a for a, b in zip(q, p, strict=True)]
-        values = at_level(level, values, s["mask"])
-        values = ratios(values) if kind == "ratio" else values
-        found = [w * (low <= x <= high) for w, x in zip(found, values, strict=True)]
-    return found
+    return [sum(v * m for v, m in zip(values, mask, strict=True))] * len(mask)
 
 
 def trl(s, mode, low=None, high=3.0):

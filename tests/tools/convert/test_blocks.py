@@ -31,7 +31,7 @@ def block_answer(line):
 def test_other_systems_blocks_are_read_as_written_down():
     """A system and its block, and what both are here."""
     answers = pairs(Path(__file__).parent / "golden/blocks.txt", block_answer)
-    assert len(answers) > 230
+    assert len(answers) > 200
 
 
 def test_the_loader_knows_the_names_of_all_systems():

@@ -73,30 +73,6 @@ def test_skyrl_centers_over_the_head_with_a_modelled_tail(loss_type):
         torch.testing.assert_close(loss, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-11)
 
 
-def test_prime_rl_centers_over_its_sampling_mask():
-    """Over the whole vocabulary as the mask: the tail that a head models there has no gradient."""
-    eps, cap = 0.1, 1.5
-    block = {"type": "ipo", "eps": eps, "max_importance_ratio": cap, "score_centering": True}
-    reading = read("prime_rl", block)
-    assert "--rollout-top-p" in reading.notes[0]
-    mapping = {**reading.mapping, "center": {"top_k": VOCABULARY}}
-    for seed in range(30):
-        logits, sampler, advantages, ids = policies(seed)
-        _, gradient = ours(mapping, logits, sampler, advantages, ids, VOCABULARY)
-        for t, (row, q, y, a) in enumerate(zip(logits, sampler, ids, advantages, strict=True)):
-            log_p = log_softmax(row)
-
-            def weight(v, log_p=log_p, q=q):
-                inside = abs(math.exp(log_p[v]) - math.exp(q[v])) <= eps
-                return min(math.exp(log_p[v] - q[v]), cap) if inside else 0.0
-
-            # d loss / d log p_v, then through log-softmax: g_v - p_v sum of g.
-            slopes = [a * math.exp(q[v]) * weight(v) - a * weight(v) * (v == y) for v in range(VOCABULARY)]
-            total = math.fsum(slopes)
-            wanted = [g - math.exp(x) * total for g, x in zip(slopes, log_p, strict=True)]
-            assert gradient[t].tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-9)
-
-
 REFUSED = [  # what a system centers and no reading here can say -> the key that is named
     ("skyrl", {"score_centering": {"enabled": True, "top_k": 8}}, "score_centering: expected enabled: false"),
     ("skyrl", {"policy_loss_type": "regular", "score_centering": {"enabled": True, "top_k": 8}},
@@ -104,8 +80,6 @@ REFUSED = [  # what a system centers and no reading here can say -> the key that
     ("skyrl", {"policy_loss_type": "reinforce", "score_centering": {"enabled": True}},
      "score_centering.top_k"),
     ("skyrl", {"policy_loss_type": "reinforce", "score_centering": {"top_k": 8}}, "score_centering.enabled"),
-    ("nemo_rl", {"score_centering": {"enabled": True, "top_k": 8}}, "score_centering: expected false, or"),
-    ("nemo_rl", {"score_centering": True}, "score_centering: expected false, or"),
 ]  # fmt: skip
 
 
@@ -123,4 +97,3 @@ def test_skyrls_default_loss_is_named_where_a_block_leaves_it_out():
     assert today.mapping == read("skyrl", {"policy_loss_type": "dppo"}).mapping
     assert today.notes[0].startswith("policy_loss_type is absent: read as dppo, SkyRL's default since 0.5.0")
     assert not read("skyrl", {"policy_loss_type": "regular", "tis_ratio_type": "token"}).notes
-    assert read("nemo_rl", {"score_centering": {"enabled": False}}).mapping
