@@ -28,8 +28,9 @@ from torch import Tensor
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds, HostLoss, Reinforce
-from slime_ext.core.state import Head, Step, Support, Tokens
+from slime_ext.core.state import Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
+from slime_ext.core.tokens import Head, Support, Tokens
 from slime_ext.host.packing import Parallel, pack_segments, sum_over
 from slime_ext.ops.segments import AllSum, identity
 from slime_ext.ops.vocabulary import log_probs_at, log_probs_within

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from slime_ext import presets, tis
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.core.state import Head
+from slime_ext.core.tokens import Head
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import step_metrics
 from slime_ext.host.configured import setup_for

@@ -103,6 +103,12 @@ def check_known(where: str, kind: str, name: object, known: Collection[str]) -> 
         raise ConfigError(f"{where}: expected a known {kind}, got '{cut(name)}'{near} (known: {listed})")
 
 
+def expect(ok: bool, where: str, expected: str, got: object, why: str) -> None:
+    """Raises ConfigError in the form of all our messages, unless ``ok``."""
+    if not ok:
+        raise ConfigError(f"{where}: expected {expected}, got {got}: {why}")
+
+
 def printable(text: str) -> str:
     """Escapes control characters, newlines included.
 

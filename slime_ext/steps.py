@@ -5,7 +5,8 @@ docs/your_own_correction.md says how to write one.
 
 from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PREFIX_STEPS, PrefixBudget, PrefixReject, PrefixReweight
-from slime_ext.core.state import Effect, State, Step, StepInputs, statistics_of
+from slime_ext.core.state import Effect, State, Step, StepInputs
+from slime_ext.core.statistics import statistics_of
 from slime_ext.core.steps import (
     STEPS,
     Clip,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slime_ext import presets
 from slime_ext.core.correction import Correction, HookResult
-from slime_ext.core.state import Tokens
+from slime_ext.core.tokens import Tokens
 from slime_ext.host.configured import BOUNDS, near_function, setup_for
 from slime_ext.host.contract import SEEDS, HookCall, takes_tis_bounds
 from slime_ext.host.hook import Channel, Result, run

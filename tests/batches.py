@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from slime_ext.core.state import Head, Tokens
+from slime_ext.core.tokens import Head, Tokens
 from slime_ext.ops.segments import Segments
 from tests import oracle
 

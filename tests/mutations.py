@@ -184,7 +184,7 @@ MUTATIONS = {
         SUITE,
     ),
     "a veto's limit with the other sign": Mutation(
-        "core/state.py",
+        "core/statistics.py",
         "torch.rsub(self.log_ratio, -of.limit)",
         "torch.rsub(self.log_ratio, of.limit)",
         SUITE,
@@ -205,7 +205,7 @@ MUTATIONS = {
         "core/steps.py", "square() <= inputs.plan", "square() < inputs.plan", "tests/core/test_correction.py"
     ),
     "skip the all-reduce": Mutation(
-        "core/state.py", "if shares and segments.all_sum is not identity", "if False", CONTEXT_PARALLEL
+        "core/statistics.py", "if shares and segments.all_sum is not identity", "if False", CONTEXT_PARALLEL
     ),
     "clamp at 20": Mutation(
         "core/steps.py",
@@ -496,10 +496,10 @@ MUTATIONS = {
         CONTEXT_PARALLEL,
     ),
     "every rank holds a token": Mutation(
-        "core/user_steps.py",
+        "testing/steps.py",
         "split(whole, rank, prompt) for",
         "split(whole, rank) for",
-        "tests/core/test_user_steps.py",
+        "tests/testing/test_steps.py",
     ),
     "a weight that underflows has no log": Mutation(
         "core/state.py",
@@ -526,25 +526,25 @@ MUTATIONS = {
         "tests/core/test_centering.py",
     ),
     "a rejection may be thrown away": Mutation(
-        "core/user_steps.py",
+        "testing/steps.py",
         "if new is not returned and id(new) not in self.read",
         "if False",
-        "tests/core/test_user_steps.py",
+        "tests/testing/test_steps.py",
     ),
     "a weight may be negative": Mutation(
-        "core/user_steps.py",
+        "testing/steps.py",
         "weights.isnan(), weights < 0",
         "weights.isnan(), weights < -1e300",
-        "tests/core/test_user_steps.py",
+        "tests/testing/test_steps.py",
     ),
     "a step that bounds may undo weights": Mutation(
-        "core/user_steps.py",
+        "testing/steps.py",
         'sets = "reweight" in calls.leading_to(state)',
         "sets = False",
-        "tests/core/test_user_steps.py",
+        "tests/testing/test_steps.py",
     ),
     "a cached property may be written to": Mutation(
-        "core/user_steps.py", "in fields + cached]", "in fields]", "tests/core/test_user_steps.py"
+        "testing/steps.py", "in fields + cached]", "in fields]", "tests/testing/test_steps.py"
     ),
     "a user's step may write to the wild batch": Mutation(
         "core/idle.py",
@@ -571,16 +571,16 @@ MUTATIONS = {
         "tests/core/test_steps.py",
     ),
     "a bound may bound nothing": Mutation(
-        "core/user_steps.py",
+        "testing/steps.py",
         "over = weights > highest",
         "over = weights > torch.inf",
-        "tests/core/test_user_steps.py",
+        "tests/testing/test_steps.py",
     ),
     "a tensor may be printed": Mutation(
-        "core/user_steps.py",
+        "testing/steps.py",
         "if func in (Tensor.__repr__, Tensor.__format__)",
         "if False",
-        "tests/core/test_user_steps.py",
+        "tests/testing/test_steps.py",
     ),
     "k3 by the exponential": Mutation(
         "ops/divergences.py",

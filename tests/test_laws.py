@@ -17,8 +17,8 @@ from slime_ext.core.correction import Correction, HookInputs, Plan, apply
 from slime_ext.core.losses import Bounds
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Head
 from slime_ext.core.steps import Reject, Reweight, Truncate, Veto
+from slime_ext.core.tokens import Head
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens

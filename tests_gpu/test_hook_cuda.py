@@ -14,7 +14,7 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Head
+from slime_ext.core.tokens import Head
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls, column
 

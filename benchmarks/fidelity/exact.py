@@ -22,8 +22,9 @@ from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Outcome, Tokens
 from slime_ext.core.losses import Bounds, Reinforce
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Head, Step
+from slime_ext.core.state import Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
+from slime_ext.core.tokens import Head
 from slime_ext.ops import surrogates
 from slime_ext.ops.segments import Segments
 

@@ -23,7 +23,7 @@ from benchmarks.fidelity.exact import ppo
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Head, Tokens
+from slime_ext.core.tokens import Head, Tokens
 from slime_ext.ops.segments import Segments
 
 VOCABULARY = 8

@@ -24,7 +24,7 @@ from benchmarks.speed.workloads import lengths_of
 from slime_ext.core.centering import mean_score
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
-from slime_ext.core.state import Head
+from slime_ext.core.tokens import Head
 from slime_ext.ops.vocabulary import log_probs_at
 
 TOP_K = 128

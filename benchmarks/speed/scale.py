@@ -22,7 +22,7 @@ from benchmarks.speed.run import STEPS, ours
 from benchmarks.speed.workloads import Batch, slope
 from slime_ext.config.load import load_config
 from slime_ext.core.correction import HookInputs, apply
-from slime_ext.core.state import Tokens
+from slime_ext.core.tokens import Tokens
 from slime_ext.host.packing import Parallel, pack_segments
 
 SEQUENCES = (1, 16, 256, 4096)

@@ -18,8 +18,8 @@ from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.names import scalars
 from slime_ext.core.metrics.totals import reduce
 from slime_ext.core.needs import Need, require
-from slime_ext.core.state import Head, Tokens, expect
-from slime_ext.errors import DataError, NonFiniteError, shown
+from slime_ext.core.tokens import Head, Tokens
+from slime_ext.errors import DataError, NonFiniteError, expect, shown
 from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import Segments
 

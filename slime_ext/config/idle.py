@@ -14,9 +14,9 @@ from slime_ext.core.metrics.guards import Guard
 from slime_ext.core.metrics.names import CERTIFICATE, reach_of
 from slime_ext.core.metrics.options import Options
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import Effect, expect
+from slime_ext.core.state import Effect
 from slime_ext.core.steps import Reject
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, expect
 
 
 def forbid_idle_guards(

@@ -23,6 +23,7 @@ from slime_ext.config.idle import forbid_idle_guards, notes_of
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
+from slime_ext.core.importing import load_named
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.metrics import guards
 from slime_ext.core.metrics.guards import Guard
@@ -33,7 +34,7 @@ from slime_ext.core.scoped import FORMS
 from slime_ext.core.state import Step
 from slime_ext.core.steps import STEPS
 from slime_ext.core.terms import TERMS
-from slime_ext.errors import ConfigError, check_known, cut, shown, warn_once
+from slime_ext.errors import ConfigError, check_known, cut, expect, shown, warn_once
 
 __all__ = ["Loaded", "block_of", "load_config", "read_config", "to_mapping", "with_preset"]
 
@@ -296,12 +297,31 @@ def _step(where: str, entry: Any) -> Step:
     if not isinstance(name, str) or "." not in name:
         step = named(where, "step", entry, KNOWN_STEPS)
         return step
-    from slime_ext.core import user_steps
+    from slime_ext.testing import steps as user_steps  # loaded only for a user's own step
 
-    made_from = {name: user_steps.load_step(name, where)}
+    made_from = {name: _user_class(name, f"{where} {name}")}
     try:
         step = named(where, "step", entry, made_from)
     except Exception as error:  # from the user's class: a missing field, its __post_init__ or a type hint
         raise user_steps.failed(f"{where}.{name}", error) from error
     user_steps.check_step(step, where=f"{where}.{name}")
+    return step
+
+
+def _user_class(path: str, where: str) -> type[Step]:
+    """Imports the step class at ``package.module.Class``.
+
+    Raises:
+        ConfigError: the class cannot be imported, or is not a frozen dataclass derived from
+            ``slime_ext.steps.Step``.
+    """
+    cls = load_named(path, where, "class")
+    is_step = isinstance(cls, type) and issubclass(cls, Step)
+    got = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
+    expect(is_step, where, "a class derived from slime_ext.steps.Step", got, "name the class")
+    parameters = getattr(cls, "__dataclass_params__", None)
+    is_frozen = parameters is not None and parameters.frozen and "__dataclass_fields__" in vars(cls)
+    why = "write it there, because the fields of a step are its configuration and identify it"
+    expect(is_frozen, where, "@dataclass(frozen=True) above the class", "none", why)
+    step: type[Step] = cls
     return step

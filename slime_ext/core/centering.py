@@ -25,9 +25,11 @@ from slime_ext.core.fields import check_fields
 from slime_ext.core.idle import is_ours
 from slime_ext.core.needs import ANY_AGE, Need
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import ABSENT, Effect, Head, State, Step, StepInputs, Support, expect
+from slime_ext.core.state import Effect, State, Step, StepInputs
+from slime_ext.core.statistics import ABSENT
 from slime_ext.core.steps import Normalize, Reject, Reweight
-from slime_ext.errors import DataError
+from slime_ext.core.tokens import Head, Support
+from slime_ext.errors import DataError, expect
 from slime_ext.ops.centering import Candidates, centering, exact_centering
 from slime_ext.ops.segments import Segments, selected
 

@@ -42,19 +42,16 @@ from slime_ext.core.state import (
     Plan,
     SequenceStatistics,
     State,
-    StatisticKey,
     Step,
     StepInputs,
-    Tokens,
-    Unit,
     check_declared,
-    expect,
-    tabulate,
     weight_ranges,
 )
+from slime_ext.core.statistics import StatisticKey, tabulate
 from slime_ext.core.steps import EssTruncate, Normalize
 from slime_ext.core.terms import Term
-from slime_ext.errors import ConfigError, shown
+from slime_ext.core.tokens import Tokens, Unit
+from slime_ext.errors import ConfigError, expect, shown
 from slime_ext.ops.divergences import compared, widened
 from slime_ext.ops.segments import AllSum, as_bytes, as_numbers, identity, selected
 

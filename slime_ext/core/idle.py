@@ -22,20 +22,12 @@ from slime_ext.core.losses import SURROGATES
 from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PREFIX_STEPS
 from slime_ext.core.scoped import FORMS, Scoped, ZeroOutside
-from slime_ext.core.state import (
-    Effect,
-    State,
-    StatisticKey,
-    Step,
-    StepInputs,
-    Unit,
-    expect,
-    only_bounds,
-    tabulate,
-)
+from slime_ext.core.state import Effect, State, Step, StepInputs, only_bounds
+from slime_ext.core.statistics import StatisticKey, tabulate
 from slime_ext.core.steps import STEPS, Clip, Normalize, SecondMoment
 from slime_ext.core.terms import TERMS
-from slime_ext.errors import ConfigError
+from slime_ext.core.tokens import Unit
+from slime_ext.errors import ConfigError, expect
 from slime_ext.ops.segments import Segments, identity
 
 ONCE = (Normalize, SecondMoment)  # allowed once, because one of two undoes or implies the other

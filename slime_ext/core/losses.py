@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.fields import check_fields
-from slime_ext.core.state import Tokens, expect
+from slime_ext.core.tokens import Tokens
+from slime_ext.errors import expect
 from slime_ext.ops import surrogates
 from slime_ext.ops.divergences import wide
 from slime_ext.ops.segments import Segments

@@ -18,8 +18,11 @@ from torch import Tensor
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.needs import Need
-from slime_ext.core.state import ByPosition, Effect, State, StatisticKey, Step, StepInputs, Unit, expect
+from slime_ext.core.state import Effect, State, Step, StepInputs
+from slime_ext.core.statistics import ByPosition, StatisticKey
 from slime_ext.core.steps import COUNT, KEPT, Statistic, When, _log, applies, check_interval
+from slime_ext.core.tokens import Unit
+from slime_ext.errors import expect
 from slime_ext.ops.prefixes import prefix_sums, response_order
 
 PrefixAggregate = Literal["sum", "mean"]

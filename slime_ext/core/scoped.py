@@ -21,20 +21,11 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.fields import check_fields
-from slime_ext.core.state import (
-    ByPosition,
-    Effect,
-    ExceedsLimit,
-    State,
-    StatisticKey,
-    Step,
-    StepInputs,
-    Unit,
-    WeightRange,
-    expect,
-    tabulate,
-)
+from slime_ext.core.state import Effect, State, Step, StepInputs, WeightRange
+from slime_ext.core.statistics import ByPosition, ExceedsLimit, StatisticKey, tabulate
 from slime_ext.core.steps import Reject, Reweight, ratio_at
+from slime_ext.core.tokens import Unit
+from slime_ext.errors import expect
 from slime_ext.ops.segments import selected
 
 Over = Literal["response", "kept"]

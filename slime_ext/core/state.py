@@ -1,7 +1,7 @@
-"""Defines the data of a correction, from ``Tokens`` and a ``Plan`` to an ``Outcome``.
+"""Defines a step, and the data that a correction's steps read and return.
 
-In between, each step reads ``StepInputs``, which never change, and returns a ``State`` of weights and keep
-flags.
+Each step reads ``StepInputs``, which never change, and returns a ``State`` of weights and keep flags. The
+last state becomes an ``Outcome``.
 """
 
 from __future__ import annotations
@@ -13,65 +13,28 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from slime_ext.core.needs import Need
-from slime_ext.errors import ConfigError, check_known, shown
-from slime_ext.ops import divergences
-from slime_ext.ops.prefixes import prefix_mean, prefix_sum, response_order, shard_sums
-from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identity, selected
+from slime_ext.core.statistics import (
+    ABSENT,
+    Aggregate,
+    Quantities,
+    Share,
+    StatisticKey,
+    check_words,
+    statistics_of,
+)
+from slime_ext.core.tokens import Unit
+from slime_ext.errors import check_known, expect, shown
+from slime_ext.ops.prefixes import prefix_mean, prefix_sum
+from slime_ext.ops.segments import AllSum
 
-Unit = Literal["token", "turn", "sequence"]
-Level = Literal["token", "turn", "sequence", "geometric"]
-Aggregate = Literal["sum", "mean", "max"]
-Share = Literal["sum", "max", "by_shard", "shard_sum"]  # what ranks add up of a statistic
 BEFORE = -1  # the ``step`` of effects that come before the first step
-ABSENT = cast(Tensor, None)  # the value of a field that is not passed
 MODEST = 2.0**32  # a weight up to this number times a loss of ordinary size is finite in float32
-TOKEN_NAMES = ("ratio", *divergences.OF_RATIO, *divergences.OF_BOTH, "advantage", "count", "finite")
-
-
-@dataclass(frozen=True)
-class Head:
-    """The sampler's K most likely tokens at each of T positions.
-
-    The log-probs are normalised over the whole vocabulary.
-    """
-
-    sampler: Tensor  # [T, K] log-probs, nats; -inf where a head is shorter
-    trainer: Tensor  # [T, K] log-probs of the same tokens under the policy being trained, nats, with grad
-    proximal: Tensor | None = None  # [T, K] under the proximal policy; None: equal to the trainer's
-
-
-@dataclass(frozen=True)
-class Support:
-    """All tokens that the sampler could draw at each of T positions, N in total.
-
-    With a support, every log-prob is normalised over the support, including those of ``Tokens``. So the ratio
-    of a sampled token compares the two policies after top-p or top-k has cut them to the support.
-    """
-
-    sampler: Tensor  # [N] log-probs, nats
-    trainer: Tensor  # [N] log-probs of the same tokens under the policy being trained, nats, with grad
-    offsets: Tensor  # [T + 1] int64: position t has tokens offsets[t] to offsets[t + 1] - 1, or none
-    proximal: Tensor | None = None  # [N] under the proximal policy; None: equal to the trainer's
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The packed response tokens [T] that a correction reads; masked positions may hold anything."""
-
-    segments: Segments
-    proximal: Tensor  # log-probs under the trainer's frozen policy, nats
-    behavior: Tensor  # log-probs under the policy that sampled the tokens, nats
-    target: Tensor | None = None  # log-probs under the policy that is being trained, nats, with grad
-    advantages: Tensor | None = None
-    ages: Tensor | None = None  # [S] trainer's weight version minus the sample's; NaN where unknown
-    head: Head | Support | None = None  # what ``center`` reads
-    age_steps: Tensor | None = None  # [S] optimizer steps since the sample's weights; NaN where unknown
 
 
 @dataclass(frozen=True)
@@ -183,85 +146,18 @@ class State(NamedTuple):
         return self._replace(keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
 
 
-class ExceedsLimit(NamedTuple):
-    """max(quantity - limit, 0) per token.
-
-    Its sum over a unit is 0 exactly when no token exceeds the limit.
-    """
-
-    name: str
-    limit: float
-
-
-class ByPosition(NamedTuple):
-    """A token's quantity ``name``, times the number of earlier response tokens of its sequence."""
-
-    name: str
-
-
-class StatisticKey(NamedTuple):
-    """One statistic: ``aggregate`` of the quantity ``name`` over each unit's response tokens.
-
-    ``by_shard`` and ``shard_sum`` have one number per shard of a sequence, [S, shards_per_sequence].
-    ``by_shard`` is the maximum of the negative quantity, for ``prefix_min``. ``shard_sum`` is the sum of the
-    quantity, for ``prefix_sums``.
-    """
-
-    aggregate: Share
-    unit: Unit  # turn or sequence
-    name: str | ExceedsLimit | ByPosition
-
-
 @dataclass(frozen=True)
-class StepInputs:
+class StepInputs(Quantities):
     """What a step may read; every step gets the same inputs."""
 
-    segments: Segments
-    log_ratio: Tensor  # [T] log numerator - log behavior, nats, 0 where there is none
-    finite: Tensor  # [T] bool, response tokens with a behavior log-prob (``is_log_prob``)
-    numerator: Tensor  # [T] log-probs, nats; anything where not finite
-    behavior: Tensor  # [T] log-probs, nats; anything where not finite
-    # advantages is [T], anything at masked tokens. ages is [S], the trainer's weight version minus the
-    # sample's. age_steps is [S], the optimizer steps since the sample's weights. Both are NaN where unknown.
-    # Only a step that declares a field in ``needs`` may read it.
-    advantages: Tensor = ABSENT
+    # ages is [S], the trainer's weight version minus the sample's. age_steps is [S], the optimizer steps
+    # since the sample's weights. Both are NaN where unknown. Only a step that declares a field in ``needs``
+    # may read it, and the same goes for advantages.
     ages: Tensor = ABSENT
     age_steps: Tensor = ABSENT
     units: tuple[Unit, ...] = ()  # the units that one non-finite behavior log-prob rejects as a whole
     table: Mapping[StatisticKey, Tensor] = field(default_factory=dict)  # [S] or [U] float64 each
     plan: Mapping[Step, Tensor] = field(default_factory=dict)  # coupled step -> its number for the whole step
-
-    def value_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
-        """Computes the quantity that a statistic's name means: [T], 0 at masked tokens."""
-        row = self.row_of(name)
-        return as_numbers(row, self.log_ratio.dtype) if row.dtype is torch.bool else row
-
-    def row_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
-        """Computes the same as ``value_of``, but leaves flags bool.
-
-        A sum of bool needs no copy in float32.
-        """
-        if isinstance(name, ExceedsLimit):
-            return self._minus_limit(name).clamp_min_(0)
-        if isinstance(name, ByPosition):
-            return (response_order(self.segments) - 1) * self.value_of(name.name).double()
-        if name in divergences.OF_RATIO:
-            return divergences.OF_RATIO[name](self.log_ratio)
-        if name in divergences.OF_BOTH:
-            return selected(divergences.OF_BOTH[name](self.numerator, self.behavior), self.finite)
-        if name == "advantage":
-            return self.segments.zeroed(self.advantages)
-        if name == "ratio":
-            return self.log_ratio
-        flags = {"count": self.segments.mask, "finite": self.finite}
-        if name not in flags:
-            check_known("statistics", "quantity", name, TOKEN_NAMES)
-        return flags[name]
-
-    def _minus_limit(self, of: ExceedsLimit) -> Tensor:
-        if of.name == "k1":  # -limit - l takes one pass less than (-l) - limit, and has the same bits
-            return torch.rsub(self.log_ratio, -of.limit)
-        return self.value_of(of.name) - of.limit
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
         """Reads a declared statistic, one number per unit.
@@ -293,7 +189,7 @@ class StepInputs:
         Raises:
             ConfigError: an unknown unit or aggregate.
         """
-        _check_words(unit, aggregate)
+        check_words(unit, aggregate)
         if unit == "token":
             return values
         return {"sum": self.segments.sum, "mean": self.segments.mean, "max": self.segments.max}[aggregate](
@@ -309,15 +205,10 @@ class StepInputs:
         Returns:
             [T] float64.
         """
-        _check_words(unit, aggregate, ("sum", "mean"))
+        check_words(unit, aggregate, ("sum", "mean"))
         if unit == "token":
             return values
         return {"sum": prefix_sum, "mean": prefix_mean}[aggregate](self.segments, values, unit)
-
-    @cached_property
-    def ratio(self) -> Tensor:
-        """numerator / behavior, [T]; 1 where there is no log-ratio."""
-        return self.log_ratio.exp()
 
     @cached_property
     def start(self) -> State:
@@ -370,27 +261,12 @@ class Effect(Enum):
     REJECT = "reject"
 
 
-GONE = {  # former attributes of a step -> what to write now
-    "reads_advantages": "needs = frozenset({Need.ADVANTAGES})",
-    "reads_ages": "needs = frozenset({Need.AGES})",
-    "reads_age_steps": "needs = frozenset({Need.AGE_STEPS})",
-    "is_coupled": "needs = frozenset({Need.WHOLE_STEP})",
-    "sets_weights": "effects = frozenset({Effect.REWEIGHT})",
-    "is_bound": "effects = frozenset({Effect.BOUND})",
-    "rejects": "effects = frozenset({Effect.REJECT})",
-}
-
-
 class Step:
     """The interface of a step.
 
     The defaults describe a step that needs only per-token values. A subclass replaces the four properties by
     class attributes, or by properties that read its fields. (If they were plain attributes here, a type
     checker would refuse the properties.)
-
-    Raises:
-        ConfigError: a subclass has an attribute of ``GONE``, which nothing reads. Or it annotates one of the
-            four without a value, so that ``dataclass`` would take the property here as the default.
     """
 
     @property
@@ -416,21 +292,6 @@ class Step:
     def effects(self) -> frozenset[Effect]:
         """What the call does to weights and flags."""
         return frozenset()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for name, instead in GONE.items():
-            if hasattr(cls, name):
-                raise ConfigError(
-                    f"{cls.__qualname__}.{name}: expected {instead}, got the attribute's former name: import "
-                    f"{instead.partition('{')[2].partition('.')[0]} from slime_ext.steps"
-                )
-        for name in vars(cls).get("__annotations__", ()):
-            if name in vars(Step) and getattr(cls, name) is vars(Step)[name]:
-                raise ConfigError(
-                    f"{cls.__qualname__}.{name}: expected a value beside the annotation, got none: write "
-                    f"{name}: ... = ..."
-                )
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         """Returns the range of the weights after this step.
@@ -503,66 +364,3 @@ def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:
     for step in steps:
         ranges.append(step.weight_range(ranges[-1]))
     return ranges
-
-
-@functools.cache  # because ``StepInputs.total`` asks in every call of every hook
-def statistics_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[StatisticKey, ...]:
-    """Returns the statistics that ``StepInputs.total`` reads for the same arguments.
-
-    Raises:
-        ConfigError: an unknown unit, aggregate or quantity.
-    """
-    _check_words(unit, aggregate)
-    check_known("statistics", "quantity", name, TOKEN_NAMES)
-    if unit == "token":
-        return ()
-    if aggregate == "mean":
-        return StatisticKey("sum", unit, name), StatisticKey("sum", unit, "count")
-    return (StatisticKey(aggregate, unit, name),)
-
-
-def _check_words(unit: str, aggregate: str, aggregates: Sequence[str] = get_args(Aggregate)) -> None:
-    check_known("statistics", "unit", unit, get_args(Unit))
-    check_known("statistics", "aggregate", aggregate, aggregates)
-
-
-def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[StatisticKey, Tensor]:
-    """Computes every statistic, one number per unit.
-
-    It takes one pass over the tokens, and at most one call of ``all_sum``.
-
-    Returns:
-        key -> [S] or [U] float64; maxima of a unit without response tokens are -inf.
-    """
-    segments = inputs.segments
-    sums = [key for key in keys if key.aggregate == "sum" and key.unit == "sequence"]
-    others = [key for key in keys if key not in sums]
-    shares = [_share(key, inputs) for key in others]
-    if sums:
-        shares.append(segments.local_sums([inputs.row_of(key.name) for key in sums]))
-    if shares and segments.all_sum is not identity:
-        summed = segments.all_sum(torch.cat([share.reshape(-1) for share in shares]))
-        parts = torch.split(summed, [share.numel() for share in shares])
-        shares = [part.view(share.shape) for part, share in zip(parts, shares, strict=True)]
-    table = {
-        key: highest(key.unit, share) if key.aggregate == "max" else share
-        for key, share in zip(others, shares, strict=False)
-    }
-    return table | dict(zip(sums, shares[-1].unbind() if sums else (), strict=True))
-
-
-def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
-    """Computes this rank's share of a statistic over turns, or of a maximum."""
-    segments, values = inputs.segments, inputs.value_of(key.name)
-    if key.aggregate == "sum":
-        return segments.local_turn_sums(values)
-    if key.aggregate == "shard_sum":
-        return shard_sums(segments, values)
-    values = torch.where(segments.mask, values if key.aggregate == "max" else -values, -torch.inf)
-    return segments.local_turn_maxima(values) if key.unit == "turn" else segments.local_maxima(values)
-
-
-def expect(ok: bool, where: str, expected: str, got: object, why: str) -> None:
-    """Raises ConfigError in the form of all our messages, unless ``ok``."""
-    if not ok:
-        raise ConfigError(f"{where}: expected {expected}, got {got}: {why}")

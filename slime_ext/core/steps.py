@@ -24,22 +24,10 @@ from torch import Tensor
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.needs import Need
-from slime_ext.core.state import (
-    MODEST,
-    Aggregate,
-    Batches,
-    Effect,
-    ExceedsLimit,
-    Level,
-    State,
-    StatisticKey,
-    Step,
-    StepInputs,
-    Unit,
-    WeightRange,
-    expect,
-    statistics_of,
-)
+from slime_ext.core.state import MODEST, Batches, Effect, State, Step, StepInputs, WeightRange
+from slime_ext.core.statistics import Aggregate, ExceedsLimit, StatisticKey, statistics_of
+from slime_ext.core.tokens import Level, Unit
+from slime_ext.errors import expect
 from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.segments import AllSum
 

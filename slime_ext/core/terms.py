@@ -13,8 +13,9 @@ from torch import Tensor
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.losses import LossInputs
-from slime_ext.core.state import Step, expect
+from slime_ext.core.state import Step
 from slime_ext.core.steps import EssTruncate
+from slime_ext.errors import expect
 from slime_ext.ops.divergences import k3
 
 FAR = 20.0  # nats; if target is further below behavior, the penalty is a constant without gradient

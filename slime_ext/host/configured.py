@@ -15,9 +15,9 @@ from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Numerator
 from slime_ext.core.fields import LARGEST
 from slime_ext.core.losses import PpoClip
-from slime_ext.core.state import Step, expect
+from slime_ext.core.state import Step
 from slime_ext.core.steps import Clip, Reject, Reweight
-from slime_ext.errors import ConfigError, did_you_mean, warn_once
+from slime_ext.errors import ConfigError, did_you_mean, expect, warn_once
 from slime_ext.estimators import ESTIMATORS
 from slime_ext.host import hosts
 from slime_ext.host.contract import (

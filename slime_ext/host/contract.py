@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from slime_ext.core.correction import Correction
-    from slime_ext.core.state import Head
+    from slime_ext.core.tokens import Head
 
 REQUIRED = (
     "args",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from slime_ext.core.state import Head, Support
+from slime_ext.core.tokens import Head, Support
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import contract, hosts, published, step_metrics
 from slime_ext.host.memory import Memory

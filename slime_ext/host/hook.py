@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slime_ext.core.correction import Correction, HookInputs, HookResult, apply
 from slime_ext.core.losses import Bounds, HostLoss
-from slime_ext.core.state import Tokens
+from slime_ext.core.tokens import Tokens
 from slime_ext.errors import warn_once
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.configured import loss_has_ratio

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.core.state import Tokens
+from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.ops.divergences import is_log_prob

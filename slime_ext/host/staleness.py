@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction
-from slime_ext.core.state import Tokens
+from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.host import certify
 from slime_ext.host.contract import INIT_FLAG, LOG_FLAG

@@ -23,7 +23,8 @@ from torch.nn.functional import pad
 from slime_ext.core import metrics
 from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.core.state import Plan, Tokens
+from slime_ext.core.state import Plan
+from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, LOSS_INPUTS, HookCall
 from slime_ext.host.hosts import ranks

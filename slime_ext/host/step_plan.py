@@ -21,8 +21,9 @@ from torch import Tensor
 
 from slime_ext.core.correction import Correction, plan_step
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Plan, Tokens
+from slime_ext.core.state import Plan
 from slime_ext.core.steps import STEPS
+from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, DataError, warn_once
 from slime_ext.host import rollout_data as data_of
 from slime_ext.host import staleness, step_metrics

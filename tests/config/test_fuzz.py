@@ -21,7 +21,7 @@ from slime_ext import load_config, tis
 from slime_ext.core.correction import HookInputs, apply
 from slime_ext.core.losses import Bounds
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.core.state import Tokens
+from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments
 from tests import oracle

@@ -29,7 +29,8 @@ from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import measure
 from slime_ext.core.needs import Need
 from slime_ext.core.scoped import ScopedReject, ScopedReweight, ZeroOutside
-from slime_ext.core.state import Effect, Head, Plan, Support, Tokens, statistics_of
+from slime_ext.core.state import Effect, Plan
+from slime_ext.core.statistics import statistics_of
 from slime_ext.core.steps import (
     Clip,
     EssTruncate,
@@ -42,6 +43,7 @@ from slime_ext.core.steps import (
     Truncate,
     Veto,
 )
+from slime_ext.core.tokens import Head, Support, Tokens
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments
 from tests import oracle

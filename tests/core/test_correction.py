@@ -18,7 +18,7 @@ from slime_ext.core.losses import SURROGATES, Bounds, DualClip, HostLoss, LossIn
 from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PrefixReweight
 from slime_ext.core.scoped import ZeroOutside
-from slime_ext.core.state import StatisticKey, tabulate
+from slime_ext.core.statistics import StatisticKey, tabulate
 from slime_ext.core.steps import (
     Clip,
     MinPrefixReweight,

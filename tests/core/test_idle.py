@@ -20,7 +20,8 @@ from slime_ext.core.losses import SURROGATES, PpoClip, Reinforce
 from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject, PrefixReweight
 from slime_ext.core.scoped import ScopedReject, ScopedReweight, ZeroOutside
-from slime_ext.core.state import Effect, statistics_of
+from slime_ext.core.state import Effect
+from slime_ext.core.statistics import statistics_of
 from slime_ext.core.steps import (
     Clip,
     MinPrefixReweight,

@@ -11,9 +11,9 @@ import yaml
 from slime_ext import load_config
 from slime_ext.core.correction import Tokens
 from slime_ext.core.losses import Bounds
-from slime_ext.core.user_steps import on_ranks, split
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
+from slime_ext.testing.steps import on_ranks, split
 from tests.batches import tokens
 from tests.tools.convert.common import batch_of
 

@@ -11,7 +11,8 @@ import torch
 from slime_ext.core import steps as module
 from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.core.state import Effect, statistics_of
+from slime_ext.core.state import Effect
+from slime_ext.core.statistics import statistics_of
 from slime_ext.core.steps import (
     Clip,
     MinPrefixReweight,
@@ -23,9 +24,9 @@ from slime_ext.core.steps import (
     Truncate,
     Veto,
 )
-from slime_ext.core.user_steps import on_ranks
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
+from slime_ext.testing.steps import on_ranks
 
 
 def packed(ratios, *, mask=None, advantages=None, lengths=None, logs=False):

@@ -14,9 +14,10 @@ from slime_ext import presets, tis
 from slime_ext.core.correction import Correction, Tokens, plan_step
 from slime_ext.core.losses import Bounds
 from slime_ext.core.needs import Need
-from slime_ext.core.state import Effect, Head, Step
+from slime_ext.core.state import Effect, Step
 from slime_ext.core.steps import Clip, EssTruncate, Normalize, Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
+from slime_ext.core.tokens import Head
 from slime_ext.errors import DataError
 from slime_ext.host.contract import METRICS
 from slime_ext.host.packing import sum_over

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from slime_ext import presets, tis
-from slime_ext.core.state import Head
+from slime_ext.core.tokens import Head
 from slime_ext.host import contract
 from slime_ext.host.contract import LOSS_INPUTS
 

@@ -12,8 +12,8 @@ import torch
 
 from slime_ext import host, load_config, tis
 from slime_ext.core.correction import Correction
-from slime_ext.core.state import Tokens
 from slime_ext.core.steps import Reject
+from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.host import certify, hosts, published, rollout_log, staleness, step_metrics
 from slime_ext.host.rollout_data import oldest_of

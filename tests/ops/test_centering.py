@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slime_ext.core.user_steps import on_ranks
 from slime_ext.ops import centering as ops
 from slime_ext.ops import vocabulary
 from slime_ext.ops.vocabulary import log_probs_at, log_probs_within
+from slime_ext.testing.steps import on_ranks
 from tests import oracle
 from tests.ranks import run_ranks
 

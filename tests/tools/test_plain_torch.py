@@ -19,9 +19,9 @@ from slime_ext.core.correction import Correction, HookInputs, apply
 from slime_ext.core.losses import SURROGATES, Delightful, DualClip, PpoClip, Reinforce, Sapo
 from slime_ext.core.prefix_steps import PREFIX_STEPS, PrefixBudget, PrefixReject, PrefixReweight
 from slime_ext.core.scoped import ScopedReject
-from slime_ext.core.state import Head, Tokens
 from slime_ext.core.steps import STEPS, Clip, Reject, Reweight, SignedClip, Truncate, Veto
 from slime_ext.core.terms import TERMS, ReverseK3, SquaredLogRatio
+from slime_ext.core.tokens import Head, Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
 from slime_ext.tools import plain_torch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slime_ext.core.metrics.names import PREFIX
-from slime_ext.core.state import expect
+from slime_ext.errors import expect
 
 Action = Literal["warn", "metrics_only", "stop"]
 AFTERWARDS = {

@@ -29,7 +29,8 @@ from slime_ext.core.metrics.layout import (
     EffectCount,
     MetricsLayout,
 )
-from slime_ext.core.state import Outcome, SequenceStatistics, Support, Tokens
+from slime_ext.core.state import Outcome, SequenceStatistics
+from slime_ext.core.tokens import Support, Tokens
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import Segments, as_numbers, selected, to_device
 

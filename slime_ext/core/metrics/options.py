@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from slime_ext.core.state import expect
+from slime_ext.errors import expect
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Tokens
-from slime_ext.core.state import Head, Support
+from slime_ext.core.tokens import Head, Support
 from slime_ext.ops.divergences import is_log_prob, k3, log_ratio
 from slime_ext.ops.segments import Segments, as_numbers
 

@@ -10,7 +10,7 @@ import torch
 
 from slime_ext import load_config
 from slime_ext.core.losses import Bounds
-from slime_ext.core.state import Head, Tokens
+from slime_ext.core.tokens import Head, Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
 from slime_ext.tools.convert import read

@@ -23,7 +23,7 @@ from benchmarks.speed.others import bare, need, slime_centering, trl_ratio
 from slime_ext.core.centering import mean_score
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Reinforce
-from slime_ext.core.state import Head
+from slime_ext.core.tokens import Head
 from slime_ext.tools.convert import read
 from tests.adapters.padded import EPS, of, through_slime
 from tests.tools.convert.common import batch_of

@@ -12,11 +12,12 @@ from slime_ext import load_config, tis
 from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.needs import Need
-from slime_ext.core.state import ByPosition, Effect, ExceedsLimit, StatisticKey, statistics_of
+from slime_ext.core.state import Effect
+from slime_ext.core.statistics import ByPosition, ExceedsLimit, StatisticKey, statistics_of
 from slime_ext.core.steps import STEPS, Reject, Step, Truncate, Veto
-from slime_ext.core.user_steps import packed, split
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.testing import check_hook, check_step, samples
+from slime_ext.testing.steps import packed, split
 
 HERE = __name__
 
@@ -91,7 +92,7 @@ BREAKS = {  # what the line names -> what the call does
     "got none of them: add the one for what the step reads, inputs": lambda self, s, i: s.reweight(
         "sequence", (-i.age_steps).exp()
     ),
-    "at `if inputs.log_ratio.max() > 0:` (test_user_steps.py:": lambda self, s, i: s.reweight(
+    "at `if inputs.log_ratio.max() > 0:` (test_steps.py:": lambda self, s, i: s.reweight(
         "token", self.ratio(i) * branch(i)
     ),
     "where context parallelism splits a response, got different ones for sample 0": lambda self, s, i: (
@@ -140,8 +141,8 @@ BREAKS = {  # what the line names -> what the call does
     "weights: expected numbers, got NaN at sample 0, token 0, where ratios are above e^": lambda self, s, i: (
         s.reweight("sequence", quotient(i.segments.sum(i.log_ratio).exp()))
     ),
-    "at `print(values)` (test_user_steps.py:": lambda self, s, i: s.reweight("token", printed(self.ratio(i))),
-    'at `return values * len(f"{values}")` (test_user_steps.py:': lambda self, s, i: s.reweight(
+    "at `print(values)` (test_steps.py:": lambda self, s, i: s.reweight("token", printed(self.ratio(i))),
+    'at `return values * len(f"{values}")` (test_steps.py:': lambda self, s, i: s.reweight(
         "token", formatted(self.ratio(i))
     ),
 }
@@ -360,46 +361,14 @@ def test_a_class_that_does_not_say_what_its_call_does_is_refused_itself():
         load_config({"steps": [f"{HERE}.Silent", "truncate"]})
 
 
-FORMER = {
-    "reads_advantages": "needs = frozenset({Need.ADVANTAGES})",
-    "reads_ages": "needs = frozenset({Need.AGES})",
-    "reads_age_steps": "needs = frozenset({Need.AGE_STEPS})",
-    "is_coupled": "needs = frozenset({Need.WHOLE_STEP})",
-    "sets_weights": "effects = frozenset({Effect.REWEIGHT})",
-    "is_bound": "effects = frozenset({Effect.BOUND})",
-    "rejects": "effects = frozenset({Effect.REJECT})",
-}
-
-
-@pytest.mark.parametrize(("name", "instead"), FORMER.items())
-def test_a_class_with_a_former_attribute_is_refused_where_it_is_defined(name, instead):
-    """Otherwise it would say nothing, and a step that changes weights would count as one that does not."""
-    for value in (True, False, property(lambda self: True)):
-        with pytest.raises(ConfigError) as caught:
-            type("Former", (Step,), {name: value})
-        assert str(caught.value).startswith(
-            f"Former.{name}: expected {instead}, got the attribute's former name"
-        )
-        kind = instead.partition("{")[2].partition(".")[0]
-        assert str(caught.value).endswith(f": import {kind} from slime_ext.steps")
-
-
-def test_a_field_without_a_value_which_would_take_the_interfaces_is_refused():
-    said = r"Own\.unit: expected a value beside the annotation, got none: write unit: \.\.\. = "
-    with pytest.raises(ConfigError, match=said):
-        type("Own", (Step,), {"__annotations__": {"unit": str}})
-    type("Own", (Step,), {"__annotations__": {"unit": str, "power": float, "base": None}, "unit": "turn"})
-    again = dataclass(frozen=True)(type("Own", (Reject,), {"__annotations__": {"unit": str}}))
-    assert again(high=2.0).unit == "token"
-
-
-def test_a_module_with_a_former_attribute_is_one_line(tmp_path, monkeypatch):
-    (tmp_path / "former.py").write_text(
-        "from slime_ext.steps import Step\nclass Own(Step):\n    is_coupled = True\n"
+def test_a_field_without_a_value_which_would_take_the_interfaces_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "valueless.py").write_text(
+        "from dataclasses import dataclass\nfrom slime_ext.steps import Step\n"
+        "@dataclass(frozen=True)\nclass Own(Step):\n    unit: str\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"steps\[0\] former.Own.*ConfigError: Own.is_coupled: ") as caught:
-        load_config({"steps": ["former.Own"]})
+    with pytest.raises(ConfigError, match=r"steps\[0\]\.valueless\.Own: .*'unit'") as caught:
+        load_config({"steps": ["valueless.Own"]})
     assert "\n" not in str(caught.value)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.testing import check_returned
+from slime_ext.testing.hooks import check_returned
 from tests import oracle
 from tests.test_tis import as_slime_calls
 

@@ -1,9 +1,4 @@
-"""Tests your own correction on made-up responses.
-
-``check_step(step, definition)`` and ``check_hook(hook, definition)`` test the contracts of steps and hooks.
-The definition is plain Python over one response (``Sample``), so the reference uses no tensors. At start-up,
-``check_step`` runs on each of your own steps that a configuration names.
-"""
+"""Tests a function for ``--custom-tis-function-path`` on made-up responses."""
 
 from __future__ import annotations
 
@@ -14,19 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.core.user_steps import (
+from slime_ext.errors import ConfigError, DataError
+from slime_ext.testing.steps import (
     Definition,
     Sample,
-    check_step,
     compare,
     failed,
     samples,
     waits,
     without_printing,
 )
-from slime_ext.errors import ConfigError, DataError
-
-__all__ = ["Sample", "check_hook", "check_step", "samples"]
 
 ROUGH = 1e-5  # relative; a hook gets float32, as from slime
 FLAGS = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2, "eps_clip_high": None}

@@ -1,4 +1,4 @@
-"""Loads a user's own steps by dotted name, and tests them on small batches.
+"""Tests a user's own steps on small batches.
 
 The tests run before training starts, and refuse a step that breaks the contract with one line. The contract:
 a step returns one weight or keep flag per unit, without gradient or NaN. It reads no value of a tensor and
@@ -21,22 +21,20 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction
-from slime_ext.core.importing import load_named
 from slime_ext.core.needs import Need
 from slime_ext.core.state import (
     Effect,
     State,
     Step,
     StepInputs,
-    Tokens,
     check_declared,
-    expect,
     only_bounds,
-    tabulate,
     weight_ranges,
 )
+from slime_ext.core.statistics import tabulate
 from slime_ext.core.steps import Reweight
-from slime_ext.errors import ConfigError, DataError, SlimeExtError
+from slime_ext.core.tokens import Tokens
+from slime_ext.errors import ConfigError, DataError, SlimeExtError, expect
 from slime_ext.ops.segments import AllSum, Segments, require_contiguous
 
 EXACT = 1e-9  # relative; in float64, sums of a dozen numbers differ by less than 1e-14
@@ -114,25 +112,6 @@ def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
     target = flat("target").requires_grad_()
     flats = flat("proximal"), flat("behavior"), target, flat("advantages")
     return Tokens(segments, *flats, ages=ages, age_steps=2 * ages)
-
-
-def load_step(path: str, where: str) -> type[Step]:
-    """Imports the step class at ``package.module.Class``.
-
-    Raises:
-        ConfigError: the class cannot be imported, or is not a frozen dataclass derived from
-            ``slime_ext.steps.Step``.
-    """
-    where = f"{where} {path}"
-    cls = load_named(path, where, "class")
-    is_step = isinstance(cls, type) and issubclass(cls, Step)
-    expect(is_step, where, "a class derived from slime_ext.steps.Step", _kind(cls), "name the class")
-    parameters = getattr(cls, "__dataclass_params__", None)
-    frozen = parameters is not None and parameters.frozen and "__dataclass_fields__" in vars(cls)
-    why = "write it there, because the fields of a step are its configuration and identify it"
-    expect(frozen, where, "@dataclass(frozen=True) above the class", "none", why)
-    step: type[Step] = cls
-    return step
 
 
 def check_step(step: Step, definition: Definition | None = None, *, where: str = "") -> None:
@@ -316,7 +295,8 @@ def _versions(inputs: StepInputs, state: State) -> list[int]:
 def _members(thing: Any) -> list[Any]:
     """Lists the fields and cached properties of a dataclass, computing those that were not read yet."""
     fields = [each.name for each in dataclasses.fields(thing)]
-    cached = [name for name, value in vars(type(thing)).items() if isinstance(value, cached_property)]
+    classes = type(thing).__mro__
+    cached = [n for cls in classes for n, value in vars(cls).items() if isinstance(value, cached_property)]
     return [getattr(thing, name) for name in fields + cached]
 
 
