@@ -302,13 +302,6 @@ LEFT = {
     "python -m benchmarks.centering": Left(
         by_argparse, "tests/benchmarks/test_centering.py", "def test_the_program_prints_its_table"
     ),
-    "python -m benchmarks.evidence run": Left(by_argparse, "trains for minutes"),
-    "python -m benchmarks.evidence table": Left(
-        by_argparse, "tests/benchmarks/test_evidence.py", "pages.PACKAGE"
-    ),
-    "python -m benchmarks.evidence pooled": Left(
-        by_argparse, "tests/benchmarks/test_evidence.py", "pooled.report("
-    ),
     "python -m benchmarks.faults real": Left(by_argparse, "trains for minutes"),
     "python -m benchmarks.faults figures": Left(
         by_argparse, "tests/benchmarks/test_real_faults.py", "def test_figures_are_what_detectors_read"

@@ -1,4 +1,4 @@
-"""Writes the results of the committed lines into the package's table and into the pages."""
+"""Writes the results of the committed lines into the pages."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from pathlib import Path
 from benchmarks.evidence import pooled, table
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
-from slime_ext.tools.analysis.evidence import Evidence
 
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
-PACKAGE = "slime_ext/tools/analysis/evidence.yaml"
 EVIDENCE, RESULTS = "docs/evidence.md", "benchmarks/evidence/RESULTS.md"
 
 
 def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
-    """Writes the package's table, and replaces the text between the marks of each page."""
-    evidence = pooled.evidence(of, rows)
-    (root / PACKAGE).write_text(pooled.text(evidence))
+    """Replaces the text between the marks of each page."""
     made = {
-        EVIDENCE: pooled.advice(Evidence.model_validate(evidence)),
+        EVIDENCE: pooled.all_results(pooled.conditions(of, rows)),
         RESULTS: f"{pooled.report(of, rows)}\n\n{table.text(of, rows)}",
     }
     for name, text in made.items():

@@ -1,6 +1,4 @@
-"""Pools panels that differ only in arms and seeds.
-
-Compares each pair of arms, and makes the package's table.
+"""Pools panels that differ only in arms and seeds, and compares each pair of arms.
 
 Most of these comparisons were chosen when the runs were known, so their intervals and p-values describe the
 runs and confirm nothing. A comparison that was planned has a separate p in its panel.
@@ -9,31 +7,91 @@ runs and confirm nothing. A comparison that was planned has a separate p in its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
-
-import yaml
 
 from benchmarks.evidence.judge import EXACT, UNCORRECTED, Rows, Verdict, bootstrap, gaps, judge, randomised
 from benchmarks.evidence.rows import Row
-from benchmarks.evidence.runs import FOLLOWER, STEPS, line_of
 from benchmarks.evidence.settings import AT, Settings, base
-from benchmarks.evidence.table import by_arm, interval, is_shown, markdown, preset_of, verdicts
-from slime_ext.tools.analysis.evidence import Evidence
-from slime_ext.tools.analysis.texts import counted
+from benchmarks.evidence.settings import Condition as Pool
+from benchmarks.evidence.table import FOLLOWER, by_arm, interval, is_shown, line_of, markdown, verdicts
 
-HEAD = """# The results of our runs under each condition: held-out scores at the end, minus those of
-# uncorrected runs of the same seeds. Made by `python -m benchmarks.evidence table` from
-# benchmarks/evidence/rows.jsonl. A test compares the two, so do not edit it.
-#
-# k3: smallest and largest k3 of the uncorrected runs, each the median over rollouts; empty: not recorded.
-# rollouts_per_push: rollouts from one push of weights to the next; 1: no lag.
-# effect, low, high: mean difference and its 95% bootstrap interval over seeds.
-# p: of Fisher's randomisation test of pairs, adjusted by Holm over the condition's arms.
-# planned: panel -> p of the test that was written down before the panel ran.
-# post_hoc: true if nobody planned to read these panels together, or to compare their ends.
-"""
+STEPS = "num_steps_per_rollout"
 SLOW = 0.3
+# The conditions of the page and of its picture -> their names there. Runs with rounded weights count with the
+# scores of the trainer's weights. RESULTS.md has all conditions, and the scores of the rounded weights.
+SHOWN = {
+    "lag": "every 4th rollout",
+    "half_rate": "every 4th, half of the learning rate",
+    "quarter_rate": "every 4th, a quarter of it",
+    "no_lag": "after every rollout",
+    "lag2": "every 2nd rollout",
+    "lag8": "every 8th rollout",
+    "four_steps": "every 4th, four steps per rollout",
+    "int4_trained": "INT4 weights in the sampler",
+    "fp8_trained": "FP8 weights in the sampler",
+    "int8_trained": "INT8 weights in the sampler",
+    "long": "every 4th, answers of 104 tokens",
+    "letters": "a tiny model, every 20th, four steps",
+}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One way to train under a condition, compared with uncorrected runs of the same seeds.
+
+    Attributes:
+        arm: the letter of the arm in settings.yaml.
+        end: the mean held-out score at the end, over the seeds of this arm.
+        effect, low, high: the mean difference from uncorrected runs, and its 95% interval over seeds.
+        p: of Fisher's randomisation test of pairs, after Holm over the condition's arms.
+        planned: panel -> p of the test that was written down before the panel ran.
+    """
+
+    arm: str
+    remedy: str
+    seeds: int
+    end: float
+    effect: float
+    low: float
+    high: float
+    p: float
+    planned: dict[str, float]
+
+    @property
+    def gain(self) -> str:
+        """The effect and its interval as text."""
+        effect, low, high = (round(x, 2) + 0.0 for x in (self.effect, self.low, self.high))  # no -0.00
+        return f"{effect:+.2f} ({low:.2f} to {high:.2f})"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Runs that differ only in how they train, and in their seeds.
+
+    Attributes:
+        pool: the condition in settings.yaml.
+        k3: the k3 of each uncorrected run, sorted; of a run, the median over its rollouts. Empty: unknown.
+        seeds, end: number and mean end of the uncorrected runs.
+        remedies: sorted by effect, the largest first.
+    """
+
+    name: str
+    pool: Pool
+    steps_per_rollout: int
+    k3: tuple[float, ...]
+    seeds: int
+    end: float
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def range(self) -> str:
+        """The range of k3 as text."""
+        return f"{self.k3[0]:.2g} to {self.k3[-1]:.2g}" if self.k3 else "not recorded"
+
+    def of(self, arm: str) -> Remedy | None:
+        """Returns the result of an arm; None if it did not run."""
+        return next((remedy for remedy in self.remedies if remedy.arm == arm), None)
 
 
 def lines_of(of: Settings, name: str, rows: Sequence[Row]) -> Rows:
@@ -148,84 +206,62 @@ def _pairs(of: Settings, lines: Rows) -> Iterator[list[object]]:
             yield [f"{one} - {other}", len(differences), difference, f"{randomised(differences):.2g}"]
 
 
-def evidence(of: Settings, rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns what the package's table holds."""
-    conditions = {name: lines_of(of, name, rows) for name in of.conditions}
-    return {
-        "significance": of.judged.significance,
-        "conditions": [_condition(of, name, lines, rows) for name, lines in conditions.items() if lines],
-    }
+def conditions(of: Settings, rows: Sequence[Row]) -> dict[str, Condition]:
+    """Returns what ran under each condition, by name. A condition without a complete panel is left out."""
+    lines = {name: lines_of(of, name, rows) for name in of.conditions}
+    return {name: _condition(of, name, of_arm, rows) for name, of_arm in lines.items() if of_arm}
 
 
-def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> dict[str, Any]:
-    condition, uncorrected = of.conditions[name], lines[UNCORRECTED]
+def _condition(of: Settings, name: str, lines: Rows, rows: Sequence[Row]) -> Condition:
+    pool, uncorrected = of.conditions[name], lines[UNCORRECTED]
     judged = judge(lines, of.judged, by_ends=True)
-    panels = [of.panel(panel) for panel in condition.panels]
-    planned = {panel: tests for panel in condition.panels if (tests := _planned(of, panel, rows))}
-    is_planned = condition.whose == "served"  # a panel's tests of its arms compare these scores
-    k3 = [row.k3 for row in uncorrected.values() if row.k3 is not None]
+    planned = {panel: _planned(of, panel, rows) for panel in pool.panels}
+    is_planned = pool.whose == "served"  # a panel's tests of its arms compare these scores
     remedies = []
     for arm, seeds in without_follower(lines).items():
-        if arm == UNCORRECTED:
-            continue
-        if (gain := judged[arm].gain) is None:
+        if arm == UNCORRECTED or (gain := judged[arm].gain) is None:
             continue
         effect, low, high = gain
+        tests = {
+            panel: float(f"{tests[arm].p:.2g}")
+            for panel, tests in planned.items()
+            if arm in tests and is_planned
+        }
         remedies.append(
-            {
-                "arm": arm,
-                "remedy": remedy_of(of, name, arm),
-                "preset": None if arm in condition.shared else preset_of(of.arms[arm], arm),
-                "seeds": len(gaps(seeds, uncorrected)),
-                "end": round(judged[arm].end[0], 4),
-                **{key: round(value, 4) for key, value in (("effect", effect), ("low", low), ("high", high))},
-                "p": float(f"{judged[arm].p:.2g}"),
-                "planned": {
-                    panel: float(f"{of_panel[arm].p:.2g}")
-                    for panel, of_panel in planned.items()
-                    if arm in of_panel and is_planned
-                },
-            }
+            Remedy(
+                arm=arm,
+                remedy=remedy_of(of, name, arm),
+                seeds=len(gaps(seeds, uncorrected)),
+                end=judged[arm].end[0],
+                effect=effect,
+                low=low,
+                high=high,
+                p=float(f"{judged[arm].p:.2g}"),
+                planned=tests,
+            )
         )
-    return {
-        "name": name,
-        "mismatch": condition.mismatch,
-        "what": condition.what,
-        "scored": condition.scored,
-        "panels": list(planned),
-        "steps_per_rollout": panels[0].flags.get(STEPS, 1),
-        "rollouts_per_push": _rollouts_per_push(of, condition.panels[0]),
-        "k3": [min(k3), max(k3)] if k3 else [],
-        "post_hoc": not is_planned or len(planned) > 1 or panels[0].test != "ends of a seed",
-        "uncorrected": {"seeds": len(uncorrected), "end": round(judged[UNCORRECTED].end[0], 4)},
-        "remedies": sorted(remedies, key=lambda remedy: -remedy["effect"]),
-    }
+    return Condition(
+        name=name,
+        pool=pool,
+        steps_per_rollout=of.panel(pool.panels[0]).flags.get(STEPS, 1),
+        k3=tuple(sorted(row.k3 for row in uncorrected.values() if row.k3 is not None)),
+        seeds=len(uncorrected),
+        end=judged[UNCORRECTED].end[0],
+        remedies=tuple(sorted(remedies, key=lambda remedy: -remedy.effect)),
+    )
 
 
-def _rollouts_per_push(of: Settings, panel: str) -> int:
-    """Returns the rollouts from one push of weights to the next, in the uncorrected runs of a panel."""
-    _, at, variant = panel.partition(AT)
-    flags = of.flags(base(panel), f"{UNCORRECTED}{at}{variant}", 0)
-    return int(flags.get("lag") or flags.get("update_weights_interval") or 1)
-
-
-def advice(measured: Evidence) -> str:
-    """Returns the package's table in Markdown: per condition the uncorrected runs, then every remedy."""
+def all_results(measured: Mapping[str, Condition]) -> str:
+    """Returns a table in Markdown: per condition the uncorrected runs, then every remedy."""
     cells = []
-    for condition in measured.conditions:
-        k3, steps, none = condition.range, condition.steps_per_rollout, condition.uncorrected
-        per_rollout = f"{counted(steps, 'step')} per rollout"
-        what = f"{condition.what}; k3 {k3 or 'not recorded'}; {per_rollout}{condition.whose}"
-        cells.append([what, "none", none.seeds, f"{none.end:.2f}", "", ""])
+    for condition in measured.values():
+        steps = condition.steps_per_rollout
+        what = f"{condition.pool.what}; k3 {condition.range}; {steps} step{'s' * (steps > 1)} per rollout"
+        if condition.pool.scored:
+            what += f"; scored with {condition.pool.scored}"
+        cells.append([what, "none", condition.seeds, f"{condition.end:.2f}", "", ""])
         for remedy in condition.remedies:
-            effect, interval = remedy.rounded
             tests = ", ".join(f"{panel} {p:.2g}" for panel, p in remedy.planned.items())
-            row = ["", remedy.remedy, remedy.seeds, f"{remedy.end:.2f}", f"{effect} ({interval})", tests]
-            cells.append(row)
+            cells.append(["", remedy.remedy, remedy.seeds, f"{remedy.end:.2f}", remedy.gain, tests])
     head = ["runs", "remedy", "seeds", "end", "gain over uncorrected, same seeds", "p after Holm"]
     return markdown(head, cells)
-
-
-def text(table: Mapping[str, Any]) -> str:
-    """Returns the package's file of what `evidence` returned."""
-    return HEAD + yaml.safe_dump(table, sort_keys=False, width=116, default_flow_style=None)

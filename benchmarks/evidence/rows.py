@@ -1,6 +1,7 @@
-"""Reads and writes the committed lines, one JSON object per finished run.
+"""Reads the committed lines, one JSON object per finished run.
 
-Pilots and repeated runs have separate files."""
+Pilots and repeated runs have separate files.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Row(BaseModel):
         recommended: what analyze recommended after the first rollouts (arm B), or what was trained (arm G).
         effects: correction -> (share of tokens kept, effective sample size of the weights) that it would have
             had on those rollouts (arm B, lines since 2026-11-26).
-        rollouts: what each rollout logged, in their order (lines since 2026-11-26 18:00 UTC); ``runs.LOGGED``
-            has the names. A rollout has ``heldout`` if an evaluation followed it.
+        rollouts: what each rollout logged, in their order (lines since 2026-11-26 18:00 UTC). A rollout has
+            ``heldout`` if an evaluation followed it.
         seconds: wall time. It is no result, because the machine also did other work.
     """
 
@@ -89,9 +90,3 @@ class Row(BaseModel):
 def read(path: Path = FILE) -> list[Row]:
     """Returns all lines; an empty list if the file does not exist."""
     return [Row.model_validate_json(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def append(row: Row, path: Path = FILE) -> None:
-    """Appends a line to the file."""
-    with path.open("a") as file:
-        file.write(row.model_dump_json() + "\n")

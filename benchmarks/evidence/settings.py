@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,8 +112,8 @@ class Warm(Frozen):
 class Panel(Frozen):
     """One mismatch on one task. Arms with a mismatch have the flags `mismatch` besides `flags`.
 
-    With a `host`, these are flags of `slime-ext train` and of the host, by attribute (runs.py separates the
-    two). Without a host, they are flags of a former training loop of this project. Its lines remain.
+    With a `host`, these are flags of `slime-ext train` and of the host, by attribute. Without a host, they
+    are flags of a former training loop of this project. Its lines remain.
     """
 
     what: str
@@ -138,13 +138,6 @@ class Panel(Frozen):
         if not self.variants:
             return self.arms
         return tuple(f"{arm}{AT}{name}" for name in self.variants for arm in self.arms)
-
-    def asked(self, names: Iterable[str]) -> list[str]:
-        """Returns the cells that names of arms or cells mean. An unknown arm is returned as a cell."""
-        return [cell for name in names for cell in self._named(name)]
-
-    def _named(self, name: str) -> list[str]:
-        return [cell for cell in self.cells if name in (cell, base(cell))] or [name]
 
 
 class Cell(Frozen):
@@ -228,23 +221,6 @@ class Settings(Frozen):
         if recommended not in (None, "metrics_only"):
             flags_of_run |= {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{recommended}"}
         return flags_of_run
-
-    def with_tried(self, panel: str, tried: Mapping[str, Any]) -> Settings:
-        """Returns the settings with other values for flags of a panel. The panel is then no longer frozen."""
-        if not tried:
-            return self
-        of = self.panels[panel]
-        mismatch = of.mismatch | {name: value for name, value in tried.items() if name in of.mismatch}
-        flags = of.flags | {name: value for name, value in tried.items() if name not in of.mismatch}
-        variants = {
-            name: variant.model_copy(
-                update={"flags": variant.flags | {n: v for n, v in tried.items() if n in variant.flags}}
-            )
-            for name, variant in of.variants.items()
-        }
-        changed = {"flags": flags, "mismatch": mismatch, "variants": variants, "frozen": None}
-        other = of.model_copy(update=changed)
-        return self.model_copy(update={"panels": self.panels | {panel: other}})
 
     def digest(self, panel: str, arm: str, recommended: str | None = None) -> str:
         """Returns a digest of a cell's settings. Rows with different digests are not compared."""

@@ -10,13 +10,13 @@ from statistics import fmean
 
 from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, judge, sloped
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
-from benchmarks.evidence.runs import FOLLOWER, SOURCE, line_of
 from benchmarks.evidence.settings import ROOT, Arm, Panel, Primary, Settings, Slope, base
 from benchmarks.fidelity.exact import World, evaluate
 from benchmarks.fidelity.page import SEEDS
 from slime_ext import load_config, presets
 from slime_ext.config.files import read_mapping
 
+SOURCE, FOLLOWER = "B", "G"  # analyze read the first rollouts of B, and G trained with what it recommended
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "end - B", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
 SCOUTED = Path(__file__).with_name("scout.jsonl")  # the settings that were tried in plain torch
@@ -91,6 +91,26 @@ def _setting(line: dict) -> tuple[object, ...]:
     lr = f"{line['lr'] * line['cut']:.2g} {'linear' if line['decay'] else 'constant'}"
     start = f"examples, {line['curve'][0][1]:.2f}" if line["warm"] else "random"
     return task, start, " ".join(mismatch) or "none", lr, line["entropy"], line["rollouts"]
+
+
+def line_of(of: Settings, panel: str, arm: str, seed: int, rows: Sequence[Row]) -> Row | None:
+    """Returns the line of a run.
+
+    On a host, it can be the line of another arm or panel with the same command: arm G has the line of C if
+    analyze recommended token_tis, and arm A has no mismatch, so it is one run for all panels with its flags.
+    """
+    key = panel, arm, seed, of.digest(panel, arm)
+    line = next((row for row in rows if row.key == key), None)
+    if line is not None or of.panels[panel].host is None:
+        return line
+    recommended = None
+    if arm == FOLLOWER:
+        source = panel, SOURCE, seed, of.digest(panel, SOURCE)
+        recommended = next((row.recommended for row in rows if row.key == source), None)
+        if recommended is None:
+            return None
+    same = seed, of.digest(panel, arm, recommended)
+    return next((row for row in rows if (row.seed, row.settings) == same and row.arm != FOLLOWER), None)
 
 
 def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
