@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Plugins of packages that a host needs: no test uses them, and each process of the tests imports them for 0.4 s.
 export PYTEST_ADDOPTS := -p no:hydra_pytest -p no:anyio $(PYTEST_ADDOPTS)
 
-CORE_TESTS := tests/ops tests/core tests/host/test_hook.py tests/host/test_packing.py tests/host/test_contract.py \
+CORE_TESTS := tests/ops tests/core tests/host/test_hook.py tests/host/test_packing.py tests/hosts/test_contract.py \
 	tests/host/test_off_policy_is.py tests/test_laws.py tests/test_presets.py tests/test_tis.py
 
 REQUIREMENTS := slime_ext_cpu/requirements.txt slime_ext_cpu/install.py

@@ -31,7 +31,8 @@ from slime_ext.core.losses import Bounds, HostLoss, Reinforce
 from slime_ext.core.state import Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.core.tokens import Head, Support, Tokens
-from slime_ext.host.packing import Parallel, pack_segments, sum_over
+from slime_ext.host.packing import pack_segments
+from slime_ext.host.ranks import Parallel, sum_over
 from slime_ext.ops.segments import AllSum, identity
 from slime_ext.ops.vocabulary import log_probs_at, log_probs_within
 from tests import oracle

@@ -37,7 +37,7 @@ from slime_ext.core.tokens import Head
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import step_metrics
 from slime_ext.host.configured import setup_for
-from slime_ext.host.contract import SEEDS
+from slime_ext.hosts.contract import SEEDS
 
 CALLS = 1000
 SINCE = ("off_policy/log_ratio_max",)  # metrics that older commits do not record

@@ -2,7 +2,7 @@
 
 They are slime's own three, ``correct``, and one per preset: ``slime_ext.tis.<preset>`` for every name in
 ``slime_ext.presets``. Each takes slime's keyword call and returns ``(pg_loss, loss_masks, metrics)``; see
-``slime_ext.host.contract``. Without ``args.use_tis`` it returns the loss and mask objects unchanged.
+``slime_ext.hosts.contract``. Without ``args.use_tis`` it returns the loss and mask objects unchanged.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from slime_ext import presets
 from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.tokens import Tokens
 from slime_ext.host.configured import BOUNDS, near_function, setup_for
-from slime_ext.host.contract import SEEDS, HookCall, takes_tis_bounds
 from slime_ext.host.hook import Channel, Result, run
 from slime_ext.host.memory import Memory
+from slime_ext.hosts.contract import SEEDS, HookCall, takes_tis_bounds
 
 # Function name -> the args of its last call, the values read, and the correction.
 CORRECTIONS: Memory[dict[str, tuple[Any, list[Any], Correction]]] = Memory(dict)

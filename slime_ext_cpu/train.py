@@ -19,7 +19,7 @@ from typing import Any
 import slime_ext
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, SlimeExtError, check_known, cut, shown
-from slime_ext.host import contract
+from slime_ext.hosts import contract
 from slime_ext.tools.commands.script_flags import apart
 from slime_ext.tools.folders import free_name, is_file, is_folder, new_folder
 from slime_ext.tools.launch.launch import WrittenFlag

@@ -154,7 +154,7 @@ MUTATIONS = {
         "tests/core/metrics",
     ),
     "padding unknown": Mutation(
-        "host/packing.py", "(padded_length or total_length)", "total_length", "tests/host/test_packing.py"
+        "hosts/slices.py", "(padded_length or total_length)", "total_length", "tests/host/test_packing.py"
     ),
     "ratios without a limit": Mutation(
         "ops/surrogates.py", "log_ratio.clamp(max=most)", "log_ratio", "tests/core/test_correction.py"
@@ -166,7 +166,7 @@ MUTATIONS = {
         SUITE,
     ),
     "versions digit by digit": Mutation(
-        "host/contract.py", " or isinstance(value, str)", "", "tests/host/test_rollout_log.py"
+        "hosts/contract.py", " or isinstance(value, str)", "", "tests/host/test_rollout_log.py"
     ),
     "a stage that keeps its reason": Mutation(
         "host/step_metrics.py",
@@ -262,7 +262,7 @@ MUTATIONS = {
         "host/step_plan.py", '    if others["loss_masks"]:', "    if False:", "tests/host/test_step_plan.py"
     ),
     "an age counts from the newest weights": Mutation(
-        "host/staleness.py", "else min(versions", "else max(versions", "tests/host/test_staleness.py"
+        "host/rollout_data.py", "else min(versions", "else max(versions", "tests/host/test_staleness.py"
     ),
     "optimizer steps since the process began": Mutation(
         "host/certify.py", "float(self.steps - before)", "float(self.steps)", "tests/host/test_staleness.py"
@@ -347,8 +347,8 @@ MUTATIONS = {
     ),
     "a reference is scored for the proximal policy": Mutation(
         "host/proximal_heads.py",
-        'name == hosts.TARGET and not call["store_prefix"]',
-        "name == hosts.TARGET",
+        'name == TARGET and not call["store_prefix"]',
+        "name == TARGET",
         "tests/host/test_proximal_heads.py",
     ),
     "the host stores the heads": Mutation(
@@ -490,7 +490,7 @@ MUTATIONS = {
         "core/steps.py", "inputs.usable.double().sum()])", "inputs.finite.double().sum() + 1])", SUITE
     ),
     "an all-reduce takes any tensor": Mutation(
-        "host/packing.py",
+        "host/ranks.py",
         "        require_contiguous(values)\n",
         "",
         CONTEXT_PARALLEL,

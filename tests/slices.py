@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from slime_ext.host.packing import zigzag
+from slime_ext.hosts.slices import zigzag
 
 
 def slice_response(values: Any, total_length: int, response_length: int, cp_rank: int, cp_size: int) -> Any:

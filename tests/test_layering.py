@@ -26,7 +26,7 @@ FLOORS = {
         "errors estimators replacing",
         "ops",
         "core",
-        "presets steps testing",
+        "hosts presets steps testing",
         "config",
         "host",
         "tis adapters",
@@ -43,6 +43,7 @@ FLOORS = {
         "correction",
     ),
     "testing/": ("steps", "hooks"),
+    "hosts/": ("code contract slices", "flags running"),
     "config/": ("files foreign numbers words", "typed", "idle", "load", "places flat"),
     "tools/": (
         "checkout folders plain_torch wording",
@@ -91,7 +92,7 @@ MATHEMATICS = (
     "core/correction",
     "presets",
 )
-HOOK_PATH = (*MATHEMATICS, "core/metrics", "host", "tis")
+HOOK_PATH = (*MATHEMATICS, "core/metrics", "hosts", "host", "tis")
 FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed", "numpy"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
 # On CPU a log-prob is looked at in the call; rollouts are read, and sampled, before training; steps are
@@ -196,7 +197,7 @@ def test_the_mathematics_knows_torch_alone():
 
 
 def test_no_host_framework_at_import_time():
-    for path in modules("host", "tis", "config", "core/metrics"):
+    for path in modules("host", "hosts", "tis", "config", "core/metrics"):
         names = imported(parsed(path), top_level_only=True)
         assert not [n for n in names if n.split(".")[0] in ("megatron", "slime")], path
 
@@ -217,7 +218,7 @@ def test_what_a_run_remembers_can_be_forgotten():
     """No empty collection of a module, which fills up later, and no function that assigns to a name outside
     of it: both would outlive ``memory.forget``. The table of the rules is full once it has been imported."""
     others = ("host/memory.py", "host/rules.py")
-    for path in [p for p in modules("host", "tis") if named(p) not in others]:
+    for path in [p for p in modules("host", "hosts", "tis") if named(p) not in others]:
         tree = parsed(path)
         values = [n.value for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign) and n.value]
         empty = [v for v in values if ast.unparse(v) in ("{}", "[]", "set()", "dict()", "list()")]

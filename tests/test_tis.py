@@ -13,8 +13,8 @@ from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import hook, step_metrics
 from slime_ext.host.configured import setup_for
-from slime_ext.host.contract import METRICS, REQUIRED
-from slime_ext.host.packing import Parallel
+from slime_ext.host.ranks import Parallel
+from slime_ext.hosts.contract import METRICS, REQUIRED
 from tests import oracle
 from tests.batches import tokens
 

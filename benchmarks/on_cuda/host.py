@@ -32,8 +32,9 @@ from megatron.core import mpu
 from benchmarks.on_cuda import timing
 from benchmarks.on_cuda.timing import Row
 from slime_ext import tis
-from slime_ext.host import hosts
-from slime_ext.host.contract import HookCall
+from slime_ext.host import wrapping
+from slime_ext.hosts.code import LOSS, TARGET
+from slime_ext.hosts.contract import HookCall
 from tests.downstream import host_loss
 
 ROOT = Path(__file__).parents[2]
@@ -177,8 +178,8 @@ class Variant:
     def enter(self) -> None:
         """Wraps the host's loss as in a job with the plugin, or removes the wrapper."""
         if self.args.custom_tis_function_path is None:
-            hosts.unwrap(self.host.module, hosts.LOSS, hosts.TARGET)
-        elif not hasattr(self.host.module.policy_loss_function, hosts.MARK):
+            wrapping.unwrap(self.host.module, LOSS, TARGET)
+        elif not hasattr(self.host.module.policy_loss_function, wrapping.MARK):
             with contextlib.redirect_stdout(io.StringIO()):
                 self.host.module.load_function(INIT)(self.args)
 

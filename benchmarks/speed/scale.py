@@ -23,7 +23,8 @@ from benchmarks.speed.workloads import Batch, slope
 from slime_ext.config.load import load_config
 from slime_ext.core.correction import HookInputs, apply
 from slime_ext.core.tokens import Tokens
-from slime_ext.host.packing import Parallel, pack_segments
+from slime_ext.host.packing import pack_segments
+from slime_ext.host.ranks import Parallel
 
 SEQUENCES = (1, 16, 256, 4096)
 RANKS = (1, 2, 4)

@@ -27,8 +27,10 @@ from typing import Any
 import torch
 
 from slime_ext.core.metrics.names import PREFIX
-from slime_ext.host import hosts
+from slime_ext.host import wrapping
 from slime_ext.host.memory import Memory
+from slime_ext.host.ranks import global_rank
+from slime_ext.hosts import running
 
 TIMEOUT_S = 60.0  # for the engines' checksums
 LIMIT = 1e-2  # nats; numerics alone do not explain a larger k3 (docs/metrics.md)
@@ -130,8 +132,8 @@ def pushes() -> PushRecord:
 
 def install() -> None:
     """Wraps the host's classes that push weights, so that every push is recorded; idempotent."""
-    for cls in hosts.weight_updaters():
-        hosts.wrap(cls, "__init__", _noting)
+    for cls in running.weight_updaters():
+        wrapping.wrap(cls, "__init__", _noting)
 
 
 def _noting(make: Callable[..., None]) -> Callable[..., None]:
@@ -142,7 +144,7 @@ def _noting(make: Callable[..., None]) -> Callable[..., None]:
         pushes().pushed(self.weight_version if start is None else start)
         # The method of the object is wrapped, not that of the class, because a subclass that the host imports
         # later calls its parent's method.
-        hosts.wrap(self, "update_weights", functools.partial(_certified, self))
+        wrapping.wrap(self, "update_weights", functools.partial(_certified, self))
 
     return __init__
 
@@ -192,7 +194,7 @@ def after_push(version: int, engines: Sequence[Any]) -> None:
     record = pushes()
     record.pushed(version)
     record.is_due, record.asked = True, ()
-    if not hosts.rank():  # every rank knows the engines, and one of them asks
+    if not global_rank():  # every rank knows the engines, and one of them asks
         try:
             record.asked = [_ask(engine.check_weights) for engine in engines]
         except Exception as error:  # a missing answer must not end the run
@@ -204,8 +206,8 @@ def _ask(check_weights: Any) -> Any:
     if hasattr(check_weights, "remote"):
         return check_weights.remote("checksum")
     # The client keeps a connection per event loop, so the question goes into the loop that the host keeps.
-    host = hosts.current()
-    loop = hosts.find_function(host.name, "get_async_loop") if host else None
+    host = running.current()
+    loop = running.find_function(host.name, "get_async_loop") if host else None
     if loop is None:
         raise LookupError("no event loop of the host")
     return asyncio.run_coroutine_threadsafe(check_weights("checksum"), loop().loop)
@@ -217,7 +219,7 @@ def settle() -> None:
     if record.asked is None:
         return
     shared = [_arrival(record.asked)]
-    if hosts.rank() is not None:
+    if global_rank() is not None:
         try:
             torch.distributed.broadcast_object_list(shared, src=0, group=_host_group())
         except (RuntimeError, ValueError):  # the group does not hold these ranks
@@ -266,8 +268,8 @@ def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
 
 def _host_group() -> Any:
     """Returns the CPU group of all the trainer's ranks. The host waits on it in every push."""
-    host = hosts.current()
-    get = hosts.find_function(host.name, "get_gloo_group") if host else None
+    host = running.current()
+    get = running.find_function(host.name, "get_gloo_group") if host else None
     return get() if get else None
 
 

@@ -19,19 +19,12 @@ from slime_ext.core.state import Step
 from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError, did_you_mean, expect, warn_once
 from slime_ext.estimators import ESTIMATORS
-from slime_ext.host import hosts
-from slime_ext.host.contract import (
-    BAND,
-    INIT_FLAG,
-    RANGE,
-    SEEDS,
-    flag_of,
-    function_of,
-    takes_tis_bounds,
-)
-from slime_ext.host.flags import ARGUMENTS, check_keys, check_kinds
 from slime_ext.host.memory import Memory
 from slime_ext.host.rules import ALL, OF_THE_CORRECTION, OF_THE_FILE, Setup, enforce, require
+from slime_ext.host.wrapping import is_wrapped
+from slime_ext.hosts import running
+from slime_ext.hosts.contract import BAND, INIT_FLAG, RANGE, SEEDS, flag_of, function_of, takes_tis_bounds
+from slime_ext.hosts.flags import ARGUMENTS, check_keys, check_kinds
 
 LATE = (
     f"slime_ext: expected {INIT_FLAG} at start-up, got a first hook call without it: add the flag, because "
@@ -60,12 +53,12 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     Raises:
         ConfigError: there is no configuration, it does not load, or it breaks a rule.
     """
-    function, host = _named(args) if function is None else function, hosts.current()
-    is_late = bool(function) and host is not None and not host.is_wrapped
+    function, host = _named(args) if function is None else function, running.current()
+    is_late = bool(function) and host is not None and not is_wrapped(host)
     if is_late:
         warn_once(LATE)
         check_kinds(args)
-    is_init = host is not None and host.is_wrapped
+    is_init = host is not None and is_wrapped(host)
     is_ours = bool(function) or getattr(args, "slime_ext", None) is not None or is_init
     file, loss_type = _keys_of_file(args, is_ours=is_ours), _loss_type(args, host)
     trains = host is None or is_init  # without init, the flags alone tell what reaches the hook
@@ -87,13 +80,13 @@ def loss_has_ratio(args: Any) -> bool:
     """
     known = LOSS_HAS_RATIO.value
     if known is None or known[0] is not args:
-        host = hosts.current()
+        host = running.current()
         known = args, Setup(args, pg_loss_type=_loss_type(args, host), host=host).has_ratio
         LOSS_HAS_RATIO.value = known
     return known[1]
 
 
-def _loss_type(args: Any, host: hosts.Host | None) -> str | None:
+def _loss_type(args: Any, host: running.Host | None) -> str | None:
     """Asks the host's ``get_pg_loss_type``. Returns None if the host has no such function."""
     says = getattr(host.loss, "get_pg_loss_type", None) if host else None
     try:

@@ -21,10 +21,13 @@ from torch.nn.functional import pad
 
 from slime_ext.core.tokens import Head, Support
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import contract, hosts, published, step_metrics
+from slime_ext.host import published, step_metrics
 from slime_ext.host.memory import Memory
-from slime_ext.host.packing import context_parallel, pack_segments, parallel_state, sum_over
+from slime_ext.host.packing import pack_segments
+from slime_ext.host.ranks import context_parallel, parallel_state, sum_over
 from slime_ext.host.rollout_data import Samples
+from slime_ext.hosts import contract, running
+from slime_ext.hosts.code import RESPONSES, SCORE
 from slime_ext.ops.centering import owners
 from slime_ext.ops.segments import to_device
 from slime_ext.ops.vocabulary import log_probs_at, log_probs_within
@@ -100,7 +103,7 @@ def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
     if is_moved:
         raise ConfigError(
             "center: expected the proximal policy's log-probs at the head from the host's log-prob pass, got "
-            f"none, because {hosts.SCORE} was not called before the optimizer step: use one optimizer step "
+            f"none, because {SCORE} was not called before the optimizer step: use one optimizer step "
             "per rollout (--num-steps-per-rollout 1), or surrogate: reinforce with numerator: target"
         )
     return None
@@ -223,9 +226,9 @@ def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
     Returns:
         [T] int64.
     """
-    host = hosts.current()
+    host = running.current()
     assert host is not None
-    cut = hosts.find_function(host.name, hosts.RESPONSES)
+    cut = running.find_function(host.name, RESPONSES)
     assert cut is not None
     numbers = torch.arange(logits.shape[:-1].numel(), dtype=torch.float32, device=logits.device)
     args = copy.copy(named["args"])

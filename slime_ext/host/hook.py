@@ -18,10 +18,11 @@ from slime_ext.core.tokens import Tokens
 from slime_ext.errors import warn_once
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.configured import loss_has_ratio
-from slime_ext.host.contract import METRICS, HookCall
-from slime_ext.host.packing import Parallel, context_parallel, pack, require_flat, unpack_masks
+from slime_ext.host.packing import pack, require_flat, unpack_masks
+from slime_ext.host.ranks import Parallel, context_parallel
 from slime_ext.host.rollout_data import call_of
 from slime_ext.host.step_plan import plan_for
+from slime_ext.hosts.contract import METRICS, HookCall
 
 Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]
 Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]

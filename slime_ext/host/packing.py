@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host.contract import INIT_FLAG, HookCall
+from slime_ext.host.ranks import ALONE, Parallel
+from slime_ext.hosts.contract import INIT_FLAG, HookCall
+from slime_ext.hosts.slices import zigzag
 from slime_ext.ops.divergences import is_log_prob
-from slime_ext.ops.segments import AllSum, Segments, Shard, identity, require_contiguous
+from slime_ext.ops.segments import Segments, Shard
 
 BEHAVIOR = "rollout_log_probs"  # the host's keyword
 OVERFLOW = "the host's loss is NaN because of it; look for an overflow in the trainer's forward pass"
@@ -25,71 +24,6 @@ CONSEQUENCES = {  # keyword of the host -> what follows if its value is not ``us
     "cur_log_probs": OVERFLOW,
     BEHAVIOR: "the correction has on_nonfinite: raise; to reject such tokens, write on_nonfinite: reject",
 }
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """Places this rank among the ranks that share its sequences."""
-
-    rank: int = 0
-    size: int = 1
-    all_sum: AllSum = identity
-
-
-ALONE = Parallel()
-
-
-def parallel_state() -> Any:
-    """Returns Megatron's parallel state; None if it is not imported or not initialised."""
-    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
-    return state if state is not None and state.model_parallel_is_initialized() else None
-
-
-def context_parallel() -> Parallel:
-    """Places this process among its context-parallel ranks.
-
-    It asks at every call, because slime rebuilds its groups between steps.
-    """
-    state = parallel_state()
-    if state is None or (size := state.get_context_parallel_world_size()) == 1:
-        return ALONE
-    rank = state.get_context_parallel_rank()
-    return Parallel(rank, size, sum_over(state.get_context_parallel_group()))
-
-
-def sum_over(group: Any) -> AllSum:
-    """Makes the in-place SUM over a process group. Raises DataError as ``require_contiguous`` does."""
-
-    def all_sum(values: Tensor) -> Tensor:
-        require_contiguous(values)
-        torch.distributed.all_reduce(values, group=group)
-        return values
-
-    return all_sum
-
-
-def zigzag(
-    total_length: int, response_length: int, cp_rank: int, cp_size: int, padded_length: int | None = None
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Finds the two runs (start, stop) of response tokens that a context-parallel rank holds.
-
-    Either may be empty. The sequence is padded and cut into 2 cp_size equal chunks; under --qkv-format bshd
-    ``padded_length`` is cut instead. Rank r holds chunks r and 2 cp_size - 1 - r. Runs are cut at logit
-    positions, because the logit one position before a token makes its log-prob.
-
-    >>> zigzag(12, 7, 0, 2), zigzag(12, 7, 1, 2)
-    (((0, 0), (5, 7)), ((0, 2), (2, 5)))
-    """
-    chunk = -(-(padded_length or total_length) // (2 * cp_size))
-    first_logit = total_length - response_length - 1
-
-    def run(index: int) -> tuple[int, int]:
-        start, stop = (
-            min(max(at - first_logit, 0), response_length) for at in (index * chunk, (index + 1) * chunk)
-        )
-        return start, stop
-
-    return run(cp_rank), run(2 * cp_size - 1 - cp_rank)
 
 
 def pack_segments(

@@ -22,22 +22,25 @@ from typing import Any
 import torch
 
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import heads, hosts
+from slime_ext.host import heads, wrapping
 from slime_ext.host.heads import SCORED, ScoredRollout
+from slime_ext.host.ranks import ranks
 from slime_ext.host.rollout_data import Samples, column
 from slime_ext.host.train_step import reporter_of
+from slime_ext.hosts import running
+from slime_ext.hosts.code import SCORE, TARGET
 
 COLUMN = "slime_ext_proximal_heads"  # in the log-prob pass's results, until the pass returns
 PARAMETERS = ("f", "args", "data_iterator", "num_microbatches", "store_prefix")
 
 
-def install(host: hosts.Host) -> None:
+def install(host: running.Host) -> None:
     """Wraps the host's log-prob pass and its method that trains a rollout; idempotent."""
-    for module in hosts.modules(host.name):  # a module that imported the function calls its own reference
-        if isinstance(vars(module).get(hosts.SCORE), FunctionType):
-            hosts.wrap(module, hosts.SCORE, _gathering)
-    for cls, name in hosts.trainers():
-        hosts.wrap(cls, name, _of_rollout)
+    for module in running.modules(host.name):  # a module that imported the function calls its own reference
+        if isinstance(vars(module).get(SCORE), FunctionType):
+            wrapping.wrap(module, SCORE, _gathering)
+    for cls, name in running.trainers():
+        wrapping.wrap(cls, name, _of_rollout)
 
 
 def _of_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +67,7 @@ def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
         scored, call = SCORED.value, bound.arguments
-        if scored is None or not _is_read(call) or not hosts.ranks().is_last_stage:
+        if scored is None or not _is_read(call) or not ranks().is_last_stage:
             return function(*positional, **named)
         iterator = (call["data_iterator"] or [None])[0]
         rollout = getattr(iterator, "rollout_data", None)
@@ -96,12 +99,12 @@ def _is_read(call: Mapping[str, Any]) -> bool:
         return False
     if missing := [name for name in PARAMETERS if name not in call]:
         raise ConfigError(
-            f"center: expected {hosts.SCORE}({', '.join(PARAMETERS)}), got none of {', '.join(missing)}: "
+            f"center: expected {SCORE}({', '.join(PARAMETERS)}), got none of {', '.join(missing)}: "
             "this release is not known; use one optimizer step per rollout (--num-steps-per-rollout 1)"
         )
     is_moved = len(call["num_microbatches"]) > 1 or bool(getattr(args, "keep_old_actor", False))
     name = getattr(inspect.unwrap(call["f"]), "__name__", "")
-    return is_moved and name == hosts.TARGET and not call["store_prefix"]
+    return is_moved and name == TARGET and not call["store_prefix"]
 
 
 def _with_heads(

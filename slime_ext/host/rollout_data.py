@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.contract import HookCall, number_of, versions_of
+from slime_ext.hosts.contract import HookCall, number_of, versions_of
 
 Batch = Mapping[str, Any]  # key -> a value per sample, or None
 MASK_SUMS = ("rollout_mask_sums", "group_mask_sums")  # the second only in v0.3.0

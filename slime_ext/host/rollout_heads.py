@@ -26,11 +26,12 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from slime_ext.errors import DataError, cut, warn_once
-from slime_ext.host import contract, hosts, published
+from slime_ext.host import published, wrapping
 from slime_ext.host.configured import center_of_flags
 from slime_ext.host.engine_answers import FLAT, NO_NUMBERS, OF_SUPPORT, none, read, read_support
 from slime_ext.host.heads import HEADS, Rows, SupportRows
 from slime_ext.host.rollout_data import flat
+from slime_ext.hosts import contract
 from slime_ext.ops.divergences import HIGHEST, is_log_prob
 
 FIELDS = ("rollout_topk_token_ids", "rollout_topk_log_probs")  # of a sample, as in slime since 2e5cd7c
@@ -77,7 +78,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     center = center_of_flags(args)
     if evaluation or center is None:
         return await rollout.generate(args, sample, sampling_params)
-    hosts.wrap(rollout, "post", _asking)
+    wrapping.wrap(rollout, "post", _asking)
     _publish_with_log(args)
     before = sample.response_length
     there, top_p = len(rollout.GenerateState(args).tokenizer), top_p_of(args)
@@ -198,7 +199,7 @@ def _publish_with_log(args: Any) -> None:
     path = getattr(args, name, None) or contract.OURS[name]
     setattr(args, name, path)
     module, _, function = path.rpartition(".")
-    hosts.wrap(importlib.import_module(module), function, _publishing)
+    wrapping.wrap(importlib.import_module(module), function, _publishing)
 
 
 def _publishing(log: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_ext.errors import DataError
-from slime_ext.host import contract, hosts, rollout_heads
-from slime_ext.host.contract import number_of, versions_of
+from slime_ext.host import rollout_heads
 from slime_ext.host.published import VERSIONS, store_for_trainer
 from slime_ext.host.rollout_data import flat, oldest_of
+from slime_ext.hosts import contract, running
+from slime_ext.hosts.contract import number_of, versions_of
 
 OF_ROLLOUT, ROLLOUT_STEP = "rollout/off_policy/", "rollout/step"
 log = logging.getLogger("slime_ext")
@@ -60,8 +61,8 @@ def log_rollout(
 
 def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
     """Passes metrics to the host's ``log(args, metrics, step_key)``. Without one, it logs a line itself."""
-    for module in hosts.definers("compute_rollout_step"):
-        for tracker in hosts.definers("log", module.__name__.partition(".")[0]):
+    for module in running.definers("compute_rollout_step"):
+        for tracker in running.definers("log", module.__name__.partition(".")[0]):
             step = {ROLLOUT_STEP: module.compute_rollout_step(args, rollout_id)}
             tracker.log(args, values | step, step_key=ROLLOUT_STEP)
             return

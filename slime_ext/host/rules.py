@@ -29,10 +29,10 @@ from slime_ext.core.needs import Need
 from slime_ext.core.state import weight_ranges
 from slime_ext.core.steps import Normalize, Reject, Reweight, Veto
 from slime_ext.errors import ConfigError, warn_once
-from slime_ext.host import contract
-from slime_ext.host.contract import INIT, INIT_FLAG, LOG, LOG_FLAG, OURS, flag_of
-from slime_ext.host.flags import ARGUMENTS, DECISIVE
-from slime_ext.host.hosts import RESPONSES, SCORE, STEP, HostCode
+from slime_ext.hosts import contract
+from slime_ext.hosts.code import RESPONSES, SCORE, STEP, HostCode
+from slime_ext.hosts.contract import INIT, INIT_FLAG, LOG, LOG_FLAG, OURS, flag_of
+from slime_ext.hosts.flags import ARGUMENTS, DECISIVE
 
 WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
 WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that only subtract the group's mean

@@ -24,9 +24,9 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.host import certify
-from slime_ext.host.contract import INIT_FLAG, LOG_FLAG
 from slime_ext.host.published import VERSIONS, fetch_for_trainer
 from slime_ext.host.rollout_data import Batch, Samples, oldest_of
+from slime_ext.hosts.contract import INIT_FLAG, LOG_FLAG
 from slime_ext.ops.segments import to_device
 
 

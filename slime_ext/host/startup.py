@@ -24,14 +24,17 @@ from typing import Any
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import one_line
 from slime_ext.errors import ConfigError
-from slime_ext.host import contract, heads, hosts, proximal_heads, train_step
+from slime_ext.host import heads, proximal_heads, train_step, wrapping
 from slime_ext.host.configured import setup_for
-from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.host.hook import observe
+from slime_ext.host.ranks import global_rank, parallel_state
 from slime_ext.host.rules import DYNAMIC, Setup, enforce
+from slime_ext.hosts import contract, running
+from slime_ext.hosts.code import DOCS, LEADING, LOSS, STEP, TARGET
+from slime_ext.hosts.flags import check_command_line, check_kinds
 
 NO_TRAIN_STEP = (
-    f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
+    f"{{name}}: expected {STEP} among its loaded modules, got none, as in trainers without Megatron "
     "(FSDP): there are no guards, no certificate, no off_policy.jsonl, and no metrics except those that the "
     "host logs itself: to get them, use --train-backend megatron"
 )
@@ -46,9 +49,9 @@ def init(args: Any) -> None:
     Raises:
         ConfigError: a flag, a function or the configuration is wrong. Its one line says what to do.
     """
-    check_command_line(hosts.command_line(), args)
+    check_command_line(running.command_line(), args)
     check_kinds(args)
-    host = hosts.require()
+    host = host_that_trains()
     if host is not None:
         wrap_loss(host)
         train_step.install(host)
@@ -60,14 +63,31 @@ def init(args: Any) -> None:
         carry_to_hook(args)
         if host.step is None:
             log.warning(NO_TRAIN_STEP.format(name=host.name))
-    if not hosts.rank():
+    if not global_rank():
         print(f"slime_ext: {_what_runs(setup)}; {_who_passes(host)}", flush=True)
 
 
-def wrap_loss(host: hosts.Host) -> None:
+def host_that_trains() -> running.Host | None:
+    """Returns the current host, or None in a process that does not train.
+
+    Raises:
+        ConfigError: the process trains without a known host, or the host's functions have other parameters.
+    """
+    host = running.current()
+    if host is None and parallel_state() is not None:
+        raise ConfigError(
+            f"slime_ext.host.init: expected a host with {LOSS}({', '.join(LEADING[LOSS])}), got none among "
+            f"the {len(sys.modules)} modules loaded here: this host is not known; {DOCS}"
+        )
+    if host is not None and host.fault:
+        raise ConfigError(host.fault)
+    return host
+
+
+def wrap_loss(host: running.Host) -> None:
     """Wraps a host's policy loss; idempotent."""
-    hosts.wrap(host.loss, hosts.LOSS, _with_batch)
-    hosts.wrap(host.loss, hosts.TARGET, _noting_log_probs)
+    wrapping.wrap(host.loss, LOSS, _with_batch)
+    wrapping.wrap(host.loss, TARGET, _noting_log_probs)
 
 
 def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +128,7 @@ def carry_to_hook(args: Any) -> None:
     path = getattr(args, "custom_tis_function_path", None)
     if path and not contract.function_of(args):
         module, _, name = path.rpartition(".")
-        hosts.wrap(sys.modules[module], name, _carrying)
+        wrapping.wrap(sys.modules[module], name, _carrying)
 
 
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +144,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def check_functions(args: Any, host: hosts.Host | None) -> None:
+def check_functions(args: Any, host: running.Host | None) -> None:
     """Checks the slime_ext functions that flags name, and the hook's signature.
 
     Of a user's functions only the hook is imported, because the others may exist only in other processes.
@@ -149,7 +169,7 @@ def _what_runs(setup: Setup) -> str:
     return f"{only}{mapping.get('preset') or setup.function}: {one_line(to_mapping(correction))}"
 
 
-def _who_passes(host: hosts.Host | None) -> str:
+def _who_passes(host: running.Host | None) -> str:
     """Says who passes cur_log_probs and advantages to the hook."""
     if host is None:
         return "no slime in this process: the caller passes cur_log_probs and advantages"

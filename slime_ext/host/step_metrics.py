@@ -26,11 +26,11 @@ from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.state import Plan
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
-from slime_ext.host.contract import INIT_FLAG, LOSS_INPUTS, HookCall
-from slime_ext.host.hosts import ranks
 from slime_ext.host.memory import Memory
-from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state, require_usable, usable, wanted
+from slime_ext.host.packing import CONSEQUENCES, locate, require_usable, usable, wanted
+from slime_ext.host.ranks import parallel_state, ranks
 from slime_ext.host.rollout_data import Samples
+from slime_ext.hosts.contract import INIT_FLAG, LOSS_INPUTS, HookCall
 from slime_ext.ops.segments import Segments
 
 

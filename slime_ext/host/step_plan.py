@@ -27,10 +27,10 @@ from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, DataError, warn_once
 from slime_ext.host import rollout_data as data_of
 from slime_ext.host import staleness, step_metrics
-from slime_ext.host.contract import INIT_FLAG, HookCall
-from slime_ext.host.hosts import Ranks
 from slime_ext.host.packing import pack, require_usable
+from slime_ext.host.ranks import Ranks
 from slime_ext.host.rollout_data import Batch, SampleRow
+from slime_ext.hosts.contract import INIT_FLAG, HookCall
 from slime_ext.ops.segments import to_device
 
 OTHER = -1  # ``SampleRow.step`` of samples that another optimizer step trains

@@ -18,14 +18,17 @@ from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.metrics.guards import Watch
 from slime_ext.core.metrics.names import EXACT, PREFIX
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
-from slime_ext.host import certify, heads, hosts, staleness, step_metrics
+from slime_ext.host import certify, heads, staleness, step_metrics, wrapping
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import ONLY_MEASURES
 from slime_ext.host.memory import Memory
+from slime_ext.host.ranks import is_logging_rank, ranks
 from slime_ext.host.rollout_data import numbers, read_ahead
 from slime_ext.host.step_file import StepFile, Values
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
+from slime_ext.hosts import running
+from slime_ext.hosts.code import LOSS, STEP
 
 FILE = "off_policy.jsonl"
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
@@ -40,7 +43,7 @@ UNUSED = (
     "--loss-type policy_loss, because this loss does not call it, and nothing is corrected"
 )
 UNMEASURED = (
-    f"off_policy metrics: expected a call of {hosts.LOSS} in every optimizer step, got none: use --loss-type "
+    f"off_policy metrics: expected a call of {LOSS} in every optimizer step, got none: use --loss-type "
     "policy_loss, because the run has another loss, and nothing is measured"
 )
 NO_FILE = (
@@ -96,7 +99,7 @@ class Reporter:
         """
         error: Exception | None = None
         values: dict[str, float] = {}
-        if hosts.ranks().is_last_stage:
+        if ranks().is_last_stage:
             try:
                 values = self._reported(step, where)
             except (GuardError, NonFiniteError) as raised:
@@ -108,7 +111,7 @@ class Reporter:
 
     def _reported(self, step: OptimizerStep, where: Mapping[str, int]) -> dict[str, float]:
         scalars, curves = step.reduce()
-        first = hosts.is_logging_rank()
+        first = is_logging_rank()
         if not scalars[TOKENS]:  # without tokens there are no ratios to report or judge
             scalars = {name: scalars[name] for name in (TOKENS, SEQUENCES)}
             if not step.seen:
@@ -137,11 +140,11 @@ class Reporter:
             log.warning(BROKEN.format(fraction, place))
 
 
-def install(host: hosts.Host) -> None:
+def install(host: running.Host) -> None:
     """Wraps the host's ``train_one_step`` and its classes that push weights; idempotent."""
     certify.install()
     if host.step is not None:
-        hosts.wrap(host.step, hosts.STEP, _measured)
+        wrapping.wrap(host.step, STEP, _measured)
 
 
 def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,7 +192,7 @@ def reporter_of(args: Any) -> Reporter:
 def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:
     """Opens an optimizer step: identifies its samples, and plans it if the correction needs that."""
     measured = correction or ONLY_MEASURES
-    step, here = OptimizerStep(reporter.layout(measured), observes=correction is None), hosts.ranks()
+    step, here = OptimizerStep(reporter.layout(measured), observes=correction is None), ranks()
     if not here.is_last_stage:
         return step
     iterator = (call["data_iterator"] or [None])[0]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.contract import flag_of
-from slime_ext.host.hosts import LEADING, LOSS, TARGET, Door, HostCode
+from slime_ext.hosts.code import LEADING, LOSS, TARGET, Door, HostCode
+from slime_ext.hosts.contract import flag_of
 from slime_ext.tools.folders import is_file, is_folder
 
 PROGRAM, ROOM = "train.py", "backends"  # a file beside a checkout's package, and a folder inside the package

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.core.needs import Need
-from slime_ext.host.contract import GENERATE_FLAG, INIT_FLAG, OURS, TIS
+from slime_ext.hosts.contract import GENERATE_FLAG, INIT_FLAG, OURS, TIS
 
 if TYPE_CHECKING:
     from slime_ext.core.correction import Correction

@@ -15,7 +15,7 @@ from slime_ext.config.files import read_yaml
 from slime_ext.config.foreign import SYSTEMS
 from slime_ext.config.load import KEYS
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown
-from slime_ext.host.flags import ARGUMENTS, check_kinds
+from slime_ext.hosts.flags import ARGUMENTS, check_kinds
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60  # before the fix none of them ended

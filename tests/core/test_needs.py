@@ -16,8 +16,8 @@ from slime_ext.adapters import fireworks, skyrl, verl
 from slime_ext.config.load import Loaded, to_mapping
 from slime_ext.errors import ConfigError
 from slime_ext.host import rules, train_step
-from slime_ext.host.contract import HookCall
 from slime_ext.host.hook import run
+from slime_ext.hosts.contract import HookCall
 from slime_ext.tools.analysis.measures.planned import missing_input
 from slime_ext.tools.plain_torch import obstacle
 from tests.golden import golden

@@ -12,7 +12,8 @@ from slime_ext import core, tis
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.state import Step
 from slime_ext.core.terms import Term
-from slime_ext.host import hosts, train_step
+from slime_ext.host import train_step, wrapping
+from slime_ext.hosts.code import STEP
 from tests import oracle
 from tests.host import slime_rollouts as slime
 from tests.test_tis import arguments, as_slime_calls
@@ -73,7 +74,7 @@ def step_of(function, config, iterator=None, count=0):
         return {"loss": 1.0}, 0.5
 
     module.train_one_step = train_one_step
-    hosts.wrap(module, hosts.STEP, train_step._measured)
+    wrapping.wrap(module, STEP, train_step._measured)
     args = arguments(
         slime_ext=config, custom_tis_function_path="slime_ext.tis.correct", n_samples_per_prompt=slime.GROUP
     )

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from slime_ext.host import contract, hosts
 from slime_ext.host.rollout_data import KEYS, OF_CALL
+from slime_ext.hosts import contract
+from slime_ext.hosts.code import LEADING, LOSS, STEP, TARGET, TRAIN
 
 # What slime from v0.2.0 to 2e5cd7c and miles to 1718d16 have beside what we read.
 PASSED = (*contract.REQUIRED, *contract.OPTIONAL, "max_seq_lens", "weight_versions", "parallel_state")
 STEP = (
-    *(*hosts.LEADING[hosts.STEP], "optimizer", "opt_param_scheduler", "num_microbatches"),
+    *(*LEADING[STEP], "optimizer", "opt_param_scheduler", "num_microbatches"),
     *("step_global_batch_size", "microbatch_pbar", "num_rollouts", "witness_info", "attempt"),
     "ft_test_action_executor",
 )
@@ -86,16 +87,16 @@ class Tree:
                 tree = ast.parse(text)
                 nodes = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
                 found += [Found(module, node, tree) for node in nodes]
-        wanted = list(hosts.LEADING.get(name, ()))
+        wanted = list(LEADING.get(name, ()))
         return max(found, key=lambda f: f.parameters[: len(wanted)] == wanted, default=None)
 
     @property
     def loss(self) -> Found | None:
-        return self.defining(hosts.LOSS)
+        return self.defining(LOSS)
 
     @property
     def step(self) -> Found | None:
-        return self.defining(hosts.STEP)
+        return self.defining(STEP)
 
     @property
     def iterator(self) -> str:
@@ -114,7 +115,7 @@ class Tree:
 
 def door(tree: Tree, name: str) -> tuple[bool, str]:
     """A door, and whether it fits."""
-    found, wanted = tree.defining(name), hosts.LEADING[name]
+    found, wanted = tree.defining(name), LEADING[name]
     if found is None:
         return False, f"no function of that name in {len(tree.texts)} modules of {tree.folder}"
     got = tuple(found.parameters[: len(wanted)])
@@ -125,12 +126,12 @@ def door(tree: Tree, name: str) -> tuple[bool, str]:
 
 def looked_up(tree: Tree) -> tuple[bool, str]:
     """Whether the policy loss takes its log-probs from a global of its own module."""
-    ok, text = door(tree, hosts.TARGET)
+    ok, text = door(tree, TARGET)
     loss = tree.loss
     if not ok or loss is None:
         return ok, text
     names = {node.id for node in ast.walk(loss.node) if isinstance(node, ast.Name)}
-    is_global = hosts.TARGET in names
+    is_global = TARGET in names
     return is_global, f"{text}, {'' if is_global else 'not '}looked up by {loss.module}"
 
 
@@ -275,11 +276,11 @@ def _counts(cls: ast.ClassDef) -> bool:
 
 def training(tree: Tree) -> tuple[bool, str]:
     """The methods that score and train a rollout."""
-    starts = {name: re.compile(rf"def {name}\(\s*self,\s*rollout_id\b") for name in hosts.TRAIN}
+    starts = {name: re.compile(rf"def {name}\(\s*self,\s*rollout_id\b") for name in TRAIN}
     found = [
         f"{m}: {name}" for m, text in tree.texts.items() for name, at in starts.items() if at.search(text)
     ]
-    return bool(found), ", ".join(found) or f"no method {' or '.join(hosts.TRAIN)}(self, rollout_id, ...)"
+    return bool(found), ", ".join(found) or f"no method {' or '.join(TRAIN)}(self, rollout_id, ...)"
 
 
 def facts(tree: Tree) -> tuple[bool, str]:
@@ -301,9 +302,9 @@ def news(tree: Tree) -> tuple[bool, str]:
 
 
 LINES: dict[str, Callable[[Tree], tuple[bool, str]]] = {
-    hosts.LOSS: lambda tree: door(tree, hosts.LOSS),
-    hosts.TARGET: looked_up,
-    hosts.STEP: lambda tree: door(tree, hosts.STEP),
+    LOSS: lambda tree: door(tree, LOSS),
+    TARGET: looked_up,
+    STEP: lambda tree: door(tree, STEP),
     "hook call": keywords,
     "train step": parameters,
     "its batches": fields,

@@ -28,9 +28,11 @@ import torch.nn.functional as F
 from megatron.core import mpu
 from torch import Tensor
 
-from slime_ext.host import contract, hosts, step_metrics, train_step
+from slime_ext.host import step_metrics, train_step, wrapping
 from slime_ext.host.configured import setup_for
-from slime_ext.host.contract import INIT_FLAG
+from slime_ext.hosts import contract
+from slime_ext.hosts.code import LOSS, TARGET
+from slime_ext.hosts.contract import INIT_FLAG
 from tests.downstream.drift import Tree
 
 VOCAB, PAD = 32, 8
@@ -150,7 +152,7 @@ def _measured(host: Any, layout: Layout, case: Case) -> dict[str, Any]:
     if case.init:
         contract.load_function(case.init, INIT_FLAG)(args)
     else:  # of a case before
-        hosts.unwrap(host.module, hosts.LOSS, hosts.TARGET)
+        wrapping.unwrap(host.module, LOSS, TARGET)
     try:
         return _summed(args, host, layout, case)
     except Exception as error:  # what a wrong input must lead to is a measurement too
@@ -304,7 +306,7 @@ class Slime:
 
     def __init__(self, folder: str) -> None:
         tree = Tree(Path(folder).resolve())
-        named = ("loss_function", "slice_log_prob_with_cp", hosts.LOSS)
+        named = ("loss_function", "slice_log_prob_with_cp", LOSS)
         rooms = [found.module for name in named if (found := tree.defining(name))]
         enter(folder, packages_of([*rooms, f"{self.name}.utils.x", f"{self.name}.backends.megatron_utils.x"]))
         self.dispatch, self.cut, self.module = map(importlib.import_module, rooms)

@@ -153,8 +153,9 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     sys.meta_path.insert(0, Empty())
     from megatron.core import mpu
 
-    from slime_ext.host import certify, hosts, log_rollout, train_step
+    from slime_ext.host import certify, log_rollout, train_step
     from slime_ext.host.step_metrics import LEAVES_LOSS_ALONE
+    from slime_ext.hosts import running
     from tests.downstream.drift import Tree
     from tests.downstream.host_loss import Miles, iterator_of
 
@@ -166,7 +167,7 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     if name == "miles":
         Miles.join()
     _logger_of(model).log = lambda args, values, step_key: logged.append((step_key, values))
-    train_step.install(hosts.Host(model, model))
+    train_step.install(running.Host(model, model))
     model.get_args = lambda: args
     model.get_model_config = lambda chunk: SimpleNamespace()
     data, indices = rollout_of((1, 2, 3))

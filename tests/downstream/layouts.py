@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lines import complete, read
-from slime_ext.host import hosts
+from slime_ext.hosts.code import LOSS, TARGET
 from slime_ext.tools.convert import read as read_block
 from tests.downstream.checkouts import Checkout, apply_patch, checkouts, copied, patch_of
 from tests.downstream.host_loss import Case, Layout, measure
@@ -143,7 +143,7 @@ def variants_of(checkout: Checkout) -> dict[str, Case]:
 
 def source_of(checkout: Checkout) -> str:
     """The text of the modules that this release's policy loss is spread over."""
-    named = ("loss_function", hosts.LOSS, hosts.TARGET, "compute_log_probs", "compute_policy_loss")
+    named = ("loss_function", LOSS, TARGET, "compute_log_probs", "compute_policy_loss")
     rooms = {found.module for name in named if (found := checkout.tree.defining(name))}
     return "".join(map(checkout.module, sorted(rooms)))
 

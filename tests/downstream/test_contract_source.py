@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.host import hosts, proximal_heads
+from slime_ext.host import proximal_heads
+from slime_ext.hosts.code import SCORE, TARGET, TRAIN
 from tests.downstream.drift import LINES, main, report
 
 # Flag that names a function of ours -> its name where the host calls it, and how many arguments it gets.
@@ -100,16 +101,16 @@ def test_the_log_prob_pass_is_what_our_wrapper_around_it_reads(host):
     room = host.folder / host.name / "backends"
     actor = ast.parse((room / "megatron_utils/actor.py").read_text())
     imported = {a.name for n in actor.body if isinstance(n, ast.ImportFrom) for a in n.names}
-    assert {hosts.SCORE, hosts.TARGET} <= imported
+    assert {SCORE, TARGET} <= imported
     methods = {n.name: n for n in ast.walk(actor) if isinstance(n, ast.FunctionDef)}
-    (train,) = [methods[name] for name in hosts.TRAIN if name in methods]
+    (train,) = [methods[name] for name in TRAIN if name in methods]
     assert [a.arg for a in train.args.args][:3] == ["self", "rollout_id", "rollout_data"]
-    passes = [n for n in ast.walk(methods["compute_log_prob"]) if _called(n) == hosts.SCORE]
-    assert [_name(call.args[0]) for call in passes] == [hosts.TARGET]
+    passes = [n for n in ast.walk(methods["compute_log_prob"]) if _called(n) == SCORE]
+    assert [_name(call.args[0]) for call in passes] == [TARGET]
     assert [{k.arg: _name(k.value) for k in call.keywords}["store_prefix"] for call in passes] == [
         "store_prefix"
     ]
-    (score,) = [found for found in [host.tree.defining(hosts.SCORE)] if found]
+    (score,) = [found for found in [host.tree.defining(SCORE)] if found]
     assert {*proximal_heads.PARAMETERS} <= {*score.parameters}
     names = [n.value for n in ast.walk(score.node) if isinstance(n, ast.Constant)]
     assert "unconcat_tokens" in names  # of the batch, and so of the host's function

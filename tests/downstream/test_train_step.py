@@ -11,7 +11,7 @@ import pytest
 
 from slime_ext import presets
 from slime_ext.core import metrics
-from slime_ext.host.hosts import LEADING, STEP
+from slime_ext.hosts.code import LEADING, STEP
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 from tests.downstream.host_step import VERSION

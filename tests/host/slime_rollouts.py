@@ -16,7 +16,7 @@ import torch
 from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.host import step_metrics
-from slime_ext.host.hosts import ranks
+from slime_ext.host.ranks import ranks
 from slime_ext.host.rollout_data import Samples, read_ahead
 from slime_ext.host.step_plan import compute_plan
 from tests import oracle

@@ -14,8 +14,9 @@ from slime_ext import presets, tis
 from slime_ext.config.load import read_config
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError
-from slime_ext.host import certify, hosts, staleness
+from slime_ext.host import certify, staleness
 from slime_ext.host.step_metrics import STEP
+from slime_ext.hosts import running
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 from tests.host.pushed import pushed
@@ -69,7 +70,7 @@ def run(monkeypatch):
     ray = SimpleNamespace(get=lambda replies, timeout: replies)
     monkeypatch.setitem(sys.modules, "host.actor", actor)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(hosts, "current", lambda: hosts.Host(actor, None))
+    monkeypatch.setattr(running, "current", lambda: running.Host(actor, None))
     certify.install()
     certify.install()
     yield actor.Updater
@@ -282,7 +283,7 @@ def test_clients_without_a_loop_of_the_host_cost_no_run(later, capsys, monkeypat
 
 
 def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, monkeypatch):
-    monkeypatch.setattr(hosts, "current", lambda: None)
+    monkeypatch.setattr(running, "current", lambda: None)
     batch = oracle.random_batch(1, wild=False)
     for sample in batch:
         sample["proximal"] = [value - 0.5 for value in sample["behavior"]]
@@ -307,7 +308,7 @@ def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, 
 
 
 def test_it_can_be_switched_off_and_its_names_are_known(run, capsys, monkeypatch):
-    monkeypatch.setattr(hosts, "current", lambda: None)
+    monkeypatch.setattr(running, "current", lambda: None)
     args = args_of({"preset": "geo_rs", "metrics": {"certify": False}})
     run([Engine()]).update_weights()
     module = host([oracle.random_batch(1, wild=False)], hook=tis.correct)

@@ -19,8 +19,8 @@ from slime_ext.core.steps import Clip, EssTruncate, Normalize, Reject, Reweight,
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.core.tokens import Head
 from slime_ext.errors import DataError
-from slime_ext.host.contract import METRICS
-from slime_ext.host.packing import sum_over
+from slime_ext.host.ranks import sum_over
+from slime_ext.hosts.contract import METRICS
 from slime_ext.ops.segments import Segments, identity
 from tests import oracle
 from tests.batches import tokens

@@ -18,7 +18,7 @@ import torch
 
 from slime_ext import host
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import heads, hosts, rollout_heads
+from slime_ext.host import heads, rollout_heads, wrapping
 from slime_ext.host.heads import HEADS
 from slime_ext.host.rollout_data import Samples
 from tests.host import trees
@@ -73,7 +73,7 @@ def rollout(monkeypatch):
     module.GenerateState = lambda args: SimpleNamespace(tokenizer=range(VOCABULARY))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     yield module
-    hosts.unwrap(host, "log_rollout")
+    wrapping.unwrap(host, "log_rollout")
 
 
 def arguments(mapping=CENTERED, **more):

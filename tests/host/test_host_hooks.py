@@ -11,9 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_ext import tis
 from slime_ext.errors import ConfigError
-from slime_ext.host import contract, hosts, startup
+from slime_ext.host import startup
 from slime_ext.host.configured import setup_for
-from slime_ext.host.contract import LOSS_INPUTS
+from slime_ext.hosts import contract
+from slime_ext.hosts.contract import LOSS_INPUTS
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
@@ -67,7 +68,7 @@ def host(monkeypatch):
 
 
 def wrapped():
-    startup.wrap_loss(hosts.require())
+    startup.wrap_loss(startup.host_that_trains())
 
 
 def batch():

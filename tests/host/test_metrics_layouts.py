@@ -12,7 +12,7 @@ from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.configured import setup_for
-from slime_ext.host.hosts import ranks
+from slime_ext.host.ranks import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle

@@ -13,8 +13,8 @@ import torch
 
 from slime_ext import tis
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host import contract
-from tests.host.test_contract import hook_call
+from slime_ext.hosts import contract
+from tests.hosts.test_contract import hook_call
 
 ARGS = SimpleNamespace(use_tis=True, eps_clip=0.2, eps_clip_high=0.28)
 NAN = math.nan

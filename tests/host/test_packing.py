@@ -15,18 +15,10 @@ import torch
 
 from slime_ext.core.correction import Correction
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host.contract import HookCall
-from slime_ext.host.packing import (
-    ALONE,
-    Parallel,
-    context_parallel,
-    locate,
-    pack,
-    pack_segments,
-    require_usable,
-    unpack_masks,
-    zigzag,
-)
+from slime_ext.host.packing import locate, pack, pack_segments, require_usable, unpack_masks
+from slime_ext.host.ranks import ALONE, Parallel, context_parallel
+from slime_ext.hosts.contract import HookCall
+from slime_ext.hosts.slices import zigzag
 from slime_ext.ops.segments import Segments
 from tests.slices import slice_response
 

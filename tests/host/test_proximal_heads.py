@@ -12,9 +12,11 @@ import torch
 
 from slime_ext import host
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import heads, hosts, proximal_heads
+from slime_ext.host import heads, proximal_heads, wrapping
 from slime_ext.host.heads import HEADS, SCORED
 from slime_ext.host.rollout_data import Samples
+from slime_ext.hosts import running
+from slime_ext.hosts.code import SCORE
 from tests.host import trees
 
 K, VOCABULARY = 3, 6
@@ -156,7 +158,7 @@ def test_a_class_that_ray_makes_of_the_actors_is_found(actor):
     """It has a wrapper of its own of each method, made before ``init`` runs."""
     made, rollout = actor(then=seen)
     cls = type(made)
-    plain = getattr(cls.train_actor, hosts.MARK)
+    plain = getattr(cls.train_actor, wrapping.MARK)
 
     class Derived(cls):
         def train_actor(self, *given, _ray_trace_ctx=None, **named):
@@ -167,7 +169,7 @@ def test_a_class_that_ray_makes_of_the_actors_is_found(actor):
             return super().train_actor(rollout_id, rollout_data=rollout_data)
 
     Derived.train_actor.__signature__ = inspect.signature(plain)
-    proximal_heads.install(hosts.current())
+    proximal_heads.install(running.current())
     for derived in (Derived, Calling):
         found, _ = derived(made.args, made.model, made.reference).train_actor(5, dict(rollout))
         assert [len(values) for values in found] == [2, 3]
@@ -176,13 +178,13 @@ def test_a_class_that_ray_makes_of_the_actors_is_found(actor):
 def test_the_private_method_of_later_miles_is_found(actor):
     made, rollout = actor(then=seen)
     cls = type(made)
-    plain = getattr(cls.train_actor, hosts.MARK)
+    plain = getattr(cls.train_actor, wrapping.MARK)
 
     class Later(cls):
         def _train_actor(self, rollout_id, rollout_data):
             return plain(self, rollout_id, rollout_data)
 
-    proximal_heads.install(hosts.current())
+    proximal_heads.install(running.current())
     found, _ = Later(made.args, made.model, made.reference)._train_actor(5, rollout)
     assert [len(values) for values in found] == [2, 3] and SCORED.value is None
 
@@ -246,8 +248,8 @@ def other_parameters(made, monkeypatch):
         return {}
 
     forward_only.__module__ = module.__name__
-    monkeypatch.setattr(module, hosts.SCORE, forward_only)
-    proximal_heads.install(hosts.current())
+    monkeypatch.setattr(module, SCORE, forward_only)
+    proximal_heads.install(running.current())
 
 
 def test_a_release_with_other_parameters_is_refused(actor, monkeypatch):
@@ -264,5 +266,5 @@ def test_what_nothing_reads_may_have_any_parameters(actor, monkeypatch):
     cls = type(made)
     monkeypatch.setattr(cls, "train_actor", lambda self, number: (number, SCORED.value))
     SCORED.value = None
-    proximal_heads.install(hosts.current())
+    proximal_heads.install(running.current())
     assert made.train_actor(3) == (3, None)

@@ -11,7 +11,6 @@ from slime_ext.config.load import Loaded, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.errors import ConfigError
-from slime_ext.host.flags import ARGUMENTS
 from slime_ext.host.rules import (
     LAUNCH,
     REFUSE,
@@ -28,6 +27,7 @@ from slime_ext.host.rules import (
     said,
     unchecked,
 )
+from slime_ext.hosts.flags import ARGUMENTS
 
 DEFAULTS = {name: argument.default for name, argument in ARGUMENTS.items()}
 TOKEN = {"preset": "token_tis"}

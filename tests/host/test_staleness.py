@@ -15,8 +15,9 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.steps import Reject
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError
-from slime_ext.host import certify, hosts, published, rollout_log, staleness, step_metrics
+from slime_ext.host import certify, published, rollout_log, staleness, step_metrics
 from slime_ext.host.rollout_data import oldest_of
+from slime_ext.hosts import running
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
@@ -70,7 +71,7 @@ def test_without_either_number_there_is_no_age():
 
 
 def test_without_a_host_there_is_nothing_to_note(monkeypatch):
-    monkeypatch.setattr(hosts, "current", lambda: None)
+    monkeypatch.setattr(running, "current", lambda: None)
     certify.install()
     assert certify.pushes().version is None
 
@@ -94,7 +95,7 @@ def test_the_hosts_pushing_object_says_the_version(monkeypatch):
     actor = ModuleType("host.actor")
     actor.Updater, actor.Actor, actor.Mode = Updater, Actor, "delta"
     monkeypatch.setitem(sys.modules, "host.actor", actor)
-    monkeypatch.setattr(hosts, "current", lambda: hosts.Host(actor, None))
+    monkeypatch.setattr(running, "current", lambda: running.Host(actor, None))
     certify.install()
     certify.install()
     assert certify.pushes().version is None
@@ -129,9 +130,9 @@ def test_weights_that_are_pushed_seldom_age_by_optimizer_steps(monkeypatch, inte
     actor = ModuleType("host.actor")
     actor.Pusher = type("Pusher", (Pusher,), dict(vars(Pusher)))
     monkeypatch.setitem(sys.modules, "host.actor", actor)
-    monkeypatch.setattr(hosts, "current", lambda: hosts.Host(actor, None))
+    monkeypatch.setattr(running, "current", lambda: running.Host(actor, None))
     certify.install()
-    monkeypatch.setattr(hosts, "current", lambda: None)
+    monkeypatch.setattr(running, "current", lambda: None)
     pusher, seen = actor.Pusher(), []
     pusher.update_weights()
 

@@ -11,7 +11,7 @@ from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import rollout_data, rollout_data_postprocess, step_metrics
-from slime_ext.host.hosts import ranks
+from slime_ext.host.ranks import ranks
 from slime_ext.host.rollout_data import read_ahead
 from slime_ext.host.step_metrics import LEAVES_LOSS_ALONE
 from slime_ext.host.step_plan import compute_plan

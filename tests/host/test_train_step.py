@@ -15,9 +15,10 @@ import torch
 from slime_ext import presets, tis
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
-from slime_ext.host import contract, hosts, step_metrics, train_step
-from slime_ext.host.contract import LOSS_INPUTS
+from slime_ext.host import step_metrics, train_step, wrapping
 from slime_ext.host.step_metrics import STEP, NonFiniteTracker
+from slime_ext.hosts import code, contract
+from slime_ext.hosts.contract import LOSS_INPUTS
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated, one_long
@@ -44,7 +45,7 @@ def host(batches, hook=tis.correct, calls=1):
 
 def wrapped(module, function):
     module.train_one_step = function
-    hosts.wrap(module, hosts.STEP, train_step._measured)
+    wrapping.wrap(module, code.STEP, train_step._measured)
     return module
 
 

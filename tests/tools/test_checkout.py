@@ -8,7 +8,8 @@ from argparse import Namespace
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.host import hosts
+from slime_ext.hosts import running
+from slime_ext.hosts.code import LEADING, PASSED
 from slime_ext.tools.checkout import Checkout, checkout_in, named_checkout, signature_of
 from tests.host import trees
 
@@ -31,12 +32,12 @@ def test_a_checkout_says_what_the_loaded_host_says(tmp_path, monkeypatch, layout
     room = tmp_path.joinpath(*trees.LAYOUTS[layout][0].split(".")).parent
     (room / "near.py").write_text("import nothing\n" + ROOM.get(name, ""))
     (tmp_path / "train.py").touch()
-    live, read = hosts.current(), checkout_in(tmp_path)
+    live, read = running.current(), checkout_in(tmp_path)
     assert (read.name, read.loss_module) == (made.package, live.loss_module)
     for said in ("has_step", "carries_versions", "fault"):
         assert getattr(read, said) == getattr(live, said), said
-    assert [read.passes(keyword) for keyword in hosts.PASSED] == [live.passes(k) for k in hosts.PASSED]
-    assert [read.defines(n) for n in hosts.LEADING] == [live.defines(n) for n in hosts.LEADING]
+    assert [read.passes(keyword) for keyword in PASSED] == [live.passes(k) for k in PASSED]
+    assert [read.defines(n) for n in LEADING] == [live.defines(n) for n in LEADING]
     assert read.may_skip_proximal is (name == "patched")  # of a loaded one: tests/host/test_startup.py
 
 

@@ -12,11 +12,7 @@ from slime_ext.config import load as config
 from slime_ext.config.foreign import FOREIGN
 from slime_ext.config.words import brief, one_line
 from slime_ext.errors import ConfigError, cut
-from slime_ext.host import contract
 from slime_ext.host.configured import BOUNDS
-from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import ARGUMENTS
-from slime_ext.host.hosts import HostCode
 from slime_ext.host.rules import (
     HINT,
     HOST,
@@ -32,6 +28,10 @@ from slime_ext.host.rules import (
     said,
     unchecked,
 )
+from slime_ext.hosts import contract
+from slime_ext.hosts.code import HostCode
+from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.flags import ARGUMENTS
 from slime_ext.tools.check.setup import (
     NAMES,
     OFF,

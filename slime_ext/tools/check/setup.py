@@ -12,12 +12,13 @@ from typing import Any
 
 from slime_ext.config.files import located, read_mapping, text_of
 from slime_ext.errors import ConfigError, cut, did_you_mean
-from slime_ext.host import configured, contract
+from slime_ext.host import configured
 from slime_ext.host.configured import loaded_from, near_function
-from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import ARGUMENTS, DERIVED, FUNCTION, check_keys, check_kinds, forbid_misspelt
-from slime_ext.host.hosts import HostCode
 from slime_ext.host.rules import MEASURING, Setup
+from slime_ext.hosts import contract
+from slime_ext.hosts.code import HostCode
+from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.flags import ARGUMENTS, DERIVED, FUNCTION, check_keys, check_kinds, forbid_misspelt
 from slime_ext.tools.check.veil import Veiled, veiled
 from slime_ext.tools.checkout import signature_of
 from slime_ext.tools.folders import find_own_steps, is_file

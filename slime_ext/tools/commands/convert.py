@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from slime_ext.config.files import read_mapping, text_of
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
-from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import NEARLY
+from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.flags import NEARLY
 from slime_ext.tools.commands.output import plain, yaml_of
 from slime_ext.tools.convert import CONVERTED, read, skyrl
 from slime_ext.tools.convert.block import forbid_interpolation

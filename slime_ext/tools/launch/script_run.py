@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from slime_ext.errors import ConfigError, cut
-from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED
+from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.flags import ARGUMENTS, DECISIVE, DERIVED
 from slime_ext.tools.launch.launch import Gap, Launch, Unread, WrittenFlag
 from slime_ext.tools.launch.sandbox import Sandbox
 from slime_ext.tools.launch.starts import Started, started

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_ext.errors import ConfigError, cut
-from slime_ext.host.contract import flag_of
+from slime_ext.hosts.contract import flag_of
 from slime_ext.tools.launch import doubts
 from slime_ext.tools.launch.blocks import Block
 from slime_ext.tools.launch.doubts import COMMENT, FLAG, PROGRAM, Script

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from slime_ext import tis
-from slime_ext.host import contract
+from slime_ext.hosts import contract
 from slime_ext.tools.analysis import evidence
 from slime_ext.tools.analysis.document import Effect, Finding, Numbers
 from slime_ext.tools.analysis.findings import DETECTORS

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from slime_ext import presets
-from slime_ext.host.contract import INIT_FLAG
+from slime_ext.hosts.contract import INIT_FLAG
 from slime_ext.tools.analysis import run as run_module
 from slime_ext.tools.analysis.document import Numbers
 from slime_ext.tools.analysis.findings import recommend

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import DECISIVE
+from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.flags import DECISIVE
 from tests.config.test_configs import FILES
 from tests.golden import pairs
 from tests.host import trees

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import ARGUMENTS, COUNT, DERIVED, FUNCTION, NUMBER
+from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.flags import ARGUMENTS, COUNT, DERIVED, FUNCTION, NUMBER
 from slime_ext.tools.check.veil import veiled
 from slime_ext.tools.commands import cli
 

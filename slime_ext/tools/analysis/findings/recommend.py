@@ -14,7 +14,7 @@ from slime_ext import presets
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config
 from slime_ext.core.metrics.names import HEALTHY
-from slime_ext.host.contract import INIT_FLAG
+from slime_ext.hosts.contract import INIT_FLAG
 from slime_ext.tools.analysis.document import (
     UNCORRECTED,
     Candidate,

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from slime_ext.core.correction import NO_PLAN, Correction, Plan, Tokens
 from slime_ext.core.needs import Need
-from slime_ext.host.hosts import Ranks
 from slime_ext.host.packing import pack
+from slime_ext.host.ranks import Ranks
 from slime_ext.host.rollout_data import KEYS, call_of
 from slime_ext.host.step_plan import compute_plan
 from slime_ext.tools.analysis.records import DumpedRollout

@@ -13,7 +13,7 @@ from slime_ext.config import load as config
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import ConfigError
-from slime_ext.host.flags import check_kinds
+from slime_ext.hosts.flags import check_kinds
 from slime_ext.tools.analysis.texts import encodable
 from slime_ext.tools.folders import find_own_steps
 

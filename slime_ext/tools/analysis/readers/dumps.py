@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from slime_ext.errors import DataError, cut
-from slime_ext.host.contract import number_of
+from slime_ext.hosts.contract import number_of
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.archive import read_archive
 from slime_ext.tools.analysis.readers.find import ARCHIVE, Job

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.host.packing import zigzag
+from slime_ext.hosts.slices import zigzag
 from slime_ext.tools.analysis.readers.samples import DumpedSample, as_tensor, sample_of
 
 Data = Mapping[str, Any]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import cut
-from slime_ext.host.contract import MOST_DIGITS, number_of, versions_of
+from slime_ext.hosts.contract import MOST_DIGITS, number_of, versions_of
 from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.spilled import loaded

@@ -16,8 +16,8 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.core.tokens import Head
-from slime_ext.host import contract
-from slime_ext.host.contract import LOSS_INPUTS
+from slime_ext.hosts import contract
+from slime_ext.hosts.contract import LOSS_INPUTS
 
 LENGTHS, PROMPTS = (4, 1, 3), (3, 2, 6)
 # Keyword -> how slime makes it for one response length, and whether it carries a gradient.

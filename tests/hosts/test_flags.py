@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.flags import check_command_line, check_kinds
+from slime_ext.hosts.flags import check_command_line, check_kinds
 from slime_ext.tools.check.setup import as_parsed
 
 NUMBER, COUNT, SWITCH = "a number (YAML", "a whole number above 0", "true or false"

@@ -15,8 +15,8 @@ from typing import Any
 
 from slime_ext.errors import ConfigError, cut, did_you_mean, shown
 from slime_ext.estimators import ESTIMATORS
-from slime_ext.host import contract
-from slime_ext.host.contract import flag_of
+from slime_ext.hosts import contract
+from slime_ext.hosts.contract import flag_of
 
 # These arguments decide whether slime_ext runs. Hosts silently ignore a misspelt one.
 DECISIVE = (

@@ -9,22 +9,24 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.host import hosts
+from slime_ext.host import startup, wrapping
+from slime_ext.hosts import running
+from slime_ext.hosts.code import LOSS, STEP
 from tests.host import trees
 
 
 @pytest.fixture(autouse=True)
 def _no_other_host(monkeypatch):
-    for name in {m.__name__ for f in (hosts.LOSS, hosts.STEP) for m in hosts.definers(f)}:
+    for name in {m.__name__ for f in (LOSS, STEP) for m in running.definers(f)}:
         monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.parametrize("layout", trees.LAYOUTS)
 def test_the_doors_are_found_in_every_layout(layout, tmp_path, monkeypatch):
     made = trees.made(tmp_path, monkeypatch, layout)
-    host = hosts.require()
+    host = startup.host_that_trains()
     assert (host.loss, host.step, host.name) == (made.loss, made.step, made.package)
-    assert not host.is_wrapped
+    assert not wrapping.is_wrapped(host)
 
 
 def test_a_users_own_policy_loss_is_not_the_hosts(tmp_path, monkeypatch):
@@ -32,16 +34,16 @@ def test_a_users_own_policy_loss_is_not_the_hosts(tmp_path, monkeypatch):
     exec(trees.TARGET + trees.LOSS, vars(mine))
     monkeypatch.setitem(sys.modules, mine.__name__, mine)
     made = trees.made(tmp_path, monkeypatch)
-    assert hosts.current().loss is made.loss
+    assert running.current().loss is made.loss
 
 
 def test_outside_of_a_host_there_is_none():
-    assert hosts.require() is None
+    assert startup.host_that_trains() is None
 
 
 def test_a_trainer_without_megatron_has_no_step(tmp_path, monkeypatch):
     made = trees.made(tmp_path, monkeypatch, "miles main", step="")
-    assert hosts.require() == hosts.Host(made.loss, None)
+    assert startup.host_that_trains() == running.Host(made.loss, None)
 
 
 FITS_NOT = {
@@ -65,14 +67,14 @@ def test_what_does_not_fit_is_named_with_its_place(name, tmp_path, monkeypatch):
     texts, line = FITS_NOT[name]
     trees.made(tmp_path, monkeypatch, **texts)
     with pytest.raises(ConfigError, match=line):
-        hosts.require()
+        startup.host_that_trains()
 
 
 def test_a_trainer_that_fits_no_door_is_told_what_was_looked_for_and_where(monkeypatch):
-    monkeypatch.setattr(hosts, "parallel_state", lambda: object())
+    monkeypatch.setattr(startup, "parallel_state", lambda: object())
     line = r"expected a host with policy_loss_function\(args, .*, got none among the \d+ modules"
     with pytest.raises(ConfigError, match=line):
-        hosts.require()
+        startup.host_that_trains()
 
 
 @pytest.mark.parametrize(
@@ -85,12 +87,12 @@ def test_a_trainer_that_fits_no_door_is_told_what_was_looked_for_and_where(monke
 )
 def test_whether_the_hook_call_carries_the_target(text, passes, tmp_path, monkeypatch):
     trees.made(tmp_path, monkeypatch, loss=f"{trees.TARGET}{trees.LOSS}\n'''{text}'''\n")
-    assert hosts.current().passes("cur_log_probs") is passes
+    assert running.current().passes("cur_log_probs") is passes
 
 
 def test_what_the_trainer_gets_is_read_off_the_hosts_text(tmp_path, monkeypatch):
     trees.made(tmp_path, monkeypatch)
-    host = hosts.current()
+    host = running.current()
     assert not host.may_skip_proximal and not host.carries_versions
     room = tmp_path / "slime/backends/megatron_utils"
     (room / "__init__.py").write_text("can_reuse_log_probs_in_loss = True\n")
@@ -102,9 +104,10 @@ def test_wrapping_is_idempotent_and_can_be_undone(tmp_path, monkeypatch):
     made = trees.made(tmp_path, monkeypatch)
     own = made.loss.policy_loss_function
     for _ in range(2):
-        hosts.wrap(made.loss, hosts.LOSS, lambda function: lambda *args: function(*args))
-    assert hosts.current().is_wrapped and getattr(made.loss.policy_loss_function, hosts.MARK) is own
-    hosts.unwrap(made.loss, hosts.LOSS)
+        wrapping.wrap(made.loss, LOSS, lambda function: lambda *args: function(*args))
+    assert wrapping.is_wrapped(running.current())
+    assert getattr(made.loss.policy_loss_function, wrapping.MARK) is own
+    wrapping.unwrap(made.loss, LOSS)
     assert made.loss.policy_loss_function is own
 
 
@@ -116,15 +119,15 @@ def test_what_pushes_weights_is_a_class_that_counts_its_pushes(tmp_path, monkeyp
     )
     made = trees.made(tmp_path, monkeypatch, step=text)
     for _ in range(2):
-        assert list(hosts.weight_updaters()) == [made.step.Pusher]
-        hosts.wrap(made.step.Pusher, "__init__", lambda function: lambda self: function(self))
+        assert list(running.weight_updaters()) == [made.step.Pusher]
+        wrapping.wrap(made.step.Pusher, "__init__", lambda function: lambda self: function(self))
 
 
 def test_the_command_line_is_that_of_rays_driver(monkeypatch):
     """An actor has another; and where a release of Ray keeps it elsewhere, this process's own will do."""
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     monkeypatch.setattr(sys, "argv", ["worker.py"])
-    assert hosts.command_line() == ["worker.py"]
+    assert running.command_line() == ["worker.py"]
     jobs = [
         {"JobID": "02", "Entrypoint": "other.py"},
         {"JobID": "01", "Entrypoint": "python train.py --use-tsi"},
@@ -132,13 +135,15 @@ def test_the_command_line_is_that_of_rays_driver(monkeypatch):
     context = SimpleNamespace(get_job_id=lambda: "01")
     ray = SimpleNamespace(get_runtime_context=lambda: context, is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    assert hosts.command_line() == ["worker.py"]
+    assert running.command_line() == ["worker.py"]
     ray._private = SimpleNamespace(state=SimpleNamespace(jobs=lambda: jobs))
-    assert hosts.command_line() == ["python", "train.py", "--use-tsi"]
+    assert running.command_line() == ["python", "train.py", "--use-tsi"]
 
 
 def test_asking_for_the_command_line_starts_no_ray():
     pytest.importorskip("ray")
-    code = "import ray; from slime_ext.host import hosts; print(hosts.command_line(), ray.is_initialized())"
+    code = (
+        "import ray; from slime_ext.hosts import running as r; print(r.command_line(), ray.is_initialized())"
+    )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert said.stdout.splitlines()[-1] == "['-c'] False"
