@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets, tis
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.tokens import Head
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import step_metrics

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slime_ext import presets
 from slime_ext.core.correction import Correction, HookInputs, Plan, apply
 from slime_ext.core.losses import Bounds
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.needs import Need
 from slime_ext.core.steps import Reject, Reweight, Truncate, Veto
 from slime_ext.core.tokens import Head

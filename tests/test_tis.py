@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime_ext import presets, tis
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import hook, step_metrics
 from slime_ext.host.configured import setup_for

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime_ext import tis
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.errors import NonFiniteError
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.configured import setup_for

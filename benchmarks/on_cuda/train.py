@@ -25,7 +25,7 @@ from benchmarks.on_cuda import timing
 from benchmarks.on_cuda.host import UNCORRECTED, WATCHED, Variant, batch_with, parser, time_in_host
 from benchmarks.on_cuda.timing import Row
 from slime_ext import tis
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.host import step_metrics
 from slime_ext.host.configured import setup_for
 from slime_ext.host.step_metrics import OptimizerStep

@@ -27,7 +27,7 @@ from benchmarks.speed.others import SYSTEMS, of_slime
 from benchmarks.speed.workloads import Batch, floor, lengths_of
 from slime_ext import tis
 from slime_ext.config.load import load_config
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.host import step_metrics
 
 GEO = {"low": 0.999, "high": 1.001}

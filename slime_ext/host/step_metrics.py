@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from slime_ext.core import metrics
 from slime_ext.core.correction import Correction, HookResult
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.state import Plan
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, NonFiniteError

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.core.correction import Correction
-from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.metrics.guards import Watch
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.names import EXACT, PREFIX
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, heads, staleness, step_metrics, wrapping

@@ -20,7 +20,7 @@ import yaml
 from slime_ext import load_config, tis
 from slime_ext.core.correction import HookInputs, apply
 from slime_ext.core.losses import Bounds
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments

@@ -10,7 +10,7 @@ import torch
 
 from slime_ext.core import steps as module
 from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.state import Effect
 from slime_ext.core.statistics import statistics_of
 from slime_ext.core.steps import (

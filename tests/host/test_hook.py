@@ -11,7 +11,7 @@ from slime_ext import tis
 from slime_ext.config.load import load_config
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
-from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.host import step_metrics
 from slime_ext.host.hook import bounds_of
 from tests import oracle

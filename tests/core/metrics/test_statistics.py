@@ -14,8 +14,9 @@ import torch
 from slime_ext import presets
 from slime_ext.core import metrics
 from slime_ext.core.correction import Correction, HookInputs, Plan, Tokens, apply
-from slime_ext.core.metrics import MetricsLayout, layout
+from slime_ext.core.metrics import layout
 from slime_ext.core.metrics import measure as module
+from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import measure
 from slime_ext.core.state import Effect, Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
