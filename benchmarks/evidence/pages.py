@@ -15,10 +15,9 @@ EVIDENCE, RESULTS = "docs/evidence.md", "benchmarks/evidence/RESULTS.md"
 
 def write(of: Settings, rows: Sequence[Row], root: Path = ROOT) -> None:
     """Replaces the text between the marks of each page."""
-    made = {
-        EVIDENCE: pooled.all_results(pooled.conditions(of, rows)),
-        RESULTS: f"{pooled.report(of, rows)}\n\n{table.text(of, rows)}",
-    }
+    measured = pooled.conditions(of, rows)
+    results = pooled.all_results(measured), pooled.report(of, rows), table.text(of, rows)
+    made = {EVIDENCE: pooled.summary(measured), RESULTS: "\n\n".join(results)}
     for name, text in made.items():
         path = root / name
         before, _, rest = path.read_text().partition(BEGIN)

@@ -6,6 +6,7 @@ runs and confirm nothing. A comparison that was planned has a separate p in its 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -264,4 +265,17 @@ def all_results(measured: Mapping[str, Condition]) -> str:
             tests = ", ".join(f"{panel} {p:.2g}" for panel, p in remedy.planned.items())
             cells.append(["", remedy.remedy, remedy.seeds, f"{remedy.end:.2f}", remedy.gain, tests])
     head = ["runs", "remedy", "seeds", "end", "gain over uncorrected, same seeds", "p after Holm"]
+    return markdown(head, cells)
+
+
+def summary(measured: Mapping[str, Condition]) -> str:
+    """Returns the table of docs/evidence.md in Markdown: a row per shown condition."""
+    cells = []
+    for name, label in SHOWN.items():
+        condition = measured[name]
+        k3 = f"{statistics.median(condition.k3):.2g}" if condition.k3 else "-"
+        exact, tis = condition.of(EXACT), condition.of("C")
+        without = f"{exact.end:.2f}" if exact else "-"
+        cells.append([label, k3, condition.seeds, f"{condition.end:.2f}", without, tis.gain if tis else "-"])
+    head = ["weights pushed", "k3", "seeds", "uncorrected", "no mismatch", "`token_tis` gains"]
     return markdown(head, cells)

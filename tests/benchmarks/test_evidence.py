@@ -414,3 +414,83 @@ def test_the_picture_has_the_numbers_of_its_lines(tmp_path):
     assert all(texts.count(remedy.gain) >= 1 for remedy in drawn)
     picture.write(OF, rows.read(), tmp_path)
     assert imread(tmp_path / "gains.png").shape[1] > 900
+
+
+def pairs(condition, one, other):
+    lines = pooled.lines_of(OF, condition, rows.read())
+    return list(judge.gaps(lines[one], lines[other]).values())
+
+
+def text_of(gained):
+    return "{:.2f} ({:.2f} to {:.2f})".format(*judge.bootstrap(gained, OF.judged.resamples))
+
+
+def spread(gained):
+    mean = sum(gained) / len(gained)
+    return math.sqrt(sum((gain - mean) ** 2 for gain in gained) / (len(gained) - 1))
+
+
+def primary(panel):
+    return judge.compare(table.by_arm(OF, panel, rows.read()), OF.panels[panel].primary, OF.judged)
+
+
+def test_the_answers_of_the_page_are_those_of_the_runs():
+    page = words_of(pages.EVIDENCE)
+    measured = pooled.conditions(OF, rows.read())
+    lag, half = measured["lag"], measured["half_rate"]
+    assert f"Yes, {lag.of('A').gain.lstrip('+')} at the full" in page
+    assert f"but {half.of('A').effect:.2f} at half" in page
+    gained = [f"{lag.of(arm).effect:.2f}" for arm in "CUS"]
+    assert gained[1] == gained[2] and lag.of("C").p < 0.05 and lag.of("U").p < 0.05 and lag.of("S").p < 0.05
+    assert f"`token_tis` gains {gained[0]}, `importance_sampling` and score centering {gained[1]}." in page
+    assert f"Half of it gains {lag.of('H').gain.lstrip('+')}" in page
+    assert all(primary(panel).p > 0.05 for panel in ("lm_rate", "lm_rate_tis", "lm_rate_all"))
+    centered = primary("lm_cap")
+    assert centered.p > 0.05
+    assert "importance_sampling` is {:.2f} ({:.2f} to {:.2f}).".format(*centered.difference) in page
+    elsewhere = [name for name in measured if name not in ("lag", "half_rate", "letters")]
+    corrections = [r for name in elsewhere for r in measured[name].remedies if r.arm not in ("A", "F", "H")]
+    assert not any(remedy.p < 0.05 and remedy.effect > 0 for remedy in corrections)
+    twice = zip(pairs("int4", "C", "B"), pairs("int4_served", "C", "B"), strict=True)
+    assert f"`token_tis` loses {text_of([-(one + other) / 2 for one, other in twice])}." in page
+    for panel, seeds, shown in (("lm_lag_again", 12, False), ("lm_cap", 16, True)):
+        lines = table.by_arm(OF, panel, rows.read())
+        assert len(lines["C"]) == seeds and (table.verdicts(OF, panel, lines)["C"].p < 0.05) == shown
+    first = table.verdicts(OF, "lm_lag", table.by_arm(OF, "lm_lag", rows.read()))
+    assert all(verdict.p is None or verdict.p > 0.05 for verdict in first.values())
+
+
+def test_the_pages_say_how_noisy_a_run_is():
+    page, results = words_of(pages.EVIDENCE), words_of(pages.RESULTS)
+    first = {(row.panel, row.arm, row.seed): row.end for row in rows.read()}
+    repeats = [row for row in rows.read(rows.AGAIN) if row.panel.startswith("lm_")]
+    apart = [row.end - first[row.panel, row.arm, row.seed] for row in repeats]
+    told = (
+        f"ended {rms(apart):.2f} higher or lower (root mean square), and at most {max(map(abs, apart)):.2f}"
+    )
+    assert len(apart) == 24 and told in page and told in results
+    rounded, twice = (table.by_arm(OF, name, rows.read()) for name in ("lm_int4", "lm_int4_both"))
+    of_int4 = [gap for arm in "BCS" for gap in judge.gaps(rounded[arm], twice[arm]).values()]
+    told = f"ended {rms(of_int4):.2f} higher or lower, and at most {max(map(abs, of_int4)):.2f}."
+    assert len(of_int4) == 24 and told in results
+    gained = pairs("lag", "C", "B")
+    seeds = round((2.8 * spread(gained) * len(gained) / sum(gained)) ** 2)
+    assert f"ended {-min(gained):.2f} lower to {max(gained):.2f} higher than without" in page
+    assert f"to show its mean gain takes about {seeds} seeds." in page
+    assert f"about {round((2.8 * spread(pairs('lag8', 'S', 'B')) / 0.1) ** 2)} of score centering" in results
+    tis = round((2.8 * spread(pairs("int4_trained", "C", "B")) / 0.04) ** 2, -1)
+    assert f"about {tis:.0f} of `token_tis` for 0.04" in results
+
+
+def test_the_page_is_short_and_names_no_panel():
+    text = (settings.ROOT / pages.EVIDENCE).read_text()
+    assert len(text.split()) <= 900
+    assert not [panel for panel in OF.panels if "_" in panel and panel in text]
+
+
+def rms(gaps):
+    return math.sqrt(sum(gap**2 for gap in gaps) / len(gaps))
+
+
+def words_of(name):
+    return " ".join((settings.ROOT / name).read_text().split())
