@@ -122,6 +122,15 @@ def keep_tensors_off_the_heap() -> None:
     _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
 
 
+def use_one_thread() -> None:
+    """Makes torch compute in the calling thread.
+
+    A part of a rollout is too small for several threads, which would wait for each other in busy loops. Type
+    --jobs to use more cores.
+    """
+    torch.set_num_threads(1)
+
+
 def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tuple[Sequence[Job], Result]]:
     shares = [jobs[i :: SHARES * count] for i in range(min(len(jobs), SHARES * count))]
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
@@ -136,7 +145,7 @@ def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tu
 
 def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it silently
-    torch.set_num_threads(1)
+    use_one_thread()
     keep_tensors_off_the_heap()
 
 

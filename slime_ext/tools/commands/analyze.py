@@ -278,9 +278,12 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     files = [request.files() for request in requests]
     _refuse_to_replace_inputs(given)
 
+    # These import torch, after all mistakes were found.
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
-    from slime_ext.tools.analysis.run import analyse  # imports torch, after all mistakes were found
+    from slime_ext.tools.analysis.pipeline import use_one_thread
+    from slime_ext.tools.analysis.run import analyse
 
+    use_one_thread()
     own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
     with _bar(sum(job.size for found in files for job in found.jobs)) as done:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]
@@ -313,7 +316,9 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> l
     """
     from slime_ext.tools.analysis.follow import Follower
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
+    from slime_ext.tools.analysis.pipeline import use_one_thread
 
+    use_one_thread()
     request = replace(_request(given, given.paths), configs=load_user_corrections(configs))
     _refuse_to_replace_inputs(given)
     follower, since = Follower(request), time.monotonic()

@@ -10,6 +10,7 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 from slime_ext import presets
@@ -48,6 +49,17 @@ def analyze(capsys, *words):
 def test_a_healthy_run(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--fail-on", "any")
     assert (status, err) == (0, "") and "No fault found" in out
+
+
+@pytest.mark.parametrize("more", [(), ("--follow", "--every", "0", "--idle", "0.01")], ids=["", "follow"])
+def test_it_computes_in_one_thread(capsys, runs, more):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert analyze(capsys, runs / "healthy", *more)[0] == 0
+        assert torch.get_num_threads() == 1  # busy threads took five times the processor time
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_fault_is_named_and_fails_on_demand(capsys, runs, tmp_path):
