@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from slime_ext.core import metrics
 from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.metrics.layout import MetricsLayout
+from slime_ext.core.metrics.names import curves, scalars
+from slime_ext.core.metrics.totals import reduce
 from slime_ext.core.state import Plan
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
@@ -170,11 +171,11 @@ class OptimizerStep:
         rank, size = here.place
         device = _device() if self.measured is None else self.measured.sums.device
         extra = self.tracker.vector(device)
-        totals, per_rank = metrics.reduce(
+        totals, per_rank = reduce(
             self.layout, self.measured, here.all_sum, rank, size, device=device, extra=extra
         )
         self.tracker.check(per_rank, rank)
-        return metrics.scalars(totals), metrics.curves(totals)
+        return scalars(totals), curves(totals)
 
 
 STEP: Memory[OptimizerStep | None] = Memory(lambda: None)  # the step that is being trained

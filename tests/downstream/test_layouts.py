@@ -13,7 +13,7 @@ import math
 import pytest
 
 from slime_ext import presets
-from slime_ext.core import metrics
+from slime_ext.core.metrics.names import scalars
 from tests.core.metrics.test_statistics import accumulated
 from tests.downstream.checkouts import patch_of
 from tests.downstream.host_loss import MASKED_OUT, ROLLOUT_IDS, VALID_AT, WITH_NAN, samples
@@ -50,7 +50,7 @@ def test_what_init_measures_is_written_out_in_float64(measured):
     columns = ("proximal", "behavior", "mask", "advantage")
     batch = [{key: getattr(s, key).tolist() for key in columns} for s in samples()]
     batch = [one | {"target": one["proximal"], "host_loss": one["advantage"]} for one in batch]
-    wanted = metrics.scalars(accumulated(presets.get("metrics_only"), batch))
+    wanted = scalars(accumulated(presets.get("metrics_only"), batch))
     for layout in VARIANT_LAYOUTS:
         for seen in measured[f"beside, {layout}"][2::2]:
             assert seen["ours"] == pytest.approx(wanted, rel=1e-5, abs=1e-7)

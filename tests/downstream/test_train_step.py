@@ -10,7 +10,7 @@ import ast
 import pytest
 
 from slime_ext import presets
-from slime_ext.core import metrics
+from slime_ext.core.metrics.names import scalars
 from slime_ext.hosts.code import LEADING, STEP
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
@@ -36,7 +36,7 @@ def test_the_log_of_the_host_has_the_metrics_of_every_step(measured):
     assert f"slime_ext: certificate, weights {VERSION}: not known: k3 " in found["said"]
     for step, seeds in enumerate([(1, 2), (3,)]):
         batch = [s for seed in seeds for s in oracle.random_batch(seed)]
-        wanted = metrics.scalars(accumulated(presets.get("geo_rs"), batch))
+        wanted = scalars(accumulated(presets.get("geo_rs"), batch))
         key, logged = found["logged"][step]
         assert key == "train/step" and logged["train/step"] == 3 * 2 + step
         assert {n: logged[f"train/{n}"] for n in wanted} == pytest.approx(wanted, rel=1e-9)

@@ -12,7 +12,7 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.config.load import read_config
-from slime_ext.core import metrics
+from slime_ext.core.metrics import names
 from slime_ext.errors import ConfigError, GuardError
 from slime_ext.host import certify, staleness
 from slime_ext.host.step_metrics import STEP
@@ -106,7 +106,7 @@ def scalars(noise=0.01, shift=0.0, age=0.0):
         step = noise * torch.randn(behavior.shape, generator=g, dtype=torch.float64)
         sample["proximal"] = (behavior + shift + step).tolist()
     ages = None if age is None else [age] * len(samples)
-    return metrics.scalars(accumulated(presets.get("metrics_only"), samples, ages=ages))
+    return names.scalars(accumulated(presets.get("metrics_only"), samples, ages=ages))
 
 
 def pushes(pusher, capsys, *steps, optimizer=STEPPED):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime_ext import host, presets, tis
-from slime_ext.core import metrics
+from slime_ext.core.metrics.names import scalars
 from slime_ext.errors import ConfigError, GuardError
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
@@ -74,7 +74,7 @@ def test_metrics_are_ours_and_loss_and_gradient_the_hosts(who, layout, tmp_path,
     found, same = trained(made, data, **WHO_CORRECTS[who])
     bitwise = {"rtol": 0, "atol": 0, "equal_nan": True}
     torch.testing.assert_close((found.pop("loss"), same), (alone["loss"], gradient), **bitwise)
-    wanted = metrics.scalars(accumulated(presets.get("metrics_only"), batch))
+    wanted = scalars(accumulated(presets.get("metrics_only"), batch))
     assert found == pytest.approx(wanted, rel=1e-9, nan_ok=True)
 
 
@@ -83,9 +83,7 @@ def test_proximal_log_probs_that_a_host_skips_are_the_targets_and_it_says_so(tmp
     host.init(SimpleNamespace(use_tis=False))
     batch, data = rollout(proximal=False)
     found, _ = trained(made, data)
-    wanted = metrics.scalars(
-        accumulated(presets.get("metrics_only"), [s | {"proximal": s["target"]} for s in batch])
-    )
+    wanted = scalars(accumulated(presets.get("metrics_only"), [s | {"proximal": s["target"]} for s in batch]))
     assert found["off_policy/k3_kl"] == pytest.approx(wanted["off_policy/k3_kl"], rel=1e-9)
     assert [line for line in caplog.messages if "use the target's" in line] == [caplog.messages[-1]]
 
@@ -96,7 +94,7 @@ def test_where_our_hook_corrects_nothing_is_counted_twice(tmp_path, monkeypatch)
     host.init(SimpleNamespace(**flags))
     batch, data = rollout()
     found, _ = trained(made, data, **flags)
-    wanted = metrics.scalars(accumulated(presets.get("geo_rs"), batch))
+    wanted = scalars(accumulated(presets.get("geo_rs"), batch))
     assert {k: v for k, v in found.items() if k != "loss"} == pytest.approx(wanted, rel=1e-9, nan_ok=True)
 
 

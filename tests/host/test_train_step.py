@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from slime_ext import presets, tis
-from slime_ext.core import metrics
+from slime_ext.core.metrics.layout import MetricsLayout
+from slime_ext.core.metrics.names import scalars
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import step_metrics, train_step, wrapping
 from slime_ext.host.step_metrics import STEP, NonFiniteTracker
@@ -63,7 +64,7 @@ def args_of(config, path="slime_ext.tis.correct", **more):
 def test_the_metrics_of_the_step_are_among_the_losses():
     batches = [oracle.random_batch(seed) for seed in (1, 2, 3)]
     losses = trained(host(batches), args_of({"preset": "geo_rs"}))
-    whole = metrics.scalars(accumulated(presets.get("geo_rs"), [s for b in batches for s in b]))
+    whole = scalars(accumulated(presets.get("geo_rs"), [s for b in batches for s in b]))
     assert {k: v for k, v in losses.items() if k != "loss"} == pytest.approx(whole, rel=1e-12)
 
 
@@ -208,7 +209,7 @@ def test_micro_batches_that_share_a_mask_are_counted_each(monkeypatch):
     batch = [s for s in oracle.random_batch(1) if len(s["mask"]) > 2][:1]
     batch = [{key: values[:3] for key, values in batch[0].items()} | {"mask": [1, 1, 1]}]
     calls = [as_slime_calls(batch, loss_masks=[shared]) for _ in range(2)]
-    layout = metrics.MetricsLayout.of(presets.get("token_tis"))
+    layout = MetricsLayout.of(presets.get("token_tis"))
     with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         for call in (*calls, calls[0]):  # the last is one that is recomputed
             tis.correct(args_of({"preset": "token_tis"}), **call)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from slime_ext import presets
-from slime_ext.core import metrics
 from slime_ext.core.correction import Correction, HookInputs, Plan, Tokens, apply
-from slime_ext.core.metrics import layout
+from slime_ext.core.metrics import layout, names
 from slime_ext.core.metrics import measure as module
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import measure
+from slime_ext.core.metrics.totals import reduce
 from slime_ext.core.state import Effect, Step
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
@@ -32,13 +32,13 @@ def totals_of(correction, packed, outcome=None, *, curves=True, **more):
     """The totals of one micro-batch."""
     layout = MetricsLayout.of(correction, curves=curves)
     outcome = correction(packed, observe=True) if outcome is None else outcome
-    return metrics.reduce(layout, measure(packed, outcome, layout, **more))[0]
+    return reduce(layout, measure(packed, outcome, layout, **more))[0]
 
 
 def numbers_of(*args, **more):
     """Every metric of one micro-batch, curves too."""
     totals = totals_of(*args, **more)
-    return metrics.scalars(totals) | metrics.curves(totals)
+    return names.scalars(totals) | names.curves(totals)
 
 
 def accumulated(correction, batch, size=100, *, ages=None, age_steps=None, curves=True):
@@ -52,12 +52,12 @@ def accumulated(correction, batch, size=100, *, ages=None, age_steps=None, curve
         if age_steps is not None:
             packed = replace(packed, age_steps=torch.tensor(age_steps[i : i + size], dtype=torch.float64))
         found.append(measure(packed, correction(packed, observe=True), layout))
-    return metrics.reduce(layout, functools.reduce(operator.add, found) if found else None)[0]
+    return reduce(layout, functools.reduce(operator.add, found) if found else None)[0]
 
 
 def scalars(*args, **kwargs):
     """The same with curves, for which every token is looked up, and without."""
-    found, other = (metrics.scalars(accumulated(*args, **kwargs, curves=on)) for on in (True, False))
+    found, other = (names.scalars(accumulated(*args, **kwargs, curves=on)) for on in (True, False))
     assert other == pytest.approx(found, rel=1e-12, abs=1e-15, nan_ok=True)
     return {name.removeprefix("off_policy/"): value for name, value in found.items()}
 
@@ -120,7 +120,7 @@ def test_tokens_that_differ_in_a_bit_are_counted():
         correction = presets.get("token_tis")
         plan = MetricsLayout.of(correction, differing=True)
         measured = measure(one, correction(one, observe=True), plan)
-        found = metrics.scalars(metrics.reduce(plan, measured)[0])
+        found = names.scalars(reduce(plan, measured)[0])
         assert found["off_policy/differing_fraction"] == share
         assert found["off_policy/log_ratio_max"] == (0.0 if exact else 2.0**-22)
 
@@ -135,7 +135,7 @@ def test_curves_match_the_oracle(name):
         weights, keep = ([s[key] for s in expected] for key in ("weights", "keep"))
         for s, age in zip(batch, ages, strict=True):
             s["age"] = age
-        got = metrics.curves(accumulated(correction, batch, ages=ages))
+        got = names.curves(accumulated(correction, batch, ages=ages))
         wanted = {}
         for curve, of in PLACES.items():
             rows = oracle.curve(batch, weights, keep, of)
@@ -196,12 +196,10 @@ def test_ranks_add_up():
         measured = measure(packed, correction(packed, observe=True), plan)
         vectors.append(measured)
     seen = []
-    metrics.reduce(plan, vectors[1], lambda x: (seen.append(x.clone()), x)[1], rank=1, size=2)
-    merged, extra = metrics.reduce(
-        plan, vectors[0], lambda x: x + seen[0], rank=0, size=2, extra=torch.ones(0)
-    )
+    reduce(plan, vectors[1], lambda x: (seen.append(x.clone()), x)[1], rank=1, size=2)
+    merged, extra = reduce(plan, vectors[0], lambda x: x + seen[0], rank=0, size=2, extra=torch.ones(0))
     whole = accumulated(correction, oracle.random_batch(1) + oracle.random_batch(2))
-    assert metrics.scalars(merged) == pytest.approx(metrics.scalars(whole), rel=1e-12) and len(extra) == 2
+    assert names.scalars(merged) == pytest.approx(names.scalars(whole), rel=1e-12) and len(extra) == 2
 
 
 def test_quantiles_are_within_their_bound():
@@ -345,7 +343,7 @@ def test_a_terms_metric_is_its_mean_over_response_tokens_whatever_the_micro_batc
         for i in range(0, len(batch), size):
             packed, host_loss = tokens(batch[i : i + size])
             found.append(apply(correction, HookInputs(packed, host_loss, layout=shape)).measured)
-        got = metrics.scalars(metrics.reduce(shape, functools.reduce(operator.add, found))[0])
+        got = names.scalars(reduce(shape, functools.reduce(operator.add, found))[0])
         rows = [zip(s["target"], s["behavior"], s["mask"], strict=True) for s in batch]
         logs = [t - b for row in rows for t, b, m in row if m]
         for name, of in (("0_squared_log_ratio", squared), ("1_reverse_k3", reverse_k3)):
@@ -423,8 +421,8 @@ def test_a_sequence_without_response_tokens_is_no_sample():
 @pytest.mark.parametrize("ages", [None, [math.nan, math.nan]])
 def test_where_no_age_is_known_there_is_no_staleness(ages):
     totals = accumulated(Correction(), one_long([0.1]) + one_long([0.2]), ages=ages)
-    names = {**metrics.scalars(totals), **metrics.curves(totals)}
-    assert not [name for name in names if "staleness" in name]
+    values = {**names.scalars(totals), **names.curves(totals)}
+    assert not [name for name in values if "staleness" in name]
 
 
 def test_the_share_that_a_surrogate_clipped_is_of_all_response_tokens():
@@ -450,6 +448,6 @@ def test_a_rank_that_measured_nothing_changes_nothing(rank):
     plan = MetricsLayout.of(correction)
     measured = measure(packed, correction(packed, observe=True), plan)
     sent = []
-    metrics.reduce(plan, None, lambda x: (sent.append(x.clone()), x)[1], rank=1 - rank, size=2)
-    merged, _ = metrics.reduce(plan, measured, lambda x: x + sent[0], rank=rank, size=2)
-    assert metrics.scalars(merged) == metrics.scalars(accumulated(correction, batch))
+    reduce(plan, None, lambda x: (sent.append(x.clone()), x)[1], rank=1 - rank, size=2)
+    merged, _ = reduce(plan, measured, lambda x: x + sent[0], rank=rank, size=2)
+    assert names.scalars(merged) == names.scalars(accumulated(correction, batch))
