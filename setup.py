@@ -46,7 +46,6 @@ setup(
     package_data={
         "slime_ext": ["py.typed"],
         "slime_ext_cpu": ["requirements.txt", "site/*.py"],
-        "slime_ext.tools.analysis": ["evidence.yaml"],
         "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],
     },
     # All that a training process imports: tests/alone.py.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -10,23 +11,28 @@ from textwrap import dedent
 import pytest
 import yaml
 
+from benchmarks.evidence import pooled, rows, settings
+from benchmarks.evidence.pooled import Condition, Remedy
 from slime_ext import load_config, presets
 from slime_ext.config.files import read_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.steps import Reject, Veto
-from slime_ext.tools.analysis.evidence import evidence
-from slime_ext.tools.commands.preset_texts import measured, text_of
 
 ROOT = Path(__file__).parents[1]
 MODES = sorted((ROOT / "configs/modes").glob("*.yaml"))
 LAUNCHES = sorted((ROOT / "examples").glob("*.sh"))
 CENTERED = read_mapping(str(ROOT / "benchmarks/evidence/score_centering.yaml"))["slime_ext"]
-RAN = {  # a correction that ran in a panel -> its remedy in the table
+RAN = {  # the corrections that ran in a panel
     **{
         name: presets.get(name)
         for name in ("token_tis", "icepop", "decoupled_geo_rs_token_tis", "importance_sampling")
     },
     "score centering": load_config(CENTERED),
+}
+ARMS = {  # name -> the arm that trained with it, or that shows the cost of the lag
+    **dict(zip(RAN, "CEDUS", strict=True)),
+    "ppo_is_bypass": "P",
+    "weights pushed after every rollout": "A",
 }
 NARROW = 1.009  # corrections.md: with the bounds 0.999 and 1.001 our runs learned nothing
 GAIN = re.compile(r"[+-]\d\.\d\d \(-?\d\.\d\d to -?\d\.\d\d, \d+ seeds\)")
@@ -50,9 +56,23 @@ def plain(correction: Correction) -> Correction:
     return dataclasses.replace(correction, steps=steps)
 
 
-def results(name: str) -> list:
+@functools.cache
+def measured() -> dict[str, Condition]:
+    return pooled.conditions(settings.read(), rows.read())
+
+
+def gain(remedy: Remedy) -> str:
+    """The effect with its interval and its number of seeds."""
+    return f"{remedy.gain[:-1]}, {remedy.seeds} seeds)"
+
+
+def did_harm(remedy: Remedy) -> bool:
+    return remedy.p < settings.read().judged.significance and remedy.effect < 0
+
+
+def results(name: str) -> list[tuple[Condition, Remedy]]:
     """What the table has on a correction, condition by condition."""
-    found = [(c, r) for c in evidence().conditions for r in c.remedies if name in (r.preset, r.remedy)]
+    found = [(c, r) for c in measured().values() if (r := c.of(ARMS[name]))]
     assert found, name
     return found
 
@@ -65,11 +85,11 @@ def names(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", MODES, ids=lambda path: path.name)
 def test_a_mode_says_what_was_measured_of_it_in_the_tables_numbers(path):
     numbers = set(GAIN.findall(said_of(path, "Measured")))
-    table = {remedy.gain for condition in evidence().conditions for remedy in condition.remedies}
+    table = {gain(remedy) for condition in measured().values() for remedy in condition.remedies}
     assert numbers <= table  # no number that the table does not have
     for name in names(path):
-        of_the_language_model = [r for c, r in results(name) if "SmolLM2" in c.what and c.k3[1] > 0.01]
-        assert {remedy.gain for remedy in of_the_language_model} <= numbers, name
+        of_the_language_model = [r for c, r in results(name) if "SmolLM2" in c.pool.what and c.k3[-1] > 0.01]
+        assert {gain(remedy) for remedy in of_the_language_model} <= numbers, name
         assert name in said_of(path, "Measured")
 
 
@@ -116,23 +136,12 @@ def test_a_launch_measures_first_or_takes_what_did_not_lose(path):
     correction = plain(correction_of(path))
     if correction.steps:
         (name,) = (name for name, ran in RAN.items() if plain(ran) == correction)
-        lag = [remedy for condition, remedy in results(name) if condition.mismatch == "lag"]
-        assert lag and not any(remedy.did_harm for remedy in lag)
+        lag = [remedy for condition, remedy in results(name) if condition.pool.mismatch == "lag"]
+        assert lag and not any(map(did_harm, lag))
 
 
 def test_the_mode_for_older_weights_is_what_ran_in_the_panels():
     assert names(ROOT / "configs/modes/stale.yaml") == ["importance_sampling"]
-
-
-def test_a_preset_prints_what_was_measured_of_it():
-    for condition in evidence().conditions:
-        for remedy in condition.remedies:
-            if remedy.preset:
-                lines = [text for text in measured(remedy.preset) if condition.what in text]
-                (line,) = [text for text in lines if text.endswith(condition.whose)]
-                assert line.startswith(remedy.gain)
-                assert " ".join(line.split()) in " ".join(text_of(remedy.preset).replace("\n#  ", "").split())
-    assert measured("geo_rs") == []
 
 
 def words_of(page: str) -> str:
@@ -150,49 +159,48 @@ def healthy() -> str:
 
 def test_readme_and_corrections_say_what_the_table_says():
     """The numbers of their sentences, which are written by hand."""
-    of = {condition.name: condition for condition in evidence().conditions}
+    of = measured()
     lag, readme, page = of["lag"], words_of("README.md"), words_of("docs/corrections.md")
 
-    def gain(condition: str, name: str) -> str:
-        return next(r for r in of[condition].remedies if name in (r.preset, r.remedy)).gain
+    def gained(condition: str, name: str) -> str:
+        return gain(of[condition].of(ARMS[name]))
 
     def number(condition: str, name: str) -> str:  # without the number of seeds
-        return gain(condition, name).rpartition(",")[0]
+        return gained(condition, name).rpartition(",")[0]
 
-    exact = next(remedy for remedy in lag.remedies if remedy.arm == "A")
-    icepop = next(remedy for remedy in of["int4"].remedies if remedy.preset == "icepop")
-    gained = (gain("half_rate", name).rpartition(",")[0] for name in ("importance_sampling", "token_tis"))
-    told, told_of_tis = (f"{one}, p 0.06, 8 seeds)" for one in gained)  # p of the planned tests: evidence.md
+    exact, icepop = lag.of("A"), of["int4"].of("E")
+    planned = (number("half_rate", name) for name in ("importance_sampling", "token_tis"))
+    told, told_of_tis = (f"{one}, p 0.06, 8 seeds)" for one in planned)  # p of the planned tests: evidence.md
     for text in (
-        f"(k3 {lag.range}) runs end at {lag.uncorrected.end:.2f}, and without a lag at "
+        f"(k3 {lag.range}) runs end at {lag.end:.2f}, and without a lag at "
         f"{exact.end:.2f} ({exact.seeds} seeds)",
-        f"`token_tis` gains {gain('lag', 'token_tis').lstrip('+')}",
-        f"`importance_sampling` {gain('lag', 'importance_sampling').lstrip('+')}",
-        f"and score centering {gain('lag', 'score_centering').lstrip('+')}",
+        f"`token_tis` gains {gained('lag', 'token_tis').lstrip('+')}",
+        f"`importance_sampling` {gained('lag', 'importance_sampling').lstrip('+')}",
+        f"and score centering {gained('lag', 'score centering').lstrip('+')}",
         f"`importance_sampling` {told} and `token_tis` {told_of_tis}; each may be chance",
         f"lag costs {number('half_rate', 'weights pushed after every rollout').lstrip('+')}, p 0.04, "
         "8 seeds; planned)",
-        f"end at {of['half_rate'].uncorrected.end:.2f}, and runs without lag at 0.67",
-        f"four steps and a lag of 20 rollouts: {gain('letters', 'token_tis').lstrip('+')}",
+        f"end at {of['half_rate'].end:.2f}, and runs without lag at 0.67",
+        f"four steps and a lag of 20 rollouts: {gained('letters', 'token_tis').lstrip('+')}",
         f"without a lag have a k3 of {healthy()}, and neither FP8 weights ({of['fp8_served'].range}) nor "
         f"INT8 weights ({of['int8_served'].range}) are shown to cost anything",
         f"and `icepop` {-icepop.effect:.2f} lower ({-icepop.high:.2f} to {-icepop.low:.2f}, 8 seeds)",
-        f"and may cost {gain('long', 'weights pushed after every rollout').lstrip('+')}",
+        f"and may cost {gained('long', 'weights pushed after every rollout').lstrip('+')}",
     ):
         assert text in readme, text
     for text in (
         f"changed the end by {number('int4_served', 'token_tis')}) in one panel and by "
         f"{number('int4', 'token_tis')}) in another",
         f"`token_tis` changed it by {number('int4_trained', 'token_tis')})",
-        f"changed the end by {gain('four_steps', 'ppo_is_bypass')}",
+        f"changed the end by {gained('four_steps', 'ppo_is_bypass')}",
     ):
         assert text in page, text
     assert "`ppo_is_bypass`" in page
 
 
 def test_where_readme_says_that_no_gain_is_shown_none_is():
-    others = [
-        c for c in evidence().conditions if re.match("lag[28]|quarter|no_lag|four_steps|fp8|int|long", c.name)
-    ]
+    names = "lag[28]|quarter|no_lag|four_steps|fp8|int|long"
+    others = [condition for name, condition in measured().items() if re.match(names, name)]
     assert len(others) == 13
-    assert not any(remedy.helped and remedy.preset for condition in others for remedy in condition.remedies)
+    gains = [r for c in others for r in c.remedies if r.arm in ARMS.values() and r.arm != "A"]
+    assert gains and not any(r.p < settings.read().judged.significance and r.effect > 0 for r in gains)

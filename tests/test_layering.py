@@ -46,7 +46,7 @@ FLOORS = {
     "hosts/": ("code contract slices", "flags running"),
     "config/": ("files foreign numbers words", "typed", "idle", "load", "places flat"),
     "tools/": (
-        "checkout folders plain_torch wording",
+        "checkout decision folders plain_torch wording",
         "analysis",
         "report",
         "launch",
@@ -66,7 +66,7 @@ FLOORS = {
     "tools/check/": ("veil", "setup", "answer"),
     "tools/analysis/": (
         "document tables texts",
-        "evidence evidence.yaml records",
+        "records",
         "readers",
         "measures",
         "detectors",

@@ -234,10 +234,10 @@ class Candidate(FrozenModel):
 
 
 class Recommendation(FrozenModel):
-    """The correction to train with."""
+    """The row of the decision table that applies to a run (``tools/decision.py``)."""
 
-    name: str
-    reasons: tuple[str, ...]
+    name: str = Field(description="the correction to compare with uncorrected runs, or metrics_only")
+    reasons: tuple[str, ...] = Field(description="the row and why it applies, what to do, and what it costs")
     flags: str = Field(description="what to add to the launch command; empty before a fault is fixed")
     candidates: tuple[Candidate, ...] = ()
     is_made: bool = Field(

@@ -11,7 +11,7 @@ from slime_ext.tools.analysis.readers.find import DumpFiles, RolloutRanges, find
 if TYPE_CHECKING:
     from slime_ext.tools.analysis.measures.user_corrections import UserCorrection
 
-# Every preset that a recommendation can name, and one of each other kind. More presets would take longer.
+# The preset of the decision table, and one of each other kind. More presets would take longer.
 SHORTLIST = (
     "metrics_only",
     "token_tis",

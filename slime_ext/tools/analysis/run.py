@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from slime_ext.tools.analysis.measures.whatif import WhatIf
 from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.pipeline import Result, collect
 from slime_ext.tools.analysis.readers.find import DumpFiles, Job, none_of
-from slime_ext.tools.analysis.readers.flags import count_of, flags_of
+from slime_ext.tools.analysis.readers.flags import flags_of
 from slime_ext.tools.analysis.readers.loss_calls import first_calls
 from slime_ext.tools.analysis.readers.vocabulary import absolute, vocabulary_of
 from slime_ext.tools.analysis.request import Request
@@ -81,7 +80,6 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
     diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
     total, effects, moments = diagnosis.numbers(), whatif.effects(), diagnosis.moments()
-    distances = [moment.numbers.k3 for moment in moments if moment.numbers.k3 is not None]
     files = {name: user.file for name, user in request.configs.items()}
     return Document(
         name=_name(request.paths),
@@ -109,10 +107,8 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
             total,
             findings,
             files,
-            k3=statistics.median(distances) if distances else None,
-            steps=diagnosis.steps or count_of(diagnosis.flags, "num_steps_per_rollout"),
-            rollouts_per_push=diagnosis.rollouts_per_push()
-            or count_of(diagnosis.flags, "update_weights_interval"),
+            rollouts_per_push=diagnosis.rollouts_per_push(),
+            flags_of_run=diagnosis.flags,
         ),
         headline=headline(findings, detectors),
         suggestions=ranking.suggestions(),

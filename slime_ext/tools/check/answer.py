@@ -32,6 +32,7 @@ from slime_ext.hosts import contract
 from slime_ext.hosts.code import HostCode
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS
+from slime_ext.tools import decision
 from slime_ext.tools.check.setup import (
     NAMES,
     OFF,
@@ -296,7 +297,7 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
         except ConfigError as error:
             refused.setdefault(str(error), line_of(error))
             continue
-        comments = [what]
+        comments = [what, _when(launch)] if "use_tis" in flags else [what]
         if replaced and "use_tis" in flags:
             comments.append(f"replaces {replaced}{_unread_block(setup) if theirs else ''}")
         if init_function := _get(setup, "custom_megatron_init_path"):
@@ -308,6 +309,12 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
     words = f"not {verb} by this launch; add these flags" if offers else "cannot be added to this launch"
     notes = tuple(refused.values())
     return Answer({"slime_ext": words}, words, notes=notes, uses_ours=False, offers=offers)
+
+
+def _when(launch: Launch) -> str:
+    """Returns the row of the decision table that says when a launch needs a correction."""
+    row = decision.LAGGING if "async" in launch.program else decision.FAR
+    return decision.plain(f"{row.run}: {row.advice}")
 
 
 def _may_use_ours(launch: Launch) -> bool:

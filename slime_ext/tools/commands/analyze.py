@@ -107,8 +107,8 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--presets",
         metavar="NAMES",
-        help="presets to evaluate, such as token_tis,geo_rs, or 'all'; default: ten, with every preset that "
-        "a recommendation can name",
+        help="presets to evaluate, such as token_tis,geo_rs, or 'all'; "
+        f"default: {len(SHORTLIST)}, one of each kind",
     )
     parser.add_argument(
         "--follow",

@@ -148,9 +148,10 @@ def _recommendation(screen: Console, document: Document) -> None:
     found = document.recommendation
     if found is None:
         return
-    if found.is_made:
-        said = f"recommended: {escape(found.name)}"
-        said = "no correction recommended" if found.name == UNCORRECTED else said
+    if found.is_made and found.name == UNCORRECTED:
+        said = "no correction recommended"
+    elif found.is_made:
+        said = f"compare runs with {escape(found.name)} to runs without"
     else:
         said = f"no recommendation {'yet, keep measuring' if found.flags else 'before the faults are fixed'}"
     screen.print(f"\n[bold]{said}[/bold]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from slime_ext import presets
 from slime_ext.config.files import of_package, read_mapping
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import brief
-from slime_ext.tools.analysis.evidence import evidence
+from slime_ext.tools import decision
 from slime_ext.tools.commands.output import console, plain, yaml_of
 from slime_ext.tools.plain_torch import function_of, obstacle
 from slime_ext.tools.wording import file_of, flags_of, needs
@@ -37,7 +37,6 @@ def text_of(name: str) -> str:
             f"{key.capitalize()}: {advice().get(canonical, {}).get(key)}": canonical in advice()
             for key in ("use", "risk")
         },
-        **{f"Measured: {text}": True for text in measured(canonical)},
         f"Needs: {needs(preset.correction)}": True,
         f"Source: {preset.source}": True,
     }
@@ -66,23 +65,6 @@ def _comment(text: str) -> str:
     return textwrap.fill(f"# {text}", 100, subsequent_indent="#   ", break_on_hyphens=False)
 
 
-def measured(name: str) -> list[str]:
-    """Returns what our runs measured for a preset, one sentence per condition."""
-    return [
-        f"{remedy.gain} against uncorrected runs of the same seeds; {condition.what}{condition.whose}"
-        for condition, remedy in evidence().of(name)
-    ]
-
-
-def measured_in(names: Collection[str]) -> list[str]:
-    """Returns what our runs measured under conditions of evidence.yaml, one paragraph per condition."""
-    conditions = [condition for condition in evidence().conditions if condition.name in names]
-    return [
-        "\n  ".join([f"Measured: {condition.what}{condition.whose}.", *map(str, condition.remedies)])
-        for condition in conditions
-    ]
-
-
 @cache
 def advice() -> dict[str, Any]:
     """Reads configs/presets.yaml.
@@ -92,8 +74,8 @@ def advice() -> dict[str, Any]:
     return read_mapping(str(of_package("configs/presets.yaml")))
 
 
-def print_table(kind: str | None, conditions: Collection[str] = ()) -> None:
-    """Prints one row per preset. For a kind of run, prints its presets and what was measured in such runs.
+def print_table(kind: str | None, rows: Sequence[decision.Row] = ()) -> None:
+    """Prints one row per preset; for a kind of run, those that fit it and the rows of the decision table.
 
     On a narrow terminal, all cells but the name share one column.
     """
@@ -113,9 +95,6 @@ def print_table(kind: str | None, conditions: Collection[str] = ()) -> None:
         said = "\n".join(f"{column} {cell}" for column, cell in zip(COLUMNS[1:], row, strict=True))
         table.add_row("\n".join([name, *aliases]), *(row if is_wide else (said,)))
     out.print(table)
-    if kind is not None:
-        for paragraph in measured_in(conditions):
-            out.print(f"\n{paragraph}", markup=False, highlight=False)
-        out.print(
-            "\nEach number is the final held-out score minus the score of uncorrected runs of the same seeds."
-        )
+    for applicable in rows:
+        line = f"\n{decision.plain(applicable.run)}: {decision.plain(applicable.advice)}."
+        out.print(line, markup=False, highlight=False)

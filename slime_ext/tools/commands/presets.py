@@ -1,7 +1,7 @@
 """Runs ``slime-ext presets``: prints the table of presets.
 
 ``slime-ext presets NAME`` prints one preset as YAML and as plain torch. ``slime-ext presets --for KIND``
-prints the presets for a kind of run, and what was measured in such runs.
+prints the presets for a kind of run, and what to do in such a run.
 """
 
 from __future__ import annotations
@@ -10,22 +10,14 @@ import argparse
 from pathlib import Path
 
 from slime_ext.errors import ConfigError, check_known
+from slime_ext.tools import decision
 
-# Kind of run -> conditions of evidence.yaml like it: all of them, because some would flatter a preset.
+# Kind of run -> the rows of the decision table that may apply to it.
 KINDS = {
-    "async": ("lag", "half_rate", "quarter_rate", "lag2", "lag8", "four_steps", "letters"),
-    "moe": ("experts",),
-    "long": ("long",),
-    "int4": (
-        "int4",
-        "int4_served",
-        "int4_trained",
-        "fp8_served",
-        "fp8_trained",
-        "int8_served",
-        "int8_trained",
-        "symbols",
-    ),
+    "async": (decision.LAGGING,),
+    "moe": (decision.NEAR, decision.FAR),
+    "long": (decision.NEAR, decision.FAR),
+    "int4": (decision.ROUNDED,),
 }
 
 

@@ -36,7 +36,6 @@ class Diagnosis(Additive):
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
     unread: int = 0  # files, or parts of them, that could not be read
-    steps: int = 0  # largest number of optimizer steps of a rollout; 0: unknown
     flags: dict[str, Any] = field(default_factory=dict)  # of the run (see ``readers.flags``)
     calls: tuple[LossCall, ...] = ()  # from the first folder of the run that holds any
     layers: tuple[LayerDistance, ...] = ()  # from the first folder of the run with layer outputs
@@ -56,14 +55,11 @@ class Diagnosis(Additive):
         for measure in self.own.values():
             measure.close(rollout)
         self.sums.merge(sums_of_rollout)
-        self.steps = max(self.steps, 1 + max(rollout.steps) if rollout.steps else 0)
         self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=sums_of_rollout.numbers()))
 
     def merge(self, other: Diagnosis) -> None:
         """Adds the diagnosis of other rollouts."""
-        steps = max(self.steps, other.steps)
         super().merge(other)
-        self.steps = steps
         self.timeline.sort(key=lambda moment: moment.rollout_id)
 
     def of(self, kind: type[M]) -> M:

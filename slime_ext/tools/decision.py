@@ -1,0 +1,79 @@
+"""Decides what to do about the distance between the policies, by the kind of run.
+
+README.md, SKILL.md and docs/corrections.md have the same table. ``analyze`` names the row that applies to a
+run, ``check`` the row of a launch, and ``presets --for`` the row of a kind of run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TRIAL = "token_tis"  # the preset that runs are compared with
+K3_LIMIT = 0.005  # nats per token, mean over response tokens; a judgement
+PUSH_OFTEN = "push them more often. If you cannot, "
+
+
+@dataclass(frozen=True)
+class Row:
+    """What to do in one kind of run.
+
+    Args:
+        run: the kind of run.
+        first: what comes before any correction.
+        trial: how to find out whether a correction helps, with the punctuation before it; empty: not at all.
+    """
+
+    run: str
+    first: str
+    trial: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What to do, as the second cell of the table."""
+        return self.first + self.trial
+
+
+NEAR = Row(f"synchronous (`train.py`); `k3_kl` is below {K3_LIMIT:g}", "nothing")
+FAR = Row(
+    f"synchronous (`train.py`); `k3_kl` is above {K3_LIMIT:g}",
+    "find the fault",
+    f". If there is none, compare runs with `{TRIAL}` to runs without",
+)
+LAGGING = Row(
+    "the sampler's weights are older: `train_async.py`, or weights pushed every Nth rollout",
+    f"{PUSH_OFTEN}try half of the learning rate, unless you have tuned it under this lag",
+    f"; then compare runs with `{TRIAL}` to runs without. k3 does not tell what a lag costs",
+)
+ROUNDED = Row(
+    "INT4, INT8 or FP8 weights in the sampler",
+    "train without a correction first",
+    f". Compare runs with `{TRIAL}` to that, scored with the weights that you will serve. With INT4 weights "
+    f"served, `{TRIAL}` ended lower in our runs",
+)
+TABLE = (NEAR, FAR, LAGGING, ROUNDED)
+
+
+def row_of(k3: float, *, is_lagging: bool, is_rounded: bool) -> Row:
+    """Returns the row of a run.
+
+    Args:
+        k3: mean over the response tokens, nats.
+        is_lagging: whether the sampler's weights are older than the trainer's.
+        is_rounded: whether the sampler's weights have fewer bits than the trainer's.
+    """
+    if is_lagging:
+        return LAGGING
+    if is_rounded:
+        return ROUNDED
+    return NEAR if k3 <= K3_LIMIT else FAR
+
+
+def plain(text: str) -> str:
+    """Returns a cell of the table without the marks of Markdown."""
+    return text.replace("`", "")
+
+
+def markdown() -> str:
+    """Returns the table as the pages have it."""
+    rows = [("your run", "what to do"), ("---", "---"), *((row.run, row.advice) for row in TABLE)]
+    return "\n".join(f"| {run} | {advice} |" for run, advice in rows)
