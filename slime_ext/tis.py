@@ -17,10 +17,11 @@ from torch import Tensor
 from slime_ext import presets
 from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.tokens import Tokens
-from slime_ext.host.configured import BOUNDS, near_function, setup_for
+from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import Channel, Result, run
 from slime_ext.host.memory import Memory
 from slime_ext.hosts.contract import SEEDS, HookCall, takes_tis_bounds
+from slime_ext.rules.configuration import BOUNDS, near_function
 
 # Function name -> the args of its last call, the values read, and the correction.
 CORRECTIONS: Memory[dict[str, tuple[Any, list[Any], Correction]]] = Memory(dict)

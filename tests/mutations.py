@@ -133,7 +133,7 @@ MUTATIONS = {
         "host/rollout_heads.py", "not in (None, wanted):", "is NotImplemented:", "tests/host/test_heads.py"
     ),
     "a capped weight is centered to 0": Mutation(
-        "host/rules.py", "split(correction.steps)[0] != (Reweight(),)", "False", "tests/host/test_rules.py"
+        "rules/of_center.py", "split(correction.steps)[0] != (Reweight(),)", "False", "tests/rules"
     ),
     "SkyRL's centering is left out": Mutation(
         "tools/convert/skyrl.py",

@@ -17,7 +17,7 @@ from slime_ext import presets, steps, testing
 from slime_ext.config.load import KEYS, KNOWN_STEPS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.steps import Step
-from slime_ext.host.rules import RULES, Severity
+from slime_ext.rules.judge import RULES
 from slime_ext.tools.commands import cli
 from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.plain_torch import function_of
@@ -185,8 +185,7 @@ def test_commands_that_results_name_are_there():
 def test_every_rule_of_a_launch_is_in_the_table_with_its_severity_and_docstring():
     """Those that refuse first; within a severity in the order in which they are judged."""
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", (DOCS / "rules.md").read_text(), re.M)
-    rules = sorted(RULES.values(), key=lambda rule: [*Severity].index(rule.severity))
-    said = [(r.name, r.severity.name.lower(), r.judge.__doc__.replace("``", "`")) for r in rules]
+    said = [(r.name, r.severity.name.lower(), r.judge.__doc__.replace("``", "`")) for r in RULES.values()]
     assert rows == said
 
 
@@ -216,7 +215,7 @@ def test_the_site_has_the_readme_first_and_its_links_hold(tmp_path):
 
 
 def test_page_and_preset_say_the_same_of_the_proximal_forward_pass():
-    """`skips_proximal` of host/rules.py reads flags alone, and no correction."""
+    """`_skips_proximal` of rules/of_losses.py reads flags alone, and no correction."""
     said = "does not save the proximal forward pass: the host's flags alone decide whether it runs"
     risk = yaml.safe_load((ROOT / "configs/presets.yaml").read_text())["ppo_is_bypass"]["risk"]
     assert all(said in " ".join(text.split()) for text in (risk, CORRECTIONS.read_text()))

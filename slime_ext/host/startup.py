@@ -28,10 +28,12 @@ from slime_ext.host import heads, proximal_heads, train_step, wrapping
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import observe
 from slime_ext.host.ranks import global_rank, parallel_state
-from slime_ext.host.rules import DYNAMIC, Setup, enforce
 from slime_ext.hosts import contract, running
 from slime_ext.hosts.code import DOCS, LEADING, LOSS, STEP, TARGET
 from slime_ext.hosts.flags import check_command_line, check_kinds
+from slime_ext.rules.judge import enforce
+from slime_ext.rules.of_hosts import DYNAMIC
+from slime_ext.rules.setup import Setup
 
 NO_TRAIN_STEP = (
     f"{{name}}: expected {STEP} among its loaded modules, got none, as in trainers without Megatron "

@@ -29,6 +29,8 @@ from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
 from slime_ext.hosts import running
 from slime_ext.hosts.code import LOSS, STEP
+from slime_ext.hosts.contract import SEEDS
+from slime_ext.rules.setup import Setup
 
 FILE = "off_policy.jsonl"
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
@@ -156,7 +158,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(call["model"][0], "role", "actor") != "actor":  # a critic's
             return function(*positional, **named)
         reporter = reporter_of(args)
-        if call["step_id"] and reporter.setup.refuses_second_step:
+        if call["step_id"] and _refuses_second_step(reporter.setup):
             raise ConfigError(TWICE.format(call["step_id"] + 1))
         where = {key: call[key] for key in ("rollout_id", "step_id")}
         with step_metrics.under_way(_opened(call, reporter.setup.hook_correction, reporter)) as step:
@@ -187,6 +189,12 @@ def reporter_of(args: Any) -> Reporter:
             return reporter
     REPORTERS.value.append((args, Reporter(args, getattr(args, "save", None))))
     return REPORTERS.value[-1][1]
+
+
+def _refuses_second_step(setup: Setup) -> bool:
+    """Tells whether a second step of a rollout is refused. A seed's function gets a warning."""
+    is_named = setup.hook_correction is not None and setup.function not in SEEDS
+    return is_named and setup.counts_target_twice
 
 
 def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:

@@ -72,7 +72,7 @@ FUNCTION = Kind("package.module.function", lambda value: isinstance(value, str),
 DERIVED = Kind("a value", lambda value: True, None)  # no flag sets it: the host derives it from others
 
 GENERATE = "custom_generate_function_path"
-# Every argument that a rule of host/rules.py reads. ``slime-ext check`` reads exactly these from a launch
+# Every argument that a rule reads (slime_ext/rules). ``slime-ext check`` reads exactly these from a launch
 # script, and a rule fails if it reads any other.
 ARGUMENTS: dict[str, Argument] = {
     "eps_clip": Argument(NUMBER, 0.2),

@@ -15,9 +15,11 @@ from slime_ext import correct, load_config, presets
 from slime_ext.adapters import fireworks, skyrl, verl
 from slime_ext.config.load import Loaded, to_mapping
 from slime_ext.errors import ConfigError
-from slime_ext.host import rules, train_step
+from slime_ext.host import train_step
 from slime_ext.host.hook import run
 from slime_ext.hosts.contract import HookCall
+from slime_ext.rules.judge import RULES
+from slime_ext.rules.setup import Setup
 from slime_ext.tools.analysis.measures.planned import missing_input
 from slime_ext.tools.plain_torch import obstacle
 from tests.golden import golden
@@ -107,8 +109,8 @@ def plain_torch(correction):
 
 
 def launch_without_init(correction):
-    setup = rules.Setup(SimpleNamespace(), "correct", Loaded(correction))
-    if line := rules.RULES["missing_init"].judge(setup):
+    setup = Setup(SimpleNamespace(), "correct", Loaded(correction))
+    if line := RULES["missing_init"].judge(setup):
         raise ConfigError(line)
 
 

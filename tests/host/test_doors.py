@@ -13,8 +13,9 @@ import yaml
 
 from slime_ext import host, tis
 from slime_ext.errors import ConfigError
-from slime_ext.host.rules import HOST, REFUSE, RULES, WARN, Subject
 from slime_ext.hosts.contract import flag_of
+from slime_ext.rules.judge import RULES
+from slime_ext.rules.rule import HOST, REFUSE, WARN, Subject
 from tests import oracle
 from tests.test_tis import as_slime_calls
 from tests.tools.commands.in_process import run, written

@@ -17,8 +17,8 @@ from slime_ext.core.fields import LARGEST
 from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError
 from slime_ext.host import configured
-from slime_ext.host.rules import Setup
 from slime_ext.hosts.flags import check_kinds
+from slime_ext.rules.setup import Setup
 from slime_ext.tools.check.answer import judged
 from slime_ext.tools.check.setup import as_parsed, keys_of, with_correction
 from slime_ext.tools.launch.launch import Launch

@@ -12,26 +12,14 @@ from slime_ext.config import load as config
 from slime_ext.config.foreign import FOREIGN
 from slime_ext.config.words import brief, one_line
 from slime_ext.errors import ConfigError, cut
-from slime_ext.host.configured import BOUNDS
-from slime_ext.host.rules import (
-    HINT,
-    HOST,
-    OF_INIT_ALONE,
-    REFUSE,
-    WARN,
-    ArgumentUnknownError,
-    BrokenRuleError,
-    HostUnknownError,
-    Line,
-    Setup,
-    require,
-    said,
-    unchecked,
-)
 from slime_ext.hosts import contract
 from slime_ext.hosts.code import HostCode
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS
+from slime_ext.rules.configuration import BOUNDS
+from slime_ext.rules.judge import OF_INIT_ALONE, broken, require, unchecked
+from slime_ext.rules.rule import HINT, HOST, REFUSE, WARN, BrokenRuleError, Line
+from slime_ext.rules.setup import ArgumentUnknownError, HostUnknownError, Setup
 from slime_ext.tools import decision
 from slime_ext.tools.check.setup import (
     NAMES,
@@ -178,9 +166,9 @@ def judged(setup: Setup, launch: Launch) -> Answer:
     rows, line = _described(setup)
     loading = tuple(map(Line, (*setup.loaded.notes, *_replaced_steps(setup))))
     if not launch.script:  # the launch is unknown, so rules over its flags become lines, too
-        return Answer(rows, line, (*loading, *said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))))
+        return Answer(rows, line, (*loading, *broken(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))))
     skipped, unasked = (tuple(unchecked(setup, kind)) for kind in (ArgumentUnknownError, HostUnknownError))
-    notes = (*loading, *said(setup, (WARN, HINT)))
+    notes = (*loading, *broken(setup, (WARN, HINT)))
     return Answer(rows, line, notes, skipped=skipped, unasked=unasked)
 
 
@@ -369,14 +357,13 @@ def _who_corrects(setup: Setup) -> str:
     switches = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
     if unknown := [flag_of(name) for name in switches if name in setup.unknown]:
         return f"what corrects the loss depends on {' and '.join(unknown)}, unknown here"
-    hook = setup.a.custom_tis_function_path
+    hook = setup.flags.custom_tis_function_path
     weights = cut(hook) if hook else "the host's own weights"
     # With --get-mismatch-metrics alone, slime also uses the loss that the hook returns, so its weights act.
-    named = (
-        "--use-tis" if setup.a.use_tis else "--get-mismatch-metrics" if setup.a.get_mismatch_metrics else ""
-    )
+    switches = ("use_tis", "get_mismatch_metrics")
+    named = next((flag_of(name) for name in switches if getattr(setup.flags, name)), "")
     parts = [f"{weights} ({named})"] if named else []
-    parts += ["the host's score centering (--use-score-centering)"] if setup.a.use_score_centering else []
+    parts += ["the host's score centering (--use-score-centering)"] if setup.flags.use_score_centering else []
     return f"the loss is corrected by {' and '.join(parts)}" if parts else "no correction (--use-tis is off)"
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from slime_ext.config.files import located, read_mapping, text_of
 from slime_ext.errors import ConfigError, cut, did_you_mean
-from slime_ext.host import configured
-from slime_ext.host.configured import loaded_from, near_function
-from slime_ext.host.rules import MEASURING, Setup
 from slime_ext.hosts import contract
 from slime_ext.hosts.code import HostCode
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS, DERIVED, FUNCTION, check_keys, check_kinds, forbid_misspelt
+from slime_ext.rules import configuration
+from slime_ext.rules.configuration import loaded_from, near_function
+from slime_ext.rules.of_files import MEASURING
+from slime_ext.rules.setup import Setup
 from slime_ext.tools.check.veil import Veiled, veiled
 from slime_ext.tools.checkout import signature_of
 from slime_ext.tools.folders import find_own_steps, is_file
@@ -109,9 +110,9 @@ def _function_of(setup: Setup, launch: Launch) -> str:
         measures = isinstance(mapping, Mapping) and set(mapping) <= MEASURING
         return "" if launch.script or mapping is None or measures else "correct"
     name = contract.function_of(setup.args)
-    if name not in configured.NAMES and str(path).startswith("slime_ext"):
+    if name not in configuration.NAMES and str(path).startswith("slime_ext"):
         last = str(path).rpartition(".")[2]
-        near = f": write {contract.TIS}.{last}" if last in configured.NAMES else near_function(last)
+        near = f": write {contract.TIS}.{last}" if last in configuration.NAMES else near_function(last)
         raise ConfigError(
             f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{cut(path)}'{near}"
         )

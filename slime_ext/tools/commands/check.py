@@ -12,7 +12,7 @@ from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.tools.commands.script_flags import add_flags_of_reading, apart
 
 if TYPE_CHECKING:
-    from slime_ext.host.rules import Line
+    from slime_ext.rules.rule import Line
     from slime_ext.tools.check.answer import Answer, Offer
 
 LAST_LINES = {
@@ -90,14 +90,15 @@ def main(argv: list[str]) -> int:
 
 
 def _warns(line: Line) -> bool:
-    from slime_ext.host.rules import WARN
+    from slime_ext.rules.rule import WARN
 
     return line.rule is not None and line.rule.severity is WARN
 
 
 def _forbid_ignoring(names: Sequence[str]) -> None:
     """Raises ConfigError for an unknown name, or for a rule that refuses a launch."""
-    from slime_ext.host.rules import HINT, RULES, WARN
+    from slime_ext.rules.judge import RULES
+    from slime_ext.rules.rule import HINT, WARN
 
     for name in names:
         if name not in RULES:
