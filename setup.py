@@ -63,6 +63,7 @@ setup(
             "ruff==0.17.5",
             "pre-commit",
             "psutil",
+            "markdown-it-py>=3,<5",  # renders every page as GitHub does
             "straw-queue>=0.1.2,<0.2",
             "playwright>=1.45,<2",
         ],

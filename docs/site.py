@@ -9,34 +9,23 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from textwrap import dedent, indent
 
 ROOT = Path(__file__).parents[1]
-CONSOLE = re.compile(r"^>>> .*\n(?:(?:>>> |\.\.\. |\S).*\n)*", re.M)  # doctests begin at the margin here
-CODE = re.compile(r"(?<=\n\n)    .*\n(?:(?:    .*)?\n)*", re.M)
+DIRECTIVES = re.compile(r"^<!-- (:::.*?) -->$", re.M | re.S)  # of mkdocstrings; GitHub hides comments
 OUTSIDE = re.compile(
     r"\[[^\]]+\]\((?:\.\./)?((?:examples|configs|benchmarks|tests)/[^)]*|SKILL\.md)\)"
 )  # a link that leaves docs/
 PAGE = re.compile(r"\[(\w+\.md)\]\((\1(?:#[\w-]+)?)\)")  # a link whose text is a page's file name
 PICTURE = re.compile(r"^(!\[[^\]]*\]\(img/(\w+))\.png\)$", re.M)
-LANGUAGES = {  # how a block of code begins
-    r">>> ": "pycon",
-    r"(from|import|class|def|check_\w+\() *": "python",
-    r"(slime-ext|make|python|pip|bash|cd|git|mkdir|for|HOSTS=|PYTHONPATH=|\.venv/) *": "bash",
-    r"slime_ext(\.|: )|certificate|rollout \d|rehearsed|--|algorithm\.": "{ .text .wrap }",  # no columns
-    r"\w+:( .*)?\n": "yaml",
-}
 
 
 def page(text: str) -> str:
-    """A page's text with its code in fences, for colours, and links that leave docs/ as paths.
+    """A page's text, with links that leave docs/ as paths, and with the reference that comments ask for.
 
-    Other links show the title of their page. Pictures get their dark variants.
+    Other links show the title of their page. Pictures get their dark variants. Long lines of text wrap.
     """
-    text = CONSOLE.sub(
-        lambda found: "\n" + re.sub("^", "    ", found[0].rstrip("\n"), flags=re.M) + "\n\n", text
-    )
-    text = PICTURE.sub(_in_both_palettes, CODE.sub(_fenced, text))
+    text = DIRECTIVES.sub(r"\1", PICTURE.sub(_in_both_palettes, text))
+    text = text.replace("```text\n", "``` { .text .wrap }\n")
     text = OUTSIDE.sub(lambda link: f"`{link[1]}`", text)
     return PAGE.sub(lambda link: f"[{title_of(link[1])}]({link[2]})", text)
 
@@ -45,14 +34,6 @@ def title_of(name: str) -> str:
     """The heading of a page."""
     first = (ROOT / "docs" / name).read_text().split("\n", 1)[0]
     return first.removeprefix("# ")
-
-
-def _fenced(found: re.Match[str]) -> str:
-    code = dedent(found[0]).rstrip("\n") + "\n"
-    if code.startswith("options:"):  # of a ::: block in reference.md
-        return found[0]
-    language = next((name for begin, name in LANGUAGES.items() if re.match(begin, code)), "text")
-    return indent(f"```{language}\n{code}```\n\n", " " * 4 * found[0].startswith(" " * 8))  # 8: in a list
 
 
 def _in_both_palettes(found: re.Match[str]) -> str:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 SKILL = ROOT / "SKILL.md"
-BLOCK = re.compile(r"\n\n((?:(?:    .*)?\n)+)")
-INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+COMMONMARK = MarkdownIt("commonmark").enable("table")
 # What a command in a sentence begins with. In a block every line that is nothing else is a command.
 PROGRAMS = ("slime-ext", "make", "python", "pip", "pytest", "bash", "git")
 VARIABLE = re.compile(r"[A-Z_]+=")
@@ -33,8 +33,14 @@ class Shown(NamedTuple):
 
 
 def blocks(text):
-    """What is indented as code."""
-    return ["\n".join(line[4:] for line in b.splitlines()) for b in BLOCK.findall(text)]
+    """What is code, in a fence or indented, without its last line break."""
+    tokens = COMMONMARK.parse(text)
+    return [token.content.removesuffix("\n") for token in tokens if token.type in ("fence", "code_block")]
+
+
+def sessions(text):
+    """Returns the examples of all fences for doctest, which would read a closing fence as output."""
+    return "\n\n".join(block for block in blocks(text) if block.startswith(">>> "))
 
 
 def kind_of(block):
@@ -71,9 +77,9 @@ def parts(text):
 
 
 def in_sentences(text):
-    """Yields what is written as code in sentences and tables, on one line."""
-    for paragraph in re.split(r"\n\s*\n", BLOCK.sub("\n\n", text)):
-        yield from (" ".join(code.split()) for code in INLINE.findall(paragraph))
+    """Yields what is written as code in sentences and tables."""
+    for token in COMMONMARK.parse(text):
+        yield from (child.content for child in token.children or () if child.type == "code_inline")
 
 
 def commands(path):

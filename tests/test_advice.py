@@ -6,7 +6,6 @@ import functools
 import json
 import re
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import yaml
@@ -115,8 +114,8 @@ def test_nothing_shipped_has_a_band_that_readme_forbids(path):
 
 def test_no_example_of_a_page_has_a_band_that_readme_forbids():
     text = (ROOT / "docs/configuration.md").read_text()
-    blocks = re.findall(r"^    slime_ext:\n(?:     .*\n)+", text, re.M)
-    corrections = [load_config(yaml.safe_load(dedent(block))["slime_ext"]) for block in blocks]
+    blocks = re.findall(r"^slime_ext:\n(?: .*\n)+", text, re.M)
+    corrections = [load_config(yaml.safe_load(block)["slime_ext"]) for block in blocks]
     assert corrections and not any(map(has_narrow_band, corrections))
 
 
