@@ -74,6 +74,8 @@ FLOORS = {
     "tools/check/": ("veil", "setup", "answer"),
     "tools/analysis/": (
         "document tables texts",
+        "values",
+        "fields",
         "records",
         "readers",
         "measures",

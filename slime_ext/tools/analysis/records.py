@@ -16,20 +16,28 @@ from slime_ext.core.correction import Tokens
 from slime_ext.core.tokens import Head, Support
 from slime_ext.ops.divergences import is_log_prob, k3, log_ratio
 from slime_ext.ops.segments import Segments, as_numbers
+from slime_ext.tools.analysis.fields import (
+    ROLLOUT,
+    TRAIN,
+    UNKNOWN,
+    advantages_of,
+    as_rewards,
+    cached_tokens,
+    engine_of,
+    kept_sizes,
+    per_sample,
+    per_token,
+    response_ids,
+    rows_of,
+    status_of,
+)
+from slime_ext.tools.analysis.values import group_number, number, text
 
 # These columns are summed over tokens. "near" is k3, but at most MOST_K3, so that no single token determines
 # a mean.
 TOKEN_COLUMNS = ("count", "absolute", "squared", "log_ratio", "k3", "near")
 SURPRISES = 14  # bins of -log behavior
 MOST_K3 = 142.4  # nats, at a log-ratio of 5
-PER_TOKEN = (
-    "behavior", "proximal", "mask", "tokens", "advantages", "versions", "entropy", "reference", "kept",
-    "overlap", "kl", "tail", "sampler_head", "trainer_head",
-)  # fmt: skip
-PER_SAMPLE = (
-    "lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "cached", "prompts", "responses",
-    "ranks", "engines", "statuses", "places",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,36 +47,8 @@ class DumpedRollout:
     Args:
         rollout_id: number of the rollout in its run.
         source: the file or files of the rollout, for messages.
-        lengths: [S] response lengths, tokens.
-        prompt_lengths: [S] prompt lengths, tokens.
-        positions: [S] place of each sample in the rollout dump.
-        behavior: [T] log-probs under the policy that sampled, nats; NaN if none was recorded.
-        proximal: [T] log-probs under the trainer's policy before the optimizer step, nats.
-        mask: [T] bool, the host's response mask.
-        tokens: [T] int64 ids of the response, or None.
-        advantages: [T], or None.
-        rewards: [S] float64 raw rewards, NaN if missing; or None.
-        versions: [T] int64, version of the weights that sampled each token, -1 if unknown; or None.
         newest: the newest version that sampled a token, from which ages are counted; None if unknown.
-        groups: [S] number of the prompt of each sample, or None.
-        steps: [S] optimizer step that trained each sample, counted from 0 in the rollout, or None.
-        cached: [S] number of prompt tokens that the engine took from its prefix cache, or None.
-        ranks: [S] the trainer's data-parallel rank of each sample, or None.
-        engines: [S] name of the engine that sampled each sample, "" if unknown; None if no sample has one.
-        statuses: [S] how each sample ended, in the host's words ("completed", "truncated", "aborted"), "" if
-            unknown.
-        places: [S] how many samples come before each sample in its micro-batch, or None.
-        prompts: [S] texts, "" if missing.
-        responses: [S] texts, "" if missing.
-        entropy: [T] of the trainer's policy at each position, nats, or None.
-        reference: [T] log-probs under the first policy (slime's ref_log_probs), nats, or None.
-        kept: [T] how many tokens top-p or top-k kept at each position, negative if the sampled token is not
-            among them, NaN if unknown; or None.
-        overlap: [T] share of the sampler's experts that the trainer chose too, mean over layers, or None.
-        kl: [T] KL(behavior || proximal) from the sampler's head, nats, NaN if unknown; or None.
-        tail: [T] the probability of the tokens beyond the head; or None.
-        sampler_head, trainer_head: [T, K] log-probs of the same tokens under both policies, nats. If
-            ``is_exact``, the tokens are all that top-p kept, padded with NaN; else the sampler's K likeliest.
+        is_exact: whether the tokens of ``sampler_head`` are all that top-p kept.
         routes: [layers, 2] sum of the overlap over tokens, and number of tokens; or None.
         experts: [experts, 2] how often the sampler chose each expert, and how often only the sampler chose
             it; or None.
@@ -83,38 +63,159 @@ class DumpedRollout:
         again: true if the rollout's number came before in the same file, with other numbers between.
         notes: what the reader had to leave out, one line each.
         midway: the reward above which a sample counts as correct.
+
+    Each other field is a row (``fields.Field``): a tensor [T] or a sequence [S], or None without data.
     """
 
     rollout_id: int
     source: str
-    lengths: tuple[int, ...]
-    prompt_lengths: tuple[int, ...]
-    positions: tuple[int, ...]
-    behavior: Tensor
-    proximal: Tensor
-    mask: Tensor
-    tokens: Tensor | None = None
-    advantages: Tensor | None = None
-    rewards: Tensor | None = None
-    versions: Tensor | None = None
+    lengths: tuple[int, ...] = field(
+        metadata=per_sample("response length, tokens", "response_length", join=tuple)
+    )
+    prompt_lengths: tuple[int, ...] = field(
+        metadata=per_sample("prompt length, tokens", "prompt_length", join=tuple)
+    )
+    positions: tuple[int, ...] = field(
+        metadata=per_sample("place in the rollout dump", "position", join=tuple)
+    )
+    behavior: Tensor = field(
+        metadata=per_token(
+            "log-prob under the policy that sampled, nats; NaN if none was recorded",
+            ("rollout_log_probs", "behavior"),
+            dumps=(TRAIN, ROLLOUT),
+        )
+    )
+    proximal: Tensor = field(
+        metadata=per_token(
+            "log-prob under the trainer's policy before the optimizer step, nats",
+            ("log_probs", "train_log_probs", "proximal"),
+        )
+    )
+    mask: Tensor = field(
+        metadata=per_token(
+            "the host's response mask, bool",
+            ("loss_masks", "loss_mask", "mask"),
+            missing=1.0,
+            join=lambda mask: mask != 0,
+        )
+    )
+    tokens: Tensor | None = field(
+        default=None,
+        metadata=per_token("id, int64; -1 if unknown", dtype=torch.int64, missing=UNKNOWN, read=response_ids),
+    )
+    advantages: Tensor | None = field(
+        default=None, metadata=per_token("advantage", missing=0.0, read=advantages_of)
+    )
+    rewards: Tensor | None = field(
+        default=None,
+        metadata=per_sample(
+            "raw reward, float64; NaN if missing",
+            "reward",
+            ("local_raw_reward", "reward", "rewards"),
+            number,
+            dumps=(ROLLOUT, TRAIN),
+            join=as_rewards,
+        ),
+    )
+    versions: Tensor | None = field(
+        default=None,
+        metadata=per_token("version of the weights that sampled the token, int64; -1 if unknown", one=""),
+    )
     newest: int | None = None
-    groups: tuple[int, ...] | None = None
-    steps: tuple[int, ...] | None = None
-    cached: tuple[int, ...] | None = None
-    ranks: tuple[int, ...] | None = None
-    engines: tuple[str, ...] | None = None
-    statuses: Sequence[str] = ()
-    places: tuple[int, ...] | None = None
-    prompts: Sequence[str] = ()
-    responses: Sequence[str] = ()
-    entropy: Tensor | None = None
-    reference: Tensor | None = None
-    kept: Tensor | None = None
-    overlap: Tensor | None = None
-    kl: Tensor | None = None
-    tail: Tensor | None = None
-    sampler_head: Tensor | None = None
-    trainer_head: Tensor | None = None
+    groups: tuple[int, ...] | None = field(
+        default=None,
+        metadata=per_sample(
+            "number of the prompt", "group", ("group_index",), group_number, dumps=(ROLLOUT,)
+        ),
+    )
+    steps: tuple[int, ...] | None = field(
+        default=None,
+        metadata=per_sample("optimizer step that trained the sample, counted from 0 in the rollout", "step"),
+    )
+    cached: tuple[int, ...] | None = field(
+        default=None,
+        metadata=per_sample(
+            "number of prompt tokens that the engine took from its prefix cache",
+            "cached",
+            ("prefix_cache_info",),
+            cached_tokens,
+            dumps=(ROLLOUT,),
+        ),
+    )
+    ranks: tuple[int, ...] | None = field(
+        default=None, metadata=per_sample("the trainer's data-parallel rank", "rank", ("data_parallel_rank",))
+    )
+    engines: Sequence[str] | None = field(
+        default=None,
+        metadata=per_sample(
+            "name of the engine that sampled the sample; empty if unknown, None if no sample has one",
+            "engine",
+            missing="",
+            read=engine_of,
+            dumps=(ROLLOUT, TRAIN),
+            join=lambda names: tuple(names) if any(names) else None,
+        ),
+    )
+    statuses: Sequence[str] | None = field(
+        default=None,
+        metadata=per_sample(
+            "how the sample ended, in the host's words (completed, truncated, aborted); empty if unknown",
+            "status",
+            missing="",
+            read=status_of,
+            dumps=(ROLLOUT, TRAIN),
+            join=tuple,
+        ),
+    )
+    places: tuple[int, ...] | None = field(
+        default=None,
+        metadata=per_sample("how many samples come before the sample in its micro-batch", "place"),
+    )
+    prompts: Sequence[str] | None = field(
+        default=None,
+        metadata=per_sample(
+            "text; empty if missing", "prompt", ("prompt",), text, "", dumps=(ROLLOUT,), join=tuple
+        ),
+    )
+    responses: Sequence[str] | None = field(
+        default=None,
+        metadata=per_sample(
+            "text; empty if missing", "response", ("response",), text, "", dumps=(ROLLOUT,), join=tuple
+        ),
+    )
+    entropy: Tensor | None = field(
+        default=None, metadata=per_token("entropy of the trainer's policy at the token, nats", ("entropy",))
+    )
+    reference: Tensor | None = field(
+        default=None, metadata=per_token("log-prob under the first policy, nats", ("ref_log_probs",))
+    )
+    kept: Tensor | None = field(
+        default=None,
+        metadata=per_token(
+            "number of tokens that top-p or top-k kept; negative without the sampled token, NaN if unknown",
+            read=kept_sizes,
+            dumps=(TRAIN, ROLLOUT),
+        ),
+    )
+    overlap: Tensor | None = field(
+        default=None,
+        metadata=per_token("share of the sampler's experts that the trainer chose too, mean over layers"),
+    )
+    kl: Tensor | None = field(
+        default=None,
+        metadata=per_token("KL(behavior || proximal) from the sampler's head, nats; NaN if unknown"),
+    )
+    tail: Tensor | None = field(default=None, metadata=per_token("probability of the tokens beyond the head"))
+    sampler_head: Tensor | None = field(
+        default=None,
+        metadata=per_token(
+            "[K] log-probs of the sampler's likeliest tokens, or of all that top-p kept, padded with NaN",
+            one="",
+        ),
+    )
+    trainer_head: Tensor | None = field(
+        default=None, metadata=per_token("[K] the trainer's log-probs of the same tokens", one="")
+    )
     is_exact: bool = False
     routes: Tensor | None = None
     experts: Tensor | None = None
@@ -247,9 +348,9 @@ class DumpedRollout:
             yield self._part(first, self.count, begin, end)
 
     def _part(self, first: int, last: int, begin: int, end: int) -> DumpedRollout:
-        fields = {name: getattr(self, name) for name in (*PER_TOKEN, *PER_SAMPLE)}
-        cuts = dict.fromkeys(PER_TOKEN, (begin, end)) | dict.fromkeys(PER_SAMPLE, (first, last))
-        return replace(self, **{k: None if v is None else v[slice(*cuts[k])] for k, v in fields.items()})
+        cuts = {"token": slice(begin, end), "sample": slice(first, last)}
+        values = {row.name: (getattr(self, row.name), cuts[row.per]) for row in ROWS}
+        return replace(self, **{name: None if v is None else v[cut] for name, (v, cut) in values.items()})
 
     def correction_input(self) -> Tokens:
         """Returns what a correction reads.
@@ -275,6 +376,9 @@ class DumpedRollout:
         there = ~self.sampler_head.isnan()
         offsets = torch.nn.functional.pad(there.sum(1).cumsum(0), (1, 0))
         return Support(self.sampler_head[there], self.trainer_head[there], offsets)
+
+
+ROWS = rows_of(DumpedRollout)
 
 
 def masses_of(advantages: Tensor) -> tuple[float, float]:

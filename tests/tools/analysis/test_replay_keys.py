@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slime_ext.tools.analysis.fields import Record, kept_sizes
 from slime_ext.tools.analysis.readers.dumps import read_job
 from slime_ext.tools.analysis.readers.find import find
-from slime_ext.tools.analysis.readers.samples import kept_sizes
 from slime_ext.tools.analysis.readers.topk import head_kl
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
@@ -36,7 +36,7 @@ def test_kept_sets_become_their_size_negative_where_the_token_is_none_of_them():
         "rollout_top_p_token_ids": torch.tensor([4, 7, 9, 1, 2], dtype=torch.int32),
         "rollout_top_p_token_offsets": [0, 1, 3, 3, 5],
     }
-    found = kept_sizes(sample, 4, [0, 0, 4, 9, 5, 3])
+    found = kept_sizes(Record(sample, 4, [0, 0, 4, 9, 5, 3]))
     assert found.tolist()[:2] == [1, 2] and found[2].isnan() and found[3] == -2
     for changed in [
         {"rollout_top_p_token_offsets": [0, 1, 3, 3]},
@@ -45,7 +45,7 @@ def test_kept_sets_become_their_size_negative_where_the_token_is_none_of_them():
         {"rollout_top_p_token_ids": "x"},
         {"rollout_top_p_token_ids": None},
     ]:
-        assert kept_sizes(sample | changed, 4, [0, 0, 4, 9, 5, 3]) is None
+        assert kept_sizes(Record(sample | changed, 4, [0, 0, 4, 9, 5, 3])) is None
 
 
 def test_overlap_of_experts_by_token_layer_and_expert(tmp_path):

@@ -118,7 +118,7 @@ def test_tensors_that_are_not_there_cost_a_note_and_no_more(tmp_path, monkeypatc
         "1 sample without rollout_routed_experts: its file is missing (first: sample 2)",
         "1 sample without rollout_routed_experts: its file cannot be read (first: sample 3)",
     )
-    assert torch.equal(found.proximal, ROLLOUT.proximal) and found.prompts == list(ROLLOUT.prompts)
+    assert torch.equal(found.proximal, ROLLOUT.proximal) and list(found.prompts) == list(ROLLOUT.prompts)
     assert (
         found.routes[1].tolist() == [ROLLOUT.lengths[1] + ROLLOUT.lengths[4]] * 2 and found.kept.isnan().any()
     )

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import DataError, cut
-from slime_ext.tools.analysis.readers.spilled import CODECS, SpilledTensor
+from slime_ext.tools.analysis.readers.spilled import CODECS
+from slime_ext.tools.analysis.values import SpilledTensor
 
 FORMATS, VERSION = ("slime.straw-debug", "vime.straw-debug"), 1
 EXPORT = "or export the dump with RolloutArchive.export_pt"

@@ -18,30 +18,32 @@ import torch
 from slime_ext.errors import DataError, cut
 from slime_ext.hosts.contract import number_of
 from slime_ext.tools.analysis.document import Skipped
+from slime_ext.tools.analysis.fields import ROLLOUT, TRAIN
 from slime_ext.tools.analysis.readers.archive import read_archive
 from slime_ext.tools.analysis.readers.find import ARCHIVE, Job
 from slime_ext.tools.analysis.readers.ranks import merge_ranks
 from slime_ext.tools.analysis.readers.routes import compared_routes, odd_routes
 from slime_ext.tools.analysis.readers.samples import (
-    NO_NUMBERS,
+    OF_SAMPLES,
     DumpedSample,
     Notes,
-    as_tensor,
     assemble,
     rollout_number,
     sample_of,
-    whole_number,
 )
 from slime_ext.tools.analysis.readers.spilled import with_tensors
 from slime_ext.tools.analysis.readers.topk import compare_heads
 from slime_ext.tools.analysis.readers.unpickle import load_plain
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.values import NO_NUMBERS, as_tensor, whole_number
 
 FORMAT_VERSION = 2
 # Errors of files that have slime's keys, but values of another kind.
 MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
+FROM_ROLLOUT = tuple(row for row in OF_SAMPLES if ROLLOUT in row.dumps)
+FROM_TRAIN = tuple(row.one for row in OF_SAMPLES if row.dumps == (TRAIN,) and row.read)
 BEGIN, COPIED = 4, 1e-3  # first log-probs of a sample that are compared between both dumps; nats
-ROLLOUT, TRAIN, RANK = "rollout", "train", "rank"
+RANK = "rank"  # of slime v0.3.1 and older, beside ROLLOUT and TRAIN
 
 
 def kind_of(content: Mapping[str, Any]) -> str:
@@ -219,12 +221,13 @@ def _is_retold(row: DumpedSample, sample: DumpedSample) -> bool:
 
 
 def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
-    for name in ("prompt", "response", "weight_versions", "group", "cached"):
-        setattr(row, name, getattr(sample, name))
-    row.engine, row.status = sample.engine or row.engine, sample.status or row.status
-    row.reward = row.reward if sample.reward is None else sample.reward
-    row.behavior = sample.behavior if row.behavior is None else row.behavior
-    row.kept = sample.kept if row.kept is None else row.kept
+    """Gives a sample of the train dump the fields of the rollout dump, as ``Field.dumps`` orders them."""
+    of_dump = {TRAIN: row, ROLLOUT: sample}
+    for each in FROM_ROLLOUT:
+        values = [getattr(of_dump[dump], each.one) for dump in each.dumps]
+        known = (v for v in values if v is not None and not (isinstance(v, str) and not v))
+        setattr(row, each.one, next(known, values[-1]))
+    row.weight_versions = sample.weight_versions
 
 
 def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
@@ -234,7 +237,8 @@ def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
     """
     rows = [sample_of(sample, i) for i, sample in enumerate(samples)]
     for row in rows:
-        row.proximal = row.mask = row.tokens = row.advantages = row.entropy = row.reference = None
+        for one in FROM_TRAIN:
+            setattr(row, one, None)
         row.token_versions = ()
         row.behavior = None if row.behavior is None else as_tensor(row.behavior, torch.float32)
         with suppress(*NO_NUMBERS):
@@ -250,8 +254,8 @@ def rows_of_train(samples: Sequence[Mapping[str, Any]], content: Mapping[str, An
     for i, sample in enumerate(samples):
         position = sample.get("rollout_position")
         position = i if position is None else int(position)
-        rows.append(sample_of(sample, position, steps.get(position)))
-        rows[-1].place = places.get(position)
+        rows.append(sample_of(sample, position))
+        rows[-1].step, rows[-1].place = steps.get(position), places.get(position)
     return rows
 
 

@@ -4,13 +4,14 @@ Keys of a line (lists have one entry per response token; null is a missing log-p
 
     rollout_log_probs  (or behavior)                    required: log-probs of the policy that sampled
     log_probs          (or train_log_probs, proximal)   required: log-probs of the trainer before its step
-    loss_mask, tokens (response, or prompt + response), advantages (a list, or one number), entropy,
-    ref_log_probs, token_weight_versions                lists, optional
+    loss_mask (or mask), tokens (response, or prompt + response), advantages (a list, or one number),
+    entropy, ref_log_probs, token_weight_versions       lists, optional
     rollout_topk_log_probs, topk_log_probs              lists of K each, optional: see ``readers/topk.py``
     rollout_top_p_log_probs, top_p_log_probs            flat lists over all tokens' supports, optional
     rollout_top_p_token_offsets                         where each token's support begins, and the end
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
-    engine (or another of ENGINES in ``readers/samples.py``), status, data_parallel_rank    optional
+    engine (or another of ENGINES in ``fields.py``), status, data_parallel_rank             optional
+    prefix_cache_info (a mapping with cached_tokens)    optional
 
 Lines of one rollout must be adjacent. If a rollout number appears again later in the file, those lines are
 read as a separate rollout and reported.

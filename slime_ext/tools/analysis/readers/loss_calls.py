@@ -13,8 +13,8 @@ import torch
 
 from slime_ext.errors import DataError
 from slime_ext.ops.divergences import is_log_prob
-from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, as_tensor
 from slime_ext.tools.analysis.readers.unpickle import load_plain
+from slime_ext.tools.analysis.values import NO_NUMBERS, as_tensor
 
 LISTS = ("train_log_probs", "old_log_probs", "rollout_log_probs", "local_loss_mask")
 

@@ -14,7 +14,8 @@ import torch
 
 from slime_ext.errors import DataError
 from slime_ext.hosts.slices import zigzag
-from slime_ext.tools.analysis.readers.samples import DumpedSample, as_tensor, sample_of
+from slime_ext.tools.analysis.readers.samples import DumpedSample, sample_of
+from slime_ext.tools.analysis.values import as_tensor
 
 Data = Mapping[str, Any]
 # Fields that hold only a rank's slice. Masks and tokens are whole.

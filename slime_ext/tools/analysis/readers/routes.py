@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
-from slime_ext.tools.analysis.readers.spilled import loaded
+from slime_ext.tools.analysis.readers.samples import DumpedSample
+from slime_ext.tools.analysis.values import NO_NUMBERS, loaded
 
 MOST_EXPERTS = 1 << 16
 REPEATS = 8  # consecutive steps to a different token that keep the experts of all layers

@@ -6,163 +6,91 @@ computation is over packed tokens.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from numbers import Integral
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
-from slime_ext.errors import cut
 from slime_ext.hosts.contract import MOST_DIGITS, number_of, versions_of
 from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.document import Skipped
-from slime_ext.tools.analysis.readers.spilled import loaded
-from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.texts import encodable
+from slime_ext.tools.analysis.fields import UNKNOWN, Field, Record
+from slime_ext.tools.analysis.records import ROWS, DumpedRollout
+from slime_ext.tools.analysis.values import NO_NUMBERS, as_tensor, first, whole_number
 
-UNKNOWN = -1  # version of unknown weights, or id of an unknown token
-NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # errors of ``as_tensor``
-# Fields with one value per response token -> dtype, value for samples without the field, and its names in
-# rollout dumps, train dumps and JSONL.
-FIELDS: dict[str, tuple[torch.dtype, float, tuple[str, ...]]] = {
-    "behavior": (torch.float32, torch.nan, ("rollout_log_probs", "behavior")),
-    "proximal": (torch.float32, torch.nan, ("log_probs", "train_log_probs", "proximal")),
-    "mask": (torch.float32, 1.0, ("loss_masks", "loss_mask", "mask")),
-    "tokens": (torch.int64, UNKNOWN, ()),
-    "advantages": (torch.float32, 0.0, ()),
-    "entropy": (torch.float32, torch.nan, ("entropy",)),
-    "reference": (torch.float32, torch.nan, ("ref_log_probs",)),
-    "kept": (torch.float32, torch.nan, ()),
-    "overlap": (torch.float32, torch.nan, ()),
-    "kl": (torch.float32, torch.nan, ()),
-    "tail": (torch.float32, torch.nan, ()),
-}
 MOST_CANDIDATES = 1 << 28  # values in the heads of a rollout; both sides then take 2 GiB
-ALWAYS = ("behavior", "proximal", "mask")  # the FIELDS that every rollout has
-# Keys of a sample or of its metadata that name the engine that sampled it. slime and vime record no engine,
-# and miles only for agents (session_server_id). A custom generate function can record it.
-ENGINES = ("engine", "engine_id", "engine_url", "worker_id", "worker_url", "server_url", "session_server_id")
-ENGINE_RANK = "dp_rank"  # data-parallel rank inside an engine: SGLang's meta_info["dp_rank"]
+OF_SAMPLES = tuple(row for row in ROWS if row.one)  # rows that a sample has by itself
+PER_TOKEN = tuple(row for row in OF_SAMPLES if row.per == "token")
+READ = tuple((row.one, row.read) for row in OF_SAMPLES if row.read)
+LENGTHS = tuple(row.read for row in PER_TOKEN if row.is_needed)  # the lists that tell a response's length
 
 
 @dataclass
-class DumpedSample:
-    """One sample of a file: lists or tensors over the response [R], and defaults for missing fields."""
+class _Raw:
+    """What readers need of a sample besides the rows of ``DumpedRollout``."""
 
     position: int
     response_length: int
-    behavior: Any = None
-    proximal: Any = None
-    mask: Any = None
-    tokens: Any = None
-    advantages: Any = None
-    entropy: Any = None
-    reference: Any = None
-    kept: Any = None
-    overlap: Any = None
-    kl: Any = None
-    tail: Any = None
+    prompt_length: int = 0
     sampler_head: Any = None  # log-probs [R, K] of the sampler's most likely tokens
     trainer_head: Any = None  # the trainer's of the same tokens
     sampler_support: Any = None  # log-probs [N] of all tokens that top-p kept, position after position
     trainer_support: Any = None  # the trainer's of the same tokens
     support_offsets: Any = None  # [R + 1]
-    heads: tuple[Tensor, Tensor] | None = (
-        None  # log-probs [R, K] of sampler and trainer, of heads or of supports
-    )
+    # Log-probs [R, K] of sampler and trainer, of heads or of supports.
+    heads: tuple[Tensor, Tensor] | None = None
     is_exact: bool = False  # true: ``heads`` are supports
     ids: Any = None  # tokens of prompt and response
     routed: Any = None  # experts of the side that wrote the file, [tokens - 1, layers, active]
     index: int | None = None  # of the sample in the run
-    status: str = ""
-    prompt_length: int = 0
-    reward: float | None = None
-    group: int | None = None
-    step: int | None = None
-    cached: int | None = None  # number of prompt tokens from the prefix cache
-    rank: int | None = None  # data-parallel rank of the trainer
-    place: int | None = None  # how many samples come before it in its micro-batch
-    engine: str = ""
-    prompt: str = ""
-    response: str = ""
     weight_versions: Sequence[str] = ()
     token_versions: Sequence[str] = ()
 
 
-def sample_of(fields: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
+def _absent(row: Field) -> Any:
+    return None if row.per == "token" else row.missing
+
+
+# One sample of a file: lists or tensors over the response [R], and single values, under the name ``one`` of
+# each row. A field that the file lacks is None, or the row's ``missing``.
+DumpedSample = make_dataclass(
+    "DumpedSample",
+    [(row.one, Any, _absent(row)) for row in OF_SAMPLES if row.one not in _Raw.__dataclass_fields__],
+    bases=(_Raw,),
+)
+
+
+def sample_of(keys: Mapping[str, Any], position: int) -> DumpedSample:
     """Returns the sample of a line of JSONL, or of a sample in slime's dumps."""
-    lists = {ours: first(fields, *names) for ours, (_, _, names) in FIELDS.items()}
-    known = next((v for v in (lists["behavior"], lists["proximal"]) if v is not None), ())
-    length = first(fields, "response_lengths", "response_length")
-    length, ids = len(known) if length is None else int(length), fields.get("tokens")
-    count, advantages = length if ids is None else len(ids), fields.get("advantages")
-    total = max(int(first(fields, "total_lengths") or count), length)
-    prompt_length = int(first(fields, "prompt_length", default=total - length))
+    length, ids = first(keys, "response_lengths", "response_length"), keys.get("tokens")
+    if length is None:
+        lists = (read(Record(keys, 0)) for read in LENGTHS)
+        length = len(next((values for values in lists if values is not None), ()))
+    length = int(length)
+    count = length if ids is None else len(ids)
+    total = max(int(first(keys, "total_lengths") or count), length)
+    prompt_length = int(first(keys, "prompt_length", default=total - length))
     if abs(prompt_length) >= 10**MOST_DIGITS:
         raise ValueError(f"expected a prompt_length of at most {MOST_DIGITS} digits, got a longer one")
-    caching, is_one = fields.get("prefix_cache_info"), isinstance(advantages, (int, float))
-    lists |= {
-        "tokens": None if ids is None or count < length else ids[count - length :],
-        "advantages": [advantages] * length if is_one else advantages,
-        "kept": kept_sizes(fields, length, ids),
-    }
+    record = Record(keys, length, ids)
     return DumpedSample(
         position,
         length,
-        **lists,
+        prompt_length,
+        **{one: read(record) for one, read in READ},
         ids=ids,
-        step=step,
-        sampler_head=fields.get("rollout_topk_log_probs"),
-        trainer_head=fields.get("topk_log_probs"),
-        sampler_support=fields.get("rollout_top_p_log_probs"),
-        trainer_support=fields.get("top_p_log_probs"),
-        support_offsets=fields.get("rollout_top_p_token_offsets"),
-        routed=first(fields, "rollout_routed_experts", "routed_experts"),
-        index=whole_number(fields.get("index")),
-        status=cut(text(fields.get("status"))) or ("truncated" if fields.get("truncated") == 1 else ""),
-        prompt_length=prompt_length,
-        reward=number(first(fields, "local_raw_reward", "reward", "rewards")),
-        group=group_number(fields.get("group_index")),
-        cached=whole_number(caching.get("cached_tokens")) if isinstance(caching, Mapping) else None,
-        rank=whole_number(fields.get("data_parallel_rank")),
-        engine=engine_of(fields),
-        prompt=text(fields.get("prompt")),
-        response=text(fields.get("response")),
-        weight_versions=versions_of(fields.get("weight_versions")),
-        token_versions=versions_of(fields.get("token_weight_versions")),
+        sampler_head=keys.get("rollout_topk_log_probs"),
+        trainer_head=keys.get("topk_log_probs"),
+        sampler_support=keys.get("rollout_top_p_log_probs"),
+        trainer_support=keys.get("top_p_log_probs"),
+        support_offsets=keys.get("rollout_top_p_token_offsets"),
+        routed=first(keys, "rollout_routed_experts", "routed_experts"),
+        index=whole_number(keys.get("index")),
+        weight_versions=versions_of(keys.get("weight_versions")),
+        token_versions=versions_of(keys.get("token_weight_versions")),
     )
-
-
-def first(fields: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """Returns the first value that is present and not null, in the order of the names."""
-    for name in names:
-        if (value := fields.get(name)) is not None:
-            return value
-    return default
-
-
-def engine_of(fields: Mapping[str, Any]) -> str:
-    """Returns the name of the engine that sampled a sample, with the rank inside it; empty if unknown.
-
-    >>> engine_of({"metadata": {"engine_url": "http://node3:15000", "dp_rank": 1}}), engine_of({})
-    ('http://node3:15000 dp 1', '')
-    """
-    metadata = fields.get("metadata")
-    places = (fields, metadata) if isinstance(metadata, Mapping) and metadata else (fields,)
-    engine, rank = _label(places, ENGINES), _label(places, (ENGINE_RANK,))
-    return f"{engine} dp {rank}".strip() if rank else engine
-
-
-def _label(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    for place in places:
-        if isinstance(value := first(place, *names), (str, Integral)):
-            return encodable(cut(value))
-    return ""
 
 
 @dataclass
@@ -211,29 +139,15 @@ def assemble(
     sound = [row for row in rows if _fits(row, notes)]
     if not sound:
         return Skipped(source, "holds no usable sample: " + notes.lines()[0])
-    packed = {name: _packed(sound, name) for name in FIELDS}
-    packed["mask"] = packed["mask"] != 0
-    versions = _versions(sound, packed["mask"], notes)
+    values = {row.name: _joined(sound, row) for row in OF_SAMPLES}
+    versions = _versions(sound, values["mask"], notes)
     return DumpedRollout(
         rollout_id=rollout_id,
         source=source,
-        lengths=tuple(row.response_length for row in sound),
-        prompt_lengths=tuple(row.prompt_length for row in sound),
-        positions=tuple(row.position for row in sound),
-        **packed,
+        **values,
         **_heads(sound),
-        rewards=_rewards([row.reward for row in sound]),
         versions=versions,
         newest=_newest(versions),
-        groups=_all([row.group for row in sound]),
-        steps=_all([row.step for row in sound]),
-        cached=_all([row.cached for row in sound]),
-        ranks=_all([row.rank for row in sound]),
-        places=_all([row.place for row in sound]),
-        engines=tuple(row.engine for row in sound) if any(row.engine for row in sound) else None,
-        statuses=tuple(row.status for row in sound),
-        prompts=[row.prompt for row in sound],
-        responses=[row.response for row in sound],
         left_out=len(rows) - len(sound),
         notes=notes.lines(),
         **of_all,
@@ -258,64 +172,39 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
     if row.proximal is None:
         notes.add("skipped because the trainer's log-probs are missing", row)
         return False
-    for name in FIELDS:
-        if (values := getattr(row, name)) is None:
+    for each in PER_TOKEN:
+        if (values := getattr(row, each.one)) is None:
             continue
         try:
-            tensor = as_tensor(values, FIELDS[name][0])
+            tensor = as_tensor(values, each.dtype)
         except NO_NUMBERS:
-            notes.add("skipped because a list holds something other than numbers", row, f", {name}")
+            notes.add("skipped because a list holds something other than numbers", row, f", {each.name}")
             return False
         if len(tensor) != row.response_length:
-            lengths = f", {name} {len(tensor)}, response {row.response_length}"
+            lengths = f", {each.name} {len(tensor)}, response {row.response_length}"
             notes.add("skipped because a list has another length than the response", row, lengths)
             return False
-        setattr(row, name, tensor)
+        setattr(row, each.one, tensor)
     if row.behavior is None:
         notes.add("without log-probs of the sampler", row)
     return True
 
 
-def _packed(rows: Sequence[DumpedSample], name: str) -> Tensor | None:
-    """Returns a field of all rows in one flat tensor; None if no row has an optional field.
+def _joined(samples: Sequence[DumpedSample], row: Field) -> Any:
+    """Returns a field of all samples; None if no sample has an optional field per token.
 
-    Removes it from the rows, so that it is in memory only once.
+    Removes values per token from the samples, so that they are in memory only once.
     """
-    if name not in ALWAYS and all(getattr(row, name) is None for row in rows):
+    values = [getattr(sample, row.one) for sample in samples]
+    if row.per == "sample":
+        return row.join(values)
+    if not row.is_needed and all(value is None for value in values):
         return None
-    dtype, missing, _ = FIELDS[name]
-    parts = []
-    for row in rows:
-        values = getattr(row, name)
-        parts.append(torch.full((row.response_length,), missing, dtype=dtype) if values is None else values)
-        setattr(row, name, None)
-    return torch.cat(parts)
-
-
-def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
-    """Returns a CPU tensor [R] from an array, a tensor or a list; None means NaN.
-
-    Raises:
-        TypeError, ValueError, RuntimeError, OverflowError: the value is not a list of numbers.
-    """
-    if type(values) is Tensor and values.dtype == dtype and values.dim() == 1 and values.is_cpu:
-        return values.detach()  # the most frequent case
-    values = loaded(values)
-    if isinstance(values, (list, tuple)):
-        code = "q" if dtype == torch.int64 else "d"
-        try:
-            numbers = array(code, values)
-        except TypeError:
-            numbers = array(code, [torch.nan if v is None else v for v in values])
-        values = numpy.array(numbers)
-    tensor = torch.as_tensor(values).detach().to("cpu", dtype)
-    if tensor.dim() != 1:
-        raise ValueError(f"expected a list of numbers, got one of shape {list(tensor.shape)}")
-    return tensor
-
-
-def _all(values: list[int | None]) -> tuple[int, ...] | None:
-    return None if None in values else tuple(values)  # type: ignore[arg-type]
+    for i, sample in enumerate(samples):
+        if values[i] is None:
+            values[i] = torch.full((sample.response_length,), row.missing, dtype=row.dtype)
+        setattr(sample, row.one, None)
+    return row.join(torch.cat(values))
 
 
 def _heads(rows: Sequence[DumpedSample]) -> dict[str, Any]:
@@ -335,11 +224,6 @@ def _heads(rows: Sequence[DumpedSample]) -> dict[str, Any]:
 
     sampler, trainer = (padded(sides) for sides in zip(*heads, strict=True))
     return {"sampler_head": sampler, "trainer_head": trainer, "is_exact": rows[0].is_exact}
-
-
-def _rewards(values: list[float | None]) -> Tensor | None:
-    known = [torch.nan if value is None else value for value in values]
-    return torch.tensor(known, dtype=torch.float64) if any(v is not None for v in values) else None
 
 
 def _newest(versions: Tensor | None) -> int | None:
@@ -388,54 +272,3 @@ def _versions_of(row: DumpedSample, mask: Tensor, notes: Notes) -> Tensor:
 def _number(version: Any) -> int:
     version_number = number_of(version)
     return UNKNOWN if version_number is None else version_number
-
-
-def kept_sizes(sample: Mapping[str, Any], length: int, tokens: Any) -> Tensor | None:
-    """Returns ``DumpedRollout.kept`` of one sample, from slime's replay keys.
-
-    The kept ids of response token i are ids[offsets[i]:offsets[i + 1]] (slime/utils/types.py at 624b824).
-    """
-    ids, offsets = (sample.get(f"rollout_top_p_token_{name}") for name in ("ids", "offsets"))
-    if ids is None or offsets is None:
-        return None
-    try:
-        ids, offsets, drawn = (as_tensor(values, torch.int64) for values in (ids, offsets, tokens))
-    except NO_NUMBERS:
-        return None
-    sizes, drawn = offsets.diff(), drawn[len(drawn) - length :]
-    if not len(drawn) == len(sizes) == length or int(sizes.sum()) != len(ids) or bool((sizes < 0).any()):
-        return None
-    at = torch.repeat_interleave(sizes)
-    is_in = torch.zeros(length).index_add(0, at, (ids == drawn[at]).float()) > 0
-    return torch.where(sizes == 0, torch.nan, torch.where(is_in, sizes, -sizes).float())
-
-
-def whole_number(value: Any) -> int | None:
-    return int(value) if isinstance(value, Integral) else None
-
-
-def group_number(value: Any) -> int | None:
-    """Returns the number of a prompt, which an int64 holds. A longer number becomes a hash of its digits."""
-    known = whole_number(value)
-    if known is None or -(1 << 63) <= known < 1 << 63:
-        return known
-    return int.from_bytes(blake2b(hex(known).encode(), digest_size=8).digest(), "big", signed=True)
-
-
-def number(value: Any) -> float | None:
-    """Returns a reward as a number; None if it is missing or a mapping of rewards."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-
-
-def text(value: Any) -> str:
-    """Returns the text of a string or of a list of chat messages.
-
-    Half a surrogate pair becomes a question mark.
-    """
-    if isinstance(value, (list, tuple)):
-        parts = (part.get("content", "") if isinstance(part, dict) else part for part in value)
-        value = "\n".join(part for part in parts if isinstance(part, str))
-    return encodable(value) if isinstance(value, str) else ""

@@ -11,60 +11,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.readers.unpickle import DiskTensor, Fields, PoolTensor
+from slime_ext.tools.analysis.values import UNREADABLE, SpilledTensor
 
 CODECS = ("bytes.v1", "json.v1", "slime.v1", "tensor.v1")  # slime/data/codec.py at 5dcf67c
 DTYPES = {
     "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F16": "float16",
     "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool",
 }  # fmt: skip
-UNREADABLE = "its file cannot be read"
 COPY_PARTS = 3  # last parts of the path of a copy beside the dump: <dump>_r3_spill/<a number>/<file>
 
 
 class NotThere(Exception):
     """A tensor cannot be read; the message says why."""
-
-
-@dataclass
-class SpilledTensor:
-    """A tensor on disk.
-
-    Args:
-        read: returns the tensor.
-        failed: is called with the reason if ``read`` raises.
-    """
-
-    read: Callable[[], Tensor]
-    failed: Callable[[str], None] = lambda _: None
-
-    def load(self) -> Tensor:
-        """Returns the tensor.
-
-        Raises:
-            ValueError: it cannot be read; ``failed`` was called with the reason.
-        """
-        try:
-            return self.read()
-        except Exception as error:
-            self.failed(UNREADABLE)
-            raise ValueError("a tensor on disk cannot be read") from error
-
-
-def loaded(value: Any) -> Any:
-    """Returns the tensor of a tensor on disk or of its parts; any other value as it is."""
-    if isinstance(value, SpilledTensor):
-        return value.load()
-    is_parts = isinstance(value, (list, tuple)) and value and all(isinstance(v, Tensor) for v in value)
-    return torch.cat(list(value)) if is_parts and value[0].dim() else value
 
 
 def with_tensors(

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from slime_ext.ops.centering import ABSENT, FLOOR
 from slime_ext.ops.divergences import is_log_prob
-from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
-from slime_ext.tools.analysis.readers.spilled import loaded
+from slime_ext.tools.analysis.readers.samples import DumpedSample
+from slime_ext.tools.analysis.values import NO_NUMBERS, loaded
 
 
 def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
