@@ -13,6 +13,7 @@ TOOLS = [  # of the commands: slime_ext/tools/commands/cli.py names their module
     "Jinja2>=3.1,<4",
     "matplotlib>=3.7,<4",
     "numpy>=1.24,<3",
+    "pydantic>=2.7,<3",  # the document of `analyze`
     "shtab>=1.7,<2",
     "bashkit>=0.20.1,<0.21",  # tests/tools/launch holds it to what bash does
 ]
@@ -49,7 +50,7 @@ setup(
         "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],
     },
     # All that a training process imports: tests/alone.py.
-    install_requires=[TORCH, "pydantic>=2.7,<3", "PyYAML>=6,<7"],
+    install_requires=[TORCH, "PyYAML>=6,<7"],
     extras_require={
         "te": ["transformer-engine[pytorch]"],
         "dumps": ["safetensors>=0.4,<1", "straw-queue>=0.1.2,<0.2"],  # for tensors outside a dump's own file

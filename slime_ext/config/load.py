@@ -20,7 +20,7 @@ from slime_ext import presets
 from slime_ext.config.files import is_file_name, read_mapping
 from slime_ext.config.foreign import SYSTEMS
 from slime_ext.config.idle import forbid_idle_guards, notes_of
-from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
+from slime_ext.config.typed import built, mapping_of, named, read, read_fields
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
 from slime_ext.core.importing import load_named
@@ -218,7 +218,7 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
     for key in mapping:
         check_known(ROOT, "key", key, sorted(KEYS))
     base = _preset(mapping["preset"]) if "preset" in mapping else Correction()
-    fields = checked(ROOT, Correction, {key: mapping[key] for key in PLAIN if key in mapping}, PLAIN)
+    fields = read(ROOT, Correction, {key: mapping[key] for key in PLAIN if key in mapping}, PLAIN)
     if "surrogate" in mapping:
         fields["surrogate"] = named(f"{ROOT}.surrogate", "surrogate", mapping["surrogate"], SURROGATES)
     if "steps" in mapping:
@@ -235,7 +235,7 @@ def _center(mapping: Any) -> Center | None:
     where = f"{ROOT}.center"
     if mapping is None:
         return None
-    return built(ROOT, Center, checked(where, Center, mapping_of(where, mapping)))  # its messages name center
+    return built(ROOT, Center, read(where, Center, mapping_of(where, mapping)))  # its messages name center
 
 
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
@@ -301,7 +301,7 @@ def _step(where: str, entry: Any) -> Step:
 
     made_from = {name: _user_class(name, f"{where} {name}")}
     try:
-        step = named(where, "step", entry, made_from)
+        step = named(where, "step", entry, made_from, is_users_class=True)
     except Exception as error:  # from the user's class: a missing field, its __post_init__ or a type hint
         raise user_steps.failed(f"{where}.{name}", error) from error
     user_steps.check_step(step, where=f"{where}.{name}")

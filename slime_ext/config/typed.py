@@ -1,24 +1,19 @@
-"""Checks values against the types of a dataclass.
+"""Builds the dataclasses that a configuration describes.
 
-Errors are one line with the full key. Numeric text counts as a number. Nothing else is converted, because a
-conversion would hide a mistake.
+The class checks the values. Here, unknown keys are refused, numeric text becomes a number, and errors get the
+full key. Nothing else is converted, because a conversion would hide a mistake.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from slime_ext.config.numbers import as_number
-from slime_ext.core.fields import FLOAT32, MOST, check_value, is_float32, is_plain
-from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown
+from slime_ext.core.fields import check_values
+from slime_ext.errors import ConfigError, check_known, shown
 
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 T = TypeVar("T")
 
 
@@ -32,10 +27,17 @@ def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
     return value or {}
 
 
-def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
+def named(
+    where: str, kind: str, entry: Any, known: Mapping[str, type], *, is_users_class: bool = False
+) -> Any:
     """Builds the object that ``{name: {field: value}}`` describes.
 
-    A name alone stands for ``{name: {}}``. ``known`` maps names to classes.
+    A name alone stands for ``{name: {}}``.
+
+    Args:
+        known: name -> class.
+        is_users_class: whether to check the values here, because only our classes check them in the
+            constructor.
     """
     if isinstance(entry, str):
         entry = {entry: {}}
@@ -50,13 +52,17 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
         raise ConfigError(
             f"{where}.{name}: expected a mapping of its fields, got {shown(fields)}: write {{field: value}}"
         )
-    return built(where, known[name], checked(f"{where}.{name}", known[name], fields or {}))
+    values = read(f"{where}.{name}", known[name], fields or {})
+    if is_users_class:
+        check_values(f"{where}.{name}.", known[name], values)
+    return built(where, known[name], values)
 
 
-def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[str] = ()) -> dict[str, Any]:
-    """Checks values against the types of a dataclass.
+def read(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads the values of a dataclass's fields, for its constructor to check.
 
-    Unknown fields are refused, and only numbers are converted.
+    Unknown fields are refused. Numeric text becomes a number, and a list becomes a tuple, because YAML has no
+    tuples.
 
     Args:
         allowed: the allowed fields; all of them by default.
@@ -64,32 +70,13 @@ def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[
     known, hints = sorted(allowed or (f.name for f in dataclasses.fields(cls))), get_type_hints(cls)
     for key in values:
         check_known(where, "key", key, known)
-    return {key: _value(f"{where}.{key}", value, hints[key]) for key, value in values.items()}
+    return {key: _read(value, hints[key]) for key, value in values.items()}
 
 
-def _value(where: str, value: Any, hint: Any) -> Any:
-    if get_origin(hint) is tuple and isinstance(value, list):  # YAML has no tuples
-        value = tuple(value)
-    if is_plain(hint):  # the object that gets the value checks it again by the same rule
-        converted = _number(value, hint)
-        check_value(where, converted, hint)
-        return converted
-    try:
-        converted = _adapter(hint).validate_python(_number(value, hint))
-    except ValidationError as error:
-        expected = error.errors()[0]["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
-        near = did_you_mean(cut(value), re.findall("'(.*?)'", expected))
-        raise ConfigError(f"{where}: expected {expected}, got {shown(value)}{near}") from None
-    if isinstance(converted, float) and not is_float32(converted):
-        raise ConfigError(f"{where}: expected {FLOAT32}, got {shown(value)}")
-    if isinstance(converted, int) and abs(converted) > MOST:
-        raise ConfigError(f"{where}: expected a whole number up to {MOST}, got {shown(value)}")
-    return converted
-
-
-@functools.cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=STRICT)
+def _read(value: Any, hint: Any) -> Any:
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(value)
+    return _number(value, hint)
 
 
 def _number(value: Any, hint: Any) -> Any:
@@ -113,7 +100,7 @@ def _number(value: Any, hint: Any) -> Any:
 
 def read_fields(where: str, cls: type[T], values: Any) -> T:
     """Builds a dataclass from a mapping of its fields; None is an empty mapping."""
-    return built(where, cls, checked(where, cls, mapping_of(where, values)))
+    return built(where, cls, read(where, cls, mapping_of(where, values)))
 
 
 def built(where: str, make: Callable[..., T], fields: Mapping[str, Any]) -> T:

@@ -167,6 +167,7 @@ class OptimizerStep:
 
         It needs one SUM, and waits for the device once.
         """
+        assert self.layout is not None, "a step without a layout measures nothing"
         here = ranks()
         rank, size = here.place
         device = _device() if self.measured is None else self.measured.sums.device

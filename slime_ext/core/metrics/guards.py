@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from slime_ext.core.fields import check_fields
 from slime_ext.core.metrics.names import PREFIX
 from slime_ext.errors import expect
 
@@ -37,6 +38,7 @@ class Guard:
     action: Action = "warn"
 
     def __post_init__(self) -> None:
+        check_fields("", self)
         low, high = self.min, self.max
         why = "a guard without a bound never acts"
         expect((low, high) != (None, None), "min", "min or max or both", "neither", why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from slime_ext.core.fields import check_fields
 from slime_ext.errors import expect
 
 
@@ -30,6 +31,7 @@ class Options:
     certify: bool = True
 
     def __post_init__(self) -> None:
+        check_fields("", self)
         for name, idle in {"file": None, "curves": "none", "differing": False}.items():
             value = getattr(self, name)
             is_read = self.enabled or value == idle

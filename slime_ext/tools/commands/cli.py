@@ -26,8 +26,8 @@ COMMANDS = {
 }
 # Commands whose answer can be an error: they exit with 1, and the line begins with the command's name.
 JUDGES = ("check", "rehearse")
-REQUIRED = {"torch": "torch", "pydantic": "pydantic", "yaml": "PyYAML"}  # module -> package
-TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "bashkit", "shtab")
+REQUIRED = {"torch": "torch", "yaml": "PyYAML"}  # module -> package
+TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "pydantic", "bashkit", "shtab")
 # Extra of setup.py -> modules that it installs. For `train`, only modules that show whether it is installed.
 MODULES = {"tools": TOOLS, "train": (*TOOLS, "psutil", "ray", "transformers"), "": ()}
 HOW = {  # how to install an extra; pip cannot resolve the second half of `train` (slime_ext_cpu/install.py)

@@ -167,7 +167,6 @@ PARTS: dict[str, Callable[[], Part]] = {
     "Ray": package("ray"),
     "SGLang": package("sglang"),
     **{name: functools.partial(host, name, repository) for name, repository in HOSTS.items()},
-    "pydantic": package("pydantic"),
     "PyYAML": package("yaml", distribution="PyYAML"),
 }
 
