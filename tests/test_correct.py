@@ -122,7 +122,11 @@ CENTERED = {"surrogate": "reinforce", "numerator": "target", "steps": ["reweight
             for name in ("loss", "behavior", "proximal")
         ],
         *[
-            ({"head": head, "correction": CENTERED}, DataError, f"head: expected two tensors .* got {got}")
+            (
+                {"head": head, "correction": CENTERED},
+                DataError,
+                f"head: expected two or three .* got {got}",
+            )
             for head, got in [
                 (HEAD, "a Tensor: pass"),
                 (3, "a int: pass"),
@@ -140,6 +144,15 @@ CENTERED = {"surrogate": "reinforce", "numerator": "target", "steps": ["reweight
             NonFiniteError,
             "head: expected finite log",
         ),
+        (
+            {"head": (HEAD, HEAD.exp()), "correction": CENTERED},
+            DataError,
+            "head: .* of the trainer, at most 0",
+        ),
+        *[
+            ({name: torch.tensor([0.3, 1.0])}, DataError, f"{name}: expected log-probs, .*: pass {name}.log")
+            for name in ("behavior", "proximal", "target")
+        ],
         ({"lengths": [3, -1]}, DataError, "lengths: expected a list of whole numbers from 0 up, got "),
         ({"lengths": [1.0, 1.0]}, DataError, "lengths: expected a list of whole numbers from 0 up, got "),
         ({"lengths": 2}, DataError, "lengths: expected a list of whole numbers from 0 up, got 2: pass"),
@@ -173,3 +186,90 @@ def test_lengths_may_be_read_once_and_a_shorter_head_ends_in_minus_infinity():
         changes = {"lengths": (n for n in (1, 1)), "head": (shorter, trainer)}
         ends.append(slime_ext.correct(**call | changes)[0])
     assert ends[0].isfinite().all() and torch.equal(*ends)
+
+
+# Probabilities of four tokens, of which the first was sampled; the fifth is the tail.
+SAMPLER, PROXIMAL, TRAINER = (0.40, 0.30, 0.20, 0.05), (0.50, 0.25, 0.15, 0.05), (0.70, 0.15, 0.10, 0.02)
+CAPPED = {"steps": ["reweight", {"truncate": {"high": 1.1}}], "center": {"top_k": 4}}
+READ_PROXIMAL = {  # correction -> the oracle's loss, and the slope of log p of the first token
+    "ppo_clip": ({**CAPPED, "surrogate": "ppo_clip"}, ("ppo", "proximal", 0.2, 0.2), -0.70),
+    "reinforce": ({**CAPPED, "surrogate": "reinforce"}, ("reinforce",), -0.727),
+    "host": (CAPPED, ("ppo", "proximal", 0.2, 0.2), -0.70),
+}
+
+
+def logs(*policies):
+    return [torch.tensor([policy], dtype=torch.float64).log() for policy in policies]
+
+
+def centered_call(**changes):
+    sampler, proximal, trainer = logs(SAMPLER, PROXIMAL, TRAINER)
+    return {
+        "loss": torch.zeros(1, dtype=torch.float64),
+        "behavior": sampler[:, 0],
+        "proximal": proximal[:, 0],
+        "target": trainer[:, 0],
+        "advantages": torch.ones(1, dtype=torch.float64),
+        "lengths": [1],
+        "head": (sampler, trainer.requires_grad_(), proximal),
+    } | changes
+
+
+@pytest.mark.parametrize("name", READ_PROXIMAL)
+def test_center_reads_the_proximal_policy_where_the_loss_or_the_weights_do(name):
+    mapping, of_loss, first = READ_PROXIMAL[name]
+    call = centered_call(correction=mapping)
+    (slopes,) = torch.autograd.grad(slime_ext.correct(**call)[0].sum(), call["head"][1])
+
+    def g(log_p, log_o, log_q):
+        return min(math.exp(log_o - log_q), 1.1) * oracle.score_factor(of_loss, 1.0, log_p, log_o, log_q)
+
+    each = [tuple(map(math.log, three)) for three in zip(TRAINER, PROXIMAL, SAMPLER, strict=True)]
+    wanted = oracle.candidate_coefficients(each, g, has_tail=True)
+    assert slopes[0].tolist() == pytest.approx(wanted, rel=1e-12) and wanted[0] == pytest.approx(first, 1e-3)
+
+
+@pytest.mark.parametrize("name", READ_PROXIMAL)
+def test_the_trainers_head_stands_in_for_the_proximal_policys_only_where_both_policies_are_equal(name):
+    sampler, trainer = logs(SAMPLER, TRAINER)
+    call = centered_call(correction=READ_PROXIMAL[name][0], head=(sampler, trainer))
+    with pytest.raises(ConfigError, match=r"head: expected three tensors, got two: pass \(sampler, trainer"):
+        slime_ext.correct(**call)
+    on_policy = [
+        centered_call(
+            correction=READ_PROXIMAL[name][0],
+            proximal=trainer[:, 0],
+            head=(sampler, trainer.requires_grad_(), *more),
+        )
+        for more in ([], [trainer.detach()])
+    ]
+    losses = [slime_ext.correct(**call)[0] for call in on_policy]
+    assert torch.equal(*losses)
+    of_target = {**CAPPED, "surrogate": "reinforce", "numerator": "target"}  # reads no proximal policy
+    assert slime_ext.correct(**call | {"correction": of_target})[0].isfinite().all()
+
+
+def test_the_host_loss_without_a_target_needs_the_proximal_policys_head():
+    sampler, trainer = logs(SAMPLER, TRAINER)
+    call = centered_call(correction=CAPPED, target=None, head=(sampler, trainer))
+    with pytest.raises(ConfigError, match="head: expected three tensors, got two"):
+        slime_ext.correct(**call)
+
+
+def test_a_wrong_number_in_the_proximal_policys_head_is_named():
+    sampler, proximal, trainer = logs(SAMPLER, PROXIMAL, TRAINER)
+    call = centered_call(correction=CAPPED, head=(sampler, trainer, proximal * math.nan))
+    with pytest.raises(NonFiniteError, match="head: expected finite log-probs of the proximal policy, got n"):
+        slime_ext.correct(**call)
+
+
+def test_single_log_probs_above_0_are_rejected_and_no_probabilities():
+    sample = {k: [-1.0, -2.0] for k in ("proximal", "behavior", "target", "advantage", "host_loss")}
+    call = flat_call([sample | {"mask": [1, 1]}], correction="token_tis")
+    for behavior in ([0.7, -1.0], [1.5, 0.7], [math.nan, math.nan]):
+        values = torch.tensor(behavior, dtype=torch.float64)
+        keep = slime_ext.correct(**call | {"behavior": values})[1]
+        assert keep.tolist() == [False, behavior[1] < 0]
+    certain = {k: [0.0, 1e-3] for k in ("proximal", "behavior", "target", "advantage", "host_loss")}
+    call = flat_call([certain | {"mask": [1, 1]}], correction="token_tis")
+    assert slime_ext.correct(**call)[1].all()

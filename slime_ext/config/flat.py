@@ -20,7 +20,7 @@ from slime_ext.core.metrics.totals import reduce
 from slime_ext.core.needs import Need, require
 from slime_ext.core.tokens import Head, Tokens
 from slime_ext.errors import DataError, NonFiniteError, expect, shown
-from slime_ext.ops.divergences import is_log_prob
+from slime_ext.ops.divergences import HIGHEST, is_log_prob
 from slime_ext.ops.segments import Segments
 
 OFFERS = frozenset({Need.TARGET, Need.ADVANTAGES, Need.WHOLE_STEP, Need.MASKS, Need.HEAD})
@@ -38,7 +38,7 @@ def correct(
     mask: Tensor | None = None,
     target: Tensor | None = None,
     advantages: Tensor | None = None,
-    head: tuple[Tensor, Tensor] | None = None,
+    head: tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """Corrects the policy loss of packed responses: T tokens in S sequences.
 
@@ -52,8 +52,10 @@ def correct(
         mask: [T] nonzero where the behavior policy sampled the token; None: it sampled every token.
         target: [T] log-probs under the policy being trained, nats, with grad.
         advantages: [T].
-        head: what ``center`` reads: [T, K] log-probs of the sampler's K most likely tokens, under the sampler
-            and under the policy being trained, nats, the second with grad.
+        head: what ``center`` reads: [T, K] log-probs of the sampler's K most likely tokens, nats, under the
+            sampler and under the policy being trained, the second with grad. Beside PPO's loss, or weights of
+            ``numerator: proximal``, a third tensor has them under the proximal policy; it may be left out
+            where target and proximal are equal.
 
     Returns:
         loss [T]; keep [T] bool, the tokens that stay in the policy loss; and the metrics by the names of
@@ -62,10 +64,11 @@ def correct(
 
     Raises:
         ConfigError: the correction does not load, or needs a tensor that was not passed.
-        DataError: a tensor does not have T floating-point numbers, or is a list or None; a length is no whole
-            number; the mask has NaN; the head is no pair of [T, K] log-probs.
+        DataError: a tensor does not have T floating-point numbers, or is a list or None; it has probabilities
+            instead of log-probs; a length is no whole number; the mask has NaN; the head has not two or three
+            tensors [T, K] of log-probs.
         NonFiniteError: a proximal or target log-prob, an advantage that is read, or a log-prob of the
-            trainer's head is not finite at a response token.
+            trainer's or the proximal policy's head is not finite at a response token.
 
     >>> from math import log
     >>> behavior, proximal = torch.tensor([-3.0, -1.0, -2.0]), torch.tensor([-3.0, -1.0, log(4) - 2])
@@ -129,17 +132,19 @@ def _whole_numbers(lengths: Any) -> list[int]:
 
 
 def _heads(head: Any) -> Head | None:
-    """Returns the two heads. Raises DataError unless they are tensors [T, K] of one shape."""
+    """Returns the heads. Raises DataError unless they are two or three tensors [T, K] of one shape."""
     if head is None:
         return None
-    pair = head if isinstance(head, tuple | list) else []
-    shapes = [list(of.shape) for of in pair if isinstance(of, Tensor) and of.is_floating_point()]
-    if not len(pair) == len(shapes) == 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
-        got = f"shapes {shapes}" if len(shapes) == 2 else f"a {type(head).__name__}"
+    heads = head if isinstance(head, tuple | list) else []
+    shapes = [list(of.shape) for of in heads if isinstance(of, Tensor) and of.is_floating_point()]
+    are_tensors = len(heads) == len(shapes) in (2, 3)
+    if not are_tensors or any(shape != shapes[0] or len(shape) != 2 for shape in shapes):
+        got = f"shapes {shapes}" if are_tensors else f"a {type(head).__name__}"
         raise DataError(
-            f"head: expected two tensors of log-probs, [T, K] each, got {got}: pass (sampler, trainer)"
+            f"head: expected two or three tensors of log-probs, [T, K] each, got {got}: pass (sampler, "
+            "trainer) or (sampler, trainer, proximal)"
         )
-    return Head(*pair)
+    return Head(*heads)
 
 
 def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
@@ -171,7 +176,38 @@ def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
             )
     if isinstance(tokens.head, Head):
         _check_heads(tokens.head, tokens.segments)
+        _check_proximal_head(correction, tokens)
+    _check_log_probs(read, tokens.segments)
     _check_values(correction, read, tokens.segments)
+
+
+def _check_proximal_head(correction: Correction, tokens: Tokens) -> None:
+    """Raises ConfigError if the trainer's head would stand in for that of another, proximal policy."""
+    if not correction.needs_proximal_head or tokens.head is None or tokens.head.proximal is not None:
+        return
+    target, mask = tokens.target, tokens.segments.mask
+    is_target = target is not None and not bool((mask & (target != tokens.proximal)).any())
+    why = (
+        "pass (sampler, trainer, proximal), because this correction reads the proximal policy's head, which "
+        "is the trainer's only where target and proximal are equal"
+    )
+    expect(is_target, "head", "three tensors", "two", why)
+
+
+def _check_log_probs(tensors: Mapping[str, Tensor | None], segments: Segments) -> None:
+    """Raises DataError if a tensor of log-probs has probabilities.
+
+    It has if all its numbers at response tokens are in [0, 1], and one is larger than rounding could make a
+    log-prob. Single log-probs above 0 are another fault, which rejects the token (``is_log_prob``).
+    """
+    for name in ("behavior", "proximal", "target"):
+        if (values := tensors[name]) is None:
+            continue
+        numbers = values.detach()[segments.mask & values.isfinite()]
+        if numbers.numel() and bool(((numbers >= 0) & (numbers <= 1)).all() & (numbers > HIGHEST).any()):
+            raise DataError(
+                f"{name}: expected log-probs, at most 0, got only numbers from 0 to 1: pass {name}.log()"
+            )
 
 
 def _check_heads(head: Head, segments: Segments) -> None:
@@ -185,10 +221,18 @@ def _check_heads(head: Head, segments: Segments) -> None:
             "head: expected log-probs of the sampler, above -1000 and at most 0, or -inf, got "
             f"{float(wrong[0])}: pass log-probs, normalised over the whole vocabulary"
         )
-    if (wrong := head.trainer[is_there & ~head.trainer.isfinite()]).numel():
-        raise NonFiniteError(
-            f"head: expected finite log-probs of the trainer, got {float(wrong[0])}: the loss would be NaN"
-        )
+    for whose, values in {"the trainer": head.trainer, "the proximal policy": head.proximal}.items():
+        if values is None:
+            continue
+        if (wrong := values[is_there & ~values.isfinite()]).numel():
+            raise NonFiniteError(
+                f"head: expected finite log-probs of {whose}, got {float(wrong[0])}: the loss would be NaN"
+            )
+        if (wrong := values[is_there & (values > HIGHEST)]).numel():
+            raise DataError(
+                f"head: expected log-probs of {whose}, at most 0, got {float(wrong[0])}: pass log-probs, "
+                "normalised over the whole vocabulary"
+            )
 
 
 def _check_values(correction: Correction, tensors: Mapping[str, Tensor | None], segments: Segments) -> None:
