@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import sys
+import time
 import types
 from dataclasses import asdict, dataclass, replace
 
@@ -337,3 +338,53 @@ def test_tensors_in_a_pool_are_read_and_without_the_package_named(tmp_path, monk
     shutil.rmtree(tmp_path / "straw")
     (note,) = only([tmp_path / "run"]).notes
     assert "its pool of straw is missing" in note
+
+
+def packs(folder):
+    return sorted((p for p in folder.rglob("*.pack")), key=lambda p: p.stat().st_size)
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
+def test_a_damaged_pool_costs_little_time_and_one_note(tmp_path, capfd, damage):
+    """straw waits four seconds for each tensor of a damaged file: 60 seconds for these 15."""
+    pool = Pool(tmp_path / "straw", "my-run")
+    write(tmp_path / "run", lambda name, tensor: pool.tensor(tensor, name))
+    pool.store.close()
+    damage(packs(tmp_path / "straw")[-1])
+    begin = time.monotonic()
+    found = only([tmp_path / "run"])
+    assert time.monotonic() - begin < 12
+    (note,) = found.notes
+    assert note.endswith(("its file cannot be read (first: sample 0)", "(first: sample 2)"))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place", ["rollout_data/straw-data", "rollout_data/straw", "straw"])
+def test_a_pool_beside_a_dump_that_was_moved_is_read(tmp_path, place):
+    pool = Pool(tmp_path / "straw", "my-run")
+    write(tmp_path / "run", lambda name, tensor: pool.tensor(tensor, name))
+    pool.store.close()
+    (tmp_path / "straw").rename(tmp_path / "run" / place)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert is_read(tmp_path / "moved")
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
+def test_a_damaged_pool_of_an_archive_is_one_line(tmp_path, capfd, damage):
+    archive = write_archive(tmp_path / "run")
+    for number in range(1, 4):
+        content = json.loads(archive.read_text()) | {"rollout_id": number}
+        archive.with_name(f"{number}.straw.json").write_text(json.dumps(content))
+    damage(packs(tmp_path / "run")[-1])
+    begin = time.monotonic()
+    reasons = {found.reason for found in read([tmp_path / "run"]) if isinstance(found, Skipped)}
+    assert time.monotonic() - begin < 8
+    assert any("got a damaged file in it: copy the pool again" in said for said in reasons)
+    assert capfd.readouterr().err == ""

@@ -11,16 +11,16 @@ import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import DataError, cut
-from slime_ext.tools.analysis.readers.spilled import CODECS
+from slime_ext.tools.analysis.readers.spilled import BESIDE, CODECS, NotThere, pool_folder, quickly
 from slime_ext.tools.analysis.values import SpilledTensor
 
 FORMATS, VERSION = ("slime.straw-debug", "vime.straw-debug"), 1
 EXPORT = "or export the dump with RolloutArchive.export_pt"
-BESIDE = "straw-data"  # the pool of a run whose transport is not straw
 OF_ONE = ("spec-info", "prefix-cache-info", "dynamic-filter", "ndarray", "status")  # tags with a single node
 OPAQUE = ("bytes", "image-png", "record-set")  # tags of values that no analysis reads
 ODD_FLOATS = ("inf", "-inf", "nan")
@@ -63,14 +63,17 @@ def read_archive(path: Path) -> Mapping[str, Any]:
         raise DataError(f"cannot be read: {error.strerror or error}") from None
     except DataError:
         raise
+    except NotThere:
+        raise DataError(
+            f"expected a whole pool of straw, got a damaged file in it: copy the pool again, {EXPORT}"
+        ) from None
     except Exception as error:  # corrupt bytes can raise anything
         raise DataError(f"is cut off or no archive of straw ({cut(error or type(error).__name__)})") from None
 
 
 def _folder(path: Path, root: str) -> Path:
     """Returns the folder of the pool: where it was written, or beside an archive that was moved."""
-    places = (Path(root), path.parent / BESIDE, path.parent / Path(root).name)
-    folder = next((place for place in places if place.is_dir()), None)
+    folder = pool_folder(root, path)
     if folder is None:
         raise DataError(
             f"expected the pool of straw, got no such folder: copy it to {BESIDE} beside the file, {EXPORT}"
@@ -91,7 +94,7 @@ class _Pool:
     def __init__(self, straw: Any, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.reference = importlib.import_module("straw.protocol").RecordSetRef.from_dict
         self.tensors = importlib.import_module("straw.tensor").TensorRef.from_record_set_many
-        self.root = self.reference(manifest)
+        self.root, self.folder = self.reference(manifest), folder
         self.store = straw.SharedFilesystemStore(folder, self.root.manifest.segment.run_id, codecs=CODECS)
 
     def samples(self) -> Iterator[Mapping[str, Any]]:
@@ -128,7 +131,7 @@ class _Pool:
 
     def value(self, record: Any) -> Any:
         """Returns the value that a record holds."""
-        (stored,) = self.reader.read(record)
+        (stored,) = quickly(lambda: [*self.reader.read(record)], self.folder, record.manifest.segment)
         content = json.loads(bytes(stored.payload))
         if stored.codec != "slime.v1" or content["version"] != VERSION:
             raise ValueError(f"codec {cut(stored.codec)}")
@@ -178,11 +181,16 @@ class _Tree:
 
     def tensor(self, place: Mapping[str, int], shape: Any, dtype: str, is_lazy: bool, *_: Any) -> Any:
         """Returns a tensor of another record; a tensor that may be large is read only when it is used."""
-        record, reader = place["dependency"], self.pool.reader
+        record, pool = place["dependency"], self.pool
         if record not in self.tensors:
-            self.tensors[record] = self.pool.tensors(self.pool.store, self.links[record], reader=reader)
+            link = self.links[record]
+            read = partial(pool.tensors, pool.store, link, reader=pool.reader)
+            self.tensors[record] = quickly(read, pool.folder, link.manifest.segment)
         reference = self.tensors[record][place["ordinal"]]
-        return SpilledTensor(reference.load) if is_lazy else reference.load(reader=reader)
+        where = pool.folder, reference.record_ref.segment
+        if is_lazy:
+            return SpilledTensor(partial(quickly, reference.load, *where))
+        return quickly(partial(reference.load, reader=pool.reader), *where)
 
 
 def _odd_float(name: str) -> float:

@@ -10,7 +10,10 @@ the experts of one rollout can take tens of gigabytes.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ DTYPES = {
     "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F16": "float16",
     "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool",
 }  # fmt: skip
+BESIDE = "straw-data"  # the pool of a run whose transport is not straw
 COPY_PARTS = 3  # last parts of the path of a copy beside the dump: <dump>_r3_spill/<a number>/<file>
 
 
@@ -55,7 +59,7 @@ def opened(value: Any, dump: Path, failed: Callable[[str], None]) -> SpilledTens
         if isinstance(value, DiskTensor):
             return SpilledTensor(_in_file(value.fields(), dump), failed)
         if isinstance(value, PoolTensor):
-            return SpilledTensor(_in_pool(value.fields()), failed)
+            return SpilledTensor(_in_pool(value.fields(), dump), failed)
     except NotThere as error:
         failed(str(error))
     except Exception:  # corrupt bytes, or fields of another kind, can raise anything
@@ -88,20 +92,78 @@ def _in_file(about: Mapping[str, Any], dump: Path) -> Callable[[], Tensor]:
     return read
 
 
-def _in_pool(about: Mapping[str, Any]) -> Callable[[], Tensor]:
+def _in_pool(about: Mapping[str, Any], dump: Path) -> Callable[[], Tensor]:
     """Returns a reader of a ``TensorRef`` of straw.
 
     Raises:
         NotThere: straw is not installed, or the pool is missing.
     """
     tensor, protocol = _package("straw.tensor", "straw-queue"), _package("straw.protocol", "straw-queue")
-    if not Path(about["root"]).is_dir():
+    folder = pool_folder(about["root"], dump)
+    if folder is None:
         raise NotThere("its pool of straw is missing")
-    known = {key: about[key] for key in ("shape", "dtype", "nbytes", "root", "run_id")}
+    known = {key: about[key] for key in ("shape", "dtype", "nbytes", "run_id")}
     record = protocol.RecordRef.from_dict(about["record_ref"])
-    reference = tensor.TensorRef(path="", record_ref=record, codecs=CODECS, **known)
-    reference.validate()
-    return reference.load
+    reference = tensor.TensorRef(path="", record_ref=record, root=str(folder), codecs=CODECS, **known)
+    quickly(reference.validate, folder, record.segment)
+    return partial(quickly, reference.load, folder, record.segment)
+
+
+def pool_folder(root: str, dump: Path) -> Path | None:
+    """Returns the folder of a pool of straw; None if there is none.
+
+    It is where it was written, or beside a dump that was moved, or beside the folder of the dump.
+    """
+    written = Path(root)
+    places = (
+        folder / name for folder in (dump.parent, dump.parent.parent) for name in (BESIDE, written.name)
+    )
+    return next((place for place in (written, *places) if place.name and place.is_dir()), None)
+
+
+def quickly(read: Callable[[], Any], folder: Path, segment: Any) -> Any:
+    """Calls a reader of straw, and fails at once where a file of the pool is known to be damaged.
+
+    straw waits four seconds for a file to become whole, and writes a line on stderr for each attempt. That
+    happens once for each damaged file, without the lines.
+
+    Args:
+        segment: the file of the pool that the reader needs, as straw refers to it.
+
+    Raises:
+        NotThere: the file is missing, cut off, or known to be damaged.
+    """
+    file = folder / segment.path
+    try:
+        state = file.stat()
+    except OSError:
+        raise NotThere(UNREADABLE) from None
+    key = (file, state.st_size, state.st_mtime_ns)
+    if state.st_size < segment.offset + segment.size or key in DAMAGED:
+        raise NotThere(UNREADABLE)
+    with _without_stderr():
+        try:
+            return read()
+        except Exception:
+            DAMAGED.add(key)
+            raise
+
+
+DAMAGED: set[tuple[Path, int, int]] = set()  # files of pools, with their sizes and times
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Discards what native code writes on stderr."""
+    sys.stderr.flush()
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
 
 
 def _package(module: str, name: str) -> Any:
