@@ -17,6 +17,7 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 SKILL = ROOT / "SKILL.md"
 COMMONMARK = MarkdownIt("commonmark").enable("table")
+LABELS = {"python": "python", "pycon": "session", "yaml": "yaml"}  # language of a fence -> kind
 # What a command in a sentence begins with. In a block every line that is nothing else is a command.
 PROGRAMS = ("slime-ext", "make", "python", "pip", "pytest", "bash", "git")
 VARIABLE = re.compile(r"[A-Z_]+=")
@@ -67,13 +68,20 @@ def kind_of(block):
 
 
 def parts(text):
-    """Yields (kind, text) of each block. An empty line ends it, unless it is Python or a session."""
-    for block in blocks(text):
-        whole = textwrap.dedent(block).strip("\n")
-        if (kind := kind_of(whole)) in ("python", "session"):
+    """Yields (kind, text) of each block. An empty line ends it, unless it is Python or a session.
+
+    A fence's language is its kind, save for what one types.
+    """
+    for token in COMMONMARK.parse(text):
+        if token.type not in ("fence", "code_block"):
+            continue
+        whole = textwrap.dedent(token.content).strip("\n")
+        labelled = LABELS.get(token.info.strip())
+        if (kind := labelled or kind_of(whole)) in ("python", "session"):
             yield kind, whole
         else:
-            yield from ((kind_of(part), part) for part in re.split(r"\n(?:\s*\n)+", whole))
+            pieces = re.split(r"\n(?:\s*\n)+", whole)
+            yield from ((labelled or kind_of(piece), piece) for piece in pieces)
 
 
 def in_sentences(text):

@@ -66,6 +66,12 @@ def test_the_first_page_has_the_function_that_the_command_prints_and_its_calls_r
     assert test.examples and doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
 
+def test_the_readme_is_short_and_has_both_lines_for_a_new_user():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 650
+    assert "make train\nmake test" in blocks(text)
+
+
 def test_the_example_of_the_readme_runs():
     text = sessions((ROOT / "README.md").read_text())
     test = doctest.DocTestParser().get_doctest(text, {}, "README", "README.md", 0)

@@ -33,22 +33,21 @@ class Row:
         return self.first + self.trial
 
 
-NEAR = Row(f"synchronous (`train.py`); `k3_kl` is below {K3_LIMIT:g}", "nothing")
+NEAR = Row(f"synchronous, `k3_kl` below {K3_LIMIT:g}", "nothing")
 FAR = Row(
-    f"synchronous (`train.py`); `k3_kl` is above {K3_LIMIT:g}",
+    f"synchronous, `k3_kl` above {K3_LIMIT:g}",
     "find the fault",
-    f". If there is none, compare runs with `{TRIAL}` to runs without",
+    f". If there is none, compare runs with and without `{TRIAL}`",
 )
 LAGGING = Row(
-    "the sampler's weights are older: `train_async.py`, or weights pushed every Nth rollout",
-    f"{PUSH_OFTEN}try half of the learning rate, unless you have tuned it under this lag",
-    f"; then compare runs with `{TRIAL}` to runs without. k3 does not tell what a lag costs",
+    "asynchronous, or weights pushed every Nth rollout",
+    f"{PUSH_OFTEN}halve the learning rate, unless you tuned it under this lag",
+    f"; then compare runs with and without `{TRIAL}`. k3 does not tell what a lag costs",
 )
 ROUNDED = Row(
     "INT4, INT8 or FP8 weights in the sampler",
     "train without a correction first",
-    f". Compare runs with `{TRIAL}` to that, scored with the weights that you will serve. With INT4 weights "
-    f"served, `{TRIAL}` ended lower in our runs",
+    f". Compare runs with `{TRIAL}` to that, scored with the weights that you will serve",
 )
 TABLE = (NEAR, FAR, LAGGING, ROUNDED)
 

@@ -412,8 +412,8 @@ def test_json_holds_the_flags_to_add_alone_and_what_they_do_beside_them(capsys, 
         "then": f"--custom-tis-function-path slime_ext.tis.token_tis {INIT}",
         "then_comments": [
             "policy loss times min(proximal / behavior, 2); slime-ext presets lists other corrections",
-            "synchronous (train.py); k3_kl is above 0.005: find the fault. If there is none, compare runs "
-            "with token_tis to runs without",
+            "synchronous, k3_kl above 0.005: find the fault. If there is none, compare runs with and without "
+            "token_tis",
             "replaces slime's own weights",
             replaced,
         ],
