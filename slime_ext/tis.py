@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.core.correction import Correction, HookResult
+from slime_ext.core.correction import HookResult
 from slime_ext.core.tokens import Tokens
+from slime_ext.host import policy_loss
 from slime_ext.host.configured import setup_for
-from slime_ext.host.hook import Channel, Result, run
+from slime_ext.host.hook import Channel, Hook, Result, host_metrics, run
 from slime_ext.host.memory import Memory
 from slime_ext.hosts.contract import SEEDS, HookCall, takes_tis_bounds
 from slime_ext.rules.configuration import BOUNDS, near_function
 
-# Function name -> the args of its last call, the values read, and the correction.
-CORRECTIONS: Memory[dict[str, tuple[Any, list[Any], Correction]]] = Memory(dict)
+# Function name -> the args of its last call, the values read, and the hook.
+HOOKS: Memory[dict[str, tuple[Any, list[Any], Hook]]] = Memory(dict)
 
 
-def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
+def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable[..., Result]:
     """Makes the function that a host calls for the correction ``name``."""
 
     def function(
@@ -54,24 +55,28 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
             **kwargs,
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
-        return run(HookCall.of(args, call), _correction_of(args, name), channel, name)
+        loss = policy_loss.current()
+        return run(HookCall.of(args, call, loss.keywords()), _configured(args, name, channel), loss.step)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__, function.__module__ = document, __name__
     return function
 
 
-def _correction_of(args: Any, name: str) -> Correction:
-    """Returns the correction of the function ``name`` for the host's args.
+def _configured(args: Any, name: str, channel: Channel) -> Hook:
+    """Returns the hook of the function ``name`` for the host's args.
 
-    The correction is built again only if the args change.
+    The hook is built again only if the args change.
     """
     values = [getattr(args, key, None) for key in (BOUNDS if name in SEEDS else ("slime_ext",))]
-    owner, known, correction = CORRECTIONS.value.get(name, (None, None, None))
-    if correction is None or owner is not args or known != values:
-        correction = setup_for(args, name).correction
-        CORRECTIONS.value[name] = args, values, correction
-    return correction
+    owner, known, hook = HOOKS.value.get(name, (None, None, None))
+    if hook is None or owner is not args or known != values:
+        setup = setup_for(args, name)
+        if name == "off_policy_is_function" and takes_tis_bounds():
+            channel = _tis_channel
+        hook = Hook(setup.correction, name, channel, setup.has_ratio)
+        HOOKS.value[name] = args, values, hook
+    return hook
 
 
 def _tis_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
@@ -83,11 +88,6 @@ def _tis_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
 
 def _is_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
     return {"is_weight": result.weights, "is_clipfrac": result.clipped, **_nonfinite(result, tokens)}
-
-
-def _off_policy_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """Makes the metrics of the host's own ``off_policy_is_function``."""
-    return (_tis_channel if takes_tis_bounds() else _is_channel)(result, tokens)
 
 
 def _nonfinite(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ off_policy_is_function = _hook(
 
     Source: slime PR 2084; MiniMax-M1, https://arxiv.org/abs/2506.13585.
     """,
-    _off_policy_channel,
+    _is_channel,
 )
 
 

@@ -55,7 +55,10 @@ MUTATIONS = {
         "host/hook.py", "return bool(is_on) and ", "return ", "tests/test_tis.py"
     ),
     "count a recomputed loss twice": Mutation(
-        "host/step_metrics.py", "step.seen[identities] = objects", "pass", "tests/host/test_train_step.py"
+        "host/step_metrics.py",
+        "self.seen.setdefault(identities, objects)",
+        "pass",
+        "tests/host/test_train_step.py",
     ),
     "the smallest is the largest": Mutation(
         "core/metrics/names.py",
@@ -68,7 +71,7 @@ MUTATIONS = {
     ),
     "metrics only goes on correcting": Mutation(
         "host/hook.py",
-        " and not step_metrics.LEAVES_LOSS_ALONE.value",
+        " and not step.leaves_loss_alone",
         "",
         "tests/host/test_train_step.py",
     ),

@@ -45,6 +45,17 @@ FLOORS = {
     ),
     "testing/": ("steps", "hooks"),
     "hosts/": ("code contract slices", "flags running"),
+    "host/": (
+        "memory ranks step_file wrapping",
+        "certify configured packing published",
+        "rollout_data",
+        "staleness step_metrics",
+        "policy_loss step_plan",
+        "heads hook",
+        "engine_answers train_step",
+        "proximal_heads rollout_heads",
+        "rollout_log startup",
+    ),
     "rules/": (
         "setup",
         "rule",
@@ -165,6 +176,39 @@ def test_imports_run_downhill(inside):
         names = [n for n in imported(parsed(path)) if n.startswith("slime_ext.")]
         uphill = {n for n in names if here is not None and (floor(n, inside) or 0) > here}
         assert not uphill, path
+
+
+def arrows(trees):
+    """Module -> the modules among ``trees`` that it imports, at its top level or in a function."""
+    graph = {}
+    for name, tree in trees.items():
+        imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
+        full = [(f"{n.module}.{alias.name}", n.module) for n in imports for alias in n.names]
+        full += [(n.name, n.name) for n in ast.walk(tree) if isinstance(n, ast.alias)]
+        graph[name] = {module if module in trees else package for module, package in full} & trees.keys()
+    return {name: imports - {name} for name, imports in graph.items()}
+
+
+def in_circles(graph):
+    """The part of a graph in which every module imports another one and is imported by one."""
+    while True:
+        imported_ones = set().union(*graph.values())
+        kept = {name: each & graph.keys() for name, each in graph.items() if name in imported_ones}
+        kept = {name: each for name, each in kept.items() if each}
+        if kept == graph:
+            return graph
+        graph = kept
+
+
+def test_no_module_imports_itself_through_others():
+    """A circle is not seen by the floors if it stays on one of them."""
+    paths = {".".join(p.relative_to(ROOT.parent).with_suffix("").parts): p for p in modules()}
+    trees = {name.removesuffix(".__init__"): parsed(path) for name, path in paths.items()}
+    assert in_circles(arrows(trees)) == {}
+    late = ast.parse("def f():\n    from p import b")
+    circle = {"p.a": ast.parse("from p.b import x"), "p.b": ast.parse("import p.c"), "p.c": late}
+    assert in_circles(arrows(circle)).keys() == {"p.b", "p.c"}
+    assert in_circles(arrows(circle | {"p.c": ast.parse("from p import d")})) == {}
 
 
 def test_the_plugin_does_not_import_what_stands_in_for_cuda():

@@ -11,7 +11,7 @@ import torch
 from slime_ext import presets, tis
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host import hook, step_metrics
+from slime_ext.host import step_metrics
 from slime_ext.host.configured import setup_for
 from slime_ext.host.ranks import Parallel
 from slime_ext.hosts.contract import METRICS, REQUIRED
@@ -131,10 +131,9 @@ def test_in_an_open_step_the_seeds_weights_are_measured(name, weights, clipped):
 
 @pytest.mark.parametrize("name", [*SEEDS, "geo_rs"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank, monkeypatch):
-    monkeypatch.setattr(hook, "context_parallel", lambda: Parallel(rank))
+def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank):
     batch = oracle.random_batch(1)
-    with step_metrics.under_way(step_metrics.OptimizerStep(MetricsLayout())) as step:
+    with step_metrics.under_way(step_metrics.OptimizerStep(MetricsLayout(), parallel=Parallel(rank))) as step:
         getattr(tis, name)(arguments(), **as_slime_calls(batch))
     counted = sum(any(s["mask"]) for s in batch)
     assert step.reduce()[0]["off_policy/sequences"] == (0 if rank else counted)

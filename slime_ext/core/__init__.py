@@ -16,7 +16,9 @@ Before its first call:
 
 In each call:
 
+    PolicyLoss          the running policy loss: its batch and its step, which it does not pass
     HookCall            the host's arguments: lists with one tensor per sample
+    Hook                the called function, as the run has configured it
     Parallel            this rank among those that share sequences
     Segments            lengths and response mask of the packed sequences, and sums over them
     Head                the sampler's most likely tokens, for center

@@ -9,7 +9,6 @@ from typing import Any
 from slime_ext.config.files import read_yaml
 from slime_ext.core.centering import Center
 from slime_ext.errors import ConfigError, warn_once
-from slime_ext.host.memory import Memory
 from slime_ext.host.wrapping import is_wrapped
 from slime_ext.hosts import running
 from slime_ext.hosts.contract import INIT_FLAG
@@ -50,23 +49,6 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     for note in setup.loaded.notes:
         warn_once(f"slime_ext: {note}")
     return setup
-
-
-# The args of the last call that centers the host's loss, and whether that loss is PPO's.
-LOSS_HAS_RATIO: Memory[tuple[Any, bool] | None] = Memory(lambda: None)
-
-
-def loss_has_ratio(args: Any) -> bool:
-    """Tells whether the host's policy loss is PPO's. Otherwise it is -A log pi_target.
-
-    It asks the host once, because looking for the host takes half a millisecond.
-    """
-    known = LOSS_HAS_RATIO.value
-    if known is None or known[0] is not args:
-        host = running.current()
-        known = args, Setup(args, pg_loss_type=_loss_type(args, host), host=host).has_ratio
-        LOSS_HAS_RATIO.value = known
-    return known[1]
 
 
 def _loss_type(args: Any, host: running.Host | None) -> str | None:

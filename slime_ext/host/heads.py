@@ -21,10 +21,11 @@ from torch.nn.functional import pad
 
 from slime_ext.core.tokens import Head, Support
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import published, step_metrics
+from slime_ext.host import published
 from slime_ext.host.memory import Memory
 from slime_ext.host.packing import pack_segments
-from slime_ext.host.ranks import context_parallel, parallel_state, sum_over
+from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.ranks import Parallel, parallel_state, sum_over
 from slime_ext.host.rollout_data import Samples
 from slime_ext.hosts import contract, running
 from slime_ext.hosts.code import RESPONSES, SCORE
@@ -110,13 +111,13 @@ def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
 
 
 def at_logits(
-    positional: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[str, Any]
+    positional: Sequence[Any], named: Mapping[str, Any], loss: PolicyLoss, host: running.Host
 ) -> Head | Support | None:
     """Makes the head, or the support, of a micro-batch's local response tokens.
 
     Args:
         positional, named: the arguments of the call of ``get_log_probs_and_entropy``.
-        inputs: what was collected from the running policy loss.
+        loss: the policy loss that computes them.
 
     Returns:
         The head or the support; None if the optimizer step has neither.
@@ -125,18 +126,18 @@ def at_logits(
         DataError: the samples are not those of the optimizer step.
         ConfigError: there are supports, and the host normalises its log-probs over the whole vocabulary.
     """
-    step = step_metrics.current_step()
-    if not step.heads:
+    step, batch, logits = loss.step, loss.batch, positional[0]
+    if not step.heads or batch is None:
         return None
-    batch, logits = inputs["batch"], positional[0]
     places = step.samples.places(batch["loss_masks"])
     if places is None:
         raise DataError(
             "center: expected a policy loss on the samples of its optimizer step, got other samples, whose "
             "heads are not known: pass the policy loss the loss_masks of the rollout data unchanged"
         )
-    held, sizes = gathered([step.heads[place] for place in places], batch, logits, named)
-    if context_parallel().size == 1 and getattr(named["args"], "save_debug_train_data", None):
+    rows, parallel = [step.heads[place] for place in places], step.parallel
+    held, sizes = gathered(rows, batch, logits, named, host, parallel)
+    if parallel.size == 1 and getattr(named["args"], "save_debug_train_data", None):
         key, each = OF_SUPPORT if isinstance(held, Support) else TRAINER, torch.split(held.trainer, sizes)
         _keep(key, step.rollout, [step.samples.indices[place] for place in places], each)
     if step.proximal_heads is None:
@@ -145,7 +146,12 @@ def at_logits(
 
 
 def gathered(
-    rows: Sequence[tuple[Tensor, ...]], batch: Mapping[str, Any], logits: Tensor, named: Mapping[str, Any]
+    rows: Sequence[tuple[Tensor, ...]],
+    batch: Mapping[str, Any],
+    logits: Tensor,
+    named: Mapping[str, Any],
+    host: running.Host,
+    parallel: Parallel,
 ) -> tuple[Head | Support, list[int]]:
     """Joins the sampler's and the trainer's log-probs of the same tokens.
 
@@ -155,20 +161,21 @@ def gathered(
         rows: the head or the supports of each sample of the micro-batch.
         batch: holds ``loss_masks`` and the lengths of these samples.
         named: the keywords of the call of ``get_log_probs_and_entropy``.
+        parallel: this rank's place among those that share the sequences.
 
     Returns:
         The head or support, and each sample's number of rows in the head, or of entries in the support, on
         this rank.
     """
     lengths = batch["total_lengths"], batch["response_lengths"], batch.get("max_seq_lens")
-    segments = pack_segments(batch["loss_masks"], *lengths, context_parallel())
+    segments = pack_segments(batch["loss_masks"], *lengths, parallel)
     parts = [(rows[i], start, stop) for i, start, stop, _ in segments.local_shards]
     if all(len(each) == 2 for each in rows):
-        return _head(parts, logits, named), list(segments.local_lengths)
+        return _head(parts, logits, named, host), list(segments.local_lengths)
     sizes = [0] * len(rows)
     for i, start, stop, _ in segments.local_shards:
         sizes[i] += int(rows[i][1][stop]) - int(rows[i][1][start])
-    return _support(parts, logits, named), sizes
+    return _support(parts, logits, named, host), sizes
 
 
 def _keep(key: str, rollout: dict[str, Any], indices: Sequence[Any], log_probs: Sequence[Tensor]) -> None:
@@ -179,12 +186,14 @@ def _keep(key: str, rollout: dict[str, Any], indices: Sequence[Any], log_probs: 
         kept[places[index]] = values.detach()
 
 
-def _head(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[str, Any]) -> Head:
+def _head(
+    parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[str, Any], host: running.Host
+) -> Head:
     ids, sampler = (
         to_device(torch.cat([rows[n][start:stop] for rows, start, stop in parts]), logits.device)
         for n in (0, 1)
     )
-    rows = _rows_that_respond(logits, named)
+    rows = _rows_that_respond(logits, named, host)
     flat = logits.reshape(-1, logits.shape[-1])
     # The log-probs of all rows are computed, and then those of response tokens are selected. This copies no
     # logits, and writes their gradient once.
@@ -194,7 +203,9 @@ def _head(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[
     return Head(sampler, trainer)
 
 
-def _support(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[str, Any]) -> Support:
+def _support(
+    parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mapping[str, Any], host: running.Host
+) -> Support:
     if named.get("top_p_token_ids") is None:
         raise ConfigError(
             "center: expected a host whose log-probs are normalised over what --rollout-top-p leaves "
@@ -207,7 +218,7 @@ def _support(parts: Sequence[tuple[Any, int, int]], logits: Tensor, named: Mappi
     sizes = [rows[1][start : stop + 1].diff() for rows, start, stop in parts]
     offsets = pad(torch.cat(sizes).cumsum(0), (1, 0))
     ids, sampler, offsets = (to_device(values, logits.device) for values in (ids, sampler, offsets))
-    rows = _rows_that_respond(logits, named).index_select(0, owners(offsets, len(ids)))
+    rows = _rows_that_respond(logits, named, host).index_select(0, owners(offsets, len(ids)))
     share = {key: value for key, value in _share(logits.shape[-1]).items() if key in ("offset", "all_sum")}
     flat = logits.reshape(-1, logits.shape[-1])
     trainer = log_probs_within(flat, ids, rows, offsets, temperature=_temperature(named), **share)
@@ -218,7 +229,7 @@ def _temperature(named: Mapping[str, Any]) -> float:
     return float(getattr(named["args"], "rollout_temperature", 1.0))
 
 
-def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
+def _rows_that_respond(logits: Tensor, named: Mapping[str, Any], host: running.Host) -> Tensor:
     """Finds the row of the logits that predicts each response token.
 
     Passing row numbers through the host's own slicing function works in any layout.
@@ -226,8 +237,6 @@ def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
     Returns:
         [T] int64.
     """
-    host = running.current()
-    assert host is not None
     cut = running.find_function(host.name, RESPONSES)
     assert cut is not None
     numbers = torch.arange(logits.shape[:-1].numel(), dtype=torch.float32, device=logits.device)

@@ -6,21 +6,22 @@ ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction, HookInputs, HookResult, apply
-from slime_ext.core.losses import Bounds, HostLoss
+from slime_ext.core.losses import Bounds
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import warn_once
-from slime_ext.host import staleness, step_metrics
-from slime_ext.host.configured import loss_has_ratio
+from slime_ext.host import staleness
 from slime_ext.host.packing import pack, require_flat, unpack_masks
-from slime_ext.host.ranks import Parallel, context_parallel
+from slime_ext.host.policy_loss import PolicyLoss
 from slime_ext.host.rollout_data import call_of
+from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import plan_for
 from slime_ext.hosts.contract import METRICS, HookCall
 
@@ -38,16 +39,35 @@ TARGET_INSTEAD = (
 )
 
 
-def run(
-    call: HookCall, correction: Correction, channel: Channel | None = None, who: str = "this correction"
-) -> Result:
+def host_metrics(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
+    """Returns ratio, clipped and rejected tokens by their names in the host's log."""
+    return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A function of ``slime_ext.tis``, as a run has configured it.
+
+    Args:
+        correction: what it applies; by default it only measures.
+        name: its name, for messages.
+        channel: makes the metrics that the host averages over tokens.
+        loss_has_ratio: whether the host's loss has the factor target / proximal, which ``center`` reads.
+    """
+
+    correction: Correction = ONLY_MEASURES
+    name: str = "this correction"
+    channel: Channel = host_metrics
+    loss_has_ratio: bool = True
+
+
+def run(call: HookCall, hook: Hook, step: OptimizerStep) -> Result:
     """Corrects the loss of one hook call and measures it.
 
     Without ``args.use_tis`` it only measures and returns the call's own loss and masks, the same objects.
 
     Args:
-        channel: makes the metrics that the host averages over tokens. None: ``host_metrics``.
-        who: the name of the function that the host called, for messages.
+        step: the optimizer step that the call belongs to, which counts it once.
 
     Returns:
         Loss [T], masks, and the channel's metrics [T].
@@ -57,22 +77,23 @@ def run(
         DataError: a tensor has another length than this rank holds.
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
-    call.require(correction, who)
-    parallel, step = context_parallel(), step_metrics.step_for(call)
-    tokens = packed(call, correction, parallel)
-    step.check_finite(tokens, call, behavior=correction.on_nonfinite == "raise")
+    correction, is_counted = hook.correction, step.counts(call)
+    call.require(correction, hook.name)
+    tokens = packed(call, correction, step)
+    step.check_finite(tokens, call, behavior=correction.on_nonfinite == "raise", is_counted=is_counted)
     inputs = HookInputs(
         tokens,
         call.pg_loss,
-        plan=plan_for(call, correction, tokens) if correction.needs_plan else None,
-        bounds=bounds_of(call.args, correction),
-        acts=changes_loss(call.args, correction),
-        layout=step.layout,
-        counts_sequences=parallel.rank == 0,
+        plan=plan_for(call, correction, tokens, step) if correction.needs_plan else None,
+        bounds=bounds_of(call.args, hook),
+        acts=changes_loss(call.args, correction, step),
+        layout=step.layout if is_counted else None,
+        counts_sequences=step.parallel.rank == 0,
     )
     result = apply(correction, inputs)
-    step.add(result)
-    metrics = (channel or host_metrics)(result, tokens)
+    if is_counted:
+        step.add(result)
+    metrics = hook.channel(result, tokens)
     if not inputs.acts:
         return call.pg_loss, call.loss_masks, metrics
     if correction.mask_scope == "policy":
@@ -80,59 +101,46 @@ def run(
     return result.loss, unpack_masks(result.rejected == 0, call.loss_masks, tokens.segments), metrics
 
 
-def packed(call: HookCall, correction: Correction, parallel: Parallel) -> Tokens:
+def packed(call: HookCall, correction: Correction, step: OptimizerStep) -> Tokens:
     """Packs a call's lists into flat tensors, with the samples' ages if known or needed."""
-    tokens, samples = pack(call, parallel), step_metrics.current_step().samples
+    tokens = pack(call, step.parallel)
     require_flat("pg_loss", call.pg_loss, tokens.segments.size)
-    if samples.versions or correction.needs_ages:
-        tokens = staleness.with_ages(tokens, call.loss_masks, correction, samples)
+    if step.samples.versions or correction.needs_ages:
+        tokens = staleness.with_ages(tokens, call.loss_masks, correction, step.samples)
     return tokens
 
 
-def bounds_of(args: Any, correction: Correction) -> Bounds:
-    """Reads the host's PPO clip range: --eps-clip, --eps-clip-high, --eps-clip-c.
-
-    If the correction centers the host's loss, it also asks whether that loss is PPO's.
-    """
+def bounds_of(args: Any, hook: Hook) -> Bounds:
+    """Reads the host's PPO clip range: --eps-clip, --eps-clip-high, --eps-clip-c."""
     low, high = getattr(args, "eps_clip", 0.2), getattr(args, "eps_clip_high", None)
-    is_asked = correction.center is not None and isinstance(correction.surrogate, HostLoss)
-    has_ratio = not is_asked or loss_has_ratio(args)
-    return Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None), has_ratio)
+    high = low if high is None else high
+    return Bounds(low, high, getattr(args, "eps_clip_c", None), hook.loss_has_ratio)
 
 
-def changes_loss(args: Any, correction: Correction) -> bool:
+def changes_loss(args: Any, correction: Correction, step: OptimizerStep) -> bool:
     """Tells whether a call changes the loss.
 
     It only measures without --use-tis, with an identity correction, and after a guard's ``metrics_only``.
     """
-    is_on = getattr(args, "use_tis", False) and not step_metrics.LEAVES_LOSS_ALONE.value
+    is_on = getattr(args, "use_tis", False) and not step.leaves_loss_alone
     return bool(is_on) and not correction.is_identity
 
 
-def host_metrics(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """Returns ratio, clipped and rejected tokens by their names in the host's log."""
-    return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
-
-
 @torch.no_grad()
-def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+def observe(args: Any, loss: PolicyLoss) -> None:
     """Measures a micro-batch whose policy loss did not call ``run``.
 
     It changes neither loss nor gradient.
-
-    Args:
-        batch: the batch of the policy loss.
-        inputs: what ``contract.LOSS_INPUTS`` collected while the loss ran.
     """
-    step = step_metrics.current_step()
-    if step.layout is None or not step.observes or "cur_log_probs" not in inputs:
+    step, batch = loss.step, loss.batch or {}
+    if step.layout is None or not step.observes or loss.cur_log_probs is None:
         return
     if batch.get("rollout_log_probs") is None:
         warn_once(NOT_RECORDED)
         step.seen[()] = []
         return
-    target, proximal = [values.detach() for values in inputs["cur_log_probs"]], batch.get("log_probs")
+    target, proximal = [values.detach() for values in loss.cur_log_probs], batch.get("log_probs")
     if not proximal:
         warn_once(TARGET_INSTEAD)
     more = {"train_log_probs": proximal or target, "cur_log_probs": target, "pg_loss": torch.cat(target)}
-    run(call_of(batch, args, **more), ONLY_MEASURES)
+    run(call_of(batch, args, **more), Hook(), step)

@@ -14,8 +14,9 @@ the rollout, and drops the log-probs when the rollout ends, because slime releas
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import heads, wrapping
 from slime_ext.host.heads import SCORED, ScoredRollout
-from slime_ext.host.ranks import ranks
+from slime_ext.host.ranks import Parallel, ranks
 from slime_ext.host.rollout_data import Samples, column
 from slime_ext.host.train_step import reporter_of
 from slime_ext.hosts import running
@@ -38,7 +39,7 @@ def install(host: running.Host) -> None:
     """Wraps the host's log-prob pass and its method that trains a rollout; idempotent."""
     for module in running.modules(host.name):  # a module that imported the function calls its own reference
         if isinstance(vars(module).get(SCORE), FunctionType):
-            wrapping.wrap(module, SCORE, _gathering)
+            wrapping.wrap(module, SCORE, functools.partial(_gathering, host))
     for cls, name in running.trainers():
         wrapping.wrap(cls, name, _of_rollout)
 
@@ -60,14 +61,14 @@ def _of_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
     return train_actor
 
 
-def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
+def _gathering(host: running.Host, function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
     def forward_only(*positional: Any, **named: Any) -> Any:
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
         scored, call = SCORED.value, bound.arguments
-        if scored is None or not _is_read(call) or not ranks().is_last_stage:
+        if scored is None or not _is_read(call) or not (here := ranks()).is_last_stage:
             return function(*positional, **named)
         iterator = (call["data_iterator"] or [None])[0]
         rollout = getattr(iterator, "rollout_data", None)
@@ -79,7 +80,8 @@ def _gathering(function: Callable[..., Any]) -> Callable[..., Any]:
             )
         center = reporter_of(call["args"]).setup.correction.center
         assert center is not None  # ``_is_read`` has checked it
-        call["f"] = _with_heads(call["f"], rollout, scored.rollout_id, center.top_k)
+        rows = _rows_of(rollout, scored.rollout_id, center.top_k)
+        call["f"] = _with_heads(call["f"], rollout, rows, host, here.context)
         columns = function(*bound.args, **bound.kwargs)
         values = columns.pop(COLUMN)
         indices = column(rollout.get("sample_indices"), len(values))
@@ -107,15 +109,25 @@ def _is_read(call: Mapping[str, Any]) -> bool:
     return is_moved and name == TARGET and not call["store_prefix"]
 
 
+def _rows_of(
+    rollout: Mapping[str, Any], rollout_id: int, top_k: int
+) -> Sequence[heads.Rows | heads.SupportRows]:
+    """Finds the head or support of each sample of a rollout."""
+    samples = Samples(indices=column(rollout.get("sample_indices"), len(rollout["tokens"])))
+    return heads.of_step(rollout_id, samples, top_k)
+
+
 def _with_heads(
-    function: Callable[..., Any], rollout: Mapping[str, Any], rollout_id: int, top_k: int
+    function: Callable[..., Any],
+    rollout: Mapping[str, Any],
+    rows: Sequence[heads.Rows | heads.SupportRows],
+    host: running.Host,
+    parallel: Parallel,
 ) -> Callable[..., Any]:
     """Wraps the host's function of logits to return log-probs at the head, too.
 
     It adds a column to the function's result, with a tensor per sample.
     """
-    samples = Samples(indices=column(rollout.get("sample_indices"), len(rollout["tokens"])))
-    rows = heads.of_step(rollout_id, samples, top_k)
     places = {id(tokens): place for place, tokens in enumerate(rollout["tokens"])}
 
     def get_log_probs_and_entropy(*positional: Any, **named: Any) -> Any:
@@ -130,7 +142,8 @@ def _with_heads(
             )
         batch = {"loss_masks": [rollout["loss_masks"][place] for place in known]} | named
         with torch.no_grad():
-            held, sizes = heads.gathered([rows[place] for place in known], batch, positional[0], named)
+            of_batch = [rows[place] for place in known]
+            held, sizes = heads.gathered(of_batch, batch, positional[0], named, host, parallel)
         made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
         made[COLUMN] = list(torch.split(held.trainer.detach(), sizes))
         return result

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import ConfigError
+from slime_ext.host.certify import PushRecord
 from slime_ext.hosts.contract import HookCall, number_of, versions_of
 
 Batch = Mapping[str, Any]  # key -> a value per sample, or None
@@ -89,7 +90,7 @@ def set_advantages(rollout: Batch, loss_masks: Sequence[Tensor], values: Sequenc
 def call_of(batch: Batch, args: Any, **more: Any) -> HookCall:
     """Makes the hook call of a micro-batch; ``more`` adds keywords, such as the loss."""
     keywords = {name: batch.get(key) for name, key in OF_CALL.items()}
-    return HookCall.of(args, {"pg_loss": torch.zeros(0)} | keywords | more)
+    return HookCall.of(args, {"pg_loss": torch.zeros(0), "batch": batch} | keywords | more)
 
 
 def group_keys(data: Batch, group_size: int) -> list[int]:
@@ -116,6 +117,7 @@ class Samples:
     masks: Sequence[Tensor] = ()
     indices: Sequence[int | None] = ()  # Sample.index
     versions: Sequence[int | None] = ()  # of the oldest weights that sampled it; set by ``staleness``
+    pushes: PushRecord | None = None  # of the trainer; set by ``staleness``
     _places: dict[int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

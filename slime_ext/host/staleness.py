@@ -32,7 +32,7 @@ from slime_ext.ops.segments import to_device
 
 def samples_of(batch: Batch, rollout_id: int | None = None) -> Samples:
     """Identifies a batch's samples, with the oldest version of each if known."""
-    samples = Samples.of(batch)
+    samples = replace(Samples.of(batch), pushes=certify.pushes())
     if (carried := batch.get("weight_versions")) is not None:
         return replace(samples, versions=[oldest_of(names) for names in carried])
     data = None if rollout_id is None else fetch_for_trainer(VERSIONS, rollout_id)
@@ -57,9 +57,9 @@ def with_ages(
         ConfigError: the correction needs the ages and no sample's is known.
     """
     places = samples.places(loss_masks) if samples.versions else None
-    versions = [samples.versions[place] for place in places or ()]
-    current = certify.pushes().version
-    if current is None or not versions:
+    versions, pushes = [samples.versions[place] for place in places or ()], samples.pushes
+    current = pushes.version if pushes else None
+    if pushes is None or current is None or not versions:
         if correction.needs_ages:
             raise ConfigError(
                 "max_staleness: expected weight versions from the trainer and the samples, got none from the "
@@ -68,8 +68,6 @@ def with_ages(
             )
         return tokens
     known = [None if v is None or v > current else v for v in versions]
-    ages = [
-        [math.nan, math.nan] if v is None else [current - v, certify.pushes().steps_since(v)] for v in known
-    ]
+    ages = [[math.nan, math.nan] if v is None else [current - v, pushes.steps_since(v)] for v in known]
     table = to_device(torch.tensor(ages, dtype=torch.float64), tokens.segments.mask.device)
     return replace(tokens, ages=table[:, 0], age_steps=table[:, 1])

@@ -5,7 +5,7 @@ and wraps the host's three functions (``hosts``).
 
 The policy loss has ``cur_log_probs`` and ``advantages``, but passes neither to the hook. So a wrapper around
 the policy loss takes the advantages (and the padded lengths of --qkv-format bshd) from its batch. A wrapper
-around ``get_log_probs_and_entropy`` takes the log-probs with gradient. ``HookCall.of`` reads both. They are
+around ``get_log_probs_and_entropy`` takes the log-probs with gradient. The hook reads both. They are
 kept for one call of the policy loss, because a second run under ``--recompute-loss-function`` has other
 tensors and may run in another thread. What the host itself passes is used unchanged. The wrapper also
 measures a policy loss that did not call our hook.
@@ -15,6 +15,7 @@ If you have an ``init`` function, call this one from it with the same arguments,
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import sys
@@ -24,10 +25,12 @@ from typing import Any
 from slime_ext.config.load import to_mapping
 from slime_ext.config.words import one_line
 from slime_ext.errors import ConfigError
-from slime_ext.host import heads, proximal_heads, train_step, wrapping
+from slime_ext.host import heads, policy_loss, proximal_heads, train_step, wrapping
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import observe
+from slime_ext.host.policy_loss import PolicyLoss
 from slime_ext.host.ranks import global_rank, parallel_state
+from slime_ext.host.step_metrics import current_step
 from slime_ext.hosts import contract, running
 from slime_ext.hosts.code import DOCS, LEADING, LOSS, STEP, TARGET
 from slime_ext.hosts.flags import check_command_line, check_kinds
@@ -89,7 +92,7 @@ def host_that_trains() -> running.Host | None:
 def wrap_loss(host: running.Host) -> None:
     """Wraps a host's policy loss; idempotent."""
     wrapping.wrap(host.loss, LOSS, _with_batch)
-    wrapping.wrap(host.loss, TARGET, _noting_log_probs)
+    wrapping.wrap(host.loss, TARGET, functools.partial(_noting_log_probs, host))
 
 
 def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,26 +103,27 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         args, batch = call["args"], call["batch"]
         if batch.get("dynamic_cp_size") is not None:  # Relax sets it, whatever the flags say
             raise ConfigError(DYNAMIC)
-        inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
-        token = contract.LOSS_INPUTS.set(inputs)
+        this_run = PolicyLoss(current_step(), batch)
+        token = policy_loss.RUNNING.set(this_run)
         try:
             loss = function(*positional, **named)
-            observe(args, batch, inputs)
+            observe(args, this_run)
         finally:
-            contract.LOSS_INPUTS.reset(token)
+            policy_loss.RUNNING.reset(token)
         return loss
 
     return policy_loss_function
 
 
-def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
+def _noting_log_probs(host: running.Host, function: Callable[..., Any]) -> Callable[..., Any]:
     def get_log_probs_and_entropy(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        inputs = contract.LOSS_INPUTS.get()
-        if inputs is not None:  # inside the policy loss; other calls only score tokens
+        loss = policy_loss.RUNNING.get()
+        if loss is not None:  # inside the policy loss; other calls only score tokens
             made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
-            inputs.setdefault("cur_log_probs", list(made["log_probs"]))
-            inputs["head"] = heads.at_logits(args, kwargs, inputs)
+            if loss.cur_log_probs is None:
+                loss.cur_log_probs = list(made["log_probs"])
+            loss.head = heads.at_logits(args, kwargs, loss, host)
         return result
 
     return get_log_probs_and_entropy
@@ -139,8 +143,8 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     names = [name for name in contract.OPTIONAL if takes_all or name in parameters]
 
     def hook(*positional: Any, **named: Any) -> Any:
-        held = contract.LOSS_INPUTS.get() or {}
-        carried = {name: held[name] for name in names if held.get(name) is not None}
+        not_passed = policy_loss.current().keywords()
+        carried = {name: not_passed[name] for name in names if not_passed[name] is not None}
         return function(*positional, **(carried | named))
 
     return hook

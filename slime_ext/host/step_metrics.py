@@ -29,9 +29,9 @@ from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host.memory import Memory
 from slime_ext.host.packing import CONSEQUENCES, locate, require_usable, usable, wanted
-from slime_ext.host.ranks import parallel_state, ranks
+from slime_ext.host.ranks import Parallel, context_parallel, parallel_state, ranks
 from slime_ext.host.rollout_data import Samples
-from slime_ext.hosts.contract import INIT_FLAG, LOSS_INPUTS, HookCall
+from slime_ext.hosts.contract import INIT_FLAG, HookCall
 from slime_ext.ops.segments import Segments
 
 
@@ -114,6 +114,11 @@ class OptimizerStep:
         proximal_heads: the proximal policy's log-probs at the heads; None if they are the target's.
         rollout: the host's data of the rollout, for ``center``.
         observes: whether to measure a policy loss that does not call our hook.
+        leaves_loss_alone: whether a guard has taken the action ``metrics_only``.
+        is_open: whether the host trains this step, so that its statistics are reduced. False: a hook call
+            outside of a step.
+        parallel: this rank's place among those that share its sequences, asked when the step opens, because
+            slime rebuilds its groups between steps.
     """
 
     layout: MetricsLayout | None = None
@@ -123,6 +128,9 @@ class OptimizerStep:
     proximal_heads: Sequence[Tensor] | None = None
     rollout: dict[str, Any] = field(default_factory=dict)
     observes: bool = False
+    leaves_loss_alone: bool = False
+    is_open: bool = True
+    parallel: Parallel = field(default_factory=lambda: context_parallel())
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     measured: Any = None  # the sums of all its micro-batches so far
     # The micro-batches that were counted, because a recomputed loss calls the hook again with the same
@@ -135,23 +143,36 @@ class OptimizerStep:
         if result.measured is not None:
             self.measured = result.measured if self.measured is None else self.measured + result.measured
 
-    def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool) -> None:
+    def counts(self, call: HookCall) -> bool:
+        """Tells whether the step counts this hook call: the first one for its micro-batch."""
+        if not self.is_open:
+            return False
+        # The list of masks identifies the batch; the batch itself would keep its images on the device.
+        objects = [*call.loss_masks, call.rollout_log_probs]
+        objects = objects if call.batch is None else [call.batch["loss_masks"]]
+        identities = tuple(map(id, objects))
+        is_new = identities not in self.seen
+        self.seen.setdefault(identities, objects)
+        return is_new
+
+    def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool, is_counted: bool) -> None:
         """Raises NonFiniteError if a log-prob makes the loss NaN.
 
         On the CPU it raises at once. On other devices it records the token, and ``reduce`` raises.
 
         Args:
             behavior: whether to check the behavior policy's log-probs too.
+            is_counted: whether the step counts this call.
         """
         log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
         if behavior:
             log_probs["rollout_log_probs"] = tokens.behavior
         if (device := tokens.segments.mask.device.type) != "cpu":
-            if self is not NOWHERE:
+            if is_counted:
                 places = self.samples.places(call.loss_masks) or ()
                 indices = [self.samples.indices[place] for place in places]
                 self.tracker.look(log_probs, tokens.segments, indices)
-            elif behavior and STEP.value is None:  # no step would read the record
+            elif behavior and not self.is_open:  # no step would read the record
                 raise ConfigError(
                     f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: "
                     f"add the flag, because on {device} log-probs are checked at the end of a step, by a "
@@ -180,13 +201,11 @@ class OptimizerStep:
 
 
 STEP: Memory[OptimizerStep | None] = Memory(lambda: None)  # the step that is being trained
-LEAVES_LOSS_ALONE = Memory(bool)  # whether a guard has taken the action ``metrics_only``
-NOWHERE = OptimizerStep()  # for a hook call outside of a step, or one that was counted before
 
 
 def current_step() -> OptimizerStep:
-    """Returns the optimizer step that is being trained, or ``NOWHERE`` between steps."""
-    return STEP.value or NOWHERE
+    """Returns the optimizer step that is being trained. Between steps it returns one that is not open."""
+    return STEP.value or OptimizerStep(is_open=False)
 
 
 @contextmanager
@@ -197,22 +216,6 @@ def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
         yield step
     finally:
         STEP.value = None
-
-
-def step_for(call: HookCall) -> OptimizerStep:
-    """Finds the step that counts this hook call. Returns ``NOWHERE`` if none does."""
-    step, inputs = current_step(), LOSS_INPUTS.get() or {}
-    if step is NOWHERE:
-        return NOWHERE
-    # The list of masks identifies the batch; holding the batch itself would keep its images on the device.
-    objects = (
-        [inputs["batch"]["loss_masks"]] if "batch" in inputs else [*call.loss_masks, call.rollout_log_probs]
-    )
-    identities = tuple(map(id, objects))
-    if identities in step.seen:
-        return NOWHERE
-    step.seen[identities] = objects
-    return step
 
 
 def share_error_across_stages(reason: str) -> str:

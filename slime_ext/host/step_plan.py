@@ -26,10 +26,11 @@ from slime_ext.core.steps import STEPS
 from slime_ext.core.tokens import Tokens
 from slime_ext.errors import ConfigError, DataError, warn_once
 from slime_ext.host import rollout_data as data_of
-from slime_ext.host import staleness, step_metrics
+from slime_ext.host import staleness
 from slime_ext.host.packing import pack, require_usable
 from slime_ext.host.ranks import Ranks
 from slime_ext.host.rollout_data import Batch, SampleRow
+from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.hosts.contract import INIT_FLAG, HookCall
 from slime_ext.ops.segments import to_device
 
@@ -54,13 +55,13 @@ def rollout_data_postprocess(*positional: Any, **named: Any) -> None:
     )
 
 
-def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
+def plan_for(call: HookCall, correction: Correction, tokens: Tokens, step: OptimizerStep) -> Plan:
     """Finds the plan of a hook call. Without one it warns once, and treats the call as a whole step.
 
     Raises:
         ConfigError: ``group`` has no plan, so nobody knows which samples share a prompt.
     """
-    step, device = step_metrics.current_step(), tokens.segments.mask.device
+    device = tokens.segments.mask.device
     planned, plan = step.plan or (None, None)
     places = step.samples.places(call.loss_masks) if planned == correction else None
     if plan is None or places is None:
@@ -105,6 +106,8 @@ def compute_plan(
     here: Ranks,
     rollout: dict[str, Any] | None = None,
     rollout_id: int | None = None,
+    *,
+    leaves_loss_alone: bool = False,
 ) -> Plan:
     """Plans an optimizer step. Every rank of the last pipeline stage calls it.
 
@@ -112,6 +115,7 @@ def compute_plan(
         batch: the step's micro-batches on this rank, joined.
         rollout: this rank's whole rollout; ``group: rebaseline`` writes to its advantages.
         rollout_id: finds the samples' weight versions, if the batches do not carry them.
+        leaves_loss_alone: whether a guard has taken the action ``metrics_only``.
 
     Returns:
         The plan, on the CPU, in the order of the samples on this rank.
@@ -142,7 +146,8 @@ def compute_plan(
         _refuse_broken_groups(correction, args.n_samples_per_prompt, rows)
     if correction.group == "atomic":
         plan, rows = _without_broken_groups(plan, rows, mine)
-    if correction.group == "rebaseline" and rollout:
+    changes_loss = getattr(args, "use_tis", False) and not leaves_loss_alone
+    if correction.group == "rebaseline" and rollout and changes_loss:
         _rebaseline(args, rows, mine, rollout, batch["loss_masks"])
     scale = _scale(correction, args, batch, rows)
     if scale is None:
@@ -220,9 +225,7 @@ def _without_broken_groups(plan: Plan, rows: list[SampleRow], mine: slice) -> tu
 def _rebaseline(
     args: Any, rows: list[SampleRow], mine: slice, rollout: dict[str, Any], loss_masks: list[Tensor]
 ) -> None:
-    """Writes advantages without the rejected samples, unless the host's loss must not change."""
-    if not getattr(args, "use_tis", False) or step_metrics.LEAVES_LOSS_ALONE.value:
-        return
+    """Writes advantages without the rejected samples."""
     _refuse_split_rollouts(args, rollout)
     advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
     data_of.set_advantages(rollout, loss_masks, advantages[mine])

@@ -80,6 +80,7 @@ class Reporter:
         if self.options.curves == "file" and self.file is None:
             warn_once(NO_FILE)
         self.warned = False  # about log-probs that are not finite
+        self.leaves_loss_alone = False  # whether a guard has taken the action ``metrics_only``
 
     def layout(self, correction: Correction) -> MetricsLayout | None:
         """Chooses what is measured: curves only if something reads them. Returns None for nothing."""
@@ -126,7 +127,7 @@ class Reporter:
         for action, line in self.watch.look(scalars, place):
             if action == "stop":
                 raise GuardError(line)
-            step_metrics.LEAVES_LOSS_ALONE.value |= action == "metrics_only"
+            self.leaves_loss_alone |= action == "metrics_only"
             if first:
                 log.warning(line)
         return {**scalars, **curves} if self.options.curves == "log" else scalars
@@ -200,7 +201,13 @@ def _refuses_second_step(setup: Setup) -> bool:
 def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:
     """Opens an optimizer step: identifies its samples, and plans it if the correction needs that."""
     measured = correction or ONLY_MEASURES
-    step, here = OptimizerStep(reporter.layout(measured), observes=correction is None), ranks()
+    here = ranks()
+    step = OptimizerStep(
+        reporter.layout(measured),
+        observes=correction is None,
+        leaves_loss_alone=reporter.leaves_loss_alone,
+        parallel=here.context,
+    )
     if not here.is_last_stage:
         return step
     iterator = (call["data_iterator"] or [None])[0]
@@ -217,7 +224,15 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
     step.samples = staleness.samples_of(batch, call["rollout_id"])
     if measured.needs_plan:
         rollout = getattr(iterator, "rollout_data", None)
-        plan = compute_plan(measured, call["args"], batch, here, rollout, call["rollout_id"])
+        plan = compute_plan(
+            measured,
+            call["args"],
+            batch,
+            here,
+            rollout,
+            call["rollout_id"],
+            leaves_loss_alone=reporter.leaves_loss_alone,
+        )
         step.plan = measured, plan
     if measured.center is not None:
         step.heads = heads.of_step(call["rollout_id"], step.samples, measured.center.top_k)

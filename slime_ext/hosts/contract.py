@@ -10,7 +10,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from slime_ext.core.correction import Correction
-    from slime_ext.core.tokens import Head
+    from slime_ext.core.tokens import Head, Support
 
 REQUIRED = (
     "args",
@@ -94,11 +93,6 @@ def flag_of(dest: str) -> str:
     return "--" + dest.replace("_", "-")
 
 
-# Inputs of the running policy loss that it does not pass to the hook; ``startup`` collects them. This is a
-# context variable, because a loss may be computed again in another thread.
-LOSS_INPUTS: ContextVar[dict[str, Any] | None] = ContextVar("slime_ext_loss_inputs", default=None)
-
-
 @dataclass(frozen=True)
 class HookCall:
     """Holds the arguments of one hook call."""
@@ -113,17 +107,25 @@ class HookCall:
     cur_log_probs: Sequence[Tensor] | None = None
     advantages: Sequence[Tensor] | Tensor | None = None
     max_seq_lens: Sequence[int] | None = None  # N, under --qkv-format bshd: in miles, in slime up to v0.3.0
-    head: Head | None = None  # the sampler's head and the trainer's log-probs there, from ``heads``
+    head: Head | Support | None = None  # the sampler's head and the trainer's log-probs there
+    batch: Mapping[str, Any] | None = None  # the micro-batch of the policy loss, if it is known
 
     @classmethod
-    def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
+    def of(
+        cls, args: Any, arguments: Mapping[str, Any], not_passed: Mapping[str, Any] | None = None
+    ) -> HookCall:
         """Makes the call from the host's keywords.
 
-        Aliases are resolved. Unknown keywords are ignored, because a newer host may pass more. Keywords that
-        the host did not pass come from the running policy loss, through ``LOSS_INPUTS``.
+        Aliases are resolved. Unknown keywords are ignored, because a newer host may pass more.
+
+        Args:
+            not_passed: what the running policy loss has and the host may not pass.
+
+        Raises:
+            ConfigError: a keyword is missing, or the behavior policy's log-probs are None.
         """
         keywords = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
-        keywords = {**(LOSS_INPUTS.get() or {}), **keywords}
+        keywords = {**(not_passed or {}), **keywords}
         if "rollout_log_probs" not in keywords and "rollout_log_probs" in arguments:
             raise ConfigError(
                 "rollout_log_probs: expected one tensor per sample, got None: in a custom generate function, "

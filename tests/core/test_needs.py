@@ -16,7 +16,8 @@ from slime_ext.adapters import fireworks, skyrl, verl
 from slime_ext.config.load import Loaded, to_mapping
 from slime_ext.errors import ConfigError
 from slime_ext.host import train_step
-from slime_ext.host.hook import run
+from slime_ext.host.hook import Hook, run
+from slime_ext.host.step_metrics import current_step
 from slime_ext.hosts.contract import HookCall
 from slime_ext.rules.judge import RULES
 from slime_ext.rules.setup import Setup
@@ -95,7 +96,8 @@ def hook(correction, **more):
         "total_lengths": [3],
         "response_lengths": [2],
     }
-    run(HookCall.of(SimpleNamespace(use_tis=True), given | more), correction, who="hook")
+    call = HookCall.of(SimpleNamespace(use_tis=True), given | more)
+    run(call, Hook(correction, "hook"), current_step())
 
 
 def hook_with_all(correction):
@@ -116,7 +118,9 @@ def launch_without_init(correction):
 
 def step_whose_batches_cannot_be_read_ahead(correction):
     call = {"data_iterator": [iter(())]}
-    train_step._opened(call, correction, SimpleNamespace(layout=lambda correction: None))
+    train_step._opened(
+        call, correction, SimpleNamespace(layout=lambda correction: None, leaves_loss_alone=False)
+    )
 
 
 def analyze(correction):

@@ -153,10 +153,10 @@ def schedule(data, batch):
     return [len(data["loss_masks"]) // STEPS // batch] * STEPS
 
 
-def step_of(args, data, iterator, count):
+def step_of(args, data, iterator, count, **more):
     """The optimizer step as our train step opens it before the host's."""
     correction, batch = read_config(args.slime_ext).correction, read_ahead(iterator, count)
-    plan = compute_plan(correction, args, batch, ranks(), data)
+    plan = compute_plan(correction, args, batch, ranks(), data, **more)
     return step_metrics.OptimizerStep(samples=Samples.of(batch), plan=(correction, plan))
 
 

@@ -9,8 +9,6 @@ import pytest
 
 from slime_ext import tis
 from slime_ext.config.load import load_config
-from slime_ext.core.centering import Center
-from slime_ext.core.correction import Correction
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.host import step_metrics
 from slime_ext.host.hook import bounds_of
@@ -73,12 +71,13 @@ def get_pg_loss_type(args):
 """
 
 
-def test_a_run_asks_its_host_once_which_loss_it_centers(tmp_path, monkeypatch):
+def test_a_run_asks_its_host_once_which_loss_it_has(tmp_path, monkeypatch):
     loss = trees.made(tmp_path, monkeypatch, loss=trees.TARGET + trees.LOSS + ASKED).loss
     runs = [arguments(pg_loss_type=name) for name in ("reinforce", "ppo")]
+    given = as_slime_calls(oracle.random_batch(1))
     for args in runs:
-        answers = {bounds_of(args, Correction(center=Center(8))).has_ratio for _ in range(3)}
-        assert answers == {args.pg_loss_type == "ppo"}
+        for _ in range(3):
+            tis.token_tis(args, **given)
+        hook = tis.HOOKS.value["token_tis"][-1]
+        assert bounds_of(args, hook).has_ratio == (args.pg_loss_type == "ppo")
     assert loss.asked == runs
-    bounds_of(arguments(), Correction())
-    assert loss.asked == runs, "a correction that does not center has no question"

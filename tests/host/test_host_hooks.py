@@ -11,10 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_ext import tis
 from slime_ext.errors import ConfigError
-from slime_ext.host import startup
+from slime_ext.host import policy_loss, startup
 from slime_ext.host.configured import setup_for
+from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.step_metrics import current_step
 from slime_ext.hosts import contract
-from slime_ext.hosts.contract import LOSS_INPUTS
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
@@ -25,7 +26,7 @@ LENGTHS = [3, 2]
 def reaching_hook(given):
     """What of a hook call's keywords there is: the host's own, and what the running policy loss holds."""
     lists = {key: [] for key in contract.REQUIRED[1:]}
-    call = contract.HookCall.of(None, lists | given)
+    call = contract.HookCall.of(None, lists | given, policy_loss.current().keywords())
     every = {key: getattr(call, key) for key in (*contract.OPTIONAL, "max_seq_lens")}
     return {key: value for key, value in every.items() if value is not None}
 
@@ -135,7 +136,8 @@ def test_nothing_is_held_after_a_loss_that_failed(host):
 
 
 def test_our_hooks_read_what_the_policy_loss_holds():
-    token = LOSS_INPUTS.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
+    target = [torch.full((2,), -1.0, requires_grad=True)]
+    token = policy_loss.RUNNING.set(PolicyLoss(current_step(), cur_log_probs=target))
     lists = {key: [torch.zeros(2)] for key in ("train_log_probs", "rollout_log_probs")}
     lists["loss_masks"] = [torch.ones(2)]
     args = types.SimpleNamespace(eps_clip=0.2, eps_clip_high=0.2, use_tis=True)
@@ -144,7 +146,7 @@ def test_our_hooks_read_what_the_policy_loss_holds():
             args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **lists
         )
     finally:
-        LOSS_INPUTS.reset(token)
+        policy_loss.RUNNING.reset(token)
     assert torch.equal(loss, torch.full((2,), 0.8))
 
 

@@ -252,7 +252,7 @@ def for_a_stock_host(
 
 def test_the_names_that_flags_give_are_there():
     assert {"init", "rollout_data_postprocess", "log_rollout"} <= set(dir(host))
-    with pytest.raises(AttributeError, match="has no attribute 'inti'; did you mean 'init'"):
+    with pytest.raises(AttributeError, match="has no attribute 'inti'"):
         host.inti  # noqa: B018
 
 

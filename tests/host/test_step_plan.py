@@ -13,7 +13,6 @@ from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import rollout_data, rollout_data_postprocess, step_metrics
 from slime_ext.host.ranks import ranks
 from slime_ext.host.rollout_data import read_ahead
-from slime_ext.host.step_metrics import LEAVES_LOSS_ALONE
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
 from tests.host.pushed import pushed
@@ -118,20 +117,13 @@ def opened(name, data, **more):
     return slime.step_of(args, data, slime.DataIterator(data), slime.schedule(data, 3)[0])
 
 
-@pytest.fixture
-def given_up():
-    LEAVES_LOSS_ALONE.value = True
-    yield
-    LEAVES_LOSS_ALONE.value = False
-
-
-@pytest.mark.parametrize("more", [{"use_tis": False, "get_mismatch_metrics": True}, {}])
-def test_what_does_not_act_leaves_the_advantages_alone(more, request):
-    if not more:  # a guard that asked for metrics only
-        request.getfixturevalue("given_up")
+@pytest.mark.parametrize("leaves_loss_alone", [False, True])  # whether a guard asked for metrics only
+def test_what_does_not_act_leaves_the_advantages_alone(leaves_loss_alone):
+    more = {} if leaves_loss_alone else {"use_tis": False, "get_mismatch_metrics": True}
     data = slime.data_of(samples("rebaseline", 0))
     before = list(data["advantages"])
-    opened("rebaseline", data, **more)
+    args, iterator = slime.arguments(CASES["rebaseline"][0], **more), slime.DataIterator(data)
+    slime.step_of(args, data, iterator, slime.schedule(data, 3)[0], leaves_loss_alone=leaves_loss_alone)
     assert all(was is now for was, now in zip(before, data["advantages"], strict=True))
 
 

@@ -19,7 +19,6 @@ from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import step_metrics, train_step, wrapping
 from slime_ext.host.step_metrics import STEP, NonFiniteTracker
 from slime_ext.hosts import code, contract
-from slime_ext.hosts.contract import LOSS_INPUTS
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated, one_long
@@ -98,11 +97,10 @@ def test_a_micro_batch_does_not_stay_for_its_masks():
             pixels = torch.zeros(4)
             images.append(weakref.ref(pixels))
             batch = {"loss_masks": [torch.ones(3)], "multimodal_train_inputs": {"pixel_values": pixels}}
-            call = contract.HookCall(SimpleNamespace(), torch.zeros(3), [], [], batch["loss_masks"], [5], [3])
-            token = LOSS_INPUTS.set({"batch": batch})
-            assert step_metrics.step_for(call) is step
-            assert step_metrics.step_for(call) is step_metrics.NOWHERE  # recomputed
-            LOSS_INPUTS.reset(token)
+            lists = ([], [], batch["loss_masks"], [5], [3])
+            call = contract.HookCall(SimpleNamespace(), torch.zeros(3), *lists, batch=batch)
+            assert step.counts(call)
+            assert not step.counts(call)  # recomputed
             del pixels, batch, call
         gc.collect()
         assert not any(reference() is not None for reference in images)
@@ -343,9 +341,10 @@ def test_a_note_that_nobody_would_read_is_refused():
         target=None,
         behavior=torch.zeros(1),
     )
-    step_metrics.NOWHERE.check_finite(packed, None, behavior=False)
+    outside = step_metrics.current_step()
+    outside.check_finite(packed, None, behavior=False, is_counted=False)
     with pytest.raises(ConfigError, match=r"slime_ext\.on_nonfinite: expected --custom-megatron-init-path"):
-        step_metrics.NOWHERE.check_finite(packed, None, behavior=True)
+        outside.check_finite(packed, None, behavior=True, is_counted=False)
 
 
 def test_other_ranks_stop_too():
@@ -369,9 +368,10 @@ def test_a_step_that_breaks_off_says_why():
 
     def train_one_step(args, rollout_id, step_id, data_iterator, model):
         values = {"cur_log_probs": torch.tensor([0.0, math.nan])}
-        call = SimpleNamespace(loss_masks=[torch.ones(2)], rollout_log_probs=[])
+        call = SimpleNamespace(loss_masks=[torch.ones(2)], rollout_log_probs=[], batch=None)
+        step = step_metrics.current_step()
         for _ in range(2):  # a loss that is recomputed
-            if (step := step_metrics.step_for(call)) is not step_metrics.NOWHERE:
+            if step.counts(call):
                 step.tracker.look(values, Segments.whole([2], torch.ones(2)))
         assert len(STEP.value.tracker.calls) == 1
         raise RuntimeError("found NaN in local grad norm")

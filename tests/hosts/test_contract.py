@@ -16,8 +16,10 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.core.tokens import Head
+from slime_ext.host import policy_loss
+from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.step_metrics import current_step
 from slime_ext.hosts import contract
-from slime_ext.hosts.contract import LOSS_INPUTS
 
 LENGTHS, PROMPTS = (4, 1, 3), (3, 2, 6)
 # Keyword -> how slime makes it for one response length, and whether it carries a gradient.
@@ -72,13 +74,15 @@ def call(name, how, seed=0, **more):
     way, extra = HOST_CALLS[how]
     if way == "renamed":
         kept["current_log_probs"] = kept.pop("cur_log_probs")
-    token = LOSS_INPUTS.set(kept if way == "carried" else None)
+    batch = {"loss_masks": given["loss_masks"], "advantages": kept["advantages"]}
+    loss = PolicyLoss(current_step(), batch, kept.get("cur_log_probs"), kept["head"])
+    token = policy_loss.RUNNING.set(loss if way == "carried" else None)
     try:
         passed = {} if way == "carried" else kept
         args = arguments(**({"slime_ext": None} if name != "correct" else {}) | more)
         return given, getattr(tis, name)(args=args, **given, **passed, **extra)
     finally:
-        LOSS_INPUTS.reset(token)
+        policy_loss.RUNNING.reset(token)
 
 
 def test_the_data_here_and_the_contract_of_the_package_agree():

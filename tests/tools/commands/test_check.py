@@ -439,7 +439,12 @@ def test_json_names_what_was_not_checked_and_why(capsys, tmp_path):
     ("flags", "rule", "severity", "message"),
     [
         (CISPO, "missing_init", "refuse", NO_TARGET),
-        (f"{GOOD} --use-rollout-logprobs", "rollout_logprobs_beside_tis", "host", "the host refuses"),
+        (
+            f"--use-tis --use-rollout-logprobs {INIT}",
+            "rollout_logprobs_beside_tis",
+            "host",
+            "the host refuses",
+        ),
         (f"{GOOD}_of_no_name", None, None, "expected a function of slime_ext.tis"),
         (f"{GOOD} --tis-clip nan", None, None, "--tis-clip: expected a number"),
     ],
