@@ -7,9 +7,10 @@ verl loads this module in every process (entry point ``verl.plugins``).
 
 The first flag computes weights once per rollout batch, from rollout and proximal log-probs, at the place
 where verl would compute its own. ``normalize`` and ``second_moment`` are over that batch. ``mask_scope: all``
-with ``denominator: kept`` takes rejected tokens out of ``response_mask``, as verl's own rejections do.
-Otherwise their weight is 0 and the mask stays. The second flag computes a loss per micro-batch, from target
-and rollout log-probs.
+takes rejected tokens out of ``response_mask``, as verl's own rejections do. Otherwise their weight is 0 and
+the mask stays. The default trainer since 0.9 keeps rejected tokens in the divisor all the same; with
+``denominator: kept`` the weights make up for that, over the rollout batch. The second flag computes a loss
+per micro-batch, from target and rollout log-probs.
 
 Source: verl 0.9.1, verl/__init__.py (plugins), trainer/ppo/rollout_corr_helper.py, trainer/ppo/core_algos.py.
 """
@@ -47,6 +48,7 @@ NAMES_OF_LOSS = {  # for a policy loss; in bypass mode old_log_prob is the rollo
     "proximal": "old_log_prob",
     "target": "log_prob",
 }
+AGGREGATION = "loss_agg_mode"
 LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
 
 
@@ -98,7 +100,10 @@ class PolicyLoss:
 def add_weights(correction: Correction, batch: Any) -> tuple[Any, dict[str, float]]:
     """Writes ``rollout_is_weights`` [B, T] into a rollout batch.
 
-    With ``mask_scope: all`` it also removes rejected tokens from ``response_mask``.
+    With ``mask_scope: all`` it also removes rejected tokens from ``response_mask``. The trainer before 0.9
+    divides by what is left there; it alone has ``input_ids`` in the batch. Its successor divides by the
+    tokens that were sampled, so with ``denominator: kept`` the weights grow by sampled / kept tokens of the
+    batch.
 
     Raises:
         ConfigError: the batch lacks what the correction reads.
@@ -110,11 +115,14 @@ def add_weights(correction: Correction, batch: Any) -> tuple[Any, dict[str, floa
             why = f"add {LOG_PROBS}=true" if name == NAMES["behavior"] else "compute it before the weights"
             raise ConfigError(f"{name}: expected it in the rollout batch, got none: {why}")
     mask, behavior, proximal = (data[name] for name in NAMES.values())
-    acting = replace(correction, denominator="host")  # because verl itself divides by the remaining mask
+    acting = replace(correction, denominator="host")
     weights, keep, metrics = correct_padded(acting, mask, behavior, proximal, NAMES)
-    data["rollout_is_weights"] = weights
     if correction.mask_scope == "all":
-        data["response_mask"] = mask * keep.to(mask.dtype)
+        kept = mask * keep.to(mask.dtype)
+        if correction.denominator == "kept" and "input_ids" not in data.keys():
+            weights = weights * (mask.sum() / kept.sum().clamp(min=1))
+        data["response_mask"] = kept
+    data["rollout_is_weights"] = weights
     return batch, metrics
 
 
@@ -129,7 +137,9 @@ def check(config: Any) -> None:
     mode = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     has_weights, has_loss = block.get(KEY) is not None, mode.startswith(f"{KEY}.")
     if has_weights:
-        _check_weights(_weights_named(block[KEY]), block)
+        correction = _weights_named(block[KEY])
+        _check_weights(correction, block)
+        _check_divisor(correction, config)
     if has_loss:
         _check_loss(presets.find(mode.partition(".")[2], LOSS).correction, block)
     if (has_weights or has_loss) and not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
@@ -156,9 +166,28 @@ def _check_weights(correction: Correction, block: Any) -> None:
         ]
     )
     require(correction.needs, WEIGHTS_OFFER, WEIGHTS, LOG_PROBS_ALONE)
-    if (correction.mask_scope == "all") != (correction.denominator == "kept"):
+
+
+def _check_divisor(correction: Correction, config: Any) -> None:
+    """Raises ConfigError if verl's loss would divide by other tokens than the correction says.
+
+    The trainer before 0.9, and a mean per sequence in both, divide by the tokens that are left in the mask.
+    """
+    is_kept, reduces = correction.denominator == "kept", correction.mask_scope == "all"
+    trainer = getattr(config, "trainer", None) or {}
+    uses_v1 = trainer.get("use_v1", False)
+    mode = config.actor_rollout_ref.actor.get(AGGREGATION, "token-mean")
+    if is_kept and not reduces:
+        raise ConfigError(f"{WEIGHTS}: expected mask_scope all with denominator kept, got policy: set both")
+    if is_kept and uses_v1 and mode != "token-mean":
         raise ConfigError(
-            f"{WEIGHTS}: expected mask_scope all with denominator kept, got one of them: set both or neither"
+            f"actor_rollout_ref.actor.{AGGREGATION}: expected token-mean beside denominator kept, got "
+            f"{mode}: set it, or remove denominator from the correction"
+        )
+    if reduces and not is_kept and (not uses_v1 or mode == "seq-mean-token-mean"):
+        raise ConfigError(
+            f"{WEIGHTS}: expected denominator kept with mask_scope all, got host: set both or neither, "
+            "because verl divides by the tokens that are left"
         )
 
 

@@ -149,11 +149,19 @@ def skyrl_config(policy_loss_type="slime_ext", logprobs=1, **own):
     )
 
 
-def verl_config(loss_mode="vanilla", log_probs=True, **block):
-    actor = SimpleNamespace(policy_loss={"loss_mode": loss_mode})
+def verl_config(loss_mode="vanilla", log_probs=True, trainer=None, loss_agg_mode="token-mean", **block):
+    actor = Node(policy_loss={"loss_mode": loss_mode}, loss_agg_mode=loss_agg_mode)
     rollout = {"calculate_log_probs": log_probs}
     roles = SimpleNamespace(actor=actor, rollout=rollout)
-    return SimpleNamespace(algorithm={"rollout_correction": block}, actor_rollout_ref=roles)
+    algorithm = {"rollout_correction": block}
+    return SimpleNamespace(algorithm=algorithm, actor_rollout_ref=roles, trainer=trainer)
+
+
+class Node(SimpleNamespace):
+    """A part of an OmegaConf configuration."""
+
+    def get(self, key, default=None):
+        return vars(self).get(key, default)
 
 
 def cookbook(mapping, count=1, **more):
@@ -238,7 +246,16 @@ REFUSED = {
     "bypass_mode: expected false": of_verl(slime_ext="token_tis", bypass_mode=True),
     "expected no ['rollout_is'] beside it": of_verl(slime_ext="token_tis", rollout_is="token"),
     "expected no part that reads the target's log-probs": of_verl(slime_ext="pure_is"),
-    "mask_scope all with denominator kept": of_verl(slime_ext=ONE),
+    "expected denominator kept with mask_scope all, got host": of_verl(slime_ext=ONE),
+    "expected mask_scope all with denominator kept, got policy": of_verl(
+        slime_ext={**KEPT, "mask_scope": "policy"}
+    ),
+    "loss_agg_mode: expected token-mean beside denominator kept": of_verl(
+        slime_ext=KEPT, trainer={"use_v1": True}, loss_agg_mode="seq-mean-token-mean"
+    ),
+    "got host: set both or neither, because verl divides by the tokens that are left": of_verl(
+        slime_ext=ONE, trainer={"use_v1": True}, loss_agg_mode="seq-mean-token-mean"
+    ),
     "did you mean 'token_tis'": of_verl(slime_ext="token_tys"),
     "calculate_log_probs: expected true": of_verl(slime_ext="token_tis", log_probs=False),
     "bypass_mode: expected true": of_verl("slime_ext.pure_is"),
@@ -517,6 +534,9 @@ def test_what_fits_is_accepted():
     verl.check(verl_config())
     verl.check(verl_config(slime_ext="token_tis"))
     verl.check(verl_config(slime_ext=COUPLED))
+    verl.check(verl_config(slime_ext=KEPT))
+    verl.check(verl_config(slime_ext=KEPT, trainer={"use_v1": True}))
+    verl.check(verl_config(slime_ext=ONE, trainer={"use_v1": True}))
     verl.check(verl_config("slime_ext.pure_is", bypass_mode=True))
     cookbook(COUPLED)
 
