@@ -178,7 +178,7 @@ MUTATIONS = {
         "tests/host/test_metrics_layouts.py",
     ),
     "no word of the floor": Mutation(
-        "tools/convert/verl_levels.py", "(FLOOR, *", "(*", "tests/tools/convert/test_denominator.py"
+        "tools/convert/verl_levels.py", "(FLOOR, *", "(*", "tests/tools/convert/test_blocks.py"
     ),
     "flip the ratio": Mutation(
         "ops/divergences.py",

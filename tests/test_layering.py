@@ -65,7 +65,7 @@ FLOORS = {
     ),
     "config/": ("files foreign numbers words", "typed", "idle", "load", "places flat"),
     "tools/": (
-        "checkout decision folders plain_torch wording",
+        "checkout decision folders plain_torch releases wording",
         "analysis",
         "report",
         "launch",

@@ -1,9 +1,9 @@
-"""Weights and masks of the dialects against the real packages, on random batches; prints a Markdown table.
+"""Compares converted weights and masks with systems that no wheel has; prints a Markdown table.
 
-    python -m tests.downstream.compare --verl --skyrl DIR --slime CHECKOUT --fireworks FILE ... --batches 1000
+    python -m tests.peers.checkouts --slime CHECKOUT --fireworks FILE ... --verl-3984 FILE --batches 1000
 
-Run it from the repository, in an environment of its own that has verl, and slime_ext's requirements. Systems
-that are not given are left out. Exit status 1 when a mask differs, or a weight by more than ``TOLERANCE``.
+Systems without an argument are left out. The exit status is 1 if a mask differs, or a weight by more than
+``TOLERANCE``.
 """
 
 from __future__ import annotations
@@ -28,23 +28,11 @@ from slime_ext.tools.convert import read
 from tests.batches import tokens
 from tests.tools.convert.common import batch_of
 
-TOLERANCE = 1e-5  # SkyRL computes its ratios in float32
+TOLERANCE = 1e-5
 UNNORMALISED = 1e-8  # verl and mis.py do not divide by a mean weight below this: such batches are left out
 Rows = tuple[Tensor, Tensor, Tensor]  # [S, R] proximal, behavior, mask
 Found = tuple[Tensor | None, Tensor]  # [S, R] weights (None: 1) and mask
 
-HEAD = (
-    {"rollout_is": "token", "rollout_is_threshold": 2.0},
-    {"rollout_is": "sequence", "rollout_is_threshold": 2.0},
-    {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": True},
-    {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": True},
-    {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"},
-    {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_1.2"},
-    {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": 2.0},
-    {"rollout_is": "token", "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.95_1.2"},
-    {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.05},
-    {"rollout_rs": "seq_max_k2,token_k3", "rollout_rs_threshold": "0.5,0.3"},
-)
 PR3984 = (
     {"rollout_is": "sequence", "rollout_rs": "sequence", "rollout_rs_threshold": 2.0},
     {
@@ -55,25 +43,6 @@ PR3984 = (
     },
     {"rollout_is": "token", "rollout_rs": "token", "rollout_rs_threshold": 2.0},
 )
-OUTLIERS = {"outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100.0}
-TOKENS = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
-SKYRL = (
-    {"tis_ratio_type": "token"},
-    {"tis_ratio_type": "sequence", **TOKENS},
-    {"sequence_mask_metric": "geometric", **OUTLIERS},
-    {"tis_ratio_type": "token", "sequence_mask_metric": "product", **OUTLIERS, **TOKENS},
-)
-SKYRL_DEFAULTS = {
-    "tis_ratio_type": None,
-    "token_tis_ratio_clip_high": 2.0,
-    "sequence_tis_ratio_clip_high": 5.0,
-    "sequence_mask_metric": None,
-    "geo_mask_high": 1.01,
-    "geo_mask_low": 0.99,
-    "product_mask_high": 2.0,
-    "product_mask_low": 0.5,
-    **dict.fromkeys((*OUTLIERS, *TOKENS)),
-}
 MIS = tuple(
     {
         "use_tis": True,
@@ -104,11 +73,6 @@ def verl_block(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
     call = module.compute_rollout_correction_and_rejection_mask
     weights, mask, _ = call(*rows, **{"rollout_is": None, **block})
     return None if weights is None else weights.batch["rollout_is_weights"], mask
-
-
-def skyrl(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
-    weights, _, mask = module.compute_off_policy_correction(*rows, SimpleNamespace(**SKYRL_DEFAULTS | block))
-    return None if weights is None else weights.expand_as(mask), mask
 
 
 def slime_mis(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
@@ -181,31 +145,10 @@ def load(name: str, path: str) -> ModuleType:
     return module
 
 
-def load_skyrl(directory: str) -> ModuleType:
-    """Its correction without the package's __init__ files, which start the whole trainer."""
-    name = "skyrl"
-    for part in ("", "backends", "skyrl_train", "utils"):
-        directory, name = str(Path(directory) / part), f"{name}.{part}".rstrip(".")
-        package = ModuleType(name)
-        package.__path__ = [directory]
-        sys.modules[name] = package
-    return importlib.import_module(f"{name}.off_policy_correction_utils")
-
-
 def cases(args: argparse.Namespace) -> Iterator[tuple[str, str, Any, ModuleType, tuple]]:
     """Name, dialect, adapter, module, blocks: for every system that was given."""
-    if args.verl:
-        yield (
-            "verl",
-            "verl",
-            verl_block,
-            importlib.import_module("verl.trainer.ppo.rollout_corr_helper"),
-            HEAD,
-        )
     if args.verl_3984:
         yield "verl 3984", "verl", verl_block, load("verl_3984", args.verl_3984), PR3984
-    if args.skyrl:
-        yield "SkyRL", "skyrl", skyrl, load_skyrl(args.skyrl), SKYRL
     if args.slime:
         path = Path(args.slime) / "examples/train_infer_mismatch_helper/mis.py"
         yield "slime mis.py", "slime_mis", slime_mis, load("slime_mis", str(path)), MIS
@@ -217,16 +160,14 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, str, Any, ModuleType,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--verl", action="store_true", help="the installed package")
     parser.add_argument("--verl-3984", metavar="FILE", help="rollout_corr_helper.py of commit 418f964")
-    parser.add_argument("--skyrl", metavar="DIR", help="the package's directory")
     parser.add_argument("--slime", metavar="DIR", help="a checkout")
     parser.add_argument(
         "--fireworks", metavar="FILE", nargs="*", default=[], help="tis.py, importance_sampling.py"
     )
     parser.add_argument("--batches", type=int, default=1000)
     args = parser.parse_args()
-    if not any((args.verl, args.verl_3984, args.skyrl, args.slime, args.fireworks)):
+    if not any((args.verl_3984, args.slime, args.fireworks)):
         parser.error("expected a system to compare with, got none")
     logging.getLogger("slime_ext").setLevel(logging.ERROR)
     print("| system | block | batches | largest difference of a weight | masks that differ |")

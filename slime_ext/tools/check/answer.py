@@ -329,7 +329,7 @@ def _get(setup: Setup, name: str) -> Any:
 def _forbid_bare_block(setup: Setup, file: str) -> None:
     """Raises ConfigError for another system's keys at the top of the file."""
     foreign = vars(setup.args).keys() - ARGUMENTS.keys()
-    shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in CONVERTED.items()}
+    shared = {name: [key for key in each.defaults if key in foreign] for name, each in CONVERTED.items()}
     system = max(shared, key=lambda name: len(shared[name]))
     if keys := shared[system]:
         raise ConfigError(

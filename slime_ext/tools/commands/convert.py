@@ -47,7 +47,7 @@ HOMES = {
         ("algorithm.rollout_correction", "rollout_correction"),
         ("algorithm",),
         "rollout_correction",
-        ("actor_rollout_ref.actor",),
+        ("actor_rollout_ref.actor", "trainer"),
         # verl had the last two in its actor, before it had a block.
         ("rollout_is", "rollout_rs", "rollout_token_veto", "bypass_", "tis_imp_ratio", "behav_imp_weight"),
         "write algorithm.rollout_correction",
@@ -242,10 +242,10 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
         ConfigError: the file has no such block, or has a key beside the block that would not be read.
     """
     _forbid_interpolated_places(system, whole)
+    _forbid_other_releases(system, whole)
     for place in (*HOMES.get(system, NOWHERE).among, ""):
         if isinstance(found := _at(whole, place), Mapping):
             _check_beside(system, place, found)
-    _forbid_other_releases(system, whole)
     if (home := _find(system, whole)) is not None:
         where, block = home
         _forbid_two(system, whole, where)
@@ -310,7 +310,9 @@ def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     keys: dict[str, Any] = {}
     for place in home.among:
         keys |= _known(system, _at(whole, place))
-    loss_alone = system == "skyrl" and not keys.keys() - set(skyrl.LOSS) and keys.get(skyrl.LOSS[0]) is None
+    loss_alone = (
+        system == "skyrl" and not keys.keys() - set(skyrl.LOSS) and keys.get("policy_loss_type") is None
+    )
     return (home.among[0], keys) if keys and not loss_alone else None
 
 
@@ -321,16 +323,19 @@ def _known(system: str, mapping: Any) -> dict[str, Any]:
 
 def _forbid_other_releases(system: str, whole: Mapping[str, Any]) -> None:
     """Refuses keys that correct something in another release, among keys of which most are foreign."""
-    home = HOMES.get(system, NOWHERE)
+    home, former = HOMES.get(system, NOWHERE), CONVERTED[system].former
     known = [*_keys(system), home.name]
     for place in (*home.among, *home.loss, *([""] if system in FLAT else [])):
         mapping = _at(whole, place)
         for key in map(str, mapping if isinstance(mapping, Mapping) else ()):
             is_misspelt = not place and _nearly(key, known)
-            if key.startswith(home.stems) and key not in known and not is_misspelt:
+            of_another = former.get(key, "") if mapping.get(key) not in (None, False) else ""
+            if not of_another and key.startswith(home.stems) and key not in known and not is_misspelt:
+                of_another = home.instead
+            if of_another:
                 where = f"convert.{place}".rstrip(".")
                 expected = f"expected a key of the release of {system} that convert reads"
-                raise ConfigError(f"{where}.{cut(key)}: {expected}, got another release's: {home.instead}")
+                raise ConfigError(f"{where}.{cut(key)}: {expected}, got another release's: {of_another}")
 
 
 def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:
@@ -341,7 +346,7 @@ def _check_beside(system: str, place: str, found: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{where}.{flat[0]}: expected it or {named}, got both: leave out the key that {system} ignores"
         )
-    known = [*keys, *filter(None, [named])]
+    known = [*keys, *filter(None, [named]), *CONVERTED[system].former]
     for key in (str(key) for key in found if key not in known and place):
         if near := _nearly(key, known):
             raise ConfigError(f"{where}: expected {near[0]}, got {cut(key)}: {system} does not know it")
@@ -353,7 +358,7 @@ def _nearly(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _keys(system: str) -> Sequence[str]:
-    return CONVERTED[system][0]
+    return list(CONVERTED[system].defaults)
 
 
 def _home(system: str) -> str:

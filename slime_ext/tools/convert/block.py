@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn
 
 from slime_ext.config.numbers import as_number
 from slime_ext.core.fields import FLOAT32, is_float32
@@ -48,26 +48,63 @@ class Reading:
 
 @dataclass(frozen=True)
 class Block:
-    """Another system's mapping, and the path that leads to it."""
+    """Another system's mapping, the path that leads to it, and what a reader has read of it so far.
+
+    A reader reads a key only where the system does. ``unread`` then names the settings that the system
+    ignores, so that no reader has to list them.
+
+    Args:
+        where: the path, for messages.
+        values: the mapping.
+        defaults: every key that the system has here, with the system's own default.
+    """
 
     where: str
     values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    _read: set[str] = field(default_factory=set, compare=False)
+    _parts: dict[str, Block] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def closed(cls, where: str, values: Mapping[str, Any], keys: Sequence[str]) -> Block:
-        """Builds a block. Raises ConfigError for a key that is not in ``keys``, or for an interpolation."""
+    def closed(cls, where: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Block:
+        """Builds a block. Raises ConfigError for a key that the system lacks, or for an interpolation."""
         for key, value in values.items():
-            check_known(where, "key", key, keys)
-            forbid_interpolation(f"{where}.{key}", value)
-        return cls(where, values)
+            check_known(where, "key", key, list(defaults))
+            inside = value.items() if isinstance(value, Mapping) else ()
+            for path, each in ((key, value), *((f"{key}.{inner}", each) for inner, each in inside)):
+                forbid_interpolation(f"{where}.{path}", each)
+        return cls(where, values, defaults)
+
+    def unread(self) -> list[str]:
+        """Returns the keys, dotted, that nothing has read and whose values are not the system's defaults."""
+        keys = [key for key in self.values if key not in self._read and self.differs(key)]
+        for name, part in self._parts.items():
+            keys += [f"{name}.{key}" for key in part.unread()]
+        return keys
+
+    def differs(self, key: str) -> bool:
+        """Whether a key has another value than the system's default. Null is no value."""
+        return self.has(key) and not _is_same(self.values[key], self.defaults[key])
 
     def has(self, key: str) -> bool:
-        """Whether the block has the key with a value other than null."""
+        """Whether the block has the key with a value other than null. This does not count as reading it."""
         return self.values.get(key) is not None
 
-    def number(self, key: str, default: float | None = None, *, least: float | None = None) -> float | None:
+    def get(self, key: str) -> Any:
+        """Returns a value of any kind; the system's default if the key is absent."""
+        self._read.add(key)
+        return self.values.get(key, self.defaults[key])
+
+    def part(self, key: str, defaults: Mapping[str, Any]) -> Block:
+        """Returns a nested mapping as a block; null is an empty one. Its unread keys are this block's."""
+        nested = self.get(key)
+        if not isinstance(nested, Mapping | None):
+            self.refuse(key, "a mapping")
+        return self._parts.setdefault(key, Block.closed(f"{self.where}.{key}", nested or {}, defaults))
+
+    def number(self, key: str, *, least: float | None = None) -> float | None:
         """Returns a number of at least ``least``. It may be a text, because YAML 1.1 reads 1e-4 as text."""
-        value = self.values.get(key, default)
+        value = self.get(key)
         if value is None:
             return None
         number = as_number(value)
@@ -79,50 +116,39 @@ class Block:
             self.refuse(key, f"a number >= {least:g}", SHRINK if least == 1 else "")
         return number
 
-    def given(self, key: str, default: float, *, least: float | None = None) -> float:
-        """Returns a number that may not be null; the default if the key is absent."""
-        number = self.number(key, default, least=least)
+    def required_number(self, key: str, *, least: float | None = None) -> float:
+        """Returns a number that may not be null."""
+        number = self.number(key, least=least)
         if number is None:
             self.refuse(key, "a number")
         return number
 
-    def positive(self, key: str, default: float | None = None) -> float | None:
+    def positive(self, key: str) -> float | None:
         """Returns a number above 0."""
-        number = self.number(key, default)
+        number = self.number(key)
         if number is not None and number <= 0:
             self.refuse(key, "a number > 0")
         return number
 
-    def temperature(self, key: str, default: float) -> float:
+    def temperature(self, key: str) -> float:
         """Returns a temperature of SAPO, whose weights are undefined at 0."""
         self.positive(key)
-        return self.given(key, default)
+        return self.required_number(key)
 
-    @overload
-    def choice(self, key: str, allowed: Sequence[str], default: str) -> str: ...
-
-    @overload
-    def choice(self, key: str, allowed: Sequence[str]) -> str | None: ...
-
-    def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str | None:
-        """Returns one of the allowed words; the default if the key is absent or null."""
-        value = self.values.get(key)
+    def choice(self, key: str, allowed: Sequence[str]) -> Any:
+        """Returns one of the allowed words; the system's default if the key is absent or null."""
+        value = self.get(key)
         if value is None:
-            return default
+            return self.defaults[key]
         check_known(f"{self.where}.{key}", "value", value, [*allowed, "null"])
         return str(value)
 
-    def flag(self, key: str, default: bool = False) -> bool:
-        """Returns true or false; the default if the key is absent."""
-        value = self.values.get(key, default)
+    def flag(self, key: str) -> bool:
+        """Returns true or false."""
+        value = self.get(key)
         if not isinstance(value, bool):
             self.refuse(key, "true or false")
         return value
-
-    def unlike(self, defaults: Mapping[str, Any]) -> list[str]:
-        """Returns the keys whose values differ from the system's defaults. Null is no value."""
-        keys = (key for key in defaults if self.has(key))
-        return [key for key in keys if not _is_same(self.values[key], defaults[key])]
 
     def required(self, key: str, why: str) -> None:
         """Raises ConfigError if the key is absent or null."""

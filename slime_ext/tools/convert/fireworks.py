@@ -6,12 +6,13 @@ Source: https://github.com/fw-ai/cookbook/pull/169; training/utils/rl/tis.py.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from slime_ext.tools.convert.block import SAFE, Block, Reading, capped, inside, native
 
-IS_CONFIG = ("eps_clip", "eps_clip_high", "tis_cap", "tis_level")
-TIS_CONFIG = ("cap", "level", "icepop_threshold")
-KEYS = (*TIS_CONFIG, *IS_CONFIG)
+TIS_CONFIG: dict[str, Any] = {"cap": 5.0, "level": "token", "icepop_threshold": None}
+IS_CONFIG: dict[str, Any] = {"eps_clip": None, "eps_clip_high": None, "tis_cap": 5.0, "tis_level": "token"}
+DEFAULTS = {**TIS_CONFIG, **IS_CONFIG}
 LEVELS = ("token", "sequence")
 GEOMETRIC = (
     "the cookbook's level sequence is the geometric mean of the clamped token ratios, not their product"
@@ -24,15 +25,15 @@ def read(block: Block) -> Reading:
     Raises:
         ConfigError: the block has fields of both configurations, a cap below 1, or IcePop at level sequence.
     """
-    of_tis, of_is = ([k for k in block.values if k in keys] for keys in (TIS_CONFIG, IS_CONFIG))
+    of_tis, of_is = ([key for key in block.values if key in keys] for keys in (TIS_CONFIG, IS_CONFIG))
     if of_tis and of_is:
         block.refuse(of_is[0], f"only fields of ISConfig or of TISConfig (beside it: {', '.join(of_tis)})")
     level_key, cap_key = ("tis_level", "tis_cap") if of_is else ("level", "cap")
-    level = block.choice(level_key, LEVELS, "token")
+    level = block.choice(level_key, LEVELS)
     low, high = block.number("eps_clip", least=0), block.number("eps_clip_high", least=0)
     clip = {"eps_clip": low, "eps_clip_high": low if high is None else high}
     args = {key: value for key, value in clip.items() if value is not None}
-    cap, band = block.given(cap_key, 5.0, least=1), block.number("icepop_threshold", least=1)
+    cap, band = block.required_number(cap_key, least=1), block.number("icepop_threshold", least=1)
     if band is not None and level != "token":
         block.refuse("icepop_threshold", "null at level sequence", "the cookbook has IcePop for tokens only")
     if level == "sequence":

@@ -11,11 +11,11 @@ from typing import Any
 from slime_ext.config.foreign import MIS
 from slime_ext.tools.convert.block import SAFE, Block, Reading, band, capped, native, veto
 
-KEYS = ("use_tis", *MIS)
+SWITCHES = ("use_tis", "use_rs", "tis_batch_normalize")
+DEFAULTS: dict[str, Any] = {"use_tis": False, **dict.fromkeys(MIS), **dict.fromkeys(SWITCHES, False)}
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
 READ = "mis.py reads it and stops without it"
-IGNORED = "mis.py ignores {key} {when}"
 STEP_WIDE = "tis_batch_normalize: the mean is over the whole optimizer step, in mis.py over a micro-batch"
 
 
@@ -28,70 +28,52 @@ def read(block: Block) -> Reading:
     if "use_tis" not in block.values:
         why = "mis.py reads it from args, where --use-tis sets it as well; without it mis.py corrects nothing"
         block.refuse("use_tis", "true or false, as in the launch", why)
-    if not block.flag("use_tis"):
-        return _metrics_only(block)
     rejects = block.flag("use_rs")
+    if not block.flag("use_tis"):
+        if rejects:
+            block.refuse("use_rs", "false with use_tis: false", "mis.py returns before it rejects anything")
+        return Reading({"preset": "metrics_only"})
     if block.has("rs_veto_threshold") and not rejects:
         block.refuse("rs_veto_threshold", "null with use_rs: false", "mis.py vetoes inside use_rs only")
     weights, masks = _weights(block), _rejection(block) if rejects else []
     # If rs and tis have the same bounds, both reject the same tokens, so one step is enough.
-    steps = [*weights, *(step for step in masks if step not in weights), *_normalized(block)]
-    notes = (*_ignored(block, rejects), *((STEP_WIDE,) if block.flag("tis_batch_normalize") else ()))
-    return native(steps, notes, mask_scope="all")
-
-
-def _metrics_only(block: Block) -> Reading:
-    if block.flag("use_rs"):
-        block.refuse("use_rs", "false with use_tis: false", "mis.py returns before it rejects anything")
-    idle = [key for key in KEYS[2:] if block.has(key) and block.values[key] is not False]
-    notes = tuple(IGNORED.format(key=key, when="with use_tis: false") for key in idle)
-    return Reading({"preset": "metrics_only"}, notes)
+    steps = [*weights, *(step for step in masks if step not in weights)]
+    if not block.flag("tis_batch_normalize"):
+        return native(steps, mask_scope="all")
+    level = block.get("tis_level")
+    if level == "geometric":
+        block.refuse("tis_batch_normalize", "false at tis_level geometric", "mis.py raises ValueError")
+    return native([*steps, {"normalize": {"level": level}}], (STEP_WIDE,), mask_scope="all")
 
 
 def _weights(block: Block) -> list[dict[str, Any]]:
     for key in ("tis_level", "tis_mode", "tis_upper_bound"):
         block.required(key, READ)
-    level, mode = block.choice("tis_level", LEVELS, ""), block.choice("tis_mode", MODES)
-    low, high = _tis_bounds(block)
+    level, mode = block.choice("tis_level", LEVELS), block.choice("tis_mode", MODES)
+    high = block.required_number("tis_upper_bound", least=1)
     if mode == "truncate":
         return capped(level, high)
+    low = _lower_bound(block, high)
     block.interval("tis_lower_bound" if block.has("tis_lower_bound") else "tis_upper_bound", low, high)
     if mode == "clip":
         return [{"reweight": {"level": level}}, {"clip": {"low": low, "high": high}}]
     return [*capped(level, math.exp(SAFE)), band(level, low, high)]
 
 
-def _tis_bounds(block: Block) -> tuple[float, float]:
-    high = block.given("tis_upper_bound", math.inf, least=1)
+def _lower_bound(block: Block, high: float) -> float:
     low = block.positive("tis_lower_bound")
-    return 1 / high if low is None else low, high
+    return 1 / high if low is None else low
 
 
 def _rejection(block: Block) -> list[dict[str, Any]]:
+    """Returns the steps of use_rs, whose bounds are those of tis where the block has none."""
     block.required("rs_level", READ)
-    low, high = _tis_bounds(block)
-    low = block.given("rs_lower_bound", low) if block.has("rs_lower_bound") else low
-    if block.positive("rs_upper_bound") is not None:
-        high = block.given("rs_upper_bound", high)
-    block.interval("rs_lower_bound" if block.has("rs_lower_bound") else "tis_lower_bound", low, high)
-    return [band(block.choice("rs_level", LEVELS, ""), low, high), *veto(block, "rs_veto_threshold")]
-
-
-def _normalized(block: Block) -> list[dict[str, Any]]:
-    if not block.flag("tis_batch_normalize"):
-        return []
-    level = block.choice("tis_level", LEVELS)
-    if level == "geometric":
-        block.refuse("tis_batch_normalize", "false at tis_level geometric", "mis.py raises ValueError")
-    return [{"normalize": {"level": level}}]
-
-
-def _ignored(block: Block, rejects: bool) -> list[str]:
-    """Returns notes on settings that mis.py never reads."""
-    idle = {}
-    if not rejects:
-        idle = dict.fromkeys(("rs_level", "rs_lower_bound", "rs_upper_bound"), "with use_rs: false")
-    inherits = rejects and not block.has("rs_lower_bound")
-    if block.values.get("tis_mode") == "truncate" and not inherits:
-        idle["tis_lower_bound"] = "in tis_mode truncate"
-    return [IGNORED.format(key=key, when=when) for key, when in idle.items() if block.has(key)]
+    high = block.positive("rs_upper_bound")
+    if high is None:
+        high = block.required_number("tis_upper_bound", least=1)
+    if block.has("rs_lower_bound"):
+        key, low = "rs_lower_bound", block.required_number("rs_lower_bound")
+    else:
+        key, low = "tis_lower_bound", _lower_bound(block, block.required_number("tis_upper_bound"))
+    block.interval(key, low, high)
+    return [band(block.choice("rs_level", LEVELS), low, high), *veto(block, "rs_veto_threshold")]

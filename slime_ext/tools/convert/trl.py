@@ -13,19 +13,28 @@ from typing import Any
 from slime_ext.tools.convert.block import Block, Reading, bounded, native, reject
 from slime_ext.tools.convert.loss_side import cispo, of_loss
 
+CORRECTS, NEGATIVES = "vllm_importance_sampling_correction", "off_policy_mask_threshold"
 MODE, MIN, MAX, CAP = (f"vllm_importance_sampling_{what}" for what in ("mode", "clip_min", "clip_max", "cap"))
-CORRECTION = ("vllm_importance_sampling_correction", MODE, MIN, MAX, CAP, "off_policy_mask_threshold")
-LOSS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta")
 TEMPERATURES = ("sapo_temperature_pos", "sapo_temperature_neg")
-KEYS = (*CORRECTION, "use_vllm", *LOSS, *TEMPERATURES)
+DEFAULTS = {
+    **{CORRECTS: True, MODE: "sequence_mask", MIN: None, MAX: 3.0, CAP: None, NEGATIVES: None},
+    "use_vllm": True,  # false in TRL; a block without the key is read as one that samples with vLLM
+    **{"loss_type": "dapo", "importance_sampling_level": "token"},
+    **{"epsilon": 0.2, "epsilon_high": None, "delta": None},
+    **dict(zip(TEMPERATURES, (1.0, 1.05), strict=True)),
+}
 MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in ("truncate", "mask"))
-SUMS = ("dapo", "bnpo")  # losses that divide by the number of tokens, like --calculate-per-token-loss
+PER_TOKEN = ("dapo", "bnpo")  # losses that divide by the number of tokens, like --calculate-per-token-loss
+PPO = ("grpo", "dr_grpo", "luspo", *PER_TOKEN)
 DIVISOR = "loss_type {loss} has a special divisor, for which slime has no flag"
 UNBOUNDED = "nothing bounds the weights, as in TRL; to bound them, add truncate: {high: 2.0} after reweight"
-IGNORED = "TRL ignores {key} {when}"
 FORMER_MODE = (
     f"{MODE} is absent: read as sequence_mask, TRL's default; releases that have {CAP} and no mode cap the "
     f"weights of tokens, so write the mode, token_truncate for those"
+)
+ASSUMED = (
+    "without {keys}, read with the default of TRL 1.16.0: unsloth and axolotl have these keys with other "
+    f"defaults (unsloth's {CORRECTS} is false, axolotl's mode token_truncate), so write what you use"
 )
 UNUSED = "TRL corrects nothing with use_vllm: false"
 
@@ -55,47 +64,40 @@ def read(block: Block) -> Reading:
     Raises:
         ConfigError: both are on, which needs two numerators, or the file does not say whether vLLM samples.
     """
-    corrections = [key for key in CORRECTION if key in block.values]
+    corrections = [key for key in (CORRECTS, MODE, MIN, MAX, CAP, NEGATIVES) if key in block.values]
     if not corrections and not block.has("use_vllm"):
-        block.refuse(
-            "use_vllm", "true or false", "with true TRL corrects by default, with false it never does"
-        )
-    loss = loss_of(block, "trl", ("grpo", *SUMS, "dr_grpo", "luspo", "cispo", "sapo", "vespo"), TEMPERATURES)
-    threshold = block.number("off_policy_mask_threshold")
-    if not block.flag("use_vllm", True):
+        why = "with true TRL corrects by default, with false it never does"
+        block.refuse("use_vllm", "true or false", why)
+    loss = loss_of(block, "trl", (*PPO, "cispo", "sapo", "vespo"), TEMPERATURES)
+    threshold = block.number(NEGATIVES)
+    if not block.flag("use_vllm"):
         if threshold is not None:
             why = "with false the mask compares the target with the policy before the step"
-            block.refuse("off_policy_mask_threshold", "use_vllm: true beside it", why)
+            block.refuse(NEGATIVES, "use_vllm: true beside it", why)
         return loss.under(Reading({"preset": "metrics_only"}, (UNUSED,)))
-    corrects = block.flag("vllm_importance_sampling_correction", True)
+    corrects = block.flag(CORRECTS)
     if threshold is not None:
         if corrects:
             why = "the mask uses the target's ratio, the weights use the ratio of the policy before the step"
-            block.refuse("off_policy_mask_threshold", "vllm_importance_sampling_correction: false", why)
-        more = {"statistic": "k1", "when": "negative_advantage"}
-        mask = reject("sequence", "mean", None, threshold, **more)
-        return loss.under(native([mask], _idle(block), numerator="target"))
-    return loss.under(_weights(block) if corrects else Reading({"preset": "metrics_only"}, _idle(block)))
-
-
-def _idle(block: Block) -> tuple[str, ...]:
-    """Returns notes on settings that TRL reads only for weights."""
-    idle = block.unlike({MODE: "sequence_mask", MIN: None, MAX: 3.0, CAP: None})
-    return tuple(IGNORED.format(key=key, when=f"with {CORRECTION[0]}: false") for key in idle)
+            block.refuse(NEGATIVES, f"{CORRECTS}: false", why)
+        mask = reject("sequence", "mean", None, threshold, statistic="k1", when="negative_advantage")
+        return loss.under(native([mask], numerator="target"))
+    return loss.under(_weights(block) if corrects else Reading({"preset": "metrics_only"}))
 
 
 def _weights(block: Block) -> Reading:
-    level, _, how = block.choice(MODE, MODES, "sequence_mask").partition("_")
-    cap = block.number(CAP, least=1)  # TRL prefers it to clip_max
-    high = block.number(MAX, 3.0, least=1) if cap is None else cap
+    """Reads weights at a level. TRL prefers the deprecated cap to clip_max."""
+    level, _, how = block.choice(MODE, MODES).partition("_")
+    cap = block.number(CAP, least=1)
+    high = block.number(MAX, least=1) if cap is None else cap
     low = block.number(MIN)
     if low is not None:
         block.interval(MIN, low, math.inf if high is None else high)
     elif high is None and how == "truncate":
         block.refuse(MAX, f"a number here or in {MIN}", "TRL raises ValueError")
-    notes = (FORMER_MODE,) if cap is not None and not block.has(MODE) else ()
-    if cap is not None and block.unlike({MAX: 3.0}):
-        notes = (*notes, IGNORED.format(key=MAX, when=f"beside {CAP}"))
+    notes = [FORMER_MODE] if cap is not None and not block.has(MODE) else []
+    if not notes and (absent := [key for key in (CORRECTS, MODE) if not block.has(key)]):
+        notes.append(ASSUMED.format(keys=" and ".join(absent)))
     return native(bounded(level, how, low, high), notes if high else (*notes, UNBOUNDED))
 
 
@@ -103,31 +105,30 @@ def loss_of(block: Block, system: str, losses: Sequence[str], temperatures: tupl
     """Reads the loss of ``loss_type``.
 
     Args:
-        system: trl, whose default is dapo, or ms_swift, whose default is grpo.
+        system: trl or ms_swift, for notes.
         losses: the losses that the system has.
         temperatures: the keys of SAPO's temperatures.
 
     Raises:
         ConfigError: neither slime nor a surrogate here has the loss.
     """
-    loss = block.choice("loss_type", losses, "dapo" if system == "trl" else "grpo")
-    if loss not in ("grpo", "dr_grpo", "luspo", "cispo", "sapo", *SUMS):
-        block.refuse(
-            "loss_type", "a loss that slime or this project has", f"{loss} has special token weights"
-        )
-    per_token = block.values.get("importance_sampling_level") in (None, "token")
-    if loss in ("cispo", "sapo") and not per_token:
+    loss, level = block.choice("loss_type", losses), block.get("importance_sampling_level")
+    if loss not in (*PPO, "cispo", "sapo"):
+        why = f"{loss} has special token weights"
+        block.refuse("loss_type", "a loss that slime or this project has", why)
+    if loss in ("cispo", "sapo") and level not in (None, "token"):
         why = f"{loss} has no sequence ratio here"
         block.refuse("importance_sampling_level", f"token beside loss_type {loss}", why)
     if loss == "cispo":
         block.required("epsilon_high", "it is the largest weight, and 0.2 by default")
-        high = block.number("epsilon_high", least=1) or 1.0
-        return Loss(args=cispo(1.0, high - 1))
+        return Loss(args=cispo(1.0, block.required_number("epsilon_high", least=1) - 1))
     if loss == "sapo":
-        pos, neg = (block.temperature(key, at) for key, at in zip(temperatures, (1.0, 1.05), strict=True))
+        pos, neg = map(block.temperature, temperatures)
         return Loss({"sapo": {"anchor": "proximal", "tau_pos": pos, "tau_neg": neg}})
-    said = [key for key in LOSS[1:] if block.has(key) and block.values[key] != "token"]
-    said += ["loss_type"] * (loss in SUMS and block.has("loss_type"))
-    notes = [of_loss(system, key, block.values[key]) for key in said]
+    said = [(key, block.get(key)) for key in ("epsilon", "epsilon_high", "delta")]
+    said = [(key, value) for key, value in said if block.has(key)]
+    said += [("importance_sampling_level", level)] if level not in (None, "token") else []
+    said += [("loss_type", loss)] if loss in PER_TOKEN else []
+    notes = [of_loss(system, *each) for each in said]
     notes += [DIVISOR.format(loss=loss)] * (loss in ("dr_grpo", "luspo"))
     return Loss(notes=tuple(notes))

@@ -10,17 +10,21 @@ Source: https://github.com/volcengine/verl/pull/3984; https://github.com/verl-pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from slime_ext.tools.convert import verl_levels, verl_options
 from slime_ext.tools.convert.block import Block, Reading
+from slime_ext.tools.convert.loss_side import of_loss
 from slime_ext.tools.convert.verl_levels import PR3984, V061, V070
 
 LATER = "0.7.1 and later"
 RELEASES = (PR3984, V061, V070, LATER)
-SHARED = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
+OPTIONS: dict[str, Any] = {
+    **{"rollout_is": None, "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False},
+    **{"rollout_rs": None, "rollout_rs_threshold": None, "bypass_mode": False, "loss_type": "ppo_clip"},
+}
 OF = {  # key -> the releases that have it
     "rollout_rs_threshold_lower": (PR3984, V061, V070),
     "rollout_token_veto_threshold": (PR3984, V061, V070),
@@ -30,13 +34,45 @@ OF = {  # key -> the releases that have it
     "use_policy_gradient": (V061,),
     "loss_type": (V070, LATER),
     "rollout_is_batch_normalize": (V061, V070, LATER),
+    "use_v1": (LATER,),
 }
 BEFORE = (  # keys of 0.6.0 and before
     *("rollout_is_threshold_lower", "rollout_is_level", "rollout_is_mode", "rollout_is_veto_threshold"),
 )
-KEYS = (*SHARED, *OF, *BEFORE, "policy_loss")
-# Values of the actor's loss_mode in bypass mode, where verl's driver sets the loss.
-BYPASSED = ("vanilla", "bypass_mode", "rollout_correction")
+DEFAULTS: dict[str, Any] = {
+    **OPTIONS,
+    **dict.fromkeys(("rollout_rs_threshold_lower", "rollout_token_veto_threshold", *BEFORE)),
+    **dict.fromkeys(("bypass_old_logprob_for_rollout", "use_pure_rollout_correction"), False),
+    "use_policy_gradient": False,
+    # Of the rest of a configuration: actor_rollout_ref.actor and trainer.
+    **{"policy_loss": None, "loss_agg_mode": "token-mean", "use_v1": None},
+}
+POLICY_LOSS: dict[str, Any] = {
+    **{"loss_mode": "vanilla", "rollout_correction": None, "dro_beta": None, "ppo_kl_coef": 0.1},
+    **{"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "kl_cov_ratio": 0.0002},
+    "_target_": "verl.workers.config.PolicyLossConfig",
+}
+PER_TOKEN, PER_SEQUENCE = "token-mean", "seq-mean-token-mean"
+SUMS = ("token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+UNKNOWN_TRAINER = (
+    "rejected tokens stay in the denominator, as in the default trainer of verl 0.9.1 (trainer.use_v1: "
+    "true); for 0.7.1 to 0.8.0, or use_v1: false, add denominator: kept"
+)
+SLIMES_MEAN = f"loss_agg_mode: {PER_SEQUENCE} is slime's mean without --calculate-per-token-loss"
+SEQUENCES = (
+    "sequences without kept tokens leave the mean over sequences in verl before 0.7.1; here they stay, with "
+    "loss 0"
+)
+DIVISOR = "loss_agg_mode {mode} has a special divisor, for which slime has no flag"
+VANILLA = (
+    "actor.policy_loss.loss_mode is vanilla, so the actors run PPO's clip around the sampler's policy, and "
+    "nothing of algorithm.rollout_correction but bypass_mode reaches them"
+)
+HANDED_OVER = (
+    "read as if the actors had these settings: verl gives them only what actor.policy_loss says, with "
+    "loss_mode: bypass_mode and the same keys under policy_loss.rollout_correction; with loss_mode: vanilla "
+    "they run PPO's clip around the sampler's policy, without weights and rejection"
+)
 
 
 def read(block: Block) -> Reading:
@@ -50,35 +86,73 @@ def read(block: Block) -> Reading:
     first = ""
     for key, of_key in _evidence(block.values):
         if not (common := tuple(name for name in releases if name in of_key)):
-            why = f"it belongs to {_listed(of_key)}, {first} to {_listed(releases)}"
+            why = f"it belongs to {', '.join(of_key)}, {first} to {', '.join(releases)}"
             block.refuse(key, "the keys of one release of verl", why)
         first = key if common != releases else first
         releases = common
     # The releases that are left read the block the same way.
-    reading = verl_options.read(block) if LATER in releases else verl_levels.read(block, releases)
-    idle = [] if block.has("rollout_is") else block.unlike({"rollout_is_threshold": 2.0})
-    notes = (*(f"verl ignores {key} without rollout_is" for key in idle), *reading.notes)
-    args = _flags_of_loss(block, reading.mapping["surrogate"] == "host")
-    return replace(reading, args=args, notes=notes)
+    if LATER not in releases:
+        reading = _with_flags(block, verl_levels.read(block, releases))
+    elif block.flag("bypass_mode"):
+        reading = _bypass(block)
+    else:
+        reading = _with_flags(block, verl_options.read(block, bypass=False))
+    mode = block.choice("loss_agg_mode", (PER_TOKEN, PER_SEQUENCE, *SUMS))
+    notes = (
+        [of_loss("verl", "loss_agg_mode", mode)] if block.has("loss_agg_mode") and mode == PER_TOKEN else []
+    )
+    notes += [SLIMES_MEAN] if mode == PER_SEQUENCE else []
+    rejects = "mask_scope" in reading.mapping
+    notes += [SEQUENCES] if mode == PER_SEQUENCE and rejects and LATER not in releases else []
+    notes += [DIVISOR.format(mode=mode)] if mode in SUMS else []
+    if reading.mapping.get("denominator") == "kept" and LATER in releases and mode != PER_SEQUENCE:
+        reading = _of_trainer(block, reading)
+    return replace(reading, notes=(*notes, *reading.notes))
 
 
-def _flags_of_loss(block: Block, decoupled: bool) -> dict[str, Any]:
-    """Returns slime's arguments for ``actor.policy_loss``, which weights multiply in decoupled mode."""
-    actor = block.values.get("policy_loss")
-    if actor is None:
-        return {}
-    if not isinstance(actor, Mapping):
-        block.refuse("policy_loss", "a mapping")
-    loss = Block(f"{block.where}.policy_loss", actor)
-    mode = loss.values.get("loss_mode") or "vanilla"
-    if decoupled and mode in ("gspo", "cispo"):
-        return {"advantage_estimator": mode}
-    if mode not in (("vanilla",) if decoupled else BYPASSED):
-        expected = (
-            "vanilla, gspo or cispo" if decoupled else "vanilla or bypass_mode beside bypass_mode: true"
+def _of_trainer(block: Block, reading: Reading) -> Reading:
+    """Returns a reading that rejects with the divisor of verl's trainer.
+
+    The trainer of 0.9 counts tokens when they are sampled, so rejected tokens stay in the divisor. Its
+    predecessor counts the mask that rejection has reduced. Means per sequence use that mask in both.
+    """
+    uses_v1 = block.get("use_v1")
+    if uses_v1 is not None and not block.flag("use_v1"):
+        return reading
+    mapping = {key: value for key, value in reading.mapping.items() if key != "denominator"}
+    notes = [note for note in reading.notes if note != verl_levels.KEPT]
+    notes += [UNKNOWN_TRAINER] if uses_v1 is None else []
+    return replace(reading, mapping=mapping, notes=tuple(notes))
+
+
+def _bypass(block: Block) -> Reading:
+    """Reads bypass mode since 0.7.1, whose loss is what ``actor.policy_loss`` says.
+
+    verl's driver hands the settings to the actors too late (0.7.1 to 0.8.0) or never (0.9), verl issue 4272.
+    """
+    if not block.has("policy_loss"):
+        reading = verl_options.read(block, bypass=True)
+        return replace(reading, notes=(HANDED_OVER, *reading.notes))
+    loss = block.part("policy_loss", POLICY_LOSS)
+    if (mode := loss.get("loss_mode") or "vanilla") == "vanilla":
+        return verl_levels.reading(verl_levels.BYPASS, [], [], (VANILLA,))
+    if mode != "bypass_mode":
+        loss.refuse("loss_mode", "vanilla or bypass_mode beside bypass_mode: true", "slime has no such loss")
+    return verl_options.read(loss.part("rollout_correction", OPTIONS), bypass=True)
+
+
+def _with_flags(block: Block, reading: Reading) -> Reading:
+    """Adds slime's arguments for ``actor.policy_loss``, which weights multiply in decoupled mode."""
+    loss, is_decoupled = block.part("policy_loss", POLICY_LOSS), reading.mapping["surrogate"] == "host"
+    mode = loss.get("loss_mode") or "vanilla"
+    if is_decoupled and mode in ("gspo", "cispo"):
+        return replace(reading, args={"advantage_estimator": mode})
+    if mode not in (("vanilla",) if is_decoupled else ("vanilla", "bypass_mode", "rollout_correction")):
+        known = (
+            "vanilla, gspo or cispo" if is_decoupled else "vanilla or bypass_mode beside bypass_mode: true"
         )
-        loss.refuse("loss_mode", expected, "slime has no such loss")
-    return {}
+        loss.refuse("loss_mode", known, "slime has no such loss")
+    return reading
 
 
 def _evidence(values: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -99,7 +173,3 @@ def _forbid_before(block: Block) -> None:
     for key in of_before:
         why = "it belongs to verl 0.6.0 and before, which had a different correction"
         block.refuse(key, "the rollout_correction of verl 0.6.1 or later", why)
-
-
-def _listed(releases: tuple[str, ...]) -> str:
-    return ", ".join(releases)

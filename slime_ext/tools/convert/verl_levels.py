@@ -9,6 +9,7 @@ veto only beside rollout_rs. 0.7.0 rejects with either loss.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from slime_ext.config.numbers import as_number
@@ -29,18 +30,18 @@ FLOOR = (
     "verl's PPO loss also has the floor of dual clip (clip_ratio_c of its actor, 3 by default), which is no "
     "key of this block: write surrogate: {dual_clip: {anchor: behavior}} to add it"
 )
-LATE = (
-    "verl sets this loss on its driver after the actors have started (verl issue 4272): actors whose "
-    "policy_loss.loss_mode is vanilla keep PPO around the sampler, without weights and rejection"
-)
 DETACHED = "weights are detached; at PR 3984 their gradient leaked into the loss (fixed by verl PR 4105)"
 KEPT = (
     "rejected tokens leave the denominator, as in verl (denominator: kept); slime then needs "
     "get_mismatch_metrics: true if a rollout is one optimizer step"
 )
 HOST = (
-    "rejected tokens leave the denominator in verl; here it stays the host's, because with numerator: target "
-    "nobody knows before the optimizer step which tokens are rejected"
+    "rejected tokens leave the denominator of a micro-batch in verl before 0.7.1; here it stays the host's, "
+    "because with numerator: target nobody knows before the optimizer step which tokens are rejected"
+)
+LATE = (
+    "verl sets this loss on its driver after the actors have started (verl issue 4272): actors whose "
+    "policy_loss.loss_mode is vanilla keep PPO around the sampler, without weights and rejection"
 )
 STEP_WIDE = (
     "rollout_is_batch_normalize: the mean is over the whole optimizer step, in verl over the whole batch"
@@ -67,13 +68,14 @@ def read(block: Block, releases: tuple[str, ...]) -> Reading:
         block.refuse("bypass_mode", expected, "0.6.1 rejects nothing with PPO there")
     if bypass and release != V070:
         _forbid_unread_rejection(block, pure)
-    weights = weights_of(block)
-    normalized = normalize(block, bypass)
     where = (PURE if pure else BYPASS) if bypass else DECOUPLED
-    notes: tuple[str, ...] = (DETACHED,) if pure and release == PR3984 else ()
-    notes += (STEP_WIDE,) if normalized else ()
-    notes += (EMPTY,) if normalized and V061 in releases and block.values["rollout_is"] == "sequence" else ()
-    return reading(where, weights + normalized, masks, notes)
+    weights, notes = weights_of(block, where)
+    notes = ((DETACHED,) if pure and release == PR3984 else ()) + notes
+    normalizes_sequences = STEP_WIDE in notes and block.get("rollout_is") == "sequence"
+    notes += (EMPTY,) if normalizes_sequences and V061 in releases else ()
+    notes += (HOST,) if bypass and masks else ()
+    notes = (LATE, *notes) if bypass and (pure or masks) else notes
+    return reading(where, weights, masks, notes)
 
 
 def _mode(block: Block) -> tuple[bool, bool]:
@@ -81,7 +83,7 @@ def _mode(block: Block) -> tuple[bool, bool]:
     bypass = block.flag("bypass_mode") or block.flag("bypass_old_logprob_for_rollout")
     key = "use_policy_gradient" if "use_policy_gradient" in block.values else "use_pure_rollout_correction"
     pure = block.flag(key)
-    if block.choice("loss_type", ("ppo_clip", "reinforce"), "ppo_clip") == "reinforce":
+    if block.choice("loss_type", ("ppo_clip", "reinforce")) == "reinforce":
         key, pure = "loss_type", True
     if pure and not bypass:
         needed = "bypass_mode" if key != "use_pure_rollout_correction" else "bypass_old_logprob_for_rollout"
@@ -106,7 +108,7 @@ def _rejection(block: Block) -> list[dict[str, Any]]:
     if level is None:
         return []
     block.positive("rollout_rs_threshold")
-    high, low = block.given("rollout_rs_threshold", 1.0), block.number("rollout_rs_threshold_lower")
+    high, low = block.required_number("rollout_rs_threshold"), block.number("rollout_rs_threshold_lower")
     key = "rollout_rs_threshold" if low is None else "rollout_rs_threshold_lower"
     low, high = block.interval(key, 1 / high if low is None else low, high)
     # verl clamps the ratio to e^-20 .. e^20, so a bound outside never acts.
@@ -129,30 +131,36 @@ def check_threshold(block: Block, rejects: bool) -> None:
             block.refuse(key, "rollout_rs beside it", "verl rejects nothing without it")
 
 
-def weights_of(block: Block) -> list[dict[str, Any]]:
-    """Returns weights by rollout_is: capped, or IcePop for a threshold "lower_upper" (since PR 5722)."""
-    level, text = block.choice("rollout_is", IS_LEVELS), block.values.get("rollout_is_threshold")
-    if isinstance(text, str) and "_" in text:
-        low, high = block.interval("rollout_is_threshold", *pair(block, "rollout_is_threshold", text))
-        return inside(level, low, high) if level else []
-    cap = block.number("rollout_is_threshold", 2.0, least=1)
+def weights_of(block: Block, where: Mapping[str, Any]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Returns weights by rollout_is, and notes.
+
+    Weights are capped, or IcePop for a threshold "lower_upper" (since PR 5722). PPO around the behavior
+    policy applies none.
+
+    Args:
+        where: BYPASS, PURE or DECOUPLED.
+    """
+    level = block.choice("rollout_is", IS_LEVELS)
+    if where is BYPASS:
+        return [], (UNWEIGHTED,) if level else ()
+    normalizes = block.flag("rollout_is_batch_normalize")
     if level is None:
-        return []
-    if cap is None:
-        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without it")
-    return capped(level, cap)
-
-
-def normalize(block: Block, bypass: bool) -> list[dict[str, Any]]:
-    """Returns the native step of rollout_is_batch_normalize; no step if that is off."""
-    if not block.flag("rollout_is_batch_normalize"):
-        return []
-    if not block.has("rollout_is"):
-        block.refuse("rollout_is_batch_normalize", "rollout_is beside it", "there is no weight to normalise")
-    if bypass:
+        if normalizes:
+            why = "there is no weight to normalise"
+            block.refuse("rollout_is_batch_normalize", "rollout_is beside it", why)
+        return [], ()
+    if normalizes and where is PURE:
         why = "the target's weights, and so their mean, are not known before the optimizer step"
         block.refuse("rollout_is_batch_normalize", "false in bypass mode", why)
-    return [{"normalize": {"level": block.values["rollout_is"]}}]
+    more, notes = ([{"normalize": {"level": level}}], (STEP_WIDE,)) if normalizes else ([], ())
+    text = block.get("rollout_is_threshold")
+    if isinstance(text, str) and "_" in text:
+        bounds = block.interval("rollout_is_threshold", *pair(block, "rollout_is_threshold", text))
+        return [*inside(level, *bounds), *more], notes
+    cap = block.number("rollout_is_threshold", least=1)
+    if cap is None:
+        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without it")
+    return [*capped(level, cap), *more], notes
 
 
 def pair(block: Block, key: str, text: str) -> tuple[float, float]:
@@ -169,15 +177,11 @@ def reading(
     """Builds a correction from weights and masks.
 
     A correction that rejects also reduces the returned masks, and has verl's denominator unless its numerator
-    is the target. PPO around the behavior policy gets no weights.
+    is the target.
     """
-    if where is PURE or (where is BYPASS and masks):
-        notes = (LATE, *notes)
     if where is BYPASS:
-        notes, weights = (FLOOR, *((UNWEIGHTED,) if weights else ()), *notes), []
+        notes = (FLOOR, *notes)
     scope: dict[str, str] = {"mask_scope": "all"} if masks else {}
-    if masks and where["numerator"] == "target":
-        notes = (*notes, HOST)
-    elif masks:
+    if masks and where["numerator"] == "proximal":
         scope, notes = scope | {"denominator": "kept"}, (*notes, KEPT)
     return Reading({**where, **scope, "steps": weights + masks}, notes)

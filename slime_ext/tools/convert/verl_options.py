@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from slime_ext.config.numbers import as_number
+from slime_ext.errors import check_known
 from slime_ext.tools.convert.block import SAFE, Block, Reading, reject
 from slime_ext.tools.convert.verl_levels import (
     BYPASS,
     DECOUPLED,
     PURE,
-    STEP_WIDE,
     check_threshold,
-    normalize,
     pair,
     reading,
     weights_of,
@@ -30,21 +29,22 @@ INVERTED = (
 )
 
 
-def read(block: Block) -> Reading:
+def read(block: Block, *, bypass: bool) -> Reading:
     """Reads weights (capped or IcePop), every option of rollout_rs, and the loss of bypass mode.
+
+    In bypass mode the loss divides by all tokens, because it rejects after they are counted.
 
     Raises:
         ConfigError: an option is unknown or its threshold does not fit, rollout_rs has no threshold (or the
             reverse), or batch normalisation has no weights or has weights that are unknown before the step.
     """
-    bypass = block.flag("bypass_mode")
-    loss = block.choice("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
+    loss = block.choice("loss_type", ("ppo_clip", "reinforce"))
     if loss == "reinforce" and not bypass:
         block.refuse("loss_type", "ppo_clip without bypass_mode: true", "verl reads it only in bypass mode")
-    weights, (masks, notes) = weights_of(block), _rejection(block)
-    normalized = normalize(block, bypass)
     where = (BYPASS if loss == "ppo_clip" else PURE) if bypass else DECOUPLED
-    return reading(where, weights + normalized, masks, (*notes, *((STEP_WIDE,) if normalized else ())))
+    weights, notes = weights_of(block, where)
+    masks, more = _rejection(block)
+    return reading(where, weights, masks, (*notes, *more))
 
 
 def _rejection(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
@@ -56,18 +56,18 @@ def _rejection(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 
 
 def _options(block: Block) -> list[str]:
-    if not block.has("rollout_rs"):
+    if (text := block.get("rollout_rs")) is None:
         return []
-    if not isinstance(block.values["rollout_rs"], str):
+    if not isinstance(text, str):
         block.refuse("rollout_rs", 'text with commas between the options, as in "token_k1,seq_mean_k3"')
-    listed = [part.strip() for part in block.values["rollout_rs"].split(",") if part.strip()]
+    listed = [part.strip() for part in text.split(",") if part.strip()]
     for option in listed:
-        Block(block.where, {"rollout_rs": option}).choice("rollout_rs", OPTIONS)
+        check_known(f"{block.where}.rollout_rs", "value", option, [*OPTIONS, "null"])
     return list(dict.fromkeys(listed))
 
 
 def _specs(block: Block, count: int) -> list[str]:
-    specs = [part.strip() for part in str(block.values["rollout_rs_threshold"]).split(",") if part.strip()]
+    specs = [part.strip() for part in str(block.get("rollout_rs_threshold")).split(",") if part.strip()]
     if len(specs) not in (1, count):
         block.refuse("rollout_rs_threshold", f"one threshold, or {count} (one per option of rollout_rs)")
     return specs * count if len(specs) == 1 else specs

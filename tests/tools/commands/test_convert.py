@@ -100,7 +100,9 @@ def test_a_system_without_a_reader_is_refused_with_the_place_of_its_table(capsys
 
 
 def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):
-    block = written(tmp_path / "v.yaml", {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"})
+    rejects = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
+    whole = {"algorithm": {"rollout_correction": rejects}, "trainer": {"use_v1": False}}
+    block = written(tmp_path / "v.yaml", whole)
     _, out, _ = run(capsys, "convert", "--from", "verl", block)
     native = yaml.safe_load(out)
     path = written(tmp_path / "native.yaml", native)

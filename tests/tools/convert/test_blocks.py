@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from slime_ext.config.foreign import SYSTEMS
@@ -36,3 +37,21 @@ def test_other_systems_blocks_are_read_as_written_down():
 
 def test_the_loader_knows_the_names_of_all_systems():
     assert set(SYSTEMS) == set(CONVERTED)
+
+
+WEIGHS = {"rollout_is": "token", "rollout_is_threshold": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("block", "lacks"),
+    [
+        ({"bypass_mode": True}, True),
+        ({"bypass_mode": True, "loss_type": "ppo_clip", **WEIGHS}, True),
+        ({"bypass_mode": True, "loss_type": "reinforce"}, False),
+        ({"rollout_is": "token"}, False),
+    ],
+    ids=str,
+)
+def test_the_floor_of_verls_ppo_is_no_key_of_the_block(block, lacks):
+    """Its actor's clip_ratio_c; the host has a flag of its own, which dual_clip reads."""
+    assert any("floor of dual clip" in note for note in read("verl", block).notes) == lacks

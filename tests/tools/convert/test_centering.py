@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 
 import pytest
 import torch
 
+from benchmarks.fidelity.exact import WEIGHTS
+from benchmarks.speed.others import slime_centering
 from slime_ext import load_config
-from slime_ext.core.losses import Bounds
+from slime_ext.core.centering import mean_score
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import Bounds, Reinforce
 from slime_ext.core.tokens import Head, Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
@@ -97,3 +102,37 @@ def test_skyrls_default_loss_is_named_where_a_block_leaves_it_out():
     assert today.mapping == read("skyrl", {"policy_loss_type": "dppo"}).mapping
     assert today.notes[0].startswith("policy_loss_type is absent: read as dppo, SkyRL's default since 0.5.0")
     assert not read("skyrl", {"policy_loss_type": "regular", "tis_ratio_type": "token"}).notes
+
+
+SEEDS = range(20)
+MODES = {"f = 1": {"mode": "none"}, "truncated at 2": {"mode": "tis", "low": 0.0, "high": 2.0},
+         "IcePop 0.5 to 2": {"mode": "mis", "low": 0.5, "high": 2.0}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("double", "close"), [(True, 1e-12), (False, 1e-5)], ids=["float64", "float32"])
+@pytest.mark.parametrize("name", MODES)
+def test_centering_is_slimes_own(name, double, close, monkeypatch):
+    if "SLIME" not in os.environ:
+        pytest.skip("SLIME names a checkout of slime at 2e5cd7c")
+    theirs = slime_centering(os.environ["SLIME"])
+    if double:  # it computes in float32, whatever it is given
+        monkeypatch.setattr(torch.Tensor, "float", lambda self: self)
+    dtype = torch.float64 if double else torch.float32
+    correction = Correction("target", Reinforce(), WEIGHTS[name])
+    most = torch.zeros(2, dtype=torch.float64)
+    for seed in SEEDS:
+        draw = torch.Generator().manual_seed(seed)
+        logits = 3 * torch.randn(32, 200, generator=draw, dtype=torch.float64)
+        near = (logits + 0.3 * torch.randn(32, 200, generator=draw, dtype=torch.float64)).log_softmax(-1)
+        sampler, ids = near.topk(32)
+        trainer = logits.log_softmax(-1).gather(1, ids)
+        sampler, trainer = sampler.to(dtype), trainer.to(dtype).requires_grad_()
+        advantages = torch.randn(32, generator=draw, dtype=torch.float64).to(dtype)
+        own = advantages * theirs(trainer, sampler, **MODES[name])[0]
+        found = Head(sampler, trainer), advantages, torch.ones(32, dtype=torch.bool), correction.run, 32
+        ours = advantages * mean_score(WEIGHTS[name], *found)
+        slopes = [torch.autograd.grad(x.sum(), trainer)[0] for x in (own, ours)]
+        apart = [(own - ours).detach().abs().max(), (slopes[0] - slopes[1]).abs().max()]
+        most = torch.maximum(most, torch.stack(apart).double())
+    print(f"slime, {name}, {dtype}: term {most[0]:.1e}, gradient {most[1]:.1e}")
+    assert most.max() < close

@@ -1,0 +1,88 @@
+"""Converted settings have the loss, divisor and gradient of the system's own package, from its wheel."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext.adapters import seam
+from slime_ext.adapters import verl as adapter
+from slime_ext.core.correction import Correction
+from slime_ext.tools.releases import PEERS as RELEASES
+from tests.peers import areal, compare, ms_swift, openrlhf, skyrl, trl, verl, wheels
+
+PEERS = (verl, skyrl, trl, openrlhf, areal, ms_swift)
+CASES = [
+    pytest.param(peer, version, id=f"{peer.NAME} {version}") for peer in PEERS for version in peer.VERSIONS
+]
+BLOCKS = 25
+
+
+@pytest.fixture(autouse=True)
+def _are_here():
+    for release in RELEASES:
+        try:
+            wheels.folder(release.distribution, release.version)
+        except FileNotFoundError as missing:
+            pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize(("peer", "version"), CASES)
+def test_converted_settings_are_those_of_the_package(peer, version):
+    result = compare.compare(peer, version, BLOCKS, seeds=2)
+    assert result.differences == [] and result.unnamed == []
+    assert result.refused < BLOCKS / 4 and result.losses == 2 * (BLOCKS - result.refused)
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.NAME)
+def test_a_bound_that_is_a_tenth_off_is_a_difference(peer, monkeypatch):
+    """The comparison sees a translation that is wrong."""
+
+    def widened(reading):
+        text = str(reading.mapping["steps"]) if "steps" in reading.mapping else ""
+        steps = [
+            {
+                name: {k: v * FACTORS.get(k, 1) if k in FACTORS else v for k, v in fields.items()}
+                for name, fields in step.items()
+            }
+            for step in reading.mapping.get("steps", [])
+        ]
+        return dataclasses.replace(reading, mapping={**reading.mapping, "steps": steps}) if text else reading
+
+    read = compare.read
+    monkeypatch.setattr(compare, "read", lambda *block: widened(read(*block)))
+    assert compare.compare(peer, peer.VERSIONS[0], BLOCKS, seeds=2).differences
+
+
+FACTORS = {"high": 1.1, "threshold": 1.1, "low": 1 / 1.1}
+REJECTS = {"reject": {"unit": "token", "statistic": "ratio", "low": 0.9, "high": 1.1}}
+
+
+@pytest.mark.parametrize("denominator", ["host", "kept"])
+@pytest.mark.parametrize("uses_v1", [True, False], ids=["use_v1", "before 0.9"])
+def test_verls_engine_divides_by_what_the_adapters_correction_says(denominator, uses_v1):
+    """The engine of 0.9.1 counts the tokens itself, in both trainers."""
+    if denominator == "host" and not uses_v1:
+        return  # refused before the workers start: test_seams
+    keys = {"mask_scope": "all", "denominator": denominator, "steps": ["reweight", REJECTS]}
+    correction = seam.correction_named(keys)
+    assert isinstance(correction, Correction)
+    functions, (rows, _) = verl.package("0.9.1"), compare.batch(3)
+    data = {"response_mask": rows.mask, "rollout_log_probs": rows.behavior, "old_log_probs": rows.proximal}
+    data["loss_mask"] = rows.mask.clone()
+    if not uses_v1:
+        data["input_ids"] = torch.zeros_like(rows.mask)
+    adapter.add_weights(correction, SimpleNamespace(batch=data))
+    if not uses_v1:
+        data["loss_mask"] = data["response_mask"]
+    ratio = (rows.proximal - rows.behavior).exp()
+    keep = (rows.mask != 0) & (ratio >= 0.9) & (ratio <= 1.1)
+    total = verl.divided(functions, data, rows, data["rollout_is_weights"])
+    count = keep.sum() if denominator == "kept" else rows.mask.sum()
+    surrogate = (rows.target - rows.proximal).exp()
+    terms = torch.maximum(-surrogate * rows.advantages, -surrogate.clamp(0.8, 1.2) * rows.advantages)
+    torch.testing.assert_close(total, torch.where(keep, ratio * terms, 0).sum() / count, rtol=1e-7, atol=1e-9)
+    assert 0 < keep.sum() < rows.mask.sum()
