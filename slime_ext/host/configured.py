@@ -13,6 +13,7 @@ from slime_ext.host.wrapping import is_wrapped
 from slime_ext.hosts import running
 from slime_ext.hosts.contract import INIT_FLAG
 from slime_ext.hosts.flags import check_keys, check_kinds
+from slime_ext.hosts.running import source_of
 from slime_ext.rules.configuration import loaded_from, named_function
 from slime_ext.rules.judge import ALL, OF_THE_CORRECTION, enforce
 from slime_ext.rules.setup import Setup
@@ -44,7 +45,16 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     is_ours = bool(function) or getattr(args, "slime_ext", None) is not None or is_init
     file, loss_type = _keys_of_file(args, is_ours=is_ours), _loss_type(args, host)
     trains = host is None or is_init  # without init, the flags alone tell what reaches the hook
-    setup = loaded_from(Setup(args, function, file=file, pg_loss_type=loss_type, host=host, trains=trains))
+    setup = Setup(
+        args,
+        function,
+        file=file,
+        pg_loss_type=loss_type,
+        host=host,
+        trains=trains,
+        custom_loss=source_of(getattr(args, "custom_loss_function_path", None)),
+    )
+    setup = loaded_from(setup)
     enforce(setup, ALL if is_late else OF_THE_CORRECTION)
     for note in setup.loaded.notes:
         warn_once(f"slime_ext: {note}")

@@ -92,6 +92,7 @@ ARGUMENTS: dict[str, Argument] = {
     "pause_generation_mode": Argument(TEXT, "retract", choices=("abort", "retract", "in_place")),
     "rollout_data_transport": Argument(TEXT, "object-store", choices=("object-store", "nixl", "straw")),
     "custom_config_path": Argument(PATH),
+    "rollout_function_path": Argument(TEXT),
     "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),
     "check_for_nan_in_loss_and_grad": Argument(SWITCH, True, "--no-check-for-nan-in-loss-and-grad"),
     "use_critic": Argument(DERIVED),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import inspect
 import logging
 import sys
@@ -89,6 +91,18 @@ def source(module: ModuleType) -> str:
     """Reads the source of a module. Returns an empty text if it has no Python file."""
     path = getattr(module, "__file__", None)
     return Path(path).read_text("utf-8", "ignore") if path and Path(path).suffix == ".py" else ""
+
+
+def source_of(path: str | None) -> str:
+    """Reads the source of the module of ``package.module.function``. Returns an empty text if there is none.
+
+    It imports the packages around the module, and not the module.
+    """
+    with contextlib.suppress(ImportError, AttributeError, ValueError, OSError):
+        spec = importlib.util.find_spec((path or "").rpartition(".")[0])
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin).read_text("utf-8", "ignore")
+    return ""
 
 
 def current() -> Host | None:

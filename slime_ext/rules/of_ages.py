@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.core.metrics.names import CERTIFICATE
+from slime_ext.errors import cut
 from slime_ext.hosts.contract import LOG, LOG_FLAG, OURS, flag_of
 from slime_ext.rules.rule import HINT, REFUSE, WARN, rule
 from slime_ext.rules.setup import Setup
@@ -65,6 +66,25 @@ def ages_of_straw(setup: Setup) -> str | None:
         "off_policy/staleness_max compares it with the trainer's latest push, so a push in between makes it "
         "larger"
     )
+
+
+@rule(HINT)
+def asynchronous_rollouts(setup: Setup) -> str | None:
+    """Rollouts are sampled while the trainer trains, with weights older than those that are trained."""
+    function = str(setup.flags.rollout_function_path or "")
+    cause = f"--rollout-function-path {cut(function)}" if "async" in function else ""
+    cause = setup.program if setup.program.endswith("_async.py") else cause
+    if not cause:
+        return None
+    lag = (
+        f"{cause} samples while the trainer trains: the sampler's weights are at least one push older than "
+        "the trainer's, and every ratio shows this lag beside numerics"
+    )
+    host = setup.host
+    if getattr(setup.flags, LOG) == OURS[LOG] or (host is not None and host.carries_versions):
+        return f"{lag}: off_policy/staleness_mean measures the lag"
+    name = host.name if host is not None else "slime"
+    return f"{lag}: add {LOG_FLAG}, because {name}'s trainer otherwise does not know the samples' ages"
 
 
 def _reads_ages(setup: Setup) -> bool:

@@ -101,11 +101,13 @@ def unread_tis_clip(setup: Setup) -> str | None:
     reads = READS_BAND + (("off_policy_is_function",) if contract.takes_tis_bounds() else ())
     if not setup.function or setup.function in reads or not bounds:
         return None
-    dest, value = next(iter(bounds.items()))
+    flags = " and ".join(map(flag_of, bounds))
+    values = " and ".join(f"{value:g}" for value in bounds.values())
     return (
-        f"{flag_of(dest)}: expected none beside slime_ext.tis.{setup.function}, got {value:g}: remove the "
-        "flag, because only slime_ext.tis.vanilla_tis_function and icepop_function read it; to set a cap, "
-        "write truncate: {high: ...} under slime_ext.steps"
+        f"{flags}: expected none beside {contract.TIS}.{setup.function}, got {values}: remove "
+        f"{'both flags' if len(bounds) > 1 else 'the flag'}, because only "
+        f"{contract.TIS}.vanilla_tis_function and icepop_function read such bounds; to set a cap, write "
+        "truncate: {high: ...} under slime_ext.steps"
     )
 
 

@@ -9,6 +9,8 @@ from slime_ext.core.losses import DualClip
 from slime_ext.core.state import weight_ranges
 from slime_ext.core.steps import Normalize, Reject, Reweight, Veto
 from slime_ext.hosts import contract
+from slime_ext.hosts.code import LOSS
+from slime_ext.hosts.contract import INIT, OURS
 from slime_ext.rules.rule import CORRECTION, INIT_ALONE, REFUSE, WARN, rule
 from slime_ext.rules.setup import Setup
 
@@ -33,6 +35,30 @@ def sft_beside_function(setup: Setup) -> str | None:
 def sft_beside_init(setup: Setup) -> str | None:
     """The loss is that of supervised fine-tuning, which has no policy loss to measure."""
     return NO_POLICY_LOSS if not setup.function and setup.flags.loss_type == "sft_loss" else None
+
+
+@rule(REFUSE)
+def custom_loss_beside_function(setup: Setup) -> str | None:
+    """The loss is a user's, which does not call the function, because only the host's policy loss does."""
+    if not setup.function or not setup.replaces_policy_loss:
+        return None
+    return (
+        f"--loss-type: expected policy_loss beside {contract.TIS}.{setup.function}, got custom_loss, which "
+        f"does not call it: use --loss-type policy_loss, or call {LOSS} in your loss, because only that "
+        "function calls the hook; otherwise nothing is corrected or measured"
+    )
+
+
+@rule(WARN, INIT_ALONE)
+def custom_loss_beside_init(setup: Setup) -> str | None:
+    """The loss is a user's, and only the host's policy loss is measured, and calls a hook."""
+    if setup.function or not setup.replaces_policy_loss:
+        return None
+    return (
+        f"--loss-type: expected policy_loss beside {OURS[INIT]}, got custom_loss, which does not call the "
+        f"host's {LOSS}: use --loss-type policy_loss, or call {LOSS} in your loss, because otherwise nothing "
+        "is measured, and --use-tis corrects nothing"
+    )
 
 
 @rule(REFUSE)

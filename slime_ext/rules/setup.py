@@ -11,7 +11,7 @@ from slime_ext.config.load import Loaded
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import HostLoss
 from slime_ext.hosts import contract
-from slime_ext.hosts.code import HostCode
+from slime_ext.hosts.code import LOSS, HostCode
 from slime_ext.hosts.contract import OURS, flag_of
 from slime_ext.hosts.flags import ARGUMENTS
 
@@ -61,6 +61,8 @@ class Setup:
         pg_loss_type: the answer of the host's ``get_pg_loss_type``; None if the host has no such function.
         host: the code of the host; None if it is not known.
         trains: whether this process trains, so that a hook call shows what the host passes to it.
+        program: the program that the launch starts; empty if it is not known.
+        custom_loss: the source of the module of --custom-loss-function-path; empty if it is not here.
     """
 
     args: Any
@@ -71,6 +73,8 @@ class Setup:
     pg_loss_type: str | None = None
     host: HostCode | None = None
     trains: bool = False
+    program: str = ""
+    custom_loss: str = ""
 
     @functools.cached_property
     def flags(self) -> Any:
@@ -133,6 +137,11 @@ class Setup:
     def acts(self) -> bool:
         """Whether the correction changes the loss."""
         return self.flags.use_tis is not False
+
+    @property
+    def replaces_policy_loss(self) -> bool:
+        """Whether the host runs a user's loss that, as far as it is known, does not call the host's."""
+        return self.flags.loss_type == "custom_loss" and LOSS not in self.custom_loss
 
     @property
     def replaces_loss(self) -> bool:

@@ -41,11 +41,12 @@ HOST, WITHOUT_FLAGS = a_host(), a_host(accepts=lambda *_: False)
 UNSCORED = a_host(defines=lambda name: name != "forward_only")
 
 
-def setup_of(function="correct", of=TOKEN, file=(), host=None, **flags):
+def setup_of(function="correct", of=TOKEN, file=(), host=None, **more):
     """A launch with --use-tis and the host's defaults, its flags beside them."""
     loaded = Loaded(Correction()) if of is None else read_config(of)
-    args = SimpleNamespace(**{**DEFAULTS, "use_tis": True, "slime_ext": None, **flags})
-    return Setup(args, function, loaded, file=file, host=host)
+    known = {name: more.pop(name) for name in ("custom_loss", "environment", "program") if name in more}
+    args = SimpleNamespace(**{**DEFAULTS, "use_tis": True, "slime_ext": None, **more})
+    return Setup(args, function, loaded, file=file, host=host, **known)
 
 
 def judged(name, arguments, line):

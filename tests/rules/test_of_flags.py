@@ -32,6 +32,7 @@ CASES = [
     ("rollout_logprobs_beside_tis", {**OFF, "use_rollout_logprobs": True}, None),
     ("rollout_logprobs_beside_tis", {"use_rollout_logprobs": True, "pg_loss_type": "reinforce"}, None),
     ("rollout_logprobs_beside_tis", {}, None),
+    ("unread_tis_clip", {"tis_clip": 5, "tis_clip_low": 0.5}, "--tis-clip-low and --tis-clip: expected none"),
     ("unread_tis_clip", {"tis_clip": 5.0}, "--tis-clip: expected none beside slime_ext.tis.correct, got 5: "),
     ("unread_tis_clip", {"tis_clip_low": 0.5}, "--tis-clip-low: expected none beside slime_ext.tis.correct,"),
     ("unread_tis_clip", {"tis_clip": 2.0}, None),

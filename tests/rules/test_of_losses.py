@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rules.launches import ALONE, BATCHES, KEPT, OFF, PLANNED, REINFORCE, SEED, TARGET, a_host, judged
+from tests.rules.launches import (
+    ALONE,
+    BATCHES,
+    KEPT,
+    OFF,
+    PLANNED,
+    REINFORCE,
+    SEED,
+    TARGET,
+    THEIRS,
+    a_host,
+    judged,
+)
 
+CUSTOM_LOSS = {"loss_type": "custom_loss"}
 # (rule, arguments, line): what the rule says of a launch with these arguments starts with the line; None
 # where it says nothing. Arguments that are no flags: the function, what it is made ``of``, the keys of the
 # file, the host's code. Neighbours differ in what the rule looks at.
 CASES = [
+    ("custom_loss_beside_function", CUSTOM_LOSS, "--loss-type: expected policy_loss beside slime_ext.tis.co"),
+    ("custom_loss_beside_function", {**CUSTOM_LOSS, "custom_loss": "loss.policy_loss_function("}, None),
+    ("custom_loss_beside_function", {"loss_type": "policy_loss"}, None),
+    ("custom_loss_beside_function", {**CUSTOM_LOSS, **ALONE}, None),
+    ("custom_loss_beside_init", {**CUSTOM_LOSS, **ALONE}, "--loss-type: expected policy_loss beside slime_e"),
+    ("custom_loss_beside_init", {**CUSTOM_LOSS, **ALONE, **THEIRS}, "--loss-type: expected policy_loss besi"),
+    ("custom_loss_beside_init", {**CUSTOM_LOSS, **ALONE, "custom_loss": "policy_loss_function"}, None),
+    ("custom_loss_beside_init", ALONE, None),
+    ("custom_loss_beside_init", CUSTOM_LOSS, None),
     ("sft_beside_function", {"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside slime_ext"),
     ("sft_beside_function", {"loss_type": "policy_loss"}, None),
     ("sft_beside_function", {"loss_type": "sft_loss", **ALONE}, None),

@@ -274,7 +274,8 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
     theirs = getattr(setup.args, "custom_tis_function_path", None)
     if theirs:  # because the keys of the file are for that hook
         setup = replace(setup, file=())
-    replaced = cut(theirs) if theirs else "slime's own weights" if _get(setup, "use_tis") else ""
+    host = setup.host.name if setup.host else "the host"
+    replaced = cut(theirs) if theirs else f"{host}'s own weights" if _get(setup, "use_tis") else ""
     offers: dict[str, Offer] = {}
     refused: dict[str, Line] = {}
     for when, (flags, what) in OFFERED.items():
@@ -357,6 +358,8 @@ def _who_corrects(setup: Setup) -> str:
     switches = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
     if unknown := [flag_of(name) for name in switches if name in setup.unknown]:
         return f"what corrects the loss depends on {' and '.join(unknown)}, unknown here"
+    if "loss_type" not in setup.unknown and setup.replaces_policy_loss:
+        return "no correction (--loss-type custom_loss calls no hook)"
     hook = setup.flags.custom_tis_function_path
     weights = cut(hook) if hook else "the host's own weights"
     # With --get-mismatch-metrics alone, slime also uses the loss that the hook returns, so its weights act.

@@ -46,7 +46,7 @@ def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Se
             does not load.
     """
     values, unknown = _of_flags(launch) if launch.script else ({}, set(ARGUMENTS))
-    setup = Setup(SimpleNamespace(**values), unknown=frozenset(unknown), host=host)
+    setup = Setup(SimpleNamespace(**values), unknown=frozenset(unknown), host=host, program=launch.program)
     if file:
         setup = with_keys(setup, keys_of(file))
     check_kinds(setup.args, setup.unknown)
@@ -84,7 +84,7 @@ def with_correction(setup: Setup, launch: Launch) -> Setup:
     """
     setup = replace(setup, function=_function_of(setup, launch))
     find_own_steps(getattr(setup.args, "slime_ext", None))
-    setup = loaded_from(setup)
+    setup = loaded_from(replace(setup, custom_loss=_custom_loss(setup, launch)))
     _check_functions(setup, launch)
     return setup
 
@@ -253,16 +253,28 @@ def _check_functions(setup: Setup, launch: Launch) -> None:
         contract.forbid_other(dest, named.get(dest))
 
 
+def _folders(launch: Launch) -> list[Path]:
+    """Lists the folders from which Python would import a user's functions."""
+    script = Path(launch.script).resolve() if launch.script else None
+    near = [script.parent] if script else []
+    near += [launch.root] if launch.root else []
+    return [Path.cwd(), *near, *map(Path, sys.path)]
+
+
+def _custom_loss(setup: Setup, launch: Launch) -> str:
+    """Reads the source of the module of --custom-loss-function-path; empty if it is not here."""
+    path = str(getattr(setup.args, "custom_loss_function_path", None) or "")
+    file = file_of(path.rpartition(".")[0], _folders(launch))
+    return file.read_text("utf-8", "ignore") if file else ""
+
+
 def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> None:
     """Raises ConfigError for a missing function, or for a hook without a keyword.
 
     A function of a package that is not here passes. A hook must accept the keywords with which the host calls
     it.
     """
-    script = Path(launch.script).resolve() if launch.script else None
-    near = [script.parent] if script else []
-    near += [launch.root] if launch.root else []
-    folders = [Path.cwd(), *near, *map(Path, sys.path)]
+    folders = _folders(launch)
     if fault := fault_of(function, folders):
         fault = "there is no such function" if isinstance(function, Veiled) else fault
         raise ConfigError(

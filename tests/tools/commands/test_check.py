@@ -414,7 +414,7 @@ def test_json_holds_the_flags_to_add_alone_and_what_they_do_beside_them(capsys, 
             "policy loss times min(proximal / behavior, 2); slime-ext presets lists other corrections",
             "synchronous, k3_kl above 0.005: find the fault. If there is none, compare runs with and without "
             "token_tis",
-            "replaces slime's own weights",
+            "replaces the host's own weights",
             replaced,
         ],
     }
@@ -464,6 +464,19 @@ def test_json_holds_the_error_of_a_file_or_a_flag_that_cannot_be_read(capsys, tm
     ):
         status, out, err = run(capsys, "check", *words, "--json")
         assert (status, err) == (1, "") and message in json.loads(out)["error"]["message"]
+
+
+def test_the_host_whose_weights_would_be_replaced_is_named(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "10000")
+    room = tmp_path / "miles/backends/megatron_utils"
+    room.mkdir(parents=True)
+    written(tmp_path / "train.py", "")
+    written(room / "loss.py", f"{trees.TARGET}{trees.LOSS}")
+    written(room / "model.py", trees.STEP.format(loss="loss"))
+    written(tmp_path / "miles/arguments.py", FLAGS_OF_A_HOST)
+    script = written(tmp_path / "run.sh", f"python3 train.py {SIZES} --use-tis")
+    assert "replaces miles's own weights" in run(capsys, "check", script)[1]
 
 
 def test_a_checkout_elsewhere_is_named(capsys, tmp_path, monkeypatch):
