@@ -19,7 +19,7 @@ from rich.text import Text
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.check.answer import answer
 from slime_ext.tools.checkout import Checkout
-from slime_ext.tools.commands.output import console, table
+from slime_ext.tools.commands.output import WIDE, console, table
 from slime_ext.tools.folders import make_folder, new_folder
 from slime_ext.tools.launch.launch import Launch
 from slime_ext.tools.launch.read import read_launch
@@ -37,7 +37,7 @@ def rehearse(options: argparse.Namespace) -> int:
         ConfigError: there is no host, the script launches nothing, its text shows a mistake, or the machine
             lacks something that the run needs.
     """
-    began, screen = time.monotonic(), console()
+    began, screen = time.monotonic(), console(width=WIDE)
     launch = read_launch(options.script, options.own, options.host, options.env)
     host = run.host_of(launch, options.host)
     launch = run.with_found_files(launch, host)

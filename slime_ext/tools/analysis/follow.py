@@ -5,7 +5,6 @@ Reads each rollout once its dumps are complete, and reports new findings.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from slime_ext.tools.analysis.document import Document, Finding, Moment, Skipped
 from slime_ext.tools.analysis.pipeline import Result, keep_tensors_off_the_heap
 from slime_ext.tools.analysis.readers.find import DumpFiles, Job, NoDumps
 from slime_ext.tools.analysis.readers.flags import files_of_flags
+from slime_ext.tools.analysis.readers.vocabulary import read_json
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import collectors_of, document_of
 
@@ -123,8 +123,8 @@ class Follower:
     def has_ended(self) -> bool:
         """Returns whether the last rollout of a run of slime-ext train was read. False for other hosts."""
         for path in files_of_flags(self.request.paths[:1]):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                last = int(json.loads(path.read_text())["num_rollout"]) - 1
+            with suppress(ValueError, KeyError, TypeError):
+                last = int(read_json(path)["num_rollout"]) - 1
                 timeline = self.result.collectors["diagnosis"].timeline
                 return any(moment.rollout_id >= last for moment in timeline)
         return False

@@ -110,10 +110,11 @@ def _exact(screen: Console, document: Document) -> None:
     if at := found.first:
         where = f"rollout {at.rollout_id}, sample {at.position}, token {at.token}"
         values = f"sampler {at.sampler}, trainer {at.trainer}"
-        _say(screen, f"  first: {where}: {values}; {counted(at.bits, 'bit')} of 32 differ", is_exact=True)
+        bits = f"{counted(at.bits, 'bit')} of 32 differ" if at.bits else "neither is a log-prob"
+        _say(screen, f"  first: {where}: {values}; {bits}", is_exact=True)
     for name, parts in (("rollout", found.by_rollout), ("position", found.by_position)):
         _say(screen, f"  by {name}: {_shares(parts)}")
-    _say(screen, f"  {found.precision}\n")
+    _say(screen, f"  {found.precision}\n" if found.precision else "")
 
 
 def _shares(parts: Sequence[PartOfRun]) -> str:

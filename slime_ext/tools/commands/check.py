@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     from slime_ext.tools.check.answer import Answer, check, line_of  # imports torch, which takes two seconds
     from slime_ext.tools.checkout import named_checkout
     from slime_ext.tools.commands import cli
-    from slime_ext.tools.commands.output import console, table
+    from slime_ext.tools.commands.output import WIDE, console, table
 
     try:
         _forbid_ignoring(args.ignore)
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     rows += [("unknown", line) for line in answer.unread]
     rows += [("not checked", str(line)) for line in answer.unasked]
     last = filter(None, [LAST_LINES[answer.status]])
-    console().print(table(rows), *last, markup=False)
+    console(width=WIDE).print(table(rows), *last, markup=False)
     return status
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,17 +15,25 @@ from rich.text import Text
 from slime_ext.errors import printable
 
 INLINE = 88
+COLUMNS, WIDE = 80, 200  # characters of a line outside a terminal: of a table, and of a table of messages
+PADDING = re.compile(r"[ ]+$", re.MULTILINE)
 
 
 class PlainConsole(Console):
-    """Prints text that cannot control the terminal.
+    """Prints text that cannot control the terminal, and outside a terminal no spaces at the ends of lines.
 
     The name of a file or a user's data can contain control characters, or characters that change the
     direction of writing. Each of them is shown as its escape.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*map(plain, objects), **options)
+        if self.is_terminal:
+            super().print(*map(plain, objects), **options)
+            return
+        with self.capture() as captured:
+            super().print(*map(plain, objects), **options)
+        self.file.write(PADDING.sub("", captured.get()))
+        self.file.flush()
 
 
 def plain(printed: Any) -> Any:
@@ -41,10 +51,17 @@ def plain(printed: Any) -> Any:
     return printed
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Returns a console. Outside a terminal it is wide, so that a row of a table stays on one line."""
+def console(*, stderr: bool = False, width: int = COLUMNS) -> Console:
+    """Returns a console. Outside a terminal it is as wide as the variable COLUMNS says.
+
+    Args:
+        width: characters outside a terminal without COLUMNS.
+    """
     terminal = PlainConsole(highlight=False, stderr=stderr)
-    return terminal if terminal.is_terminal else PlainConsole(highlight=False, stderr=stderr, width=200)
+    if terminal.is_terminal:
+        return terminal
+    named = os.environ.get("COLUMNS", "")
+    return PlainConsole(highlight=False, stderr=stderr, width=int(named) if named.isdecimal() else width)
 
 
 def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = ()) -> Table:

@@ -79,7 +79,7 @@ def print_table(kind: str | None, rows: Sequence[decision.Row] = ()) -> None:
 
     On a narrow terminal, all cells but the name share one column.
     """
-    out = console()
+    out = console(width=200)
     is_wide = out.width >= WIDE
     table = Table(box=None, pad_edge=False, show_header=is_wide)
     for column in COLUMNS if is_wide else COLUMNS[:2]:

@@ -91,6 +91,18 @@ def test_a_missing_log_prob_is_no_equal_one(capsys, tmp_path):
     assert status == 1 and "first: rollout 0, sample 2, token 0: sampler nan, trainer -0x" in out
 
 
+@pytest.mark.parametrize("value", [-torch.inf, 0.5, -9999.0])
+def test_two_equal_values_that_are_no_log_probs_are_not_exact(capsys, tmp_path, value):
+    at = response_token(EQUAL[0], 2, 0)
+    sides = {name: getattr(EQUAL[0], name).clone() for name in ("behavior", "proximal")}
+    for values in sides.values():
+        values[at] = value
+    dumps.write_run(tmp_path, [replace(EQUAL[0], **sides), *EQUAL[1:]])
+    status, out = analyze(capsys, tmp_path)
+    assert status == 1 and f"not exact: 1 of {TOKENS:,} response tokens differ" in out
+    assert f"trainer {value.hex()}; neither is a log-prob" in out and "digits" not in out
+
+
 def test_what_could_not_be_read_is_not_exact(capsys, tmp_path):
     dumps.write_run(tmp_path, EQUAL)
     (tmp_path / "train_data/2.pt").write_bytes(b"cut off")

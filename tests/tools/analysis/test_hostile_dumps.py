@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.readers.find import find
+from slime_ext.tools.analysis.readers.flags import flags_of
+from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.commands import cli
 from tests.tools.analysis import dumps
 from tests.tools.analysis.in_process import read
@@ -122,6 +125,18 @@ def test_a_corrupt_pickle_is_named(tmp_path):
         path = dumps.write_train(folder, FIRST)
         rewrite(path, pickled)
         assert "is cut off or no torch file" in reason([folder])
+
+
+def test_a_pipe_in_place_of_the_flags_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "args.json")
+    answers = []
+    readers = (flags_of, lambda paths: vocabulary_of(paths, None))
+    reading = threading.Thread(
+        target=lambda: answers.extend(read([tmp_path]) for read in readers), daemon=True
+    )
+    reading.start()
+    reading.join(timeout=10)
+    assert answers == [{}, None]
 
 
 def test_flipped_bytes_never_stop_an_analysis(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -49,7 +50,7 @@ def test_a_healthy_run(capsys, runs):
     assert (status, err) == (0, "") and "No fault found" in out
 
 
-@pytest.mark.parametrize("more", [(), ("--follow", "--every", "0", "--idle", "0.01")], ids=["", "follow"])
+@pytest.mark.parametrize("more", [(), ("--follow", "--every", "0", "--idle", "2")], ids=["", "follow"])
 def test_it_computes_in_one_thread(capsys, runs, more):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -58,6 +59,29 @@ def test_it_computes_in_one_thread(capsys, runs, more):
         assert torch.get_num_threads() == 1  # busy threads took five times the processor time
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_file_that_is_no_dump_is_said_in_whole_words(capsys, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("<html></html>")
+    status, _, err = analyze(capsys, page)
+    assert status == 2
+    assert f"{page}: is no torch file: expected a .pt of slime, .straw.json or .jsonl" in err
+    (tmp_path / "0.pt").write_bytes(b"PK cut off")
+    assert "0.pt: is cut off or no torch file (RuntimeError)" in analyze(capsys, tmp_path / "0.pt")[2]
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 80), ("60", 60), ("132", 132)])
+def test_outside_a_terminal_tables_are_as_wide_as_columns_says(capsys, runs, monkeypatch, columns, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    _, out, _ = analyze(capsys, runs / "healthy")
+    lines = out.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.endswith("healthy") and not line.startswith("h"))
+    table = list(itertools.takewhile(lambda line: not line.startswith("note"), lines[begin:]))
+    assert len(table) > 10 and max(map(len, table)) <= width
+    assert not [line for line in lines if line != line.rstrip()]
 
 
 def test_a_fault_is_named_and_fails_on_demand(capsys, runs, tmp_path):

@@ -1,6 +1,7 @@
 """Compares the log-probs of sampler and trainer bit for bit (``--expect exact``).
 
-Both are compared in float32, as a loss reads them. 0.0 and -0.0 are equal, NaN is not equal to anything.
+Both are compared in float32, as a loss reads them. 0.0 and -0.0 are equal. A value that is
+no log-prob, such as NaN or -inf, is not equal to anything.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Exactness(Additive):
         fits: dtype and side -> number of compared tokens whose log-prob the dtype holds exactly.
         rounded: dtype and side -> number of differing tokens at which that side is the other one, rounded.
         firsts: the first differing token of each rollout.
-        counts: "finite": number of compared tokens, which have both log-probs.
+        counts: "finite": number of compared tokens, which have both log-probs; "apart": how many of them
+            differ.
         largest: the largest |l| of a compared token in each part of a rollout, nats.
     """
 
@@ -48,7 +50,7 @@ class Exactness(Additive):
         """Adds a rollout, part by part."""
         first: FirstDifference | None = None
         for part in rollout.parts():
-            differs = part.mask & (part.behavior != part.proximal)
+            differs = part.mask & (~part.finite | (part.behavior != part.proximal))
             first = first or _first(part, differs)
             self._count(part, differs)
         self.firsts += [first] if first else []
@@ -61,13 +63,14 @@ class Exactness(Additive):
         self.by_position += torch.stack(
             [torch.bincount(bins[row], minlength=len(LABELS)) for row in flags], 1
         ).double()
-        self.counts.update(finite=int(part.finite.count_nonzero()))
+        apart = differs & part.finite
+        self.counts.update(finite=int(part.finite.count_nonzero()), apart=int(apart.count_nonzero()))
         self.largest.append(float(part.log_ratio.abs().max()) if part.size else 0.0)
         values = dict(zip(SIDES, (part.behavior, part.proximal), strict=True))
         for (side, mine), other in zip(values.items(), reversed([*values.values()]), strict=True):
             for name, dtype in COARSE.items():
                 fits = part.finite & (mine.to(dtype).float() == mine)
-                is_rounded = differs & (other.to(dtype).float() == mine)
+                is_rounded = apart & (other.to(dtype).float() == mine)
                 self.fits[name, side] += int(fits.count_nonzero())
                 self.rounded[name, side] += int(is_rounded.count_nonzero())
 
@@ -89,7 +92,7 @@ class Exactness(Additive):
             first=min(self.firsts, key=lambda f: (f.rollout_id, f.position, f.token), default=None),
             by_rollout=tuple(_parts((str(k), self.by_rollout[k]) for k in sorted(self.by_rollout))),
             by_position=tuple(_parts(zip(LABELS, self.by_position, strict=True))),
-            precision=self._precision(differing) if differing else "",
+            precision=self._precision(self.counts["apart"]) if self.counts["apart"] else "",
         )
 
     def _precision(self, differing: int) -> str:

@@ -125,10 +125,9 @@ class Tile:
             for name, (low, high) in self.healthy.items()
         )
         text = self.joins(*values.values())
-        if (
-            self.least is not None and min(values.values()) < self.least
-        ):  # the estimate says nothing about the quantity
-            return f"{text} (an estimate; the true value is at least {self.least:g})", ""
+        # Such an estimate says nothing about the quantity.
+        if self.least is not None and min(values.values()) < self.least:
+            return "n/a (too few samples)", ""
         return text, ("good" if is_good else "bad") if self.healthy else ""
 
 

@@ -28,11 +28,16 @@ STORAGES = {
 OF_SECOND_FORM = (
     2  # arguments of _rebuild_tensor_v2 after the stride; in _rebuild_tensor_v3 the dtype follows
 )
+ZIP = b"PK"  # the first bytes of a file of torch.save
 DTYPES = frozenset(f"<{kind}{size}" for kind in "fiu" for size in (2, 4, 8)) | {"|i1", "|u1", "|b1"}
 
 
 class NotPlain(Exception):
     """A pickle holds something that is not a list, mapping, number, text, tensor or array."""
+
+
+class NotRegular(Exception):
+    """A path is no regular file."""
 
 
 class DTypeName:
@@ -190,7 +195,7 @@ def load_plain(path: Path) -> Mapping[str, Any]:
     try:
         content = _read(path)
     except Exception as error:  # corrupt bytes can raise anything
-        raise DataError(_why(error)) from None
+        raise DataError(_why(error, path)) from None
     if not isinstance(content, Mapping):
         raise DataError(f"expected a mapping, got {type(content).__name__}: not a dump of slime")
     return content
@@ -198,6 +203,8 @@ def load_plain(path: Path) -> Mapping[str, Any]:
 
 def _read(path: Path) -> Any:
     # On short tensors, torch.load spends nine tenths of its time in Python, around the two calls used here.
+    if path.exists() and not path.is_file():
+        raise NotRegular("expected a file, got a pipe or a device")  # which might wait without end
     path.open("rb").close()  # because the reader below gives no reason for a failure
     file = torch._C.PyTorchFileReader(str(path))
     if file.has_record("constants.pkl"):
@@ -212,10 +219,15 @@ def _read(path: Path) -> Any:
     return PlainUnpickler(io.BytesIO(file.get_record("data.pkl")), storage).load()
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, path: Path) -> str:
     if isinstance(error, NotPlain):
         return f"holds {error}, which is no plain data: not loaded, because loading it could run code"
     if isinstance(error, (PermissionError, FileNotFoundError)):
         return f"cannot be read: {error.strerror}"
-    text = str(error) or type(error).__name__
-    return f"is cut off or no torch file ({text.splitlines()[0][:60]})"
+    if isinstance(error, (OSError, NotRegular)):
+        return f"cannot be read: {error}"
+    with path.open("rb") as file:
+        begin = file.read(len(ZIP))
+    if begin != ZIP:
+        return "is no torch file: expected a .pt of slime, .straw.json or .jsonl: name the run's folder"
+    return f"is cut off or no torch file ({type(error).__name__})"

@@ -67,9 +67,9 @@ def _is_count(value: Any) -> bool:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """Returns the mapping in a JSON file; empty if there is none."""
+    """Returns the mapping in a JSON file; empty if there is none. Does not wait for a pipe."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
