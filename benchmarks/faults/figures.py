@@ -22,13 +22,19 @@ from torch import Tensor
 
 from benchmarks.faults.cases import ALSO, HEALTHY
 from benchmarks.faults.real import BOTH, MORE
+from slime_ext.errors import DataError
 from slime_ext.tools.analysis.detectors.duplicate_samples import Fingerprints, Prints
+from slime_ext.tools.analysis.detectors.equal_reference import Unmoved
+from slime_ext.tools.analysis.detectors.length_explosion import Cut
+from slime_ext.tools.analysis.detectors.outside_vocabulary import Beyond
+from slime_ext.tools.analysis.detectors.shared.kinds import GroupSizes
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine, measures
-from slime_ext.tools.analysis.measures.by_sample import GroupSizes, Part
-from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, RolloutSummary
+from slime_ext.tools.analysis.measures.by_sample import Part
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, layer_distances
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 from slime_ext.tools.analysis.measures.versions import VersionSums
 from slime_ext.tools.analysis.pipeline import collect
 from slime_ext.tools.analysis.readers.find import RolloutRanges, find
@@ -38,12 +44,14 @@ from slime_ext.tools.analysis.records import DumpedRollout
 
 FILE = Path(__file__).with_name("figures.json.gz")
 ROWS = {
-    "parts": Part,
-    "groups": GroupSizes,
-    "versions": VersionSums,
-    "rollouts": RolloutSummary,
-    "calls": LossCall,
-    "layers": LayerDistance,
+    "BySample.parts": Part,
+    "Sizes.groups": GroupSizes,
+    "Diagnosis.versions": VersionSums,
+    "Diagnosis.rollouts": RolloutSummary,
+    "Diagnosis.calls": LossCall,
+    "Diagnosis.layers": LayerDistance,
+    "Cuts.rollouts": Cut,
+    "Reference.rollouts": Unmoved,
 }
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6
@@ -73,12 +81,12 @@ class ByRollout:
 
 def empty(vocabulary: int | None) -> Diagnosis:
     """Of no rollout."""
-    return Diagnosis(statistics=DetectorStatistics(vocabulary=vocabulary), own=measures())
+    return Diagnosis(measures=measures(vocabulary))
 
 
 def joined(parts: Sequence[Diagnosis]) -> Diagnosis:
     """The diagnosis of several rollouts as one."""
-    whole = empty(parts[0].statistics.ids)
+    whole = empty(parts[0].of(Beyond).size)
     whole.calls, whole.layers = parts[0].calls, parts[0].layers
     for part in parts:
         whole.merge(replace(deepcopy(part), calls=(), layers=()))
@@ -120,6 +128,8 @@ def frozen(value: Any) -> Any:
         return {key: frozen(one) for key, one in value.items()}
     if isinstance(value, Moment):
         return value.rollout_id  # detectors count them
+    if isinstance(value, Measure):
+        return {"version": value.version, **{f.name: frozen(getattr(value, f.name)) for f in fields(value)}}
     if is_dataclass(value):
         names = (f.name for f in fields(value) if f"{type(value).__name__}.{f.name}" not in UNREAD)
         return {name: frozen(getattr(value, name)) for name in names}
@@ -134,8 +144,10 @@ def _short(value: Any) -> Any:
 
 def thawed(into: Any, value: Any, name: str = "") -> Any:
     """The object that was frozen, filled into an empty one of its kind."""
-    if name in ROWS or name in ("timeline", "prints"):
+    if name in ROWS or name in ("Diagnosis.timeline", "Fingerprints.prints"):
         return type(into)(_row(name, row) for row in value)
+    if name == "Diagnosis.measures":
+        return {kind: _measure(kind, measure, value.get(kind)) for kind, measure in into.items()}
     if isinstance(into, Tensor):
         return _table(into, value)
     if isinstance(into, Counter):
@@ -144,15 +156,31 @@ def thawed(into: Any, value: Any, name: str = "") -> Any:
         return {key: thawed(one, value[key]) for key, one in into.items()}
     if is_dataclass(into):
         for key in value:
-            setattr(into, key, thawed(getattr(into, key), value[key], key))
+            setattr(into, key, thawed(getattr(into, key), value[key], f"{type(into).__name__}.{key}"))
         return into
     return value
 
 
+def _measure(kind: str, into: Measure, value: dict[str, Any] | None) -> Measure:
+    """Fills a measure. It stays empty if the figures are older than its detector, which then finds nothing.
+
+    Raises:
+        DataError: the sums are those of another version of the measure.
+    """
+    if value is None:
+        return into
+    if value["version"] != into.version:
+        raise DataError(
+            f"{FILE.name}: expected {kind} of version {into.version}, got version {value['version']}: type "
+            "python -m benchmarks.faults real --out DIR, then python -m benchmarks.faults figures --out DIR"
+        )
+    return thawed(into, {key: one for key, one in value.items() if key != "version"})
+
+
 def _row(name: str, value: Any) -> Any:
-    if name == "timeline":
+    if name == "Diagnosis.timeline":
         return Moment(rollout_id=value, numbers=Numbers(tokens=0, sequences=0, nonfinite=0))
-    if name == "prints":
+    if name == "Fingerprints.prints":
         return Prints(value[0], *map(_table, PRINTS, value[1:]))
     return ROWS[name](*value)
 
@@ -199,7 +227,7 @@ def write(out: Path, path: Path = FILE) -> Path:
         name = run.rsplit("_", 1)[0]
         if not name.startswith(HEALTHY) and name not in OLD:
             parts = [joined(parts)]
-        rows[run] = {"run": run, "vocabulary": parts[0].statistics.ids, "parts": frozen(parts)}
+        rows[run] = {"run": run, "vocabulary": parts[0].of(Beyond).size, "parts": frozen(parts)}
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         for _, row in sorted(rows.items()):
             file.write((json.dumps(row, separators=(",", ":")) + "\n").encode())

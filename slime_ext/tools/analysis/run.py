@@ -9,11 +9,11 @@ from typing import Any
 
 from slime_ext import __version__, presets
 from slime_ext.errors import DataError
+from slime_ext.tools.analysis.detectors.left_out import Read
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.findings.headline import headline
 from slime_ext.tools.analysis.findings.recommend import recommend
-from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.exactness import Exactness
 from slime_ext.tools.analysis.measures.layer_outputs import layer_distances
@@ -59,10 +59,9 @@ def collectors_of(request: Request) -> dict[str, Any]:
     tallies = {name: Tally(presets.PRESETS[name].correction) for name in request.presets}
     tallies |= {name: Tally(user.correction, user.bounds) for name, user in request.configs.items()}
     vocabulary = vocabulary_of(request.paths, request.tokenizer)
-    statistics = DetectorStatistics(vocabulary=vocabulary)
     exactness = {"exactness": Exactness()} if request.exact else {}
     return exactness | {
-        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer), statistics=statistics, own=measures()),
+        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer), measures=measures(vocabulary)),
         "whatif": WhatIf(tallies),
         "ranking": Ranking(request.rate),
     }
@@ -118,7 +117,7 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
 
 def _unread(diagnosis: Diagnosis, files: int) -> str:
     """Returns how much of the run could not be read, as text; empty if all of it was."""
-    out, read = diagnosis.statistics.counts["left_out"], diagnosis.statistics.counts["samples"]
+    out, read = diagnosis.of(Read).left_out, diagnosis.of(Read).samples
     parts = [f"{diagnosis.unread} of {files} files"] if diagnosis.unread else []
     parts += [f"{int(out)} of {int(out + read)} samples ({out / (out + read):.1%})"] if out else []
     return " and ".join(parts)

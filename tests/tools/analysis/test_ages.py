@@ -13,7 +13,7 @@ from tests.tools.analysis.synthetic import World, run
 
 
 def diagnosed(rollouts):
-    diagnosis = Diagnosis(own=measures())
+    diagnosis = Diagnosis(measures=measures(None))
     for rollout in rollouts:
         diagnosis.add(rollout)
     return diagnosis

@@ -164,7 +164,7 @@ HEALTHY = [
 
 
 def diagnosed(rollouts):
-    diagnosis = Diagnosis(own=measures())
+    diagnosis = Diagnosis(measures=measures(None))
     for rollout in rollouts:
         diagnosis.add(rollout)
     return diagnosis
@@ -201,9 +201,9 @@ class Sums(dict):
 def test_an_unexplained_distance_is_three_standard_errors_above_what_arithmetic_makes(mean, error, is_one):
     """Above 0.05 nats, that is: a few tokens far off move the mean of a short run as much as its error."""
     drawn = SimpleNamespace(replicates=torch.zeros(1, 4), by_label=dict)
-    means = {"absolute": (mean, error, 0.0), "surprise": SimpleNamespace(count=0)}
-    statistics = SimpleNamespace(means=means, samples=drawn, versions=[], rollouts=[])
-    d = SimpleNamespace(statistics=statistics, sums=Sums(finite=1000, k3=0.01))
+    means = SimpleNamespace(absolute=(mean, error, 0.0), surprise=SimpleNamespace(count=0))
+    sums = Sums(finite=1000, k3=0.01)
+    d = SimpleNamespace(means=means, samples=drawn, versions=[], rollouts=[], sums=sums)
     assert (unexplained.look(d) is not None) == is_one
 
 

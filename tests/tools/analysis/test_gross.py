@@ -207,10 +207,8 @@ def test_a_gross_fault_of_files_is_named(tmp_path, rollouts, wrong):
 )
 def test_one_sample_in_a_hundred_or_one_file_in_ten_is_much_to_leave_out(samples, files, is_found):
     """(left out, read) samples; (unread, all) rollouts."""
-    counts = dict(zip(("left_out", "samples"), samples, strict=True))
-    d = SimpleNamespace(
-        statistics=SimpleNamespace(counts=counts), unread=files[0], timeline=[None] * files[1]
-    )
+    counted = left_out.Read(left_out=samples[0], samples=samples[1])
+    d = SimpleNamespace(of=lambda kind: counted, unread=files[0], timeline=[None] * files[1])
     assert (left_out.look(d) is not None) == is_found
 
 

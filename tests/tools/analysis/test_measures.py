@@ -116,12 +116,12 @@ def test_ratios_whose_square_overflows_have_an_ess():
 
 def test_nothing_to_count_is_no_number():
     nothing = replace(rollout(), behavior=torch.full((rollout().size,), torch.nan))
-    diagnosis = Diagnosis(own=measures())
+    diagnosis = Diagnosis(measures=measures(None))
     diagnosis.add(nothing)
     found, counted = diagnosis.numbers(), rollout()
     assert found.k3 is None and found.nonfinite == found.tokens == int(counted.mask.sum())
     assert found.sequences == sum(bool(m.any()) for m in counted.mask.split(counted.lengths))
-    assert diagnosis.sums.distribution() == () and diagnosis.statistics.rollouts == []
+    assert diagnosis.sums.distribution() == () and diagnosis.rollouts == []
 
 
 def test_parts_add_up_to_the_rollout():
@@ -141,37 +141,23 @@ def test_parts_add_up_to_the_rollout():
 
 def test_merged_diagnoses_are_one_diagnosis():
     rollouts = run(World(rollouts=4, samples=12, length=20, switch=True, learning=0.05))
-    together, first, second = Diagnosis(own=measures()), Diagnosis(own=measures()), Diagnosis(own=measures())
+    together, first, second = (Diagnosis(measures=measures(None)) for _ in range(3))
     for i, r in enumerate(rollouts):
         together.add(r)
         (first if i % 2 else second).add(r)
     first.merge(second)
     assert first.timeline == together.timeline and examine(first) == examine(together)
-    assert sorted(first.statistics.versions) == sorted(together.statistics.versions)
-    assert first.statistics.counts == together.statistics.counts
-    for one, two in (
-        (first.statistics.switched, together.statistics.switched),
-        (first.statistics.shifts, together.statistics.shifts),
-        (first.statistics.shifted, together.statistics.shifted),
-        (first.statistics.means.sums, together.statistics.means.sums),
-        *((first.curves.tables[name], table) for name, table in together.curves.tables.items()),
-    ):
-        assert torch.allclose(one, two)
+    assert sorted(first.versions) == sorted(together.versions)
+    assert torch.allclose(first.means.sums, together.means.sums)
+    for name, table in together.curves.tables.items():
+        assert torch.allclose(first.curves.tables[name], table)
+    for name, measure in together.measures.items():
+        for one, two in zip(vars(first.measures[name]).values(), vars(measure).values(), strict=True):
+            if isinstance(two, torch.Tensor):
+                assert torch.allclose(one, two)
+            elif not isinstance(two, list):
+                assert one == pytest.approx(two) if isinstance(two, float) else one == two
     assert {w.log_ratio for w in first.worsts.found()} == {w.log_ratio for w in together.worsts.found()}
-
-
-def test_optimizer_steps_are_the_most_that_a_rollout_had():
-    def of(*steps_of_rollouts):
-        found = Diagnosis(own=measures())
-        for number, steps in enumerate(steps_of_rollouts):
-            made = rollout(seed=number, rollout_id=number, samples=4)
-            found.add(replace(made, steps=steps))
-        return found
-
-    assert [of(None).steps, of((0, 0, 0, 0)).steps, of((0, 1, 2, 3), None).steps] == [0, 1, 4]
-    one, other = of((0, 0, 1, 1)), of((0, 0, 0, 1), (0, 1, 2, 2))
-    one.merge(other)
-    assert one.steps == 3  # no sum
 
 
 def test_curves_are_means_at_each_place():
@@ -220,7 +206,7 @@ def test_correct_is_above_the_middle():
 
 def test_the_worst_tokens_are_the_furthest_off():
     found = run(World(rollouts=1, samples=30, length=40))[0]
-    diagnosis = Diagnosis(own=measures())
+    diagnosis = Diagnosis(measures=measures(None))
     diagnosis.add(found)
     worst = diagnosis.worsts.found()
     tokens = [w for w in worst if w.kind == "token"]
@@ -232,7 +218,7 @@ def test_the_worst_tokens_are_the_furthest_off():
 
 def test_a_worst_token_stands_among_its_neighbours():
     found = run(World(rollouts=1, samples=3, length=40))[0]
-    diagnosis = Diagnosis(own=measures())
+    diagnosis = Diagnosis(measures=measures(None))
     diagnosis.add(found)
     worst = next(w for w in diagnosis.worsts.found() if w.kind == "token")
     begin = sum(found.lengths[: worst.position])

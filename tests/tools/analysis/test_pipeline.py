@@ -37,15 +37,15 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 def test_processes_find_what_one_finds(folder):
     jobs, seen = find([folder]).jobs, []
-    alone = collect(jobs, {"d": Diagnosis(own=measures())}, done=seen.append)
-    both = collect(jobs, {"d": Diagnosis(own=measures())}, processes=2)
+    alone = collect(jobs, {"d": Diagnosis(measures=measures(None))}, done=seen.append)
+    both = collect(jobs, {"d": Diagnosis(measures=measures(None))}, processes=2)
     one, two = alone.collectors["d"], both.collectors["d"]
     assert (alone.rollouts, len(alone.skipped), len(seen)) == (3, 1, 4)
     assert (both.rollouts, both.skipped, both.notes) == (3, alone.skipped, alone.notes)
     assert one.timeline == two.timeline and one.sums.values == pytest.approx(two.sums.values)
     assert one.sums.distribution() == two.sums.distribution()
     counts = [[p.count for curve in d.all_curves() for p in curve.points] for d in (one, two)]
-    assert counts[0] == counts[1] and torch.allclose(one.statistics.means.sums, two.statistics.means.sums)
+    assert counts[0] == counts[1] and torch.allclose(one.means.sums, two.means.sums)
 
 
 @pytest.mark.slow

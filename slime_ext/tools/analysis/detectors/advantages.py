@@ -2,8 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+FITS = 0.98  # correlation within groups from which an explanation counts as exact
+LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
+# Correlation within groups: below -TURNED the sign is flipped, above AGREES it is right.
+TURNED, AGREES = 0.5, 0.3
+
+
+@dataclass
+class Estimators(Measure):
+    """The ids of rollouts by the rewards from which their advantages follow; see ``kind_of``."""
+
+    own: list[int] = field(default_factory=list)
+    flipped: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    early: list[int] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+    zero: list[int] = field(default_factory=list)
+    flat: list[int] = field(default_factory=list)
+    unlike: list[int] = field(default_factory=list)
+    partial: list[int] = field(default_factory=list)
+    nan: list[int] = field(default_factory=list)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        kind = kind_of(rollout)
+        if kind:
+            getattr(self, kind).append(rollout.rollout_id)
+
 
 DETECTOR = Detector(
     severity="error",
@@ -87,7 +122,7 @@ SAID = {
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds the wrong kind of advantages that most rollouts have."""
-    rollouts_of = {kind: rollouts for kind, rollouts in vars(d.statistics.estimators).items() if rollouts}
+    rollouts_of = {kind: rollouts for kind, rollouts in vars(d.of(Estimators)).items() if rollouts}
     known = sum(len(rollouts) for kind, rollouts in rollouts_of.items() if kind not in ("zero", "flat"))
     need(known, "advantages, rewards and groups of the samples")
     estimator = str(d.flags.get("advantage_estimator") or "")
@@ -107,3 +142,118 @@ def look(d: Diagnosis) -> Figures | None:
         "estimator": estimator,
         "rollouts": tuple(sorted(rollouts_of[kind])),
     }
+
+
+def kind_of(rollout: DumpedRollout) -> str:
+    """Returns from which rewards the advantages of a rollout follow; "" if unknown.
+
+    own: the sample's reward minus the mean over its prompt
+    flipped: the negative of that
+    late, early: the rewards of the previous or the next sample
+    others: the reward minus the mean over samples of several prompts
+    batch: the reward minus the mean over all samples
+    unlike: none of these
+    zero: all advantages are 0, although rewards differ within a group
+    flat: all advantages are 0, and rewards are the same within each group
+    partial: most samples have one number at some response tokens and 0 at others
+    nan: some response tokens have no finite advantage
+    """
+    if rollout.advantages is None:
+        return ""
+    if not bool(rollout.segments.zeroed(rollout.advantages).isfinite().all()):
+        return "nan"
+    if rollout.rewards is None or rollout.groups is None:
+        return ""
+    advantage, constant = _of_samples(rollout)
+    there = rollout.responding & rollout.rewards.isfinite()
+    groups = torch.tensor(rollout.groups).unique(return_inverse=True)[1]
+    rewards, size = torch.where(there, rollout.rewards, 0), int(torch.bincount(groups).max())
+    if int(there.sum()) < 4 or size < 2:
+        return ""
+    is_flat = float(_centred(rewards, groups, there).abs().max()) < 1e-6
+    if not bool((advantage[there] != 0).any()):
+        return "flat" if is_flat else "zero"
+    if not constant:
+        return "partial" if _is_partial(rollout) else ""
+    return "" if is_flat else _explained(advantage, rewards, groups, there, size)
+
+
+def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
+    within = _centred(advantage, groups, there)
+    inside = _fit(within, rewards, groups, there)
+    if inside > FITS:
+        level = (advantage - within)[there].abs().mean()
+        is_own = float(level) < LEVEL * float(advantage[there].abs().mean())
+        return "own" if is_own else _of_chunk(advantage, rewards, there, size)
+    if inside < -FITS:
+        return "flipped"
+    for kind, by in (("late", 1), ("early", -1)):
+        fits = (_fit(x, rewards.roll(by), groups, there) for x in (within, advantage))
+        if max(*fits, _correlation(advantage, _centred(rewards, groups, there).roll(by), there)) > FITS:
+            return kind
+    if chunk := _of_chunk(advantage, rewards, there, size):
+        return chunk
+    if inside < -TURNED:
+        return "flipped"
+    return "" if inside > AGREES else "unlike"
+
+
+def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
+    """Returns the mean advantage of each sample [S], and whether all its tokens have that number."""
+    values = rollout.segments.zeroed(rollout.advantages)
+    total, square, count = rollout.segments.local_sums(
+        [values.double(), values.double().square(), rollout.mask.double()]
+    )
+    n = count.clamp_min(1)
+    spread = (square / n - (total / n).square()).clamp_min(0)
+    return total / n, bool((spread <= 1e-6 + 1e-4 * (total / n).square()).all())
+
+
+def _is_partial(rollout: DumpedRollout) -> bool:
+    """Returns whether most samples have one advantage at some response tokens, and 0 at others."""
+    values = rollout.segments.zeroed(rollout.advantages).double()
+    there = (values != 0).double()
+    total, square, count, every = rollout.segments.local_sums(
+        [values, values.square(), there, rollout.mask.double()]
+    )
+    n = count.clamp_min(1)
+    is_one = (square / n - (total / n).square()).abs() <= 1e-6 + 1e-4 * (total / n).square()
+    return 2 * int((is_one & (count > 0) & (count < every)).sum()) > int((count > 0).sum())
+
+
+def _centred(values: Tensor, groups: Tensor, there: Tensor) -> Tensor:
+    n = torch.bincount(groups, there.double())
+    means = torch.bincount(groups, torch.where(there, values, 0).double()) / n.clamp_min(1)
+    return torch.where(there, values - means[groups], 0)
+
+
+def _correlation(a: Tensor, b: Tensor, there: Tensor) -> float:
+    """Returns the correlation of a and b over the samples ``there``, without subtracting their means."""
+    x, y = a[there].double(), b[there].double()
+    size = float(x.norm() * y.norm())
+    return float(x @ y) / size if size else 0.0
+
+
+def _fit(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> float:
+    """Returns the correlation with rewards minus the mean of their group.
+
+    Divides them by the group's standard deviation if that increases the size of the correlation.
+    """
+    plain = _centred(rewards, groups, there)
+    n = torch.bincount(groups, there.double()).clamp_min(1)
+    deviation = (torch.bincount(groups, plain.double().square()) / n).sqrt()[groups]
+    scaled = plain / deviation.clamp_min(1e-9)
+    return max((_correlation(advantage, target, there) for target in (plain, scaled)), key=abs)
+
+
+def _of_chunk(advantage: Tensor, rewards: Tensor, there: Tensor, size: int) -> str:
+    """Returns "batch" or "others" if the baseline is over all samples or over other groups, else "".
+
+    Tries groups of ``size`` neighbours at each offset, and groups with samples of every prompt.
+    """
+    count = len(rewards)
+    if _fit(advantage, rewards, torch.zeros(count, dtype=torch.int64), there) > FITS:
+        return "batch"
+    chunks = [(torch.arange(count) + shift) // size for shift in range(size)]
+    chunks.append(torch.arange(count) % max(count // size, 1))
+    return "others" if max(_fit(advantage, rewards, chunk, there) for chunk in chunks) > FITS else ""

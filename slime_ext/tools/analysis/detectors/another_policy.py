@@ -8,8 +8,8 @@ from statistics import fmean, median
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need, need_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, top_share
 
 DETECTOR = Detector(
     severity="warning",
@@ -71,12 +71,12 @@ UNTOLD = (
 def look(d: Diagnosis) -> Figures | None:
     """Finds a sampler that is far off from rollout 0 on, or has no version number."""
     need_tokens(d, FEWEST)
-    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
-    version_parts = [p for p in d.statistics.samples.parts if p.label == "weight version"]
+    rollouts = [s for s in d.rollouts if s.tokens >= FEWEST]
+    version_parts = [p for p in d.samples.parts if p.label == "weight version"]
     unnumbered = bool(version_parts) and all(p.value == "without a number" for p in version_parts)
     begins = bool(rollouts) and rollouts[0].rollout_id == 0
     need(unnumbered or begins, "rollout 0, or versions that are not numbers")
-    if not rollouts or min(s.k3 for s in rollouts) < MATTERS or d.statistics.top_share >= FEW:
+    if not rollouts or min(s.k3 for s in rollouts) < MATTERS or top_share(d.rollouts) >= FEW:
         return None
     third = max(len(rollouts) // 3, 1)
     first, last = (fmean(s.k3 for s in part) for part in (rollouts[:third], rollouts[-third:]))
@@ -97,6 +97,6 @@ def look(d: Diagnosis) -> Figures | None:
 
 def _moves_away(rollouts: list[RolloutSummary], first: float, last: float) -> bool:
     """Returns whether k3 rises over the run, beyond sampling noise."""
-    wobble = median(s.wobble for s in rollouts)
-    is_known = len(rollouts) >= 3 and wobble > 0
-    return is_known and first >= FAR and last * math.exp(-SURE * wobble) >= first and last >= GROWS * first
+    error = median(s.k3_error for s in rollouts)
+    is_known = len(rollouts) >= 3 and error > 0
+    return is_known and first >= FAR and last * math.exp(-SURE * error) >= first and last >= GROWS * first

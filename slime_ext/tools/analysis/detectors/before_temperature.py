@@ -40,7 +40,7 @@ DECIDED = 3.0
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-ratios that depend on the probability, with means above what sampling allows."""
     need_tokens(d, FEWEST)
-    log_ratio, above_1 = d.statistics.means["log_ratio"], d.statistics.means["ratio_minus_one"]
+    log_ratio, above_1 = d.means.log_ratio, d.means.ratio_minus_one
     if not is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
         return None
     ratio, explained = 1 + above_1.value, by_probability(d)

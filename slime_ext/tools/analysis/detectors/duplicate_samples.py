@@ -59,7 +59,6 @@ def fingerprints(part: DumpedRollout) -> Prints:
 
 DETECTOR = Detector(
     severity="warning",
-    reads=(Fingerprints, Kept),
     after=(
         "positive_log_probs",
         "greedy_sampling",
@@ -128,7 +127,7 @@ def look(d: Diagnosis) -> Figures | None:
         "rollouts": tuple(rollout_ids[counts[kind] > 1].unique().tolist()),
     }
     is_odd = int((copies.is_again & (surprise > IMPROBABLE)).sum()) >= TWICE
-    is_known = d.of(Kept).known or d.statistics.means["surprise"].count
+    is_known = d.of(Kept).known or d.means.surprise.count
     if across or is_known or (is_odd and twice < MOSTLY * copies.later):
         return figures
     return figures | {"or_else": ("truncated_sampling",), "untold": TRUNCATED}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 
 DETECTOR = Detector(
     severity="warning",
@@ -48,9 +48,9 @@ ALIKE = 1e-6  # nats, mean |l|; below it whole rollouts may be equal by chance
 def look(d: Diagnosis) -> Figures | None:
     """Finds rollouts in which the log-probs of both sides are equal, bit by bit."""
     need_tokens(d, EQUAL_TOKENS)
-    equal = tuple(s.rollout_id for s in d.statistics.rollouts if not s.absolute and s.surprise)
-    tokens = sum(s.tokens for s in d.statistics.rollouts if s.rollout_id in equal)
-    every, others = len(d.statistics.rollouts), [s for s in d.statistics.rollouts if s.absolute]
+    equal = tuple(s.rollout_id for s in d.rollouts if not s.absolute and s.surprise)
+    tokens = sum(s.tokens for s in d.rollouts if s.rollout_id in equal)
+    every, others = len(d.rollouts), [s for s in d.rollouts if s.absolute]
     if tokens < EQUAL_TOKENS or (others and _equal_by_chance(others)):
         return None
     # Two engines may be meant to be bitwise equal. With a lag, they are so only in rollout 0.

@@ -2,8 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+FEWEST, EQUAL = 100, 0.99  # tokens of a rollout; share of them
+
+
+class Unmoved(NamedTuple):
+    """The share of a rollout's tokens whose log-prob is that of the first policy, bit by bit."""
+
+    rollout_id: int
+    share: float
+
+
+@dataclass
+class Reference(Measure):
+    """The share of each rollout of 100 tokens that holds log-probs of the first policy."""
+
+    rollouts: list[Unmoved] = field(default_factory=list)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        if rollout.reference is None:
+            return
+        known = rollout.finite & rollout.reference.isfinite()
+        equal = known & (rollout.proximal == rollout.reference) & (rollout.proximal != 0)
+        if int(rollout.finite.sum()) >= FEWEST and known.any():
+            self.rollouts.append(Unmoved(rollout.rollout_id, float(equal.sum()) / float(known.sum())))
+
 
 DETECTOR = Detector(
     severity="warning",
@@ -29,16 +59,15 @@ DETECTOR = Detector(
         learning rate, the gradient norm and frozen parameters.
     """,
 )
-FEWEST, EQUAL = 100, 0.99
 
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that log_probs equal ref_log_probs in every rollout after the first."""
-    later = [s for s in d.statistics.rollouts if s.rollout_id > 0 and s.tokens >= FEWEST]
-    known = [s for s in later if s.moved is not None]
+    later = [s for s in d.rollouts if s.rollout_id > 0 and s.tokens >= FEWEST]
+    known = sorted(s for s in d.of(Reference).rollouts if s.rollout_id > 0)
     need(len(known) >= 2, "ref_log_probs of 2 rollouts after the first (slime: --use-kl-loss)")
-    if any(s.equal < EQUAL for s in known):
+    if any(s.share < EQUAL for s in known):
         return None
-    equal = min(s.equal for s in known)
+    equal = min(s.share for s in known)
     ids = tuple(s.rollout_id for s in known)
     return {"count": len(known), "every": len(later), "equal": equal, "rollouts": ids}

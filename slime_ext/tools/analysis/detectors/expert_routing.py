@@ -8,7 +8,6 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
-    reads=(Routing,),
     after=("spoilt", "other_policy", "prefixes", "pushes", "layer", "parts", "experts"),
     what="the sides route tokens to different experts",
     asks="both sides' experts",

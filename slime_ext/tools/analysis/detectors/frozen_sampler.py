@@ -15,8 +15,8 @@ from slime_ext.tools.analysis.detectors.shared.push import (
     ways,
     with_versions,
 )
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 
 DETECTOR = Detector(
     severity="error",

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
-from slime_ext.tools.analysis.measures.detector_statistics import DOUBTED
+from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, Filled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Sure(Measure):
+    """Number of tokens with both log-probs whose log-prob of the sampler is exactly 0."""
+
+    tokens: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        self.tokens += int((part.finite & (part.behavior == 0)).sum())
+
 
 DETECTOR = Detector(
     severity="error",
@@ -40,7 +55,7 @@ DOUBTED_SHARE = (
 def look(d: Diagnosis) -> Figures | None:
     """Finds behavior log-probs that are nearly all exactly 0 where the trainer is often unsure."""
     need_tokens(d, GREEDY_TOKENS)
-    count, zeros, doubted = d.sums["finite"], d.statistics.counts["zeros"], d.statistics.counts["doubted"]
+    count, zeros, doubted = d.sums["finite"], d.of(Sure).tokens, d.of(Filled).doubted
     if zeros < NEARLY_ALL * count or doubted < DOUBTED_SHARE * count:
         return None
     proximal = d.sums.mean("proximal")

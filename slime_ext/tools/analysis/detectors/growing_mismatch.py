@@ -57,7 +57,7 @@ def look(d: Diagnosis) -> Figures | None:
         len(grown.since) >= len(rollouts) - 2 and not arrives
     ):  # a lag that begins, or weights that never arrive
         return None
-    since, stale = {s.rollout_id for s in grown.since}, fresh_and_stale(d.statistics.versions)[1]
+    since, stale = {s.rollout_id for s in grown.since}, fresh_and_stale(d.versions)[1]
     if 2 * sum(v.count for v in stale if v.rollout_id in since) > sum(s.tokens for s in grown.since):
         return None
     if median(s.top_share for s in grown.since) >= FEW or rather_than_rollouts(d):

@@ -38,7 +38,6 @@ class Kept(Measure):
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Kept,),
     group="other_policy",
     after=("spoilt",),
     what="top-p, top-k or min-p: one side does not renormalise to the kept set, or samples lie outside it",

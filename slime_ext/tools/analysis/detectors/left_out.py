@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Read(Measure):
+    """Numbers of samples that could be read, and that could not."""
+
+    samples: int = 0
+    left_out: int = 0
+
+    def close(self, rollout: DumpedRollout) -> None:
+        self.samples += rollout.count
+        self.left_out += rollout.left_out
+
 
 DETECTOR = Detector(
     severity="warning",
@@ -37,6 +54,6 @@ UNREAD = 0.1  # share of the rollouts
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that a part of the samples, or of the files, could not be read."""
-    out, read = d.statistics.counts["left_out"], d.statistics.counts["samples"]
+    out, read = d.of(Read).left_out, d.of(Read).samples
     is_much = out >= max(1, LEFT_OUT * (out + read)) or d.unread >= max(1, UNREAD * len(d.timeline))
     return {"out": out, "samples": out + read, "files": d.unread} if is_much else None

@@ -3,12 +3,75 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import NamedTuple
+
+import torch
 
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+class Cut(NamedTuple):
+    """How long the responses of a rollout are, and how many samples were cut at the limit.
+
+    Attributes:
+        length_error: standard error of the mean length, over prompts where they are known.
+        truncated: share of the samples that were cut; ``truncated_error`` is its standard error over prompts.
+        independent: number of prompts, or of samples where prompts are not known.
+    """
+
+    rollout_id: int
+    length_error: float
+    truncated: float
+    truncated_error: float
+    independent: int
+
+
+class Responses(NamedTuple):
+    """What ``RolloutSummary`` and ``Cut`` say of one rollout."""
+
+    tokens: int
+    length: float
+    reward: float | None
+    rollout_id: int
+    length_error: float
+    truncated: float
+    truncated_error: float
+    independent: int
+
+
+@dataclass
+class Cuts(Measure):
+    """The samples of each rollout that were cut at the limit."""
+
+    rollouts: list[Cut] = field(default_factory=list)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        is_cut = [status == "truncated" for status in rollout.statuses or [""] * rollout.count]
+        error, _ = _error_of_mean(rollout, rollout.lengths)
+        share = sum(is_cut) / max(rollout.count, 1)
+        self.rollouts.append(Cut(rollout.rollout_id, error, share, *_error_of_mean(rollout, is_cut)))
+
+
+def _error_of_mean(rollout: DumpedRollout, values: Sequence[float]) -> tuple[float, int]:
+    """Returns the standard error of a mean over samples, and the number of independent values.
+
+    The samples are those with a response. Answers to one prompt count as one value.
+    """
+    means = torch.tensor(values, dtype=torch.float64)[rollout.responding]
+    if rollout.groups is not None:
+        _, index, counts = torch.tensor(rollout.groups)[rollout.responding].unique(
+            return_inverse=True, return_counts=True
+        )
+        means = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, index, means) / counts
+    return float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else 0.0, len(means)
+
 
 DETECTOR = Detector(
     severity="warning",
@@ -47,12 +110,13 @@ CUT = 0.5  # share of the samples that are cut at the limit, from the onset on
 FULL, LONGER, JUMPS = 0.9, 1.5, 4.0
 
 
-Parts = tuple[list[RolloutSummary], list[RolloutSummary]]  # the rollouts before an onset, and from it on
+Parts = tuple[list[Responses], list[Responses]]  # the rollouts before an onset, and from it on
 
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds the rollout from which on responses are several times as long as before."""
-    rollouts = [s for s in d.statistics.rollouts if s.length]
+    cuts = {cut.rollout_id: cut for cut in d.of(Cuts).rollouts}
+    rollouts = [Responses(s.tokens, s.length, s.reward, *cuts[s.rollout_id]) for s in d.rollouts if s.length]
     need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts")
     splits = ((rollouts[:at], rollouts[at:]) for at in range(1, len(rollouts) - AFTER + 1))
     parts = max(filter(_explodes, splits), key=_growth, default=None)
@@ -99,7 +163,7 @@ def _reaches_limit(parts: Parts) -> bool:
     return high - low >= JUMPS * math.sqrt(low_variance + high_variance)
 
 
-def _samples_of_one(rollouts: list[RolloutSummary]) -> float:
+def _samples_of_one(rollouts: list[Responses]) -> float:
     """Returns how many samples tell as much as one independent sample.
 
     Answers to one prompt are alike. So the variance of the share that is cut, over prompts, is divided by
@@ -114,7 +178,7 @@ def _samples_of_one(rollouts: list[RolloutSummary]) -> float:
     return max(1.0, sum(s.truncated_error**2 for s in known) / binomial * (1 - error))
 
 
-def _share_cut(rollout: RolloutSummary, samples_of_one: float) -> tuple[float, float]:
+def _share_cut(rollout: Responses, samples_of_one: float) -> tuple[float, float]:
     """Returns the share of samples that are cut, and its binomial variance.
 
     One sample of each kind is added, so that shares of 0 and 1 have a variance, too.
@@ -132,7 +196,7 @@ def _growth(parts: Parts) -> float:
     return late / early
 
 
-def _error(rollouts: list[RolloutSummary]) -> float:
+def _error(rollouts: list[Responses]) -> float:
     """Returns the standard error of the logarithm of the mean length."""
     total = math.sqrt(sum(s.length_error**2 for s in rollouts))
     return total / sum(s.length for s in rollouts)

@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.repeats import rise
+from slime_ext.tools.analysis.detectors.shared.token_ids import IDS, TokenIds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.shared_by import size_bin
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import tabulated, zeros
+
+UNSURE = -1.0  # nats, a log-prob below which the sampler was unsure
+SIZES, DECADES = 60, 6  # bins of |l|, from 1e-4 to 1e2 nats
+
+
+@dataclass
+class Unsure(Measure):
+    """Tokens at which the sampler was unsure.
+
+    Args:
+        ids: sums of ``clipped`` by token id, as in ``TokenIds``.
+        sizes: [SIZES] number of tokens by bin of |l|.
+    """
+
+    ids: Tensor = field(default_factory=lambda: zeros(IDS, COLUMNS))
+    sizes: Tensor = field(default_factory=lambda: zeros(SIZES))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size and part.tokens is not None:
+            is_unsure = part.finite & (part.behavior < UNSURE)
+            self.ids += tabulated(torch.where(is_unsure, part.tokens.remainder(IDS), IDS), clipped(part), IDS)
+            self.sizes += torch.bincount(size_bin(part.columns[1][is_unsure]), minlength=SIZES).double()
+
+
+def size_bin(absolute: Tensor) -> Tensor:
+    """Returns the bin of ``Unsure.sizes`` of each |l| [N], nats.
+
+    >>> size_bin(torch.tensor([0.0, 1e-4, 0.01, 1.0])).tolist()
+    [0, 0, 20, 40]
+    """
+    at = absolute.clamp_min(1e-30).log10() * SIZES / DECADES + 4 * SIZES / DECADES
+    return at.round(decimals=6).floor().long().clamp(0, SIZES - 1)
+
 
 DETECTOR = Detector(
     severity="error",
@@ -67,23 +105,23 @@ def look(d: Diagnosis) -> Figures | None:
     A bias b on token x makes l = -b + c at x and l = c elsewhere, where c = log sum p e^b. If the sampler is
     unsure, c is mostly near 0, so l is about -b at x in every context.
     """
-    shared = d.statistics.shared
-    need(float(shared.ids[:, 0].sum()) >= FEWEST, "token ids, 300 tokens")
-    chosen = _constant_ids(shared.unsure)
-    count, _, _, squared = shared.unsure[chosen].sum(0).tolist()
-    whole = float(shared.ids[:, 3].sum())
-    if not 0 < len(chosen) <= MOST or count < TOKENS or float(shared.ids[chosen, 3].sum()) < HELD * whole:
+    sums, unsure = d.of(TokenIds).sums, d.of(Unsure)
+    need(float(sums[:, 0].sum()) >= FEWEST, "token ids, 300 tokens")
+    chosen = _constant_ids(unsure.ids)
+    count, _, _, squared = unsure.ids[chosen].sum(0).tolist()
+    whole = float(sums[:, 3].sum())
+    if not 0 < len(chosen) <= MOST or count < TOKENS or float(sums[chosen, 3].sum()) < HELD * whole:
         return None
-    means = shared.unsure[chosen, 1] / shared.unsure[chosen, 0]
-    near = float(shared.sizes[: int(size_bin(NEAR * means.abs().min()))].sum())
-    others = float(shared.sizes.sum()) - count
+    means = unsure.ids[chosen, 1] / unsure.ids[chosen, 0]
+    near = float(unsure.sizes[: int(size_bin(NEAR * means.abs().min()))].sum())
+    others = float(unsure.sizes.sum()) - count
     rise_of_repeats, error = rise(d)
     is_history = (
         abs(rise_of_repeats) >= SURE * error > 0 and len(chosen) > BANNED
     )  # a penalty on frequent ids
     if near < AGREE * others or is_history or two_kinds(d) is not None:
         return None
-    explained = float((means.square() * shared.unsure[chosen, 0]).sum())
+    explained = float((means.square() * unsure.ids[chosen, 0]).sum())
     return {
         "ids": [f"{i}" for i in chosen.tolist()],
         "biases": [f"{mean:+.2g}" for mean in means.tolist()],

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.signs import Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -58,7 +59,7 @@ def look(d: Diagnosis) -> Figures | None:
     if lag(d) is Lag.EXPLAINS:
         return None
     table, lengths = d.curves.tables["position"], d.curves.column("length", "count")
-    below, above = d.statistics.shared.signs[:, 3].tolist()
+    below, above = d.of(Signs).far[:, 3].tolist()
     if not lengths.sum() or below < LEANS * (below + above):
         return None
     first = int(lengths.nonzero()[0, 0])

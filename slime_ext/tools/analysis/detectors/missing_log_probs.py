@@ -8,7 +8,6 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Recorded,),
     explains=False,
     what="responses have no log-prob of the sampler at all",
     asks="",

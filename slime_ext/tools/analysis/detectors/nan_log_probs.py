@@ -8,7 +8,6 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Recorded,),
     explains=False,
     what="log-probs are not finite, or are the number that an engine writes for minus infinity (-9999)",
     asks="",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime_ext.tools.analysis.detectors.advantages import Estimators
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -31,7 +32,7 @@ HALF, FEWEST = 0.5, 3  # share of the rollouts; rollouts
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds rollouts in which all advantages are 0."""
-    estimators = d.statistics.estimators
+    estimators = d.of(Estimators)
     every = len(d.timeline)
     need(sum(map(len, vars(estimators).values())), "advantages, rewards and groups of the samples")
     wrong, flat = len(estimators.zero), len(estimators.flat)

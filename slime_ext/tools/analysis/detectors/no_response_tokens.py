@@ -25,7 +25,6 @@ class Blank(Measure):
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Blank,),
     explains=False,
     what="every token of a rollout is masked, or every response is empty",
     asks="",

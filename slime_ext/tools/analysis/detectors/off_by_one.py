@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFT_TOKENS, SHIFTS
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFT_TOKENS, SHIFTS, shifts_of
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+
+@dataclass
+class Shifts(Measure):
+    """The sums of each shift, [SHIFTS, 4], and the number of sequences that it explains, [SHIFTS]."""
+
+    sums: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))
+    sequences: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))
+
+    def add(self, part: DumpedRollout) -> None:
+        self.sums += shifts_of(part).sums
+        self.sequences += shifts_of(part).explained.sum(1)
+
 
 DETECTOR = Detector(
     severity="error",
@@ -43,13 +63,15 @@ def look(d: Diagnosis) -> Figures | None:
     need_tokens(d, SHIFT_TOKENS)
     fits = [
         (shifted / count, min(at, beside) / count, shift)
-        for shift, (count, shifted, at, beside) in zip(SHIFTS, d.statistics.shifts.tolist(), strict=True)
+        for shift, (count, shifted, at, beside) in zip(SHIFTS, d.of(Shifts).sums.tolist(), strict=True)
         if count >= SHIFT_TOKENS
     ]
     distance, here, best = min(fits, default=(0.0, 0.0, 0))
     if distance < CLOSER * here:
         return {"sequences": 0, "shift": best, "here": here, "distance": distance}
-    sequences, best = max(zip(d.statistics.shifted.tolist(), SHIFTS, strict=True))  # each compared separately
+    sequences, best = max(
+        zip(d.of(Shifts).sequences.tolist(), SHIFTS, strict=True)
+    )  # each compared separately
     every = d.sums["sequences"]
     if sequences < max(SHIFTED_SEQUENCES, SHIFTED_SHARE * every):
         return None

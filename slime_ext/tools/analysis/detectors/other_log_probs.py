@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds, whole_prompts
+from slime_ext.tools.analysis.detectors.shared.kinds import Sizes, two_kinds, whole_prompts
+from slime_ext.tools.analysis.detectors.shared.twice import Twice
+from slime_ext.tools.analysis.detectors.shared.unrelated import TRIED, Unrelated, relation_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+COMPARED, FITS = 12, 0.3  # tokens; share of the distance to the sample itself
+
+
+@dataclass
+class Swapped(Measure):
+    """Unrelated samples.
+
+    Args:
+        samples: how many fit the tokens of another sample of the rollout.
+        far: [2] number of tokens and sum of k3.
+    """
+
+    samples: int = 0
+    far: Tensor = field(default_factory=lambda: zeros(2))
+
+    def add(self, part: DumpedRollout) -> None:
+        unrelated = relation_of(part).unrelated
+        if unrelated.any():
+            count, *_, near = part.columns
+            self.far += part.segments.local_sums([count, near])[:, unrelated].sum(1)
+            self.samples += _swapped(part, unrelated.nonzero()[:TRIED, 0])
+
+
+def _swapped(part: DumpedRollout, which: Tensor) -> int:
+    """Returns how many of some samples have the log-probs of another sample of the part."""
+    lengths = torch.tensor(part.lengths)
+    begins = lengths.cumsum(0) - lengths
+    long = (lengths >= COMPARED).nonzero()[:, 0]
+    which = which[lengths[which] >= COMPARED]
+    if not len(which) or not len(long):
+        return 0
+    at = torch.arange(COMPARED)
+    trainer = part.proximal[begins[long][:, None] + at].double()
+    sampler = part.behavior[begins[which][:, None] + at].double()
+    apart = (sampler[:, None] - trainer[None]).abs().mean(2).nan_to_num(math.inf)
+    to_itself = apart[which[:, None] == long[None]]
+    return int((apart.amin(1) < FITS * to_itself).sum())
+
 
 DETECTOR = Detector(
     severity="error",
@@ -53,29 +103,29 @@ FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples 
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds samples with log-probs unrelated to the trainer's, while those of other samples are related."""
-    by_sample = d.statistics.samples
+    by_sample, swapped = d.of(Unrelated), d.of(Swapped)
     need(
         by_sample.unrelated + by_sample.related >= FEWEST, "samples of 12 tokens with log-probs of both sides"
     )
     every, between = by_sample.correlated, by_sample.correlated - by_sample.unrelated - by_sample.related
     if by_sample.unrelated < max(FEWEST, SHARE * every) or by_sample.unrelated > MOST * by_sample.related:
         return None
-    count, sampler, trainer, _ = d.statistics.shared.twice[1].tolist()
+    count, sampler, trainer, _ = d.of(Twice).sums.tolist()
     if count >= AGAIN and trainer > max(
         MATTERS * count, sampler
     ):  # the trainer scores the same text differently each time
         return None
-    medians = [s.median for s in d.statistics.rollouts]
+    medians = [s.median for s in d.rollouts]
     if max(medians) > max(NOISY, LEVEL * min(medians)):  # the other samples do not agree in every rollout
         return None
-    rollouts = [s.k3 for s in d.statistics.rollouts]
+    rollouts = [s.k3 for s in d.rollouts]
     is_uneven = min(rollouts) < EVEN * max(rollouts)  # other weights in a few rollouts look the same
-    if is_uneven and 2 * by_sample.swapped < by_sample.unrelated:
+    if is_uneven and 2 * swapped.samples < by_sample.unrelated:
         return None
     is_mixed = between > BETWEEN * by_sample.unrelated + FEWEST
-    others = by_sample.sizes.sum(0)[1:] - by_sample.far
+    others = d.of(Sizes).sums.sum(0)[1:] - swapped.far
     is_far = float(others[1]) > AGREES * float(others[0])  # what moves these may move the unrelated ones, too
-    if (is_mixed or (is_far and 2 * by_sample.swapped < by_sample.unrelated)) and two_kinds(d) is None:
+    if (is_mixed or (is_far and 2 * swapped.samples < by_sample.unrelated)) and two_kinds(d) is None:
         return None
     if older_are_far(d):
         return None
@@ -88,5 +138,5 @@ def look(d: Diagnosis) -> Figures | None:
         "count": by_sample.unrelated,
         "related": by_sample.related,
         "samples": int(d.sums["sequences"]),
-        "swapped": by_sample.swapped,
+        "swapped": swapped.samples,
     }

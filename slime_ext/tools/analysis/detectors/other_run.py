@@ -24,7 +24,6 @@ class Paired(Measure):
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Paired,),
     group="spoilt",
     what="the train dumps and the rollout dumps belong to different runs",
     asks="train and rollout dumps with log-probs of the sampler",

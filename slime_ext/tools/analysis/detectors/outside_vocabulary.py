@@ -2,8 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Beyond(Measure):
+    """Numbers of response tokens outside the vocabulary, and of samples with such a token.
+
+    Args:
+        vocabulary: number of ids that the model has; None: unknown.
+    """
+
+    vocabulary: InitVar[int | None] = None
+    tokens: int = 0
+    samples: int = 0
+
+    def __post_init__(self, vocabulary: int | None) -> None:
+        self.size = vocabulary
+
+    @classmethod
+    def of_run(cls, vocabulary: int | None) -> Measure:
+        return cls(vocabulary)
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.tokens is not None and self.size is not None:
+            is_outside = part.mask & ((part.tokens >= self.size) | (part.tokens < -1))  # -1: not in the dump
+            self.tokens += int(is_outside.count_nonzero())
+            self.samples += int(part.samples_with(is_outside).sum())
+
 
 DETECTOR = Detector(
     severity="error",
@@ -28,18 +59,18 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds token ids outside the model's vocabulary."""
-    vocabulary, counts = d.statistics.ids, d.statistics.counts
+    beyond = d.of(Beyond)
     lacks = (
         "the size of the vocabulary: --tokenizer, the tokenizer/ of slime's dumps, or args.json in the run's "
         "folder with vocab_size or hf_checkpoint"
     )
-    need(vocabulary is not None, lacks)
-    if not counts["beyond"]:
+    need(beyond.size is not None, lacks)
+    if not beyond.tokens:
         return None
     return {
-        "count": counts["beyond"],
+        "count": beyond.tokens,
         "tokens": d.sums["tokens"],
-        "samples": counts["beyond_in"],
+        "samples": beyond.samples,
         "sequences": d.sums["sequences"],
-        "vocabulary": vocabulary,
+        "vocabulary": beyond.size,
     }

@@ -54,12 +54,12 @@ TIMES, MATTERS, SURE, FEWEST = 3.0, 1e-3, 4.0, 4
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that samples after the first of their micro-batch are far off."""
-    places = [p for p in d.statistics.samples.parts if p.label == "place in the micro-batch"]
+    places = [p for p in d.samples.parts if p.label == "place in the micro-batch"]
     first = mean_of([p for p in places if p.value == "0"])
     later = mean_of([p for p in places if p.value != "0"])
     error = math.hypot(later.error, first.error)
     z = (later.k3 - first.k3) / error if error else 0.0
-    prefixes = [p for p in d.statistics.samples.parts if p.label == "prefix"]
+    prefixes = [p for p in d.samples.parts if p.label == "prefix"]
     cached, fresh = (mean_of([p for p in prefixes if p.value == kind]) for kind in ("cached", "fresh"))
     is_cache = (
         fresh.k3 * first.k3 > 0 and cached.k3 / fresh.k3 >= later.k3 / first.k3

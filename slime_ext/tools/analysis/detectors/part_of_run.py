@@ -24,7 +24,7 @@ DETECTOR = Detector(
         {{ rollouts[:6] | join(", ") }}{{ ", ..." if rollouts | length > 6 }}{% endif %}.
     """,
     evidence="""
-        k3 is {{ mine.k3 | nats }} in these {{ mine.samples }} samples and {{ others.k3 | nats }} in
+        k3 is {{ far.k3 | nats }} in these {{ far.samples }} samples and {{ others.k3 | nats }} in
         the {{ others.samples }} others of the same rollouts ({{ "%.0f" | format([z, 999] | min) }}
         standard errors of log k3 over samples{% if is_shape %}; over the first 16 tokens of each
         sample, which all samples have{% endif %}). They hold {{ held | share(1) }} of {% if is_shape
@@ -80,7 +80,7 @@ UNNUMBERED = "without a number"
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds the label that separates the far samples from the others."""
-    samples = d.statistics.samples
+    samples = d.samples
     need(len(samples.by_label()) and samples.parts, "labels of the samples: engine, rank, version, status")
     far = far_value(d, LABELS)
     if far is None and not older_are_far(d) and not whole_prompts(d):

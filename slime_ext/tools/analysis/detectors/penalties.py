@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
-from slime_ext.tools.analysis.detectors.shared.repeats import rise
+from slime_ext.tools.analysis.detectors.shared.repeats import Repeats, rise
+from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -46,7 +47,7 @@ def look(d: Diagnosis) -> Figures | None:
     need_tokens(d, FEWEST)
     rise_of_repeats, error = rise(d)
     absolute = d.sums.mean("absolute") or 0.0
-    samples = d.statistics.samples
+    samples = d.of(Unrelated)
     if two_kinds(d) or 2 * samples.related < samples.correlated:  # the log-probs of another text
         return None
     if (
@@ -58,9 +59,9 @@ def look(d: Diagnosis) -> Figures | None:
     often, _ = rise(d, 2)
     if often * rise_of_repeats < 0 or abs(often) < LASTS * abs(rise_of_repeats):
         return None
-    table = d.statistics.shared.seen.sum(1)
-    new, again = (float(table[part, 1].sum()) for part in (slice(1), slice(2, None)))
-    if new * again > 0:  # a penalty raises all other tokens; another prompt moves all tokens one way
+    table = d.of(Repeats).sums.sum(1)
+    new, repeated = (float(table[part, 1].sum()) for part in (slice(1), slice(2, None)))
+    if new * repeated > 0:  # a penalty raises all other tokens; another prompt moves all tokens one way
         return None
     means = [f"{row[1] / max(row[0], 1):+.3g}" for row in table.tolist()]
     return {

@@ -2,9 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.measures.by_sample import WINDOW
+from slime_ext.tools.analysis.detectors.shared.unrelated import LEAST, TRIED, Unrelated, relation_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+# Tokens of a window; tokens of a sample in which windows are searched; mean nats per token by which a far
+# window is off and unsure; share of its distance that may remain at another position.
+WINDOW, LONGEST, DOUBT, ELSEWHERE = 6, 512, 0.3, 0.2
+
+
+@dataclass
+class Windows(Measure):
+    """Number of far windows in unrelated samples, and of those that fit elsewhere in their sample, [2]."""
+
+    counts: Tensor = field(default_factory=lambda: zeros(2))
+
+    def add(self, part: DumpedRollout) -> None:
+        unrelated = relation_of(part).unrelated
+        if unrelated.any():
+            self.counts += _moved(part, unrelated.nonzero()[:TRIED, 0])
+
+
+def _moved(part: DumpedRollout, which: Tensor) -> Tensor:
+    """Returns the counts of ``Windows`` for some samples, [2]."""
+    lengths = torch.tensor(part.lengths)
+    begins = lengths.cumsum(0) - lengths
+    counts = zeros(2)
+    for sample in which.tolist():
+        at = slice(int(begins[sample]), int(begins[sample]) + min(part.lengths[sample], LONGEST))
+        b, p = (x[at][part.finite[at]].double().clamp(min=LEAST) for x in (part.behavior, part.proximal))
+        if len(b) < 2 * WINDOW:
+            continue
+        sampler_windows, trainer_windows = (x.unfold(0, WINDOW, 1) for x in (b, p))
+        apart = torch.cdist(trainer_windows, sampler_windows, p=1)
+        in_place, best = apart.diagonal(), apart.amin(1)
+        is_far = (in_place > DOUBT * WINDOW) & (trainer_windows.sum(1) < -DOUBT * WINDOW)
+        fits = is_far & (best < ELSEWHERE * in_place)
+        counts += torch.stack([is_far.sum(), fits.sum()])
+    return counts
+
 
 DETECTOR = Detector(
     severity="error",
@@ -41,9 +85,9 @@ WINDOWS, FIT, SHARE = 20, 0.5, 0.1  # stretches; share that fits elsewhere; shar
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds samples whose log-probs fit at other positions of the same sample."""
-    samples = d.statistics.samples
+    samples = d.of(Unrelated)
     need(samples.correlated, "samples of 12 tokens")
-    windows, fits = samples.moved.tolist()
+    windows, fits = d.of(Windows).counts.tolist()
     is_some = samples.unrelated >= SHARE * samples.correlated
     if not is_some or windows < WINDOWS or fits < FIT * windows:
         return None

@@ -8,7 +8,6 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Recorded,),
     group="spoilt",
     what="recorded log-probs are above 0",
     asks="",

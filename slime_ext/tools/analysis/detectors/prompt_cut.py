@@ -6,6 +6,7 @@ from slime_ext.tools.analysis.detectors.shared.along import along
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.parts import far_value
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import top_share
 
 DETECTOR = Detector(
     severity="error",
@@ -30,7 +31,7 @@ DETECTOR = Detector(
         the response.{% endif %}
     """,
     evidence="""
-        {%- if value %} k3 is {{ mine.k3 | nats }} in these {{ mine.samples }} samples and {{
+        {%- if value %} k3 is {{ far.k3 | nats }} in these {{ far.samples }} samples and {{
         others.k3 | nats }} in the {{ others.samples }} with other prompts ({{ "%.0f" | format([z,
         999] | min) }} standard errors of log k3 over samples). {%- else %} Mean |log-ratio| {{ early
         | nats }} in the first quarter of the tokens by position, {{ middle | nats }} in the middle,
@@ -62,7 +63,7 @@ def look(d: Diagnosis) -> Figures | None:
     if far := far_value(d, ("prompt length",)):
         return {**far._asdict(), "z": far.z}
     drift = along(d)
-    if drift is None or not drift.early >= drift.middle >= drift.late or d.statistics.top_share >= FEW:
+    if drift is None or not drift.early >= drift.middle >= drift.late or top_share(d.rollouts) >= FEW:
         return None
     if drift.early < max(MATTERS, TIMES * drift.late) or drift.first < EVENED * drift.last:
         return None

@@ -9,7 +9,10 @@ from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_sta
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.sampling import by_probability
+from slime_ext.tools.analysis.detectors.shared.signs import Signs
+from slime_ext.tools.analysis.detectors.shared.twice import Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import equally_certain, top_share
 from slime_ext.tools.analysis.measures.versions import VersionMeans
 
 DETECTOR = Detector(
@@ -109,17 +112,16 @@ def look(d: Diagnosis) -> Figures | None:
     """
     need_tokens(d, FEWEST)
     distance, is_known = _without_age(d)
-    doubt = 0.0 if is_known else SURE * d.statistics.means["absolute"].error
+    doubt = 0.0 if is_known else SURE * d.means.absolute.error
     if not NOISY + doubt <= distance < TOO_LOUD or by_probability(d) > BIASED:
         return None
     likely, unlikely = _by_bins(d, slice(LIKELY)), _by_bins(d, slice(UNLIKELY, None))
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
-    if d.statistics.top_share >= FEW or not (grows or distance >= LOUD):
+    if top_share(d.rollouts) >= FEW or not (grows or distance >= LOUD):
         return None
-    if _is_part(d) or d.statistics.means["ratio_minus_one"].z >= ABOVE:
+    if _is_part(d) or d.means.ratio_minus_one.z >= ABOVE:
         return None
-    again = d.statistics.shared.twice[1].tolist()
-    is_again = again[0] >= AGAIN
+    is_again = float(d.of(Twice).sums[0]) >= AGAIN
     figures = {
         "distance": distance,
         "likely": likely,
@@ -154,7 +156,7 @@ def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) ->
 
 def _is_unnumbered(d: Diagnosis) -> bool:
     """Returns whether the sampler names its weights, but with a name that is not a number."""
-    version_parts = [p for p in d.statistics.samples.parts if p.label == "weight version"]
+    version_parts = [p for p in d.samples.parts if p.label == "weight version"]
     return bool(version_parts) and all(p.value == UNNUMBERED for p in version_parts)
 
 
@@ -163,10 +165,10 @@ def _stays(d: Diagnosis) -> bool:
 
     Wrong weights that a push replaces would have disappeared with the first push.
     """
-    rollouts, evened = d.statistics.rollouts, d.statistics.evened()
+    rollouts, distances = d.rollouts, equally_certain(d.rollouts)
     is_pushed = all(b.version > a.version >= 0 for a, b in pairwise(rollouts))
     begins = len(rollouts) >= 3 and rollouts[0].rollout_id == 0
-    return begins and is_pushed and max(evened) <= LEVEL * min(evened)
+    return begins and is_pushed and max(distances) <= LEVEL * min(distances)
 
 
 def _without_age(d: Diagnosis) -> tuple[float, bool]:
@@ -174,8 +176,8 @@ def _without_age(d: Diagnosis) -> tuple[float, bool]:
 
     The mean is 0 if old weights may explain all of it.
     """
-    first = d.statistics.rollouts[:1]
-    fresh, stale = map(VersionMeans.of, fresh_and_stale(d.statistics.versions))
+    first = d.rollouts[:1]
+    fresh, stale = map(VersionMeans.of, fresh_and_stale(d.versions))
     if first and first[0].rollout_id == 0:  # no token of rollout 0 is stale
         return min(first[0].absolute, fresh.absolute if fresh.count >= FEWEST else math.inf), True
     if fresh.count >= FEWEST:
@@ -201,7 +203,7 @@ def _is_one_sided(d: Diagnosis) -> bool:
     ratio is still 1, far above exp(mean l). If sampling kept only the mass m, the mean ratio is m, and mean l
     is log m.
     """
-    below, above = d.statistics.shared.signs[:, 3].tolist()
-    ratio = 1 + d.statistics.means["ratio_minus_one"].value
+    below, above = d.of(Signs).far[:, 3].tolist()
+    ratio = 1 + d.means.ratio_minus_one.value
     is_mass = d.sums.mean("log_ratio") >= WHOLLY * math.log(max(ratio, 1e-30))
     return min(below, above) < BOTH * (below + above) and is_mass

@@ -12,7 +12,7 @@ from slime_ext.tools.analysis.records import DumpedRollout
 
 
 @dataclass
-class Again(Measure):
+class Returned(Measure):
     """Rollouts whose number came before in the same file, with other numbers between."""
 
     numbers: list[int] = field(default_factory=list)
@@ -23,7 +23,6 @@ class Again(Measure):
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Again,),
     explains=False,
     what="rollout numbers appear again in a JSONL file after other numbers, or in several files",
     asks="",
@@ -49,8 +48,8 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds rollout numbers that appear again in a file after other numbers, or in several files."""
-    again = set(d.of(Again).numbers)
+    returned = set(d.of(Returned).numbers)
     counted = Counter(moment.rollout_id for moment in d.timeline)
-    in_files = {number for number, count in counted.items() if count > 1} - again
-    rollouts = tuple(sorted(again | in_files))
+    in_files = {number for number, count in counted.items() if count > 1} - returned
+    rollouts = tuple(sorted(returned | in_files))
     return {"rollouts": rollouts, "is_in_files": bool(in_files)} if rollouts else None

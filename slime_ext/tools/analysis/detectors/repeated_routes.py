@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.experts import Routing
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Rows(Measure):
+    """Samples whose experts repeat, their tokens, and samples in which only the prompt has them."""
+
+    samples: int = 0
+    tokens: int = 0
+    prompts: int = 0
+
+    def close(self, rollout: DumpedRollout) -> None:
+        self.samples += rollout.routing.get("repeated", 0)
+        self.tokens += rollout.routing.get("repeated_tokens", 0)
+        self.prompts += rollout.routing.get("repeated_prompt", 0)
+
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Routing,),
     group="experts",
     after=("spoilt",),
     what="the sampler's recorded experts are the same row over many tokens",
@@ -41,13 +59,8 @@ FEWEST, SHARE = 2, 0.02
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds samples with long runs of equal rows of experts."""
-    counts = d.of(Routing).counts
-    need(counts["routed"], "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
-    if counts["repeated"] < max(FEWEST, SHARE * counts["routed"]):
+    routed, rows = d.of(Routing).routed, d.of(Rows)
+    need(routed, "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
+    if rows.samples < max(FEWEST, SHARE * routed):
         return None
-    return {
-        "repeated": counts["repeated"],
-        "routed": counts["routed"],
-        "tokens": counts["repeated_tokens"],
-        "prompt": counts["repeated_prompt"],
-    }
+    return {"repeated": rows.samples, "routed": routed, "tokens": rows.tokens, "prompt": rows.prompts}

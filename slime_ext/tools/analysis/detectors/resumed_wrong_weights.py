@@ -9,8 +9,8 @@ from statistics import median
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 from slime_ext.tools.analysis.measures.versions import VersionSums
 
 DETECTOR = Detector(
@@ -65,14 +65,14 @@ def _aged(versions: list[VersionSums]) -> set[int]:
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that k3 of the first rollouts is several times that of the others."""
-    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    rollouts = [s for s in d.rollouts if s.tokens >= FEWEST]
     need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
     far, rest = _first_off(rollouts)
-    if not far or _aged(d.statistics.versions).issuperset(s.rollout_id for s in far):
+    if not far or _aged(d.versions).issuperset(s.rollout_id for s in far):
         return None
     others = [s for s in rollouts if s not in far]
     rest = sum(s.k3 * s.tokens for s in others) / sum(s.tokens for s in others)
-    if max(s.k3 * math.exp(-SURE * s.wobble) for s in far) < LEAST * rest:  # sampling noise may explain it
+    if max(s.k3 * math.exp(-SURE * s.k3_error) for s in far) < LEAST * rest:  # sampling noise may explain it
         return None
     if any(not _ends(a, b) for a, b in pairwise(rollouts) if a in far and b not in far):
         return None
@@ -84,7 +84,7 @@ def look(d: Diagnosis) -> Figures | None:
 
 def _ends(last: RolloutSummary, following: RolloutSummary) -> bool:
     """Returns whether the distance is gone in the next rollout; if it fades, it has another cause."""
-    error = math.hypot(last.wobble, following.wobble)
+    error = math.hypot(last.k3_error, following.k3_error)
     return last.k3 >= LEAST * following.k3 * math.exp(-SURE * error) and last.k3 >= STEP * following.k3
 
 

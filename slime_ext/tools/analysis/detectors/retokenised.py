@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.shifts import moved_turns
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Turns(Measure):
+    """Numbers of turns, of turns of which only a later part is shifted, and of samples with other tokens."""
+
+    turns: int = 0
+    moved: int = 0
+    retold: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        self.turns += int(part.segments.turn_ids[-1:].sum())
+        self.moved += moved_turns(part)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        self.retold += rollout.retold
+
 
 DETECTOR = Detector(
     severity="error",
@@ -40,8 +62,8 @@ MOVED, MOVED_SHARE = 3, 0.02  # turns with a shifted later part; their share
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds turns with a shifted later part, or samples with different tokens in the two dumps."""
-    turns, moved, retold = (d.statistics.counts[name] for name in ("turns", "moved", "retold"))
-    need(turns >= MOVED, f"{MOVED} turns of responses")
-    if moved < max(MOVED, MOVED_SHARE * turns) and not retold:
+    counted = d.of(Turns)
+    need(counted.turns >= MOVED, f"{MOVED} turns of responses")
+    if counted.moved < max(MOVED, MOVED_SHARE * counted.turns) and not counted.retold:
         return None
-    return {"turns": turns, "moved": moved, "retold": retold}
+    return vars(counted)

@@ -8,8 +8,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 
 DETECTOR = Detector(
     severity="warning",
@@ -63,7 +63,7 @@ class Fall(NamedTuple):
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds the rollout at which the reward fell for good, and what moved first."""
-    rollouts = [s for s in d.statistics.rollouts if s.reward is not None and abs(s.reward) < LARGEST]
+    rollouts = [s for s in d.rollouts if s.reward is not None and abs(s.reward) < LARGEST]
     need(len(rollouts) >= FEWEST, f"{FEWEST} rollouts with rewards")
     falls = [_fall(rollouts, onset) for onset in range(BEFORE, len(rollouts) - AFTER + 1)]
     best = max((fall for fall in falls if fall), key=lambda fall: fall.z, default=None)
@@ -86,8 +86,10 @@ def _fall(rollouts: Sequence[RolloutSummary], onset: int) -> Fall | None:
     before, after = fmean(just_before), fmean(since)
     fall = before - after
     spread = max(abs(reward - before) for reward in just_before)
-    error = math.hypot(spread, *(s.error for s in rollouts[onset - BEFORE : onset])) / math.sqrt(BEFORE)
-    error = math.hypot(error, math.hypot(*(s.error for s in rollouts[onset:])) / len(since))
+    error = math.hypot(spread, *(s.reward_error for s in rollouts[onset - BEFORE : onset])) / math.sqrt(
+        BEFORE
+    )
+    error = math.hypot(error, math.hypot(*(s.reward_error for s in rollouts[onset:])) / len(since))
     if fall < max(LOST * abs(before), MOST * (max(rewards) - min(rewards)), SURE * error) or not fall:
         return None
     if max(since) > after + fall / 2:  # the reward came back

@@ -44,15 +44,15 @@ UNTOLD = "weight versions of the samples, and the engines' log of weight updates
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds the fewest rollouts whose k3 is several times that of all others together."""
-    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    rollouts = [s for s in d.rollouts if s.tokens >= FEWEST]
     need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
-    need(all(s.wobble for s in rollouts), "several samples per rollout, for the standard error of k3")
+    need(all(s.k3_error for s in rollouts), "several samples per rollout, for the standard error of k3")
     ordered = sorted(rollouts, key=lambda s: -s.k3)
     for count in range(1, len(rollouts) // 3 + 1):
         far, others = ordered[:count], ordered[count:]
         rest = sum(s.k3 * s.tokens for s in others) / sum(s.tokens for s in others)
-        lowest = min(far, key=lambda s: s.k3 * math.exp(-SURE * s.wobble))
-        if lowest.k3 * math.exp(-SURE * lowest.wobble) < max(MATTERS, TIMES * rest):
+        lowest = min(far, key=lambda s: s.k3 * math.exp(-SURE * s.k3_error))
+        if lowest.k3 * math.exp(-SURE * lowest.k3_error) < max(MATTERS, TIMES * rest):
             continue
         if others[0].k3 < max(MATTERS, TIMES * rest) and any(s.top_share < FEW for s in far):
             k3 = sum(s.k3 * s.tokens for s in far) / sum(s.tokens for s in far)

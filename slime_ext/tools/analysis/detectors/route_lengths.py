@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.experts import Routing
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Misfits(Measure):
+    """Number of samples whose experts belong to more or fewer tokens."""
+
+    samples: int = 0
+
+    def close(self, rollout: DumpedRollout) -> None:
+        self.samples += rollout.routing.get("misfit", 0)
+
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Routing,),
     explains=False,
     what="the sampler's experts have more or fewer rows than their sample has tokens",
     asks="rollout_routed_experts",
@@ -29,6 +43,6 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds samples whose experts belong to another number of tokens."""
-    counts = d.of(Routing).counts
-    need(counts["routed"], "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
-    return {"misfit": counts["misfit"], "routed": counts["routed"]} if counts["misfit"] else None
+    routed, misfits = d.of(Routing).routed, d.of(Misfits).samples
+    need(routed, "the sampler's experts (slime, miles: --use-rollout-routing-replay)")
+    return {"misfit": misfits, "routed": routed} if misfits else None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.experts import Routing, has_experts
+from slime_ext.tools.analysis.detectors.shared.experts import has_experts
 from slime_ext.tools.analysis.detectors.shared.sparse import NAMED, sparse
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
-    reads=(Routing,),
     after=NAMED,
     what="""
         a few tokens of a mixture of experts are far off, in both directions, and share nothing:

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import Tensor
+
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import tabulated, zeros
+
+
+@dataclass
+class BySurprise(Measure):
+    """Sums of ``clipped`` by bin of -log behavior; the last column sums -log behavior."""
+
+    sums: Tensor = field(default_factory=lambda: zeros(SURPRISES, COLUMNS + 1))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size:
+            surprise = -part.compared(part.behavior).double()
+            self.sums += tabulated(part.surprise.long(), [*clipped(part), surprise], SURPRISES)
+
 
 DETECTOR = Detector(
     severity="error",
@@ -64,7 +84,7 @@ def look(d: Diagnosis) -> Figures | None:
     If the sampler is sure, one other token has nearly all of 1 - p, so l = -log(p^(1/T) + (1 - p)^(1/T)).
     """
     need_tokens(d, FEWEST)
-    table = d.statistics.shared.surprise
+    table = d.of(BySurprise).sums
     bins = [
         _Bin(x / n, signed / n, signed / max(absolute, 1e-30))
         for n, signed, absolute, _, x in table.tolist()

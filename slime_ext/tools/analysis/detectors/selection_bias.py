@@ -19,7 +19,7 @@ ABOUT = ("length", "reward", "position", "age")
 
 
 @dataclass
-class Fates(Measure):
+class Selection(Measure):
     """Kept and dropped samples by ABOUT: number of known values, their sum, their sum of squares."""
 
     sums: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
@@ -50,7 +50,6 @@ def _about(rows: Tensor) -> Tensor:
 
 DETECTOR = Detector(
     severity="warning",
-    reads=(Fates,),
     explains=False,
     what="""
         samples are dropped by their length, reward, age or place in the data, which moves the mean
@@ -86,8 +85,8 @@ WHY = {"truncated": "cut at the length limit", "completed": "complete", "": "of 
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that dropped samples differ from trained ones, and how much that moves the mean reward."""
-    fates = d.of(Fates)
-    kept, dropped = (dict(zip(ABOUT, group, strict=True)) for group in fates.sums.tolist())
+    selection = d.of(Selection)
+    kept, dropped = (dict(zip(ABOUT, group, strict=True)) for group in selection.sums.tolist())
     n, m = kept["length"][0], dropped["length"][0]
     what = "samples of a rollout dump that the train dump lacks or masks, with their rewards"
     need(n >= FEWEST_KEPT and m >= FEWEST_DROPPED, f"{FEWEST_DROPPED} {what}")
@@ -99,7 +98,7 @@ def look(d: Diagnosis) -> Figures | None:
     (n, gain, _), (m, *_) = kept["reward"], dropped["reward"]
     mean, spread = _mean_and_spread([x + y for x, y in zip(kept["reward"], dropped["reward"], strict=True)])
     moved = gain / n - mean
-    drops = fates.reasons.items()
+    drops = selection.reasons.items()
     return {
         "worst": worst,
         "z": apart[worst],

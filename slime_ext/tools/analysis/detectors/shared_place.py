@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.ends import Ends
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -45,7 +46,7 @@ MOST, MOST_SHARE = 8, 0.5  # tokens at the end, and their share of all tokens
 def look(d: Diagnosis) -> Figures | None:
     """Finds the fewest last tokens that hold most of the squared log-ratio."""
     need_tokens(d, FEWEST)
-    ends = d.statistics.shared.ends
+    ends = d.of(Ends).sums
     every, whole = ends.sum(0), ends.sum((0, 1)).tolist()
     if not whole[3]:
         return None

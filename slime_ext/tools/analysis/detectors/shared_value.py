@@ -2,8 +2,64 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+from slime_ext.tools.analysis.detectors.shared.clipped import clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.ends import Ends
+from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
+from slime_ext.tools.analysis.detectors.shared.token_ids import TokenIds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+KEPT = 8  # repeated values of which a part of a rollout keeps the counts
+AGAIN = 3  # tokens with one value that make it a repeated value; 0 always counts as repeated
+ROUNDING = 1e-4  # relative difference of sums over the same tokens in another order
+
+
+@dataclass
+class Values(Measure):
+    """Repeated log-probs of far tokens.
+
+    Args:
+        tokens: value -> number of tokens.
+        ids: value -> largest number of different token ids in a part of a rollout.
+        squares: value -> sum l^2.
+    """
+
+    tokens: Counter[float] = field(default_factory=Counter)
+    ids: Counter[float] = field(default_factory=Counter)
+    squares: Counter[float] = field(default_factory=Counter)
+
+    def add(self, part: DumpedRollout) -> None:
+        far = part.finite & (part.log_ratio.abs() > FAR)
+        if not far.any():
+            return
+        behavior, squared = part.behavior[far], clipped(part)[3]
+        values, index, counts = behavior.unique(return_inverse=True, return_counts=True)
+        is_known = (counts >= AGAIN) | (values == 0)
+        if not is_known.any():
+            return
+        kinds = part.proximal[far].mul(100).round().long() if part.tokens is None else part.tokens[far]
+        pairs = torch.stack([index, kinds]).unique(dim=1)[0]
+        different, squares = torch.bincount(pairs, minlength=len(values)), torch.zeros(len(values)).double()
+        squares.index_add_(0, index, squared[far])
+        top = (counts * is_known).topk(min(KEPT, len(counts))).indices
+        for at in top[is_known[top]].tolist():
+            value = float(values[at])
+            self.tokens[value] += int(counts[at])
+            self.ids[value] = max(self.ids[value], int(different[at]))
+            self.squares[value] += float(squares[at])
+
+    def merge(self, other: Values) -> None:
+        most = self.ids | other.ids  # because other parts may have the same ids
+        super().merge(other)
+        self.ids = most
+
 
 DETECTOR = Detector(
     severity="error",
@@ -51,13 +107,13 @@ LAST = 0.5  # share of sum l^2 at the last tokens from which the finding says so
 def look(d: Diagnosis) -> Figures | None:
     """Finds one log-prob that many far tokens share, and that holds most of their squared log-ratio."""
     need_tokens(d, FEWEST)
-    shared = d.statistics.shared
-    if not shared.values:
+    values, ends = d.of(Values), d.of(Ends)
+    if not values.tokens:
         return None
-    value = max(shared.value_squares, key=shared.value_squares.__getitem__)
-    count, ids, far = shared.values[value], shared.fewest_ids(value), float(shared.signs[:, 3].sum())
-    held = shared.value_squares[value] / far if far else 0.0
-    last = float(shared.ends[:, 0, 3].sum()) / float(shared.total[3])
+    value = max(values.squares, key=values.squares.__getitem__)
+    count, ids, far = values.tokens[value], _fewest_ids(d, value), float(d.of(Signs).far[:, 3].sum())
+    held = values.squares[value] / far if far else 0.0
+    last = float(ends.sums[:, 0, 3].sum()) / float(ends.total[3])
     is_end = float(value) == 0 and last >= LAST  # an end token that was appended has one id
     if count < FEWEST or held < HELD or (ids < KINDS and not is_end):
         return None
@@ -68,3 +124,14 @@ def look(d: Diagnosis) -> Figures | None:
         "held": held,
         "last": last if last >= LAST else 0,
     }
+
+
+def _fewest_ids(d: Diagnosis, value: float) -> int:
+    """Returns a lower bound of the number of different token ids with a value.
+
+    It is the number in one part, or the fewest ids whose sum l^2 reaches that of the value.
+    """
+    values, squares = d.of(Values), d.of(TokenIds).sums[:, 3]
+    reached = squares.sort(descending=True).values.cumsum(0)
+    needed = int((reached < (1 - ROUNDING) * values.squares[value]).sum()) + 1
+    return max(values.ids[value], min(needed, int((squares > 0).sum())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.kinds import whole_prompts
+from slime_ext.tools.analysis.detectors.shared.kinds import Sizes, whole_prompts
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -48,8 +48,8 @@ UNTOLD = "the engine of each sample in sample.metadata"
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that all samples of a prompt are near, or all are far."""
-    samples = d.statistics.samples
-    need(samples.groups, "prompts with several samples (group_index)")
+    samples = d.samples
+    need(d.of(Sizes).groups, "prompts with several samples (group_index)")
     by_prompt = whole_prompts(d)
     if by_prompt is None:
         return None

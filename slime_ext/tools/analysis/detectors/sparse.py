@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
-from slime_ext.tools.analysis.detectors.shared.experts import Routing, has_experts
+from slime_ext.tools.analysis.detectors.shared.experts import has_experts
 from slime_ext.tools.analysis.detectors.shared.sparse import NAMED, sparse
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
-    reads=(Routing,),
     says="symptom",
     after=(*NAMED, "routing_flips"),
     what="a few tokens are far off and all others agree; the dump does not hold what they share",

@@ -2,8 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated, zeros
+
+
+@dataclass
+class Switched(Measure):
+    """Number of tokens, and sum of k3, after a change of weights inside their response, and without one.
+
+    The second row has tokens of the same versions in responses of the same rollout without a change.
+    ``rollout`` is of the rollout that is being read: version -> both rows.
+    """
+
+    sums: Tensor = field(default_factory=lambda: zeros(2, 2))
+    rollout: dict[int, Tensor] = field(default_factory=dict)
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.versions is None:
+            return
+        begins = run_begins(part.versions, part.segments.ids)
+        count, *_, near = part.columns
+        sums = run_sums((count, near), begins)
+        is_known = (sums[0] > 0) & (part.versions[begins] >= 0)
+        begins, sums = begins[is_known], sums[:, is_known]
+        sample, version = part.segments.ids[begins].long(), part.versions[begins]
+        none = version.new_zeros(part.count)
+        first, last = (
+            none.scatter_reduce(0, sample, version, of, include_self=False)[sample] for of in ("amin", "amax")
+        )
+        numbers, index = version.unique(return_inverse=True)
+        kinds = ((version == last) & (first != last), first == last)
+        tables = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
+        for number, table in zip(numbers.tolist(), tables, strict=True):
+            self.rollout[number] = self.rollout.get(number, 0) + table
+
+    def close(self, rollout: DumpedRollout) -> None:
+        self.sums += sum((table for table in self.rollout.values() if table[0, 0]), zeros(2, 2))
+        self.rollout = {}
+
 
 DETECTOR = Detector(
     severity="error",
@@ -30,7 +74,7 @@ CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # times k3 elsewhere; nats of k3
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that k3 is several times as large after a weight update inside a response."""
-    (count, *_, after), (count_pure, *_, pure) = d.statistics.switched.tolist()
+    (count, after), (count_pure, pure) = d.of(Switched).sums.tolist()
     is_enough = min(count, count_pure) >= FEWEST
     need(is_enough, "weight versions by token, and a weight update inside responses")
     k3_after, k3_pure = after / count, pure / count_pure

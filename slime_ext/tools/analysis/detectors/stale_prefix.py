@@ -47,7 +47,6 @@ class Cached(Measure):
 
 DETECTOR = Detector(
     severity="error",
-    reads=(Cached,),
     group="prefixes",
     after=("spoilt", "other_log_probs", "packing_leak", "part_of_run"),
     what="the engine reuses keys and values of old weights: only responses after a cached prefix are far off",

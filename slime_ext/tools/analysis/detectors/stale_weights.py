@@ -19,8 +19,8 @@ from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 
 DETECTOR = Detector(
@@ -102,9 +102,9 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _old_weights(d: Diagnosis) -> Figures | None:
-    fresh_sums, stale_sums = fresh_and_stale(d.statistics.versions)
+    fresh_sums, stale_sums = fresh_and_stale(d.versions)
     fresh, stale = VersionMeans.of(fresh_sums), VersionMeans.of(stale_sums)
-    starts = len(d.statistics.rollouts) >= 3 and d.statistics.rollouts[0].rollout_id == 0
+    starts = len(d.rollouts) >= 3 and d.rollouts[0].rollout_id == 0
     is_enough = fresh.count + stale.count >= FEWEST or starts
     need(is_enough, "weight versions of the samples, or rollouts 0 to 2 of the run")
     if apart := older_are_far(d):
@@ -114,10 +114,10 @@ def _old_weights(d: Diagnosis) -> Figures | None:
         return {**k3, "fresh_error": apart.fresh.error, "worst": worst, "rollouts": _ids(stale_sums)}
     alone = None
     if fresh.count < FEWEST:
-        alone = _all_aged(stale_sums) or _held(stale_sums, d.statistics.rollouts)
+        alone = _all_aged(stale_sums) or _held(stale_sums, d.rollouts)
     if alone and is_scaled(d):
         return {**alone, "or_else": ("temperature",), "untold": UNTOLD}
-    return alone or (None if rather_than_rollouts(d) else _lagging(d.statistics.rollouts))
+    return alone or (None if rather_than_rollouts(d) else _lagging(d.rollouts))
 
 
 def _all_aged(versions: list[VersionSums]) -> Figures | None:
@@ -146,7 +146,7 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
     if len(rollouts) < 3 or rollouts[0].rollout_id != 0 or min(s.tokens for s in rollouts) < FEWEST:
         return None
     first, later = rollouts[0].k3, median(s.k3 for s in rollouts[1:])
-    error = math.hypot(rollouts[0].wobble, median(s.wobble for s in rollouts[1:]))
+    error = math.hypot(rollouts[0].k3_error, median(s.k3_error for s in rollouts[1:]))
     if later * math.exp(-SURE * error) < CERTAIN * first:  # sampling noise may explain it
         return None
     if later < max(MATTERS, TIMES * first):
@@ -170,7 +170,7 @@ def _comes_back(rollouts: list[RolloutSummary]) -> bool:
     last = rollouts[-1]
     for s in reversed(rollouts[1:]):
         last = min(last, s, key=lambda one: one.k3)
-        by_chance = math.exp(-SURE * math.hypot(s.wobble, last.wobble))
+        by_chance = math.exp(-SURE * math.hypot(s.k3_error, last.k3_error))
         if last.k3 <= TIMES * rollouts[0].k3 and s.k3 * by_chance >= RETURNS * last.k3:
             return True
     return False

@@ -3,9 +3,45 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+import torch
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, UNLIKELY, Filled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Doubtful(Measure):
+    """Numbers of tokens at which the trainer is unsure, beside those of ``Filled``.
+
+    Args:
+        padded: unlikely tokens with a log-prob of 0, beside another log-prob of 0 in their sample.
+        nearly: unlikely tokens with a log-prob of the sampler above -0.01, but not 0.
+        recorded_doubted: tokens below DOUBTED whose log-prob of the sampler is not 0.
+        recorded_unlikely: the same below UNLIKELY.
+    """
+
+    padded: int = 0
+    nearly: int = 0
+    recorded_doubted: int = 0
+    recorded_unlikely: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        zero, is_unlikely = part.mask & (part.behavior == 0), part.proximal < UNLIKELY
+        beside = torch.zeros_like(zero)
+        neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
+        beside[1:] |= neighbour
+        beside[:-1] |= neighbour
+        recorded = part.finite & ~zero
+        self.padded += int((beside & is_unlikely).sum())
+        self.nearly += int((recorded & (part.behavior > SURE_OF) & is_unlikely).sum())
+        self.recorded_doubted += int((recorded & (part.proximal < DOUBTED)).sum())
+        self.recorded_unlikely += int((recorded & is_unlikely).sum())
+
 
 DETECTOR = Detector(
     severity="error",
@@ -29,6 +65,7 @@ DETECTOR = Detector(
     """,
 )
 
+SURE_OF = -0.01  # nats; a policy that is as sure as this seldom has a log-prob of exactly 0
 MORE, SURE = 0.1, 3.0  # share of unlikely tokens above that among sampled ones; standard errors
 FILLED_TOKENS, FILLED_SHARE = 4, 5e-4  # tokens in runs, and their share
 # Single zeros are filled in if they are this share of the tokens, and this share of the tokens at which only
@@ -42,12 +79,12 @@ def look(d: Diagnosis) -> Figures | None:
     Such zeros are in runs, which sampling does not make, or there are many of them but hardly any log-probs
     that are nearly 0.
     """
-    filled, padded, sure = (d.statistics.counts[name] for name in ("filled", "padded", "sure"))
+    filled, doubtful = d.of(Filled).unlikely, d.of(Doubtful)
     tokens = d.sums["tokens"]
     if _are_sampled(d):
         return None
-    are_in_runs = padded >= max(FILLED_TOKENS, FILLED_SHARE * tokens)
-    are_many = filled >= max(FILLED_TOKENS, ALONE_SHARE * tokens, EXACT_SHARE * (filled + sure))
+    are_in_runs = doubtful.padded >= max(FILLED_TOKENS, FILLED_SHARE * tokens)
+    are_many = filled >= max(FILLED_TOKENS, ALONE_SHARE * tokens, EXACT_SHARE * (filled + doubtful.nearly))
     return {"filled": filled, "tokens": tokens} if are_in_runs or are_many else None
 
 
@@ -56,10 +93,10 @@ def _are_sampled(d: Diagnosis) -> bool:
 
     If so, among tokens at which the trainer is unsure, they are as likely for it as others.
     """
-    names = ("doubted", "filled", "recorded_doubted", "recorded_unlikely")
-    zeros, unlikely, others, usual = (d.statistics.counts[name] for name in names)
-    if not zeros or not others:
+    zeros, others = d.of(Filled), d.of(Doubtful)
+    if not zeros.doubted or not others.recorded_doubted:
         return False
-    unlikely_zeros, unlikely_others = unlikely / zeros, usual / others
-    error = math.sqrt(unlikely_others * (1 - unlikely_others) / zeros)
+    unlikely_zeros = zeros.unlikely / zeros.doubted
+    unlikely_others = others.recorded_unlikely / others.recorded_doubted
+    error = math.sqrt(unlikely_others * (1 - unlikely_others) / zeros.doubted)
     return unlikely_zeros < unlikely_others + max(MORE, SURE * error)

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, SMALL, SURE, is_scaled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.rollouts import top_share
+from slime_ext.tools.analysis.records import DumpedRollout
+
+EXACT = 1e-4  # nats; rounding moves equal log-probs by less
+
+
+@dataclass
+class Sides(Measure):
+    """Numbers of tokens with a log-ratio above EXACT, and below -EXACT."""
+
+    above: int = 0
+    below: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        self.above += int((part.log_ratio > EXACT).sum())
+        self.below += int((part.log_ratio < -EXACT).sum())
+
 
 DETECTOR = Detector(
     severity="error",
@@ -63,14 +82,14 @@ def look(d: Diagnosis) -> Figures | None:
     Both follow if probabilities are renormalised to a part of the vocabulary.
     """
     need_tokens(d, FEWEST)
-    mean, size, above_1, counts = (
+    mean, size, above_1, sides = (
         d.sums.mean("log_ratio"),
         d.sums.mean("absolute"),
-        d.statistics.means["ratio_minus_one"],
-        d.statistics.counts,
+        d.means.ratio_minus_one,
+        d.of(Sides),
     )
-    is_one_sided = -mean >= LEANS * size and counts["below"] >= SIGNS * counts["above"]
-    is_even = d.statistics.top_share <= EVEN
+    is_one_sided = -mean >= LEANS * size and sides.below >= SIGNS * sides.above
+    is_even = top_share(d.rollouts) <= EVEN
     if mean > -SMALL or above_1.z > -SURE or above_1.value <= -1 or not (is_even or is_one_sided):
         return None  # a mean ratio of 0 is no truncation, which always leaves some mass
     expected = math.log1p(above_1.value)
@@ -79,8 +98,8 @@ def look(d: Diagnosis) -> Figures | None:
     is_more = mean <= ALONE * expected
     others = {"or_else": ("temperature",), "untold": KEPT} if is_more and is_scaled(d) else {}
     return others | {
-        "below": counts["below"],
-        "above": counts["above"],
+        "below": sides.below,
+        "above": sides.above,
         "count": d.sums["finite"],
         "ratio": 1 + above_1.value,
         "error": above_1.error,

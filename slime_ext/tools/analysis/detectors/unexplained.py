@@ -42,7 +42,7 @@ UNEXPLAINED = 0.05  # nats, mean |l|; two bfloat16 engines and a harmless lag of
 def look(d: Diagnosis) -> Figures | None:
     """Finds numbers outside their healthy ranges, or a mean |l| that is significantly too large."""
     need_tokens(d, FEWEST_TOKENS)
-    mean, error, _ = d.statistics.means["absolute"]
+    mean, error, _ = d.means.absolute
     outside = _outside(d)
     if mean - SURE * error >= UNEXPLAINED and not outside:
         outside = [f"mean |log-ratio| {mean:.3g} nats, above the 0.05 that two bfloat16 engines stay below"]
@@ -53,7 +53,7 @@ def look(d: Diagnosis) -> Figures | None:
 
 def _outside(d: Diagnosis) -> list[str]:
     """Returns the numbers outside their healthy ranges, and whether that may be by chance."""
-    tokens, k3, ratio, square = d.statistics.samples.replicates.unbind(1)
+    tokens, k3, ratio, square = d.samples.replicates.unbind(1)
     known = tokens > 0
     if not known.any():
         return []
@@ -85,13 +85,11 @@ def _by_chance(outside: Tensor) -> str:
 
 def _lacks(d: Diagnosis) -> list[str]:
     """Returns what else a dump could hold, the cheapest first."""
-    labels = d.statistics.samples.by_label()
+    labels = d.samples.by_label()
     has = {
-        "weight versions (slime_ext.host.log_rollout)": d.statistics.versions,
+        "weight versions (slime_ext.host.log_rollout)": d.versions,
         "the engine of each sample in sample.metadata": "engine" in labels,
-        "ref_log_probs (--use-kl-loss with coefficient 0)": any(
-            s.moved is not None for s in d.statistics.rollouts
-        ),
-        "the entropy (--use-rollout-entropy)": d.statistics.means["surprise"].count,
+        "ref_log_probs (--use-kl-loss with coefficient 0)": any(s.moved is not None for s in d.rollouts),
+        "the entropy (--use-rollout-entropy)": d.means.surprise.count,
     }
     return [what for what, there in has.items() if not there]

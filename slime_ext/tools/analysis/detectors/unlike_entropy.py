@@ -38,7 +38,7 @@ BEYOND = 2.0  # times mean |l|
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds a mean -log-prob of sampled tokens that is not the entropy, so another policy drew them."""
-    surprise = d.statistics.means["surprise"]
+    surprise = d.means.surprise
     lacks = f"the trainer's entropy at {FEWEST} tokens (slime: --use-rollout-entropy)"
     need(surprise.count >= FEWEST, lacks)
     entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value

@@ -11,7 +11,8 @@ from slime_ext.tools.analysis.document import FINDINGS, Finding, Looked
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 
-_MODULES = {name: import_module(f"slime_ext.tools.analysis.detectors.{name}") for name in FINDINGS}
+DETECTORS_PACKAGE = "slime_ext.tools.analysis.detectors"
+_MODULES = {name: import_module(f"{DETECTORS_PACKAGE}.{name}") for name in FINDINGS}
 
 
 def _before(name: str, detectors: Mapping[str, Detector]) -> frozenset[str]:
@@ -44,10 +45,15 @@ DETECTORS = {name: _ALL[name] for name in _in_order(BEFORE)}
 LOOKS: dict[str, Look] = {name: _MODULES[name].look for name in DETECTORS}
 
 
-def measures() -> dict[str, Measure]:
-    """Returns an empty measure of each kind that a detector reads, by the name of its class."""
-    kinds = {kind for detector in DETECTORS.values() for kind in detector.reads}
-    return {kind.__name__: kind() for kind in sorted(kinds, key=lambda kind: kind.__name__)}
+def measures(vocabulary: int | None) -> dict[str, Measure]:
+    """Returns an empty measure of each kind that a module of ``detectors/`` defines, by its name.
+
+    Args:
+        vocabulary: size of the model's vocabulary; None: unknown.
+    """
+    rooms = f"{DETECTORS_PACKAGE}."
+    kinds = [kind for kind in Measure.__subclasses__() if kind.__module__.startswith(rooms)]
+    return {kind.__name__: kind.of_run(vocabulary) for kind in sorted(kinds, key=lambda kind: kind.__name__)}
 
 
 def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ...]]:

@@ -8,12 +8,15 @@ from typing import Any, TypeVar
 
 from slime_ext.tools.analysis.document import Curve, Moment, Numbers
 from slime_ext.tools.analysis.measures import versions
+from slime_ext.tools.analysis.measures.by_sample import BySample
 from slime_ext.tools.analysis.measures.curves import Curves, midway
-from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance
+from slime_ext.tools.analysis.measures.means import Means
 from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, summary_of
+from slime_ext.tools.analysis.measures.shifts import aligned, shifts_of
 from slime_ext.tools.analysis.measures.sums import Sums
-from slime_ext.tools.analysis.measures.versions import VersionSums
+from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
 from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.readers.loss_calls import LossCall
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -26,13 +29,17 @@ M = TypeVar("M", bound=Measure)
 class Diagnosis(Additive):
     """A collector (see ``pipeline``) of everything that is measured in a run.
 
-    These are sums, curves, statistics for detectors, worst samples, and the numbers of each rollout.
+    These are the sums that every run has, what the detectors add up themselves, worst samples, and the
+    numbers of each rollout.
     """
 
     sums: Sums = field(default_factory=Sums)
     curves: Curves = field(default_factory=Curves)
-    statistics: DetectorStatistics = field(default_factory=DetectorStatistics)
-    own: dict[str, Measure] = field(default_factory=dict)  # class name -> what detectors add up themselves
+    means: Means = field(default_factory=Means)
+    rollouts: list[RolloutSummary] = field(default_factory=list)
+    versions: list[VersionSums] = field(default_factory=list)
+    samples: BySample = field(default_factory=BySample)
+    measures: dict[str, Measure] = field(default_factory=dict)  # class name -> what detectors add up
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
     unread: int = 0  # files, or parts of them, that could not be read
@@ -42,33 +49,52 @@ class Diagnosis(Additive):
 
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a rollout, part by part, so that temporary tensors stay small."""
-        sums_of_rollout, by_version, before = Sums(), defaultdict(float), self.curves.certainty()
+        sums, of_version, before = Sums(), defaultdict(float), self.curves.certainty()
         for part in replace(rollout, midway=midway(rollout)).parts():
-            sums_of_rollout.add(part)
-            self.curves.add(part)
-            self.worsts.add(part)
-            for measure in self.own.values():
-                measure.add(part)
-            for version, sums in self.statistics.add(part).items():
-                by_version[version] += sums
-        self.statistics.close(rollout, sums_of_rollout, by_version, self.curves.certainty() - before)
-        for measure in self.own.values():
+            for collector in (
+                sums,
+                self.curves,
+                self.worsts,
+                self.means,
+                self.samples,
+                *self.measures.values(),
+            ):
+                collector.add(part)
+            if part.versions is not None:
+                shifts = shifts_of(part).shifts
+                in_place = aligned(part, shifts) if shifts.any() else part
+                for version, of_part in by_version(in_place).items():
+                    of_version[version] += of_part
+        errors = self.samples.close(rollout)
+        for measure in self.measures.values():
             measure.close(rollout)
-        self.sums.merge(sums_of_rollout)
-        self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=sums_of_rollout.numbers()))
+        if sums["finite"]:
+            certainty = self.curves.certainty() - before
+            self.rollouts.append(summary_of(rollout.rollout_id, sums, of_version, certainty, errors))
+        newest = rollout.newest or 0
+        for version, of_all in sorted(of_version.items()):
+            count, log_ratio, absolute, near, *squares = of_all.tolist()
+            ages = newest - version
+            counted = VersionSums(
+                rollout.rollout_id, version, int(count), log_ratio, absolute, near, ages, *squares
+            )
+            self.versions.append(counted)
+        self.sums.merge(sums)
+        self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=sums.numbers()))
 
     def merge(self, other: Diagnosis) -> None:
         """Adds the diagnosis of other rollouts."""
         super().merge(other)
+        self.rollouts.sort(key=lambda summary: summary[:2])
         self.timeline.sort(key=lambda moment: moment.rollout_id)
 
     def of(self, kind: type[M]) -> M:
-        """Returns the measure of this kind. The detector that asks must name it in ``reads``."""
-        return self.own[kind.__name__]  # type: ignore[return-value]
+        """Returns the measure of this kind."""
+        return self.measures[kind.__name__]  # type: ignore[return-value]
 
     def _ages(self) -> dict[VersionSums, int]:
         known = float(self.curves.column("staleness", "x").sum())
-        return {} if known else versions.since_seen(self.statistics.versions)
+        return {} if known else versions.since_seen(self.versions)
 
     def numbers(self) -> Numbers:
         """Returns the numbers over all rollouts."""
@@ -91,7 +117,7 @@ class Diagnosis(Additive):
 
     def rollouts_per_push(self) -> int | None:
         """Returns the rollouts from one push of weights to the next; None if the dumps do not tell them."""
-        return versions.rollouts_per_push(self.statistics.versions)
+        return versions.rollouts_per_push(self.versions)
 
     def notes(self) -> tuple[str, ...]:
         """Returns how ages were counted, if the dumps do not hold them."""

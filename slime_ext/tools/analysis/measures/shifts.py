@@ -7,10 +7,12 @@ tokenised again).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.measures.measure import once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import tabulated, zeros
 
@@ -51,6 +53,33 @@ def shifted_sums(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
         squares = part.segments.local_sums((rows[2:] - rows[1]).square())
         is_explained &= (sums[2:] - sums[1] >= SURE * squares.sqrt()).all(0)
     return sums, is_explained
+
+
+class Shifted(NamedTuple):
+    """The test of each shift on one part.
+
+    Attributes:
+        sums: [SHIFTS, 4], ``shifted_sums`` over all samples.
+        explained: [SHIFTS, S] bool, the samples that a shift explains.
+        shifts: [S] int64, how many tokens away the log-probs of each sample are; 0: no shift.
+    """
+
+    sums: Tensor
+    explained: Tensor
+    shifts: Tensor
+
+
+@once_per_part
+def shifts_of(part: DumpedRollout) -> Shifted:
+    """Returns the test of each shift on a part."""
+    tests = [shifted_sums(part, shift) for shift in SHIFTS]
+    sums = torch.stack([one.sum(1) for one, _ in tests])
+    shifts = torch.zeros(part.count, dtype=torch.int64)
+    for shift, of_all, (_, is_explained) in zip(SHIFTS, sums, tests, strict=True):
+        if explains(of_all):
+            shifts[:] = shift
+        shifts[is_explained] = shift
+    return Shifted(sums, torch.stack([is_explained for _, is_explained in tests]), shifts)
 
 
 def explains(sums: Tensor) -> bool:

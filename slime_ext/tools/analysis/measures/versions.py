@@ -58,33 +58,25 @@ class VersionMeans(NamedTuple):
         return cls(n, log_ratio, absolute, mean, math.sqrt(max(variance, 0.0)) / count)
 
     @property
-    def wobble(self) -> float:
+    def relative_error(self) -> float:
         """The standard error of the logarithm of k3."""
         return self.error / self.k3 if self.k3 else 0.0
 
 
 def by_version(part: DumpedRollout) -> dict[int, Tensor]:
-    """Returns the sums of each version, [3, 7].
+    """Returns the sums over the tokens of each version, [7].
 
-    The rows are all tokens of the version, those after a change of weights inside their response, and those
-    of responses without a change. The columns are count, sum l, sum |l|, sum k3, and the last three fields of
-    ``VersionSums``.
+    They are count, sum l, sum |l|, sum k3, and the last three fields of ``VersionSums``.
     """
     begins = run_begins(part.versions, part.segments.ids)
     count, absolute, _, log_ratio, _, near = part.columns
     sums = run_sums((count, log_ratio, absolute, near), begins)
     is_known = (sums[0] > 0) & (part.versions[begins] >= 0)
-    begins, sums = begins[is_known], sums[:, is_known]
-    sample, version = part.segments.ids[begins].long(), part.versions[begins]
-    none = version.new_zeros(part.count)
-    first = none.scatter_reduce(0, sample, version, "amin", include_self=False)[sample]
-    last = none.scatter_reduce(0, sample, version, "amax", include_self=False)[sample]
-    is_pure, is_last = first == last, version == last
+    sums, version = sums[:, is_known], part.versions[begins[is_known]]
     numbers, index = version.unique(return_inverse=True)
     n, *_, k3 = sums
     sums = torch.cat([sums, torch.stack([k3 * k3, k3 * n, n * n])])
-    kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
-    table = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
+    table = tabulated(index, sums, len(numbers))
     return dict(zip(numbers.tolist(), table, strict=True))
 
 

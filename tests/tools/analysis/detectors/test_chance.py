@@ -15,6 +15,7 @@ from slime_ext.tools.analysis.detectors import (
     stale_weights,
     unexplained,
 )
+from slime_ext.tools.analysis.detectors.length_explosion import Cuts
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.parts import SURE, Found, Mean
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
@@ -23,30 +24,40 @@ from tests.tools.analysis.detectors.toys import PROMPTS, Policy, diagnosed, edit
 
 def with_summaries(d, **columns):
     """A diagnosis with other numbers of its rollouts."""
-    found = d.statistics.rollouts
-    d.statistics.rollouts = [
+    found = d.rollouts
+    d.rollouts = [
         s._replace(**{name: values[i] for name, values in columns.items()}) for i, s in enumerate(found)
+    ]
+    return d
+
+
+def with_cuts(d, **columns):
+    """A diagnosis with other numbers of the samples that were cut."""
+    cuts = d.of(Cuts)
+    cuts.rollouts = [
+        cut._replace(**{name: values[i] for name, values in columns.items()})
+        for i, cut in enumerate(cuts.rollouts)
     ]
     return d
 
 
 def test_the_error_of_k3_of_some_weights_is_that_of_a_ratio_over_samples():
     rollouts = run(1, samples=16)
-    (version,) = diagnosed(rollouts).statistics.versions
+    (version,) = diagnosed(rollouts).versions
     k3 = [sum(part) for part in rollouts[0].columns[5].view(16, -1).tolist()]
     lengths = [48] * 16
     mean = sum(k3) / sum(lengths)
     square = sum((k - mean * n) ** 2 for k, n in zip(k3, lengths, strict=True))
     found = VersionMeans.of([version])
     assert found.error == pytest.approx(math.sqrt(square) / sum(lengths), rel=1e-6)
-    assert found.wobble == pytest.approx(found.error / mean, rel=1e-6)
+    assert found.relative_error == pytest.approx(found.error / mean, rel=1e-6)
 
 
-@pytest.mark.parametrize(("wobble", "is_far"), [(0.1, True), (0.6, False)])
-def test_old_weights_are_far_if_more_than_a_few_samples_are(wobble, is_far):
+@pytest.mark.parametrize(("error", "is_far"), [(0.1, True), (0.6, False)])
+def test_old_weights_are_far_if_more_than_a_few_samples_are(error, is_far):
     d = diagnosed(run(1))
     fresh, stale = VersionSums(0, 1, 1000, 0, 20, 1.0, 0, 0.01), VersionSums(1, 1, 1000, 0, 60, 4.0, 1)
-    d.statistics.versions = [fresh, stale._replace(square=(4 * wobble) ** 2)]
+    d.versions = [fresh, stale._replace(square=(4 * error) ** 2)]
     assert (older_are_far(d) is not None) == is_far
     assert (stale_weights.look(d) is not None) == is_far
 
@@ -80,12 +91,12 @@ def test_a_part_beside_others_that_agree_exactly_is_far():
 GROWS = (0.01, 0.01, 0.01, 0.02, 0.025, 0.03, 0.04, 0.05)
 
 
-@pytest.mark.parametrize(("sway", "is_one"), [(0.05, True), (0.6, False)])
-def test_a_distance_grows_if_chance_does_not_make_it(sway, is_one):
-    d = with_summaries(diagnosed(run(8)), sway=[sway] * 8)
-    bins = d.statistics.rollouts[0].certainty
+@pytest.mark.parametrize(("error", "is_one"), [(0.05, True), (0.6, False)])
+def test_a_distance_grows_if_chance_does_not_make_it(error, is_one):
+    d = with_summaries(diagnosed(run(8)), absolute_error=[error] * 8)
+    bins = d.rollouts[0].certainty
     d = with_summaries(d, absolute=GROWS, certainty=[[[n, n * a] for n, _ in bins] for a in GROWS])
-    d.statistics.versions = []
+    d.versions = []
     assert (growing_mismatch.look(d) is not None) == is_one
 
 
@@ -94,9 +105,8 @@ LENGTHS = (20.0,) + (60.0,) * 7
 
 @pytest.mark.parametrize(("error", "is_one"), [(2.0, True), (8.0, False)])
 def test_responses_explode_after_one_rollout_if_its_prompts_do_not_make_it(error, is_one):
-    d = with_summaries(
-        diagnosed(run(8)), length=LENGTHS, truncated=[0.0] + [0.7] * 7, length_error=[error] * 8
-    )
+    d = with_summaries(diagnosed(run(8)), length=LENGTHS)
+    d = with_cuts(d, truncated=[0.0] + [0.7] * 7, length_error=[error] * 8)
     found = length_explosion.look(d)
     assert (found is not None) == is_one
     if found:
@@ -114,7 +124,8 @@ def test_responses_explode_after_one_rollout_if_its_prompts_do_not_make_it(error
 )
 def test_responses_that_jump_to_the_limit_explode_though_they_cannot_be_much_longer(shares, is_one):
     lengths = (26.0, *(44.0 + i for i in range(7)))
-    d = with_summaries(diagnosed(run(8)), length=lengths, truncated=shares, length_error=[8.0] * 8)
+    d = with_summaries(diagnosed(run(8)), length=lengths)
+    d = with_cuts(d, truncated=shares, length_error=[8.0] * 8)
     found = length_explosion.look(d)
     assert (found is not None) == is_one
     if found:
@@ -128,10 +139,9 @@ def test_answers_that_are_cut_together_count_as_fewer(error, prompts, is_one):
     """The rollout before has 64 samples, half of them cut: binomially, that share has an error of 1/16. Four
     prompts differ as much by chance."""
     lengths = (26.0, *(44.0 + i for i in range(7)))
-    d = with_summaries(diagnosed(run(8)), length=lengths, truncated=(0.5, *(1.0,) * 7))
+    d = with_summaries(diagnosed(run(8)), length=lengths, tokens=[64 * int(n) for n in lengths])
     errors = {"length_error": [8.0] * 8, "truncated_error": (error, *(0.0,) * 7)}
-    tokens = [64 * int(n) for n in lengths]
-    d = with_summaries(d, tokens=tokens, independent=[prompts] * 8, **errors)
+    d = with_cuts(d, truncated=(0.5, *(1.0,) * 7), independent=[prompts] * 8, **errors)
     assert (length_explosion.look(d) is not None) == is_one
 
 
@@ -139,11 +149,11 @@ def test_answers_that_are_cut_together_count_as_fewer(error, prompts, is_one):
 def test_the_share_that_is_cut_has_an_error_over_prompts(together):
     cut = [(i // (64 // PROMPTS) if together else i) % 2 for i in range(64)]
     rollout = sampled(Policy(), statuses=tuple("truncated" if is_cut else "completed" for is_cut in cut))
-    (found,) = diagnosed([rollout]).statistics.rollouts
+    (found,) = diagnosed([rollout]).of(Cuts).rollouts
     shares = [found.truncated] * 2 if not together else [0.0, 1.0]
     assert (found.truncated, found.independent) == (0.5, PROMPTS)
     assert found.truncated_error == pytest.approx(0.5 / math.sqrt(PROMPTS - 1) * (shares[1] - shares[0]))
-    (alone,) = diagnosed([edited([rollout], lambda r: {"groups": None})[0]]).statistics.rollouts
+    (alone,) = diagnosed([edited([rollout], lambda r: {"groups": None})[0]]).of(Cuts).rollouts
     assert (alone.truncated_error, alone.independent) == (pytest.approx(0.5 / math.sqrt(63)), 64)
 
 
@@ -160,7 +170,7 @@ def test_lengths_of_another_policy_are_a_note():
 @pytest.mark.parametrize(("k3", "is_one"), [((0.06, *(0.002,) * 5), True), ((0.06, 0.04, 0.02, 0.01), False)])
 def test_wrong_weights_of_a_start_go_with_one_push(k3, is_one):
     k3 = (*k3, *(0.002,) * (6 - len(k3)))
-    d = with_summaries(diagnosed(run(6)), k3=k3, wobble=[0.1] * 6)
+    d = with_summaries(diagnosed(run(6)), k3=k3, k3_error=[0.1] * 6)
     assert (resumed_wrong_weights.look(d) is not None) == is_one
 
 
@@ -196,7 +206,7 @@ def test_old_weights_are_a_note_while_every_number_is_healthy(ratio_squared, sev
     """k3 is 1e-3 nats in both; chi^2 is 0.3 in the second, of few large ratios."""
     d = diagnosed(run(1))
     fresh, stale = VersionSums(0, 1, 1000, 0, 20, 1.0), VersionSums(1, 1, 1000, 0, 60, 4.0, 1)
-    d.statistics.versions, count = [fresh, stale], d.sums["finite"]
+    d.versions, count = [fresh, stale], d.sums["finite"]
     d.sums.values.update({"k3": 1e-3 * count - d.sums["k3"], "ratio": count - d.sums["ratio"]})
     d.sums.values["ratio_squared"] = ratio_squared * count
     assert stale_weights.look(d).get("severity") == severity

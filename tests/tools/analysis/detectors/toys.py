@@ -109,7 +109,7 @@ def edited(rollouts: list[DumpedRollout], edit: Callable[[DumpedRollout], dict])
 
 def diagnosed(rollouts: list[DumpedRollout], **flags) -> Diagnosis:
     """What is measured of rollouts."""
-    diagnosis = Diagnosis(flags=flags, own=measures())
+    diagnosis = Diagnosis(flags=flags, measures=measures(None))
     for rollout in rollouts:
         diagnosis.add(rollout)
     return diagnosis

@@ -50,22 +50,22 @@ def older_are_far(d: Diagnosis) -> Apart | None:
 
     None if they are not, beyond sampling noise, or if one kind is missing.
     """
-    fresh_sums, stale_sums = fresh_and_stale(d.statistics.versions)
+    fresh_sums, stale_sums = fresh_and_stale(d.versions)
     fresh, stale = VersionMeans.of(fresh_sums), VersionMeans.of(stale_sums)
     if min(fresh.count, stale.count) < FEWEST or stale.k3 < max(MATTERS, TIMES * fresh.k3):
         return None
-    by_chance = math.exp(-SURE * math.hypot(fresh.wobble, stale.wobble))
+    by_chance = math.exp(-SURE * math.hypot(fresh.relative_error, stale.relative_error))
     return Apart(fresh, stale, stale_sums) if stale.k3 * by_chance >= CERTAIN * fresh.k3 else None
 
 
 def lag(d: Diagnosis) -> Lag:
     """Returns whether old weights cause the mean |l| of the run."""
     mean = d.sums.mean("absolute") or 0.0
-    first = d.statistics.rollouts[:1]
+    first = d.rollouts[:1]
     if first and first[0].rollout_id == 0 and first[0].tokens >= FEWEST:
         return Lag.RULED_OUT if first[0].absolute >= ALIKE * mean else Lag.EXPLAINS
-    fresh, stale = map(VersionMeans.of, fresh_and_stale(d.statistics.versions))
-    if stale.count > MOST * sum(s.tokens for s in d.statistics.rollouts):
+    fresh, stale = map(VersionMeans.of, fresh_and_stale(d.versions))
+    if stale.count > MOST * sum(s.tokens for s in d.rollouts):
         return Lag.EXPLAINS
     if fresh.count >= FEWEST and fresh.absolute < ALIKE * mean:
         return Lag.EXPLAINS

@@ -51,7 +51,7 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
     if drift is None or drift.late < TIMES * drift.early or drift.last < EVENED * drift.first:
         return False
     count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
-    rollouts = torch.tensor([(s.tokens, s.tokens * s.absolute) for s in d.statistics.rollouts]).double()
+    rollouts = torch.tensor([(s.tokens, s.tokens * s.absolute) for s in d.rollouts]).double()
     whole = float(absolute.sum()) ** 2 / max(float(count.sum()), 1.0)
     places, ids = (
         float((total.square() / n.clamp_min(1)).sum()) - whole

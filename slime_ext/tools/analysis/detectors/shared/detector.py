@@ -10,7 +10,6 @@ from jinja2 import Environment, StrictUndefined
 
 from slime_ext.tools.analysis.document import Finding, Severity
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.measure import Measure
 
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few determine every mean
 ANY_CAUSE = "any cause"  # the group of all detectors that explain a distance
@@ -58,7 +57,6 @@ class Detector:
         group: a name that several detectors share, so that others can be ``after`` all of them.
         after: findings and groups that look like this finding. If the dump has one of them, they suppress it.
         explains: whether it explains a distance between the policies.
-        reads: the measures that ``look`` asks for, besides those that every run has.
     """
 
     severity: Severity
@@ -73,7 +71,6 @@ class Detector:
     group: str = ""
     after: tuple[str, ...] = ()
     explains: bool = True
-    reads: tuple[type[Measure], ...] = ()
 
     def finding(self, name: str, figures: Figures) -> Finding:
         """Returns the finding, with the figures filled into its texts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -15,14 +14,14 @@ from slime_ext.tools.analysis.tables import sum_of, zeros
 
 @dataclass
 class Routing(Measure):
-    """The sums of ``routes``, ``experts`` and ``routing`` of ``DumpedRollout`` over a run."""
+    """The number of samples with experts, and the sums of ``routes`` and ``experts`` of ``DumpedRollout``."""
 
     overlap: Tensor = field(default_factory=lambda: zeros(0, 2))
     experts: Tensor = field(default_factory=lambda: zeros(0, 2))
-    counts: Counter[str] = field(default_factory=Counter)
+    routed: int = 0
 
     def close(self, rollout: DumpedRollout) -> None:
-        self.counts.update(rollout.routing)
+        self.routed += rollout.routing.get("routed", 0)
         if rollout.routes is not None:
             self.overlap = sum_of(self.overlap, rollout.routes)
             self.experts = sum_of(self.experts, rollout.experts)
@@ -31,6 +30,6 @@ class Routing(Measure):
 def has_experts(d: Diagnosis) -> bool | None:
     """Returns whether the model is a mixture of experts; None if nothing tells."""
     routing = d.of(Routing)
-    if routing.counts["routed"] or len(routing.overlap):
+    if routing.routed or len(routing.overlap):
         return True
     return d.flags.get("has_experts")

@@ -6,14 +6,20 @@ It also tells whether the samples of one prompt are all near or all far.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
-from slime_ext.tools.analysis.measures.by_sample import SIZES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import tabulated, zeros
 
+SIZES, DECADES = 48, 6  # bins of |l| over -log behavior of a sample, from 1e-6 to 1
+SMALL, CERTAIN = 0.2, 0.05  # nats: largest |l| that a token counts; least mean -log behavior of a sample
 GAP, APART = 1, 6.0  # bins on each side of a cut that hold hardly any sample; bins between both means
 HOLDS, BETWEEN = 0.8, 0.1  # share of k3 in the far kind; samples between, over those of the smaller kind
 SHARE = 0.03  # least share of the samples and of the tokens, because very short responses agree by chance
@@ -21,6 +27,66 @@ LEAST = 2e-3  # nats of k3 over the run
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3, of the near samples
 PROMPTS, FEWER, SURE = 3, 0.25, 4.0  # far prompts; mixed prompts, over those by chance; standard errors
 MOST = 0.6  # share of far prompts in a rollout; with more, the whole rollout is far off
+
+
+class GroupSizes(NamedTuple):
+    """How far off the samples of a rollout are, as numbers by bin of ``Sizes.sums``.
+
+    Counts only samples with more than CERTAIN nats of -log behavior per token, and prompts with several.
+    """
+
+    rollout_id: int
+    samples: tuple[int, ...]  # by bin
+    lowest: tuple[int, ...]  # prompts by the bin of their nearest sample
+    highest: tuple[int, ...]  # prompts by the bin of their farthest sample
+
+
+@dataclass
+class Sizes(Measure):
+    """How far off samples are, relative to how certain their tokens are.
+
+    Args:
+        sums: [SIZES, 3] number of samples, number of tokens and sum of k3, by bin of |l| over -log behavior
+            of the sample. A token counts for at most SMALL nats of |l|. Only samples with more than CERTAIN
+            nats of -log behavior per token count, because the others agree whatever the weights are.
+        groups: the same by prompt.
+        grouped: [3, SIZES] the same of the rollout that is being read.
+    """
+
+    sums: Tensor = field(default_factory=lambda: zeros(SIZES, 3))
+    groups: list[GroupSizes] = field(default_factory=list)
+    grouped: Tensor = field(default_factory=lambda: zeros(3, SIZES))
+
+    def add(self, part: DumpedRollout) -> None:
+        count, absolute, *_, near = part.columns
+        surprise = -part.compared(part.behavior).double()
+        n, k, small, surprise = part.segments.local_sums([count, near, absolute.clamp(max=SMALL), surprise])
+        size = (small / (surprise + CERTAIN * n).clamp_min(1e-30)).clamp_min(1e-30).log10()
+        at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
+        at = torch.where(surprise > CERTAIN * n, at, SIZES)
+        self.sums += tabulated(at, [torch.ones_like(n), n, k], SIZES)
+        if part.groups is not None:
+            self.grouped += _by_group(torch.tensor(part.groups), at, (n > 0) & (surprise > CERTAIN * n))
+
+    def close(self, rollout: DumpedRollout) -> None:
+        if self.grouped.any():
+            self.groups.append(GroupSizes(rollout.rollout_id, *(tuple(map(int, x)) for x in self.grouped)))
+        self.grouped = zeros(3, SIZES)
+
+
+def _by_group(groups: Tensor, bins: Tensor, known: Tensor) -> Tensor:
+    """Returns the numbers of ``GroupSizes`` over the known samples of one part, [3, SIZES].
+
+    Args:
+        groups, bins: [S] prompt and bin of each sample.
+        known: [S] bool, samples to count.
+    """
+    numbers, index, counts = groups[known].unique(return_inverse=True, return_counts=True)
+    bins, none = bins[known], torch.zeros(len(numbers), dtype=torch.int64)
+    lowest, highest = (none.scatter_reduce(0, index, bins, of, include_self=False) for of in ("amin", "amax"))
+    several = counts > 1
+    of_each = (bins[several[index]], lowest[several], highest[several])
+    return torch.stack([torch.bincount(x, minlength=SIZES) for x in of_each]).double()
 
 
 class Kinds(NamedTuple):
@@ -32,7 +98,7 @@ class Kinds(NamedTuple):
 
 def two_kinds(d: Diagnosis) -> Kinds | None:
     """Returns near and far samples, if hardly any lie between; None if all are of one kind."""
-    sizes = d.statistics.samples.sizes
+    sizes = d.of(Sizes).sums
     samples, tokens, k3 = sizes.sum(0).tolist()
     if not samples or k3 < LEAST * tokens:
         return None
@@ -71,7 +137,7 @@ def whole_prompts(d: Diagnosis) -> Prompts | None:
     None if they do not, or if the near samples are not healthy. Each rollout is split separately, because a
     rollout that is far off as a whole says nothing about prompts.
     """
-    samples = d.statistics.samples
+    samples = d.of(Sizes)
     if not samples.groups:
         return None
     table = torch.tensor([g[1:] for g in samples.groups], dtype=torch.float64)  # [rollouts, 3, SIZES]
@@ -84,19 +150,19 @@ def whole_prompts(d: Diagnosis) -> Prompts | None:
         mixed = high.sum(1) - near - far
         share = count[:, cut:].sum(1) / count.sum(1).clamp_min(1)
         expected = float((high.sum(1) * (1 - share**size - (1 - share) ** size)).sum())
-        kinds = Kinds(samples.sizes[:cut].sum(0).tolist(), samples.sizes[cut:].sum(0).tolist())
+        kinds = Kinds(samples.sums[:cut].sum(0).tolist(), samples.sums[cut:].sum(0).tolist())
         prompts = Prompts(int(near.sum()), int(far.sum()), int(mixed.sum()), expected, kinds)
         is_beside = float(beside) >= HOLDS * prompts.far
         if (
             is_beside
-            and _are_apart(prompts, samples.sizes, cut)
+            and _are_apart(prompts, samples.sums, cut)
             and (best is None or prompts.mixed < best.mixed)
         ):
             best = prompts
     return best
 
 
-def _are_apart(prompts: Prompts, sizes: torch.Tensor, cut: int) -> bool:
+def _are_apart(prompts: Prompts, sizes: Tensor, cut: int) -> bool:
     """Returns whether both kinds are far apart, and prompts decide the kind."""
     (n, _, _), (m, far, k3) = prompts.kinds.near, prompts.kinds.far
     if (

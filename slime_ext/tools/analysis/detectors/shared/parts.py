@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
     label: str
     value: str
-    mine: Mean
+    far: Mean
     others: Mean
     rollouts: tuple[int, ...]
     held: float  # share of the run's sum of k3
@@ -48,11 +48,11 @@ class Found(NamedTuple):
         errors, however large their ratio is. The others may have the same tail without showing it yet, so
         their relative error is at least that of the far samples, scaled to their number of tokens.
         """
-        unseen = self.mine.relative_error * math.sqrt(self.mine.tokens / self.others.tokens)
-        errors = self.mine.relative_error, max(self.others.relative_error, unseen)
-        if max(errors) > VAGUE or not self.mine.k3:
+        unseen = self.far.relative_error * math.sqrt(self.far.tokens / self.others.tokens)
+        errors = self.far.relative_error, max(self.others.relative_error, unseen)
+        if max(errors) > VAGUE or not self.far.k3:
             return 0.0
-        ratio, error = self.mine.k3 / max(self.others.k3, 1e-30), math.hypot(*errors)
+        ratio, error = self.far.k3 / max(self.others.k3, 1e-30), math.hypot(*errors)
         return math.log(ratio) / error if error else math.inf
 
 
@@ -71,7 +71,7 @@ def far_value(d: Diagnosis, labels: Sequence[str]) -> Found | None:
 
     The other samples of the same rollouts must be healthy. None if there is no such value.
     """
-    by_label = d.statistics.samples.by_label()
+    by_label = d.samples.by_label()
     candidates = []
     for label in labels:
         rollouts = by_label.get(label, {})
@@ -85,24 +85,24 @@ def far_value(d: Diagnosis, labels: Sequence[str]) -> Found | None:
 
 
 def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: float) -> Found | None:
-    mine, others, ids, rest = [], [], [], []
+    far_parts, others, ids, rest = [], [], [], []
     for rollout_id, parts in rollouts.items():
         with_value = [p for p in parts if p.value == value]
         beside = [p for p in parts if p.value != value]
         if not with_value or not beside:
             rest += parts
         elif mean_of(with_value).k3 >= TIMES * mean_of(beside).k3:
-            mine += with_value
+            far_parts += with_value
             others += beside
             ids.append(rollout_id)
         else:
             rest += parts
-    if not mine:
+    if not far_parts:
         return None
-    far, near = mean_of(mine), mean_of(others)
+    far, near = mean_of(far_parts), mean_of(others)
     usual = mean_of(others + rest)
     excess, every = (far.k3 - usual.k3) * far.tokens, whole - usual.k3 * (far.tokens + usual.tokens)
-    one = Found(label, value, far, near, tuple(sorted(ids)), sum(p.k3 for p in mine) / max(whole, 1e-30))
+    one = Found(label, value, far, near, tuple(sorted(ids)), sum(p.k3 for p in far_parts) / max(whole, 1e-30))
     is_far = far.k3 >= max(MATTERS, TIMES * usual.k3) and far.samples >= FEWEST and one.z >= SURE
     are_alone = near.samples >= FEWEST and (usual.k3 <= AGREES or one.held >= HOLDS)
     return one if is_far and are_alone and excess >= HOLDS * every else None

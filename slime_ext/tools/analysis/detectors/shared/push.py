@@ -14,8 +14,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from slime_ext.tools.analysis.detectors.shared.detector import Figures, need
-from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, equally_certain
 
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # times mean |l| before the onset: always, at the end; nats at the end
@@ -43,8 +43,8 @@ class Growth(NamedTuple):
 
 def enough(d: Diagnosis) -> list[RolloutSummary]:
     """Returns the rollouts with enough tokens; their mean |l| is adjusted to the run's mix of certainty."""
-    evened = zip(d.statistics.rollouts, d.statistics.evened(), strict=True)
-    rollouts = [s._replace(absolute=absolute) for s, absolute in evened if s.tokens >= FEWEST]
+    both = zip(d.rollouts, equally_certain(d.rollouts), strict=True)
+    rollouts = [s._replace(absolute=absolute) for s, absolute in both if s.tokens >= FEWEST]
     need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts of {FEWEST} tokens")
     return rollouts
 
@@ -80,7 +80,7 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
 
 def _error(rollouts: Sequence[RolloutSummary]) -> float:
     """Returns the standard error of the logarithm of the mean over rollouts of mean |l|."""
-    total = math.sqrt(sum((s.sway * s.absolute) ** 2 for s in rollouts))
+    total = math.sqrt(sum((s.absolute_error * s.absolute) ** 2 for s in rollouts))
     return total / max(sum(s.absolute for s in rollouts), 1e-30)
 
 

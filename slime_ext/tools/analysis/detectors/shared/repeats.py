@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import earlier, tabulated, zeros
+
+SEEN = 4  # how often a token came before in its response: 0, 1, 2, more
+
+
+@dataclass
+class Repeats(Measure):
+    """Sums of ``clipped`` by how often the token came before, and by bin of -log behavior.
+
+    The table is [SEEN, SURPRISES, COLUMNS].
+    """
+
+    sums: Tensor = field(default_factory=lambda: zeros(SEEN, SURPRISES, COLUMNS))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size and part.tokens is not None:
+            came = earlier(part.segments.ids.long() * (1 << 32) + part.tokens).clamp(max=SEEN - 1)
+            index = came * SURPRISES + part.surprise.long()
+            self.sums += tabulated(index, clipped(part), SEEN * SURPRISES).view(SEEN, SURPRISES, COLUMNS)
 
 
 def rise(d: Diagnosis, level: int = 1) -> tuple[float, float]:
@@ -12,15 +37,15 @@ def rise(d: Diagnosis, level: int = 1) -> tuple[float, float]:
 
     Repeated tokens came at least ``level`` times before in their response.
     """
-    seen = d.statistics.shared.seen
-    new, again = seen[0], seen[level:].sum(0)
-    known = (new[:, 0] >= 10) & (again[:, 0] >= 10)
+    sums = d.of(Repeats).sums
+    new, repeated = sums[0], sums[level:].sum(0)
+    known = (new[:, 0] >= 10) & (repeated[:, 0] >= 10)
     if not known.any():
         return 0.0, 0.0
-    n, m = new[known, 0], again[known, 0]
+    n, m = new[known, 0], repeated[known, 0]
     weights = m / m.sum()
-    apart = again[known, 1] / m - new[known, 1] / n
+    apart = repeated[known, 1] / m - new[known, 1] / n
     of_new = (new[known, 3] / n - (new[known, 1] / n).square()).clamp_min(0) / n
-    of_again = (again[known, 3] / m - (again[known, 1] / m).square()).clamp_min(0) / m
-    error = math.sqrt(float((weights.square() * (of_new + of_again)).sum()))
+    of_repeated = (repeated[known, 3] / m - (repeated[known, 1] / m).square()).clamp_min(0) / m
+    error = math.sqrt(float((weights.square() * (of_new + of_repeated)).sum()))
     return float((weights * apart).sum()), error

@@ -80,7 +80,7 @@ def _began_later(d: Diagnosis) -> bool:
     This happens if weights lag, because pushes remove the distance.
     """
     lowest, mean = math.inf, d.sums.mean("absolute") or 0.0
-    for rollout in sorted(d.statistics.rollouts):
+    for rollout in sorted(d.rollouts):
         if rollout.tokens >= FEWEST:
             if rollout.absolute >= max(mean, RISES * lowest):
                 return True

@@ -6,7 +6,10 @@ import math
 from statistics import median
 
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.ends import Ends
+from slime_ext.tools.analysis.detectors.shared.signs import Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import top_share
 
 NAMED = (  # findings and groups that also have few far tokens, and say what these share
     "spoilt",
@@ -31,11 +34,11 @@ BOTH = 0.1  # share of sum l^2 of far tokens that lies on the other side of 0
 def sparse(d: Diagnosis) -> Figures | None:
     """Returns the figures if few tokens hold nearly all of the squared log-ratio, else None."""
     need_tokens(d, FEWEST)
-    held, size = d.statistics.top_share, median(s.median for s in d.statistics.rollouts)
+    held, size = top_share(d.rollouts), median(s.median for s in d.rollouts)
     far = math.sqrt((d.sums.mean("squared") or 0.0) * held / 0.01)
-    counts, signed, _, squares = d.statistics.shared.signs.unbind(1)
+    counts, signed, _, squares = d.of(Signs).far.unbind(1)
     below, above = squares.tolist()
-    some, whole = float(counts.sum()), float(d.statistics.shared.total[3])
+    some, whole = float(counts.sum()), float(d.of(Ends).total[3])
     is_some = some <= MOST * d.sums["finite"] and below + above >= HOLD * whole and some > 0
     is_some = is_some and float(signed.abs().sum()) >= LARGE * some
     if size > QUIET or far < FAR or (held < FEW and not is_some):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from statistics import median
 
+import torch
+from torch import Tensor
+
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
+from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.rollouts import top_share
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import run_begins, zeros
 
 # Findings and groups that also make the log-probs of the same text differ.
 NAMED = ("spoilt", "other_policy", "other_log_probs", "part_of_run", "packing_leak", "repeated_routes")
@@ -14,26 +23,74 @@ SURE = 6.0  # standard errors of the mean ratio above 1, which no policy makes a
 FEWEST, HELD, MATTERS, TIMES = 40, 0.4, 0.01, 3.0  # tokens; share of mean |l|; nats; times the other side's
 
 
+PREFIX = 32  # first tokens of a response that are compared with other samples of its prompt
+MIXER = 0x1E3779B97F4A7C15  # an odd number with irregular bits, for hashes
+UNSURE = -0.05  # nats, the log-prob of a side that is unsure
+
+
+@dataclass
+class Twice(Measure):
+    """Sums over tokens that another sample of their prompt has too, after the same text.
+
+    ``sums`` is [4]: their number, sum |behavior - mean|, sum |proximal - mean| and sum |l|, over tokens at
+    which at least one side is unsure. The mean is over the samples that have the token.
+    """
+
+    sums: Tensor = field(default_factory=lambda: zeros(4))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size and part.tokens is not None:
+            self.sums += _twice(part)
+
+
+def _twice(part: DumpedRollout) -> Tensor:
+    """Returns the numbers of ``Twice`` for one part, [4]."""
+    if part.groups is None:
+        return zeros(4)
+    segments = part.segments
+    at = ((segments.within < PREFIX) & part.finite).nonzero()[:, 0]
+    if not len(at):
+        return zeros(4)
+    mixed = (part.tokens + 1) * MIXER * (2 * segments.within + 1)
+    mixed = (mixed ^ (mixed >> 31)) * MIXER
+    sums = mixed.cumsum(0)  # modulo 2^64
+    lengths = torch.tensor(part.lengths)
+    before = torch.cat([sums.new_zeros(1), sums])[lengths.cumsum(0) - lengths]
+    prompts = torch.tensor(part.groups) * 131 + torch.tensor(part.prompt_lengths)
+    keys = (sums - segments.expand(before) + segments.expand(prompts * MIXER))[at]
+    order = keys.argsort(stable=True)
+    at, keys = at[order], keys[order]
+    begins = run_begins(keys)
+    sizes = begins.diff(append=begins.new_tensor([len(keys)]))
+    both = torch.stack([part.behavior[at].double(), part.proximal[at].double()])
+    run = torch.repeat_interleave(sizes)
+    means = torch.zeros(2, len(begins), dtype=torch.float64).index_add_(1, run, both) / sizes
+    apart = (both - means[:, run]).abs()
+    is_again = sizes[run] > 1
+    rows = torch.stack([torch.ones(len(at)).double(), *apart, part.log_ratio[at].double().abs()], 1)
+    return rows[is_again & (both.amin(0) < UNSURE)].sum(0)
+
+
 def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     """Returns how much a side's log-probs of the same text differ, if that explains the distance."""
-    count, sampler, trainer, absolute = d.statistics.shared.twice[1].tolist()
+    count, sampler, trainer, absolute = d.of(Twice).sums.tolist()
     need(count >= FEWEST, f"{FEWEST} tokens with the same text before them in another sample of their prompt")
     spread, other = (sampler, trainer) if side == "sampler" else (trainer, sampler)
-    samples = d.statistics.samples
+    samples = d.of(Unrelated)
     is_other = _are_above_one(d) if side == "trainer" else _are_few(d)
     if is_other or samples.unrelated > samples.related:  # the log-probs of another text
         return None
-    if spread < max(MATTERS * count, HELD * absolute, TIMES * other) or d.statistics.top_share >= FEW:
+    if spread < max(MATTERS * count, HELD * absolute, TIMES * other) or top_share(d.rollouts) >= FEW:
         return None
     return {"count": count, "spread": spread / count, "other": other / count, "absolute": absolute / count}
 
 
 def _are_above_one(d: Diagnosis) -> bool:
     """Returns whether the mean ratio is above 1, so that log-probs belong to other tokens."""
-    return d.statistics.means["ratio_minus_one"].z >= SURE
+    return d.means.ratio_minus_one.z >= SURE
 
 
 def _are_few(d: Diagnosis) -> bool:
     """Returns whether most tokens agree, so that only some log-probs were overwritten."""
-    middle = median(s.median for s in d.statistics.rollouts)
+    middle = median(s.median for s in d.rollouts)
     return middle < DENSE * (d.sums.mean("absolute") or 0.0)

@@ -1,0 +1,42 @@
+"""Sums tokens by their place from the end of the response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import tabulated, zeros
+
+ENDS = 16  # tokens from the end of a response; the last place holds all earlier tokens
+
+
+@dataclass
+class Ends(Measure):
+    """Sums of ``clipped`` by place from the end, [2, ENDS, COLUMNS].
+
+    The first table is of responses that ended by themselves, the second of those that were cut at the limit.
+    """
+
+    sums: Tensor = field(default_factory=lambda: zeros(2, ENDS, COLUMNS))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size:
+            self.sums += tabulated(_place(part), clipped(part), 2 * ENDS).view(2, ENDS, COLUMNS)
+
+    @property
+    def total(self) -> Tensor:
+        """The sums over all tokens, [COLUMNS]."""
+        return self.sums.sum((0, 1))
+
+
+def _place(part: DumpedRollout) -> Tensor:
+    """Returns the row of each token in the two tables, [T]."""
+    lengths = torch.tensor(part.lengths)
+    from_end = (part.segments.expand(lengths) - 1 - part.segments.within).clamp(max=ENDS - 1)
+    cut = torch.tensor([status == "truncated" for status in part.statuses or [""] * part.count])
+    return part.segments.expand(cut.long()) * ENDS + from_end

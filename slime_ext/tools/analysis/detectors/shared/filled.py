@@ -1,0 +1,31 @@
+"""Counts log-probs of exactly 0 at tokens of which the trainer is unsure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+UNLIKELY = -2.0  # nats; top-p above 0.14 never keeps such a token alone
+DOUBTED = -0.25  # nats; if one side is sure, rounding to bfloat16 alone leaves the other above this
+
+
+@dataclass
+class Filled(Measure):
+    """Tokens whose log-prob of the sampler is 0 where the trainer's is below DOUBTED, or below UNLIKELY."""
+
+    doubted: int = 0
+    unlikely: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        zero = part.finite & (part.behavior == 0)
+        self.doubted += int((zero & (part.proximal < DOUBTED)).sum())
+        self.unlikely += int((zero & (part.proximal < UNLIKELY)).sum())
+
+
+def filled(part: DumpedRollout) -> Tensor:
+    """Returns the response tokens with a log-prob of 0 that the trainer finds unlikely, [T] bool."""
+    return part.mask & (part.behavior == 0) & (part.proximal < UNLIKELY)

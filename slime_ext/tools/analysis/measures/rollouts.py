@@ -1,0 +1,111 @@
+"""Summarises each rollout: its size, its distance between the policies, its rewards and lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.measures.histogram import Histogram
+from slime_ext.tools.analysis.measures.sums import Sums
+from slime_ext.tools.analysis.tables import zeros
+
+TOP = 0.01  # share of the tokens, with the largest |l|, whose share of sum l^2 is kept
+
+
+class RolloutSummary(NamedTuple):
+    """Size and mismatch of one rollout."""
+
+    rollout_id: int
+    tokens: int
+    absolute: float  # mean |l|
+    k3: float
+    top_share: float  # of sum l^2, in the 1% of tokens with the largest |l|
+    median: float  # of |l|
+    version: int = -1  # newest version that sampled, -1 if unknown
+    length: float = 0.0  # mean response length
+    pushed: float | None = None  # mean |log behavior - log first policy|, None if unknown
+    moved: float | None = None  # mean |log proximal - log first policy|
+    reward: float | None = None  # mean over sequences
+    reward_error: float = 0.0  # standard error of ``reward``
+    surprise: float = 0.0  # mean -log behavior
+    certainty: Sequence[Sequence[float]] = ()  # number and sum |l| of the tokens, by bin of -log behavior
+    k3_error: float = 0.0  # standard error of log(mean k3), from samples drawn again
+    absolute_error: float = 0.0  # standard error of log(mean |l|)
+
+
+def summary_of(
+    rollout_id: int,
+    sums: Sums,
+    versions: Mapping[int, Tensor],
+    certainty: Tensor,
+    errors: tuple[float, float],
+) -> RolloutSummary:
+    """Returns the summary of a rollout that has a token with both log-probs.
+
+    Args:
+        sums, versions, certainty: of this rollout alone.
+        errors: standard errors of the logarithms of mean k3 and mean |l|.
+    """
+    return RolloutSummary(
+        rollout_id,
+        int(sums["finite"]),
+        sums.mean("absolute") or 0.0,
+        _k3(sums, versions),
+        *_tail(sums.histogram),
+        version=max(versions, default=-1),
+        length=sums.mean("length", "sequences") or 0.0,
+        pushed=sums.mean("pushed", "referenced"),
+        moved=sums.mean("moved", "referenced"),
+        reward=sums.mean("reward", "rewarded"),
+        reward_error=_error(sums["rewarded"], sums["reward"], sums["reward_squared"]),
+        surprise=-(sums.mean("behavior") or 0.0),
+        certainty=certainty.tolist(),
+        k3_error=errors[0],
+        absolute_error=errors[1],
+    )
+
+
+def top_share(rollouts: Sequence[RolloutSummary]) -> float:
+    """Returns the share of sum l^2 in the 1% of tokens with the largest |l|, the median over rollouts."""
+    return median(rollout.top_share for rollout in rollouts) if rollouts else 0.0
+
+
+def equally_certain(rollouts: Sequence[RolloutSummary]) -> list[float]:
+    """Returns mean |l| of each rollout as it would be with the run's mix of certain and uncertain tokens.
+
+    So prompts with certain answers do not make a rollout look better.
+    """
+    if not rollouts:
+        return []
+    count, absolute = torch.tensor([s.certainty for s in rollouts], dtype=torch.float64).unbind(2)
+    usual = absolute.sum(0) / count.sum(0).clamp_min(1)
+    mean = absolute.sum() / count.sum().clamp_min(1)
+    return (mean * absolute.sum(1) / (count @ usual).clamp_min(1e-30)).tolist()
+
+
+def _k3(sums: Sums, versions: Mapping[int, Tensor]) -> float:
+    """Returns mean k3 of a rollout, by versions if known, because they undo a shift of log-probs."""
+    count, _, _, near, *_ = sum(versions.values(), zeros(7)).tolist()
+    return near / count if count else sums["near"] / sums["finite"]
+
+
+def _error(count: float, total: float, square: float) -> float:
+    if not count:
+        return 0.0
+    mean = total / count
+    return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** would raise on overflow
+
+
+def _tail(histogram: Histogram) -> tuple[float, float]:
+    """Returns the share of sum l^2 in the top 1% of tokens, and the median |l|."""
+    counts, sizes = histogram.sizes()
+    reached, squares = ([0, *x.flip(0).cumsum(0).tolist()] for x in (counts, counts * sizes.square()))
+    top = numpy.interp(TOP * reached[-1], reached, squares)  # all tokens of a bucket count alike
+    middle = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
+    return (float(top) / squares[-1] if squares[-1] else 0.0), middle
