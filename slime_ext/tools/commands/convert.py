@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import NEARLY
 from slime_ext.tools.commands.output import plain, yaml_of
-from slime_ext.tools.convert import CONVERTED, read, skyrl
+from slime_ext.tools.convert import CONVERTED, overrides, read, skyrl
 from slime_ext.tools.convert.block import forbid_interpolation
-from slime_ext.tools.convert.elsewhere import ELSEWHERE
+from slime_ext.tools.convert.elsewhere import ELSEWHERE, elsewhere_of, refuse
 from slime_ext.tools.convert.loss_side import LOSS_SIDE, of_loss
 from slime_ext.tools.wording import file_of
 
@@ -105,8 +106,11 @@ def command_line() -> argparse.ArgumentParser:
     known = ", ".join(CONVERTED)
     whose = f"the system whose settings these are; needed if the keys fit several systems: {known}"
     parser.add_argument("--from", dest="system", metavar="SYSTEM", help=whose)
+    parser.add_argument("--out", metavar="FILE", help="write the file there instead of printing it")
     parser.add_argument(
-        "file", help="the correction's block, or the whole composed configuration: YAML, JSON or TOML"
+        "file",
+        help="the correction's block, or the whole composed configuration: YAML, JSON or TOML; a script that "
+        "calls verl; or - for standard input",
     )
     return parser
 
@@ -114,12 +118,24 @@ def command_line() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Prints native YAML, with a comment for each meaning that could surprise."""
     args = command_line().parse_args(argv)
+    known = ", ".join(CONVERTED)
     if args.system in ELSEWHERE:
-        raise ConfigError(_refusal("--from", args.system))
+        refuse("--from", args.system, known)
     if args.system is not None:
         check_known("--from", "system", args.system, CONVERTED)
-    settings = read_settings(args.file, args.system)
-    print(plain(convert(args.system or system_of(args.file, settings), settings)))
+    where = "standard input" if args.file == "-" else args.file
+    settings, notes = read_settings(args.file, args.system)
+    if name := elsewhere_of(settings):
+        refuse(where, name, known)
+    text = plain(convert(args.system or system_of(where, settings), settings, notes))
+    if args.out is None:
+        print(text)
+        return 0
+    try:
+        Path(args.out).write_text(f"{text}\n")
+    except OSError as error:
+        raise ConfigError(f"--out: expected a file to write, got {args.out}: {error.strerror}") from None
+    print(f"wrote {args.out}: check it with slime-ext check {args.out}")
     return 0
 
 
@@ -132,9 +148,6 @@ def system_of(path: str, settings: Mapping[str, Any]) -> str:
     systems = [name for name in CONVERTED if is_of(name, settings)]
     if len(systems) == 1:
         return systems[0]
-    for name, (_, keys, _) in ELSEWHERE.items():
-        if not systems and any(key in keys for key in _all_keys(settings)):
-            raise ConfigError(_refusal(path, name))
     several = f"settings that {', '.join(systems[:-1])} and {systems[-1]} know" if systems else "none"
     choices = ", ".join(systems or CONVERTED)
     raise ConfigError(
@@ -142,41 +155,32 @@ def system_of(path: str, settings: Mapping[str, Any]) -> str:
     )
 
 
-def _refusal(where: str, system: str) -> str:
-    """Says that a system has no reader, and what its user can do."""
-    title, _, why = ELSEWHERE[system]
-    return f"{where}: expected one of {', '.join(CONVERTED)}, got {title}: {why}"
+def read_settings(path: str, system: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Reads a system's block, or its composed configuration, from a YAML, JSON or TOML file, and notes on it.
 
+    Of a script only the overrides of verl's program are read. Nothing else is composed, because only the
+    system itself can add other files. Without them the file could mean a different algorithm.
 
-def _all_keys(settings: Any) -> Iterator[str]:
-    """Yields the keys of nested mappings."""
-    for key, value in settings.items():
-        yield str(key)
-        if isinstance(value, Mapping):
-            yield from _all_keys(value)
-
-
-def read_settings(path: str, system: str | None = None) -> dict[str, Any]:
-    """Reads a system's block, or its composed configuration, from a YAML, JSON or TOML file.
-
-    Does not compose configurations, because only the system itself can add the overrides of a script or other
-    files. Without them the file could mean a different algorithm.
+    Args:
+        path: a file; - for standard input.
 
     Raises:
-        ConfigError: the file cannot be read, is a script, or names other files that complete it.
+        ConfigError: the file cannot be read, is another script, or names other files that complete it.
     """
-    text = text_of(path)
+    where, text = ("standard input", sys.stdin.read()) if path == "-" else (path, text_of(path))
     how = COMPOSED.get(system or "", "add --from SYSTEM to see how to get such a file")
     if Path(path).suffix in SCRIPTS or text.startswith("#!"):
-        raise ConfigError(f"{path}: expected a YAML, JSON or TOML file, got a script: {how}")
-    settings = read_mapping(path, text, by_suffix=True)
+        if system in (None, "verl") and overrides.PROGRAM in text and not path.endswith(".py"):
+            return overrides.read(where, text)
+        raise ConfigError(f"{where}: expected a YAML, JSON or TOML file, got a script: {how}")
+    settings = read_mapping(where, text, by_suffix=True)
     if settings.pop("defaults", ALONE) != ALONE:
         expected = "expected a composed configuration, got the key defaults, which adds other files"
-        raise ConfigError(f"{path}: {expected}: {how}")
-    return settings
+        raise ConfigError(f"{where}: {expected}: {how}")
+    return settings, []
 
 
-def convert(system: str, whole: Mapping[str, Any]) -> str:
+def convert(system: str, whole: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """Translates a block, or a configuration with it, into the text of a native file.
 
     Raises:
@@ -198,7 +202,7 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
         loss_notes.append(f"{', '.join(map(cut, other_keys))}: {outside}")
     comments = [
         textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
-        for note in (*loss_notes, *reading.notes)
+        for note in (*notes, *loss_notes, *reading.notes)
     ]
     flags = [f"# needs: {flag_of(key)} {value}" for key, value in reading.args.items()]
     origin = f"# converted from {system}{where and f': {where}'}"

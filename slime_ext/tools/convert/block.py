@@ -95,11 +95,18 @@ class Block:
         self._read.add(key)
         return self.values.get(key, self.defaults[key])
 
-    def part(self, key: str, defaults: Mapping[str, Any]) -> Block:
-        """Returns a nested mapping as a block; null is an empty one. Its unread keys are this block's."""
+    def part(self, key: str, defaults: Mapping[str, Any], *, among_others: bool = False) -> Block:
+        """Returns a nested mapping as a block; null is an empty one. Its unread keys are this block's.
+
+        Args:
+            defaults: the keys of the mapping, with the system's defaults.
+            among_others: whether the mapping has keys of other parts of the system, too.
+        """
         nested = self.get(key)
         if not isinstance(nested, Mapping | None):
             self.refuse(key, "a mapping")
+        if among_others:
+            nested = {name: value for name, value in (nested or {}).items() if name in defaults}
         return self._parts.setdefault(key, Block.closed(f"{self.where}.{key}", nested or {}, defaults))
 
     def number(self, key: str, *, least: float | None = None) -> float | None:

@@ -48,10 +48,9 @@ DEFAULTS: dict[str, Any] = {
     **{"policy_loss": None, "loss_agg_mode": "token-mean", "use_v1": None},
 }
 POLICY_LOSS: dict[str, Any] = {
-    **{"loss_mode": "vanilla", "rollout_correction": None, "dro_beta": None, "ppo_kl_coef": 0.1},
-    **{"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "kl_cov_ratio": 0.0002},
-    "_target_": "verl.workers.config.PolicyLossConfig",
-}
+    "loss_mode": "vanilla",
+    "rollout_correction": None,
+}  # others are of other losses
 PER_TOKEN, PER_SEQUENCE = "token-mean", "seq-mean-token-mean"
 SUMS = ("token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 UNKNOWN_TRAINER = (
@@ -133,7 +132,7 @@ def _bypass(block: Block) -> Reading:
     if not block.has("policy_loss"):
         reading = verl_options.read(block, bypass=True)
         return replace(reading, notes=(HANDED_OVER, *reading.notes))
-    loss = block.part("policy_loss", POLICY_LOSS)
+    loss = block.part("policy_loss", POLICY_LOSS, among_others=True)
     if (mode := loss.get("loss_mode") or "vanilla") == "vanilla":
         return verl_levels.reading(verl_levels.BYPASS, [], [], (VANILLA,))
     if mode != "bypass_mode":
@@ -143,7 +142,10 @@ def _bypass(block: Block) -> Reading:
 
 def _with_flags(block: Block, reading: Reading) -> Reading:
     """Adds slime's arguments for ``actor.policy_loss``, which weights multiply in decoupled mode."""
-    loss, is_decoupled = block.part("policy_loss", POLICY_LOSS), reading.mapping["surrogate"] == "host"
+    loss, is_decoupled = (
+        block.part("policy_loss", POLICY_LOSS, among_others=True),
+        reading.mapping["surrogate"] == "host",
+    )
     mode = loss.get("loss_mode") or "vanilla"
     if is_decoupled and mode in ("gspo", "cispo"):
         return replace(reading, args={"advantage_estimator": mode})

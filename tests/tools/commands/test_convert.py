@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,70 @@ def test_without_a_system_the_answer_is_that_of_the_systems_own_or_a_question(ca
             assert system in err.rsplit(" one of ", 1)[1], (system, block, err)
             answers["asked"] += 1
     assert answers["found"] > 50 and 0 < answers["asked"] < 20
+
+
+CALL = "python3 -m verl.trainer.main_ppo"
+KEY = "algorithm.rollout_correction.rollout_is"
+WRITTEN_OUT = {"rollout_is": "token", "rollout_is_threshold": 2.5}
+SCRIPTS = {  # a script -> the block that it means, or a part of the refusal
+    f"{CALL} {KEY}=token +{KEY}_threshold=2.5 data.path=$DATA\n": WRITTEN_OUT,
+    f"set -x\nLEVEL=token\nCAP='2.5'\n{CALL} \\\n  {KEY}=$LEVEL \\\n  {KEY}_threshold=${{CAP}} \\\n  $@\n": WRITTEN_OUT,
+    f"{CALL} algorithm.rollout_correction.rollout_rs='\"token_k1,seq_mean_k3\"' "
+    "algorithm.rollout_correction.rollout_rs_threshold='0.5_2.0,0.1' trainer.use_v1=false\n": {
+        "rollout_rs": "token_k1,seq_mean_k3", "rollout_rs_threshold": "0.5_2.0,0.1", "use_v1": False},
+    f"{CALL} algorithm.rollout_correction.bypass_mode=true {KEY}=token\n": {
+        "bypass_mode": True, "rollout_is": "token", "policy_loss": {"loss_mode": "vanilla"}},
+    f"{CALL} {KEY}=$LEVEL\n": "expected a value of algorithm.rollout_correction.rollout_is, got",
+    f"LEVEL=token\nLEVEL=sequence\n{CALL} {KEY}=$LEVEL\n": "expected a value of",
+    f"if true; then\n  LEVEL=token\nfi\n{CALL} {KEY}=$LEVEL\n": "expected a value of",
+    f"LEVEL=${{LEVEL:-token}}\n{CALL} {KEY}=$LEVEL\n": "expected a value of",
+    f"for LEVEL in token; do {CALL} {KEY}=$LEVEL; done\n": "expected",
+    f"{CALL} --config-name mine {KEY}=token\n": "expected key=value, got '--config-name'",
+    f"{CALL} ${{MORE[@]}} {KEY}=token\n": "expected key=value",
+    f"{CALL} ~algorithm.rollout_correction {KEY}=token\n": "expected a value of algorithm.rollout_correction",
+    f"{CALL} {KEY}=token\n{CALL} {KEY}=sequence\n": "expected one call of verl.trainer.main_ppo, got 2",
+    f"{CALL} data.path=a\n": "expected algorithm.rollout_correction, got none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_overrides_of_verl_in_a_script_are_read_where_they_are_plain(capsys, tmp_path, script):
+    status, out, err = run(capsys, "convert", "--from", "verl", written(tmp_path / "run.sh", script))
+    if isinstance(SCRIPTS[script], str):
+        assert (status, out) == (2, "") and SCRIPTS[script] in err and err.count("\n") == 1
+    else:
+        reading = read("verl", SCRIPTS[script])
+        assert status == 0 and load_config(yaml.safe_load(out)["slime_ext"]) == load_config(reading.mapping)
+        assert ("what the caller of the script adds ($@) is not read" in out) == ("$@" in script)
+
+
+def test_standard_input_is_read_and_a_file_is_written(capsys, tmp_path, monkeypatch):
+    block = {"algorithm": {"rollout_correction": {"rollout_is": "token"}}}
+    printed = run(capsys, "convert", written(tmp_path / "c.yaml", block))[1]
+    monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump(block)))
+    assert run(capsys, "convert", "-") == (0, printed, "")
+    out = tmp_path / "native.yaml"
+    monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump(block)))
+    status, said, _ = run(capsys, "convert", "--from", "verl", "--out", str(out), "-")
+    assert status == 0 and str(out) in said and out.read_text() == printed
+    status, said, err = run(capsys, "convert", "--out", str(tmp_path), str(tmp_path / "c.yaml"))
+    assert (status, said) == (2, "") and err.startswith("slime-ext: --out: expected a file to write, got")
+
+
+def test_keys_of_openrlhf_before_0_11_are_told_from_a_misspelling(capsys, tmp_path):
+    for key in ("is_correction_enable", "is_correction_type", "enable_vllm_is_correction"):
+        file = written(tmp_path / "c.yaml", {key: True, "is_correction_threshold": [0.5, 5.0]})
+        err = run(capsys, "convert", "--from", "openrlhf", file)[2]
+        assert f"{key}: expected a key of the release of openrlhf" in err and "did you mean" not in err
+
+
+@pytest.mark.parametrize("system", ELSEWHERE)
+def test_a_key_of_a_system_without_a_reader_is_never_read_as_anothers(capsys, tmp_path, system):
+    for key in ELSEWHERE[system].keys:
+        beside = {"vllm_importance_sampling_mode": "token_mask", key: 1}
+        for words in ([], ["--from", "trl"]):
+            status, out, err = run(capsys, "convert", *words, written(tmp_path / "c.yaml", beside))
+            assert (status, out) == (2, "") and f"got {ELSEWHERE[system].title}: " in err
 
 
 CUT = {"roll": {"train_infer_correction": {"is_weight": {"enabled": True}}},

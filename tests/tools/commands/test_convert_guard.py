@@ -22,7 +22,7 @@ if [ -z "$URLS" ]; then
 fi
 python -m examples.train.main_agent trainer.algorithm.off_policy_correction.tis_ratio_type=token
 """
-OVERRIDES = "python3 -m verl.trainer.main_ppo algorithm.rollout_correction.rollout_is="
+OVERRIDES = "python3 -m main_ppo algorithm.rollout_correction.rollout_is="
 SCRIPTS = {  # file name and text: none of them is more than a script to convert
     "guard": ("guard.sh", GUARD),
     "guard after a command": ("guard.sh", GUARD.replace("URLS=", "nvidia-smi -L\nURLS=", 1)),
@@ -30,7 +30,7 @@ SCRIPTS = {  # file name and text: none of them is more than a script to convert
         "guard.sh",
         f'#!/bin/bash\nset -eu\n[ -n "$URLS" ] || {{ exit 1; }}\n{OVERRIDES}token\n',
     ),
-    "clashing overrides": ("run.sh", "python3 -m verl.trainer.main_ppo a=null a.b=1\n"),
+    "clashing overrides": ("run.sh", "python3 -m main_ppo a=null a.b=1\n"),
     "private use letter": ("run.sh", f"{OVERRIDES}\ue000\n"),
     "eval of itself": ("run.sh", 'x=\'eval "$x"\'; eval "$x"\n'),
     "a command": ("run.sh", "touch executed\n"),
