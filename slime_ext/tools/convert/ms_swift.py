@@ -19,7 +19,7 @@ DEFAULTS = {
 }
 MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in ("truncate", "mask"))
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
-TOKEN = {"reweight": {"level": "token"}}
+TOKEN = {"reweight": {"level": "token", "clamp": SAFE}}
 UNBOUNDED = (
     "nothing bounds the remaining weights, as in ms-swift; to bound them, add truncate: {high: 2.0} after "
     "reweight"

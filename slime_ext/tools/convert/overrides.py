@@ -12,6 +12,7 @@ from slime_ext.errors import ConfigError, cut, shown
 
 PROGRAM = "verl.trainer.main_ppo"
 CALLERS_WORDS = ("$@", "$*", "${@}", "${*}")
+ENDS = (">", ">>", "2>&1", "|", "&", ";")  # of a command
 # What the program composes without an override, as far as it decides what the correction is.
 BASE = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla"}}}}
 PLACES = ("algorithm.rollout_correction", "actor_rollout_ref.actor", "trainer.use_v1")
@@ -36,19 +37,23 @@ def read(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
     notes = []
     for word in calls[0]:
         literal = VARIABLE.sub(lambda m: variables.get(m[1] or m[2], m[0]), word)
-        match = OVERRIDE.fullmatch(literal)
+        if literal in ENDS:
+            break
         if word in CALLERS_WORDS:
             notes.append(f"what the caller of the script adds ({word}) is not read")
-        elif match is None:
-            if literal in (">", ">>", "2>&1", "|", "&", ";"):
-                break
+            continue
+        if (match := OVERRIDE.fullmatch(literal)) is None:
             raise ConfigError(f"{path}: expected key=value, got {shown(cut(word))}: {_how()}")
-        elif match["key"].startswith(PLACES):
-            if match["value"] is None or match["how"] == "~" or "$" in literal or "`" in literal:
-                raise ConfigError(f"{path}: expected a value of {match['key']}, got {shown(word)}: {_how()}")
-            value = read_yaml(f"{path}: {match['key']}", text=match["value"])
-            _put(composed, match["key"].split("."), value)
+        if match["key"].startswith(PLACES):
+            _put(composed, match["key"].split("."), _value(path, word, literal, match))
     return composed, notes
+
+
+def _value(path: str, word: str, literal: str, match: re.Match[str]) -> Any:
+    """Returns the value of an override, which has no expansion left."""
+    if match["value"] is None or match["how"] == "~" or "$" in literal or "`" in literal:
+        raise ConfigError(f"{path}: expected a value of {match['key']}, got {shown(word)}: {_how()}")
+    return read_yaml(f"{path}: {match['key']}", text=match["value"])
 
 
 def _how() -> str:

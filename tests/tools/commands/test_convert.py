@@ -86,7 +86,7 @@ KEY = "algorithm.rollout_correction.rollout_is"
 WRITTEN_OUT = {"rollout_is": "token", "rollout_is_threshold": 2.5}
 SCRIPTS = {  # a script -> the block that it means, or a part of the refusal
     f"{CALL} {KEY}=token +{KEY}_threshold=2.5 data.path=$DATA\n": WRITTEN_OUT,
-    f"set -x\nLEVEL=token\nCAP='2.5'\n{CALL} \\\n  {KEY}=$LEVEL \\\n  {KEY}_threshold=${{CAP}} \\\n  $@\n": WRITTEN_OUT,
+    f"LEVEL=token\nCAP='2.5'\n{CALL} \\\n  {KEY}=$LEVEL {KEY}_threshold=${{CAP}} \\\n  $@\n": WRITTEN_OUT,
     f"{CALL} algorithm.rollout_correction.rollout_rs='\"token_k1,seq_mean_k3\"' "
     "algorithm.rollout_correction.rollout_rs_threshold='0.5_2.0,0.1' trainer.use_v1=false\n": {
         "rollout_rs": "token_k1,seq_mean_k3", "rollout_rs_threshold": "0.5_2.0,0.1", "use_v1": False},
