@@ -303,7 +303,7 @@ def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
             status = replace(run, flags=flags).run()
         if status:
             raise SlimeExtError(f"{host_log.ending(status, folder / 'log')}: log in {out / 'log'}")
-    _say_end(out, (time.monotonic() - began) / 60)
+    _say_end(out, args, (time.monotonic() - began) / 60)
     return 0
 
 
@@ -367,14 +367,28 @@ def _say(line: str) -> None:
     print(f"slime-ext: {line}", flush=True)
 
 
-def _say_end(out: Path, minutes: float) -> None:
+def _say_end(out: Path, args: Mapping[str, Any], minutes: float) -> None:
     """Prints the reward before and after, the picture, and the next command."""
     from slime_ext.tools.report.run_picture import draw
 
     picture = out / "report.png"
-    draw([str(out)], picture)
+    draw([str(out)], picture, title=_title(args, progress.read(out)))
     _say(f"{_learned(progress.read(out))}; {minutes:.1f} min; picture: {picture}")
     _say(f"next: slime-ext analyze {out / DUMP}")
+
+
+def _title(args: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the title of the picture: model and task, correction and lag, and what was learned.
+
+    >>> rows = [{"rollout": -1, "eval/heldout": 0.109}, {"rollout": 15, "eval/heldout": 0.594}]
+    >>> print(_title({"task": "letters", "correction": "token_tis", "lag": 4}, rows))
+    a model of 0.5 million random weights learns to copy four letters
+    token_tis, lag 4: 11% -> 59% of the held-out questions
+    """
+    how = Path(args["correction"]).stem + (f", lag {args['lag']}" if args["lag"] > 1 else "")
+    scores = [f"{row[progress.HELDOUT]:.0%}" for row in rows if row.get(progress.HELDOUT) is not None]
+    learned = f": {' -> '.join([scores[0], *scores[1:][-1:]])} of the held-out questions" if scores else ""
+    return f"{TASKS[args['task']].what}\n{how}{learned}"
 
 
 def _learned(rows: Sequence[Mapping[str, Any]]) -> str:

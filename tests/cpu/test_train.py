@@ -274,11 +274,15 @@ def test_the_last_line_says_when_each_reward_was_measured(
     tmp_path, monkeypatch, capsys, heldout, rewards, said
 ):
     """train_async.py does not evaluate before training; its first evaluation passed for one before it."""
-    monkeypatch.setattr("slime_ext.tools.report.run_picture.draw", lambda folders, out: None)
+    titles = []
+    monkeypatch.setattr(
+        "slime_ext.tools.report.run_picture.draw", lambda folders, out, title: titles.append(title)
+    )
     rows = [{"rollout": n, progress.HELDOUT: reward} for n, reward in heldout.items()]
     rows += [{"rollout": n, progress.REWARD: reward} for n, reward in rewards.items()]
     (tmp_path / progress.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train._say_end(tmp_path, 9.25)
+    train._say_end(tmp_path, {"task": "letters", "correction": "token_tis", "lag": 1}, 9.25)
+    assert titles[0].startswith(f"{train.TASKS['letters'].what}\ntoken_tis")
     assert capsys.readouterr().out.splitlines()[0] == (
         f"slime-ext: {said}; 9.2 min; picture: {tmp_path / 'report.png'}"
     )

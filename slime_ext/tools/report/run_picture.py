@@ -25,7 +25,7 @@ from slime_ext.tools.report.run_series import DIFFERENCE, K3, REWARD, Series, re
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 HEALTHY = "#009E73"
 PICTURES = (".png", ".pdf", ".svg")
-SMOOTH = 10
+SMOOTH, LEAST_SMOOTHED = 10, 8  # rollouts of the widest moving mean; shorter rewards are drawn as they are
 SEED = re.compile(r"[-_.]?(?:seed|s)[-_=.]?\d+$")
 OFF = "train/off_policy/"
 Points = tuple[list[float], list[list[float]]]  # steps, and for each step the values of all runs
@@ -47,6 +47,7 @@ class Panel:
 
     Attributes:
         healthy: metrics of ``core.metrics.names`` whose healthy ranges bound the green band.
+        height: as a multiple of the usual height.
         holds: the range that the axis always shows; it starts at the lower end unless a value is lower.
     """
 
@@ -55,6 +56,7 @@ class Panel:
     healthy: tuple[str, ...] = ()
     log: bool = False
     holds: tuple[float, float] = (math.inf, -math.inf)
+    height: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ CLIPPED = (f"{OFF}clipped_fraction", f"{OFF}host/clipped", "train/is_clipfrac", 
 AGE = ("rollout/staleness_mean", f"{OFF}staleness_mean")
 OLDEST = ("rollout/staleness_max", f"{OFF}staleness_max")
 STEPS = {"drawstyle": "steps-post"}
-HELD_OUT = {"marker": "o", "markersize": 4, "linestyle": "--", "linewidth": 1, "markerfacecolor": "white"}
+HELD_OUT = {"marker": "o", "markersize": 10, "linestyle": "--", "linewidth": 1, "zorder": 3}
+LABELLED = 4  # held-out scores of one run that are written beside their points: more would overlap
 THIN = {"linewidth": 0.8}
 # Each row shows its first panel for which some setting has a metric.
 ROWS = (
@@ -118,16 +121,17 @@ ROWS = (
 )
 
 
-def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -> Path:
+def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = (), title: str = "") -> Path:
     """Draws runs into one picture and returns its path.
 
-    The picture has a row for each quantity that at least one run has.
+    The picture has a row for each quantity that at least one run has. A quantity that is always 0 has none.
 
     Args:
         folders: folders of a run each. A folder with several runs holds seeds of one setting.
         out: path of the picture.
         labels: a name for each folder; folders with equal names are seeds of one setting. By default the
             names of the folders, without a seed at the end.
+        title: the title of the picture; default: the names.
 
     Raises:
         DataError: a folder has no run, or no run has a metric that the picture draws.
@@ -145,14 +149,21 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
             f"{folders[0]}: expected at least one metric that the picture draws, got none: launch with "
             "--custom-megatron-init-path slime_ext.host.init"
         )
+    heights = [panel.height for panel in panels]
     figure, axes = pyplot.subplots(
-        len(panels), 1, figsize=(9, 0.7 + 2.1 * len(panels)), sharex=True, squeeze=False, layout="constrained"
+        len(panels),
+        1,
+        figsize=(9, 0.9 + 1.9 * sum(heights)),
+        height_ratios=heights,
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
     )
     for panel, ax in zip(panels, axes[:, 0], strict=True):
         _draw_panel(panel, ax, settings)
     axes[-1, 0].set_xlabel("optimizer step")
     axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
-    figure.suptitle(_title(settings), fontsize=11)
+    figure.suptitle(plain(title) or _title(settings), fontsize=11)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=130, format=out.suffix.removeprefix("."))
     write_file(out, drawn.getvalue())
@@ -212,11 +223,15 @@ def _reward(settings: Sequence[Setting]) -> Panel:
     logged = sorted({n for s in settings for run in s.runs for n in run if n.startswith("eval/")})
     rewards = [n for n in logged if not any(n.startswith((f"{m}/", f"{m}-")) for m in logged)]
     held_out = (Line((name,), plain(name.removeprefix("eval/")), HELD_OUT) for name in rewards)
-    return Panel("reward", (Line((REWARD,), "training", smooth=True), *held_out), holds=(0, 1))
+    training = Line((REWARD,), "training", {"linewidth": 1.8}, smooth=True)
+    return Panel("reward", (training, *held_out), holds=(0, 1), height=2.0)
 
 
 def _has(panel: Panel, settings: Sequence[Setting]) -> bool:
-    return any(setting.seeds(*line.names)[0] for line in panel.lines for setting in settings)
+    """Whether some run has a quantity of the panel that is not always 0; 0 is news only for the reward."""
+    points = [setting.seeds(*line.names)[1] for line in panel.lines for setting in settings]
+    values = [value for of_line in points for of_step in of_line for value in of_step]
+    return any(values) or (bool(values) and panel.lines[0].smooth)
 
 
 def _draw_panel(panel: Panel, ax: Any, settings: Sequence[Setting]) -> None:
@@ -226,6 +241,8 @@ def _draw_panel(panel: Panel, ax: Any, settings: Sequence[Setting]) -> None:
         for line in panel.lines:
             if (points := setting.seeds(*line.names))[0]:
                 means += _draw_line(line, points, ax, setting.colour, prefix + line.label)
+                if line.style is HELD_OUT and len(settings) == 1:
+                    _write_values(points, ax, setting.colour)
     if panel.log and max(means) > 0:
         ax.set_yscale("log")
     low, high = ax.get_ylim()
@@ -246,12 +263,24 @@ def _draw_line(line: Line, points: Points, ax: Any, colour: str, label: str) -> 
     if max(map(len, values)) > 1:
         lows, highs = [min(v) for v in values], [max(v) for v in values]
         ax.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
-    if line.smooth and len(steps) > 3 * SMOOTH:
+    if line.smooth and len(steps) >= LEAST_SMOOTHED:
         ax.plot(steps, means, color=colour, alpha=0.25, linewidth=0.8)
-        steps, smooth = running_mean(steps, means, SMOOTH)
-        label = f"{label}, mean of {SMOOTH}"
+        width = min(SMOOTH, len(steps) // 4)
+        steps, smooth = running_mean(steps, means, width)
+        label = f"{label}, mean of {width}"
     ax.plot(steps, smooth, label=label, **{"color": colour, "linewidth": 1.4, **line.style})
     return means
+
+
+def _write_values(points: Points, ax: Any, colour: str) -> None:
+    """Writes the score beside each held-out point, or beside the first and the last of many."""
+    steps, values = points
+    scores = list(zip(steps, map(fmean, values), strict=True))
+    for step, score in scores if len(scores) <= LABELLED else (scores[0], scores[-1]):
+        place = {"textcoords": "offset points", "xytext": (0, 9), "ha": "center", "fontsize": 9}
+        ax.annotate(
+            f"{score:.0%}" if 0 <= score <= 1 else f"{score:.3g}", (step, score), color=colour, **place
+        )
 
 
 def _mark_healthy(panel: Panel, ax: Any) -> None:

@@ -133,6 +133,26 @@ def test_without_the_plugin_the_hosts_own_difference_is_drawn(tmp_path, drawn):
     assert titles(drawn[0]) == ["reward", "log-prob difference (nats)"]
 
 
+def test_a_quantity_that_is_always_0_has_no_panel(tmp_path, drawn):
+    zero = {"train/off_policy/clipped_fraction": [0.0] * 8, "rollout/staleness_mean": [0.0] * 4}
+    run_picture.draw([slime_run(tmp_path, reward=0.0, **zero)], tmp_path / "report.png")
+    assert titles(drawn[0]) == ["reward", "mismatch KL (nats per token)"]
+
+
+def test_held_out_scores_are_the_largest_and_the_training_reward_is_a_moving_mean(tmp_path, drawn):
+    slime_run(tmp_path, rollouts=8, **{"eval/aime": [0.109, 0.594]})
+    run_picture.draw([tmp_path], tmp_path / "report.png", title="a\nb: 11% -> 59%")
+    figure, reward = drawn[0], drawn[0].axes[0]
+    assert figure.get_suptitle() == "a\nb: 11% -> 59%"
+    raw, mean, held_out = reward.get_lines()
+    assert [*mean.get_ydata()] == pytest.approx([0.1 * (i + i + 1) / 2 for i in range(7)])
+    assert raw.get_linewidth() < mean.get_linewidth() and legend(reward) == ["training, mean of 2", "aime"]
+    assert held_out.get_marker() == "o" and held_out.get_markersize() > 3 * mean.get_linewidth()
+    assert [text.get_text() for text in reward.texts] == ["11%", "59%"]
+    heights = [ax.get_position().height for ax in figure.axes]
+    assert heights[0] > 1.5 * max(heights[1:])
+
+
 def test_seeds_of_a_setting_are_its_mean_and_a_band_from_the_lowest_to_the_highest(tmp_path, drawn):
     for seed, reward in ((1, 0.1), (2, 0.3)):
         slime_run(tmp_path / f"token_tis-seed{seed}", reward=reward)
