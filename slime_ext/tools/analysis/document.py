@@ -135,6 +135,10 @@ class Numbers(FrozenModel):
     reward: float | None = Field(None, description="mean over sequences")
     response_length: float | None = Field(None, description="mean over sequences, tokens")
     staleness: float | None = Field(None, description="mean age of the sampling weights, weight versions")
+    least_staleness: float | None = Field(
+        None,
+        description="a lower bound of it: rollouts since a version first sampled; null: ages are known",
+    )
 
 
 class Moment(FrozenModel):

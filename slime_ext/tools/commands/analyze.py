@@ -48,14 +48,23 @@ def main(argv: list[str]) -> int:
     screen, configs = console(stderr=given.json == STDOUT), _read_configs(given.config)
     documents = _followed(given, configs, screen) if given.follow else _documents(given, configs)
     _show(given, documents, screen)
+    failing = _failing(given.fail_on, documents[0].findings)
+    if failing:
+        reasons = ", ".join(f"{finding.name} ({finding.severity})" for finding in failing)
+        screen.print(
+            f"failed by --fail-on {' '.join(given.fail_on)}: {reasons}", markup=False, soft_wrap=True
+        )
     is_unexpected = given.expect == EXACT and not _is_exact(documents[0])
-    return FOUND if is_unexpected or _is_failed(given, documents[0].findings) else 0
+    return FOUND if is_unexpected or failing else 0
 
 
-def _is_failed(given: argparse.Namespace, findings: Sequence[Finding]) -> bool:
-    """Whether --fail-on names a finding or its severity. A note counts only if it is named."""
-    severities = [AT_LEAST[word] for word in given.fail_on if word in AT_LEAST]
-    return any(f.name in given.fail_on or any(f.severity in kinds for kinds in severities) for f in findings)
+def _failing(words: Sequence[str], findings: Sequence[Finding]) -> list[Finding]:
+    """Returns the findings that --fail-on names, by name or by severity.
+
+    A finding that may be another one ("Either a or b") counts for both names. A note counts only by name.
+    """
+    kinds = {kind for word in words for kind in AT_LEAST.get(word, ())}
+    return [f for f in findings if f.severity in kinds or not {f.name, *f.or_else}.isdisjoint(words)]
 
 
 def _is_exact(document: Document) -> bool:
@@ -328,7 +337,7 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> l
             for news in follower.look():
                 since = time.monotonic()
                 show_news(screen, news, as_json=given.json == STDOUT)
-                if given.alert_exit and _is_failed(given, news.alerts):
+                if given.alert_exit and _failing(given.fail_on, news.alerts):
                     return [follower.document()]
             time.sleep(given.every)
     return [follower.document()]

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slime_ext.tools.analysis.document import UNCORRECTED, Document, PartOfRun
+from slime_ext.tools.analysis.findings.headline import checks
 from slime_ext.tools.analysis.texts import counted, legible
 
 if TYPE_CHECKING:  # because it imports torch
@@ -129,9 +130,8 @@ def _shares(parts: Sequence[PartOfRun]) -> str:
 def _findings(screen: Console, document: Document) -> None:
     """Prints each finding, without the title and the number of checks that the headline already says."""
     rows = document.detectors
-    could = sum(row.state in ("found", "nothing") for row in rows)
     if rows and any(finding.is_fault for finding in document.findings):
-        screen.print(f"{could} of {len(rows)} checks ran")
+        _say(screen, checks(rows))
     for finding in document.findings:
         colour = COLOURS[finding.severity]
         title = "" if finding.title in document.headline else f" {escape(finding.title)}"
@@ -173,7 +173,7 @@ def _not_looked(screen: Console, document: Document) -> None:
     """Prints the detectors that could not run. The page and the JSON say what each of them needs."""
     names = [row.name for row in document.detectors if row.state == "could not look"]
     if names:
-        _say(screen, f"{len(names)} checks skipped (missing data, see --out): {', '.join(names)}")
+        _say(screen, f"skipped (--out says what each needs): {', '.join(names)}")
 
 
 def _skipped(screen: Console, document: Document) -> None:

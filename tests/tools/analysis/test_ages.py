@@ -31,10 +31,11 @@ def test_weights_age_by_rollouts():
     (curve,) = [c for c in diagnosis.all_curves() if c.name == "staleness"]
     assert [p.x for p in curve.points] == [0, 1, 2]
     assert curve.points[0].absolute < curve.points[1].absolute < curve.points[2].absolute
-    assert [m.numbers.staleness for m in diagnosis.moments()] == [0, 1, 2, 0, 1, 2]
+    assert [m.numbers.least_staleness for m in diagnosis.moments()] == [0, 1, 2, 0, 1, 2]
+    assert {m.numbers.staleness for m in diagnosis.moments()} == {None}  # a lower bound is no age
     sizes = [m.numbers.tokens for m in diagnosis.moments()]
     mean = sum(n * age for n, age in zip(sizes, [0, 1, 2] * 2, strict=True)) / sum(sizes)
-    assert diagnosis.numbers().staleness == pytest.approx(mean) and diagnosis.notes()
+    assert diagnosis.numbers().least_staleness == pytest.approx(mean) and diagnosis.notes()
 
 
 def test_a_counter_that_begins_again_is_no_age():

@@ -105,8 +105,8 @@ def test_the_summary_says_nothing_twice(capsys, runs):
 
 def test_a_severity_fails_as_its_findings_do():
     def fails(severity, *words):
-        found = [SimpleNamespace(name="it", severity=severity)]
-        return command._is_failed(SimpleNamespace(fail_on=words), found)
+        found = [SimpleNamespace(name="it", severity=severity, or_else=("other",))]
+        return bool(command._failing(words, found))
 
     for word, severities in {
         "error": {"error"},
@@ -114,7 +114,12 @@ def test_a_severity_fails_as_its_findings_do():
         "any": {"error", "warning"},
     }.items():
         assert {s for s in ("error", "warning", "note") if fails(s, word)} == severities
-    assert fails("note", "it") and not fails("error")
+    assert fails("note", "it") and fails("warning", "other") and not fails("error")
+
+
+def test_what_fails_a_run_is_the_last_line(capsys, runs):
+    status, out, _ = analyze(capsys, runs / "shifted", "--fail-on", "any")
+    assert status == 1 and out.splitlines()[-1] == "failed by --fail-on any: off_by_one (error)"
 
 
 def test_two_runs_side_by_side(capsys, runs, tmp_path):

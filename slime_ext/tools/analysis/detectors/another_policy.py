@@ -9,7 +9,7 @@ from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need, need_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, top_share
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3, top_share
 
 DETECTOR = Detector(
     severity="warning",
@@ -85,8 +85,8 @@ def look(d: Diagnosis) -> Figures | None:
     if not grows and not unnumbered:
         return None
     figures = {
-        "k3": first,
-        "late": last,
+        "k3": mean_k3(rollouts[:third]),
+        "late": mean_k3(rollouts[-third:]),
         "grows": grows,
         "unnumbered": unnumbered,
         "absolute": d.sums.mean("absolute"),

@@ -66,10 +66,10 @@ DETECTOR = Detector(
         trainer, and here they do not.
     """,
     fix="""
-        Mask the tokens that a grammar forced (loss_mask 0), or record log-probs from before the
-        grammar's mask. Otherwise the policy trains on choices that it did not make. To be sure,
-        sample one rollout without the grammar (response_format, json_schema, regex, tool_choice in
-        sampling_params).
+        Mask the tokens that a grammar forced (loss_mask 0). Otherwise the policy trains on choices
+        that it did not make, and no engine records log-probs from before the grammar's mask. To be
+        sure, sample one rollout without the grammar (response_format, json_schema, regex, tool_choice
+        in sampling_params).
     """,
 )
 # Tokens; nats; over mean |l| elsewhere; -mean l over mean |l|.

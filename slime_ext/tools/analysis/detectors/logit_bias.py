@@ -88,7 +88,8 @@ DETECTOR = Detector(
     """,
     fix="""
         Look for logit_bias and for banned or forced tokens (bad_words, stop and end tokens) in
-        sampling_params and in generation_config.json. A row of the output layer that the push leaves
+        sampling_params, and for the list of end tokens in generation_config.json, which engines always
+        apply. A row of the output layer that the push leaves
         out looks the same.
     """,
 )

@@ -33,9 +33,10 @@ DETECTOR = Detector(
         already, and equally likely tokens are compared.
     """,
     fix="""
-        Remove repetition_penalty, presence_penalty and frequency_penalty from sampling_params and
-        from the model's generation_config.json, which an engine reads by itself. Or let the engine
-        return log-probs from before the penalties, and accept that another policy samples.
+        Remove repetition_penalty, presence_penalty and frequency_penalty from sampling_params. If you
+        sample through chat completions, also remove them from the model's generation_config.json
+        (SGLang's /generate does not read them there). SGLang always records log-probs with the
+        penalties in them.
     """,
 )
 LASTS = 0.3  # share of the difference that remains at tokens that came twice or more

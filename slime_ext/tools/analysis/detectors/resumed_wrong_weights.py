@@ -10,7 +10,7 @@ from statistics import median
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
 from slime_ext.tools.analysis.measures.versions import VersionSums
 
 DETECTOR = Detector(
@@ -71,7 +71,7 @@ def look(d: Diagnosis) -> Figures | None:
     if not far or _aged(d.versions).issuperset(s.rollout_id for s in far):
         return None
     others = [s for s in rollouts if s not in far]
-    rest = sum(s.k3 * s.tokens for s in others) / sum(s.tokens for s in others)
+    rest = mean_k3(others)
     if max(s.k3 * math.exp(-SURE * s.k3_error) for s in far) < LEAST * rest:  # sampling noise may explain it
         return None
     if any(not _ends(a, b) for a, b in pairwise(rollouts) if a in far and b not in far):

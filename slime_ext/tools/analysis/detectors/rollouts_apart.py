@@ -6,6 +6,7 @@ import math
 
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import mean_k3
 
 DETECTOR = Detector(
     severity="warning",
@@ -50,16 +51,15 @@ def look(d: Diagnosis) -> Figures | None:
     ordered = sorted(rollouts, key=lambda s: -s.k3)
     for count in range(1, len(rollouts) // 3 + 1):
         far, others = ordered[:count], ordered[count:]
-        rest = sum(s.k3 * s.tokens for s in others) / sum(s.tokens for s in others)
+        rest = mean_k3(others)
         lowest = min(far, key=lambda s: s.k3 * math.exp(-SURE * s.k3_error))
         if lowest.k3 * math.exp(-SURE * lowest.k3_error) < max(MATTERS, TIMES * rest):
             continue
         if others[0].k3 < max(MATTERS, TIMES * rest) and any(s.top_share < FEW for s in far):
-            k3 = sum(s.k3 * s.tokens for s in far) / sum(s.tokens for s in far)
             ids = tuple(sorted(s.rollout_id for s in far))
             return {
                 "rollouts": ids,
-                "k3": k3,
+                "k3": mean_k3(far),
                 "rest": rest,
                 "others": len(others),
                 "or_else": ("resumed_wrong_weights", "stale_weights"),

@@ -20,7 +20,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 
 DETECTOR = Detector(
@@ -52,7 +52,7 @@ DETECTOR = Detector(
         of weights that had sampled an earlier rollout. No token is known to come from fresh weights,
         so nothing tells how much of it is numerics or another fault. Rollout 0, or a rollout just
         after a push, would tell. {%- elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0,
-        where sampler and trainer have the same weights, and {{ later | nats }} after it (median). No
+        where sampler and trainer have the same weights, and {{ later | nats }} after it. No
         weight version confirms this, and anything else that begins with training looks the same. {%-
         else -%} k3 is {{ k3 | nats }} on tokens from old weights and {{ fresh | nats }} on tokens
         from current ones {%- if worst %} (worst: {{ (worst.k3 / worst.count) | nats }} in rollout {{
@@ -153,7 +153,7 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
         return None
     figures = {
         "k3": first,
-        "later": later,
+        "later": mean_k3(rollouts[1:]),
         "is_guess": True,
         "rollouts": tuple(s.rollout_id for s in rollouts[1:]),
     }

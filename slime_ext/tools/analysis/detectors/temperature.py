@@ -44,8 +44,8 @@ DETECTOR = Detector(
     """,
     fix="""
         Use one temperature for both. The trainer divides its logits by --rollout-temperature. A
-        temperature in sampling_params of a custom generate function, or in the model's
-        generation_config.json, reaches only the sampler.
+        temperature in sampling_params of a custom generate function reaches only the sampler. So does
+        one in the model's generation_config.json if you sample through chat completions.
     """,
 )
 

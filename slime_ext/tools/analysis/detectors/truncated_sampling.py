@@ -45,7 +45,7 @@ DETECTOR = Detector(
         sampled from{% else %}the trainer leaves to the sampler's tokens, more where it is sure{%
         endif %}.{% if is_more %} That alone would make a mean log-ratio of {{ expected | nats }}, but
         it is {{ mean | nats }}: the mass varies, or the temperatures differ, too. Compare them as
-        well (--rollout-temperature, generation_config.json).{% endif %}
+        well (--rollout-temperature, sampling_params).{% endif %}
     """,
     threshold="""
         a mean ratio below 1 by 6 standard errors, with a mean log-ratio that fits it; log-ratios are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from slime_ext.tools.analysis.document import Finding, Looked
@@ -9,12 +10,23 @@ from slime_ext.tools.analysis.document import Finding, Looked
 UNKNOWN = "unexplained"
 
 
+def checks(detectors: Sequence[Looked]) -> str:
+    """Says how many checks ran, and why the others said nothing. All are accounted for."""
+    states = Counter(row.state for row in detectors)
+    ran = states["found"] + states["nothing"]
+    others = [
+        (states["left to another"], "left to a finding that looks like them"),
+        (states["could not look"], "skipped because the dump lacks what they need"),
+    ]
+    rest = "".join(f", {count} {why}" for count, why in others if count)
+    return f"{ran} of {len(detectors)} checks ran{rest}"
+
+
 def headline(findings: Sequence[Finding], detectors: Sequence[Looked]) -> str:
     """Returns what to do about the most severe finding, or how many checks found no fault."""
     faults = [finding for finding in findings if finding.is_fault]
     if not faults:
-        could = sum(row.state in ("found", "nothing") for row in detectors)
-        return f"No fault found: {could} of {len(detectors)} checks ran." if detectors else "No fault found."
+        return f"No fault found: {checks(detectors)}." if detectors else "No fault found."
     first = faults[0]
     more = f" ({len(faults) - 1} more below)" if len(faults) > 1 else ""
     begin = {"error": "Fix first", "warning": "Look at"}[first.severity]

@@ -117,6 +117,8 @@ def _why_lagging(total: Numbers, findings: Sequence[Finding], rollouts_per_push:
         return f"the finding {STALE} says so"
     if (total.staleness or 0) >= 1:
         return f"the weights are {_said(total.staleness)} versions old in the mean"
+    if (total.least_staleness or 0) >= 1:
+        return f"the weights are at least {_said(total.least_staleness)} versions old in the mean"
     # train.py pushes after every rollout whatever the flag says; then every age is 0.
     if (rollouts_per_push or 1) > 1 and total.staleness != 0:
         return f"weights are pushed after every {rollouts_per_push} rollouts"

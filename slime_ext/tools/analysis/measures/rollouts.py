@@ -76,6 +76,12 @@ def top_share(rollouts: Sequence[RolloutSummary]) -> float:
     return median(rollout.top_share for rollout in rollouts) if rollouts else 0.0
 
 
+def mean_k3(rollouts: Sequence[RolloutSummary]) -> float:
+    """Returns k3 of some rollouts, the mean over their response tokens."""
+    tokens = sum(rollout.tokens for rollout in rollouts)
+    return sum(rollout.k3 * rollout.tokens for rollout in rollouts) / tokens if tokens else 0.0
+
+
 def equally_certain(rollouts: Sequence[RolloutSummary]) -> list[float]:
     """Returns mean |l| of each rollout as it would be with the run's mix of certain and uncertain tokens.
 

@@ -21,7 +21,7 @@ from slime_ext.tools.analysis.document import Curve, Numbers, Point
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated
 
-NOTE = "the dumps hold no ages, so the age of weights is the number of rollouts since they first sampled"
+NOTE = "the dumps hold no ages, but weights are at least as old as the rollouts since they first sampled"
 
 
 class VersionSums(NamedTuple):
@@ -122,12 +122,13 @@ def curve(ages: dict[VersionSums, int]) -> Curve:
 
 
 def with_age(numbers: Numbers, ages: dict[VersionSums, int], rollout_id: int | None = None) -> Numbers:
-    """Returns the numbers of one rollout, or of all, with the mean age of their tokens.
+    """Returns the numbers of one rollout, or of all, with a lower bound of the mean age of their tokens.
 
-    Without ages, the numbers stay as they are.
+    Args:
+        ages: the rollouts since each version first sampled. If empty, the numbers stay as they are.
     """
     if not ages:
         return numbers
     counted = [(sums.count, age) for sums, age in ages.items() if rollout_id in (None, sums.rollout_id)]
     mean = sum(count * age for count, age in counted) / max(sum(count for count, _ in counted), 1)
-    return numbers.model_copy(update={"staleness": mean})
+    return numbers.model_copy(update={"staleness": None, "least_staleness": mean})

@@ -162,6 +162,7 @@ TILES = (
     _tile("mean reward", "reward"),
     _tile("mean response, tokens", "response_length"),
     _tile("mean age, weight versions", "staleness"),
+    _tile("mean age, weight versions, at least", "least_staleness"),
     Tile("tokens without a log-prob", ("nonfinite",), {"nonfinite": (None, 0)}, whole),
 )
 

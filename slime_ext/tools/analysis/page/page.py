@@ -16,6 +16,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from slime_ext.tools.analysis.document import Document, Effect
+from slime_ext.tools.analysis.findings.headline import checks
 from slime_ext.tools.analysis.findings.recommend import cost
 from slime_ext.tools.analysis.page.numbers import (
     NONE,
@@ -96,7 +97,7 @@ def looked(document: Document) -> dict[str, Any]:
     """
     rows = sorted(document.detectors, key=lambda row: STATES.index(row.state))
     could = sum(row.state in ("found", "nothing") for row in rows)
-    return {"rows": rows, "most": 2 * could >= len(rows), "said": f"{could} of {len(rows)} checks ran"}
+    return {"rows": rows, "most": 2 * could >= len(rows), "said": checks(rows)}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from slime_ext.tools.analysis.findings import examine
-from slime_ext.tools.analysis.findings.headline import headline
+from slime_ext.tools.analysis.document import Looked
+from slime_ext.tools.analysis.findings import DETECTORS, examine
+from slime_ext.tools.analysis.findings.headline import checks, headline
 from tests.tools.analysis.detectors.toys import diagnosed, edited, run
 
 
@@ -29,3 +30,17 @@ def test_a_fault_a_symptom_and_nothing_begin_otherwise():
 
     assert said(edited(run(), filled)).startswith("Fix first: ")
     assert said(run()).startswith("No fault found: ")
+
+
+def test_every_check_is_accounted_for():
+    states = ["found", "nothing", "left to another", "left to another", "could not look"]
+    rows = [Looked(name="off_by_one", state=state) for state in states]
+    numbers = [int(word) for word in checks(rows).replace(",", "").split() if word.isdigit()]
+    assert numbers == [2, 5, 2, 1] and numbers[0] + sum(numbers[2:]) == numbers[1]
+    assert checks(rows[:2]) == "2 of 2 checks ran"
+
+
+def test_no_fix_asks_for_what_no_engine_records():
+    for detector in DETECTORS.values():
+        fix = " ".join(detector.fix.split())
+        assert "record log-probs from before" not in fix and "an engine reads by itself" not in fix
