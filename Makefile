@@ -15,7 +15,7 @@ export PYTEST_ADDOPTS := -p no:hydra_pytest -p no:anyio $(PYTEST_ADDOPTS)
 CORE_TESTS := tests/ops tests/core tests/host/test_hook.py tests/host/test_packing.py tests/hosts/test_contract.py \
 	tests/host/test_off_policy_is.py tests/test_laws.py tests/test_presets.py tests/test_tis.py
 
-REQUIREMENTS := slime_ext_cpu/requirements.txt slime_ext_cpu/install.py
+REQUIREMENTS := slime_ext_cpu/requirements.txt slime_ext_cpu/install.py slime_ext/tools/releases.py
 
 .PHONY: install host train rehearse test test-core test-fast test-gpu docs wheel lock cuda-wheels lint format clean
 
@@ -27,6 +27,7 @@ $(VENV)/.ready: setup.py $(REQUIREMENTS)
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python $(PIP) --no-compile "$(TORCH)" -e ".[train,dev]" $(if $(LOCKED),-c requirements.lock)
 	@$(VENV)/bin/python -m slime_ext_cpu.install
+	@$(VENV)/bin/python -m tests.peers.wheels
 	@touch $@
 
 host: install # the hosts' environment is this one

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from tests.peers import areal, ms_swift, openrlhf, skyrl, trl, verl
 from tests.peers.compare import Comparison, compare
-from tests.peers.wheels import install
+from tests.peers.wheels import install_all
 
 PEERS: tuple[ModuleType, ...] = (verl, skyrl, trl, openrlhf, areal, ms_swift)
 HEAD = (
@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=300, help="random blocks of each release, on 3 batches")
     args = parser.parse_args()
-    install()
+    install_all()
     logging.getLogger("slime_ext").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     print(f"{HEAD}\n|{' --- |' * 8}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,8 @@ from slime_ext.adapters import seam
 from slime_ext.adapters import verl as adapter
 from slime_ext.core.correction import Correction
 from slime_ext.tools.releases import PEERS as RELEASES
+from slime_ext.tools.releases import newest
+from tests import releases
 from tests.peers import areal, compare, ms_swift, openrlhf, skyrl, trl, verl, wheels
 
 PEERS = (verl, skyrl, trl, openrlhf, areal, ms_swift)
@@ -28,6 +32,24 @@ def _are_here():
             wheels.folder(release.distribution, release.version)
         except FileNotFoundError as missing:
             pytest.skip(str(missing))
+
+
+def test_the_table_of_releases_has_what_runs_here_and_the_pages_name_it():
+    versions = {}
+    for release in RELEASES:
+        versions.setdefault(release.distribution.replace("-", "_"), []).append(release.version)
+    assert versions == {peer.NAME: list(peer.VERSIONS) for peer in PEERS}
+    page = (Path(__file__).parents[2] / "docs/convert.md").read_text()
+    assert [each for each in versions.values() if each[0] not in page] == []
+    assert metadata.version("sglang") == newest()["sglang"].version
+    assert metadata.version("miles-rl") == newest()["miles-rl"].version
+
+
+def test_a_newer_release_is_reported_with_the_functions_that_changed(monkeypatch):
+    monkeypatch.setattr(releases, "BLOCKS", 10)
+    said = releases.report(verl, RELEASES[1], RELEASES[0].version)  # from 0.8.0 to 0.9.1
+    assert "agg_loss" in said and "masked_mean" not in said
+    assert said.endswith("30 losses compared, 0 differ")
 
 
 @pytest.mark.parametrize(("peer", "version"), CASES)

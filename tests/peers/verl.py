@@ -14,7 +14,8 @@ import torch
 from tests.peers.wheels import folder, take
 
 NAME, VERSIONS, CLOSE = "verl", ("0.9.1", "0.8.0", "0.7.0", "0.6.1"), 1e-6  # it adds 1e-8 to divisors
-BY_OPTION = ("0.9.1", "0.8.0")  # releases whose rollout_rs is a list of options
+BY_LEVEL = ("0.7.0", "0.6.1")  # releases whose rollout_rs is a level; of others it is a list of options
+BEFORE_V1 = ("0.8.0", *BY_LEVEL)
 OPTIONS = (
     *(f"token_k{i}" for i in (1, 2, 3)),
     *(f"seq_{how}_k{i}" for how in ("sum", "mean") for i in (1, 2, 3)),
@@ -28,7 +29,7 @@ NO_FLOOR = 1e9  # of dual clip, which is a key of the actor and not of the corre
 
 def block(rng: Any, version: str) -> dict[str, Any]:
     low, high = rng.uniform(0.3, 0.95), rng.uniform(1.05, 3.0)
-    by_option = version in BY_OPTION
+    by_option = version not in BY_LEVEL
     values: dict[str, Any] = {
         "rollout_is": rng.choice((None, "token", "sequence")),
         "rollout_is_threshold": rng.choice((high, 2.0, *((str(high), f"{low}_{high}") if by_option else ()))),
@@ -53,12 +54,12 @@ def block(rng: Any, version: str) -> dict[str, Any]:
     if not bypass:
         # The other fields of the release tell it; those of 0.9.1 and 0.8.0 are the same.
         values |= {key: {"use_policy_gradient": False, "loss_type": "ppo_clip"}[key] for key in pure}
-        values |= {"use_v1": version == "0.9.1"} if by_option else {}
+        values |= {"use_v1": version not in BEFORE_V1} if by_option else {}
         values |= {"loss_agg_mode": rng.choice(("token-mean", "seq-mean-token-mean"))}
         return values
     values |= {"bypass_mode": True, **pure}
     if by_option:
-        values["use_v1"] = version == "0.9.1"
+        values["use_v1"] = version not in BEFORE_V1
         if (loss := rng.choice((None, "vanilla", "bypass_mode"))) is not None:
             handed = {k: v for k, v in values.items() if k.startswith(("rollout_", "loss_type"))}
             values["policy_loss"] = {"loss_mode": loss}
@@ -74,7 +75,7 @@ def package(version: str) -> SimpleNamespace:
     names = ("SAFETY_BOUND", "compute_rollout_rejection_mask", "compute_rs_metrics", "compute_is_metrics")
     names = (*names, "compute_rollout_correction_weights", "compute_rollout_correction_and_rejection_mask")
     names = (*names, "compute_offpolicy_metrics", "compute_rollout_correction_and_add_to_batch")
-    if version in BY_OPTION:
+    if version not in BY_LEVEL:
         names = (*names, "SUPPORTED_ROLLOUT_RS_OPTIONS", "TOKEN_LEVEL_ROLLOUT_RS_OPTIONS")
         names = (*names, "_parse_rollout_is_threshold", "_parse_rollout_rs_thresholds")
     helper = take(root / "trainer/ppo/rollout_corr_helper.py", *names, **scope)
@@ -89,7 +90,7 @@ def package(version: str) -> SimpleNamespace:
     found = SimpleNamespace(
         **vars(helper), **vars(take(root / "trainer/ppo/core_algos.py", *losses, **scope))
     )
-    if version in BY_OPTION:
+    if version not in BY_LEVEL:
         accessors = SimpleNamespace(
             assign_non_tensor=lambda data, **values: data.update(values),
             get_non_tensor_data=lambda data, key, default: data.get(key, default),
@@ -146,7 +147,7 @@ def loss(settings: dict[str, Any], batch: Any, version: str) -> torch.Tensor:
     else:
         call = getattr(functions, f"compute_policy_loss_{name}")
     config = config_of(actor, mode)
-    if version in BY_OPTION:
+    if version not in BY_LEVEL:
         return divided(functions, rows, batch, weights, config, call)
     total = policy_loss(
         rows, batch, weights, config, call

@@ -17,6 +17,8 @@ from slime_ext.tools.releases import PEERS
 
 FOLDER = Path(__file__).parents[2] / "build" / "peers"
 COMMAND = "python -m tests.peers.wheels"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+TAKEN: set[tuple[str, str]] = set()  # file of a wheel, without the wheel's folder, and a name that was taken
 
 
 def folder(distribution: str, version: str) -> Path:
@@ -27,20 +29,24 @@ def folder(distribution: str, version: str) -> Path:
     return path
 
 
-def install() -> None:
-    """Installs the missing wheels, each into its own folder and without what it depends on."""
+def install(distribution: str, version: str) -> None:
+    """Installs a wheel into a folder of its own, without what it depends on, unless it is there."""
+    target = FOLDER / f"{distribution}-{version}"
+    if target.is_dir():
+        return
+    # A wheel for another Python will do, because its functions are read as text.
+    words = [*PIP, "install", "-qq", "--no-deps", "--no-compile", "--ignore-requires-python"]
+    unfinished = target.with_name(f".{target.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    pinned = f"{distribution}=={version}"
+    subprocess.run([*words, "--root-user-action", "ignore", "--target", str(unfinished), pinned], check=True)
+    unfinished.rename(target)
+
+
+def install_all() -> None:
+    """Installs the pinned wheels of all peers."""
     for release in PEERS:
-        target = FOLDER / f"{release.distribution}-{release.version}"
-        if target.is_dir():
-            continue
-        # A wheel for another Python will do, because its functions are read as text.
-        words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-        words += ["--no-deps", "--no-compile", "--ignore-requires-python", "--root-user-action", "ignore"]
-        unfinished = target.with_name(f".{target.name}")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        pinned = f"{release.distribution}=={release.version}"
-        subprocess.run([*words, "--target", str(unfinished), pinned], check=True)
-        unfinished.rename(target)
+        install(release.distribution, release.version)
 
 
 def take(file: Path, *names: str, decorated: bool = False, **scope: Any) -> types.SimpleNamespace:
@@ -52,6 +58,7 @@ def take(file: Path, *names: str, decorated: bool = False, **scope: Any) -> type
         decorated: whether functions and classes keep their decorators.
     """
     root, found = file.relative_to(FOLDER).parts[1], dict[str, ast.stmt]()
+    TAKEN.update((str(Path(*file.relative_to(FOLDER).parts[1:])), name) for name in names)
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
             if not decorated:
@@ -70,6 +77,17 @@ def take(file: Path, *names: str, decorated: bool = False, **scope: Any) -> type
     return types.SimpleNamespace(**{name: scope[name] for name in names})
 
 
+def text_of(wheel: Path, file: str, name: str) -> str:
+    """Returns the code of a function, class or constant without comments; empty where a wheel lacks it."""
+    path = wheel / file
+    for node in ast.walk(ast.parse(path.read_text() if path.is_file() else "")):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        names = [getattr(target, "id", "") for target in targets]
+        if getattr(node, "name", "") == name or name in names:
+            return ast.unparse(node)
+    return ""
+
+
 class _WithoutImports(ast.NodeTransformer):
     """Removes the imports of a package."""
 
@@ -81,4 +99,4 @@ class _WithoutImports(ast.NodeTransformer):
 
 
 if __name__ == "__main__":
-    install()
+    install_all()

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from slime_ext import __version__
 from slime_ext.errors import ConfigError, cut, printable
+from slime_ext.tools.releases import RELEASES, is_newer, newest
 
 APEX_HOW = "build it from github.com/NVIDIA/apex with its C++ and CUDA extensions"
 HOSTS = {"slime": "THUDM/slime", "miles": "radixark/miles"}  # package -> repository on github.com
@@ -69,7 +70,24 @@ def lines(parts: Mapping[str, Part]) -> list[str]:
     ]
     missing = [name for name, part in parts.items() if part.is_missing]
     missing += [] if any(parts[name].version for name in HOSTS) else [" or ".join(HOSTS)]
-    return [*map(printable, rows), f"missing for a launch: {', '.join(missing) or 'nothing'}"]
+    return [*map(printable, (*rows, *tested())), f"missing for a launch: {', '.join(missing) or 'nothing'}"]
+
+
+def tested() -> list[str]:
+    """Returns the releases that this version was run against, and a warning for each newer one here."""
+    versions: dict[str, list[str]] = {}
+    for release in RELEASES:
+        versions.setdefault(release.title, []).append(release.version)
+    listed = ", ".join(f"{title} {' '.join(each)}" for title, each in versions.items())
+    warnings = []
+    for distribution, release in newest().items():
+        version = installed(distribution, "")
+        if is_newer(version, release.version):
+            warnings.append(
+                f"warning: {release.title} {version} is newer than {release.version}, which was run on "
+                f"{release.run}: run python -m tests.releases in a checkout, or install {release.version}"
+            )
+    return [f"run against: {listed}", *warnings]
 
 
 def pytorch() -> Part:
@@ -186,9 +204,9 @@ def folder_of(module: str, inner: str = "") -> Path | None:
     return next((Path(place) for place in places if (Path(place) / inner).is_dir()), None)
 
 
-def installed(distribution: str) -> str:
-    """Returns the version that pip knows, or "a checkout" for an unknown distribution."""
+def installed(distribution: str, unknown: str = "a checkout") -> str:
+    """Returns the version that pip knows, or ``unknown``."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return "a checkout"
+        return unknown

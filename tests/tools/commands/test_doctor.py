@@ -81,7 +81,7 @@ def test_a_folder_of_the_name_of_a_host_is_no_checkout(tmp_path, monkeypatch):
 def test_what_is_missing_is_said_last_and_one_host_is_enough():
     full = dict.fromkeys(PARTS, Part("1.0"))
     assert doctor.lines(full)[-1] == "missing for a launch: nothing"
-    assert len(doctor.lines(full)) == len(PARTS) + 1
+    assert len(doctor.lines(full)) == len(PARTS) + 2
     lacks = {"CUDA": Part(note="PyTorch for CPU", is_missing=True), "slime": Part(), "Triton": Part()}
     assert doctor.lines(full | lacks)[-1] == "missing for a launch: CUDA"
     assert "CUDA                none (PyTorch for CPU)" in doctor.lines(full | lacks)
@@ -115,3 +115,15 @@ def test_a_script_is_for_check(capsys):
     assert cli.main(["doctor", "run.sh"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and "run slime-ext check run.sh for a launch" in err
+
+
+def test_a_release_that_is_newer_than_the_one_that_was_run_is_a_warning(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda name, unknown="": {"verl": "0.10.0"}.get(name, unknown))
+    listed, *warnings = doctor.tested()
+    assert listed.startswith("run against: slime v0.2.0") and "verl 0.9.1 0.8.0" in listed
+    assert warnings == [
+        "warning: verl 0.10.0 is newer than 0.9.1, which was run on 2026-11-28: run python -m tests.releases "
+        "in a checkout, or install 0.9.1"
+    ]
+    monkeypatch.setattr(doctor, "installed", lambda name, unknown="": "0.9.1" if name == "verl" else unknown)
+    assert len(doctor.tested()) == 1
