@@ -92,6 +92,7 @@ EXPECTED = {
     "slime-ext analyze runs/mine --expect exact": (1, "  first: rollout 100, sample 0, token 0"),
     "slime-ext analyze --follow /data/dump_details --alert-exit": (1, "ALERT"),
     "slime-ext analyze --findings": (0, "frozen_sampler (error, "),
+    "slime-ext check --rules": (0, "missing_metrics (hint): "),
     "slime-ext analyze DUMPS --expect exact": (1, "by rollout: 100: "),
     "slime-ext analyze DUMPS --fail-on any": (1, FAULT),
     "slime-ext analyze DUMPS --presets geo_rs,skyrl_geo_mask --out report.html": (

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.tools.commands.script_flags import add_flags_of_reading, apart
@@ -20,6 +20,21 @@ LAST_LINES = {
     "incomplete": "some things are unknown here, so not everything was checked",
     "unused": "",
 }
+
+
+class _Rules(argparse.Action):
+    """Prints all rules and exits, those that refuse a launch first."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from slime_ext.rules.judge import RULES
+        from slime_ext.rules.rule import Severity
+        from slime_ext.tools.commands.output import console
+
+        screen = console()
+        for rule in sorted(RULES.values(), key=lambda rule: [*Severity].index(rule.severity)):
+            said = " ".join((rule.judge.__doc__ or "").replace("``", "").split())
+            screen.print(f"{rule.name} ({rule.severity.name.lower()}): {said}", markup=False, soft_wrap=True)
+        parser.exit()
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -40,6 +55,7 @@ def command_line() -> argparse.ArgumentParser:
     what = "error: exit with 1 at an error (the default); warning: also at a warning"
     parser.add_argument("--fail-on", choices=("error", "warning"), default="error", help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for CI")
+    parser.add_argument("--rules", action=_Rules, nargs=0, help="list all rules and exit")
     add_flags_of_reading(parser)
     return parser
 
@@ -102,7 +118,7 @@ def _forbid_ignoring(names: Sequence[str]) -> None:
 
     for name in names:
         if name not in RULES:
-            near = did_you_mean(name, RULES) or ": docs/rules.md lists the rules"
+            near = did_you_mean(name, RULES) or ": slime-ext check --rules lists the rules"
             raise ConfigError(f"--ignore: expected a rule's name, got '{cut(name)}'{near}")
         if RULES[name].severity not in (WARN, HINT):
             why = RULES[name].severity.value

@@ -362,7 +362,7 @@ def test_a_warning_fails_on_demand_unless_it_is_ignored(capsys, tmp_path):
     ("name", "line"),
     [
         ("missing_metric", "expected a rule's name, got 'missing_metric'; did you mean 'missing_metrics'?"),
-        ("no rule at all", "expected a rule's name, got 'no rule at all': docs/rules.md lists the rules"),
+        ("no rule", "expected a rule's name, got 'no rule': slime-ext check --rules lists the rules"),
         (
             "missing_init",
             "expected a rule that warns or hints, got missing_init (slime_ext would be wrong, o",
