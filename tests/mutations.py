@@ -35,14 +35,17 @@ MUTATIONS = {
         "ops/segments.py", "torch.where(self.mask, values, 0)", "values * self.mask", "tests/ops"
     ),
     "count tokens of a tool as clipped": Mutation(
-        "core/metrics/measure.py", "(outcome.clipped & mask)", "outcome.clipped", "tests/core/metrics"
+        "core/metrics/measure.py",
+        "(outcome.clipped & segments.mask)",
+        "outcome.clipped",
+        "tests/core/metrics",
     ),
     "exclude the rejection bound": Mutation(
         "core/steps.py", "inside = value <= high", "inside = value < high", "tests/core/test_steps.py"
     ),
     "forget the detach": Mutation(
         "ops/divergences.py",
-        "= numerator.detach().to(dtype)",
+        "= detached(numerator).to(dtype)",
         "= numerator.to(dtype)",
         "tests/ops",
     ),
@@ -182,8 +185,8 @@ MUTATIONS = {
     ),
     "flip the ratio": Mutation(
         "ops/divergences.py",
-        "selected(numerator - behavior, finite)",
-        "selected(behavior - numerator, finite)",
+        "select_(numerator - behavior, finite)",
+        "select_(behavior - numerator, finite)",
         SUITE,
     ),
     "a veto's limit with the other sign": Mutation(
@@ -208,7 +211,7 @@ MUTATIONS = {
         "core/steps.py", "square() <= inputs.plan", "square() < inputs.plan", "tests/core/test_correction.py"
     ),
     "skip the all-reduce": Mutation(
-        "core/statistics.py", "if shares and segments.all_sum is not identity", "if False", CONTEXT_PARALLEL
+        "core/statistics.py", "if shares and all_sum is not identity", "if False", CONTEXT_PARALLEL
     ),
     "clamp at 20": Mutation(
         "core/steps.py",
@@ -227,8 +230,8 @@ MUTATIONS = {
     ),
     "a sequence is added in float32": Mutation(
         "ops/segments.py",
-        'segment_reduce(values.double(), "sum", offsets=self.bounds, unsafe=True, initial=0)',
-        'segment_reduce(values.float(), "sum", offsets=self.bounds, unsafe=True, initial=0).double()',
+        'segment_reduce(row.double(), "sum", offsets=self.bounds, unsafe=True, initial=0)',
+        'segment_reduce(row.float(), "sum", offsets=self.bounds, unsafe=True, initial=0).double()',
         "tests/ops",
     ),
     "a shard forgets the minima before it": Mutation(
@@ -248,8 +251,8 @@ MUTATIONS = {
     ),
     "count shared sequences on every rank": Mutation(
         "core/metrics/measure.py",
-        "count > 0 if counts_sequences else",
-        "count > 0 if True else",
+        "if not (counts_sequences and tokens.segments.count):",
+        "if not tokens.segments.count:",
         "tests/core/metrics",
     ),
     "a step's rejections depend on the others": Mutation(
@@ -293,13 +296,13 @@ MUTATIONS = {
     ),
     "k3 below 0": Mutation(
         "core/metrics/measure.py",
-        "k3(log_ratio, ratio_minus_one).clamp(max=most)",
-        "k3(log_ratio, ratio_minus_one)",
+        "torch.clamp(k3(log_ratio, ratio_minus_one), max=most, out=divergence)",
+        "divergence.copy_(k3(log_ratio, ratio_minus_one))",
         "tests/core/metrics",
     ),
     "a masked token is an extreme": Mutation(
         "core/metrics/measure.py",
-        "torch.where(counted, log_ratio, -torch.inf)",
+        "log_ratio.masked_fill(uncounted, -torch.inf)",
         "log_ratio",
         "tests/core/metrics",
     ),

@@ -53,7 +53,7 @@ from slime_ext.core.terms import Term
 from slime_ext.core.tokens import Tokens, Unit
 from slime_ext.errors import ConfigError, expect, shown
 from slime_ext.ops.divergences import compared, widened
-from slime_ext.ops.segments import AllSum, as_bytes, as_numbers, identity, selected
+from slime_ext.ops.segments import AllSum, identity, selected
 
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
@@ -172,7 +172,7 @@ class Correction:
         sequences = None
         if observe:
             log_ratio, count = (inputs.table[key] for key in OBSERVED)
-            sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
+            sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence"))
         expand = inputs.segments.expand_to_tokens
         # Selected, because the weight of a rejected token may be infinite, and infinity times 0 is NaN.
         weights = selected(expand(state.unit, state.weights), keep)
@@ -546,8 +546,8 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
         loss,
         outcome.finite,
         outcome.weights,
-        ratio.float().mul_(as_bytes(outcome.finite)),
-        as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
-        as_numbers(tokens.segments.mask > outcome.keep, torch.float32),  # in the mask and not kept
+        ratio.float().mul_(outcome.finite),
+        (clipped if by_surrogate is None else clipped | by_surrogate).float(),
+        (tokens.segments.mask > outcome.keep).float(),  # in the mask and not kept
         measured,
     )

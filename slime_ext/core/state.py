@@ -73,7 +73,7 @@ class SequenceStatistics:
 
     log_ratio: Tensor  # float64, the sum over the response tokens with a finite behavior log-prob, nats
     count: Tensor  # float64, response tokens
-    keep: Tensor  # bool, false where a step or the plan rejected the whole sequence
+    keep: Tensor | None  # bool, false where a step or the plan rejected the whole sequence; None: true
 
 
 @dataclass(frozen=True)

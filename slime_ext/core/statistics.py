@@ -130,26 +130,23 @@ def tabulate(keys: Sequence[StatisticKey], inputs: Quantities) -> dict[Statistic
     Returns:
         key -> [S] or [U] float64; maxima of a unit without response tokens are -inf.
     """
-    segments = inputs.segments
-    sums = [key for key in keys if key.aggregate == "sum" and key.unit == "sequence"]
-    others = [key for key in keys if key not in sums]
-    shares = [_share(key, inputs) for key in others]
-    if sums:
-        shares.append(segments.local_sums([inputs.row_of(key.name) for key in sums]))
-    if shares and segments.all_sum is not identity:
-        summed = segments.all_sum(torch.cat([share.reshape(-1) for share in shares]))
+    shares, all_sum = [_share(key, inputs) for key in keys], inputs.segments.all_sum
+    if shares and all_sum is not identity:
+        summed = all_sum(torch.cat([share.reshape(-1) for share in shares]))
         parts = torch.split(summed, [share.numel() for share in shares])
         shares = [part.view(share.shape) for part, share in zip(parts, shares, strict=True)]
-    table = {
+    return {
         key: highest(key.unit, share) if key.aggregate == "max" else share
-        for key, share in zip(others, shares, strict=False)
+        for key, share in zip(keys, shares, strict=True)
     }
-    return table | dict(zip(sums, shares[-1].unbind() if sums else (), strict=True))
 
 
 def _share(key: StatisticKey, inputs: Quantities) -> Tensor:
-    """Computes this rank's share of a statistic over turns, or of a maximum."""
-    segments, values = inputs.segments, inputs.value_of(key.name)
+    """Computes this rank's share of a statistic."""
+    segments = inputs.segments
+    if key.aggregate == "sum" and key.unit == "sequence":
+        return segments.local_sum(inputs.row_of(key.name))
+    values = inputs.value_of(key.name)
     if key.aggregate == "sum":
         return segments.local_turn_sums(values)
     if key.aggregate == "shard_sum":

@@ -15,7 +15,7 @@ from slime_ext.host.ranks import ALONE, Parallel
 from slime_ext.hosts.contract import INIT_FLAG, HookCall
 from slime_ext.hosts.slices import zigzag
 from slime_ext.ops.divergences import is_log_prob
-from slime_ext.ops.segments import Segments, Shard
+from slime_ext.ops.segments import Segments, Shard, detached
 
 BEHAVIOR = "rollout_log_probs"  # the host's keyword
 OVERFLOW = "the host's loss is NaN because of it; look for an overflow in the trainer's forward pass"
@@ -134,7 +134,7 @@ def require_usable(name: str, values: Tensor, segments: Segments, consequence: s
         name: the host's keyword.
         consequence: what follows from such a value, for the message.
     """
-    values = values.detach()
+    values = detached(values)
     if values.device.type != "cpu":
         return
     if name != BEHAVIOR and math.isfinite(values.sum(dtype=torch.float32)):

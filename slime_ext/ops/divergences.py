@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from slime_ext.ops.segments import selected
+from slime_ext.ops.segments import detached, select_
 
 EDGE = 1e-6  # KPop clamps probabilities to [1e-6, 1 - 1e-6]
 HIGHEST = 0.01  # nats; rounding error lifts no log-prob above this
@@ -56,10 +56,10 @@ def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor,
         log-probs [T]. The log-probs and the log-ratio are detached, in float32 or wider.
     """
     dtype = wide(numerator.dtype, behavior.dtype)
-    numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
+    numerator, behavior = detached(numerator).to(dtype), detached(behavior).to(dtype)
     finite = mask & is_log_prob(behavior)
     # Selected, not multiplied by the mask: a masked token may hold NaN, and NaN times 0 is NaN.
-    return selected(numerator - behavior, finite), finite, numerator, behavior
+    return select_(numerator - behavior, finite), finite, numerator, behavior
 
 
 def widened(values: Tensor) -> Tensor:

@@ -56,12 +56,12 @@ class LogBins:
         """Computes the key of each value. Values are counted by key.
 
         Args:
-            values: [T]; NaN has a key, too.
+            values: [T], detached; NaN has a key, too.
 
         Returns:
             [T] int32, from 0 to size - 1.
         """
-        return (values.detach().float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
+        return (values.float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
 
     def ordered(self, counts: Tensor) -> Tensor:
         """Turns counts by key into counts by bin: [size] -> [count].

@@ -18,7 +18,8 @@ from slime_ext.ops.histogram import LogBins
 HISTOGRAM = LogBins(low=-20, high=7, digits=4)  # of log-ratios, nats: 16 bins per power of 2
 
 CURVE_COLUMNS = ("counted", "kept", "k3", "ratio_minus_one", "weight")
-COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
+# Numbers of tokens that are added up.
+NUMBERS = ("log_behavior", "k3", "ratio_minus_one", "ratio_minus_one_squared", "weight", "weight_squared")
 TAIL = "tail"  # the probability of all tokens that are not in the sampler's head
 DIFFERING = "differing"  # tokens whose log-ratio is not exactly 0
 PER_SEQUENCE = (
@@ -115,11 +116,12 @@ class MetricsLayout:
     def names(self) -> tuple[str, ...]:
         """The names of the sums that are one number each, in their order.
 
-        The histogram and the curves follow them.
+        They begin with ``NUMBERS``. The histogram and the curves follow them.
         """
         effects = (effect.name for effect in self.effects)
         optional = (*([TAIL] if self.head else []), *([DIFFERING] if self.differing else []))
-        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *self.terms, *PER_SEQUENCE, *optional)
+        counts = ("counted", "kept", "clipped", "surrogate_clipped", *effects)
+        return (*NUMBERS, *counts, *self.terms, *PER_SEQUENCE, *optional)
 
     @property
     def size(self) -> int:

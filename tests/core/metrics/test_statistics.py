@@ -79,10 +79,11 @@ def test_bins_are_counted_alike_where_bincount_would_wait(monkeypatch, counters)
     generator = torch.Generator().manual_seed(0)
     for size in (0, 1, 15, 16, 17, 1000):
         index = torch.randint(0, 7, (size,), generator=generator, dtype=torch.int32)
-        rows = (None, torch.randn(size, generator=generator))
-        counted = module._sums_by_bin(index, rows, 9)
-        torch.testing.assert_close(counted, module._scattered(index.long(), rows, 9), rtol=1e-12, atol=1e-12)
-        assert counted[0].tolist() == [index.tolist().count(i) for i in range(9)]
+        rows = (torch.ones(size), torch.randn(size, generator=generator))
+        sums = module._sums_by_bin(index, rows, 9)
+        torch.testing.assert_close(sums, module._scattered(index.long(), rows, 9), rtol=1e-12, atol=1e-12)
+        counts = module._counts_by_bin(index, 9).tolist()
+        assert sums[0].tolist() == counts == [index.tolist().count(i) for i in range(9)]
 
 
 PLACES = {
