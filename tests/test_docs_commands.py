@@ -36,7 +36,7 @@ from benchmarks.faults.cases import FAULTS
 from benchmarks.faults.world import write
 from slime_ext import load_config, presets
 from slime_ext.tools.commands import cli
-from slime_ext.tools.commands.convert import COMPOSED
+from slime_ext.tools.convert.places import COMPOSED
 from slime_ext_cpu.driver import wheel_folder
 from tests import mutations, pages
 from tests.pages import DOCS, PAGES, ROOT, SKILL, commands, in_sentences, named, parts, simple

@@ -45,11 +45,11 @@ RELEASES = (*HOSTS, *ENGINES, *PEERS)
 
 def newest() -> dict[str, Release]:
     """Returns the newest release of each distribution that was run."""
-    found: dict[str, Release] = {}
+    latest: dict[str, Release] = {}
     for release in RELEASES:
         if release.distribution:
-            found.setdefault(release.distribution, release)
-    return found
+            latest.setdefault(release.distribution, release)
+    return latest
 
 
 def is_newer(version: str, other: str) -> bool:

@@ -99,7 +99,7 @@ def refuse(where: str, system: str, known: str) -> None:
 def elsewhere_of(settings: Mapping[str, Any]) -> str:
     """Returns the system without a reader whose keys a file has; empty without such keys."""
     keys = set(_keys(settings))
-    return next((name for name, (_, own, _) in ELSEWHERE.items() if keys & set(own)), "")
+    return next((name for name, each in ELSEWHERE.items() if keys & set(each.keys)), "")
 
 
 def _keys(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 def _variables(text: str) -> dict[str, str]:
     """Returns the variables that one line sets, outside of any block, to a text without expansions."""
-    found: dict[str, list[str]] = {}
+    assigned: dict[str, list[str]] = {}
     for line in text.replace("\\\n", " ").splitlines():
         try:
             words = shlex.split(line, comments=True)
@@ -81,11 +81,11 @@ def _variables(text: str) -> dict[str, str]:
             if match := ASSIGNED.fullmatch(word):
                 # An indented line may be inside of a block that does not run.
                 plain = len(words) == 1 and not line[:1].isspace() and not re.search(r"[$`*?]", match[2])
-                found.setdefault(match[1], []).extend([match[2]] if plain else ["", ""])
+                assigned.setdefault(match[1], []).extend([match[2]] if plain else ["", ""])
         if words[:1] in (["for"], ["read"], ["select"]):
             for name in words[1:]:
-                found.setdefault(name, []).extend(["", ""])
-    return {name: values[0] for name, values in found.items() if len(values) == 1}
+                assigned.setdefault(name, []).extend(["", ""])
+    return {name: values[0] for name, values in assigned.items() if len(values) == 1}
 
 
 def _put(mapping: dict[str, Any], path: list[str], value: Any) -> None:

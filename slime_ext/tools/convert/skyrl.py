@@ -17,7 +17,7 @@ from slime_ext.tools.convert.block import LARGEST, SAFE, Block, Reading, band, c
 from slime_ext.tools.convert.loss_side import cispo, of_loss
 
 NESTED, CENTERING = "off_policy_correction", "score_centering"
-OWN: dict[str, Any] = {
+CORRECTION: dict[str, Any] = {
     **{"tis_ratio_type": None, "token_tis_ratio_clip_high": 2.0, "sequence_tis_ratio_clip_high": 5.0},
     **{"sequence_mask_metric": None, "geo_mask_low": 0.99, "geo_mask_high": 1.01},
     **{"product_mask_low": 0.5, "product_mask_high": 2.0},
@@ -28,7 +28,7 @@ LOSS: dict[str, Any] = {
     **{"policy_loss_type": None, "eps_clip_low": 0.2, "eps_clip_high": 0.2, "clip_ratio_c": 3.0},
     **{"cispo": None, "sapo": None, "dppo": None},
 }
-DEFAULTS = {**OWN, "use_tis": False, "tis_imp_ratio_cap": -1.0, NESTED: None, **LOSS, CENTERING: None}
+DEFAULTS = {**CORRECTION, "use_tis": False, "tis_imp_ratio_cap": -1.0, NESTED: None, **LOSS, CENTERING: None}
 CISPO: dict[str, Any] = {"cispo_eps_clip_low": None, "cispo_eps_clip_high": None, "cispo_anchor": "old"}
 SAPO: dict[str, Any] = {"tau_pos": 1.0, "tau_neg": 1.05}
 DPPO: dict[str, Any] = {"dppo_type": "binary_tv", "delta_low": 0.2, "delta_high": 0.2}
@@ -67,35 +67,35 @@ def read(block: Block) -> Reading:
             cap is below 1, SkyRL's clamp of +-20 never lets an outlier bound act, or neither slime nor a
             surrogate here has the loss.
     """
-    own = block
+    correction = block
     if block.has(NESTED):
-        if mixed := [key for key in block.values if key in OWN]:
+        if mixed := [key for key in block.values if key in CORRECTION]:
             block.refuse(mixed[0], f"this key under {NESTED}, like the other keys")
-        own = block.part(NESTED, OWN)
+        correction = block.part(NESTED, CORRECTION)
     top_k = _centering(block)
     loss, notes = block.choice("policy_loss_type", LOSSES), list[str]()
     if loss is None:
         loss = "dppo" if block.has(CENTERING) else "regular"
         notes.append(DEFAULT if loss == "dppo" else FORMER_DEFAULT)
     if loss in OF_THE_TARGET:
-        return _centered(block, loss, top_k, _of_the_target(block, own, loss, notes))
+        return _centered(block, loss, top_k, _of_the_target(block, correction, loss, notes))
     if top_k is not None:
         block.refuse(CENTERING, f"enabled: false beside policy_loss_type: {loss}", UNREAD)
     if loss == "importance_sampling":
         clip = {"anchor": "proximal", "eps_low": 1.0, "eps_high": LARGEST}
         return native([], (NO_SAMPLER,), "target", {"ppo_clip": clip})  # type: ignore[arg-type]
     if loss == "cispo" and block.part("cispo", CISPO).choice("cispo_anchor", ("old", "rollout")) == "rollout":
-        return _clamped_over_rollout(block, own, notes)
-    return _beside_loss(block, loss, _before_step(block, own, notes))
+        return _clamped_over_rollout(block, correction, notes)
+    return _beside_loss(block, loss, _before_step(block, correction, notes))
 
 
-def _before_step(block: Block, own: Block, notes: Sequence[str]) -> Reading:
+def _before_step(block: Block, correction: Block, notes: Sequence[str]) -> Reading:
     """Reads what corrects by the policy before the step: masks, and weights over kept tokens."""
     pair = _deprecated(block)
-    tokens = _token_mask(own)
+    tokens = _token_mask(correction)
     scope = {"over": "kept"} if tokens else {}
-    weights = capped("token", pair) if pair is not None else _weights(own, scope)
-    steps = [*_outliers(own), *tokens, *weights, *_sequence_mask(own, scope)]
+    weights = capped("token", pair) if pair is not None else _weights(correction, scope)
+    steps = [*_outliers(correction), *tokens, *weights, *_sequence_mask(correction, scope)]
     notes = [*notes, *([] if pair is None else [DEPRECATED_PAIR.format(cap=pair)])]
     return native(steps, notes)
 
@@ -126,10 +126,10 @@ def _cispo_ends(block: Block) -> tuple[float, float]:
     return low, high
 
 
-def _clamped_over_rollout(block: Block, own: Block, notes: Sequence[str]) -> Reading:
+def _clamped_over_rollout(block: Block, correction: Block, notes: Sequence[str]) -> Reading:
     """Reads CISPO over the sampler: REINFORCE with the ratio current / rollout, clipped."""
     low, high = _cispo_ends(block)
-    _forbid_old_ratio(block, own, "cispo with cispo_anchor: rollout")
+    _forbid_old_ratio(block, correction, "cispo with cispo_anchor: rollout")
     bound = {"clip": {"low": 1 - low, "high": 1 + high}} if low < 1 else {"truncate": {"high": 1 + high}}
     steps = [{"reweight": {"level": "token", "clamp": SAFE}}, bound]
     return native(steps, notes, numerator="target", surrogate="reinforce")
@@ -163,23 +163,23 @@ def _centered(block: Block, loss: str, top_k: int | None, reading: Reading) -> R
     return replace(reading, mapping={**reading.mapping, "center": {"top_k": top_k}})
 
 
-def _forbid_old_ratio(block: Block, own: Block, loss: str) -> None:
+def _forbid_old_ratio(block: Block, correction: Block, loss: str) -> None:
     """Refuses the keys that correct by the policy before the step, beside a loss over the sampler."""
-    bounds = [key for key in OWN if "is_threshold" in key]
+    bounds = [key for key in CORRECTION if "is_threshold" in key]
     for key in ("tis_ratio_type", "sequence_mask_metric", *bounds):
-        if own.get(key) is not None:
-            own.refuse(key, f"null beside policy_loss_type: {loss}", TWO_RATIOS)
+        if correction.get(key) is not None:
+            correction.refuse(key, f"null beside policy_loss_type: {loss}", TWO_RATIOS)
     if block.get("use_tis"):
         block.refuse("use_tis", f"false beside policy_loss_type: {loss}", TWO_RATIOS)
 
 
-def _of_the_target(block: Block, own: Block, loss: str, notes: Sequence[str]) -> Reading:
+def _of_the_target(block: Block, correction: Block, loss: str, notes: Sequence[str]) -> Reading:
     """Reads a loss without the policy before the step.
 
     For reinforce the weight is 1. For rollout_is it is target / sampler, or 0 outside a range. For dppo it is
     target / sampler, and a divergence drops tokens.
     """
-    _forbid_old_ratio(block, own, loss)
+    _forbid_old_ratio(block, correction, loss)
     if loss == "reinforce":
         return native([], notes, numerator="target", surrogate="reinforce")
     if loss == "rollout_is":

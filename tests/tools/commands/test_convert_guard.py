@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.tools.commands.convert import COMPOSED
 from slime_ext.tools.convert import CONVERTED
+from slime_ext.tools.convert.places import COMPOSED
 from tests.tools.commands.in_process import run, written
 
 GUARD = """#!/usr/bin/env bash
