@@ -20,9 +20,10 @@ from slime_ext.tools.analysis.tables import run_begins, zeros
 NAMED = ("spoilt", "other_policy", "other_log_probs", "part_of_run", "packing_leak", "repeated_routes")
 DENSE = 0.03  # median |l| over mean |l|
 SURE = 6.0  # standard errors of the mean ratio above 1, which no policy makes at sampled tokens
-FEWEST, HELD, MATTERS, TIMES = 40, 0.4, 0.01, 3.0  # tokens; share of mean |l|; nats; times the other side's
-
-
+FEWEST, HELD, TIMES = 40, 0.4, 3.0  # tokens; share of mean |l|; times the other side's
+# nats, the spread of a side's log-probs of one text. Two correct engines with the same weights in bfloat16
+# differ by a mean |l| of 0.04, and one engine by half of that between batches of different sizes.
+BFLOAT16 = 0.04
 PREFIX = 32  # first tokens of a response that are compared with other samples of its prompt
 MIXER = 0x1E3779B97F4A7C15  # an odd number with irregular bits, for hashes
 UNSURE = -0.05  # nats, the log-prob of a side that is unsure
@@ -30,7 +31,7 @@ UNSURE = -0.05  # nats, the log-prob of a side that is unsure
 
 @dataclass
 class Twice(Measure):
-    """Sums over tokens that another sample of their prompt has too, after the same text.
+    """Sums over tokens that another sample of their prompt has too, with equal text before and equal weights.
 
     ``sums`` is [4]: their number, sum |behavior - mean|, sum |proximal - mean| and sum |l|, over tokens at
     which at least one side is unsure. The mean is over the samples that have the token.
@@ -57,7 +58,10 @@ def _twice(part: DumpedRollout) -> Tensor:
     lengths = torch.tensor(part.lengths)
     before = torch.cat([sums.new_zeros(1), sums])[lengths.cumsum(0) - lengths]
     prompts = torch.tensor(part.groups) * 131 + torch.tensor(part.prompt_lengths)
-    keys = (sums - segments.expand(before) + segments.expand(prompts * MIXER))[at]
+    keys = sums - segments.expand(before) + segments.expand(prompts * MIXER)
+    if part.versions is not None:  # other weights score the same text differently
+        keys = keys + (part.versions + 2) * (MIXER ^ (MIXER >> 17))
+    keys = keys[at]
     order = keys.argsort(stable=True)
     at, keys = at[order], keys[order]
     begins = run_begins(keys)
@@ -80,7 +84,7 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     is_other = _are_above_one(d) if side == "trainer" else _are_few(d)
     if is_other or samples.unrelated > samples.related:  # the log-probs of another text
         return None
-    if spread < max(MATTERS * count, HELD * absolute, TIMES * other) or top_share(d.rollouts) >= FEW:
+    if spread < max(BFLOAT16 * count, HELD * absolute, TIMES * other) or top_share(d.rollouts) >= FEW:
         return None
     return {"count": count, "spread": spread / count, "other": other / count, "absolute": absolute / count}
 

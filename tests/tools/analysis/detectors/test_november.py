@@ -1,0 +1,37 @@
+"""Cases of November 2026, where their folder is beside the repository: each is made and named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_ext.tools.analysis.request import Request
+from slime_ext.tools.analysis.run import analyse
+
+FOLDER = Path(__file__).parents[5] / "shared" / "cases" / "november"
+# Folder and words of its script -> the names that are right as an error or a warning; None: none may be.
+EXPECTED: dict[tuple[str, ...], set[str] | None] = {
+    ("12_steady_engine",): None,
+    ("12_steady_engine", "healthy"): {"dropout"},
+    ("16_mixed_ages",): {"stale_weights"},
+    ("16_mixed_ages", "healthy"): None,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER.exists(), reason="needs the folder of cases beside the repository")
+@pytest.mark.parametrize("words", EXPECTED, ids=" ".join)
+def test_what_a_case_expects_is_named(words, tmp_path):
+    case, *more = words
+    script = FOLDER / case / "make.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path), *more], check=True, cwd=script.parent)
+    document = analyse(request := Request((str(tmp_path),), presets=("metrics_only",)), request.files())
+    faults = [finding for finding in document.findings if finding.is_fault]
+    wanted = EXPECTED[words]
+    if wanted is None:
+        assert [finding.name for finding in faults] == []
+    else:
+        assert all(wanted & {finding.name, *finding.or_else} for finding in faults) and faults
