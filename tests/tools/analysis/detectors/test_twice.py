@@ -1,4 +1,4 @@
-"""The same text in several samples: only samples of the same weights are compared, and only beyond bfloat16."""
+"""The same text in several samples: those of the same weights are compared, and only beyond bfloat16."""
 
 from __future__ import annotations
 
