@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from slime_ext.adapters import seam
 from slime_ext.adapters import verl as adapter
@@ -17,6 +20,7 @@ from slime_ext.tools.releases import PEERS as RELEASES
 from slime_ext.tools.releases import newest
 from tests import releases
 from tests.peers import areal, compare, ms_swift, openrlhf, skyrl, trl, verl, wheels
+from tests.tools.commands.in_process import run, written
 
 PEERS = (verl, skyrl, trl, openrlhf, areal, ms_swift)
 CASES = [
@@ -77,6 +81,38 @@ def test_a_bound_that_is_a_tenth_off_is_a_difference(peer, monkeypatch):
     read = compare.read
     monkeypatch.setattr(compare, "read", lambda *block: widened(read(*block)))
     assert compare.compare(peer, peer.VERSIONS[0], BLOCKS, seeds=2).differences
+
+
+WHOLE = {"rollout_is": "token", "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
+BYPASS = {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "token"}
+ACTOR = "actor_rollout_ref.actor"
+HANDED = {"loss_mode": "bypass_mode", "rollout_correction": BYPASS}
+AROUND = {"surrogate": {"ppo_clip": {"anchor": "behavior"}}, "steps": []}
+KEPT = {"denominator": "kept"}
+COMPOSED = {  # changes of verl's composed configuration -> what its native file has and what is noted
+    "default": ({}, {}, {"steps": []}, ""),
+    "rejects": (WHOLE, {}, {"mask_scope": "all"}, ""),
+    "rejects before 0.9": (WHOLE, {"trainer.use_v1": False}, KEPT, "leave the denominator"),
+    "per sequence": (WHOLE, {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}, KEPT, "mean without"),
+    "bypass never reaches the actors": (BYPASS, {}, AROUND, "ignores loss_type, rollout_is"),
+    "bypass that they have": (BYPASS, {f"{ACTOR}.policy_loss": HANDED}, {"surrogate": "reinforce"}, ""),
+}
+
+
+@pytest.mark.parametrize("case", COMPOSED)
+def test_verls_composed_configuration_is_read_with_its_trainer_and_actors(capsys, tmp_path, case):
+    """The whole file that 0.9.1 composes, which is recognised by its keys."""
+    block, changes, native, note = COMPOSED[case]
+    file = wheels.folder("verl", "0.9.1") / "verl/trainer/config/_generated_ppo_trainer.yaml"
+    whole = yaml.safe_load(file.read_text())
+    for place, value in {"algorithm.rollout_correction": block, **changes}.items():
+        *parents, key = place.split(".")
+        mapping = functools.reduce(operator.getitem, parents, whole)
+        mapping[key] = {**mapping[key], **value} if isinstance(value, dict) else value
+    status, out, err = run(capsys, "convert", written(tmp_path / "c.yaml", whole))
+    assert (status, err) == (0, "") and note in " ".join(out.replace("#", "").split())
+    found = yaml.safe_load(out)["slime_ext"]
+    assert native.items() <= found.items() and ("denominator" in found) == ("denominator" in native)
 
 
 FACTORS = {"high": 1.1, "threshold": 1.1, "low": 1 / 1.1}

@@ -213,6 +213,12 @@ def one_process() -> Any:
     return patch("torch.distributed.all_reduce", lambda *_, **__: None)
 
 
+def synonyms(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns values that mean the same: the trainers differ only in the divisor of a mean over tokens."""
+    rejects = settings.get("rollout_rs") and not settings.get("bypass_mode")
+    return {} if rejects and per_token(settings) else {"use_v1": (True, False)}
+
+
 def clamps_as_we_do(settings: dict[str, Any]) -> bool:
     """Whether a ratio beyond e^20 has our gradient; in PPO around the sampler the clamped ratio has none."""
     return not settings.get("bypass_mode")

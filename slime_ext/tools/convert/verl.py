@@ -96,6 +96,7 @@ def read(block: Block) -> Reading:
         reading = _bypass(block)
     else:
         reading = _with_flags(block, verl_options.read(block, bypass=False))
+    uses_v1 = None if block.get("use_v1") is None else block.flag("use_v1")
     mode = block.choice("loss_agg_mode", (PER_TOKEN, PER_SEQUENCE, *SUMS))
     notes = (
         [of_loss("verl", "loss_agg_mode", mode)] if block.has("loss_agg_mode") and mode == PER_TOKEN else []
@@ -105,18 +106,17 @@ def read(block: Block) -> Reading:
     notes += [SEQUENCES] if mode == PER_SEQUENCE and rejects and LATER not in releases else []
     notes += [DIVISOR.format(mode=mode)] if mode in SUMS else []
     if reading.mapping.get("denominator") == "kept" and LATER in releases and mode != PER_SEQUENCE:
-        reading = _of_trainer(block, reading)
+        reading = _of_trainer(uses_v1, reading)
     return replace(reading, notes=(*notes, *reading.notes))
 
 
-def _of_trainer(block: Block, reading: Reading) -> Reading:
+def _of_trainer(uses_v1: bool | None, reading: Reading) -> Reading:
     """Returns a reading that rejects with the divisor of verl's trainer.
 
     The trainer of 0.9 counts tokens when they are sampled, so rejected tokens stay in the divisor. Its
     predecessor counts the mask that rejection has reduced. Means per sequence use that mask in both.
     """
-    uses_v1 = block.get("use_v1")
-    if uses_v1 is not None and not block.flag("use_v1"):
+    if uses_v1 is False:
         return reading
     mapping = {key: value for key, value in reading.mapping.items() if key != "denominator"}
     notes = [note for note in reading.notes if note != verl_levels.KEPT]
