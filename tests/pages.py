@@ -115,14 +115,16 @@ def simple(line):
 
     >>> simple("cd A && B=1 slime-ext x 'y z' > FILE")
     [['cd', 'A'], ['B=1', 'slime-ext', 'x', 'y z']]
+    >>> simple("python -m x | slime-ext convert -")
+    [['python', '-m', 'x'], ['slime-ext', 'convert', '-']]
     >>> simple("slime-ext report DIR [DIR ...] [--out FILE.png]")
     [['slime-ext', 'report', 'DIR', 'DIR', '--out', 'FILE.png']]
     """
-    lexer = shlex.shlex(line, posix=True, punctuation_chars="&>;")
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="&>;|")
     lexer.whitespace_split, lexer.commenters = True, ""
     found = [[]]
     for word in lexer:
-        if word in ("&&", ";"):
+        if word in ("&&", ";", "|"):
             found.append([])
         elif word != "..." and not word.startswith("...]"):
             found[-1].append(word)

@@ -13,6 +13,7 @@ import ast
 import doctest
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import re
@@ -56,7 +57,6 @@ ADAPTERS = "".join(path.read_text() for path in (ROOT / "slime_ext/adapters").gl
 # (what a command begins with, a placeholder in it) -> what is typed in its place.
 VALUES = {
     ("slime-ext check", "FILE"): "mine.yaml",
-    ("slime-ext check", "NAME"): "missing_metrics",
     ("slime-ext convert", "FILE"): "verl.yaml",
     ("slime-ext presets", "FILE"): "out",
     ("slime-ext presets", "NAME"): "token_tis",
@@ -381,6 +381,7 @@ def desk(tmp_path, dumps, monkeypatch):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(files["verl.yaml"]))  # what a pipe brings
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "corrections", raising=False)
     yield tmp_path
