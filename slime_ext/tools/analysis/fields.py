@@ -51,8 +51,9 @@ class Field:
             rollout has the field.
         dtype: of a field per token.
         missing: the value of a token, or of a sample, whose file lacks the field.
-        names: its keys in a file.
-        read: returns the value of one sample; None: a reader computes it.
+        names: its keys in a file; the first that is present and not null counts. None: a reader computes it.
+        parse: turns the value of a key into the sample's; None: it stays as it is.
+        read: returns the value of a sample that has one of the keys, if a key alone does not tell it.
         dumps: the dumps that may hold it; where several do, the first of them counts.
         join: turns the packed tokens [T], or the list of S values, into the rollout's field.
         is_needed: whether every rollout has it, because it has no default.
@@ -65,6 +66,7 @@ class Field:
     dtype: torch.dtype
     missing: Any
     names: tuple[str, ...]
+    parse: Callable[[Any], Any] | None
     read: Callable[[Record], Any] | None
     dumps: tuple[str, ...]
     join: Callable[[Any], Any]
@@ -82,14 +84,8 @@ def per_token(
     join: Callable[[Tensor], Tensor] = lambda tokens: tokens,
     one: str | None = None,
 ) -> dict[str, Field]:
-    """Returns the metadata of a field with a value per response token.
-
-    Args:
-        names: its keys in a file; the first that is present and not null counts. Others as in ``Field``.
-    """
-    read = read or (_reader(names) if names else None)
-    row = Field("", "token", doc, one, dtype, missing, tuple(names), read, dumps, join)
-    return {ROW: row}
+    """Returns the metadata of a field with a value per response token; see ``Field``."""
+    return {ROW: Field("", "token", doc, one, dtype, missing, tuple(names), None, read, dumps, join)}
 
 
 def per_sample(
@@ -103,19 +99,9 @@ def per_sample(
     dumps: tuple[str, ...] = (TRAIN,),
     join: Callable[[list[Any]], Any] = lambda values: None if None in values else tuple(values),
 ) -> dict[str, Field]:
-    """Returns the metadata of a field with a value per sample.
-
-    Args:
-        names: its keys in a file; the first that is present and not null counts. Others as in ``Field``.
-        parse: turns the value of the file, or None, into the sample's.
-    """
-    read = read or (_reader(names, parse) if names else None)
-    row = Field("", "sample", doc, one, torch.int64, missing, tuple(names), read, dumps, join)
+    """Returns the metadata of a field with a value per sample; see ``Field``."""
+    row = Field("", "sample", doc, one, torch.int64, missing, tuple(names), parse, read, dumps, join)
     return {ROW: row}
-
-
-def _reader(names: Sequence[str], parse: Callable[[Any], Any] = lambda value: value) -> Any:
-    return lambda record: parse(first(record.keys, *names))
 
 
 def rows_of(rollout: type) -> tuple[Field, ...]:

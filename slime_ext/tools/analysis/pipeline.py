@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import multiprocessing
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -57,6 +59,11 @@ class Result(Additive):
 
     def read(self, job: Job) -> None:
         """Passes the wanted rollouts of a job's files to every collector."""
+        with _without_collection():
+            self._read(job)
+        _glibc("malloc_trim", 0)
+
+    def _read(self, job: Job) -> None:
         item: DumpedRollout | Skipped | None
         for item in load(job):
             if isinstance(item, Skipped):
@@ -69,7 +76,18 @@ class Result(Additive):
                 for collector in self.collectors.values():
                     collector.add(item)
             item = None  # frees the rollout before the next one is read
-        _glibc("malloc_trim", 0)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pauses the search for reference cycles, which looks at each of a file's lists again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def collect(

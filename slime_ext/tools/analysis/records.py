@@ -17,6 +17,8 @@ from slime_ext.core.tokens import Head, Support
 from slime_ext.ops.divergences import is_log_prob, k3, log_ratio
 from slime_ext.ops.segments import Segments, as_numbers
 from slime_ext.tools.analysis.fields import (
+    ENGINE_RANK,
+    ENGINES,
     ROLLOUT,
     TRAIN,
     UNKNOWN,
@@ -101,10 +103,12 @@ class DumpedRollout:
     )
     tokens: Tensor | None = field(
         default=None,
-        metadata=per_token("id, int64; -1 if unknown", dtype=torch.int64, missing=UNKNOWN, read=response_ids),
+        metadata=per_token(
+            "id, int64; -1 if unknown", ("tokens",), dtype=torch.int64, missing=UNKNOWN, read=response_ids
+        ),
     )
     advantages: Tensor | None = field(
-        default=None, metadata=per_token("advantage", missing=0.0, read=advantages_of)
+        default=None, metadata=per_token("advantage", ("advantages",), missing=0.0, read=advantages_of)
     )
     rewards: Tensor | None = field(
         default=None,
@@ -150,6 +154,7 @@ class DumpedRollout:
         metadata=per_sample(
             "name of the engine that sampled the sample; empty if unknown, None if no sample has one",
             "engine",
+            (*ENGINES, ENGINE_RANK, "metadata"),
             missing="",
             read=engine_of,
             dumps=(ROLLOUT, TRAIN),
@@ -161,6 +166,7 @@ class DumpedRollout:
         metadata=per_sample(
             "how the sample ended, in the host's words (completed, truncated, aborted); empty if unknown",
             "status",
+            ("status", "truncated"),
             missing="",
             read=status_of,
             dumps=(ROLLOUT, TRAIN),
@@ -193,6 +199,7 @@ class DumpedRollout:
         default=None,
         metadata=per_token(
             "number of tokens that top-p or top-k kept; negative without the sampled token, NaN if unknown",
+            ("rollout_top_p_token_ids",),
             read=kept_sizes,
             dumps=(TRAIN, ROLLOUT),
         ),
@@ -317,11 +324,11 @@ class DumpedRollout:
 
     def oldest_versions(self) -> Tensor:
         """Returns the oldest version of the weights that sampled each sample, [S] float64; NaN if unknown."""
+        oldest = torch.full((self.count,), torch.nan, dtype=torch.float64)
         if self.versions is None:
-            return torch.full((self.count,), torch.nan, dtype=torch.float64)
-        lowest = [int(part.min()) if len(part) else -1 for part in self.versions.split(self.lengths)]
-        oldest = torch.tensor(lowest, dtype=torch.float64)
-        return torch.where(oldest < 0, torch.nan, oldest)
+            return oldest
+        known = torch.where(self.versions >= 0, self.versions.double(), torch.nan)  # NaN is the smallest
+        return oldest.scatter_reduce(0, self.segments.ids.long(), known, "amin", include_self=False)
 
     @cached_property
     def turns(self) -> Tensor:

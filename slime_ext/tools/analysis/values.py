@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from numbers import Integral
@@ -16,6 +17,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.texts import encodable
 
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # errors of ``as_tensor``
+NUMPY = {torch.float32: numpy.dtype("float32"), torch.int64: numpy.dtype("int64")}
 UNREADABLE = "its file cannot be read"
 
 
@@ -48,8 +50,10 @@ def loaded(value: Any) -> Any:
     """Returns the tensor of a tensor on disk or of its parts; any other value as it is."""
     if isinstance(value, SpilledTensor):
         return value.load()
-    is_parts = isinstance(value, (list, tuple)) and value and all(isinstance(v, Tensor) for v in value)
-    return torch.cat(list(value)) if is_parts and value[0].dim() else value
+    if not isinstance(value, (list, tuple)) or not value or not isinstance(value[0], (Tensor, numpy.ndarray)):
+        return value
+    is_parts = value[0].ndim and all(isinstance(v, (Tensor, numpy.ndarray)) for v in value)
+    return torch.cat(list(map(torch.as_tensor, value))) if is_parts else value
 
 
 def first(fields: Mapping[str, Any], *names: str, default: Any = None) -> Any:
@@ -58,6 +62,21 @@ def first(fields: Mapping[str, Any], *names: str, default: Any = None) -> Any:
         if (value := fields.get(name)) is not None:
             return value
     return default
+
+
+def as_array(values: Any, dtype: torch.dtype) -> numpy.ndarray:
+    """Returns an array [R] from an array, a tensor or a list; None means NaN.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, OverflowError: the value is not a list of numbers.
+    """
+    wanted = NUMPY[dtype]
+    if type(values) is numpy.ndarray and values.dtype == wanted and values.ndim == 1:
+        return values  # the most frequent case
+    if type(values) is list and values and type(values[0]) in (int, float):
+        with suppress(TypeError):  # a value is None
+            return numpy.array(array("q" if wanted.kind == "i" else "f", values))
+    return as_tensor(values, dtype).numpy()
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
@@ -83,7 +102,9 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
 
 
 def whole_number(value: Any) -> int | None:
-    return int(value) if isinstance(value, Integral) else None
+    if value is None or type(value) is str:
+        return None
+    return int(value) if type(value) is int or isinstance(value, Integral) else None
 
 
 def group_number(value: Any) -> int | None:

@@ -60,7 +60,9 @@ def test_tensors_are_what_they_were(tmp_path):
     values = [whole.to(getattr(torch, name)) for name in names.split()]
     values += [whole.T, whole[1:, ::2], whole[0], torch.zeros(0), torch.nn.Parameter(torch.ones(2))]
     for value, found in zip(values, loaded(tmp_path, values), strict=True):
-        assert found.dtype == value.dtype and found.tolist() == value.tolist()
+        assert torch.as_tensor(found).dtype == value.dtype and found.tolist() == value.tolist()
+    for value, found in zip(values, load_plain(tmp_path / "x.pt", tensors=True)["samples"][0], strict=True):
+        assert type(found) is torch.Tensor and found.dtype == value.dtype and found.tolist() == value.tolist()
     assert loaded(tmp_path, [whole.shape, torch.int8]) == [(3, 4), torch.int8]
 
 

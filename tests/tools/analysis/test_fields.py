@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slime_ext.tools.analysis.fields import ENGINE_RANK, ENGINES
 from slime_ext.tools.analysis.readers import jsonl
 from slime_ext.tools.analysis.records import ROWS, DumpedRollout
 from tests.tools.analysis.rollouts import rollout
@@ -69,8 +70,9 @@ def test_every_key_is_documented(row):
     assert all(re.search(rf"\b{name}\b", jsonl.__doc__) for name in row.names if name not in OF_DUMPS)
 
 
-# Keys that only slime's dumps have, for which JSONL has others.
-OF_DUMPS = ("loss_masks", "local_raw_reward", "rewards")
+# Keys that only slime's dumps have, and those that the docstring names as a list.
+OF_DUMPS = ("loss_masks", "local_raw_reward", "rewards", "truncated", "metadata", "rollout_top_p_token_ids")
+OF_DUMPS += (*ENGINES, ENGINE_RANK)
 
 
 def test_a_part_cuts_every_field_that_a_rollout_has():

@@ -85,7 +85,7 @@ def _passes(folder: Path) -> Iterator[tuple[Tensor, list[int], Outputs]]:
         return
     for path in paths[:MOST_FILES]:
         try:
-            yield _of_pass(load_plain(path))
+            yield _of_pass(load_plain(path, tensors=True))
         except (DataError, KeyError, TypeError, ValueError, AttributeError, RuntimeError):
             continue  # another kind of file
 
@@ -118,7 +118,7 @@ def _of_dumper(paths: list[Path]) -> Iterator[tuple[Tensor, list[int], Outputs]]
             if not layer and not IDS.search(path.name):
                 continue
             try:
-                value = load_plain(path)["value"]
+                value = load_plain(path, tensors=True)["value"]
                 value = value[0] if isinstance(value, (list, tuple)) else value
                 if layer:
                     outputs[int(layer[1])] = _flat(value)

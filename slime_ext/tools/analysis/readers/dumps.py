@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from slime_ext.errors import DataError, cut
@@ -35,13 +36,17 @@ from slime_ext.tools.analysis.readers.spilled import with_tensors
 from slime_ext.tools.analysis.readers.topk import compare_heads
 from slime_ext.tools.analysis.readers.unpickle import load_plain
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.values import NO_NUMBERS, as_tensor, whole_number
+from slime_ext.tools.analysis.values import NO_NUMBERS, as_array, whole_number
 
 FORMAT_VERSION = 2
 # Errors of files that have slime's keys, but values of another kind.
 MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
-FROM_ROLLOUT = tuple(row for row in OF_SAMPLES if ROLLOUT in row.dumps)
-FROM_TRAIN = tuple(row.one for row in OF_SAMPLES if row.dumps == (TRAIN,) and row.read)
+# Names in ``DumpedSample`` of the fields that the rollout dump alone holds, and of those in both dumps.
+ROLLOUT_ALONE, ROLLOUT_FIRST, TRAIN_FIRST = (
+    [row.one for row in OF_SAMPLES if row.dumps == dumps]
+    for dumps in ((ROLLOUT,), (ROLLOUT, TRAIN), (TRAIN, ROLLOUT))
+)
+ABSENT = (None, "")  # values of samples without a field
 BEGIN, COPIED = 4, 1e-3  # first log-probs of a sample that are compared between both dumps; nats
 RANK = "rank"  # of slime v0.3.1 and older, beside ROLLOUT and TRAIN
 
@@ -204,7 +209,7 @@ def _begins_otherwise(mine: Any, theirs: Any) -> list[bool]:
     if mine is None or theirs is None:
         return []
     try:
-        both = (as_tensor(values[:BEGIN], torch.float32).tolist() for values in (mine, theirs))
+        both = (as_array(values[:BEGIN], torch.float32).tolist() for values in (mine, theirs))
         differences = [abs(a - b) for a, b in zip(*both, strict=False)]
     except MALFORMED:  # missing, or not numbers, which is reported elsewhere
         return []
@@ -216,33 +221,33 @@ def _is_retold(row: DumpedSample, sample: DumpedSample) -> bool:
     if row.ids is None or sample.ids is None:
         return False
     with suppress(*NO_NUMBERS):  # reported elsewhere
-        return not torch.equal(as_tensor(row.ids, torch.int64), as_tensor(sample.ids, torch.int64))
+        return not numpy.array_equal(as_array(row.ids, torch.int64), as_array(sample.ids, torch.int64))
     return False
 
 
 def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
     """Gives a sample of the train dump the fields of the rollout dump, as ``Field.dumps`` orders them."""
-    of_dump = {TRAIN: row, ROLLOUT: sample}
-    for each in FROM_ROLLOUT:
-        values = [getattr(of_dump[dump], each.one) for dump in each.dumps]
-        known = (v for v in values if v is not None and not (isinstance(v, str) and not v))
-        setattr(row, each.one, next(known, values[-1]))
+    ours, theirs = row.__dict__, sample.__dict__
+    for one in ROLLOUT_ALONE:
+        ours[one] = theirs[one]
+    for one in ROLLOUT_FIRST:
+        ours[one] = ours[one] if theirs[one] in ABSENT else theirs[one]
+    for one in TRAIN_FIRST:
+        ours[one] = theirs[one] if ours[one] is None else ours[one]
     row.weight_versions = sample.weight_versions
 
 
 def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
     """Returns the samples of a rollout dump, without what the train dump holds.
 
-    Lists of numbers become tensors, which need a tenth of the memory.
+    Lists of numbers become arrays, which need a tenth of the memory.
     """
-    rows = [sample_of(sample, i) for i, sample in enumerate(samples)]
+    rows = [sample_of(sample, i, ROLLOUT) for i, sample in enumerate(samples)]
     for row in rows:
-        for one in FROM_TRAIN:
-            setattr(row, one, None)
         row.token_versions = ()
-        row.behavior = None if row.behavior is None else as_tensor(row.behavior, torch.float32)
+        row.behavior = None if row.behavior is None else as_array(row.behavior, torch.float32)
         with suppress(*NO_NUMBERS):
-            row.ids = as_tensor(row.ids, torch.int64)
+            row.ids = as_array(row.ids, torch.int64)
     return rows
 
 

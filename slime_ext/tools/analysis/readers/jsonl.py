@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -40,7 +39,9 @@ def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
     bad: list[Skipped] = []
     seen: set[int] = set()
     for rollout_id, lines in groupby(_good(path, bad), key=itemgetter(0)):
-        rows = [replace(row, position=position) for position, (_, row) in enumerate(lines)]
+        rows = [row for _, row in lines]
+        for position, row in enumerate(rows):
+            row.position = position
         yield assemble(rollout_id, str(path), rows, Notes(), again=rollout_id in seen)
         seen.add(rollout_id)
     yield from bad[:NAMED]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -18,13 +20,12 @@ from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.fields import UNKNOWN, Field, Record
 from slime_ext.tools.analysis.records import ROWS, DumpedRollout
-from slime_ext.tools.analysis.values import NO_NUMBERS, as_tensor, first, whole_number
+from slime_ext.tools.analysis.values import NO_NUMBERS, NUMPY, as_array, first, whole_number
 
 MOST_CANDIDATES = 1 << 28  # values in the heads of a rollout; both sides then take 2 GiB
 OF_SAMPLES = tuple(row for row in ROWS if row.one)  # rows that a sample has by itself
 PER_TOKEN = tuple(row for row in OF_SAMPLES if row.per == "token")
-READ = tuple((row.one, row.read) for row in OF_SAMPLES if row.read)
-LENGTHS = tuple(row.read for row in PER_TOKEN if row.is_needed)  # the lists that tell a response's length
+LENGTHS = tuple(row.names for row in PER_TOKEN if row.is_needed)  # the lists that tell a response's length
 
 
 @dataclass
@@ -62,11 +63,59 @@ DumpedSample = make_dataclass(
 )
 
 
-def sample_of(keys: Mapping[str, Any], position: int) -> DumpedSample:
-    """Returns the sample of a line of JSONL, or of a sample in slime's dumps."""
-    length, ids = first(keys, "response_lengths", "response_length"), keys.get("tokens")
+# Attributes of ``_Raw`` -> keys in a file, and what turns the value of a key into the attribute.
+RAW: dict[str, tuple[tuple[str, ...], Any]] = {
+    "ids": (("tokens",), None),
+    "sampler_head": (("rollout_topk_log_probs",), None),
+    "trainer_head": (("topk_log_probs",), None),
+    "sampler_support": (("rollout_top_p_log_probs",), None),
+    "trainer_support": (("top_p_log_probs",), None),
+    "support_offsets": (("rollout_top_p_token_offsets",), None),
+    "routed": (("rollout_routed_experts", "routed_experts"), None),
+    "index": (("index",), whole_number),
+    "weight_versions": (("weight_versions",), versions_of),
+    "token_versions": (("token_weight_versions",), versions_of),
+}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to read from samples with the same keys.
+
+    Args:
+        plain: attribute, key, and what turns the value into the attribute, or None.
+        several: the same with several keys, of which the first that is not null counts.
+        computed: attribute, and what returns it from the whole sample.
+    """
+
+    plain: list[tuple[str, str, Any]]
+    several: list[tuple[str, tuple[str, ...], Any]]
+    computed: list[tuple[str, Any]]
+
+
+@lru_cache(64)
+def _plan(keys: tuple[Any, ...], dump: str | None) -> _Plan:
+    rows = [row for row in OF_SAMPLES if dump is None or dump in row.dumps]
+    wanted = [(row.one, row.names, row.parse) for row in rows if not row.read]
+    wanted += [(attribute, *how) for attribute, how in RAW.items()]
+    there = [(one, tuple(name for name in names if name in keys), parse) for one, names, parse in wanted]
+    return _Plan(
+        [(one, *names, parse) for one, names, parse in there if len(names) == 1],
+        [each for each in there if len(each[1]) > 1],
+        [(row.one, row.read) for row in rows if row.read and not set(row.names).isdisjoint(keys)],
+    )
+
+
+def sample_of(keys: Mapping[str, Any], position: int, dump: str | None = None) -> DumpedSample:
+    """Returns the sample of a line of JSONL, or of a sample in slime's dumps.
+
+    Args:
+        dump: the dump that holds it, whose fields alone are read; None for JSONL, which has all fields.
+    """
+    plan, length = _plan(tuple(keys), dump), first(keys, "response_lengths", "response_length")
+    ids = keys.get("tokens")
     if length is None:
-        lists = (read(Record(keys, 0)) for read in LENGTHS)
+        lists = (first(keys, *names) for names in LENGTHS)
         length = len(next((values for values in lists if values is not None), ()))
     length = int(length)
     count = length if ids is None else len(ids)
@@ -74,23 +123,13 @@ def sample_of(keys: Mapping[str, Any], position: int) -> DumpedSample:
     prompt_length = int(first(keys, "prompt_length", default=total - length))
     if abs(prompt_length) >= 10**MOST_DIGITS:
         raise ValueError(f"expected a prompt_length of at most {MOST_DIGITS} digits, got a longer one")
+    values = {one: keys[key] if parse is None else parse(keys[key]) for one, key, parse in plan.plain}
+    for one, names, parse in plan.several:
+        value = first(keys, *names)
+        values[one] = value if parse is None else parse(value)
     record = Record(keys, length, ids)
-    return DumpedSample(
-        position,
-        length,
-        prompt_length,
-        **{one: read(record) for one, read in READ},
-        ids=ids,
-        sampler_head=keys.get("rollout_topk_log_probs"),
-        trainer_head=keys.get("topk_log_probs"),
-        sampler_support=keys.get("rollout_top_p_log_probs"),
-        trainer_support=keys.get("top_p_log_probs"),
-        support_offsets=keys.get("rollout_top_p_token_offsets"),
-        routed=first(keys, "rollout_routed_experts", "routed_experts"),
-        index=whole_number(keys.get("index")),
-        weight_versions=versions_of(keys.get("weight_versions")),
-        token_versions=versions_of(keys.get("token_weight_versions")),
-    )
+    values.update((one, read(record)) for one, read in plan.computed)
+    return DumpedSample(position, length, prompt_length, **values)
 
 
 @dataclass
@@ -136,7 +175,7 @@ def assemble(
     """
     if reason := _missing(rows):
         return Skipped(source, reason)
-    sound = [row for row in rows if _fits(row, notes)]
+    sound = rows if _all_fit(rows) else [row for row in rows if _fits(row, notes)]
     if not sound:
         return Skipped(source, "holds no usable sample: " + notes.lines()[0])
     values = {row.name: _joined(sound, row) for row in OF_SAMPLES}
@@ -167,8 +206,26 @@ def _missing(rows: Sequence[DumpedSample]) -> str:
     return ""
 
 
+def _all_fit(rows: Sequence[DumpedSample]) -> bool:
+    """Turns the lists of all samples into arrays, column by column. Returns False at the first misfit."""
+    if any(row.proximal is None or row.behavior is None for row in rows):
+        return False
+    for each in PER_TOKEN:
+        columns = [row.__dict__[each.one] for row in rows]
+        try:
+            arrays = [None if values is None else as_array(values, each.dtype) for values in columns]
+        except NO_NUMBERS:
+            return False
+        for row, array in zip(rows, arrays, strict=True):
+            if array is not None:
+                if len(array) != row.response_length:
+                    return False
+                row.__dict__[each.one] = array
+    return True
+
+
 def _fits(row: DumpedSample, notes: Notes) -> bool:
-    """Turns the lists of a sample into tensors. Returns whether all have the length of the response."""
+    """Turns the lists of a sample into arrays. Returns whether all have the length of the response."""
     if row.proximal is None:
         notes.add("skipped because the trainer's log-probs are missing", row)
         return False
@@ -176,15 +233,15 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
         if (values := getattr(row, each.one)) is None:
             continue
         try:
-            tensor = as_tensor(values, each.dtype)
+            array = as_array(values, each.dtype)
         except NO_NUMBERS:
             notes.add("skipped because a list holds something other than numbers", row, f", {each.name}")
             return False
-        if len(tensor) != row.response_length:
-            lengths = f", {each.name} {len(tensor)}, response {row.response_length}"
+        if len(array) != row.response_length:
+            lengths = f", {each.name} {len(array)}, response {row.response_length}"
             notes.add("skipped because a list has another length than the response", row, lengths)
             return False
-        setattr(row, each.one, tensor)
+        setattr(row, each.one, array)
     if row.behavior is None:
         notes.add("without log-probs of the sampler", row)
     return True
@@ -202,9 +259,9 @@ def _joined(samples: Sequence[DumpedSample], row: Field) -> Any:
         return None
     for i, sample in enumerate(samples):
         if values[i] is None:
-            values[i] = torch.full((sample.response_length,), row.missing, dtype=row.dtype)
+            values[i] = numpy.full(sample.response_length, row.missing, dtype=NUMPY[row.dtype])
         setattr(sample, row.one, None)
-    return row.join(torch.cat(values))
+    return row.join(torch.from_numpy(numpy.concatenate(values)))
 
 
 def _heads(rows: Sequence[DumpedSample]) -> dict[str, Any]:

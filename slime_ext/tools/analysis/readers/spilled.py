@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from slime_ext.tools.analysis.readers.unpickle import DiskTensor, Fields, PoolTensor
+from slime_ext.tools.analysis.readers.unpickle import DATACLASSES, DiskTensor, Fields, PoolTensor
 from slime_ext.tools.analysis.values import UNREADABLE, SpilledTensor
 
 CODECS = ("bytes.v1", "json.v1", "slime.v1", "tensor.v1")  # slime/data/codec.py at 5dcf67c
@@ -30,6 +30,9 @@ DTYPES = {
 }  # fmt: skip
 BESIDE = "straw-data"  # the pool of a run whose transport is not straw
 COPY_PARTS = 3  # last parts of the path of a copy beside the dump: <dump>_r3_spill/<a number>/<file>
+
+
+ELSEWHERE = frozenset((SpilledTensor, Fields, *DATACLASSES.values()))  # types of tensors on disk
 
 
 class NotThere(Exception):
@@ -45,9 +48,9 @@ def with_tensors(
         dump: the file that holds the sample.
         failed: is called with the name of a field and the reason why it is left out.
     """
-    named = {key: v for key, v in sample.items() if isinstance(v, (Fields, SpilledTensor))}
-    if not named:
+    if ELSEWHERE.isdisjoint(map(type, sample.values())):
         return sample
+    named = {key: v for key, v in sample.items() if isinstance(v, (Fields, SpilledTensor))}
     return dict(sample) | {key: opened(v, dump, partial(failed, key)) for key, v in named.items()}
 
 

@@ -21,6 +21,8 @@ from slime_ext.ops.divergences import is_log_prob
 from slime_ext.tools.analysis.readers.samples import DumpedSample
 from slime_ext.tools.analysis.values import NO_NUMBERS, loaded
 
+HEADS = ("sampler_head", "trainer_head", "sampler_support", "trainer_support")  # of ``DumpedSample``
+
 
 def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
     """Sets ``heads``, ``kl`` and ``tail`` of a row.
@@ -28,6 +30,10 @@ def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
     The trainer's log-probs are in the row, the sampler's in it or in its sample of the rollout dump. A
     support has neither ``kl`` nor ``tail``, because it leaves nothing out.
     """
+    if all(
+        side is None for x in (row, sample) for side in (x.sampler_head, x.trainer_head, x.trainer_support)
+    ):
+        return
     head = _first(row.sampler_head, sample.sampler_head), row.trainer_head
     support = _first(row.sampler_support, sample.sampler_support), row.trainer_support
     offsets = _first(row.support_offsets, sample.support_offsets)
