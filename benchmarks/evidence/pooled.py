@@ -22,7 +22,7 @@ SLOW = 0.3
 # The conditions of the page and of its picture -> their names there. Runs with rounded weights count with the
 # scores of the trainer's weights. RESULTS.md has all conditions, and the scores of the rounded weights.
 SHOWN = {
-    "lag": "every 4th rollout",
+    "lag": "weights pushed every 4th rollout",
     "half_rate": "every 4th, half of the learning rate",
     "quarter_rate": "every 4th, a quarter of it",
     "no_lag": "after every rollout",
@@ -277,5 +277,5 @@ def summary(measured: Mapping[str, Condition]) -> str:
         exact, tis = condition.of(EXACT), condition.of("C")
         without = f"{exact.end:.2f}" if exact else "-"
         cells.append([label, k3, condition.seeds, f"{condition.end:.2f}", without, tis.gain if tis else "-"])
-    head = ["weights pushed", "k3", "seeds", "uncorrected", "no mismatch", "`token_tis` gains"]
+    head = ["runs", "k3", "seeds", "uncorrected", "no mismatch", "`token_tis` gains"]
     return markdown(head, cells)
