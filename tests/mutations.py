@@ -147,6 +147,21 @@ MUTATIONS = {
         "{**reading.mapping}",
         "tests/tools/convert/test_centering.py",
     ),
+    "verl's default trainer divides by kept tokens": Mutation(
+        "tools/convert/verl.py", "if uses_v1 is False:", "if True:", "tests/peers/test_peers.py"
+    ),
+    "an ignored setting has no note": Mutation(
+        "tools/convert/__init__.py",
+        "if unread := values.unread():",
+        "if unread := []:",
+        "tests/peers/test_peers.py",
+    ),
+    "the adapter forgets the tokens that verl counted": Mutation(
+        "adapters/verl.py",
+        "weights = weights * (mask.sum() / kept.sum().clamp(min=1))",
+        "weights = weights * 1",
+        "tests/peers/test_peers.py",
+    ),
     "a transposed tensor is flattened": Mutation(
         "adapters/seam.py",
         "mask.dim() != 2 or values.shape != mask.shape",
@@ -707,6 +722,8 @@ def fails(tests: str, mutation: Mutation | None = None) -> bool:
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("docs", "configs", "examples", "benchmarks", "patches"):  # that tests read
             Path(folder, name).symlink_to(ROOT / name)
+        Path(folder, "build").mkdir()
+        Path(folder, "build/peers").symlink_to(ROOT / "build/peers")
         if mutation:
             path = Path(folder, "slime_ext", mutation.file)
             text = path.read_text()

@@ -103,14 +103,14 @@ def _coupled(block: Block) -> Reading:
     if sapo:
         tau = {f"tau_{sign}": block.temperature(f"sapo_tau_{sign}") for sign in ("pos", "neg")}
         surrogate = {"sapo": {"anchor": "proximal" if recomputed else "behavior", **tau}}
-        return native([], (), "target", surrogate)  # type: ignore[arg-type]
+        return native([], (), "target", surrogate)
     if recomputed:
         return _of_host(block, Reading({"preset": "metrics_only"}))
     low, high = block.required_number("eps_clip", least=0), block.number("eps_clip_higher", least=0)
-    clip = {"anchor": "behavior", "eps_low": low, "eps_high": low if high is None else high}
+    clip: dict[str, Any] = {"anchor": "behavior", "eps_low": low, "eps_high": low if high is None else high}
     dual = block.number("c_clip")
     surrogate = {"ppo_clip": clip} if dual is None else {"dual_clip": {**clip, "eps_c": dual}}
-    return native([], (), "target", surrogate)  # type: ignore[arg-type]
+    return native([], (), "target", surrogate)
 
 
 def _of_host(block: Block, reading: Reading) -> Reading:

@@ -185,7 +185,7 @@ def native(
     steps: list[dict[str, Any]],
     notes: Sequence[str] = (),
     numerator: str = "proximal",
-    surrogate: str = "host",
+    surrogate: str | Mapping[str, Any] = "host",
     **more: Any,
 ) -> Reading:
     """Returns a whole correction with these steps; ``more`` are other native keys."""

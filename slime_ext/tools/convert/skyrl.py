@@ -83,7 +83,7 @@ def read(block: Block) -> Reading:
         block.refuse(CENTERING, f"enabled: false beside policy_loss_type: {loss}", UNREAD)
     if loss == "importance_sampling":
         clip = {"anchor": "proximal", "eps_low": 1.0, "eps_high": LARGEST}
-        return native([], (NO_SAMPLER,), "target", {"ppo_clip": clip})  # type: ignore[arg-type]
+        return native([], (NO_SAMPLER,), "target", {"ppo_clip": clip})
     if loss == "cispo" and block.part("cispo", CISPO).choice("cispo_anchor", ("old", "rollout")) == "rollout":
         return _clamped_over_rollout(block, correction, notes)
     return _beside_loss(block, loss, _before_step(block, correction, notes))
@@ -131,7 +131,7 @@ def _clamped_over_rollout(block: Block, correction: Block, notes: Sequence[str])
     low, high = _cispo_ends(block)
     _forbid_old_ratio(block, correction, "cispo with cispo_anchor: rollout")
     bound = {"clip": {"low": 1 - low, "high": 1 + high}} if low < 1 else {"truncate": {"high": 1 + high}}
-    steps = [{"reweight": {"level": "token", "clamp": SAFE}}, bound]
+    steps: list[dict[str, Any]] = [{"reweight": {"level": "token", "clamp": SAFE}}, bound]
     return native(steps, notes, numerator="target", surrogate="reinforce")
 
 
