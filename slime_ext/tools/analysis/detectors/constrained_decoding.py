@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.filled import Filled, filled
+from slime_ext.tools.analysis.detectors.shared.signs import FAR
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -42,6 +44,22 @@ def _beside(part: DumpedRollout) -> Tensor:
     return torch.where(part.mask & (part.behavior == 0), 2, near.long())
 
 
+@dataclass
+class OneSided(Measure):
+    """Far tokens whose recorded log-prob is not 0: numbers with l below and above 0, and sum l below 0."""
+
+    below: int = 0
+    above: int = 0
+    sum_below: float = 0.0
+
+    def add(self, part: DumpedRollout) -> None:
+        is_recorded = part.finite & (part.behavior < -EXACT)
+        below, above = (is_recorded & far for far in (part.log_ratio < -FAR, part.log_ratio > FAR))
+        self.below += int(below.sum())
+        self.above += int(above.sum())
+        self.sum_below += float(part.log_ratio[below].double().sum())
+
+
 DETECTOR = Detector(
     severity="error",
     group="spoilt",
@@ -53,17 +71,25 @@ DETECTOR = Detector(
         log-probs are normalised over these few.
     """,
     evidence="""
-        {{ forced }} tokens have a probability of exactly 1 where the trainer is below 0.14. Near them
-        (3 tokens) the sampler is also surer than the trainer at {{ count | int }} other tokens: their
-        mean log-ratio is {{ near | nats }}; elsewhere the mean |log-ratio| is {{ rest | nats }}.
+        {% if forced -%} {{ forced }} tokens have a probability of exactly 1 where the trainer is below
+        0.14. Near them (3 tokens) the sampler is also surer than the trainer at {{ count | int }} other
+        tokens: their mean log-ratio is {{ near | nats }}; elsewhere the mean |log-ratio| is {{ rest |
+        nats }}. {%- else -%} At {{ count }} tokens the sampler is surer than the trainer by more than
+        0.5 nats (mean log-ratio {{ near | nats }}), and the trainer is surer at {{ above }}. The mean
+        ratio is {{ "%.3f" | format(ratio) }} ± {{ "%.1g" | format(error) }}, but it would be 1 if the
+        sampler had drawn from the distribution whose log-probs it recorded over all tokens. Elsewhere
+        the mean |log-ratio| is {{ rest | nats }}.{% endif %}
     """,
     threshold="""
         beside forced tokens, mean |l| is 0.3 nats and 5 times that elsewhere, and mean l is below
-        -0.8 times mean |l|
+        -0.8 times mean |l|; or, in every rollout, 100 tokens beyond 0.5 nats are below 0 with a mean of
+        -2 nats, at most one in 1,000 is above, and the mean ratio is below 1 by 6 standard errors
     """,
     ruled_out="""
-        Tool output or filled-in values, because the sampled tokens beside those agree with the
-        trainer, and here they do not.
+        {% if forced -%} Tool output or filled-in values, because the sampled tokens beside those agree
+        with the trainer, and here they do not. {%- else -%} Lower precision, old weights and other
+        weights, because they leave the mean ratio at 1. A masked end token (min_new_tokens), because its
+        probability moves the other tokens by 1.5 nats at most.{% endif %}
     """,
     fix="""
         Mask the tokens that a grammar forced (loss_mask 0). Otherwise the policy trains on choices
@@ -74,6 +100,13 @@ DETECTOR = Detector(
 )
 # Tokens; nats; over mean |l| elsewhere; -mean l over mean |l|.
 FEWEST, MATTERS, TIMES, LEANS = 20, 0.3, 5.0, 0.8
+EXACT = 1e-6  # nats; a larger log-prob counts as 0
+# Far tokens below 0; their mean l, nats; those above 0, for each below; standard errors of the mean ratio.
+MANY, DEEP, ABOVE, SURE = 100, -2.0, 1e-3, 6.0
+ALWAYS = 0.1  # least k3 of a rollout over the median; a grammar acts from the first rollout on
+# nats, mean |l| of all other tokens that two engines in bfloat16 stay below; else the share of far tokens.
+AGREES, MOST, LEAST = 0.05, 0.1, 0.01
+ALLOWED = "which tokens were allowed; to decide, sample one rollout without the grammar and without top-p"
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -81,13 +114,41 @@ def look(d: Diagnosis) -> Figures | None:
     need_tokens(d, FEWEST)
     rest, near = d.of(Beside).sums.tolist()
     if near[0] < FEWEST:
-        return None
+        return _one_sided(d)
     size, usual = near[2] / near[0], rest[2] / max(rest[0], 1)
     if size < max(MATTERS, TIMES * usual) or near[1] > -LEANS * near[2]:
-        return None
+        return _one_sided(d)
     return {
         "forced": d.of(Filled).unlikely,
         "count": near[0],
         "near": near[1] / near[0],
         "rest": usual,
     }
+
+
+def _one_sided(d: Diagnosis) -> Figures | None:
+    """Returns the figures if far tokens are nearly all surer for the sampler, more than sampling allows.
+
+    Tokens that are drawn from the recorded distribution q have a mean ratio p / q of 1 whatever p is, so some
+    of them are likelier for p. A grammar renormalises q over few tokens, and none of these is likelier for p.
+    """
+    far, ratio = d.of(OneSided), d.means.ratio_minus_one
+    if far.below < MANY or far.sum_below > DEEP * far.below or far.above > ABOVE * far.below:
+        return None
+    k3 = [rollout.k3 for rollout in d.rollouts]
+    if ratio.z > -SURE or min(k3) < ALWAYS * median(k3):
+        return None
+    tokens = d.sums["finite"]
+    rest = (d.sums["absolute"] + far.sum_below) / max(tokens - far.below, 1)
+    if 1 + ratio.value < LEAST or (rest >= AGREES and far.below < MOST * tokens):
+        return None  # an allowed set always keeps some mass; or other tokens are off, too
+    figures = {
+        "forced": 0,
+        "count": far.below,
+        "above": far.above,
+        "near": far.sum_below / far.below,
+        "rest": rest,
+        "ratio": 1 + ratio.value,
+        "error": ratio.error,
+    }
+    return figures if rest < AGREES else figures | {"or_else": ("truncated_sampling",), "untold": ALLOWED}

@@ -45,6 +45,7 @@ DETECTOR = Detector(
 )
 FEWEST, TOKENS = 300, 50  # tokens in all; on each side of the position
 MATTERS, SURE = 3e-3, 6.0  # nats of mean l; standard errors
+LARGEST = 1.5  # nats of mean l that masking one likely token makes; a grammar makes more
 TIMES, LOUDER = 5.0, 4.0  # mean l and mean l^2 before the position, over those after it
 BESIDE, KEEPS, GONE = 3, 0.4, 0.25  # bins; share of -mean l that remains up to the position, and after it
 LEANS = 0.95  # share of the squared log-ratio of far tokens that is below 0
@@ -99,6 +100,6 @@ def _step(near: list[float], rest: list[float]) -> float | None:
     if min(n, m) < TOKENS:
         return None
     lean, level = -signed / n, abs(usual / m)
-    if lean < max(MATTERS, TIMES * level) or signed > -SURE * squared**0.5:
+    if lean > LARGEST or lean < max(MATTERS, TIMES * level) or signed > -SURE * squared**0.5:
         return None
     return n * m / (n + m) * (lean - level) ** 2 if squared / n >= LOUDER * other / m else None

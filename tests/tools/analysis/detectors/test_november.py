@@ -18,6 +18,13 @@ EXPECTED: dict[tuple[str, ...], set[str] | None] = {
     ("12_steady_engine", "healthy"): {"dropout"},
     ("16_mixed_ages",): {"stale_weights"},
     ("16_mixed_ages", "healthy"): None,
+    **{
+        ("17_engine_settings", f"grammar_{kind}"): {"constrained_decoding"}
+        for kind in ("2", "4", "12", "all")
+    },
+    ("17_engine_settings", "label"): {"constrained_decoding"},
+    ("17_engine_settings", "min_new"): {"minimum_length"},
+    ("17_engine_settings", "healthy"): None,
 }
 
 

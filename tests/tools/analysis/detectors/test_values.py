@@ -135,3 +135,22 @@ def test_log_ratios_that_no_softmax_makes_are_called_broken_numbers():
     found = findings(edited(run(6), extreme))
     assert set(found) == {"sparse"} and not found["sparse"].or_else
     assert "no softmax makes" in found["sparse"].fix
+
+
+def restricted(depth, first):
+    """Over the first tokens of each response the sampler is renormalised to a few tokens of mass e^-depth."""
+
+    def at_the_start(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        unlikely = r.proximal - 10.0
+        mass = depth * (0.5 + torch.rand(r.size, generator=g))
+        noise = 0.01 * torch.randn(r.size, generator=g)
+        behavior = torch.where(r.segments.within < first, unlikely + mass, unlikely + noise)
+        return {"proximal": unlikely, "behavior": behavior.clamp(max=-1e-3)}
+
+    return at_the_start
+
+
+def test_a_grammar_that_forces_no_token_is_known_by_the_mean_ratio():
+    for depth, first in ((4.0, 8), (6.0, 2)):
+        assert set(findings(edited(run(4), restricted(depth, first)))) == {"constrained_decoding"}
