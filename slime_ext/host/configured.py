@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
         pg_loss_type=loss_type,
         host=host,
         trains=trains,
+        environment=os.environ,
         custom_loss=source_of(getattr(args, "custom_loss_function_path", None)),
     )
     setup = loaded_from(setup)

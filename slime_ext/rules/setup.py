@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,7 @@ class Setup:
         pg_loss_type: the answer of the host's ``get_pg_loss_type``; None if the host has no such function.
         host: the code of the host; None if it is not known.
         trains: whether this process trains, so that a hook call shows what the host passes to it.
+        environment: the environment of the run, which its engines share.
         program: the program that the launch starts; empty if it is not known.
         custom_loss: the source of the module of --custom-loss-function-path; empty if it is not here.
     """
@@ -73,6 +74,7 @@ class Setup:
     pg_loss_type: str | None = None
     host: HostCode | None = None
     trains: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     program: str = ""
     custom_loss: str = ""
 

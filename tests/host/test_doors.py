@@ -66,8 +66,8 @@ CASES = [  # rule, arguments, the keys of --custom-config-path, line
         ours("token_tis", tis_clip=5.0, **INIT),
         {},
         "--tis-clip: expected none beside slime_ext.tis.token_tis, got 5: remove the flag, because only "
-        "slime_ext.tis.vanilla_tis_function and icepop_function read it; to set a cap, write truncate: "
-        "{high: ...} under slime_ext.steps",
+        "slime_ext.tis.vanilla_tis_function and icepop_function read such bounds; to set a cap, write "
+        "truncate: {high: ...} under slime_ext.steps",
     ),
     (
         "off_policy_is_counted_twice",

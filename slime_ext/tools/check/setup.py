@@ -46,7 +46,13 @@ def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Se
             does not load.
     """
     values, unknown = _of_flags(launch) if launch.script else ({}, set(ARGUMENTS))
-    setup = Setup(SimpleNamespace(**values), unknown=frozenset(unknown), host=host, program=launch.program)
+    setup = Setup(
+        SimpleNamespace(**values),
+        unknown=frozenset(unknown),
+        host=host,
+        environment=launch.environment,
+        program=launch.program,
+    )
     if file:
         setup = with_keys(setup, keys_of(file))
     check_kinds(setup.args, setup.unknown)
