@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from types import MappingProxyType
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ Denominator = Literal["host", "kept"]
 Grouping = Literal["ignore", "rebaseline", "atomic"]
 OBSERVED = tuple(StatisticKey("sum", "sequence", name) for name in ("ratio", "count"))
 HOST = HostLoss()
+NO_STATISTICS: Mapping[StatisticKey, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,9 @@ class Correction:
         if plan is None:
             is_coupled = Need.WHOLE_STEP in self.needs
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if is_coupled else NO_PLAN
-        read = self.read(tokens)
-        table = tabulate(self.observed_statistics if observe else self.statistics, read)
-        inputs = replace(read, table=table, plan=plan.numbers)
+        table: dict[StatisticKey, Tensor] = {}
+        inputs = self.read(tokens, table, plan.numbers)
+        table |= tabulate(self.observed_statistics if observe else self.statistics, inputs)
         state = self.run(inputs, self.steps)
         if plan.keep is not None:
             state = state._replace(step=len(self.steps)).reject("sequence", plan.keep)
@@ -207,8 +209,18 @@ class Correction:
         """``statistics``, and the statistics of sequences that metrics read."""
         return tuple(dict.fromkeys(self.statistics + OBSERVED))
 
-    def read(self, tokens: Tokens) -> StepInputs:
-        """Prepares what steps read per token, without the statistics."""
+    def read(
+        self,
+        tokens: Tokens,
+        table: Mapping[StatisticKey, Tensor] = NO_STATISTICS,
+        numbers: Mapping[Step, Tensor] = NO_PLAN.numbers,
+    ) -> StepInputs:
+        """Prepares what steps read.
+
+        Args:
+            table: the statistics, which the caller fills in once the tokens are read.
+            numbers: those of the plan.
+        """
         numerator = tokens.target if self.numerator == "target" else tokens.proximal
         if numerator is None:
             raise ConfigError(
@@ -216,9 +228,8 @@ class Correction:
             )
         read = compared(numerator, tokens.behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
-        ages = {"ages": tokens.ages, "age_steps": tokens.age_steps}
-        of_samples = cast(Any, {"advantages": advantages, **ages})
-        return StepInputs(tokens.segments, *read, **of_samples, units=self.units)
+        of_samples = cast(tuple[Tensor, Tensor, Tensor], (advantages, tokens.ages, tokens.age_steps))
+        return StepInputs(tokens.segments, *read, *of_samples, self.units, table, numbers)
 
     @cached_property
     def token_steps(self) -> tuple[Step, ...]:
@@ -244,7 +255,7 @@ class Correction:
         """Runs ``steps`` and returns the state after them: the only loop over steps."""
         state = inputs.start
         for place, step in enumerate(steps):
-            state = step(state._replace(step=place), inputs)
+            state = step(state.before_step(place), inputs)
         return state
 
     def loss(

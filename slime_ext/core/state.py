@@ -29,7 +29,7 @@ from slime_ext.core.statistics import (
     statistics_of,
 )
 from slime_ext.core.tokens import Unit
-from slime_ext.errors import check_known, expect, shown
+from slime_ext.errors import ConfigError, check_known, expect, shown
 from slime_ext.ops.prefixes import prefix_mean, prefix_sum
 from slime_ext.ops.segments import AllSum
 
@@ -117,6 +117,14 @@ class State(NamedTuple):
         is_number = (weights >= dtype.tiny) & (weights <= dtype.max)
         return torch.where(is_number, weights.log(), self.log_ratio.double())
 
+    # These methods make a state directly, because ``_replace`` takes as long as a small operation.
+
+    def before_step(self, place: int) -> State:
+        """Returns the state that the step at a place gets."""
+        return type(self)(
+            self.weights, self.keep, self.unit, self.clipped, self.step_effects, place, self.log_ratio
+        )
+
     def reweight(self, unit: Unit, ratio: Tensor, log_ratio: Tensor | None = None) -> State:
         """Replaces the weights by one ratio per unit.
 
@@ -124,7 +132,7 @@ class State(NamedTuple):
             log_ratio: the log of the ratios, which coupled steps read. None: they read the log of ``ratio``,
                 and cannot tell apart ratios that have become 0 or infinite.
         """
-        return self._replace(weights=ratio, unit=unit, clipped=None, log_ratio=log_ratio)
+        return type(self)(ratio, self.keep, unit, None, self.step_effects, self.step, log_ratio)
 
     def bound(self, weights: Tensor, log_ratio: Tensor | None = None) -> State:
         """Replaces the weights by bounded ones and records where they changed.
@@ -135,7 +143,7 @@ class State(NamedTuple):
         changed = weights != self.weights
         clipped = changed if self.clipped is None else self.clipped | changed
         effects = (*self.step_effects, StepEffect(self.step, "clipped", self.unit, changed))
-        return self._replace(weights=weights, clipped=clipped, step_effects=effects, log_ratio=log_ratio)
+        return type(self)(weights, self.keep, self.unit, clipped, effects, self.step, log_ratio)
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``, rejects the others, and records both."""
@@ -143,7 +151,8 @@ class State(NamedTuple):
         # alone: metrics count what it rejects by itself, and what it and the steps before it keep.
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "kept", unit, inside)
-        return self._replace(keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
+        keep, effects = {**self.keep, unit: kept}, (*self.step_effects, effect)
+        return type(self)(self.weights, keep, self.unit, self.clipped, effects, self.step, self.log_ratio)
 
 
 @dataclass(frozen=True)
@@ -170,11 +179,14 @@ class StepInputs(Quantities):
         keys = statistics_of(unit, aggregate, name)
         if unit == "token":
             return self.advantages if name == "advantage" else self.value_of(name)
-        if any(key not in self.table for key in keys):
+        try:
+            total, *count = [self.table[key] for key in keys]
+        except KeyError:
             said = f"({unit!r}, {aggregate!r}, {name!r})"
-            why = f"add statistics_of{said} to statistics"
-            expect(False, "statistics", f"what inputs.total{said} reads", "none", why)
-        total, *count = (self.table[key] for key in keys)
+            raise ConfigError(
+                f"statistics: expected what inputs.total{said} reads, got none: add statistics_of{said} to "
+                "statistics"
+            ) from None
         return total / count[0].clamp_min(1) if count else total
 
     def aggregate(self, unit: Unit, aggregate: Aggregate, values: Tensor) -> Tensor:

@@ -78,6 +78,10 @@ class Quantities:
 
         A sum of bool needs no copy in float32.
         """
+        if name == "count":
+            return self.segments.mask
+        if name == "finite":
+            return self.finite
         if isinstance(name, ExceedsLimit):
             return self._minus_limit(name).clamp_min_(0)
         if isinstance(name, ByPosition):
@@ -88,12 +92,8 @@ class Quantities:
             return selected(divergences.OF_BOTH[name](self.numerator, self.behavior), self.finite)
         if name == "advantage":
             return self.segments.zeroed(self.advantages)
-        if name == "ratio":
-            return self.log_ratio
-        flags = {"count": self.segments.mask, "finite": self.finite}
-        if name not in flags:
-            check_known("statistics", "quantity", name, TOKEN_NAMES)
-        return flags[name]
+        check_known("statistics", "quantity", name, TOKEN_NAMES)
+        return self.log_ratio  # of which "ratio" is the exponential
 
     def _minus_limit(self, of: ExceedsLimit) -> Tensor:
         if of.name == "k1":  # -limit - l takes one pass less than (-l) - limit, and has the same bits

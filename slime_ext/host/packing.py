@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 
@@ -175,12 +174,17 @@ def join(values: Sequence[Tensor] | Tensor, lengths: Sequence[int], name: str) -
         )
     if not values:
         return torch.zeros(0)
-    # These are raised if a part is no tensor or has another shape.
-    with contextlib.suppress(AttributeError, TypeError, RuntimeError):
+    try:
         flat = torch.cat(list(values)) if len(values) > 1 else values[0].contiguous()
         # All lengths are compared at once. Checking 512 shapes one by one takes longer than joining them.
-        if flat.dim() == 1 and [*map(Tensor.numel, values)] == [*lengths]:
-            return flat
+        fits = flat.dim() == 1 and [*map(Tensor.numel, values)] == [*lengths]
+    except (AttributeError, TypeError, RuntimeError):  # a part is no tensor, or has another shape
+        fits = False
+    return flat if fits else _join_checked(values, lengths, name)
+
+
+def _join_checked(values: Sequence[Tensor], lengths: Sequence[int], name: str) -> Tensor:
+    """Does the same as ``join``, part by part, to name the part that does not fit."""
     for i, (part, length) in enumerate(zip(values, lengths, strict=True)):
         if not isinstance(part, Tensor):
             raise DataError(

@@ -157,13 +157,15 @@ class Segments:
         """The shards of this rank, or whole sequences if it holds every token."""
         return tuple((i, 0, n, 0) for i, n in enumerate(self.lengths)) if self.shards is None else self.shards
 
-    @cached_property
+    @property
     def local_lengths(self) -> tuple[int, ...]:
         """The number of tokens of each sequence that this rank holds, [S]."""
-        if self.shards is None:
-            return self.lengths
+        return self.lengths if self.shards is None else self._held
+
+    @cached_property
+    def _held(self) -> tuple[int, ...]:
         held = [0] * self.count
-        for sequence, start, stop, _ in self.shards:
+        for sequence, start, stop, _ in self.local_shards:
             held[sequence] += stop - start
         return tuple(held)
 
@@ -189,10 +191,14 @@ class Segments:
         """The index of each local token in its response, [T] int64."""
         return self._counting_from([start for _, start, _, _ in self.local_shards])
 
-    @cached_property
+    @property
     def mask(self) -> Tensor:
         """The response mask of the local tokens, [T] bool."""
-        return self.full_mask if self.shards is None else self.full_mask.index_select(0, self.positions)
+        return self.full_mask if self.shards is None else self._local_mask
+
+    @cached_property
+    def _local_mask(self) -> Tensor:
+        return self.full_mask.index_select(0, self.positions)
 
     @cached_property
     def turn_ids(self) -> Tensor:
