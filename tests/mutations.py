@@ -705,6 +705,36 @@ MUTATIONS = {
         "\nSURE = 0.0",
         "tests/tools/analysis/test_findings.py",
     ),
+    "proximal heads in the order of the step": Mutation(
+        "host/heads.py",
+        "[step.proximal_heads[place] for place in places]",
+        "[step.proximal_heads[place] for place in sorted(places)]",
+        "tests/host/test_at_logits.py",
+    ),
+    "log-probs for the dump hold the graph": Mutation(
+        "host/heads.py", "= values.detach()", "= values", "tests/host/test_at_logits.py"
+    ),
+    "supports of a rank are counted from the first": Mutation(
+        "host/heads.py",
+        "int(rows[i][1][stop]) - int(rows[i][1][start])",
+        "int(rows[i][1][stop])",
+        "tests/host/test_at_logits.py",
+    ),
+    "a recorded log-prob may be off in one direction": Mutation(
+        "host/rollout_heads.py",
+        "log_probs - response.recorded[:, None], 0).abs()",
+        "log_probs - response.recorded[:, None], 0)",
+        "tests/host/test_heads.py",
+    ),
+    "the surrogate's clip is not counted": Mutation(
+        "core/correction.py",
+        "(clipped if by_surrogate is None else clipped | by_surrogate).float()",
+        "clipped.float()",
+        "tests/test_tis.py",
+    ),
+    "advantages with a gradient": Mutation(
+        "core/losses.py", 'self._wide("advantages").detach()', 'self._wide("advantages")', "tests/test_tis.py"
+    ),
     "a wrong line of a rehearsal is no failure": Mutation(
         "../slime_ext_cpu/rehearsal/main.py",
         "return FAILED if seen.status or any(line.state == checks.WRONG for line in lines) else 0",

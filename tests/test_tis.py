@@ -297,3 +297,23 @@ def test_a_host_that_passes_less_than_slime_is_a_type_error():
     with pytest.raises(TypeError, match="total_lengths"):
         call = as_slime_calls([])
         tis.token_tis(arguments(), **{k: call[k] for k in REQUIRED[1:] if k != "total_lengths"})
+
+
+def test_the_hosts_log_counts_the_tokens_that_the_surrogate_clipped():
+    """Of ratio 1.5 with advantages of both signs, and of ratio 1, PPO clips the first."""
+    log_probs = {"proximal": [0.0] * 3, "behavior": [0.0] * 3, "target": [math.log(1.5)] * 2 + [0.0]}
+    batch = [{"mask": [1] * 3, "host_loss": [0.0] * 3, "advantage": [1.0, -1.0, 1.0], **log_probs}]
+    args = arguments(slime_ext={"surrogate": "ppo_clip", "steps": ["reweight"]})
+    _, _, metrics = tis.correct(args, **as_slime_calls(batch))
+    assert metrics["off_policy/host/clipped"].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_no_gradient_reaches_the_hosts_advantages():
+    args = arguments(slime_ext={"surrogate": "reinforce", "steps": ["reweight"]})
+    call = as_slime_calls(oracle.random_batch(1, wild=False))
+    call["advantages"] = [values.requires_grad_() for values in call["advantages"]]
+    call["cur_log_probs"] = [values.detach().requires_grad_() for values in call["cur_log_probs"]]
+    loss, _, _ = tis.correct(args, **call)
+    loss.sum().backward()
+    assert all(values.grad is None for values in call["advantages"])
+    assert any(values.grad.abs().sum() > 0 for values in call["cur_log_probs"])

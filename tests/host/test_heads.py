@@ -763,3 +763,11 @@ def test_ray_carries_them_between_processes(rollout, monkeypatch):
     HEADS.value.clear()  # of another process
     found = heads.of_step(8, Samples(indices=[1, 0]), K)
     assert len(found) == 2 and torch.equal(found[0][1], made[1].rollout_topk_log_probs)
+
+
+@pytest.mark.parametrize("nats", [-0.1, 0.1])
+def test_a_recorded_log_prob_may_be_off_in_neither_direction(keeping, nats):
+    sample = drawn(keeping)
+    sample.rollout_log_probs[1] += nats
+    with pytest.raises(DataError, match=r"response token 1: expected the token's .* got one 0\.1 nats away"):
+        rollout_heads.publish(0, [sample], K, 50, is_exact=True)
