@@ -182,9 +182,8 @@ def _unknown(launch: Launch, known: Mapping[str, str], *, is_own_host: bool) -> 
 
 def _values(launch: Launch, kinds: Mapping[str, str]) -> Iterator[str]:
     """Yields a line for each value that the host's parser refuses, or drops in silence."""
-    open_at = {gap.at for gap in launch.gaps}
-    for i, flag in enumerate(launch.flags, 1):
-        if i in open_at or any(isinstance(word, Unread) for word in flag.values):
+    for flag in launch.flags:
+        if flag.name in launch.unknown or any(isinstance(word, Unread) for word in flag.values):
             continue
         if wrong := _wrong(flag, kinds.get(flag.name, "")):
             yield f"{flag.where}: {flag.name}: expected {wrong}"
@@ -223,9 +222,14 @@ def _of_a_shell(launch: Launch) -> Iterator[str]:
                     f"{flag.where}: {flag.name}: expected a value that the script sets, got '{word}': "
                     "pass a variable of your shell with --env NAME"
                 )
-    for gap in launch.gaps:
-        if gap.names is None or any(group_of(name) is None for name in gap.names):
-            yield f"{gap}; the rehearsal needs it: set it in the script"
+    unread = {flag.name for flag in launch.flags if any(isinstance(word, Unread) for word in flag.values)}
+    reasons: dict[str, list[str]] = {}
+    for name in (name for name in launch.unknown if group_of(name) is None and name not in unread):
+        reasons.setdefault(launch.unknown[name], []).append(name)
+    if launch.others:
+        reasons[launch.others] = ["any flag"]
+    for why, names in reasons.items():
+        yield f"{why}: {', '.join(names)} can depend on it; the rehearsal needs it: set it in the script"
 
 
 def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:

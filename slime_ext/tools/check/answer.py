@@ -31,7 +31,7 @@ from slime_ext.tools.check.setup import (
 )
 from slime_ext.tools.checkout import Checkout, checkout_in
 from slime_ext.tools.convert import CONVERTED
-from slime_ext.tools.launch.config_file import doubt_of_folder
+from slime_ext.tools.launch.config_file import doubts_of_file
 from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.launch.read import is_script, read_script
 from slime_ext.tools.wording import needs
@@ -150,7 +150,12 @@ def answer(launch: Launch, file: str = "", host: HostCode | None = None) -> Answ
     else:
         result = judged(setup, launch)
     notes = (*map(Line, (*launch.notes, *_overridden(launch))), *result.notes)
-    return replace(result, notes=notes, unread=tuple(_why_unknown(launch)))
+    # A file that is named beside the script is the one to judge.
+    doubts = (
+        () if file else tuple(Line(f"{doubt}{_of_environment(doubt)}") for doubt in doubts_of_file(launch))
+    )
+    unread = tuple(_why_unknown(launch))
+    return replace(result, notes=notes, unread=unread, unasked=(*doubts, *result.unasked))
 
 
 def judged(setup: Setup, launch: Launch) -> Answer:
@@ -185,11 +190,14 @@ def _why_unknown(launch: Launch) -> list[str]:
         for name, flag in counting.items()
         if ARGUMENTS[name].kind.parse and isinstance(next(iter(flag.values), None), Unread)
     ]
-    for gap in dict.fromkeys(gap for spelled in NAMES | OFF if (gap := launch.gap(spelled))):
-        names = None if gap.names is None else frozenset(gap.names & (NAMES.keys() | OFF.keys()))
-        reasons.append(str(replace(gap, names=names)))
-    if doubt := doubt_of_folder(launch):
-        reasons.append(f"{doubt}{_of_environment(doubt)}")
+    shown = {flag.name for flag in counting.values() if isinstance(next(iter(flag.values), None), Unread)}
+    doubted: dict[str, list[str]] = {}  # why -> the flags that it makes unknown
+    for name in sorted((NAMES.keys() | OFF.keys()) - shown):
+        if why := launch.doubt(name):
+            doubted.setdefault(why, []).append(name)
+    for why, names in doubted.items():
+        which = "any flag" if why == launch.others else ", ".join(names)
+        reasons.append(f"{why}: {which} can depend on it{_of_environment(why)}")
     return reasons
 
 

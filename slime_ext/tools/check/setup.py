@@ -62,6 +62,8 @@ def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Se
             name, text = config_file(launch, path)
         else:
             name, text = path and located(path, file), None
+        if path and not name:  # the script writes it
+            setup = replace(setup, unknown=frozenset(setup.unknown) | {"custom_config_path"})
         if name:
             setup = with_keys(setup, keys_of(name, text))
             check_kinds(setup.args, setup.unknown)
@@ -146,7 +148,7 @@ def _of_flags(launch: Launch) -> tuple[dict[str, Any], set[str]]:
         if launch.is_known(flag.name):
             _forbid_no_choice(launch, flag, ARGUMENTS[name].choices, values[name])
     unknown = {name for name, value in values.items() if value is None}
-    unknown |= {name for spelled, name in (NAMES | OFF).items() if launch.gap(spelled)}
+    unknown |= {name for spelled, name in (NAMES | OFF).items() if launch.doubt(spelled)}
     return as_parsed(values, unknown), unknown
 
 

@@ -15,7 +15,9 @@ FLAG = "--custom-config-path"
 
 
 def config_file(launch: Launch, path: str) -> tuple[str, str]:
-    """Returns the file's name for messages, and its text. Both are empty without a file.
+    """Returns the file's name for messages, and its text as it is on disk.
+
+    Both are empty without a file, or if there is none yet and the script may write it.
 
     A relative path starts at the folder in which the program runs: the script's ``cd``, else the host's
     checkout that contains the script, else the working directory of this command. A script's relative ``cd``
@@ -26,25 +28,19 @@ def config_file(launch: Launch, path: str) -> tuple[str, str]:
         path: the path of the file, as the launch names it.
 
     Raises:
-        ConfigError: the file does not exist, the script may not see it, or its path or text is unknown.
+        ConfigError: the file does not exist, the script may not see it, or its path is unknown.
     """
-    _forbid_unknown(launch)
+    where = f"{launch.script}: {FLAG}"
+    if isinstance(launch.value(FLAG), Unread):
+        raise ConfigError(
+            f"{where}: expected a path that the script itself writes, got '{cut(launch.value(FLAG))}': "
+            f"run slime-ext check FILE --args {launch.script} with the path as FILE"
+        )
     if not path:
         return "", ""
-    where = f"{launch.script}: {FLAG}"
-    if path in launch.veiled:
-        raise ConfigError(
-            f"{where}: expected a text that the script itself writes, got parts of another file or of a "
-            f"variable: save a copy as FILE and run slime-ext check FILE --args {launch.script}"
-        )
-    if (text := launch.files.get(path)) is not None:
-        if not text:
-            raise ConfigError(
-                f"{launch.script}: {cut(path)}: expected a text that the script itself writes, got none, "
-                "because the script empties or removes the file: write it before the launch"
-            )
-        return path, text
     file = launch.runs_in / str(path)
+    if not is_file(file) and launch.edits and not _exists(file):
+        return "", ""
     if not is_file(file):
         raise _not_a_file(launch, path, file)
     if not Visible([*filter(None, [launch.own_folder]), Path.cwd()]).is_file(file):
@@ -68,7 +64,7 @@ def _not_a_file(launch: Launch, path: str, file: Path) -> ConfigError:
             f"{where}: expected a working directory that the script itself names, got "
             f"{cut(launch.folder)}: run slime-ext check FILE --args {launch.script} with the path as FILE"
         )
-    folder = "the folder that it changes to" if launch.folder in launch.veiled else launch.runs_in
+    folder = launch.folder_instead or launch.runs_in
     return ConfigError(
         f"{where}: expected a file where the script runs, got no {cut(path)} in {folder}: run slime-ext "
         "there, or write the path relative to the script's folder"
@@ -84,36 +80,22 @@ def _exists(path: Path) -> bool:
 def _is_veiled(launch: Launch) -> bool:
     """Whether the path of the file must not be shown."""
     flag = launch.flag(FLAG)
-    return launch.folder in launch.veiled or bool(flag and flag.instead)
+    return bool(launch.folder_instead or (flag and flag.instead))
 
 
-def doubt_of_folder(launch: Launch) -> str:
-    """Returns a line if the file was read in one folder, and the launch may read it in another; else ""."""
+def doubts_of_file(launch: Launch) -> list[str]:
+    """Returns a line for each reason why the launch may read another text than the one on disk here."""
     flag, path = launch.flag(FLAG), launch.value(FLAG)
-    if not flag or not _folder_counts(launch, path):
-        return ""
-    name, folder = cut(flag.instead or path), cut(launch.folder)
-    return (
-        f"{flag.where}: {name} is read in {launch.runs_in}, and {folder} is known only where the script runs"
-    )
+    if not flag:
+        return []
+    name = cut(flag.instead or path)
+    lines = [f"{place} may change {name} before the launch" for place in launch.edits]
+    if _folder_counts(launch, path):
+        folder = f"{cut(launch.folder)} is known only where the script runs"
+        lines.append(f"{flag.where}: {name} is read in {launch.runs_in}, and {folder}")
+    return lines
 
 
 def _folder_counts(launch: Launch, path: str) -> bool:
     """Whether a path starts at a folder that is unknown."""
-    is_relative = path not in launch.files and not Path(path).is_absolute()
-    return isinstance(launch.folder, Unread) and is_relative
-
-
-def _forbid_unknown(launch: Launch) -> None:
-    path = launch.value(FLAG)
-    if isinstance(path, Unread):
-        raise ConfigError(
-            f"{launch.script}: {FLAG}: expected a path that the script itself writes, got '{cut(path)}': "
-            f"run slime-ext check FILE --args {launch.script} with the path as FILE"
-        )
-    if isinstance(launch.files.get(path), Unread) and path not in launch.veiled:
-        raise ConfigError(
-            f"{launch.script}: {cut(path)}: expected a text that the script itself writes, got a text "
-            "that depends on the machine: save a copy as FILE and run slime-ext check FILE --args "
-            f"{launch.script}"
-        )
+    return isinstance(launch.folder, Unread) and not Path(path).is_absolute()

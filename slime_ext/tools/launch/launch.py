@@ -35,27 +35,6 @@ class WrittenFlag:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """A place in a launch where unknown words can be.
-
-    Args:
-        at: the number of flags before it.
-        text: the part of the script that makes the words unknown.
-        where: ``file:line``.
-        names: flags that can be among those words; None if any flag can.
-    """
-
-    at: int
-    text: str
-    where: str
-    names: frozenset[str] | None = None
-
-    def __str__(self) -> str:
-        what = "any flag" if self.names is None else ", ".join(sorted(self.names)) or "a value"
-        return f"{self.where}: {self.text} is known only where the script runs: {what} can depend on it"
-
-
-@dataclass(frozen=True)
 class Launch:
     """The training run that a launch script starts.
 
@@ -64,12 +43,15 @@ class Launch:
         program: train.py or another of the hosts' programs, as the script names it; empty if it starts none.
         flags: the flags in their order; the last flag of a name counts.
         environment: the variables of the job.
-        gaps: the places where unknown words can be.
+        unknown: flag -> why it is unknown whether the launch has it, or which value it has.
+        others: why flags can be there that are neither in ``flags`` nor in ``unknown``; empty if none can.
+        never: the flags that ``others`` does not mean.
+        edits: the places where the script may change the file of --custom-config-path before the launch.
         folder: the working directory of the program, if the script changes it. A relative path starts where
             the script does; an ``Unread`` folder is unknown.
+        folder_instead: the text that messages show instead of the folder, as in ``WrittenFlag``.
         notes: facts about how the script was read, one line each.
         files: name -> text of the YAML and JSON files that its flags name and that the script writes.
-        veiled: the names of ``files``, and the folder, that contain text of another file or of a variable.
         text: the text of all scripts that were read.
         root: the checkout of slime or miles that contains the script.
         own_folder: the folder with the script's files: that checkout, its repository, or its folder.
@@ -79,11 +61,14 @@ class Launch:
     program: str = ""
     flags: tuple[WrittenFlag, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    gaps: tuple[Gap, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    others: str = ""
+    never: frozenset[str] = frozenset()
+    edits: tuple[str, ...] = ()
     folder: str | None = None
+    folder_instead: str = ""
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    veiled: frozenset[str] = frozenset()
     text: str = ""
     root: Path | None = None
     own_folder: Path | None = None
@@ -103,11 +88,10 @@ class Launch:
         """Returns the flag of this name that counts, which is the last one."""
         return next((flag for flag in reversed(self.flags) if flag.name == name), None)
 
-    def gap(self, name: str) -> Gap | None:
-        """Returns a gap in which a flag can appear after its last known place."""
-        last = max((i for i, flag in enumerate(self.flags, 1) if flag.name == name), default=0)
-        gaps = (gap for gap in self.gaps if gap.at >= last)
-        return next((gap for gap in gaps if gap.names is None or name in gap.names), None)
+    def doubt(self, name: str) -> str:
+        """Returns why it is unknown whether the launch has a flag, or which value it has; else ""."""
+        can_be_there = name not in self.never and not self.flag(name)
+        return self.unknown.get(name) or (self.others if can_be_there else "")
 
     def value(self, name: str, default: str = "") -> str:
         """Returns the first word of a flag's value."""
@@ -121,7 +105,7 @@ class Launch:
 
     def lacks(self, *names: str) -> bool:
         """Whether the launch certainly has none of these flags."""
-        return not any(self.flag(name) or self.gap(name) for name in names)
+        return not any(self.flag(name) or self.doubt(name) for name in names)
 
     def known_number(self, name: str) -> float | None:
         """Returns a flag's number; None if the flag is absent, unknown, or not a number."""
@@ -132,5 +116,4 @@ class Launch:
 
     def is_known(self, name: str) -> bool:
         """Whether it is known that the flag is absent, or which value it has."""
-        flag = self.flag(name)
-        return not (self.gap(name) or (flag and any(isinstance(v, Unread) for v in flag.values)))
+        return not self.doubt(name)

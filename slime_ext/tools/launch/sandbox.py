@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, cut
-from slime_ext.tools.launch.changes import changes
+from slime_ext.tools.launch.questions import NOT_AT_FIRST, ONCE
 from slime_ext.tools.launch.starts import folder_of
-from slime_ext.tools.launch.surroundings import TEXT_TOOLS, Surroundings
+from slime_ext.tools.launch.surroundings import TEXT_TOOLS, Surroundings, is_of_model
 from slime_ext.tools.launch.trace import (
     BEGIN,
     BETWEEN,
@@ -27,6 +26,7 @@ from slime_ext.tools.launch.trace import (
     TOKEN,
     UNKNOWN,
     Call,
+    Command,
     Guess,
     Run,
     at,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 LIMITS = {"max_commands": 20_000, "max_loop_iterations": 5_000}
 MOST_TOKENS = 200  # the sandbox accepts so many tokens as names of commands
+PATIENCE = 20  # runs of one command after which a loop counts as waiting for another answer
 ENDLESS = 500  # runs of one command after which its loop counts as waiting for the machine
 OURS = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
 STDIN = f"/{BETWEEN}in"
@@ -60,21 +61,25 @@ class Sandbox:
     def __init__(self, around: Surroundings, given: Sequence[str] = ()) -> None:
         self.around, self.given = around, given
 
-    def run(self, guess: Guess, is_launch: Callable[[Run], bool]) -> Run:
+    def run(self, guess: Guess, is_launch: Callable[[Run], bool] | None = None) -> Run:
         """Runs the script until a run misses nothing more. Each run gets what the last run missed.
 
         Args:
             guess: the guess about the machine.
             is_launch: whether a run reaches a launch. If not, the next run gets the variables it asked for.
+                None if it should get none.
 
         Raises:
             ConfigError: bash cannot read the script.
         """
+        needs = dict(self.around.needs)
         while True:
             before = self.around.size()
             run = self.once(guess)
             self.around.learn(run)
-            if self.around.size() == before and not is_launch(run):
+            if is_launch is None:
+                self.around.needs = dict(needs)
+            elif self.around.size() == before and not is_launch(run):
                 self.around.learn_from_end(run)
             if self.around.size() == before:
                 return run
@@ -87,8 +92,7 @@ class Sandbox:
         parts: list[str] = []  # of the trace; if the sandbox ends a run, its result has no trace
         command = shlex.join(["bash", "-x", around.path, *self.given])
         result = shell.execute_sync(command, on_output=lambda _, errors: parts.append(errors))
-        if not guess.is_there:
-            run.made = {path for path in around.tests if shell.fs().exists(path)}
+        run.made = {path for path in around.tests if shell.fs().exists(path)}
         run.end = None  # because it keeps the shell, and so three open files, alive
         run.trace += "".join(parts) if result.error else result.stderr
         run.error, run.status = result.error or "", result.exit_code
@@ -106,9 +110,6 @@ class Sandbox:
         """Returns path -> text of the files that a shell finds."""
         contents = self.around.contents(guess)
         return {guess.worded(path): guess.worded(text) for path, text in contents.items()}
-
-    def _configs(self, guess: Guess) -> list[str]:
-        return [guess.worded(path) for path in self.around.configs]
 
     def _shell(
         self,
@@ -135,15 +136,19 @@ class Sandbox:
         words = (context.name, *context.argv)
         if TOKEN.fullmatch(context.name):
             self.around.evaluated.setdefault(f"eval {self.around.shown(context.name)}")
-        self._change(words, guess, context)
+        run.commands.append(Command(words, context.cwd, context.stdin or ""))
         if context.name in TEXT_TOOLS and (said := self._of_tool(context)) is not None:
             return said
         if context.name in ("tee", "sleep"):
             return BuiltinResult(stdout=context.stdin or "")
+        if context.name in (ONCE, NOT_AT_FIRST):
+            run.passes[words] += 1
+            return BuiltinResult(exit_code=int((run.passes[words] == 1) != (context.name == ONCE)))
         variables = {name: text for name, text in context.env.items() if name not in OURS}
         folder = folder_of(words, context.cwd, self.around.token)
         files = self._written(words, guess, folder, context) if program_of(words) is not None else {}
-        run.calls.append(Call(words, variables, folder, files))
+        changed = self._changed(guess, context.fs) if program_of(words) is not None else frozenset()
+        run.calls.append(Call(words, variables, folder, files, changed))
         if inner := shell_text(words):
             return self._of_shell(run, guess, *inner, folder, context)
         if program_of(words) is not None:
@@ -152,48 +157,30 @@ class Sandbox:
         run.unknown[command] += 1
         if run.unknown[command] > ENDLESS and run.end:
             run.end()
-        said_by_it = "" if guess.fails else self.around.token(f"$({self.around.shown(command)})") + "\n"
-        return BuiltinResult(stdout=guess.worded(said_by_it), exit_code=int(guess.fails))
-
-    def _change(self, words: Sequence[str], guess: Guess, context: BuiltinContext) -> None:
-        """Changes the configurations that a command changes. An unknown text becomes a token."""
-        fs, configs = context.fs, self._configs(guess)
-        for path, source, is_removed in changes(words, context.cwd) if configs else ():
-            for config in (each for each in configs if each == path or each.startswith(f"{path}/")):
-                if is_removed:
-                    if fs.exists(config):
-                        fs.remove(config)
-                elif config == path:
-                    text = self._text_of(words, source, config, guess, context)
-                    _write(fs, config, text)
-
-    def _text_of(
-        self, words: Sequence[str], source: str | None, config: str, guess: Guess, context: BuiltinContext
-    ) -> str:
-        """Returns the text that a command gives to a configuration."""
-        if source is not None and (text := _text(context.fs, source)) is not None:
-            return text
-        if words[0] == "tee":
-            before = _text(context.fs, config) if "-a" in words else ""
-            return f"{before or ''}{context.stdin or ''}"
-        return guess.worded(self.around.token(f"$({self.around.shown(' '.join(words))})"))
+        is_waited_for = run.unknown[command] > PATIENCE  # a loop ends if the answer becomes another
+        fails = guess.fails ^ (guess.asked == command) ^ is_waited_for
+        is_model = any(map(is_of_model, words))
+        text = f"$({self.around.shown(command)})"
+        output = "" if fails else self.around.token(text, "", False, False, is_model) + "\n"
+        return BuiltinResult(stdout=guess.worded(output), exit_code=int(fails))
 
     def _written(
         self, words: Sequence[str], guess: Guess, folder: str, context: BuiltinContext
     ) -> dict[str, str]:
-        """Returns name -> text of the mappings that a script writes for its launch.
-
-        The text of a configuration that the script removes is empty.
-        """
-        there, configs, mappings = self._files(guess), self._configs(guess), {}
+        """Returns name -> text of the mappings that a script writes for its launch."""
+        there, mappings = self._files(guess), {}
         for name in (word.partition("=")[2] if word.startswith("--") else word for word in words):
             path = at(folder, name)
-            is_config = path in configs
-            if is_config or (name.endswith(MAPPING) and path not in there):
-                text = _text(context.fs, path) or ""
-                if text != there.get(path, ""):
-                    mappings[name] = text
+            text = _text(context.fs, path) if name.endswith(MAPPING) else None
+            if text and text != there.get(path) and (path not in there or not UNKNOWN.search(text)):
+                mappings[name] = text
         return mappings
+
+    def _changed(self, guess: Guess, fs: FileSystem) -> frozenset[str]:
+        """Returns the paths of the configurations whose text is not the one that the sandbox got."""
+        there = self._files(guess)
+        paths = {path: guess.worded(path) for path in self.around.configs}
+        return frozenset(path for path, name in paths.items() if _text(fs, name) != there.get(name))
 
     def _of_tool(self, context: BuiltinContext) -> BuiltinResult | None:
         """Runs a text tool on input that is fully known. Returns None if a part is unknown."""
@@ -217,15 +204,11 @@ class Sandbox:
 
         if TOKEN.fullmatch(text):
             self.around.evaluated.setdefault(self.around.shown(text))
-        configs = self._configs(guess)
-        files = {path: said for path, said in self._files(guess).items() if path not in configs}
-        files |= _texts(context.fs, configs)  # as the script has left them so far
-        shell = self._shell(run, guess, folder, context.env, files)
+        shell = self._shell(run, guess, folder, context.env, self._files(guess))
         command = shlex.join(["bash", "-xc", text, *(given or ["bash"])])
         result = _elsewhere(lambda: shell.execute_sync(command))
+        run.changed |= _elsewhere(lambda: self._changed(guess, shell.fs()))
         run.trace += result.stderr
-        for path, said in _elsewhere(lambda: _texts(shell.fs(), configs)).items():
-            _write(context.fs, path, said)
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
 
@@ -233,15 +216,6 @@ def _text(fs: FileSystem, path: str) -> str | None:
     """Returns the text of a file of the sandbox; None if there is none."""
     is_there = fs.exists(path) and fs.stat(path)["file_type"] == "file"
     return fs.read_file(path).decode(errors="replace") if is_there else None
-
-
-def _texts(fs: FileSystem, paths: Iterable[str]) -> dict[str, str]:
-    return {path: text for path in paths if (text := _text(fs, path)) is not None}
-
-
-def _write(fs: FileSystem, path: str, text: str) -> None:
-    fs.mkdir(str(Path(path).parent), recursive=True)
-    fs.write_file(path, text.encode())
 
 
 def _elsewhere(work: Callable[[], Any]) -> Any:

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS, DECISIVE, DERIVED
-from slime_ext.tools.launch.launch import Gap, Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.edits import edits
+from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.launch.sandbox import Sandbox
 from slime_ext.tools.launch.starts import Started, started
-from slime_ext.tools.launch.surroundings import Request, Surroundings
-from slime_ext.tools.launch.trace import TOKEN, UNKNOWN, Guess, Run, narrowed
+from slime_ext.tools.launch.surroundings import CONFIG_FLAG, Request, Surroundings, unknown_here
+from slime_ext.tools.launch.trace import UNKNOWN, Guess, Run, at
 
 # The guesses in their order -> the note for the user if the earlier guesses led to no launch.
 GUESSES = {
     Guess(): "",
-    Guess(is_there=True): "read as if every file that it tests existed",
+    Guess(outcomes=0): "read as if every test of the machine succeeded",
+    Guess(outcomes=1): "read as if every test of the machine failed",
     Guess(fails=True): "read as if every command with an unknown answer failed",
     Guess(
-        fails=True, is_there=True
-    ): "read as if every command with an unknown answer failed and every file existed",
+        fails=True, outcomes=0
+    ): "read as if every command with an unknown answer failed, and every test of the machine succeeded",
+    Guess(fails=True, outcomes=1): "read as if every command with an unknown answer and every test of the "
+    "machine failed",
 }
+MOST_GUESSES = 150
 SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
 READ = {flag_of(name) for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 READ |= {argument.switched_off_by for argument in ARGUMENTS.values() if argument.switched_off_by}
@@ -48,36 +53,41 @@ class ScriptRun:
         around: the surroundings that the script found.
         run: the trace of the run, and the programs that the script would start.
         started: the last launch of the run; None if it starts none.
-        unsure: flags whose values the script cuts out of unknown words.
+        unknown, others, never, edits: as in ``Launch``.
+        notes: facts about how the script was read.
     """
 
     around: Surroundings
     run: Run
     started: Started | None = None
-    unsure: frozenset[str] = frozenset()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    others: str = ""
+    never: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    edits: tuple[str, ...] = ()
 
     def launch(self, path: str) -> Launch:
-        """Returns the launch, with gaps for what the machine decides. Raises ValueError without a launch."""
+        """Returns the launch. Raises ValueError without a launch."""
         if self.started is None:
             raise ValueError("expected a launch, got none")
         around, started = self.around, self.started
-        flags, gaps = written(started.words, around, around.where)
-        notes = tuple(around.notes) + tuple(
-            f"{place}: nothing here sets ${name}, and without it the script ends{how}"
-            for name, (place, how) in around.needs.items()
-        )
-        gaps += [replace(gap, at=len(flags)) for gap in around.gaps]
-        if self.unsure:
-            here = around.named(around.path)
-            gaps.append(Gap(len(flags), "a word that is cut out of unknown words", here, self.unsure))
+        flags = written(started.words, around, around.where)[0]
         return Launch(
             path,
             started.program,
-            flags=tuple(flags),
-            environment={name: around.spelled(said) for name, said in started.environment.items()},
-            gaps=tuple(gaps),
+            flags=tuple(_quoted(flag, around) for flag in flags),
+            environment={
+                name: around.spelled(said)
+                for name, said in started.environment.items()
+                if f"${name}" not in self.unknown
+            },
+            unknown={name: why for name, why in self.unknown.items() if name.startswith("--")},
+            others=self.others,
+            never=self.never,
+            edits=self.edits,
             folder=_folder(started.folder, around),
-            notes=notes,
+            folder_instead=_folder_instead(started.folder, around),
+            notes=self.notes,
             files={
                 name: Unread(around.spelled(said)) if UNKNOWN.search(said) else said
                 for name, said in started.files.items()
@@ -99,6 +109,12 @@ def _folder(folder: str, around: Surroundings) -> str | None:
     return Unread(around.shown(inside)) if UNKNOWN.search(inside) else inside
 
 
+def _folder_instead(folder: str, around: Surroundings) -> str:
+    """Returns what messages show of a folder that comes from a variable or another file; else ""."""
+    is_written = not around.has_seen or folder == around.folder or around.writes(around.inside(folder))
+    return "" if is_written else "the folder that the script changes to"
+
+
 def launch_of(request: Request) -> Launch:
     """Returns the launch of a script. The launch has no program and no flags if the script starts none.
 
@@ -111,12 +127,11 @@ def launch_of(request: Request) -> Launch:
     _forbid_lost_arrays(script_run.around, script_run.run)
     _forbid_unused_arrays(script_run)
     _forbid_joined_words(script_run.around, script_run.started.words)
-    launch = script_run.launch(request.path)
-    return _veiled(launch, _bare(request)) if script_run.around.has_seen else launch
+    return script_run.launch(request.path)
 
 
 def followed(request: Request) -> ScriptRun:
-    """Tries guesses about a script's machine until the script starts a launch.
+    """Tries guesses about a script's machine until the script starts a launch, then compares other guesses.
 
     Raises:
         ConfigError: as ``script_text``.
@@ -133,11 +148,115 @@ def followed(request: Request) -> ScriptRun:
         return ScriptRun(around, first)
     _note_guess(around, first, guess)
     _note_other_launches(around, launches)
-    wide = started(sandbox.once(guess._replace(is_wide=True)))
-    narrow = _values(launches[-1].words, around)
-    again = _values(tuple(map(narrowed, wide[-1].words)) if wide else (), around)
-    unsure = frozenset(name for name, values in narrow.items() if again.get(name) != values)
-    return ScriptRun(around, run, launches[-1], unsure)
+    notes = [*around.notes] + [
+        f"{place}: nothing here sets ${name}, and without it the script ends{how}"
+        for name, (place, how) in around.needs.items()
+    ]
+    while True:
+        reach = around.reach()
+        runs: list[Run] = []
+        unknown, others, never = _compared(sandbox, guess, runs)
+        if around.reach() == reach:
+            break
+    run = sandbox.run(guess)
+    start = (started(run) or launches)[-1]
+    edits = _edits(around, runs, start)
+    return ScriptRun(around, run, start, unknown, others, never, tuple(notes), edits)
+
+
+def _edits(around: Surroundings, runs: Sequence[Run], start: Started) -> tuple[str, ...]:
+    """Returns the places where the script may change the file of --custom-config-path before the launch."""
+    flags = (flag for flag in reversed(written(start.words, around, str)[0]) if flag.name == CONFIG_FLAG)
+    if not (flag := next(flags, None)) or not flag.values or isinstance(flag.values[0], Unread):
+        return ()
+    path = at(start.folder, flag.values[0])
+    return tuple(edits(around, runs, path, around.on_disk(path)))
+
+
+def _compared(
+    sandbox: Sandbox, reference: Guess, runs: list[Run]
+) -> tuple[dict[str, str], str, frozenset[str]]:
+    """Runs a script under each guess, and returns what differs: ``unknown``, ``others`` and ``never``.
+
+    Variables of the environment are in ``unknown`` with a dollar before their names.
+
+    Args:
+        runs: gets the runs that reach a launch.
+    """
+    around, unknown = sandbox.around, dict[str, str]()
+    usual: dict[str, tuple[str, ...]] | None = None
+    unread: list[WrittenFlag] = []
+    open_at: list[tuple[bool, str]] = []  # whether only a model's arguments are there, and why
+    for why, launch in _launches(sandbox, reference, runs):
+        if launch is None:
+            open_at.append((False, why))
+            break
+        flags, gaps = written(launch.words, around, around.where)
+        values = {flag.name: flag.values for flag in flags}
+        values |= {f"${name}": (text,) for name, text in launch.environment.items()}
+        if usual is None:
+            usual = values
+            unread = [flag for flag in flags if any(isinstance(word, Unread) for word in flag.values)]
+        differing = (name for name in values.keys() | usual.keys() if values.get(name) != usual.get(name))
+        unknown = dict.fromkeys(differing, why) | unknown
+        places = {flag.name: i for i, flag in enumerate(flags, 1)}
+        for count, is_of_model, text in gaps:
+            open_at.append((is_of_model, text))
+            before = (
+                name for name, i in places.items() if i <= count and not (is_of_model and name in KNOWN)
+            )
+            unknown = dict.fromkeys(before, text) | unknown
+    unknown = (
+        {flag.name: unknown_here(flag.where, str(flag)) for flag in unread} | around.alternatives | unknown
+    )
+    open_at += [(False, why) for why in around.unasked]
+    # Which flags can be there that no run has: any, if any of the gaps can have any.
+    wide = next((text for is_of_model, text in open_at if not is_of_model), "")
+    narrow = next((text for is_of_model, text in open_at if is_of_model), "")
+    return unknown, wide or narrow, frozenset() if wide or not narrow else frozenset(KNOWN)
+
+
+def _launches(sandbox: Sandbox, reference: Guess, runs: list[Run]) -> Iterator[tuple[str, Started | None]]:
+    """Yields the launch under each guess, and why it is unknown whether the guess is right.
+
+    A run can show more to ask. Under some guesses the script ends before a launch. After too many guesses,
+    yields None and ends.
+    """
+    tried: set[Guess] = set()
+    while left := [pair for pair in _guesses(sandbox.around, reference) if pair[0] not in tried]:
+        guess, why = left[0]
+        if len(tried) >= MOST_GUESSES:
+            here = sandbox.around.named(sandbox.around.path)
+            yield f"{here}: more depends on the machine than the {MOST_GUESSES} guesses that were tried", None
+            return
+        tried.add(guess)
+        run = sandbox.once(guess) if guess.is_wide else sandbox.run(guess)
+        if launches := started(run):
+            runs += [] if guess.is_wide else [run]
+            yield why, launches[-1].narrow if guess.is_wide else launches[-1]
+
+
+def _guesses(around: Surroundings, reference: Guess) -> Iterator[tuple[Guess, str]]:
+    """Yields the guesses to compare, each with why its outcome is unknown. The first is the reference."""
+    yield reference, ""
+    bases = dict.fromkeys((reference, *(guess._replace(fails=reference.fails) for guess in GUESSES)))
+    for base in bases:
+        for key, (count, why) in around.asked().items():
+            for outcome in range(count):
+                yield base._replace(asked=key, outcome=outcome), why
+        for command, why in around.waits.items():
+            yield base._replace(asked=command), why
+    here = around.named(around.path)
+    for guess in GUESSES:
+        yield guess, unknown_here(here, "what it asks the machine")
+    yield reference._replace(is_wide=True), unknown_here(here, "a word that is cut out of unknown words")
+
+
+def _quoted(flag: WrittenFlag, around: Surroundings) -> WrittenFlag:
+    """Returns a flag that messages show without the words that come only from a variable or another file."""
+    if not around.has_seen or not flag.values or around.writes(" ".join([flag.name, *flag.values])):
+        return flag
+    return replace(flag, instead=around.source_of(flag.name) or f"what {flag.where} says")
 
 
 def _note_guess(around: Surroundings, first: Run, guess: Guess) -> None:
@@ -158,76 +277,37 @@ def _note_other_launches(around: Surroundings, launches: Sequence[Started]) -> N
         around.notes.append(f"{last}: this launch is read; the script starts another launch at {other}")
 
 
-def _values(words: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...]]:
-    """Returns flag -> the values that count, which are the last ones."""
-    return {flag.name: flag.values for flag in written(words, around, lambda name: "")[0]}
-
-
 def written(
     words: Sequence[str], around: Surroundings, where: Callable[[str], str]
-) -> tuple[list[WrittenFlag], list[Gap]]:
-    """Splits words into flags with their places, and gaps.
+) -> tuple[list[WrittenFlag], list[tuple[int, bool, str]]]:
+    """Splits words into flags with their places, and gaps in which unknown flags can be.
 
     An unknown word after a flag without a value is that flag's value. Anywhere else it can be any flags.
 
     Args:
         where: maps a flag or an unknown word to its ``file:line``.
+
+    Returns:
+        The flags; and for each gap the number of flags before it, whether only a model's arguments can be in
+        it, and why it is unknown.
     """
     flags: list[WrittenFlag] = []
-    gaps: list[Gap] = []
+    gaps: list[tuple[int, bool, str]] = []
     for word in words:
+        meant = around.meant(word)
         text = Unread(around.shown(word)) if UNKNOWN.search(word) else word
         waits = bool(flags) and not flags[-1].values and flags[-1].name not in SWITCHES
+        is_value = waits and not any(unknown.is_words for unknown in meant)
+        can_be_flags = not all(unknown.is_word and not unknown.is_words for unknown in meant)
         if word.startswith("--") and len(word) > 2:
             name, has_value, said = text.partition("=")
             flags.append(WrittenFlag(name, (type(text)(said),) if has_value else (), where(name)))
-        elif gap := _gap(len(flags), word, around, where, waits=waits):
-            gaps.append(gap)
-        elif flags:
+        elif meant and can_be_flags and not is_value:
+            why = unknown_here(meant[0].where or where(text), text)
+            gaps.append((len(flags), all(unknown.is_of_model for unknown in meant), why))
+        elif flags and (not meant or is_value):
             flags[-1] = replace(flags[-1], values=(*flags[-1].values, text))
     return flags, gaps
-
-
-def _gap(at: int, word: str, around: Surroundings, where: Callable[[str], str], *, waits: bool) -> Gap | None:
-    """Returns the gap that an unknown word leaves. None if the word is known, empty, or the value of a flag.
-
-    Args:
-        waits: whether the flag before the word has no value yet.
-    """
-    meant = around.meant(word)
-    is_value = waits and not any(unknown.is_words for unknown in meant)
-    if not meant or is_value or not any(unknown.can_be_flags for unknown in meant):
-        return None
-    text, names = around.shown(word), [unknown.names for unknown in meant]
-    known = frozenset[str]().union(*(some for some in names if some is not None))
-    return Gap(at, text, meant[0].where or where(text), None if None in names else known)
-
-
-def _bare(request: Request) -> Launch:
-    """Returns the launch of a script that sees no other file and no variable."""
-    try:
-        script_run = followed(request.bare)
-    except ConfigError:
-        return Launch(request.path)
-    return script_run.launch(request.path) if script_run.started else Launch(request.path)
-
-
-def _veiled(launch: Launch, bare: Launch) -> Launch:
-    """Marks the flags and files of a launch that messages must not show.
-
-    A flag whose words stay the same in ``bare`` is written in the script itself, so messages may show it.
-    """
-    left = {name: [flag for flag in bare.flags if flag.name == name] for name in {f.name for f in bare.flags}}
-    flags = []
-    for flag in launch.flags:
-        same = left[flag.name].pop(0) if left.get(flag.name) else None
-        if same is None or same.values != flag.values or any(isinstance(v, Unread) for v in same.values):
-            shown = " ".join(same.values) if same else ""
-            flag = replace(flag, instead=shown or f"what {flag.where} says") if flag.values else flag
-        flags.append(flag)
-    veiled = {name for name, text in launch.files.items() if bare.files.get(name) != text}
-    veiled |= {launch.folder} - {bare.folder, None}
-    return replace(launch, flags=tuple(flags), veiled=frozenset(veiled))
 
 
 def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
@@ -236,11 +316,10 @@ def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
         got = f"none: {cut(limit[0])}" if limit else "an error in the sandbox"
         raise ConfigError(f"{path}: expected a script that ends, got {got}")
     for script in around.scripts.values():
-        if (at := script.blocks.open_array) >= 0:
-            name = re.split(r"\W+", script.text[:at].rstrip("+="))[-1]
+        if match := script.open_array:
             raise ConfigError(
-                f"{around.place(script.path, script.number(at))}: expected ) at the end of the array "
-                f"{cut(around.shown(name))}, got the end of the script: add it"
+                f"{around.place(script.path, script.number(match.start(1)))}: expected ) at the end of the "
+                f"array {cut(around.shown(match[1]))}, got the end of the script: add it"
             )
     notes: tuple[str, ...] = ()
     if end := around.end_of(run):
@@ -293,9 +372,8 @@ def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
     """
     for before, word in pairwise(["", *words]):
         waits = before.startswith("--") and "=" not in before and before not in SWITCHES
-        text = _without_added(word, around)
-        if (match := JOINED.fullmatch(text)) and (not waits or {match[1], match[3]} & KNOWN):
-            name, space = match[1] or match[3], match[2] or text[0]
+        if (match := JOINED.fullmatch(word)) and (not waits or {match[1], match[3]} & KNOWN):
+            name, space = match[1] or match[3], match[2] or word[0]
             what = "remove the quotes around them"
             if space not in " \t\n":
                 what = f"write a plain space for U+{ord(space):04X}"
@@ -303,20 +381,11 @@ def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
                 f"{around.where(name)}: expected {cut(around.shown(name))} and what follows it as two words, "
                 f"got one, which the host ignores: {what}"
             )
-        if (match := GLUED.fullmatch(text.partition("=")[0])) and {match[1], match[2]} & KNOWN:
+        if (match := GLUED.fullmatch(word.partition("=")[0])) and {match[1], match[2]} & KNOWN:
             first, second = (cut(around.shown(name)) for name in match.groups())
             raise ConfigError(
                 f"{around.where(match[0])}: expected a space between {first} and {second}, got none: add it"
             )
-
-
-def _without_added(word: str, around: Surroundings) -> str:
-    """Returns a word without the tokens that ``doubts`` adds to a text, with a space before each."""
-
-    def kept(match: re.Match[str]) -> str:
-        return "" if any(unknown.is_words for unknown in around.meant(match[1])) else match[0]
-
-    return re.sub(rf" ({TOKEN.pattern})", kept, word)
 
 
 def _misused(name: str, words: Sequence[str], flags: Collection[str], script_run: ScriptRun) -> str:

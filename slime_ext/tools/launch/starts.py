@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from slime_ext.tools.launch.trace import PROGRAMS, TOKEN, Call, Line, Run, at, program_of
+from slime_ext.tools.launch.trace import PROGRAMS, TOKEN, Call, Line, Run, at, narrowed, program_of
 
 # Matches a traced command that names train.py and is not a builtin of bash.
 LAUNCH = re.compile(
@@ -40,6 +40,12 @@ class Started:
     folder: str
     line: Line | None
     files: Mapping[str, str]
+
+    @property
+    def narrow(self) -> Started:
+        """The same launch with tokens of the usual length."""
+        environment = {name: narrowed(text) for name, text in self.environment.items()}
+        return replace(self, words=tuple(map(narrowed, self.words)), environment=environment)
 
 
 def started(run: Run) -> list[Started]:

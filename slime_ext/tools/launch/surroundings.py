@@ -1,9 +1,8 @@
-"""Builds the surroundings of a script: files from this disk, and stand-ins for the cluster's. They are its
-files from this disk, and stand-ins for what the cluster has.
+"""Builds the surroundings of a script: files from this disk, and stand-ins for what the cluster has.
 
 Each run shows what the script looks for: a sourced file, a folder, a variable, a command. If something is not
-here, the next run gets a token or an empty folder in its place. Where the machine decides whether a part of
-the script runs, tokens are inserted after that part (see ``doubts``).
+here, the next run gets a token or an empty folder in its place. A condition that depends on the machine
+becomes a question (see ``questions``).
 """
 
 from __future__ import annotations
@@ -11,17 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise, takewhile
+from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.hosts.contract import flag_of
-from slime_ext.tools.launch import doubts
-from slime_ext.tools.launch.blocks import Block
-from slime_ext.tools.launch.doubts import COMMENT, FLAG, PROGRAM, Script
-from slime_ext.tools.launch.launch import Gap
+from slime_ext.tools.launch.questions import COMMENT, FLAG, NOT_AT_FIRST, ONCE, SET, Script
 from slime_ext.tools.launch.trace import (
     BEGIN,
     COMPLAINT,
@@ -37,7 +33,7 @@ from slime_ext.tools.launch.trace import (
     at,
     program_of,
 )
-from slime_ext.tools.launch.visible import Visible, script_text
+from slime_ext.tools.launch.visible import Visible, names_of, script_text
 
 # Words of bash, and programs of bashkit that only transform text or write to its in-memory disk.
 OWN = frozenset(
@@ -53,7 +49,9 @@ TEXT_TOOLS = frozenset(
 )
 PWD = "$(pwd)"
 PARENTS = 4  # folders above the unknown one in which a script begins, so that its ``cd ..`` has a place
-OTHERS = {*SHELLS, *TEXT_TOOLS, "command", "type", "hash", "kill", "tee", "which"} - OWN
+OTHERS = {*SHELLS, *TEXT_TOOLS, ONCE, NOT_AT_FIRST, "command", "type", "hash", "kill", "tee", "which"} - OWN
+# Files and programs of the hosts that say a model's arguments, of which none is ours.
+OF_A_MODEL = re.compile(r"(?:^|/)(?:model_args\w*\.py|scripts/models/[^/]+\.sh)$")
 NO_SETTINGS = re.compile(
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
 )
@@ -77,6 +75,9 @@ TOKENS = re.compile(f"(?:{BEGIN}\\d+{END})+")
 SAYS = re.compile(r"(?:echo|printf)\s+(?:-\w+\s+)*([\"'])(.*?)\1")
 ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^}]*)\}")
 UNKNOWN_VALUE = re.compile(rf"(?:\w+ )?(\w+)\+?=[^\n]*{UNKNOWN.pattern}")
+OF_ITSELF = re.compile(r"(?<!\w)([A-Za-z_]\w*)=[\"']?\$\{?\1(?!\w)")
+NO_SUM = re.compile(r"No such file|command not found|[Nn]ot a directory|Permission denied")
+LOOP = re.compile(r"(?<![\w-])(?:for|select)\s+(?:\w+\s+in\s+)?$")
 REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 
 
@@ -86,19 +87,16 @@ class Unknown(NamedTuple):
     Args:
         text: the part of the script that the token replaces.
         where: ``file:line``; if empty, messages search the files for ``text``.
-        names: the flags that the token can be; None if it can be any flag.
+        is_word: whether it stands for one word, because bash drops an unset variable.
         is_words: whether the token stands for several words instead of one value.
+        is_of_model: whether its words can only be a model's arguments.
     """
 
     text: str
     where: str = ""
-    names: frozenset[str] | None = None
+    is_word: bool = False
     is_words: bool = False
-
-    @property
-    def can_be_flags(self) -> bool:
-        """Whether the token can stand for flags. An unset variable cannot, because bash drops it."""
-        return self.is_words or self.names != frozenset()
+    is_of_model: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,6 @@ class Request:
         start: the folder in which ``check`` assumes that the script starts.
         variables: the variables of this process that the script may see.
         others: the names of the variables that it may not see; their values are unknown.
-        is_bare: whether the script sees nothing but itself, even if other files exist.
     """
 
     path: str
@@ -125,13 +122,6 @@ class Request:
     start: Path = Path()
     variables: Mapping[str, str] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
-    is_bare: bool = False
-
-    @property
-    def bare(self) -> Request:
-        """Returns the request for the same script that sees nothing but itself."""
-        others = self.others | self.variables.keys()
-        return replace(self, roots=(), checkout=None, variables={}, others=others, is_bare=True)
 
 
 class Surroundings:
@@ -146,26 +136,32 @@ class Surroundings:
         self.paths = {self.path: self.path}  # name in the trace -> path
         self.scripts: dict[str, Script] = {}  # path -> the script as bash reads it
         self.placed: dict[str, str] = {}  # path -> content of everything else
-        self.configs: set[str] = set()  # paths of --custom-config-path, which a script may write or change
+        self.configs: set[str] = set()  # paths of --custom-config-path
         self.names: set[str] = set(OTHERS)  # names of commands that the sandbox answers
         self.tokens: dict[Unknown, int] = {}
         self.evaluated: dict[str, None] = {}  # unknown texts that were run, which can set any variable
         # Variable without which the script ends -> where it ends, and how.
         self.needs: dict[str, tuple[str, str]] = {}
-        self.tests: dict[str, str] = {}  # tested path that is not here -> the test's letter
-        self.gaps: dict[Gap, None] = {}  # gaps that hold for the whole launch
+        self.tests: set[str] = set()  # tested paths that are not here
+        self.waits: dict[str, str] = {}  # command that decides what runs -> why that is unknown
+        self.alternatives: dict[str, str] = {}  # flag of ${X:+--flag} -> why it is unknown
+        self.unasked: dict[str, None] = {}  # conditions that cannot be asked about, with their places
         self.notes: list[str] = []
         self._seen: set[Line] = set()
+        self._places: dict[tuple[int, str], str] = {}  # what ``where`` has answered
         above = [PWD + "/.." * levels for levels in range(PARENTS, -1, -1)]
         self.folder = "".join(f"/{self.token(name)}" for name in above)
         self._add(self.path, self.files[path] if request.text is None else request.text)
 
     def size(self) -> int:
         """Returns a number that grows with everything that a run shows."""
-        put = sum(len(script.doubted) + len(script.put) for script in self.scripts.values())
-        shown = (self.placed, self.scripts, self.files, self.names, self.needs, self.evaluated)
-        put += len(self.tests) + len(self.gaps) + len(self.configs)
-        return sum(map(len, shown)) + put
+        put = sum(len(script.questions) + len(script.put) for script in self.scripts.values())
+        shown = (self.placed, self.scripts, self.files, self.names, self.needs, self.evaluated, self.unasked)
+        return sum(map(len, shown)) + put + len(self.tests) + len(self.configs)
+
+    def reach(self) -> int:
+        """Returns a number that grows with what can change any run."""
+        return len(self.files) + len(self.evaluated)
 
     def token(self, *unknown: Any) -> str:
         """Returns the token for something that only the cluster knows, with the arguments of ``Unknown``."""
@@ -181,6 +177,11 @@ class Surroundings:
     def has_seen(self) -> bool:
         """Whether the script has seen a variable or another file."""
         return bool(self.request.variables) or len(self.files) > 1
+
+    def writes(self, text: str) -> bool:
+        """Whether the script itself writes each word of a text."""
+        words = set(re.split(r"[\s\"'=(){};$]+", self.own_text))
+        return all(word in words or (len(word) > 3 and word in self.own_text) for word in text.split())
 
     def shown(self, text: str) -> str:
         """Returns a text for messages: words that the script does not write itself are hidden."""
@@ -219,7 +220,7 @@ class Surroundings:
             part if part.isspace() or part.removeprefix(folder) in own else HIDDEN for part in parts
         )
 
-    def _of_file(self, path: str, text: str) -> str:
+    def of_file(self, path: str, text: str) -> str:
         """Returns a part of the script unchanged. For a part of another file, only names the file."""
         return text if path == self.path else f"a part of {self.named(path)}"
 
@@ -239,13 +240,30 @@ class Surroundings:
 
     def where(self, name: str) -> str:
         """Returns ``file:line`` of the last mention of a flag or an unknown word outside comments."""
-        name = name.partition(" (")[0].removeprefix("$(").removesuffix(")").lstrip("$")
-        mention = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-        for path, text in self.files.items():
-            lines = enumerate(text.splitlines(), 1)
-            if found := [i for i, line in lines if mention.search(line.partition("#")[0])]:
-                return self.place(path, found[-1])
-        return self.named(self.path)
+        key = len(self.files), name
+        if key not in self._places:
+            name = name.partition(" (")[0].removeprefix("$(").removesuffix(")").lstrip("$")
+            mention = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+            places = (
+                self.place(path, numbers[-1])
+                for path, text in self.files.items()
+                if name in text
+                if (
+                    numbers := [
+                        i
+                        for i, line in enumerate(text.splitlines(), 1)
+                        if mention.search(line.partition("#")[0])
+                    ]
+                )
+            )
+            self._places[key] = next(places, self.named(self.path))
+        return self._places[key]
+
+    def source_of(self, name: str) -> str:
+        """Returns the value of a flag as the script itself writes it; empty if it does not."""
+        value = re.compile(rf"(?<![\w-]){re.escape(name)}(?:=|\s+)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"')]+)")
+        said = value.findall(COMMENT.sub(r"\1", self.own_text))
+        return said[-1].strip("\"'") if said and not said[-1].startswith("-") else ""
 
     # variables
 
@@ -260,7 +278,7 @@ class Surroundings:
         Variables that it may not see, or that it needs and nothing sets, are tokens.
         """
         others = {name for name in (*self._referenced(), *ALWAYS) if name in (*self.request.others, *ALWAYS)}
-        variables = {name: self.token(f"${name}", "", frozenset()) for name in self._unset()}
+        variables = {name: self.token(f"${name}", "", True) for name in self._unset()}
         if self.evaluated:
             why = f"({next(iter(self.evaluated))} is not here)"
             variables |= {name: self.token(f"${name} {why}") for name in self._referenced()}
@@ -287,30 +305,27 @@ class Surroundings:
 
     # files
 
-    def contents(self, guess: Guess | None = None) -> dict[str, str]:
+    def contents(self, guess: Guess) -> dict[str, str]:
         """Returns the files that the sandbox gets: path -> content."""
-        contents = {f"{self.folder}/.here": ""}
-        for path, letter in self.tests.items() if guess and guess.is_there else ():
-            content = "" if letter == "d" else self.token(f"$(< {self.shown(path)})")
-            contents[f"{path}/.here" if letter == "d" else path] = content
-        return contents | self.placed | {path: script.prepared for path, script in self.scripts.items()}
+        scripts = {path: script.prepared(guess.outcome_of) for path, script in self.scripts.items()}
+        return {f"{self.folder}/.here": ""} | self.placed | scripts
 
     def learn(self, run: Run) -> None:
-        """Adds what a run missed, and tokens after what the machine decided."""
+        """Adds what a run missed, and what it asked the machine."""
         for line in run.lines:
             self._read(line)
             if LOOKS.match(line.text) and line not in self._seen:
                 self._seen.add(line)
                 self._look(line, line.words or [""])
         for line in run.lines:
-            self._decided(run, line)
+            self._ask(run, line)
         self._alternatives(run)
         for call in run.calls:
             if program_of(call.words) is not None:
                 self._keep_config(call)
         for match in COMPLAINT.finditer(run.trace):
             path, number = self.paths.get(match[1], match[1]), int(match[2])
-            if UNKNOWN.search(match[3]):
+            if UNKNOWN.search(match[3]) and not NO_SUM.search(match[3]):
                 self._unknown_sum(path, number)
             self._complaint(match[3], self.place(match[1], number), run.trace[: match.start()])
 
@@ -319,15 +334,14 @@ class Surroundings:
         if not (end := self.end_of(run)):
             return
         script, number = end
-        heads = [script.head(block) for block in script.around(number)]
-        if (statement := script.statement(number)) is not None:
-            heads.append(script.text[statement.begin : statement.end])
+        heads = [script.text[slice(*script.line(number))]]
         if test := next((line for line in reversed(run.lines) if {*line.words[:1]} & {*TESTS}), None):
             script = self.scripts.get(self.paths.get(test.file, test.file), script)
-            heads += [script.head(block) for block in script.around(test.number)]
+            heads.append(script.text[slice(*script.line(test.number))])
+        sets = {match[1] for match in map(SET.match, map(str.strip, self.text.split("\n"))) if match}
+        sets -= {match[1] for match in OF_ITSELF.finditer(self.text)}  # as in X=${X:-}
         for name in (name for head in heads for name in REFERENCE.findall(head)):
-            is_set = any(e.name == name and not e.adds for e in doubts.assignments(self.text))
-            if not (is_set or name in self.request.variables or name.startswith("BASH")):
+            if not (name in sets or name in self.request.variables or name.startswith("BASH")):
                 self.needs.setdefault(name, (self.place(end[0].path, number), self.how_it_ends(run)))
 
     def end_of(self, run: Run) -> tuple[Script, int] | None:
@@ -353,11 +367,9 @@ class Surroundings:
 
     def statement_of(self, line: Line) -> str:
         """Returns a command's statement on one line, as written; empty for another file."""
-        if line.file != self.path:
-            return ""
         script = self.scripts[self.path]
-        found = script.statement(line.number, line.words[0] if line.words else "")
-        return " ".join(script.text[found.begin : found.end].split()) if found else ""
+        word = line.words[0] if line.words else ""
+        return script.statement(line.number, word) if line.file == self.path else ""
 
     def _look(self, line: Line, words: list[str]) -> None:
         name, last = words[0], words[-1]
@@ -368,13 +380,13 @@ class Surroundings:
         elif name in ("bash", "sh"):
             self._copied(line.folder, next((word for word in words[1:] if word[:1] != "-"), ""))
         elif name in TESTS:
-            for letter, path in self._tested(line):
-                self._test(letter, path)
+            for path in self._tested(line):
+                self._test(path)
         elif "/" in name and "=" not in name:
             self.names.add(name)
             self._copied(line.folder, name)
 
-    def _test(self, letter: str, path: str) -> None:
+    def _test(self, path: str) -> None:
         """Adds a path that a script tests and may see."""
         if path in self.placed or path in self.scripts or f"{path}/.here" in self.placed:
             return
@@ -383,19 +395,38 @@ class Surroundings:
         elif self.visible.is_file(path):
             self.placed[path] = self.token(f"$(< {self.shown(path)})")
         else:
-            self.tests.setdefault(path, letter)
+            self.tests.add(path)
 
     def _keep_config(self, call: Call) -> None:
-        """Adds the file of --custom-config-path, so that the next run shows what the script does to it."""
+        """Adds the file of --custom-config-path, so that the next run shows whether the script changes it."""
         for word, after in pairwise([*call.words, ""]):
             name, has_value, said = word.partition("=")
             path = at(call.folder, said if has_value else after)
-            if name != CONFIG_FLAG or path in self.configs or path in self.scripts:
-                continue
-            self.configs.add(path)
-            inside = self.inside(path)
-            if self.visible.is_file(path if inside == path else self.request.start / inside):
-                self.placed.setdefault(path, self.token(f"$(< {self.shown(path)})"))
+            if name == CONFIG_FLAG and path not in self.configs and path not in self.scripts:
+                file = self.on_disk(path)
+                aliases = {str(Path(path).with_name(name)) for name in (names_of(file) if file else ())}
+                self.configs |= {path, *aliases}
+                for alias in aliases:
+                    self.placed.setdefault(alias, self.token(f"$(< {self.shown(path)})"))
+
+    def on_disk(self, path: str) -> Path | None:
+        """Returns the visible file of this disk at a path of the sandbox."""
+        inside = self.inside(path)
+        file = Path(path if inside == path else self.request.start / inside)
+        return file if self.visible.is_file(file) else None
+
+    def is_read(self, path: str) -> bool:
+        """Whether a path is a script that the sandbox has read."""
+        return path in self.scripts or path in map(self.paths.get, self.files)
+
+    def is_of_host(self, path: str) -> bool:
+        """Whether a path is a program of the host, in its checkout or in the container."""
+        parts = Path(path).parts
+        at = next((i for i in range(len(parts), 0, -1) if parts[i - 1] in ("slime", "miles")), 0)
+        checkout, file = self.request.checkout, self.on_disk(path)
+        is_there = checkout is not None and file is not None and file.resolve().is_relative_to(checkout)
+        is_tool = at > 0 and parts[at : at + 1] in (("tools",), ("slime",), ("miles",), ("utils",))
+        return is_there or is_tool or is_of_model(path)
 
     def _read(self, line: Line) -> None:
         """Adds a script file that the trace names."""
@@ -419,7 +450,7 @@ class Surroundings:
         """
         arrays = "|".join(re.findall(r"(?<!\w)(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
         unread = rf'"\$\{{\w+\[@\]/[^}}"]*\}}"|"\$\{{!(?:{arrays})\}}"'
-        text = re.sub(unread, lambda match: self.token(self._of_file(path, match[0])), text)
+        text = re.sub(unread, lambda match: self.token(self.of_file(path, match[0])), text)
         text = OF_BASH.sub(lambda match: self.token(match[0]), text)
         text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt])(?=\s)", "which", text)
         text = re.sub(r"(?<![\w-])set \+x(?!\w)|(?<!\w)PS4=", ": ", text)  # because they would end the trace
@@ -428,7 +459,7 @@ class Surroundings:
             said = text[match.end() : end]
             if "$(" in said and '"' in said:
                 needs_them = re.search(r"['\\]|echo|printf", said)
-                plain = self.token(self._of_file(path, said)) if needs_them else said.replace('"', "")
+                plain = self.token(self.of_file(path, said)) if needs_them else said.replace('"', "")
                 text = text[: match.end()] + plain + text[end:]
         return text
 
@@ -445,22 +476,24 @@ class Surroundings:
             place = self.place(line.file, line.number)
             self.notes.append(f"{place}: {said} is not here; {found} is read instead")
             return
-        why = f"source {self._said(line, name)}{'' if self.request.is_bare else ' is not here'}"
-        self.placed[path] = "\n".join(self._sets_anything(why))
+        why = f"source {self._said(line, name)} is not here"
+        if is_of_model(name):
+            place = self.place(line.file, line.number)
+            self.notes.append(f"{place}: {why}; it is read as a model's arguments alone")
+        self.placed[path] = "\n".join(self._sets_anything(why, is_of_model=is_of_model(name)))
 
     def _said(self, line: Line, name: str) -> str:
         """Returns the name of a file as the script writes it in ``source NAME``."""
-        script = self.scripts.get(self.paths.get(line.file, line.file))
-        statement = script.statement(line.number) if script and script.path == self.path else None
-        words = script.text[statement.begin : statement.end].split() if script and statement else []
+        words = self.statement_of(line).split()
         is_alone = len(words) == 2 and words[0] in ("source", ".")
         return words[1].strip("\"'") if is_alone else self.shown(name)
 
-    def _sets_anything(self, why: str) -> Iterator[str]:
+    def _sets_anything(self, why: str, *, is_of_model: bool) -> Iterator[str]:
         """Yields commands that set each variable that is not set yet."""
         for name in self._referenced():
             is_array = re.search(rf"\{{{name}\[[@*]\]", self.text) is not None
-            yield f": ${{{name}={self.token(f'${name} ({why})', '', None, is_array)}}}"
+            token = self.token(f"${name} ({why})", "", False, is_array, is_of_model)
+            yield f": ${{{name}={token}}}"
 
     def _in_checkout(self, name: str) -> Path | None:
         """Returns the file of the host's checkout that matches a path in the script's container."""
@@ -489,28 +522,34 @@ class Surroundings:
             self.placed.setdefault(path, text)
         return text is not None
 
-    def _tested(self, line: Line) -> Iterator[tuple[str, str]]:
-        """Yields the letter and path of each test of a file in a command."""
-        for letter, name in TEST_OF_FILE.findall(line.text):
+    def _tested(self, line: Line) -> Iterator[str]:
+        """Yields the path of each test of a file in a command."""
+        for _, name in TEST_OF_FILE.findall(line.text):
             if name.strip("'"):
-                yield letter, at(line.folder, name.strip("'"))
+                yield at(line.folder, name.strip("'"))
 
-    # parts of which the machine decides whether they run
+    # conditions that the machine decides
 
-    def _decided(self, run: Run, line: Line) -> None:
-        """Doubts the parts that depend on a command with an unknown answer."""
+    def _ask(self, run: Run, line: Line) -> None:
+        """Adds the questions of a line whose condition depends on the machine."""
         script, words = self.scripts.get(self.paths.get(line.file, line.file)), line.words
         first = words[0] if words else line.text.partition(" ")[0]
-        tests = first in TESTS and (UNKNOWN.search(line.text) or self._is_tested(run, line))
-        if not tests and " ".join(words) not in run.unknown:
+        command = " ".join(words)
+        if command in run.unknown and command not in self.waits:
+            begin, end = script.line(line.number) if script else (0, 0)
+            if script is None or DECIDES.search(script.text[begin:end]) or "!" in script.text[begin:end]:
+                text = self.statement_of(line) or self.shown(command)
+                self.waits[command] = unknown_here(self._place_of(script, line), text)
+        if first not in TESTS or not (UNKNOWN.search(line.text) or self._is_tested(run, line)):
             return
-        if script is not None:
-            for block in script.decided(line.number, first):
-                self._doubt(script, block)
-            place = self.place(script.path, line.number)
-            self._put_in_place(script, script.in_documents(line.number), place)
-        elif tests and first != ":":  # the line is in a text that a program passes to a shell
-            self.gaps.setdefault(Gap(0, self.shown(line.text), self.named(self.path)))
+        if script is not None and script.ask(line.number, first, words):
+            return
+        if first != ":":  # as in a text that a program passes to a shell
+            place = self._place_of(script, line)
+            self.unasked.setdefault(unknown_here(place, self.shown(line.text)))
+
+    def _place_of(self, script: Script | None, line: Line) -> str:
+        return self.place(script.path, line.number) if script else self.named(self.path)
 
     def _alternatives(self, run: Run) -> None:
         """Doubts the flags of ``${X:+--flag}`` if it is unknown whether X is empty."""
@@ -518,58 +557,35 @@ class Surroundings:
         variables |= {match[1] for line in run.lines if (match := UNKNOWN_VALUE.match(line.text))}
         for script in self.scripts.values():
             for match in ALTERNATIVE.finditer(script.text):
-                if match[1] in variables and (flags := frozenset(FLAG.findall(match[2]))):
+                if match[1] in variables:
                     place = self.place(script.path, script.number(match.start()))
-                    text = self._of_file(script.path, self.spelled(match[0]))
-                    self.gaps.setdefault(Gap(0, text, place, flags))
+                    why = unknown_here(place, self.of_file(script.path, self.spelled(match[0])))
+                    self.alternatives |= dict.fromkeys(FLAG.findall(match[2]), why)
 
     def _is_tested(self, run: Run, line: Line) -> bool:
-        return any(path in self.tests and path not in run.made for _, path in self._tested(line))
+        return any(path in self.tests and path not in run.made for path in self._tested(line))
 
     def _unknown_sum(self, path: str, number: int) -> None:
-        """Replaces the sums of a line by tokens.
-
-        bash cannot compute a sum with a token in it. If the line has no sums left to replace, doubts its
-        statement instead.
-        """
+        """Replaces what bash cannot compute in a line, because a number is unknown."""
         script = self.scripts.get(path)
         if script is None or number > len(script.starts):
             return
         place = self.place(path, number)
-        if not self._put_in_place(script, script.sums(number), place):
-            for block in [*script.decided(number, "(("), *filter(None, [script.statement(number)])]:
-                self._doubt(script, block)
+        token = lambda text: self.token(self.of_file(path, self.spelled(text)), place)  # noqa: E731
+        if not script.without_sum(number, token):
+            self.unasked.setdefault(unknown_here(place, self.of_file(path, script.statement(number))))
 
-    def _put_in_place(self, script: Script, spans: Iterable[tuple[int, int]], place: str) -> bool:
-        token = lambda text: self.token(self._of_file(script.path, self.spelled(text)), place)  # noqa: E731
-        return script.put_in_place(spans, token)
-
-    def _doubt(self, script: Script, block: Block) -> None:
-        """Inserts tokens after a part if the machine decides whether it runs."""
-        if block.begin in script.doubted:
-            return
-        script.doubted.add(block.begin)
-        script.end_loop(block)
-        head = self._of_file(script.path, self.spelled(script.head(block)))
-        place = self.place(script.path, script.begins(block))
-        bodies = {name: text for each in self.scripts.values() for name, text in each.bodies.items()}
-        text = doubts.part(script.text[block.begin : block.end], bodies)
-        launches = len(PROGRAM.findall(text))
-        if launches == 1 and not PROGRAM.search(doubts.part(script.text[block.end :], {})):
-            return  # because without this part there would be no launch
-        if launches:
-            self.gaps[Gap(0, head, place, frozenset(FLAG.findall(text)))] = None
-        sets = sorted(doubts.assignments(text), key=lambda each: each.name)
-        all_of_it = [each for other in self.scripts.values() for each in doubts.assignments(other.text)]
-        for own in (list(group) for _, group in groupby(sets, key=lambda each: each.name)):
-            if any(map(doubts.is_added, own)):
-                token = self.token(head, place, doubts.names_of(own, all_of_it, text), True)
-            else:
-                token = self.token(f"${own[0].name} ({head})", place, doubts.names_of(own, all_of_it, text))
-            script.put_behind(block, doubts.put_behind(own, token))
-        for name in doubts.SOURCES.findall(text):
-            if not NO_SETTINGS.fullmatch(name.strip("\"'")):
-                script.put_behind(block, "; ".join(self._sets_anything(f"{head} at {place}")))
+    def asked(self) -> dict[str, tuple[int, str]]:
+        """Returns the key of each question -> how many outcomes it has, and why they are unknown."""
+        found = {}
+        for script in self.scripts.values():
+            for begin, question in script.questions.items():
+                text = script.text[begin : question.end]
+                loop = LOOP.search(script.text[script.text.rfind("\n", 0, begin) + 1 : begin])
+                text = self.of_file(script.path, self.spelled((loop[0] if loop else "") + text))
+                why = unknown_here(self.place(script.path, script.number(begin)), " ".join(text.split()))
+                found[script.key(begin)] = (len(question.outcomes), why)
+        return found
 
     def _complaint(self, said: str, where: str, before: str) -> None:
         if match := re.fullmatch(r"(\w+): unbound variable", said):
@@ -582,7 +598,19 @@ class Surroundings:
             last = Run(trace=before).lines[-1:]
             words, folder = (last[0].words, last[0].folder) if last else ([], self.folder)
             if match[1] not in words and not self._copied(folder, match[1]):  # the path follows <
-                self.placed.setdefault(at(folder, match[1]), self.token(f"$(< {self.shown(match[1])})"))
+                self.placed.setdefault(
+                    at(folder, match[1]), self.token(f"$(< {self.shown(match[1])})") + "\n"
+                )
+
+
+def unknown_here(place: str, text: str) -> str:
+    """Returns why something is unknown that depends on a part of the script."""
+    return f"{place}: {text} is known only where the script runs"
+
+
+def is_of_model(path: str) -> bool:
+    """Whether a file or a program of the hosts says a model's arguments."""
+    return OF_A_MODEL.search(path) is not None
 
 
 def _is_errexit(words: Sequence[str]) -> bool:

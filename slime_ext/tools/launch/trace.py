@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from slime_ext.tools.launch.questions import Question
+
 BEGIN, END, BETWEEN = (
     "\ue000",
     "\ue001",
@@ -39,14 +41,24 @@ class Guess(NamedTuple):
     """A guess about the machine of a script.
 
     Args:
-        fails: whether a command with an unknown answer fails instead of succeeding.
-        is_there: whether the files exist that are tested and not found here.
+        fails: whether commands with an unknown answer fail instead of succeeding.
+        outcomes: the outcome of each question about the machine; None for the usual one.
+        asked: the command or the question that has another outcome than the others.
+        outcome: the outcome of that question.
         is_wide: whether tokens are longer than usual. A word that then differs was cut out of tokens.
     """
 
     fails: bool = False
-    is_there: bool = False
+    outcomes: int | None = None
+    asked: str = ""
+    outcome: int = 0
     is_wide: bool = False
+
+    def outcome_of(self, key: str, question: Question) -> int | None:
+        """Returns the position of a question's outcome; None if the script's text stays."""
+        if key == self.asked:
+            return self.outcome
+        return question.usual if self.outcomes is None else self.outcomes
 
     def worded(self, text: str) -> str:
         """Returns a text with its tokens as the script sees them under this guess."""
@@ -70,6 +82,15 @@ class Call(NamedTuple):
     environment: Mapping[str, str]
     folder: str
     files: Mapping[str, str]  # name -> text of the files that its words name and that the script wrote
+    changed: frozenset[str]  # paths of configurations that the script changed
+
+
+class Command(NamedTuple):
+    """A command that the sandbox answers, with what it reads."""
+
+    words: tuple[str, ...]
+    folder: str
+    stdin: str
 
 
 class Line(NamedTuple):
@@ -100,7 +121,10 @@ class Run:
 
     Args:
         calls: the programs that the script would start.
+        commands: all commands that the sandbox answers.
+        changed: the configurations that a text passed to a shell changed.
         unknown: command with an unknown answer -> how often the script ran it.
+        passes: command that lets a loop run once -> how often the script ran it.
         trace: the trace of bash, with its error messages.
         status: the script's exit status.
         error: why the sandbox ended the run; empty if it did not.
@@ -109,7 +133,10 @@ class Run:
     """
 
     calls: list[Call] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
     unknown: Counter[str] = field(default_factory=Counter)
+    passes: Counter[tuple[str, ...]] = field(default_factory=Counter)
     trace: str = ""
     status: int = 0
     error: str = ""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from slime_ext.config.files import text_of
@@ -18,6 +20,7 @@ from slime_ext.tools.launch.trace import BEGIN, BETWEEN, END
 
 SHELL = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 SHEBANG = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
+MOST_SIBLINGS = 2000
 RESERVED = re.compile(f"[{BEGIN}{END}{BETWEEN}]")
 
 
@@ -60,6 +63,24 @@ class Visible:
                 if not SHEBANG.match(file.readline(200).decode(errors="replace")):
                     return None
         return script_text(str(path))
+
+
+def names_of(file: Path) -> set[str]:
+    """Returns the names of a file, of the file that it links to, and of the links to it in their folders."""
+    names = {file.name}
+    with suppress(OSError):
+        real = file.resolve()
+        for folder in {file.parent, real.parent}:
+            with os.scandir(folder) as entries:
+                paths = [Path(entry.path) for entry in islice(entries, MOST_SIBLINGS)]
+            names |= {path.name for path in paths if _is_same(path, real)}
+    return names
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return path.samefile(other)
+    return False
 
 
 def script_text(path: str) -> str:

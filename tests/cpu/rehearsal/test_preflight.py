@@ -10,7 +10,6 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
-from slime_ext.tools.launch.launch import Gap
 from slime_ext_cpu import driver
 from slime_ext_cpu.rehearsal import run
 from slime_ext_cpu.rehearsal.main import of_rules
@@ -254,13 +253,13 @@ def test_a_function_is_looked_for_as_python_defines_names(known, tmp_path):
 
 
 def test_a_launch_that_is_not_all_known_is_not_rehearsed_and_sums_of_it_are_not_judged(known):
-    gap = Gap(99, "[ -f /x ]", "run.sh:3", frozenset({"--rm-type"}))
-    found = list(mistakes(replace(launch(), gaps=(gap,)), known, [], is_own_host=True))
+    why = "run.sh:3: [ -f /x ] is known only where the script runs"
+    found = list(mistakes(replace(launch(), unknown={"--rm-type": why}), known, [], is_own_host=True))
     assert len(found) == 1 and found[0].startswith(
         "run.sh:3: [ -f /x ] is known only where the script runs: --rm-type"
     )
-    replaced = replace(gap, names=frozenset({"--actor-num-nodes"}))
-    assert not list(mistakes(replace(launch(), gaps=(replaced,)), known, [], is_own_host=True))
+    nodes = replace(launch(), unknown={"--actor-num-nodes": why})
+    assert not list(mistakes(nodes, known, [], is_own_host=True))
     assert not list(
         mistakes(launch("--rollout-batch-size '$N' --global-batch-size 96"), known, [], is_own_host=True)
     )

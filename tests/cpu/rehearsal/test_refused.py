@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from slime_ext.tools.launch.launch import Gap
 from slime_ext_cpu.rehearsal.refused import refusals
 from tests.cpu.rehearsal.launches import launch
 
@@ -46,8 +45,7 @@ def test_what_the_host_would_refuse_is_one_line(flags):
 
 def test_a_number_that_a_gap_can_set_again_is_not_compared():
     over = "--over-sampling-batch-size"
-    gap = Gap(99, "$MORE", "run.sh:1", frozenset({over}))
-    assert not list(refusals(replace(launch(f"{over} 16"), gaps=(gap,))))
+    assert not list(refusals(replace(launch(f"{over} 16"), unknown={over: "run.sh:1: $MORE"})))
 
 
 def test_a_launch_without_an_end_is_one_line():
@@ -55,7 +53,7 @@ def test_a_launch_without_an_end_is_one_line():
     assert list(refusals(without)) == [
         "run.sh: expected --num-rollout or --num-epoch in the launch, got neither: the host refuses that"
     ]
-    assert not list(refusals(replace(without, gaps=(Gap(0, "$MORE", "run.sh:1"),))))
+    assert not list(refusals(replace(without, others="run.sh:1: $MORE")))
     assert not list(refusals(replace(without, flags=())))  # of which others say that it launches nothing
 
 

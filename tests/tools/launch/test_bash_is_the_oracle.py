@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.launch.launch import Unread
 from slime_ext.tools.launch.read import request_of
 from slime_ext.tools.launch.script_run import ScriptRun, followed, written
 from slime_ext.tools.launch.trace import TOKEN, UNKNOWN
@@ -32,12 +31,12 @@ def difference(script: Path, given=(), environment=None, *, lenient: bool = Fals
     if script_run.started is None:
         return "" if not theirs or around.evaluated or around.needs else f"no launch, bash: {theirs}"
     words = script_run.started.words
-    is_sure = not (around.needs or around.gaps or any(s.doubted for s in around.scripts.values()))
+    is_sure = not (around.needs or around.unasked or around.waits or around.asked())
     if not theirs:
         return f"{words}, bash: no launch" if is_sure else ""
     if around.needs or any("is read instead" in note for note in around.notes):  # which bash does not
         return ""
-    if is_sure and not script_run.unsure:
+    if is_sure and not script_run.unknown:
         return "" if fits(script_run, words, theirs[-1]) else f"{words}, bash: {theirs[-1]}"
     return _of_flags(script_run, theirs[-1])
 
@@ -61,7 +60,7 @@ def fits(script_run: ScriptRun, words: tuple[str, ...], theirs: list[str]) -> bo
         if i == len(words):
             return j == len(theirs)
         if TOKEN.fullmatch(words[i]):
-            can_be_flags = any(unknown.can_be_flags for unknown in script_run.around.meant(words[i]))
+            can_be_flags = not all(unknown.is_word for unknown in script_run.around.meant(words[i]))
             most = len(theirs) if can_be_flags else j + 1
             return any(from_here(i + 1, end) for end in range(j, min(most, len(theirs)) + 1))
         is_known = UNKNOWN.search(words[i]) is None
@@ -95,7 +94,7 @@ def test_nearly_everything_of_them_is_known(home, tmp_path):
         with contextlib.suppress(ConfigError):
             script_run = followed(request_of(str(tmp_path / "run.sh"), GIVEN_WORDS, environment=home))
         launch = script_run.launch("run.sh")
-        if launch.gaps or any(isinstance(word, Unread) for flag in launch.flags for word in flag.values):
+        if launch.unknown or launch.others:
             unknown.append(name)
     assert not unknown
 

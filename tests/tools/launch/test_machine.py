@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("in_process")
 # script (⏎ ends a line) -> flags that are unknown -> the reason for one of them
 DECIDED = r"""
     python3 train.py --a 1 --b $(nvidia-smi -L | wc -l) -> --b -> $(wc -l)
-    N=$(nvidia-smi -L | wc -l) ⏎ if [ "$N" -gt 0 ]; then A=1; else A=0; fi ⏎ python3 train.py --a $A --b 1 -> --a -> $A ([ "$N" -gt 0 ])
+    N=$(nvidia-smi -L | wc -l) ⏎ if [ "$N" -gt 0 ]; then A=1; else A=0; fi ⏎ python3 train.py --a $A --b 1 -> --a -> run.sh:2: [ "$N" -gt 0 ]
     N=$(gpus) ⏎ (( N >= 64 )) && A=(--big) ⏎ python3 train.py ${A[@]} --b 1 -> --big -> run.sh:2: (( N >= 64 ))
     N=$(gpus) ⏎ if (( N > 8 )); then A+=(--big); fi ⏎ python3 train.py ${A[@]} --b 1 -> --big -> run.sh:2: (( N > 8 ))
     python3 train.py --n $(( $(gpus) * 2 )) --b 1 -> --n -> $(( $(gpus) * 2 ))
@@ -19,24 +19,29 @@ DECIDED = r"""
     for i in $(seq 1 $(gpus)); do A+=(--gpu); done ⏎ python3 train.py ${A[@]} --b 1 -> --gpu -> for i in
     [[ $(hostname) == node-7 ]] && A=(--seven) ⏎ python3 train.py ${A[@]} --b 1 -> --seven -> [[ $(hostname) == node-7 ]]
     [[ $(hostname) == node-* ]] && ⏎   A+=(--seven) ⏎ python3 train.py ${A[@]} --b 1 -> --seven -> run.sh:1: [[ $(hostname) == node-* ]]
-    case $(hostname) in ⏎   a*) A=1;; ⏎   *) A=2;; ⏎ esac ⏎ python3 train.py --a $A --b 1 -> --a -> $A ($(hostname))
-    command -v nvidia-smi && A=(--smi) ⏎ python3 train.py ${A[@]} --b 1 -> --smi -> which nvidia-smi
+    case $(hostname) in ⏎   a*) A=1;; ⏎   *) A=2;; ⏎ esac ⏎ python3 train.py --a $A --b 1 -> --a -> run.sh:1: $(hostname) is known only
+    command -v nvidia-smi && A=(--smi) ⏎ python3 train.py ${A[@]} --b 1 -> --smi -> run.sh:1: which nvidia-smi
     [[ -f "/data/x.json" ]] || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> run.sh:1: [[ -f "/data/x.json" ]]
     N=1 ⏎ test -f x.json || A=(--made) ⏎ python3 train.py ${A[@]} --b 1 -> --made -> run.sh:2: test -f x.json
     if [ -d /data ]; then python3 train.py --a; else python3 train.py --c; fi -> --a --c -> [ -d /data ]
-    if one; then if ! two; then A=(--deep); fi; fi ⏎ python3 train.py ${A[@]} --b 1 -> --deep -> ! two
+    if one; then if ! two; then A=(--deep); fi; fi ⏎ python3 train.py ${A[@]} --b 1 -> --deep -> run.sh:1: one
     smi && A+=(--big)  # not here ⏎ python3 train.py --a 1 ${A[@]} --b 1 -> --big -> run.sh:1: smi
     big() { A+=(--big); } ⏎ smi && big ⏎ python3 train.py --a 1 ${A[@]} --b 1 -> --big -> run.sh:2: smi
     F="--a 1" ⏎ if smi; then F="$F --big"; fi ⏎ python3 train.py $F --b 1 -> --big -> run.sh:2: smi
-    A=(--x 1) ⏎ smi && A=(--y 2) ⏎ python3 train.py --b 1 ${A[@]} -> --b --y -> any flag can depend on it
+    A=(--x 1) ⏎ smi && A=(--y 2) ⏎ python3 train.py --b 1 ${A[@]} -> --x --y -> run.sh:2: smi
     A=(--x --y) ⏎ smi && A+=(--z 2) ⏎ python3 train.py ${A[@]} --b 1 -> --z -> run.sh:2: smi
     [ -f /x/.env ] && source /x/.env ⏎ python3 train.py --x ${X:-1} --b 1 -> --x ->
     if [ "$1" = a ]; then A=(--a); fi ⏎ smi || true ⏎ python3 train.py ${A[@]} --b 1 ->  ->
     smi && python3 train.py --b 1 ->  ->
     run() { python3 train.py "$@"; } ⏎ if smi; then run --b 1; else exit 1; fi ->  ->
     read -r X < /data/size ⏎ python3 train.py --x $X --b 1 -> --x -> $(< /data/size)
+    N=$(gpus) ⏎ for ((i = 0; i < N; i++)); do A+=(--gpu); done ⏎ python3 train.py ${A[@]} --b 1 -> --gpu -> run.sh:2
+    case $(hostname) in a*) A=1;; b*) A=2;; *) A=1;; esac ⏎ python3 train.py --a $A --b 1 -> --a -> run.sh:1: $(hostname)
+    if one; then if [ -f /x ]; then A=2; fi; fi ⏎ python3 train.py --a ${A:-1} --b 1 -> --a -> run.sh:1
+    while [ $(gpus) -lt 4 ]; do A=2; done ⏎ python3 train.py --a ${A:-1} --b 1 -> --a -> run.sh:1: [ $(gpus) -lt 4 ]
+    N=$(gpus) ⏎ declare -i Q=N+1 ⏎ python3 train.py --q $Q --b 1 -> --q -> run.sh:3
     for h in $(cat /data/hosts); do A+=(--host $h); done ⏎ python3 train.py ${A[@]} --b 1 -> --host ->
-    mapfile -t A < flags ⏎ python3 train.py --x 1 ${A[@]} --b 2 -> --x -> any flag can depend on it
+    mapfile -t A < flags ⏎ python3 train.py --x 1 ${A[@]} --b 2 -> --x -> run.sh:1: $(< flags) is known
     until [ $(count) -ge 4 ]; do sleep 1; done ⏎ python3 train.py --b 1 ->  ->
     set -e ⏎ until [ "$(nodes | grep -c up)" -ge 4 ]; do echo wait; sleep 5; done ⏎ python3 train.py --b 1 ->  ->
     until [ "$(nodes)" = ready ]; do sleep 5; done ⏎ python3 train.py --b 1 ->  ->
@@ -44,7 +49,7 @@ DECIDED = r"""
     python3 train.py --b 1 & ⏎ while true; do sleep 60; done ->  ->
     set -e ⏎ ray stop ⏎ pkill python ⏎ cd /root/slime ⏎ python3 train.py --b 1 ->  ->
     set -e ⏎ set +x ⏎ PS4= ⏎ source /none/env.sh ⏎ python3 train.py --x $X --b 1 -> --x ->
-    X=$(gpus) ⏎ python3 train.py --b 1 ${X:+--big} -> --big -> run.sh:2: ${X:+--big}
+    X=$(gpus) ⏎ python3 train.py --b 1 ${X:+--big} -> --big -> is known only where the script runs
     [ -f /data/x ] || exit 1 ⏎ python3 train.py --b 1 ->  ->
     if pgrep sglang; then exit 1; fi ⏎ python3 train.py --b 1 ->  ->
     python3 train.py --x $RANDOM --b 1 -> --x ->
@@ -62,9 +67,9 @@ def test_what_the_cluster_decides_is_unknown_and_nothing_else(line, tmp_path, mo
     text, unknown, reason = (part.strip() for part in line.split("->"))
     (tmp_path / "run.sh").write_text(text.replace(" ⏎ ", "\n"))
     launch = read(str(tmp_path / "run.sh"))
-    named = {flag.name for flag in launch.flags} | {name for gap in launch.gaps for name in gap.names or ()}
+    named = {flag.name for flag in launch.flags} | {*launch.unknown}
     assert {name for name in named if not launch.is_known(name)} == {*unknown.split()}
-    assert reason in " ".join([*map(str, launch.flags), *map(str, launch.gaps)])
+    assert reason in " ".join([*map(str, launch.flags), *launch.unknown.values(), launch.others])
     assert launch.program == "train.py"
 
 

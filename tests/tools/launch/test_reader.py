@@ -48,7 +48,7 @@ def readers_of(parent):
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             is_child = f"PPid:\t{parent}\n" in (folder / "status").read_text()
-            if is_child and "scripts import reader" in (folder / "cmdline").read_text():
+            if is_child and "launch import reader" in (folder / "cmdline").read_text():
                 found.append(folder)
         except OSError:
             continue

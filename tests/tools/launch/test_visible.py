@@ -47,7 +47,7 @@ def test_a_sourced_file_is_read_where_a_script_may_look(folders, name, said, is_
     (root / name).write_text(SETS)
     found = launch(f"source {said}\npython3 train.py --b 1 ${{A[@]}}")
     assert (found.value("--seen") == "1") == is_seen
-    assert bool(found.gaps) != is_seen  # any flag can be among those that are not seen
+    assert bool(found.others) != is_seen  # any flag can be among those that are not seen
 
 
 def test_a_link_leads_nowhere_else_and_a_pipe_is_not_opened(folders):
@@ -62,7 +62,7 @@ def test_a_link_leads_nowhere_else_and_a_pipe_is_not_opened(folders):
         found = launch(
             f"source {{}}/own/{name}.sh\nX=$(<{{}}/own/{name}.sh)\npython3 train.py --b $X ${{A[@]}}"
         )
-        assert found.gaps and not found.is_known("--b") and found.flag("--seen") is None
+        assert found.others and not found.is_known("--b") and found.flag("--seen") is None
     assert launch("source {}/own/inside.sh\npython3 train.py ${A[@]}").value("--seen") == "1"
 
 
@@ -87,7 +87,7 @@ def test_that_a_file_is_there_is_known_where_a_script_may_look(folders):
         "[ -f {}/PLACE/data.json ] && A=(--found)\n[ -d {}/PLACE ] && A+=(--folder)\npython3 train.py ${A[@]}"
     )
     assert {f.name for f in launch(text.replace("PLACE", "here")).flags} == {"--found", "--folder"}
-    assert not launch(text.replace("PLACE", "here")).gaps
+    assert not launch(text.replace("PLACE", "here")).unknown
     outside = launch(text.replace("PLACE", "outside"))
     assert not outside.is_known("--found") and not outside.is_known("--folder")
 

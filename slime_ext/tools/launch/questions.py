@@ -1,0 +1,243 @@
+"""Finds the conditions of a script whose outcome only its machine knows, and puts an outcome in their place.
+
+A run of the script shows which conditions depend on the machine. Then the script runs once with each outcome
+of each of them: the text of the condition is replaced by ``true``, ``false``, or another outcome. What
+differs between those runs is unknown. So only bash's interpreter has to know where a part of a script ends.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
+FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
+SUM = re.compile(r"\$\(\((?:[^()]|\([^()]*\))*\)\)")
+ONCE, NOT_AT_FIRST = "slime_ext_once", "slime_ext_not_at_first"  # commands that the sandbox answers
+# First word of a traced test -> how the test is written.
+TESTS = {
+    "[[": re.compile(r"\[\[\s.*?\s\]\]", re.DOTALL),  # [[ -f x && $A == b ]]
+    "[": re.compile(r"(?<![\[\w$])\[\s.*?\s\](?=[\s;&|)]|$)", re.DOTALL),  # [ "$N" -gt 0 ]
+    "test": re.compile(r"(?<![\w-])test\s+[^;&|\n)]+"),  # test -f x
+    "((": re.compile(r"(?<![$(\w])\(\(.*?\)\)", re.DOTALL),  # (( N > 8 ))
+}
+CASE = re.compile(r"(?<![\w$-])case[ \t]+(\S.*?)[ \t]+in(?=\s)")  # case $(hostname) in
+LIST = re.compile(r"(?<![\w$-])(?:for|select)[ \t]+\w+[ \t]+in[ \t]+(\S[^;\n]*?)[ \t]*(?=;|$)", re.M)
+COUNTED = re.compile(r"(?<![\w-])for[ \t]*\(\(([^;]*;)([^;]*);(.*?)\)\)")  # for ((i = 0; i < N; i++))
+BEFORE_LOOP = re.compile(r"(?<![\w-])(while|until)((?:\s+!)*)\s*$")
+PATTERN = re.compile(r"\s*\(?\s*((?:[^()\s;#\\\"']|\\.|\"[^\"]*\"|'[^']*'|(?<!^)[ \t])+?)\s*\)")
+ASSIGNS = re.compile(r"([A-Za-z_]\w*)\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)")  # K = N + 1, K++
+LET = re.compile(r"(?<![\w-])let\s+[^;&|\n]+|" + TESTS["(("].pattern, re.DOTALL)
+SET = re.compile(r"^(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)\+?=")
+# A part of a statement that can hold separators: a quotation, a substitution, a test.
+PART = re.compile(
+    r"\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\((?:[^()]|\([^()]*\))*\)|\[\[\s.*?\s\]\]|\(\(.*?\)\)|\\.", re.DOTALL
+)
+SEPARATOR = re.compile(
+    r"&&|\|\||[;|&\n]|(?<=\s)#[^\n]*|(?<![\w-])(?:then|do|else|if|elif|while|until)(?=\s)|(?<!\S)[{}](?=\s|$)"
+)
+OPEN_ARRAY = re.compile(
+    r"(?:^|(?<=[\s;]))(\w+)\+?=\((?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\([^()]*\)|(?<=\s)#[^\n]*|[^()\"'])*\Z"
+)
+MOST_PATTERNS = 12
+
+
+class Question(NamedTuple):
+    """A condition whose outcome only the machine knows.
+
+    Args:
+        begin, end: the span of the text that the outcome replaces.
+        outcomes: the texts of the outcomes; those of a test are ``true`` and ``false``.
+        usual: the outcome if nothing asks for another; None keeps the script's text.
+    """
+
+    begin: int
+    end: int
+    outcomes: tuple[str, ...]
+    usual: int | None = None
+
+
+@dataclass
+class Script:
+    """A script's text, and what replaces parts of it.
+
+    Args:
+        text: the text that bash gets, without the replacements.
+        put: span of the text -> the words that replace it.
+        questions: the offset of each question -> the question.
+    """
+
+    path: str
+    text: str
+    put: dict[tuple[int, int], str] = field(default_factory=dict)
+    questions: dict[int, Question] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
+        for words in (CASE, LIST):  # bash's trace leaves out these words, so a command with them is inserted
+            for match in words.finditer(self.text):
+                said = re.sub(r"\s#.*", "", match[1])
+                if not self._is_quoted(match.start()) and not said.endswith("\\"):
+                    end = match.start(1) + len(said)
+                    self.put[end, end] = f"$(: {said})"
+
+    def _is_quoted(self, offset: int) -> bool:
+        """Whether an offset is in a comment, or in a quotation that begins in its line."""
+        before = self.text[self.text.rfind("\n", 0, offset) + 1 : offset]
+        plain = re.sub(r"\\.|\"(?:\\.|[^\"\\])*\"|'[^']*'", "", before)
+        return re.search(r"[\"']|(?:^|\s)#", plain) is not None
+
+    def prepared(self, outcome: Callable[[str, Question], int | None]) -> str:
+        """Returns the text with all replacements.
+
+        Args:
+            outcome: maps a question's key and the question to the outcome's position; None keeps the text.
+        """
+        put = dict(self.put)
+        for begin, question in self.questions.items():
+            which = outcome(self.key(begin), question)
+            if which is not None:
+                put[begin, question.end] = question.outcomes[min(which, len(question.outcomes) - 1)]
+        parts, last = [], 0
+        for begin, end in sorted(put):
+            if begin >= last:
+                parts += [self.text[last:begin], put[begin, end]]
+                last = end
+        return "".join([*parts, self.text[last:]])
+
+    def key(self, begin: int) -> str:
+        """Returns the key of the question at an offset."""
+        return f"{self.path}\0{begin}"
+
+    def number(self, offset: int) -> int:
+        """Returns the line of an offset, counted from 1."""
+        return bisect.bisect_right(self.starts, offset)
+
+    def line(self, number: int) -> tuple[int, int]:
+        """Returns the span of a line, with the lines that it continues and those that continue it."""
+        lines = self.text.split("\n")
+        first = last = min(number, len(lines)) - 1
+        goes_on = re.compile(r"(?:\\|&&|\|\|?|\(\(|\[\[)\s*$")
+        while first > 0 and goes_on.search(lines[first - 1]):
+            first -= 1
+        while last + 1 < len(lines) and goes_on.search(lines[last]):
+            last += 1
+        return self.starts[first], self.starts[last] + len(lines[last])
+
+    def statement(self, number: int, word: str = "") -> str:
+        """Returns the statement of a line that begins with a word, on one line as written; else the first."""
+        begin, end = self.line(number)
+        text, parts, last, at = self.text[begin:end], list[str](), 0, 0
+        while at < len(text):
+            if part := PART.match(text, at):
+                at = part.end()
+            elif separator := SEPARATOR.match(text, at):
+                parts.append(text[last:at])
+                last = at = separator.end()
+            else:
+                at += 1
+        whole = [
+            " ".join(part.split()).strip("() ") if word[:1] not in "([" else " ".join(part.split())
+            for part in (*parts, text[last:])
+        ]
+        whole = [part.replace("\\ ", "") for part in whole if part]
+        return next((part for part in whole if word and part.startswith(word)), whole[0] if whole else "")
+
+    def ask(self, number: int, first: str, words: Sequence[str]) -> list[Question]:
+        """Adds the questions of a test in a line, and returns them.
+
+        Args:
+            first: the first word of the traced test; ``:`` for the words of a ``case`` or of a list.
+            words: the test's words, expanded. They tell two tests in one line apart.
+        """
+        begin, end = self.line(number)
+        if first == ":":
+            found = [*self._of_case(begin, end), *self._of_list(begin, end)]
+        else:
+            operators = [word for word in words[1:] if re.fullmatch(r"-[a-z]{1,2}|[=!]=?|=~|&&|\|\|", word)]
+            spans = [match.span() for match in TESTS[first].finditer(self.text, begin) if match.start() < end]
+            alike = [s for s in spans if all(word in self.text[slice(*s)] for word in operators)]
+            found = [self._of_test(*span) for span in alike or spans]
+        for question in found:
+            self.questions.setdefault(question.begin, question)
+        return found
+
+    def _of_test(self, begin: int, end: int) -> Question:
+        """Returns the question of a test. A loop that waits for the machine ends before or after one pass."""
+        loop = BEFORE_LOOP.search(self.text, self.line(self.number(begin))[0], begin)
+        if not loop:
+            return Question(begin, end, ("true", "false"))
+        ends_by_failure = (loop[1] == "while") != (loop[2].count("!") % 2 == 1)
+        key = self.key(begin).partition("\0")[2]
+        outcomes = ("false", f"{ONCE} {key}") if ends_by_failure else ("true", f"{NOT_AT_FIRST} {key}")
+        return Question(begin, end, outcomes, usual=0)
+
+    def _of_case(self, begin: int, end: int) -> Iterator[Question]:
+        """Yields the questions of ``case`` words; the outcomes match one pattern each."""
+        for match in CASE.finditer(self.text, begin, end + 1):
+            body = re.split(r"(?<![\w-])esac(?![\w-])", self.text[match.end() :], maxsplit=1)[0]
+            parts = (PATTERN.match(part) for part in re.split(r";;&?|;&", body))
+            patterns = [each for part in parts if part for each in part[1].split("|")]
+            concrete = dict.fromkeys(filter(None, map(_matching, patterns[:MOST_PATTERNS])))
+            yield Question(*match.span(1), tuple(f'"{text}"' for text in concrete))
+
+    def _of_list(self, begin: int, end: int) -> Iterator[Question]:
+        """Yields the questions of lists, which can be empty."""
+        for match in LIST.finditer(self.text, begin, end + 1):
+            yield Question(match.start(1), self.put_end(match), ("",))
+
+    def put_end(self, match: re.Match[str]) -> int:
+        """Returns the offset after a list's words, without a comment."""
+        return match.start(1) + len(re.sub(r"\s#.*", "", match[1]))
+
+    def without_sum(self, number: int, token: Callable[[str], str]) -> bool:
+        """Replaces what bash cannot compute with an unknown number, and returns whether it finds anything.
+
+        Args:
+            token: maps a part's text to the token for its result.
+        """
+        begin, end = self.line(number)
+        if any(begin <= at < end for at in self.questions):
+            return True
+        if sums := [match for match in SUM.finditer(self.text, begin, end) if match.span() not in self.put]:
+            self.put |= {match.span(): token(match[0]) for match in sums}
+            return True
+        if counted := COUNTED.search(self.text, begin, end):
+            count = "((slime_ext_i = 0; slime_ext_i < {}; slime_ext_i++))"
+            outcomes = (count.format(0), count.format(1))
+            at = self.text.index("((", counted.start())
+            self.questions[at] = Question(at, counted.end(), outcomes, usual=0)
+            return True
+        for match in LET.finditer(self.text, begin, end):
+            if match.span() in self.put:
+                continue
+            if names := ASSIGNS.findall(match[0]):
+                said = token(match[0])
+                self.put[match.span()] = "{ " + "".join(f"{name}={said}; " for name in names) + "}"
+            else:
+                question = self._of_test(*match.span())
+                self.questions.setdefault(question.begin, question)
+            return True
+        statement = self.text[begin:end].strip()
+        if (match := SET.match(statement)) and (begin, end) not in self.put:
+            self.put[begin, end] = f"{match[1]}={token(statement)}"
+            return True
+        return (begin, end) in self.put
+
+    @property
+    def open_array(self) -> re.Match[str] | None:
+        """The array whose parenthesis nothing closes: a match whose first group is its name."""
+        return OPEN_ARRAY.search(self.text)
+
+
+def _matching(pattern: str) -> str:
+    """Returns a word that matches a pattern of ``case``; empty if every word does.
+
+    >>> [_matching(text) for text in ("a*", "[Ii]x?", "'b c'", "*")]
+    ['a', 'Ixx', 'b c', '']
+    """
+    text = re.sub(r"\[(?!\^|!)(.)[^]]*\]", r"\1", pattern.strip().strip("\"'"))
+    return text.replace("*", "").replace("?", "x").replace('"', "")
