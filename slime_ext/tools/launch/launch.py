@@ -90,8 +90,12 @@ class Launch:
 
     def doubt(self, name: str) -> str:
         """Returns why it is unknown whether the launch has a flag, or which value it has; else ""."""
-        can_be_there = name not in self.never and not self.flag(name)
-        return self.unknown.get(name) or (self.others if can_be_there else "")
+        if why := self.unknown.get(name):
+            return why
+        if flag := self.flag(name):
+            is_read = not any(isinstance(word, Unread) for word in flag.values)
+            return "" if is_read else f"{flag.where}: {flag} is known only where the script runs"
+        return "" if name in self.never else self.others
 
     def value(self, name: str, default: str = "") -> str:
         """Returns the first word of a flag's value."""

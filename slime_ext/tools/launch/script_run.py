@@ -185,7 +185,6 @@ def _compared(
     """
     around, unknown = sandbox.around, dict[str, str]()
     usual: dict[str, tuple[str, ...]] | None = None
-    unread: list[WrittenFlag] = []
     open_at: list[tuple[bool, str]] = []  # whether only a model's arguments are there, and why
     for why, launch in _launches(sandbox, reference, runs):
         if launch is None:
@@ -196,7 +195,6 @@ def _compared(
         values |= {f"${name}": (text,) for name, text in launch.environment.items()}
         if usual is None:
             usual = values
-            unread = [flag for flag in flags if any(isinstance(word, Unread) for word in flag.values)]
         differing = (name for name in values.keys() | usual.keys() if values.get(name) != usual.get(name))
         unknown = dict.fromkeys(differing, why) | unknown
         places = {flag.name: i for i, flag in enumerate(flags, 1)}
@@ -206,9 +204,7 @@ def _compared(
                 name for name, i in places.items() if i <= count and not (is_of_model and name in KNOWN)
             )
             unknown = dict.fromkeys(before, text) | unknown
-    unknown = (
-        {flag.name: unknown_here(flag.where, str(flag)) for flag in unread} | around.alternatives | unknown
-    )
+    unknown = around.alternatives | unknown
     open_at += [(False, why) for why in around.unasked]
     # Which flags can be there that no run has: any, if any of the gaps can have any.
     wide = next((text for is_of_model, text in open_at if not is_of_model), "")

@@ -94,7 +94,7 @@ def test_nearly_everything_of_them_is_known(home, tmp_path):
         with contextlib.suppress(ConfigError):
             script_run = followed(request_of(str(tmp_path / "run.sh"), GIVEN_WORDS, environment=home))
         launch = script_run.launch("run.sh")
-        if launch.unknown or launch.others:
+        if launch.unknown or launch.others or not all(launch.is_known(flag.name) for flag in launch.flags):
             unknown.append(name)
     assert not unknown
 

@@ -1,0 +1,48 @@
+"""Our flags are found in every launch script of the hosts (HOSTS), wherever else its flags come from."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.launch.read import read_script
+
+HOSTS = Path(os.environ.get("HOSTS", "absent"))
+OURS = {
+    "--custom-megatron-init-path": ("slime_ext.host.init",),
+    "--use-tis": (),
+    "--custom-tis-function-path": ("slime_ext.tis.token_tis",),
+}
+PROGRAM = re.compile(r"(\btrain(?:_async|_multi_lora_async)?\.py)(?=[ \t\n\\])")
+BROKEN = ("run-kimi-k2-Instruct.sh", "run-kimi-k2-Thinking.sh")  # lack a backslash
+
+
+def scripts():
+    return [path for path in sorted(HOSTS.glob("*-*/**/*.sh")) if PROGRAM.search(path.read_text())]
+
+
+@pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
+@pytest.mark.slow
+@pytest.mark.parametrize("path", scripts(), ids=lambda path: str(path.relative_to(HOSTS)))
+def test_our_flags_are_found_in_a_script_of_a_host(path, in_process, tmp_path, monkeypatch):
+    words = " ".join(" ".join((name, *values)) for name, values in OURS.items())
+    copy = path.with_name(f".{os.getpid()}-{path.name}")  # beside what it sources
+    copy.write_text(PROGRAM.sub(rf"\1 {words}", path.read_text()))
+    try:
+        launch = read_script(str(copy))
+    except ConfigError as error:
+        assert path.name in BROKEN and "lacks the backslash" in str(error)
+        return
+    finally:
+        copy.unlink()
+    if not launch.program:  # as its variables decide whether it starts a launch
+        pytest.skip(f"no launch: {launch.notes}")
+    own = [flag for flag in launch.flags if flag.name == "--custom-tis-function-path"]
+    found = {name: launch.flag(name).values for name in OURS}
+    if own[-1].values != OURS["--custom-tis-function-path"]:  # the script's own comes later
+        found["--custom-tis-function-path"] = own[0].values
+    assert found == OURS and all(map(launch.is_known, OURS))
