@@ -27,6 +27,7 @@ from slime_ext.tools.analysis.detectors.duplicate_samples import Fingerprints, P
 from slime_ext.tools.analysis.detectors.equal_reference import Unmoved
 from slime_ext.tools.analysis.detectors.length_explosion import Cut
 from slime_ext.tools.analysis.detectors.outside_vocabulary import Beyond
+from slime_ext.tools.analysis.detectors.shared.identities import RatioSums
 from slime_ext.tools.analysis.detectors.shared.kinds import GroupSizes
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine, measures
@@ -52,6 +53,7 @@ ROWS = {
     "Diagnosis.layers": LayerDistance,
     "Cuts.rollouts": Cut,
     "Reference.rollouts": Unmoved,
+    "Ratios.rollouts": RatioSums,
 }
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6

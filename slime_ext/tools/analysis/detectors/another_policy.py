@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need, need_tokens
+from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3, top_share
@@ -82,7 +83,7 @@ def look(d: Diagnosis) -> Figures | None:
     first, last = (fmean(s.k3 for s in part) for part in (rollouts[:third], rollouts[-third:]))
     grows = begins and _moves_away(rollouts, first, last) and two_kinds(d) is None
     grows = grows and not rather_than_rollouts(d)
-    if not grows and not unnumbered:
+    if (not grows and not unnumbered) or is_above_one(d):
         return None
     figures = {
         "k3": mean_k3(rollouts[:third]),

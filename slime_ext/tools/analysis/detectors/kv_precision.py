@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
 from slime_ext.tools.analysis.measures.curves import BLOCK, beyond_certainty
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -88,7 +89,12 @@ def look(d: Diagnosis) -> Figures | None:
     need(len(blocks) >= 4, f"4 blocks of {BLOCK} positions with {FEWEST} tokens each")
     positions, sums = (blocks * BLOCK).tolist(), table[blocks]
     best = max(_steps(positions, sums), key=lambda step: step.explained, default=None)
-    if best is None or best.z < SURE or best.after < max(STEP * best.before, best.before + MATTERS):
+    if (
+        best is None
+        or is_above_one(d)
+        or best.z < SURE
+        or best.after < max(STEP * best.before, best.before + MATTERS)
+    ):
         return None
     usual = by_surprise[blocks].sum(0)
     expected = by_surprise[blocks, :, 0] @ (usual[:, 1] / usual[:, 0].clamp_min(1))

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.sampling import by_probability
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
@@ -119,7 +120,7 @@ def look(d: Diagnosis) -> Figures | None:
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
     if top_share(d.rollouts) >= FEW or not (grows or distance >= LOUD):
         return None
-    if _is_part(d) or d.means.ratio_minus_one.z >= ABOVE:
+    if _is_part(d) or (d.means.ratio_minus_one.z >= ABOVE or is_above_one(d)):
         return None
     is_again = float(d.of(Twice).sums[0]) >= AGAIN
     figures = {

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
+from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -91,7 +92,7 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
 
 def _are_above_one(d: Diagnosis) -> bool:
     """Returns whether the mean ratio is above 1, so that log-probs belong to other tokens."""
-    return d.means.ratio_minus_one.z >= SURE
+    return d.means.ratio_minus_one.z >= SURE or is_above_one(d)
 
 
 def _are_few(d: Diagnosis) -> bool:
