@@ -19,14 +19,13 @@ if TYPE_CHECKING:  # because it imports torch
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 MOST_SKIPPED, MOST_PARTS = 5, 8
-VERDICTS = {"good": "", "bad": "[red]outside[/red]", "": ""}
-L = "l is the log-ratio of a response token, log trainer - log sampler, in nats; the ratio is e^l"
 
 
 def summary(screen: Console, documents: Sequence[Document]) -> None:
     """Prints one run, or two.
 
-    First come each run's findings and recommendation, then all numbers side by side.
+    First come each run's headline, findings, recommendation and notes, then all numbers side by side. What
+    l is, the healthy ranges and the checks that could not run are in the files of --out and --json.
     """
     for document in documents:
         total = document.total
@@ -36,18 +35,17 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
             (total.sequences, "sequence"),
             (total.tokens, "response token"),
         )
-        _say(screen, f"{', '.join(counted(*size) for size in sizes)}; {L}")
+        _say(screen, ", ".join(counted(*size) for size in sizes))
         _skipped(screen, document)
         if document.headline:
             screen.print(f"[bold]{escape(document.headline)}[/bold]", soft_wrap=not screen.is_terminal)
         _exact(screen, document)
         _findings(screen, document)
         _recommendation(screen, document)
-        _not_looked(screen, document)
+        for note in document.notes[:MOST_SKIPPED]:
+            _say(screen, f"note {note}")
         screen.print()
     screen.print(_numbers(documents))
-    for note in dict.fromkeys(note for document in documents for note in document.notes[:MOST_SKIPPED]):
-        _say(screen, f"note {note}")
 
 
 def show_news(screen: Console, news: News, *, as_json: bool) -> None:
@@ -75,15 +73,15 @@ def show_news(screen: Console, news: News, *, as_json: bool) -> None:
 def _numbers(documents: Sequence[Document]) -> Table:
     from slime_ext.tools.analysis.page.numbers import tiles  # imports torch
 
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, show_header=len(documents) > 1)
     table.add_column("")
     for document in documents:
-        table.add_column(escape(legible(document.name)) if len(documents) > 1 else "", justify="right")
+        table.add_column(escape(legible(document.name)), justify="right")
         table.add_column("")
-    table.add_column("healthy")
     for tile in tiles([document.total for document in documents]):
-        cells = [cell for text, verdict in tile["runs"] for cell in (text, VERDICTS[verdict])]
-        table.add_row(tile["name"], *cells, tile["range"])
+        verdicts = {"bad": f"[red]outside[/red] ({tile['range']})"}
+        cells = [cell for text, verdict in tile["runs"] for cell in (text, verdicts.get(verdict, ""))]
+        table.add_row(tile["name"], *cells)
     return table
 
 
@@ -167,13 +165,6 @@ def _recommendation(screen: Console, document: Document) -> None:
         reached = f"{suggestion.reached:.4g} of {counted(suggestion.units, suggestion.unit)}"
         said = f"  to reject {suggestion.wished:.3g} by {suggestion.name}: {bounds} ({reached})"
         _say(screen, said, is_exact=True)
-
-
-def _not_looked(screen: Console, document: Document) -> None:
-    """Prints the detectors that could not run. The page and the JSON say what each of them needs."""
-    names = [row.name for row in document.detectors if row.state == "could not look"]
-    if names:
-        _say(screen, f"skipped (--out says what each needs): {', '.join(names)}")
 
 
 def _skipped(screen: Console, document: Document) -> None:

@@ -183,6 +183,21 @@ def test_nothing_green_stands_beside_an_error():
     assert "--custom-" not in text
 
 
+def test_the_page_says_the_headline_once_and_shows_the_histogram_before_the_numbers():
+    error = (
+        document()
+        .findings[0]
+        .model_copy(update={"severity": "error", "threshold": "0.1", "title": "The title."})
+    )
+    found = document(findings=(error,))
+    found = found.model_copy(update={"headline": f"Fix first: {error.title}"})
+    text = render(found)
+    assert text.count(error.title) == 1
+    assert text.index('id="picture-distribution"') < text.index('<dl class="tiles')
+    assert text.count('id="picture-distribution"') == 1
+    assert "<summary>How sure</summary><p>Threshold: 0.1." in text
+
+
 def test_an_estimate_that_cannot_be_true_is_not_shown():
     def chi2(**values):
         return {t["name"]: t["runs"] for t in tiles([Numbers(**values)]) if "χ²" in t["name"]}

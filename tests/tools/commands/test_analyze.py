@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +71,21 @@ def test_a_file_that_is_no_dump_is_said_in_whole_words(capsys, tmp_path):
     assert "0.pt: is cut off or no torch file (RuntimeError)" in analyze(capsys, tmp_path / "0.pt")[2]
 
 
+def test_what_to_do_comes_before_the_table_and_definitions_are_in_the_report(capsys, runs, tmp_path):
+    shutil.copytree(runs / "shifted", tmp_path / "run")
+    content = torch.load(tmp_path / "run/train_data/0.pt")
+    del content["samples"][0]["log_probs"]
+    torch.save(content, tmp_path / "run/train_data/0.pt")
+    page = tmp_path / "r.html"
+    _, out, _ = analyze(capsys, tmp_path / "run", "--out", page)
+    order = ("Fix first: ", "error off_by_one", "  -> ", "then analyse again", "note ", "k3, nats per token")
+    places = [out.index(words) for words in order]
+    assert places == sorted(places) and "note " in out and "log-probs are missing" in out
+    assert "log trainer" not in out and "outside_vocabulary" not in out and "outside (below 0.005)" in out
+    written = page.read_text()
+    assert "log trainer" in written and "outside_vocabulary" in written and "below 2" in written
+
+
 @pytest.mark.parametrize(("columns", "width"), [(None, 80), ("60", 60), ("132", 132)])
 def test_outside_a_terminal_tables_are_as_wide_as_columns_says(capsys, runs, monkeypatch, columns, width):
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -78,8 +93,7 @@ def test_outside_a_terminal_tables_are_as_wide_as_columns_says(capsys, runs, mon
         monkeypatch.setenv("COLUMNS", columns)
     _, out, _ = analyze(capsys, runs / "healthy")
     lines = out.splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.endswith("healthy") and not line.startswith("h"))
-    table = list(itertools.takewhile(lambda line: not line.startswith("note"), lines[begin:]))
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("k3, nats per token")) :]
     assert len(table) > 10 and max(map(len, table)) <= width
     assert not [line for line in lines if line != line.rstrip()]
 
