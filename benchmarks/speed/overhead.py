@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from rich.console import Console
@@ -58,7 +58,31 @@ def table(repeat: int) -> Table:
     return shown
 
 
+def in_turns(repeat: int) -> Iterator[str]:
+    """Yields microseconds of ours and of one column of SkyRL, which take turns with nothing else.
+
+    In the table many contenders take turns, so each finds the processor's caches full of others' code.
+    """
+    bodies = contenders()
+    padding = bodies.get("SkyRL: padding")
+    for form in FORMS.values() if padding else ():
+        batch = Batch.of([SHAPES[0][1]] * SHAPES[0][0])
+        hook, to_loss, corrects = (
+            functools.partial(bodies[f"{who}: {form}"], batch)
+            for who in ("ours", "SkyRL, lists to loss", "SkyRL")
+        )
+        for name, theirs in {
+            "from lists to a loss": to_loss,
+            "padding, then correcting": lambda b=batch, corrects=corrects: (padding(b), corrects()),
+        }.items():
+            fastest = minima({"ours": hook, "SkyRL": theirs}, repeat)
+            times = ", ".join(f"{who} {seconds * 1e6:.0f} µs" for who, seconds in fastest.items())
+            yield f"in turns, {form}; SkyRL {name}: {times}"
+
+
 def run(asked: Namespace) -> None:
-    """Prints the table."""
+    """Prints the table, and the times of pairs."""
     torch.set_num_threads(1)
     Console(width=170).print(table(asked.repeat))
+    for line in in_turns(asked.repeat):
+        print(line)
