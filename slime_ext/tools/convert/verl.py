@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {
     **{"rollout_is": None, "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False},
     **{"rollout_rs": None, "rollout_rs_threshold": None, "bypass_mode": False, "loss_type": "ppo_clip"},
 }
-OF = {  # key -> the releases that have it
+RELEASES_WITH = {  # key -> the releases that have it
     "rollout_rs_threshold_lower": (PR3984, V061, V070),
     "rollout_token_veto_threshold": (PR3984, V061, V070),
     "bypass_old_logprob_for_rollout": (PR3984,),
@@ -36,26 +36,24 @@ OF = {  # key -> the releases that have it
     "rollout_is_batch_normalize": (V061, V070, LATER),
     "use_v1": (LATER,),
 }
-BEFORE = (  # keys of 0.6.0 and before
+KEYS_OF_0_6_0 = (  # keys of 0.6.0 and before
     *("rollout_is_threshold_lower", "rollout_is_level", "rollout_is_mode", "rollout_is_veto_threshold"),
 )
 DEFAULTS: dict[str, Any] = {
     **OPTIONS,
-    **dict.fromkeys(("rollout_rs_threshold_lower", "rollout_token_veto_threshold", *BEFORE)),
+    **dict.fromkeys(("rollout_rs_threshold_lower", "rollout_token_veto_threshold", *KEYS_OF_0_6_0)),
     **dict.fromkeys(("bypass_old_logprob_for_rollout", "use_pure_rollout_correction"), False),
     "use_policy_gradient": False,
     # Of the rest of a configuration: actor_rollout_ref.actor and trainer.
     **{"policy_loss": None, "loss_agg_mode": "token-mean", "use_v1": None},
 }
-POLICY_LOSS: dict[str, Any] = {
-    "loss_mode": "vanilla",
-    "rollout_correction": None,
-}  # others are of other losses
+POLICY_LOSS: dict[str, Any] = {"loss_mode": "vanilla", "rollout_correction": None}
 PER_TOKEN, PER_SEQUENCE = "token-mean", "seq-mean-token-mean"
 SUMS = ("token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 UNKNOWN_TRAINER = (
     "rejected tokens stay in the denominator, as in the default trainer of verl 0.9.1 (trainer.use_v1: "
-    "true); for 0.7.1 to 0.8.0, or use_v1: false, add denominator: kept"
+    "true); for 0.7.1 to 0.8.0, for use_v1: false and for loss_agg_mode: seq-mean-token-mean add "
+    "denominator: kept"
 )
 SLIMES_MEAN = f"loss_agg_mode: {PER_SEQUENCE} is slime's mean without --calculate-per-token-loss"
 SEQUENCES = (
@@ -81,15 +79,7 @@ def read(block: Block) -> Reading:
         ConfigError: the block has fields of two releases or of 0.6.0, or the release's reader refuses it.
     """
     _forbid_before(block)
-    releases: tuple[str, ...] = RELEASES
-    first = ""
-    for key, of_key in _evidence(block.values):
-        if not (common := tuple(name for name in releases if name in of_key)):
-            why = f"it belongs to {', '.join(of_key)}, {first} to {', '.join(releases)}"
-            block.refuse(key, "the keys of one release of verl", why)
-        first = key if common != releases else first
-        releases = common
-    # The releases that are left read the block the same way.
+    releases = _releases(block)
     if LATER not in releases:
         reading = _with_flags(block, verl_levels.read(block, releases))
     elif block.flag("bypass_mode"):
@@ -98,16 +88,30 @@ def read(block: Block) -> Reading:
         reading = _with_flags(block, verl_options.read(block, bypass=False))
     uses_v1 = None if block.get("use_v1") is None else block.flag("use_v1")
     mode = block.choice("loss_agg_mode", (PER_TOKEN, PER_SEQUENCE, *SUMS))
-    notes = (
-        [of_loss("verl", "loss_agg_mode", mode)] if block.has("loss_agg_mode") and mode == PER_TOKEN else []
-    )
-    notes += [SLIMES_MEAN] if mode == PER_SEQUENCE else []
-    rejects = "mask_scope" in reading.mapping
-    notes += [SEQUENCES] if mode == PER_SEQUENCE and rejects and LATER not in releases else []
-    notes += [DIVISOR.format(mode=mode)] if mode in SUMS else []
+    notes = []
+    if mode in SUMS:
+        notes.append(DIVISOR.format(mode=mode))
+    elif mode == PER_SEQUENCE:
+        rejects = "mask_scope" in reading.mapping
+        notes += [SLIMES_MEAN, *([SEQUENCES] if rejects and LATER not in releases else [])]
+    elif block.has("loss_agg_mode"):
+        notes.append(of_loss("verl", "loss_agg_mode", mode))
     if reading.mapping.get("denominator") == "kept" and LATER in releases and mode != PER_SEQUENCE:
         reading = _of_trainer(uses_v1, reading)
     return replace(reading, notes=(*notes, *reading.notes))
+
+
+def _releases(block: Block) -> tuple[str, ...]:
+    """Returns the releases that have every field of a block, and read it the same way."""
+    releases: tuple[str, ...] = RELEASES
+    decisive = ""
+    for key, of_key in _evidence(block.values):
+        if not (common := tuple(name for name in releases if name in of_key)):
+            why = f"it belongs to {', '.join(of_key)}, {decisive} to {', '.join(releases)}"
+            block.refuse(key, "the keys of one release of verl", why)
+        decisive = key if common != releases else decisive
+        releases = common
+    return releases
 
 
 def _of_trainer(uses_v1: bool | None, reading: Reading) -> Reading:
@@ -142,25 +146,23 @@ def _bypass(block: Block) -> Reading:
 
 def _with_flags(block: Block, reading: Reading) -> Reading:
     """Adds slime's arguments for ``actor.policy_loss``, which weights multiply in decoupled mode."""
-    loss, is_decoupled = (
-        block.part("policy_loss", POLICY_LOSS, among_others=True),
-        reading.mapping["surrogate"] == "host",
-    )
+    loss = block.part("policy_loss", POLICY_LOSS, among_others=True)
     mode = loss.get("loss_mode") or "vanilla"
-    if is_decoupled and mode in ("gspo", "cispo"):
+    if reading.mapping["surrogate"] != "host":
+        if mode not in ("vanilla", "bypass_mode", "rollout_correction"):
+            known = "vanilla or bypass_mode beside bypass_mode: true"
+            loss.refuse("loss_mode", known, "slime has no such loss")
+    elif mode in ("gspo", "cispo"):
         return replace(reading, args={"advantage_estimator": mode})
-    if mode not in (("vanilla",) if is_decoupled else ("vanilla", "bypass_mode", "rollout_correction")):
-        known = (
-            "vanilla, gspo or cispo" if is_decoupled else "vanilla or bypass_mode beside bypass_mode: true"
-        )
-        loss.refuse("loss_mode", known, "slime has no such loss")
+    elif mode != "vanilla":
+        loss.refuse("loss_mode", "vanilla, gspo or cispo", "slime has no such loss")
     return reading
 
 
 def _evidence(values: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields each key of a block with the releases that have the key or value."""
     for key in values:
-        yield key, OF.get(key, RELEASES)
+        yield key, RELEASES_WITH.get(key, RELEASES)
     if values.get("rollout_rs") in verl_levels.RS_LEVELS:
         yield "rollout_rs", (PR3984, V061, V070)
     for key in ("rollout_rs", "rollout_rs_threshold", "rollout_is_threshold"):
@@ -170,7 +172,9 @@ def _evidence(values: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _forbid_before(block: Block) -> None:
     """Refuses the correction of verl 0.6.0, which PR 3984 replaced."""
-    of_before = sorted((key for key in BEFORE if key in block.values), key=lambda key: not block.has(key))
+    of_before = sorted(
+        (key for key in KEYS_OF_0_6_0 if key in block.values), key=lambda key: not block.has(key)
+    )
     of_before += ["rollout_is"] * isinstance(block.values.get("rollout_is"), bool)
     for key in of_before:
         why = "it belongs to verl 0.6.0 and before, which had a different correction"
