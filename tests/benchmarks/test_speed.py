@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -137,3 +139,15 @@ def test_another_python_is_asked_without_the_flag_that_names_it(monkeypatch, fla
     ((python, *words),) = started
     assert python == sys.executable
     assert words[-6:] == ["benchmarks.speed", "against", "--configs", "T", "--repeat", "1"]
+
+
+def test_the_page_says_how_many_operations_a_call_dispatches():
+    page = (Path(__file__).parents[2] / "docs/performance.md").read_text()
+    batch = Batch.of([64] * 8)
+    rows = {"T": "token weights with a cap", "S": "sequence weights with a cap, geometric mask, veto"}
+    for config, row in rows.items():
+        bodies = run.ours(config)
+        counts = [
+            dispatched(functools.partial(bodies[name], batch)) for name in ("ours", "ours, all metrics")
+        ]
+        assert f"| {row} | {counts[0]} | {counts[1]} |" in page
