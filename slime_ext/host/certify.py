@@ -77,15 +77,15 @@ class PushRecord:
 
     def arrived(self, engines: Sequence[Mapping[str, str]]) -> Arrival:
         """Finds what a push changed, from the checksums that each engine reports after it."""
-        now, before = engines[0], self.sums
-        tensors = [name for name in now if not STILL.search(name)]
-        apart = [name for name in tensors if any(other.get(name) != now[name] for other in engines[1:])]
+        checksums, previous = engines[0], self.sums
+        tensors = [name for name in checksums if not STILL.search(name)]
+        apart = [name for name in tensors if any(other.get(name) != checksums[name] for other in engines[1:])]
         fault = f"the engines differ from each other in {places(apart)}" if apart else ""
-        stepped = self.has_moved and bool(before)
-        self.sums, self.has_moved = dict(now), False
+        stepped = self.has_moved and bool(previous)
+        self.sums, self.has_moved = dict(checksums), False
         if not stepped:
             return Arrival(f"{len(tensors)} tensors in the engine", fault=fault)
-        still = tuple(name for name in tensors if now[name] == before.get(name))
+        still = tuple(name for name in tensors if checksums[name] == previous.get(name))
         lost = [name for name in still if name in self.moved]
         self.moved.update(set(tensors) - set(still))
         summary = f"{len(tensors) - len(still)} of {len(tensors)} tensors changed with the push"

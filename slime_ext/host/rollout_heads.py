@@ -142,9 +142,9 @@ def _keep(sample: Any, before: int, asked: Asked) -> None:
             f"new tokens, got {len(ids)}: keep the sampled tokens unchanged in your generate function, "
             "because code between the engine and the sample adds or drops tokens"
         )
-    was = _rows_of(sample, before, asked.top_k)
-    for name, old, new in zip(FIELDS, was, (ids, log_probs), strict=True):
-        setattr(sample, name, torch.cat([old, new]))
+    earlier = _rows_of(sample, before, asked.top_k)
+    for name, *parts in zip(FIELDS, earlier, (ids, log_probs), strict=True):
+        setattr(sample, name, torch.cat(parts))
 
 
 def _keep_support(sample: Any, before: int, asked: Asked) -> None:

@@ -141,18 +141,18 @@ def compute_plan(
         others = data_of.rest_of(rollout, batch)  # of the group, in other optimizer steps
         share = torch.cat([share, *_rows_of_others(correction, args, others, rollout_id, plan, here)])
     rows, begin = _gathered(share, here)
-    mine = slice(begin, begin + len(batch["loss_masks"]))
+    local = slice(begin, begin + len(batch["loss_masks"]))
     if correction.group != "ignore":
         _refuse_broken_groups(correction, args.n_samples_per_prompt, rows)
     if correction.group == "atomic":
-        plan, rows = _without_broken_groups(plan, rows, mine)
+        plan, rows = _without_broken_groups(plan, rows, local)
     changes_loss = getattr(args, "use_tis", False) and not leaves_loss_alone
     if correction.group == "rebaseline" and rollout and changes_loss:
-        _rebaseline(args, rows, mine, rollout, batch["loss_masks"])
+        _rebaseline(args, rows, local, rollout, batch["loss_masks"])
     scale = _scale(correction, args, batch, rows)
     if scale is None:
         return plan
-    return replace(plan, scale=torch.tensor(scale[mine], dtype=torch.float64))
+    return replace(plan, scale=torch.tensor(scale[local], dtype=torch.float64))
 
 
 def _tokens_of(
@@ -215,20 +215,20 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], int]:
     return [SampleRow(*row) for row in data_of.numbers(here.all_sum(table))], ends[here.dp_rank]
 
 
-def _without_broken_groups(plan: Plan, rows: list[SampleRow], mine: slice) -> tuple[Plan, list[SampleRow]]:
+def _without_broken_groups(plan: Plan, rows: list[SampleRow], local: slice) -> tuple[Plan, list[SampleRow]]:
     """Drops every sample of a group with a rejected sample."""
     broken = data_of.broken_groups(rows)
-    keep = torch.tensor([row.group not in broken for row in rows[mine]])
+    keep = torch.tensor([row.group not in broken for row in rows[local]])
     return replace(plan, keep=keep), [row._replace(kept=row.kept * (row.group not in broken)) for row in rows]
 
 
 def _rebaseline(
-    args: Any, rows: list[SampleRow], mine: slice, rollout: dict[str, Any], loss_masks: list[Tensor]
+    args: Any, rows: list[SampleRow], local: slice, rollout: dict[str, Any], loss_masks: list[Tensor]
 ) -> None:
     """Writes advantages without the rejected samples."""
     _refuse_split_rollouts(args, rollout)
     advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
-    data_of.set_advantages(rollout, loss_masks, advantages[mine])
+    data_of.set_advantages(rollout, loss_masks, advantages[local])
 
 
 def _refuse_broken_groups(correction: Correction, size: int, rows: list[SampleRow]) -> None:

@@ -24,7 +24,7 @@ from slime_ext.hosts.code import LEADING, LOSS, STEP, TARGET, TRAIN
 
 # What slime from v0.2.0 to 2e5cd7c and miles to 1718d16 have beside what we read.
 PASSED = (*contract.REQUIRED, *contract.OPTIONAL, "max_seq_lens", "weight_versions", "parallel_state")
-STEP = (
+STEP_PARAMETERS = (
     *(*LEADING[STEP], "optimizer", "opt_param_scheduler", "num_microbatches"),
     *("step_global_batch_size", "microbatch_pbar", "num_rollouts", "witness_info", "attempt"),
     "ft_test_action_executor",
@@ -151,7 +151,7 @@ def parameters(tree: Tree) -> tuple[bool, str]:
     if found:
         starred = {"*": found.node.args.vararg, "**": found.node.args.kwarg}
         got += [(False, star + argument.arg) for star, argument in starred.items() if argument]
-    return compared(got, (*STEP[:5], "num_microbatches"), STEP, "parameters")
+    return compared(got, (*STEP_PARAMETERS[:5], "num_microbatches"), STEP_PARAMETERS, "parameters")
 
 
 def fields(tree: Tree) -> tuple[bool, str]:

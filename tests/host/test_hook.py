@@ -62,6 +62,32 @@ def test_a_hook_call_with_all_its_metrics_never_climbs(steps):
     assert found and not uphill
 
 
+# Functions of host/ and hosts/ that ask memory, context variables, Megatron or loaded modules.
+AMBIENT = {"current", "current_step", "context_parallel", "parallel_state", "pushes", "ranks", "definers"}
+
+
+@pytest.mark.parametrize(
+    "steps", [WEIGHTS, ["reweight", "truncate", "normalize"]], ids=["token_tis", "planned"]
+)
+def test_what_runs_around_a_call_is_asked_once_and_handed_down(steps):
+    mapping, asked = {"steps": steps}, []
+    args, given = arguments(slime_ext=mapping), as_slime_calls(oracle.random_batch(1))
+
+    def note(frame, event, _):
+        code, caller = frame.f_code, frame.f_back.f_code
+        if event == "call" and code.co_name in AMBIENT and "/slime_ext/host" in code.co_filename:
+            asked.append((code.co_name, caller.co_name))
+
+    tis.correct(args, **given)  # what is read once per run
+    with step_metrics.under_way(step_metrics.OptimizerStep(MetricsLayout.of(load_config(mapping)))):
+        sys.setprofile(note)
+        try:
+            tis.correct(args, **given)
+        finally:
+            sys.setprofile(None)
+    assert asked == [("current", "function"), ("current_step", "current")]
+
+
 ASKED = """
 asked = []
 
