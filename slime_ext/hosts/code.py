@@ -62,6 +62,10 @@ class HostCode(ABC):
     def accepts(self, dest: str, args: Any) -> bool:
         """Tells whether the host's command line has the flag of an argument."""
 
+    def flags(self) -> frozenset[str]:
+        """Returns the flags that the host's own code names; none if it cannot tell."""
+        return frozenset()
+
     @abstractmethod
     def loss_text(self) -> str:
         """Returns the source of the policy loss's module."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 
 from slime_ext.config.foreign import FOREIGN
 from slime_ext.config.places import PLACES
@@ -60,6 +62,20 @@ def unread_configuration(setup: Setup) -> str | None:
         f"{setup.flags.custom_tis_function_path or 'none'}: name {contract.TIS}.correct, or remove the key, "
         "because nothing reads it"
     )
+
+
+@rule(REFUSE)
+def metrics_file_is_no_file(setup: Setup) -> str | None:
+    """The file for the metrics of each step is a folder or a device."""
+    path = setup.loaded.metrics.file
+    try:
+        mode = Path(path).stat().st_mode if path else stat.S_IFREG
+    except (OSError, ValueError):  # the run creates it
+        return None
+    if stat.S_ISREG(mode):
+        return None
+    got = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+    return f"slime_ext.metrics.file: expected a file, got {got} at {path}: name a file such as metrics.jsonl"
 
 
 @rule(WARN)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+
 from slime_ext.core.needs import Need
 from slime_ext.hosts import contract
 from slime_ext.hosts.code import STEP
 from slime_ext.hosts.contract import INIT, INIT_FLAG, OURS, flag_of
-from slime_ext.hosts.flags import DECISIVE
+from slime_ext.hosts.flags import DECISIVE, NEARLY
 from slime_ext.rules.rule import HINT, INIT_ALONE, REFUSE, WARN, rule
 from slime_ext.rules.setup import HostUnknownError, Setup
 
+OF_ENGINE = ("--sglang-", "--router-")  # flags of the cluster's SGLang
 DYNAMIC = (
     "--dynamic-context-parallel: expected off beside slime_ext, got on: remove the flag, because it splits "
     "each micro-batch over another group of ranks, which slime_ext does not support"
@@ -143,6 +146,28 @@ def metrics_of_one_replica(setup: Setup) -> str | None:
         "flag to have metrics and guards over all ranks, because each replica has its own, and "
         "off_policy.jsonl has those of the first"
     )
+
+
+@rule(WARN)
+def misspelt_host_flag(setup: Setup) -> str | None:
+    """A flag is spelled nearly like a flag of the host, which has no flag of its name."""
+    # Megatron's and SGLang's flags are not in the host's code. None of them resembles a flag of a host.
+    known = setup.host.flags() if setup.host else frozenset()
+    for name in setup.flag_names:
+        if known and name not in known and not name.startswith(OF_ENGINE):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=NEARLY)
+            if near and not _differ_by_words(name, near[0]):
+                return (
+                    f"{name}: expected a flag of {setup.host.name if setup.host else ''}, got one that it "
+                    f"does not define; did you mean {near[0]}?"
+                )
+    return None
+
+
+def _differ_by_words(name: str, other: str) -> bool:
+    """Whether one name has whole words more than the other, as --no-save has, so that both can be right."""
+    words, other_words = set(name.split("-")), set(other.split("-"))
+    return words < other_words or other_words < words
 
 
 @rule(HINT)

@@ -63,6 +63,7 @@ class Setup:
         trains: whether this process trains, so that a hook call shows what the host passes to it.
         environment: the environment of the run, which its engines share.
         program: the program that the launch starts; empty if it is not known.
+        flag_names: the flags of the launch; empty if they are not known.
         custom_loss: the source of the module of --custom-loss-function-path; empty if it is not here.
     """
 
@@ -76,6 +77,7 @@ class Setup:
     trains: bool = False
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     program: str = ""
+    flag_names: Collection[str] = ()
     custom_loss: str = ""
 
     @functools.cached_property

@@ -17,6 +17,8 @@ from slime_ext.tools.folders import is_file, is_folder
 
 PROGRAM, ROOM = "train.py", "backends"  # a file beside a checkout's package, and a folder inside the package
 
+FLAG = re.compile(r"[\"'](--[a-z][a-z0-9-]*)[\"']")
+
 
 class Checkout(HostCode):
     """The code of a host's package.
@@ -67,6 +69,11 @@ class Checkout(HostCode):
 
     def accepts(self, dest: str, args: Any) -> bool:
         return any(f'"{flag_of(dest)}"' in text for text in self.files.values())
+
+    def flags(self) -> frozenset[str]:
+        patches = self.package.parent.glob("docker/**/*.patch")  # what slime's image adds to Megatron
+        texts = [*self.texts(), *(path.read_text("utf-8", "ignore") for path in patches)]
+        return frozenset(name for text in texts for name in FLAG.findall(text))
 
     @cached_property
     def loss_module(self) -> str:

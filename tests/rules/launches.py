@@ -34,6 +34,7 @@ def a_host(**says):
     """The code of a host in which everything fits, but for what ``says`` says."""
     fits = {"name": "slime", "fault": "", "has_step": True, "carries_versions": True}
     yes = dict.fromkeys(("passes", "defines", "accepts"), lambda *_: True)
+    yes["flags"] = frozenset
     return SimpleNamespace(**fits | yes | {"may_skip_proximal": True, "replays_top_p": True} | says)
 
 
@@ -44,7 +45,8 @@ UNSCORED = a_host(defines=lambda name: name != "forward_only")
 def setup_of(function="correct", of=TOKEN, file=(), host=None, **more):
     """A launch with --use-tis and the host's defaults, its flags beside them."""
     loaded = Loaded(Correction()) if of is None else read_config(of)
-    known = {name: more.pop(name) for name in ("custom_loss", "environment", "program") if name in more}
+    names = ("custom_loss", "environment", "program", "flag_names")
+    known = {name: more.pop(name) for name in names if name in more}
     args = SimpleNamespace(**{**DEFAULTS, "use_tis": True, "slime_ext": None, **more})
     return Setup(args, function, loaded, file=file, host=host, **known)
 

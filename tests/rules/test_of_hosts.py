@@ -9,6 +9,7 @@ from tests.rules.launches import AGES, ALONE, HOST, INIT, PLANNED, TARGET, WITHO
 # (rule, arguments, line): what the rule says of a launch with these arguments starts with the line; None
 # where it says nothing. Arguments that are no flags: the function, what it is made ``of``, the keys of the
 # file, the host's code. Neighbours differ in what the rule looks at.
+FLAGS = {"host": a_host(flags=lambda: frozenset({"--eps-clip-high", "--rollout-batch-size"}))}
 CASES = [
     ("dynamic_context_parallel", {"dynamic_context_parallel": True}, "--dynamic-context-parallel: expected"),
     ("dynamic_context_parallel", {}, None),
@@ -37,6 +38,12 @@ CASES = [
     ("metrics_of_one_replica", {"indep_dp": True}, "--ft-components: expected data parallel ranks of one gr"),
     ("metrics_of_one_replica", {}, None),
     ("missing_metrics", {}, "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init"),
+    ("misspelt_host_flag", {**FLAGS, "flag_names": ["--lr", "--rollout-batchsize"]},
+     "--rollout-batchsize: expected a flag of slime, got one that it does not define; did you mean --rollou"),
+    ("misspelt_host_flag", {**FLAGS, "flag_names": ["--eps-clip-hihg"]}, "--eps-clip-hihg: expected a flag"),
+    ("misspelt_host_flag", {**FLAGS, "flag_names": ["--no-eps-clip-high", "--sglang-eps-clip-hihg"]}, None),
+    ("misspelt_host_flag", {**FLAGS, "flag_names": ["--eps-clip-high"]}, None),
+    ("misspelt_host_flag", {"flag_names": ["--eps-clip-hihg"]}, None),  # no host is known
     ("missing_metrics", INIT, None),
     ("missing_metrics", {"of": TARGET}, None),  # which is refused,
     ("missing_metrics", ALONE, None),

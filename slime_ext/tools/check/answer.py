@@ -17,7 +17,7 @@ from slime_ext.hosts.code import HostCode
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS
 from slime_ext.rules.configuration import BOUNDS
-from slime_ext.rules.judge import OF_INIT_ALONE, broken, require, unchecked
+from slime_ext.rules.judge import OF_INIT_ALONE, RULES, broken, require, unchecked
 from slime_ext.rules.rule import HINT, HOST, REFUSE, WARN, BrokenRuleError, Line
 from slime_ext.rules.setup import ArgumentUnknownError, HostUnknownError, Setup
 from slime_ext.tools import decision
@@ -304,7 +304,7 @@ def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
         offers[when] = Offer(tuple(_spelled(flags, setup)), tuple(comments))
     verb = "mentioned" if is_unknown else "used"
     words = f"not {verb} by this launch; add these flags" if offers else "cannot be added to this launch"
-    notes = tuple(refused.values())
+    notes = (*refused.values(), *broken(setup, (WARN,), [RULES["misspelt_host_flag"]]))
     return Answer({"slime_ext": words}, words, notes=notes, uses_ours=False, offers=offers)
 
 

@@ -52,6 +52,7 @@ def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Se
         host=host,
         environment=launch.environment,
         program=launch.program,
+        flag_names=tuple(dict.fromkeys(flag.name for flag in launch.flags)),
     )
     if file:
         setup = with_keys(setup, keys_of(file))

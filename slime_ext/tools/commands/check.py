@@ -90,19 +90,35 @@ def main(argv: list[str]) -> int:
             raise ConfigError(str(line)) from None
         raise
     notes = [note for note in answer.notes if note.rule is None or note.rule.name not in args.ignore]
-    fails = args.fail_on == "warning" and any(_warns(note) for note in notes)
-    status = cli.WRONG if fails else 0
+    warnings = sum(map(_warns, notes))
+    status = cli.WRONG if args.fail_on == "warning" and warnings else 0
     if args.json:
         print(_json_of(args.file, replace(answer, notes=tuple(notes)), answer.status))
         return status
     rows = [("file", args.file), *answer.rows.items()]
     rows += [(when, str(offer)) for when, offer in answer.offers.items()]
-    rows += [("note", str(note)) for note in notes]
+    rows += [("warning" if _warns(note) else "note", str(note)) for note in notes]
     rows += [("unknown", line) for line in answer.unread]
     rows += [("not checked", str(line)) for line in answer.unasked]
-    last = filter(None, [LAST_LINES[answer.status]])
-    console(width=WIDE).print(table(rows), *last, markup=False)
+    console(width=WIDE).print(table(rows), markup=False)
+    if last := _last_line(answer.status, warnings, status):
+        print(last)
     return status
+
+
+def _last_line(answered: str, warnings: int, status: int) -> str:
+    """Returns the line that ends the answer: whether the launch is all right, and why the command fails.
+
+    Args:
+        answered: the status of the answer.
+        warnings: how many warnings are printed.
+        status: the exit status of the command.
+    """
+    number = f"{warnings} warning{'s'[: warnings > 1]}"
+    if status:
+        return f"failed because of {number} (--fail-on warning)"
+    last = LAST_LINES[answered]
+    return f"{last}; {number}" if last and warnings else last
 
 
 def _warns(line: Line) -> bool:

@@ -210,6 +210,36 @@ def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_p
     assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
 
 
+def test_a_warning_is_called_one_and_counted_in_the_last_line(capsys, tmp_path):
+    script = written(
+        tmp_path / "run.sh", f"python3 train.py {GOOD.removeprefix('--use-tis ')} --get-mismatch-metrics"
+    )
+    status, out, err = run(capsys, "check", script)
+    assert (status, err) == (0, "") and "\nwarning" in out and out.endswith("\nok; 1 warning\n")
+    status, out, err = run(capsys, "check", script, "--fail-on", "warning")
+    assert (status, err) == (1, "") and out.endswith("\nfailed because of 1 warning (--fail-on warning)\n")
+    status, out, err = run(capsys, "check", script, "--ignore", "correction_switched_off")
+    assert (status, err) == (0, "") and "\nwarning" not in out and out.endswith("\nok\n")
+
+
+@pytest.mark.parametrize(
+    ("flag", "near"),
+    [("--rollout-batchsize", "--rollout-batch-size"), ("--eps-clip-hihg", "--eps-clip-high")],
+)
+def test_a_misspelt_flag_of_the_host_is_named_where_its_checkout_is(capsys, tmp_path, flag, near):
+    host = tmp_path / "host"
+    package = host / "slime/utils"
+    package.mkdir(parents=True)
+    (host / "slime/backends").mkdir()
+    written(host / "train.py", "")
+    written(package / "arguments.py", f'parser.add_argument("{near}", type=int)\n')
+    script = written(tmp_path / "run.sh", f"python3 train.py {flag} 8")
+    said = " ".join(run(capsys, "check", script, "--host", host)[1].split())
+    assert f"{flag}: expected a flag of slime, got one that it does not define; did you mean {near}?" in said
+    script = written(tmp_path / "run.sh", f"python3 train.py {near} 8 --lr 1 --no-{near[2:]}")
+    assert "did you mean" not in run(capsys, "check", script, "--host", host)[1]
+
+
 def test_a_file_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
