@@ -1,4 +1,4 @@
-"""Formats presets for ``slime-ext presets``: as a table, as YAML and as plain torch."""
+"""Formats presets for ``slime-ext presets``: as a list, as YAML and as plain torch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from rich.table import Table
-
 from slime_ext import presets
 from slime_ext.config.files import of_package, read_mapping
 from slime_ext.config.load import to_mapping
-from slime_ext.config.words import brief
 from slime_ext.tools import decision
 from slime_ext.tools.commands.output import console, plain, yaml_of
 from slime_ext.tools.plain_torch import function_of, obstacle
 from slime_ext.tools.wording import file_of, flags_of, needs
 
-WIDE = 120  # width of a terminal from which a preset is one row of several columns
-COLUMNS = ("name", "use when", "numerator", "loss", "steps", "needs")
+START = ("metrics_only", "token_tis")
+# Kind of run -> the title of its presets. A preset of several kinds is in the first of them.
+TITLES = {
+    "start": "Start with these",
+    "async": "The sampler's weights are older",
+    "moe": "Mixture-of-experts models",
+    "long": "Long responses",
+    "": "Short responses, and the settings of other systems",
+}
 
 
 def print_preset(name: str) -> None:
@@ -43,7 +47,7 @@ def text_of(name: str) -> str:
     wrapped = [_comment(line) for line, is_said in lines.items() if is_said]
     keys = file_of(to_mapping(preset.correction), preset.correction)
     flags = f"# Flags: {flags_of(canonical, preset.correction)}"
-    return "\n".join([*wrapped, flags, "", yaml_of(keys)])
+    return "\n".join([flags, *wrapped, "", yaml_of(keys)])
 
 
 def torch_of(name: str) -> str:
@@ -75,26 +79,44 @@ def advice() -> dict[str, Any]:
 
 
 def print_table(kind: str | None, rows: Sequence[decision.Row] = ()) -> None:
-    """Prints one row per preset; for a kind of run, those that fit it and the rows of the decision table.
+    """Prints each preset in about two lines, grouped by what one would use it for.
 
-    On a narrow terminal, all cells but the name share one column.
+    Args:
+        kind: a kind of run, for which only the presets and the ``rows`` of the decision table are printed.
     """
-    out = console(width=200)
-    is_wide = out.width >= WIDE
-    table = Table(box=None, pad_edge=False, show_header=is_wide)
-    for column in COLUMNS if is_wide else COLUMNS[:2]:
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for name, preset in presets.PRESETS.items():
-        if kind is not None and kind not in advice().get(name, {}).get("for", ()):
-            continue
-        keys = to_mapping(preset.correction)
-        loss = keys["surrogate"] if isinstance(keys["surrogate"], str) else brief([keys["surrogate"]])
-        aliases = [f"= {alias}" for alias, other in presets.ALIASES.items() if other == name]
-        use = advice().get(name, {}).get("use", "")
-        row = (use, keys["numerator"], loss, brief(keys["steps"]), needs(preset.correction))
-        said = "\n".join(f"{column} {cell}" for column, cell in zip(COLUMNS[1:], row, strict=True))
-        table.add_row("\n".join([name, *aliases]), *(row if is_wide else (said,)))
-    out.print(table)
+    out = console()
+    for title, names in groups(kind).items():
+        out.print(title, style="bold", markup=False)
+        for name in names:
+            aliases = [alias for alias, other in presets.ALIASES.items() if other == name]
+            also = f" (= {', '.join(aliases)})" if aliases else ""
+            said = f"  {name}{also}: {brief_use(name)}"
+            lines = textwrap.fill(
+                said, out.width, subsequent_indent="      ", break_on_hyphens=False, break_long_words=False
+            )
+            out.print(lines, markup=False, soft_wrap=True)
     for applicable in rows:
         line = f"\n{decision.plain(applicable.run)}: {decision.plain(applicable.advice)}."
         out.print(line, markup=False, highlight=False)
+
+
+def groups(kind: str | None = None) -> dict[str, list[str]]:
+    """Returns presets by what one would use them for: the first kind of run in ``configs/presets.yaml``.
+
+    Args:
+        kind: a kind of run; only the presets for it are returned, in one group.
+    """
+    kinds = {name: advice().get(name, {}).get("for", ()) for name in presets.PRESETS}
+    if kind is not None:
+        return {f"Presets for {kind}": [name for name, of in kinds.items() if kind in of]}
+    grouped: dict[str, list[str]] = {title: [] for title in TITLES.values()}
+    for name, of in kinds.items():
+        first = next((each for each in TITLES if each in of), "")
+        grouped[TITLES["start" if name in START else first]].append(name)
+    return grouped
+
+
+def brief_use(name: str) -> str:
+    """Returns the first sentence about when to use a preset."""
+    sentence, *more = advice().get(name, {}).get("use", "").split(". ", 1)
+    return f"{sentence}." if more else sentence

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
-from rich.console import Console
 
 from slime_ext import load_config, presets
 from slime_ext.estimators import ESTIMATORS
@@ -15,23 +16,30 @@ from slime_ext.tools.plain_torch import function_of
 from tests.tools.test_plain_torch import COUPLED
 
 
-def test_everything_is_there_at_any_width(monkeypatch, capsys):
-    uses = [entry["use"] for entry in preset_texts.advice().values()]
-    for width in (80, 100, 200):
-        monkeypatch.setattr(preset_texts, "console", lambda width=width: Console(width=width))
-        assert cli.main(["presets"]) == 0
-        out = capsys.readouterr().out
-        words = out.split()
-        assert all(name in words for name in (*presets.PRESETS, *presets.ALIASES)) and "…" not in out
-        assert all(word in words for use in uses for word in use.split())
-        assert max(map(len, out.splitlines())) <= width
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_every_preset_is_there_at_any_width_and_takes_two_lines_at_80(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert cli.main(["presets"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width and "…" not in out
+    listed = re.split(r"\n(?=\S|  \S)", out)
+    words = [line.split() for line in listed if line.startswith("  ")]
+    assert [name.rstrip(":") for name, *_ in words] == [
+        name for of in preset_texts.groups().values() for name in of
+    ]
+    assert sorted(name.rstrip(":") for name, *_ in words) == sorted(presets.PRESETS)
+    assert all(f"{alias}" in out for alias in presets.ALIASES)
+    assert all(" ".join(each).endswith(preset_texts.brief_use(each[0].rstrip(":"))) for each in words)
+    if width >= 80:
+        assert max(text.count("\n") for text in listed) <= 1
+    assert out.index("metrics_only") < out.index("token_tis") < out.index("cispo") < out.index("icepop")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_run_has_its_presets_and_its_rows_of_the_decision_table(kind, capsys):
     assert cli.main(["presets", "--for", kind]) == 0
     table, *paragraphs = capsys.readouterr().out.split("\n\n")
-    rows = {line.split()[0] for line in table.splitlines()[1:] if line[:1].strip(" =")}
+    rows = {line.split()[0].rstrip(":") for line in table.splitlines() if re.match(r"  \S", line)}
     assert rows == {name for name, entry in preset_texts.advice().items() if kind in entry.get("for", ())}
     wanted = [f"{row.run}: {row.advice}.".replace("`", "") for row in KINDS[kind]]
     assert [" ".join(paragraph.split()) for paragraph in paragraphs] == wanted
@@ -62,6 +70,7 @@ def test_a_preset_is_a_file_that_check_accepts_and_that_is_its_correction(name, 
     path = tmp_path / "file.yaml"
     assert cli.main(["presets", name, "--out", str(path)]) == 0 and not capsys.readouterr().out
     assert cli.main(["presets", name]) == 0 and capsys.readouterr().out.startswith(path.read_text() + "\n# ")
+    assert path.read_text().startswith("# Flags: --")
     flags, canonical, entry = yaml.safe_load(path.read_text()), presets.ALIASES.get(name), presets.find(name)
     assert load_config(flags["slime_ext"]) == entry.correction
     said = " ".join(path.read_text().replace("\n#  ", "").split())
