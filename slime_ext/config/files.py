@@ -6,7 +6,6 @@ Duplicate keys are refused, and every mistake is reported in one line.
 from __future__ import annotations
 
 import json
-import math
 import stat
 import sysconfig
 from pathlib import Path
@@ -16,37 +15,18 @@ import yaml
 
 from slime_ext.errors import ConfigError, cut
 
-# For values such as 2024-13-45, 0b_, !!bool x and 3000 brackets, PyYAML raises Python's own errors.
-UNREADABLE = (
-    yaml.YAMLError,
-    ImportError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
+# For a value such as 2024-13-45 or !!bool x, and for 1000 brackets, PyYAML raises Python's own errors.
+UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 
 # The folders that hold configs/ and patches/: the checkout, or the data folder of an installed wheel.
 ROOTS = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
 SUFFIXES = (".yaml", ".yml", ".json")
-MOST_ALIASED = 10_000  # values that the aliases of a file may add
+MOST_TEXT = 1_000_000  # characters; PyYAML reads about a hundred thousand in a second
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses duplicate keys of a mapping, and aliases that multiply.
-
-    SafeLoader would use the last of two equal keys. With aliases, nine lines of ten items each make a value
-    of 1e9 items, and code that walks through it never ends.
-    """
-
-    def get_single_node(self) -> yaml.Node | None:
-        node, sizes = super().get_single_node(), dict[int, float]()
-        if node is not None and (count := _size(node, sizes, set())) > MOST_ALIASED + len(sizes):
-            got = f"{count:.0e} with its aliases: write values out instead"
-            raise ConfigError(f"expected the {len(sizes)} values that the file writes, got {got}")
-        return node
+    """Refuses duplicate keys of a mapping, of which SafeLoader would use the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -58,20 +38,6 @@ class UniqueKeyLoader(yaml.SafeLoader):
             seen.add(_hashable(key))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
-
-
-def _size(node: yaml.Node, sizes: dict[int, float], above: set[int]) -> float:
-    """Counts the values in a node as if its aliases were written out.
-
-    A node that contains itself is infinite.
-    """
-    if id(node) in above:
-        return math.inf
-    if id(node) not in sizes:
-        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
-        sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in parts)
-    return sizes[id(node)]
 
 
 def _hashable(key: Any) -> Any:
@@ -90,10 +56,13 @@ def read_yaml(
             YAML, where tabs are refused.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or has a key twice.
+        ConfigError: the file cannot be read, is too long, is not YAML, or has a key twice.
     """
     where = where or path
     text = text_of(path, where) if text is None else text
+    if len(text) > MOST_TEXT:
+        got = f"{len(text)}: name a configuration, not data"
+        raise ConfigError(f"{where}: expected at most {MOST_TEXT} characters, got {got}")
     kind = {".toml": "TOML", ".json": "JSON" if by_suffix else "YAML"}.get(Path(path).suffix, "YAML")
     try:
         if kind == "TOML":

@@ -29,6 +29,7 @@ NO_VALUE = "expected YAML, got a value that does not fit its type: "
         ("a: !!timestamp abc", NO_VALUE),
         ("a: " + "9" * 5000, NO_VALUE + "Exceeds the limit"),
         ("[" * 1000, "expected YAML, got brackets that are nested too deep"),
+        ("#" * 1_000_001, "expected at most 1000000 characters, got 1000001: name a configuration"),
     ],
     ids=lambda value: value[:30],
 )
@@ -46,6 +47,7 @@ def test_what_cannot_be_read_is_one_line_with_the_file(tmp_path, text, line):
     [
         ("{a: 1, b: {a: 1}}", {"a": 1, "b": {"a": 1}}),
         ("x: &x {a: 1}\ny: {<<: *x, a: 2}", {"x": {"a": 1}, "y": {"a": 2}}),
+        ("a: &a [1, 2]\nb: [*a, *a]", {"a": [1, 2], "b": [[1, 2], [1, 2]]}),
         ('{"a": [1]}', {"a": [1]}),
         ("", None),
     ],
