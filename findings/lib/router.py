@@ -58,11 +58,11 @@ class Router:
         self.workers = [Worker(), Worker()]
         self._url = f"http://127.0.0.1:{(port := _free_port())}"
         urls = [worker.url for worker in self.workers]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port),
-             "--prometheus-host", "127.0.0.1", "--prometheus-port", str(_free_port()), "--worker-urls", *urls],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        listen = {"--host": "127.0.0.1", "--port": port}
+        listen |= {"--prometheus-host": "127.0.0.1", "--prometheus-port": _free_port()}
+        words = [str(word) for flag in listen.items() for word in flag]
+        command = [sys.executable, "-m", "sglang_router.launch_router", *words, "--worker-urls", *urls]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.time() + 120
         while self._is_down():
             if time.time() > deadline or self._process.poll() is not None:
