@@ -6,7 +6,7 @@ It imports nothing, so that ``slime-ext convert --help`` needs no torch.
 from __future__ import annotations
 
 SYSTEMS = (  # the systems whose blocks slime-ext convert reads
-    *("verl", "skyrl", "fireworks", "slime_mis", "trl", "areal", "openrlhf", "ms_swift"),
+    *("verl", "skyrl", "fireworks", "slime_mis", "trl", "areal", "openrlhf", "ms_swift", "rlinf"),
 )
 MIS = (  # keys that slime's examples/train_infer_mismatch_helper/mis.py reads beside use_tis
     *("use_rs", "tis_level", "rs_level", "tis_mode", "tis_lower_bound", "tis_upper_bound"),

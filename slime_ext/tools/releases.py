@@ -39,6 +39,7 @@ PEERS = (  # tests/peers; of each system the newest first
     Release("OpenRLHF", "0.11.2", "2026-11-28", "openrlhf"),
     Release("AReaL", "1.0.4", "2026-11-28", "areal"),
     Release("ms-swift", "4.6.0", "2026-11-28", "ms-swift"),
+    Release("RLinf", "0.3.0", "2026-11-29", "rlinf"),
 )
 RELEASES = (*HOSTS, *ENGINES, *PEERS)
 

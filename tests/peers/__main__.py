@@ -13,11 +13,11 @@ import sys
 import warnings
 from types import ModuleType
 
-from tests.peers import areal, ms_swift, openrlhf, skyrl, trl, verl
+from tests.peers import areal, ms_swift, openrlhf, rlinf, skyrl, trl, verl
 from tests.peers.compare import Comparison, compare
 from tests.peers.wheels import install_all
 
-PEERS: tuple[ModuleType, ...] = (verl, skyrl, trl, openrlhf, areal, ms_swift)
+PEERS: tuple[ModuleType, ...] = (verl, skyrl, trl, openrlhf, areal, ms_swift, rlinf)
 HEAD = (
     "| system | release | blocks | refused | losses and gradients compared | differences | largest | keys "
     "neither read nor named |"

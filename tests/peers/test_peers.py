@@ -19,10 +19,10 @@ from slime_ext.core.correction import Correction
 from slime_ext.tools.releases import PEERS as RELEASES
 from slime_ext.tools.releases import newest
 from tests import releases
-from tests.peers import areal, compare, ms_swift, openrlhf, skyrl, trl, verl, wheels
+from tests.peers import areal, compare, ms_swift, openrlhf, rlinf, skyrl, trl, verl, wheels
 from tests.tools.commands.in_process import run, written
 
-PEERS = (verl, skyrl, trl, openrlhf, areal, ms_swift)
+PEERS = (verl, skyrl, trl, openrlhf, areal, ms_swift, rlinf)
 CASES = [
     pytest.param(peer, version, id=f"{peer.NAME} {version}") for peer in PEERS for version in peer.VERSIONS
 ]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from slime_ext.errors import ConfigError, check_known, shown
-from slime_ext.tools.convert import areal, fireworks, ms_swift, openrlhf, skyrl, slime_mis, trl, verl
+from slime_ext.tools.convert import areal, fireworks, ms_swift, openrlhf, rlinf, skyrl, slime_mis, trl, verl
 from slime_ext.tools.convert.block import Block, Reading
 
 
@@ -41,6 +41,7 @@ CONVERTED = {
     "areal": System("AReaL", areal.DEFAULTS, areal.read, areal.FORMER),
     "openrlhf": System("OpenRLHF", openrlhf.DEFAULTS, openrlhf.read, openrlhf.FORMER),
     "ms_swift": System("ms-swift", ms_swift.DEFAULTS, ms_swift.read),
+    "rlinf": System("RLinf", rlinf.DEFAULTS, rlinf.read),
 }
 
 

@@ -68,13 +68,6 @@ ELSEWHERE = {
         "its losses run in the service, and asynchronous runs of 0.6.1 use stable_reinforce, whatever "
         "loss_fn says; for importance_sampling use the preset importance_sampling",
     ),
-    "rlinf": Elsewhere(
-        "RLinf",
-        ("importance_sampling_fix", "importance_sampling_clip", "behave_weight_threshold"),
-        "for importance_sampling_fix in 0.3.0 write reweight: {level: token}, truncate: {high: "
-        "importance_sampling_clip}; behave_weight_threshold is reject: {unit: token, high: ...} beside an "
-        "uncapped weight, with denominator: kept",
-    ),
     "tunix": Elsewhere(
         "Tunix",
         ("sampler_is", "sampler_is_threshold"),
@@ -85,7 +78,8 @@ ELSEWHERE = {
         "TorchRL",
         ("kl_mask_threshold",),
         "in 0.14.1 it drops tokens by the current policy and the sampler, though documented against the "
-        "reference: write numerator: target, reject: {unit: token, statistic: k2, high: kl_mask_threshold}",
+        "reference, and they leave its divisor: nearest is numerator: target, reject: {unit: token, "
+        "statistic: k2, high: kl_mask_threshold}, which keeps the host's",
     ),
 }
 

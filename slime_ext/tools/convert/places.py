@@ -62,6 +62,7 @@ HOMES = {
         stems=("is_correction", "vllm_is_", "enable_vllm_is"),
         instead="write is_correction_level, is_correction_mode and is_correction_gating",
     ),
+    "rlinf": Home(among=("algorithm",), stems=("importance_sampling_fix", "importance_sampling_clip")),
     "trl": Home(
         stems=("vllm_importance_sampling", "off_policy_mask"), instead="write vllm_importance_sampling_mode"
     ),
@@ -83,6 +84,7 @@ COMPOSED = {  # system -> how its user gets the file to convert
     "trl": "write the script's flags as keys into a YAML file and convert that",
     "areal": "AReaL saves config.yaml in the log folder of a run; convert that",
     "openrlhf": "write the script's flags as keys into a YAML file, algo: {advantage: ...}, and convert that",
+    "rlinf": "RLinf prints its whole configuration when a run starts; save that as YAML and convert it",
     "ms_swift": "swift saves args.json in the output folder of a run; convert that",
 }
 
