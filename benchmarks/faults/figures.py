@@ -23,12 +23,14 @@ from torch import Tensor
 from benchmarks.faults.cases import ALSO, HEALTHY
 from benchmarks.faults.real import BOTH, MORE
 from slime_ext.errors import DataError
+from slime_ext.tools.analysis.detectors.advantages import OnePrompt
 from slime_ext.tools.analysis.detectors.duplicate_samples import Fingerprints, Prints
 from slime_ext.tools.analysis.detectors.equal_reference import Unmoved
 from slime_ext.tools.analysis.detectors.length_explosion import Cut
 from slime_ext.tools.analysis.detectors.outside_vocabulary import Beyond
 from slime_ext.tools.analysis.detectors.shared.identities import RatioSums
 from slime_ext.tools.analysis.detectors.shared.kinds import GroupSizes
+from slime_ext.tools.analysis.detectors.stale_prefix import CachedRollout
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.measures.by_sample import Part
@@ -54,6 +56,8 @@ ROWS = {
     "Cuts.rollouts": Cut,
     "Reference.rollouts": Unmoved,
     "Ratios.rollouts": RatioSums,
+    "OneReward.prompts": OnePrompt,
+    "CachedShares.rollouts": CachedRollout,
 }
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import cut
+from slime_ext.hosts.contract import number_of
 from slime_ext.tools.analysis.texts import encodable
 from slime_ext.tools.analysis.values import NO_NUMBERS, as_tensor, first, text, whole_number
 
@@ -139,6 +140,18 @@ def as_rewards(rewards: list[float | None]) -> Tensor | None:
 def cached_tokens(caching: Any) -> int | None:
     """Returns the number of cached prompt tokens in slime's ``prefix_cache_info``."""
     return whole_number(caching.get("cached_tokens")) if isinstance(caching, Mapping) else None
+
+
+def version_gap(versions: Any) -> int | None:
+    """Returns how many weight versions lie between the oldest and the newest of a sample.
+
+    >>> version_gap(["3", "5", "7"]), version_gap(["3"]), version_gap([]), version_gap(["default"])
+    (4, 0, None, None)
+    """
+    if not isinstance(versions, (list, tuple)):
+        return None
+    numbers = [number_of(version) for version in versions]
+    return max(numbers) - min(numbers) if numbers and None not in numbers else None
 
 
 def status_of(record: Record) -> str:

@@ -32,6 +32,7 @@ from slime_ext.tools.analysis.fields import (
     response_ids,
     rows_of,
     status_of,
+    version_gap,
 )
 from slime_ext.tools.analysis.values import group_number, number, text
 
@@ -144,6 +145,16 @@ class DumpedRollout:
             ("prefix_cache_info",),
             cached_tokens,
             dumps=(ROLLOUT,),
+        ),
+    )
+    version_gaps: tuple[int, ...] | None = field(
+        default=None,
+        metadata=per_sample(
+            "weight versions from the oldest to the newest that sampled it, 0 if it has one",
+            "version_gap",
+            ("weight_versions",),
+            version_gap,
+            dumps=(TRAIN, ROLLOUT),
         ),
     )
     ranks: tuple[int, ...] | None = field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from slime_ext.tools.analysis.records import DumpedRollout
 
 FITS = 0.98  # correlation within groups from which an explanation counts as exact
 LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
+ROUNDING = 1e-3  # advantage that rounding may leave where it should be 0
 # Correlation within groups: below -TURNED the sign is flipped, above AGREES it is right.
 TURNED, AGREES = 0.5, 0.3
 
@@ -32,12 +34,40 @@ class Estimators(Measure):
     flat: list[int] = field(default_factory=list)
     unlike: list[int] = field(default_factory=list)
     partial: list[int] = field(default_factory=list)
+    constant: list[int] = field(default_factory=list)
     nan: list[int] = field(default_factory=list)
 
     def close(self, rollout: DumpedRollout) -> None:
         kind = kind_of(rollout)
         if kind:
             getattr(self, kind).append(rollout.rollout_id)
+
+
+class OnePrompt(NamedTuple):
+    """A prompt whose samples all have one reward, and its largest |A|."""
+
+    rollout_id: int
+    group: int
+    largest: float
+
+
+@dataclass
+class OneReward(Measure):
+    """The prompts whose samples all have one reward and an advantage that is not 0, up to 16 per rollout."""
+
+    prompts: list[OnePrompt] = field(default_factory=list)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        if kind_of(rollout) != "constant":
+            return
+        advantage, _ = _of_samples(rollout)
+        numbers = torch.tensor(rollout.groups)
+        there = rollout.responding & rollout.rewards.isfinite()
+        groups = numbers.unique(return_inverse=True)[1]
+        same = _with_one_reward(torch.where(there, rollout.rewards, 0), groups, there)
+        odd = numbers[same & (advantage.abs() > ROUNDING)].unique().tolist()[:16]
+        largest = (float(advantage[numbers == group].abs().max()) for group in odd)
+        self.prompts += map(OnePrompt, [rollout.rollout_id] * len(odd), odd, largest)
 
 
 DETECTOR = Detector(
@@ -50,8 +80,11 @@ DETECTOR = Detector(
     asks="advantages, rewards, groups",
     title="Advantages do not follow from the rewards: {{ said }}.",
     evidence="""
-        In {{ count }} of {{ known }} rollouts {{ how }}.{% if estimator %} The run's estimator is {{
-        estimator }}.{% endif %}
+        In {{ count }} of {{ known }} rollouts {{ how }}.{% if prompts %} Such are group {{
+        prompts[0].group }} of rollout {{ prompts[0].rollout_id }}{% for one in prompts[1:6] %}, {{
+        one.group }} of {{ one.rollout_id }}{% endfor %}{{ ", ..." if prompts | length > 6 }}, with |A| up
+        to {{ "%.3g" | format(prompts | map(attribute="largest") | max) }}.{% endif %}{% if estimator %}
+        The run's estimator is {{ estimator }}.{% endif %}
     """,
     threshold="""
         one token that is not finite; or in half of the rollouts the advantages have a correlation of
@@ -111,6 +144,12 @@ SAID = {
         "another sample. If these tokens should not train, mask them, because they count in the mean of the "
         "loss.",
     ),
+    "constant": (
+        "prompts whose samples all have one reward have advantages that are not 0",
+        "advantages fit the rewards, except at the prompts whose samples all have one reward",
+        "Drop these prompts, or add an epsilon to the standard deviation by which advantages are divided: "
+        "rounding over a deviation of nearly 0 trains on noise.",
+    ),
     "unlike": (
         "they are unrelated to them",
         "advantages fit neither the rewards of the prompt nor those of neighbouring samples or groups",
@@ -140,6 +179,7 @@ def look(d: Diagnosis) -> Figures | None:
         "count": len(rollouts_of[kind]),
         "known": known,
         "estimator": estimator,
+        "prompts": d.of(OneReward).prompts if kind == "constant" else (),
         "rollouts": tuple(sorted(rollouts_of[kind])),
     }
 
@@ -153,6 +193,7 @@ def kind_of(rollout: DumpedRollout) -> str:
     others: the reward minus the mean over samples of several prompts
     batch: the reward minus the mean over all samples
     unlike: none of these
+    constant: own, except that prompts whose samples all have one reward have advantages that are not 0
     zero: all advantages are 0, although rewards differ within a group
     flat: all advantages are 0, and rewards are the same within each group
     partial: most samples have one number at some response tokens and 0 at others
@@ -175,7 +216,16 @@ def kind_of(rollout: DumpedRollout) -> str:
         return "flat" if is_flat else "zero"
     if not constant:
         return "partial" if _is_partial(rollout) else ""
-    return "" if is_flat else _explained(advantage, rewards, groups, there, size)
+    return "" if is_flat else _of_prompts(advantage, rewards, groups, there, size)
+
+
+def _of_prompts(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
+    """Returns the kind of advantages that are one number per sample; prompts with one reward come first."""
+    same = _with_one_reward(rewards, groups, there)
+    is_odd = bool((advantage[same].abs() > ROUNDING).any())
+    if is_odd and _explained(advantage, rewards, groups, there & ~same, size) == "own":
+        return "constant"
+    return _explained(advantage, rewards, groups, there, size)
 
 
 def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
@@ -219,6 +269,13 @@ def _is_partial(rollout: DumpedRollout) -> bool:
     n = count.clamp_min(1)
     is_one = (square / n - (total / n).square()).abs() <= 1e-6 + 1e-4 * (total / n).square()
     return 2 * int((is_one & (count > 0) & (count < every)).sum()) > int((count > 0).sum())
+
+
+def _with_one_reward(rewards: Tensor, groups: Tensor, there: Tensor) -> Tensor:
+    """Returns the samples with a reward whose prompt has one reward for all of its samples, [S] bool."""
+    apart = _centred(rewards, groups, there).abs()
+    largest = torch.zeros(int(groups.max()) + 1, dtype=apart.dtype).scatter_reduce(0, groups, apart, "amax")
+    return there & (largest[groups] < 1e-6)
 
 
 def _centred(values: Tensor, groups: Tensor, there: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ DETECTOR = Detector(
         "stale_cache",
         "frozen_sampler",
         "partial_push",
+        "damaged_weights",
         "parts",
         "experts",
     ),

@@ -10,7 +10,16 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="pushes",
-    after=("spoilt", "other_policy", "prefixes", "stale_cache", "frozen_sampler", "parts", "experts"),
+    after=(
+        "spoilt",
+        "other_policy",
+        "prefixes",
+        "stale_cache",
+        "frozen_sampler",
+        "damaged_weights",
+        "parts",
+        "experts",
+    ),
     what="a part of the weights never arrives at the sampler (an adapter, a layer, experts, embeddings)",
     asks="6 rollouts, versions, ref_log_probs",
     title="A part of the weights does not reach the sampler.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.rollouts import mean_k3
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
@@ -45,6 +47,25 @@ class Cached(Measure):
             self.sums += table
 
 
+class CachedRollout(NamedTuple):
+    """The share of a rollout's samples with a cached prefix."""
+
+    rollout_id: int
+    share: float
+
+
+@dataclass
+class CachedShares(Measure):
+    """The share of each rollout's samples with a cached prefix, where the dump has it."""
+
+    rollouts: list[CachedRollout] = field(default_factory=list)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        if rollout.cached is not None and rollout.count:
+            share = sum(count > 0 for count in rollout.cached) / rollout.count
+            self.rollouts.append(CachedRollout(rollout.rollout_id, share))
+
+
 DETECTOR = Detector(
     severity="error",
     group="prefixes",
@@ -53,17 +74,22 @@ DETECTOR = Detector(
     asks="`prefix_cache_info`",
     title="Responses after a cached prefix are far off: the engine reuses keys and values of old weights.",
     evidence="""
-        k3 is {{ cached | nats }} in {{ samples }} of {{ of }} samples whose prompt begins in the
-        engine's prefix cache, and {{ fresh | nats }} in the others of the same rollouts: {{ (cached /
-        [fresh, 1e-12] | max) | factor }}.
+        {% if samples -%} k3 is {{ cached | nats }} in {{ samples }} of {{ of }} samples whose prompt
+        begins in the engine's prefix cache, and {{ fresh | nats }} in the others of the same rollouts: {{
+        (cached / [fresh, 1e-12] | max) | factor }}. {%- else -%} k3 is {{ cached | nats }} in the {{
+        with | length }} rollouts whose prompts begin in the engine's prefix cache, and {{ fresh | nats }}
+        in the rollouts {{ without | join(", ") }} without a cached prefix: {{ (cached / [fresh, 1e-12] |
+        max) | factor }}.{% endif %}
     """,
     threshold="""
         k3 after a cached prefix is 3 times that without one and 1e-3 nats, by 3 standard errors over
-        sequences
+        sequences; or so it is between rollouts with a cached prefix and two or more without, the last of
+        which comes after one with it
     """,
     ruled_out="""
-        Old weights in the sampler, because samples of the same rollouts without a cached prefix come
-        from the same weights.
+        {% if samples -%} Old weights in the sampler, because samples of the same rollouts without a cached
+        prefix come from the same weights. {%- else -%} A lag that begins during the run, because rollout
+        {{ without[-1] }} has no cached prefix and agrees again.{% endif %}
     """,
     fix="""
         Flush the prefix cache at every push (SGLang: flush_cache after update_weights). As a test,
@@ -72,7 +98,12 @@ DETECTOR = Detector(
     """,
 )
 
+EMPTY = (
+    "whether the engine was restarted before the rollouts without a cached prefix; to decide, flush the "
+    "cache before a push"
+)
 # Tokens; times k3; nats of k3; standard errors.
+MOSTLY = 0.9  # share of samples; share of rollouts
 PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0
 
 
@@ -81,6 +112,8 @@ def look(d: Diagnosis) -> Figures | None:
     sums = d.of(Cached).sums
     (n, near, _), (m, other, square) = (row[1:] for row in sums.tolist())
     is_enough = min(n, m) >= PREFIX_TOKENS
+    if not is_enough and (figures := _between_rollouts(d)):
+        return figures
     need(is_enough, "prefix_cache_info of a rollout's samples, some with and some without a cached prefix")
     cached, fresh = other / m, near / n
     error = math.sqrt(square) / m  # over sequences
@@ -88,3 +121,31 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     samples, of = int(sums[1, 0]), int(sums[:, 0].sum())
     return {"cached": cached, "fresh": fresh, "samples": samples, "of": of}
+
+
+def _between_rollouts(d: Diagnosis) -> Figures | None:
+    """Returns the figures if all rollouts with a cached prefix are far off, and those without one agree."""
+    shares = {one.rollout_id: one.share for one in d.of(CachedShares).rollouts}
+    rollouts = [s for s in d.rollouts if s.tokens >= PREFIX_TOKENS and s.rollout_id in shares]
+    cached, fresh = (
+        [s for s in rollouts if is_kind(shares[s.rollout_id])]
+        for is_kind in (lambda share: share >= MOSTLY, lambda share: share <= 1 - MOSTLY)
+    )
+    if len(fresh) < 2 or len(cached) < 2 or fresh[-1].rollout_id < cached[0].rollout_id:
+        return None
+    if mean_k3(cached) < max(PREFIX_TIMES * mean_k3(fresh), PREFIX_MATTERS):
+        return None
+    by_chance = max(s.k3 * math.exp(PREFIX_SURE * s.k3_error) for s in fresh)
+    later = [s for s in cached if s.k3 > by_chance]
+    if len(later) < MOSTLY * (len(cached) - 1):  # just after a start, the cache holds current values
+        return None
+    return {
+        "samples": 0,
+        "cached": mean_k3(cached),
+        "fresh": mean_k3(fresh),
+        "with": cached,
+        "without": [s.rollout_id for s in fresh],
+        "rollouts": tuple(s.rollout_id for s in later),
+        "or_else": ("stale_weights",),
+        "untold": EMPTY,
+    }

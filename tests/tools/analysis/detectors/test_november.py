@@ -14,6 +14,15 @@ from slime_ext.tools.analysis.run import analyse
 FOLDER = Path(__file__).parents[5] / "shared" / "cases" / "november"
 # Folder and words of its script -> the names that are right as an error or a warning; None: none may be.
 EXPECTED: dict[tuple[str, ...], set[str] | None] = {
+    ("02_damaged_weights",): {"damaged_weights"},
+    ("02_damaged_weights", "healthy"): None,
+    ("04_lost_first_token",): {"shared_place"},
+    ("04_lost_first_token", "healthy"): None,
+    ("07_requeued_versions",): None,  # a note
+    ("09_prefix_everywhere",): {"stale_prefix"},
+    ("09_prefix_everywhere", "healthy"): None,
+    ("10_constant_group",): {"advantages"},
+    ("10_constant_group", "healthy"): None,
     ("12_steady_engine",): None,
     ("12_steady_engine", "healthy"): {"dropout"},
     ("16_mixed_ages",): {"stale_weights"},
