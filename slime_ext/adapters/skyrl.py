@@ -9,7 +9,7 @@ The loss is any correction of PPO's clipped loss, or of the correction's own sur
 micro-batch at a time. It has already scaled the advantages, so this module only sums the losses of tokens,
 and does not divide.
 
-Source: SkyRL 0.3.0, skyrl/backends/skyrl_train/utils/ppo_utils.py (PolicyLossRegistry).
+Source: SkyRL 0.4.0, skyrl/backends/skyrl_train/utils/ppo_utils.py (PolicyLossRegistry).
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ NAMES = {  # our tensors -> what SkyRL calls them
     "proximal": "old_log_probs",
     "target": "log_probs",
 }
-OWN = ("tis_ratio_type", "sequence_mask_metric", "outlier_token_is_threshold_low")
-OWN = (*OWN, "outlier_token_is_threshold_high", "token_mask_is_threshold_low", "token_mask_is_threshold_high")
+CORRECTION_KEYS = (
+    *("tis_ratio_type", "sequence_mask_metric"),
+    *("outlier_token_is_threshold_low", "outlier_token_is_threshold_high"),
+    *("token_mask_is_threshold_low", "token_mask_is_threshold_high"),
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def check(correction: Correction, config: Any) -> None:
             the correction reads.
     """
     algorithm = config.trainer.algorithm
-    keys = [name for name in OWN if getattr(algorithm.off_policy_correction, name) is not None]
+    keys = [name for name in CORRECTION_KEYS if getattr(algorithm.off_policy_correction, name) is not None]
     rules: list[Rule] = [
         (
             algorithm.policy_loss_type != NAME,

@@ -157,12 +157,12 @@ def _of_text(name: str) -> Correction:
 
 
 def _check_weights(correction: Correction, block: Any) -> None:
-    theirs = [key for key in ("rollout_is", "rollout_rs") if block.get(key) is not None]
+    second = [key for key in ("rollout_is", "rollout_rs") if block.get(key) is not None]
     in_bypass = f"remove it, or use {LOSS}={KEY}.<preset>, because verl computes no weights in bypass mode"
     refuse(
         [
             (bool(block.get("bypass_mode")), f"{BYPASS}: expected false beside {KEY}, got true: {in_bypass}"),
-            (bool(theirs), f"{WEIGHTS}: expected no {theirs} beside it, got them: remove them"),
+            (bool(second), f"{WEIGHTS}: expected no {second} beside it, got them: remove them"),
         ]
     )
     require(correction.needs, WEIGHTS_OFFER, WEIGHTS, LOG_PROBS_ALONE)
@@ -237,21 +237,21 @@ def install() -> None:
     from verl.trainer.ppo import core_algos, rollout_corr_helper
     from verl.utils import config as configuration
 
-    def weights(theirs: Any, batch: Any, rollout_corr_config: Any) -> Any:
+    def weights(original: Any, batch: Any, rollout_corr_config: Any) -> Any:
         if (named := rollout_corr_config.get(KEY)) is None:
-            return theirs(batch, rollout_corr_config)
+            return original(batch, rollout_corr_config)
         return add_weights(_weights_named(named), batch)
 
-    def checked(theirs: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+    def checked(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         _check_or_exit(config)
-        return theirs(config, *args, **kwargs)
+        return original(config, *args, **kwargs)
 
     for name in presets.NAMES:
         core_algos.register_policy_loss(f"{KEY}.{name}")(PolicyLoss(presets.get(name)))
     seams = [(rollout_corr_helper, "compute_rollout_correction_and_add_to_batch", weights)]
-    for module, name, ours in (*seams, (configuration, "validate_config", checked)):
-        if not hasattr(theirs := getattr(module, name), "__wrapped__"):
-            setattr(module, name, functools.wraps(theirs)(functools.partial(ours, theirs)))
+    for module, name, wrapper in (*seams, (configuration, "validate_config", checked)):
+        if not hasattr(original := getattr(module, name), "__wrapped__"):
+            setattr(module, name, functools.wraps(original)(functools.partial(wrapper, original)))
 
 
 try:

@@ -140,7 +140,7 @@ def test_verls_bypass_loss_is_slimes(seed):
 
 
 def skyrl_config(policy_loss_type="slime_ext", logprobs=1, **own):
-    correction = SimpleNamespace(**dict.fromkeys(skyrl.OWN) | own)
+    correction = SimpleNamespace(**dict.fromkeys(skyrl.CORRECTION_KEYS) | own)
     clip = {"eps_clip_low": EPS, "eps_clip_high": EPS}
     algorithm = SimpleNamespace(policy_loss_type=policy_loss_type, off_policy_correction=correction, **clip)
     sampling = SimpleNamespace(logprobs=logprobs)

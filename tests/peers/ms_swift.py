@@ -68,7 +68,7 @@ def loss(settings: dict[str, Any], batch: Any, version: str) -> torch.Tensor:
             delta=None, top_entropy_quantile=1.0, log_entropy=False, gradient_accumulation_steps=1
         ),
         accelerator=SimpleNamespace(num_processes=1, gather_for_metrics=lambda x: x),
-        beta=0.0,  # the KL to the reference model is a loss of its own; a note says what the weights do to it
+        beta=0.0,  # a note says that the weights multiply the KL to the reference model
         compute_entropy=False, overlong_filter=False, kl_in_reward=False, chord_sft_iterator=None,
         disable_rollout_importance_sampling=False, log_rollout_offpolicy_metrics=False, _has_teacher=False,
         rollout_importance_sampling_mode=settings.get(f"{SAMPLER}_mode"),

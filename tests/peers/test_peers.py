@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import operator
 from importlib import metadata
 from pathlib import Path
@@ -14,11 +15,13 @@ import torch
 import yaml
 
 from slime_ext.adapters import seam
+from slime_ext.adapters import skyrl as skyrl_adapter
 from slime_ext.adapters import verl as adapter
 from slime_ext.core.correction import Correction
 from slime_ext.tools.releases import PEERS as RELEASES
 from slime_ext.tools.releases import newest
 from tests import releases
+from tests.adapters.test_seams import CALLS
 from tests.peers import areal, compare, ms_swift, openrlhf, rlinf, skyrl, trl, verl, wheels
 from tests.tools.commands.in_process import run, written
 
@@ -113,6 +116,18 @@ def test_verls_composed_configuration_is_read_with_its_trainer_and_actors(capsys
     assert (status, err) == (0, "") and note in " ".join(out.replace("#", "").split())
     found = yaml.safe_load(out)["slime_ext"]
     assert native.items() <= found.items() and ("denominator" in found) == ("denominator" in native)
+
+
+def test_skyrl_calls_a_loss_with_what_is_recorded_and_ours_without_steps_is_its_own():
+    functions, (rows, _) = skyrl.package("0.4.0"), compare.batch(3)
+    assert [*inspect.signature(functions.ppo_policy_loss).parameters] == CALLS[skyrl_adapter.PolicyLoss]
+    off = SimpleNamespace(**skyrl.DEFAULTS)
+    config = SimpleNamespace(policy_loss_type="regular", off_policy_correction=off)
+    config.eps_clip_low = config.eps_clip_high = 0.2
+    values = rows.target, rows.proximal, rows.advantages
+    more = {"config": config, "loss_mask": rows.mask, "rollout_logprobs": rows.behavior}
+    ours, _ = skyrl_adapter.PolicyLoss(seam.correction_named({"steps": []}))(*values, **more)
+    torch.testing.assert_close(ours, functions.ppo_policy_loss(*values, **more)[0], rtol=1e-6, atol=1e-6)
 
 
 FACTORS = {"high": 1.1, "threshold": 1.1, "low": 1 / 1.1}

@@ -30,7 +30,7 @@ def folder(distribution: str, version: str) -> Path:
 
 
 def install(distribution: str, version: str) -> None:
-    """Installs a wheel into a folder of its own, without what it depends on, unless it is there."""
+    """Installs a wheel alone, into a folder with its name and version, unless that exists."""
     target = FOLDER / f"{distribution}-{version}"
     if target.is_dir():
         return

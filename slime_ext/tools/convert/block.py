@@ -13,7 +13,7 @@ from slime_ext.errors import ConfigError, check_known, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
-LARGEST = 3e38  # stands for no bound in a step that must have one; the largest float32 is 3.4e38
+LARGEST = 3e38  # no bound, in a step that must have one; the largest float32 is 3.4e38
 SHRINK = "below 1 it would shrink on-policy tokens"
 
 
