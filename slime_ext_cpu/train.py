@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -120,7 +121,7 @@ def _begin(options: argparse.Namespace) -> int:
     if options.out and is_file(options.out / ARGS):
         raise ConfigError(
             f"--out: expected a new folder, got {options.out} with a run in it: name another folder, or "
-            f"resume with slime-ext train --load {options.out}"
+            f"resume with {_program()} train --load {options.out}"
         )
     out = new_folder(options.out, Path("runs", options.task))
     task = TASKS[options.task]
@@ -356,7 +357,11 @@ def _saying_how_to_go_on(out: Path) -> Iterator[None]:
         yield
     except (SlimeExtError, KeyboardInterrupt, SystemExit) as error:
         is_saved = (out / CHECKPOINT / LATEST).is_file()
-        how = f"resume with slime-ext train --load {out}" if is_saved else "no checkpoint yet: start it again"
+        how = (
+            f"resume with {_program()} train --load {out}"
+            if is_saved
+            else "no checkpoint yet: start it again"
+        )
         if isinstance(error, SlimeExtError):
             raise SlimeExtError(f"{error}; {how}") from None
         print(f"slime-ext train: stopped before the host ended: {how}", file=sys.stderr)
@@ -374,7 +379,15 @@ def _say_end(out: Path, args: Mapping[str, Any], minutes: float) -> None:
     picture = out / "report.png"
     draw([str(out)], picture, title=_title(args, progress.read(out)))
     _say(f"{_learned(progress.read(out))}; {minutes:.1f} min; picture: {picture}")
-    _say(f"next: slime-ext analyze {out / DUMP}")
+    _say(f"next: {_program()} analyze {out / DUMP}")
+
+
+def _program() -> str:
+    """Returns what to type for ``slime-ext``: the name if the PATH has this environment's, else its path."""
+    script = Path(sys.executable).with_name("slime-ext")
+    if not script.exists() or shutil.which("slime-ext") == str(script):
+        return "slime-ext"
+    return str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)
 
 
 def _title(args: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -357,6 +357,24 @@ DURESS = {
 }
 
 
+def test_what_to_type_next_is_a_program_that_the_shell_finds(monkeypatch, tmp_path):
+    folder = tmp_path / "env/bin"
+    folder.mkdir(parents=True)
+    script = folder / "slime-ext"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.chdir(tmp_path)
+    assert train._program() == "env/bin/slime-ext"
+    monkeypatch.chdir("/usr")
+    assert train._program() == str(script)
+    monkeypatch.setenv("PATH", str(folder))
+    assert train._program() == "slime-ext"
+    script.unlink()
+    assert train._program() == "slime-ext"
+
+
 @pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.xdist_group("train")
@@ -379,14 +397,14 @@ def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_pa
         shared = [path for mark in marked for path in Path("/dev/shm").glob(f"*{mark}*")]
         first.send_signal(signal.SIGTERM)
         said = first.communicate(timeout=60)[0]
-    assert said.splitlines()[-1].endswith(f"resume with slime-ext train --load {out}"), said
+    assert said.splitlines()[-1].endswith(f"slime-ext train --load {out}"), said
     assert "0100007F" in seen <= LOOPBACK and not of_run(out)
     assert any(path.name.startswith("sem.") for path in shared) and not any(path.exists() for path in shared)
     done = subprocess.run(
         [*command, "--load", str(out)], capture_output=True, text=True, env=environment, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"next: slime-ext analyze {out / train.DUMP}" in done.stdout
+    assert f"slime-ext analyze {out / train.DUMP}\n" in done.stdout
     rows = progress.read(out)
     assert [row["rollout"] for row in rows] == [-1, 0, 1, 2]
     assert 0 < rows[-1]["train/off_policy/k3_kl"] < 1e-3  # the pushes arrived
