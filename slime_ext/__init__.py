@@ -5,9 +5,8 @@ Importing it is cheap, because names load on first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from slime_ext.core.lazy_attributes import lazy_attributes
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime_ext import ops, presets, steps, tis
@@ -17,8 +16,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 
-FILES = {"Correction": "core.correction", "correct": "config.flat", "load_config": "config.load"}
+FILES = {  # attribute -> the module that defines it
+    "Correction": "slime_ext.core.correction",
+    "correct": "slime_ext.config.flat",
+    "load_config": "slime_ext.config.load",
+}
 MODULES = ("ops", "presets", "steps", "tis")
 
 __all__ = ["Correction", "__version__", "correct", "load_config", "ops", "presets", "steps", "tis"]
-__getattr__, __dir__ = lazy_attributes(__name__, FILES, MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in FILES:
+        return getattr(importlib.import_module(FILES[name]), name)
+    if name in MODULES:
+        return importlib.import_module(f"slime_ext.{name}")
+    from slime_ext.errors import did_you_mean
+
+    raise AttributeError(f"module 'slime_ext' has no attribute '{name}'{did_you_mean(name, __all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*FILES, *MODULES])

@@ -34,7 +34,7 @@ from slime_ext.core.steps import (
 )
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.errors import ConfigError, cut, shown
-from slime_ext.estimators import ESTIMATORS
+from slime_ext.hosts.estimators import ESTIMATORS
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
 VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"

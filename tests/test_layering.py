@@ -23,7 +23,7 @@ KNOW_CPU = {"tools/launch/python_script.py"}  # runs a script of miles, which lo
 # A room imports those that stand before it, and its own files; "room/" lists the inside of a room.
 FLOORS = {
     "": (
-        "errors estimators replacing",
+        "errors replacing",
         "ops",
         "core",
         "hosts presets steps testing",
@@ -35,7 +35,7 @@ FLOORS = {
         "__main__",
     ),
     "core/": (
-        "fields importing lazy_attributes needs tokens",
+        "fields importing needs tokens",
         "statistics",
         "state",
         "losses steps",
@@ -44,7 +44,7 @@ FLOORS = {
         "correction",
     ),
     "testing/": ("steps", "hooks"),
-    "hosts/": ("code contract slices", "flags running"),
+    "hosts/": ("code contract estimators slices", "flags running"),
     "host/": (
         "memory ranks step_file wrapping",
         "certify configured packing published",

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError, cut, did_you_mean, shown
-from slime_ext.estimators import ESTIMATORS
 from slime_ext.hosts import contract
 from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.estimators import ESTIMATORS
 
 # These arguments decide whether slime_ext runs. Hosts silently ignore a misspelt one.
 DECISIVE = (

@@ -14,8 +14,8 @@ from slime_ext.core.losses import PpoClip
 from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError, did_you_mean
-from slime_ext.estimators import ESTIMATORS
 from slime_ext.hosts.contract import BAND, RANGE, SEEDS, flag_of, function_of, takes_tis_bounds
+from slime_ext.hosts.estimators import ESTIMATORS
 from slime_ext.hosts.flags import ARGUMENTS
 from slime_ext.rules.judge import OF_THE_FILE, require
 from slime_ext.rules.setup import Setup

@@ -33,9 +33,7 @@ def fault_of(path: str, folders: Sequence[Path]) -> str | None:
     except (OSError, SyntaxError, ValueError) as error:
         return f"{file.name} cannot be read: {error}"
     names = set(_defined(tree.body))
-    if "__getattr__" in names:
-        names |= _handed_out(tree) or {"*"}
-    if name in names or "*" in names or file_of(path, folders):
+    if name in names or names & {"*", "__getattr__"} or file_of(path, folders):
         return None
     return f"{file.name} has no {name}{did_you_mean(name, names)}"
 
@@ -44,17 +42,6 @@ def is_here(path: str, folders: Iterable[Path]) -> bool:
     """Whether one of the folders contains the first package or module of a dotted path."""
     first = path.partition(".")[0]
     return any(is_folder(folder / first) or is_file(folder / f"{first}.py") for folder in folders)
-
-
-def _handed_out(tree: ast.Module) -> set[str]:
-    """Returns the names that a package loads through ``lazy_attributes``: the keys of its dict.
-
-    Returns none if the package loads names through a different function.
-    """
-    if not any(isinstance(n, ast.Name) and n.id == "lazy_attributes" for n in ast.walk(tree)):
-        return set()
-    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
-    return {str(key.value) for each in dicts for key in each.keys if isinstance(key, ast.Constant)}
 
 
 def _defined(body: Iterable[ast.stmt]) -> Iterator[str]:

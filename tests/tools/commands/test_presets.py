@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slime_ext import load_config, presets
-from slime_ext.estimators import ESTIMATORS
+from slime_ext.hosts.estimators import ESTIMATORS
 from slime_ext.tools import decision
 from slime_ext.tools.commands import cli, preset_texts
 from slime_ext.tools.commands.presets import KINDS
