@@ -22,7 +22,7 @@ REQUIREMENTS := slime_ext_cpu/requirements.txt slime_ext_cpu/install.py slime_ex
 # What the second step brings, and why it is one of its own: slime_ext_cpu/install.py.
 install: $(VENV)/.ready
 
-$(VENV)/.ready: setup.py $(REQUIREMENTS)
+$(VENV)/.ready: pyproject.toml setup.py $(REQUIREMENTS)
 	@echo "slime-ext: creating the environment ($(VENV)): a real host, its engine and the tests; about two minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python $(PIP) --no-compile "$(TORCH)" -e ".[train,dev]" $(if $(LOCKED),-c requirements.lock)

@@ -1,13 +1,13 @@
-"""Packaging of slime-ext; which build of torch it is tested with says the Makefile."""
+"""What pyproject.toml cannot say: extras that share requirements, and the files beside the package.
 
-import re
+Which build of torch it is tested with says the Makefile.
+"""
+
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import setup
 
 ROOT = Path(__file__).parent
-VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "slime_ext/__init__.py").read_text(), re.M)[1]
-TORCH = "torch>=2.5"
 TOOLS = [  # of the commands: slime_ext/tools/commands/cli.py names their modules
     "rich>=13,<16",
     "Jinja2>=3.1,<4",
@@ -25,32 +25,10 @@ for path in sorted(p for room in ("configs", "patches") for p in (ROOT / room).r
     SHIPPED.setdefault(str(path.parent.relative_to(ROOT)), []).append(str(path.relative_to(ROOT)))
 
 setup(
-    name="slime-ext",
-    version=VERSION,
-    description="Off-policy correction for Megatron RL: composable, validated hooks at slime's policy loss",
-    long_description=(ROOT / "README.md").read_text(),
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    author="The slime_ext authors",
-    # Of the hosts: this project has no public address of its own yet.
-    project_urls={"slime": "https://github.com/THUDM/slime", "miles": "https://github.com/radixark/miles"},
-    keywords=["reinforcement learning", "LLM", "importance sampling", "off-policy", "Megatron", "slime"],
-    classifiers=[
-        "Intended Audience :: Science/Research",
-        "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3 :: Only",
-        "Topic :: Scientific/Engineering :: Artificial Intelligence",
-    ],
-    python_requires=">=3.10",
-    packages=find_packages(include=["slime_ext", "slime_ext.*", "slime_ext_cpu", "slime_ext_cpu.*"]),
+    # `pip install -e` then writes the clone's path. By default it writes a finder, which Python asks last: in
+    # the folder above the clone it would find the clone's folder first, which has the package's name.
+    options={"editable_wheel": {"mode": "compat"}},
     data_files=[(f"share/slime-ext/{folder}", files) for folder, files in SHIPPED.items()],
-    package_data={
-        "slime_ext": ["py.typed"],
-        "slime_ext_cpu": ["requirements.txt", "site/*.py"],
-        "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],
-    },
-    # All that a training process imports: tests/alone.py.
-    install_requires=[TORCH, "PyYAML>=6,<7"],
     extras_require={
         "te": ["transformer-engine[pytorch]"],
         "dumps": ["safetensors>=0.4,<1", "straw-queue>=0.1.2,<0.2"],  # for tensors outside a dump's own file
@@ -68,9 +46,5 @@ setup(
             "straw-queue>=0.1.2,<0.2",
             "playwright>=1.45,<2",
         ],
-    },
-    entry_points={
-        "console_scripts": ["slime-ext=slime_ext.tools.commands.cli:main"],
-        "verl.plugins": ["slime_ext=slime_ext.adapters.verl"],
     },
 )

@@ -166,7 +166,7 @@ def by_make(words, _):
 
 def by_pip(words, _):
     """Fails unless our extra exists, and another package is one that we ask for in these words."""
-    asked_for = (ROOT / "Makefile").read_text() + (ROOT / "setup.py").read_text()
+    asked_for = "".join((ROOT / name).read_text() for name in ("Makefile", "pyproject.toml", "setup.py"))
     extras = {*importlib.metadata.metadata("slime-ext").get_all("Provides-Extra")}
     assert words[1] == "install" and len(words) > 2, words
     for word in words[2:]:
@@ -356,7 +356,7 @@ def dumps(tmp_path_factory):
 @pytest.fixture
 def desk(tmp_path, dumps, monkeypatch):
     """Makes the working folder: a checkout, and beside it what placeholders and examples name."""
-    for room in ("benchmarks", "configs", "docs", "patches", "setup.py", "tests"):
+    for room in ("benchmarks", "configs", "docs", "patches", "pyproject.toml", "setup.py", "tests"):
         (tmp_path / room).symlink_to(ROOT / room)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copytree(ROOT / "examples/own", tmp_path, dirs_exist_ok=True)  # a page types in this folder

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -150,3 +152,28 @@ def test_the_commands_ask_for_the_modules_of_their_extra(metadata):
     extras = {of: set(map(canonicalize_name, requirements(metadata, of))) for of in ("tools", "train")}
     assert set(cli.MODULES["tools"]) == extras["tools"] <= extras["train"]
     assert extras["tools"] < set(cli.MODULES["train"]) <= extras["train"]
+
+
+IN_PLACE = """
+import site, sys
+site.addsitedir(sys.argv[1])
+from slime_ext import __version__
+import slime_ext_cpu
+"""
+
+
+def test_an_editable_install_is_found_from_the_folder_above_the_clone(tmp_path):
+    """The clone's folder has the package's name, and Python takes it for a package without ``__init__``."""
+    clone, there = tmp_path / "slime_ext", tmp_path / "site"
+    clone.mkdir()
+    for name in ("slime_ext", "slime_ext_cpu", "configs", "patches"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", build], cwd=clone, check=True, capture_output=True)
+    (made,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(made).extractall(there)
+    command = [sys.executable, "-S", "-c", IN_PLACE, str(there)]
+    environment = {"PATH": os.environ["PATH"]}  # without a PYTHONPATH
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
