@@ -54,7 +54,8 @@ ELSEWHERE = {
     "trinity_rft": Elsewhere(
         "Trinity-RFT",
         ("algorithm_type", "policy_loss_fn"),
-        "no loss of 0.6.0 reads algorithm.rollout_correction: translate what policy_loss_fn names",
+        "no loss of 0.6.0's default trainer reads algorithm.rollout_correction: translate what "
+        "policy_loss_fn names",
     ),
     "art": Elsewhere(
         "openpipe-art",
