@@ -53,7 +53,8 @@ class Row(NamedTuple):
 
 def _script(folder: Path) -> None:
     (folder / "run.sh").write_text(SCRIPT)
-    (folder / "off.sh").write_text(SCRIPT.replace("${TIS_ARGS[@]}", ""))
+    lines = [line for line in SCRIPT.splitlines() if not line.startswith("TIS_ARGS")]
+    (folder / "off.sh").write_text("\n".join(lines).replace("${TIS_ARGS[@]}", ""))
 
 
 def _verl(folder: Path) -> None:

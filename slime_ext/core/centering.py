@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.idle import is_ours
@@ -30,11 +29,17 @@ from slime_ext.core.statistics import ABSENT
 from slime_ext.core.steps import Normalize, Reject, Reweight
 from slime_ext.core.tokens import Head, Support
 from slime_ext.errors import DataError, expect
-from slime_ext.ops.centering import Candidates, centering, exact_centering
 from slime_ext.ops.segments import Segments, selected
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from slime_ext.ops.centering import Candidates
+
 Run = Callable[[StepInputs, Sequence[Step]], State]
-Factor = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # takes target, proximal, behavior, advantages
+Factor: TypeAlias = (
+    "Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]"  # takes target, proximal, behavior, advantages
+)
 NONE_PLANNED: Mapping[Step, Tensor] = MappingProxyType({})
 BY_POSITION = ("by_shard", "shard_sum")  # aggregates over the tokens before a token
 
@@ -191,6 +196,9 @@ def mean_score(
             weights = weights.clamp(max=most) * factor(log_p, log_o, log_q, of_row)
             weights = weights.clamp(max=most**0.75)  # leaves room for the advantage and log p
         return weights.view_as(candidates.trainer)
+
+    # Not at the top: torch.autograd.Function needs torch, and a command reads configurations without it.
+    from slime_ext.ops.centering import centering, exact_centering
 
     of_candidates = weight if steps or factor is not None else None
     if isinstance(head, Support):

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.centering import Center, check_center, mean_score, split
 from slime_ext.core.fields import check_fields
@@ -55,6 +54,9 @@ from slime_ext.core.tokens import Tokens, Unit
 from slime_ext.errors import ConfigError, expect, shown
 from slime_ext.ops.divergences import compared, widened
 from slime_ext.ops.segments import AllSum, identity, selected
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
@@ -228,7 +230,7 @@ class Correction:
             )
         read = compared(numerator, tokens.behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
-        of_samples = cast(tuple[Tensor, Tensor, Tensor], (advantages, tokens.ages, tokens.age_steps))
+        of_samples = cast("tuple[Tensor, Tensor, Tensor]", (advantages, tokens.ages, tokens.age_steps))
         return StepInputs(tokens.segments, *read, *of_samples, self.units, table, numbers)
 
     @cached_property
@@ -547,7 +549,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
         loss, by_surrogate = correction.loss(outcome, tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
     # The host averages the ratio over tokens, and one infinite ratio would make the mean infinite.
-    ratio = outcome.ratio.clamp(max=LARGEST[torch.float32])
+    ratio = outcome.ratio.clamp(max=LARGEST[4])
     measured = None
     if layout is not None:
         terms = [value.detach() for value in correction.added(outcome, tokens)] if correction.terms else []

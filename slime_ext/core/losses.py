@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.tokens import Tokens
@@ -20,6 +19,9 @@ from slime_ext.errors import expect
 from slime_ext.ops import surrogates
 from slime_ext.ops.divergences import wide
 from slime_ext.ops.segments import Segments
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Anchor = Literal["proximal", "behavior"]
 EPS_C = 3.0  # as in the paper, and the default of verl's clip_ratio_c

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.needs import Need
@@ -24,6 +23,9 @@ from slime_ext.core.steps import COUNT, KEPT, Statistic, When, _log, applies, ch
 from slime_ext.core.tokens import Unit
 from slime_ext.errors import expect
 from slime_ext.ops.prefixes import prefix_sums, response_order
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PrefixAggregate = Literal["sum", "mean"]
 Growth = Literal["constant", "sqrt"]

@@ -15,10 +15,9 @@ import dataclasses
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.state import Effect, State, Step, StepInputs, WeightRange
@@ -27,6 +26,9 @@ from slime_ext.core.steps import Reject, Reweight, ratio_at
 from slime_ext.core.tokens import Unit
 from slime_ext.errors import expect
 from slime_ext.ops.segments import selected
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Over = Literal["response", "kept"]
 CLAMPABLE = ("ratio", "k1", "k2", "k3")

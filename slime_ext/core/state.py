@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.needs import Need
 from slime_ext.core.statistics import (
@@ -32,6 +31,9 @@ from slime_ext.core.tokens import Unit
 from slime_ext.errors import ConfigError, check_known, expect, shown
 from slime_ext.ops.prefixes import prefix_mean, prefix_sum
 from slime_ext.ops.segments import AllSum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BEFORE = -1  # the ``step`` of effects that come before the first step
 MODEST = 2.0**32  # a weight up to this number times a loss of ordinary size is finite in float32

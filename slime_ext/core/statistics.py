@@ -6,10 +6,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.tokens import Unit
 from slime_ext.errors import check_known
@@ -17,9 +16,12 @@ from slime_ext.ops import divergences
 from slime_ext.ops.prefixes import response_order, shard_sums
 from slime_ext.ops.segments import Segments, as_numbers, highest, identity, selected
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Aggregate = Literal["sum", "mean", "max"]
 Share = Literal["sum", "max", "by_shard", "shard_sum"]  # what ranks add up of a statistic
-ABSENT = cast(Tensor, None)  # the value of a field that is not passed
+ABSENT = cast("Tensor", None)  # the value of a field that is not passed
 TOKEN_NAMES = ("ratio", *divergences.OF_RATIO, *divergences.OF_BOTH, "advantage", "count", "finite")
 
 

@@ -17,10 +17,9 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.needs import Need
@@ -30,6 +29,9 @@ from slime_ext.core.tokens import Level, Unit
 from slime_ext.errors import expect
 from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.segments import AllSum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]
 When = Literal[

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from slime_ext.core.fields import check_fields
 from slime_ext.core.losses import LossInputs
@@ -17,6 +16,9 @@ from slime_ext.core.state import Step
 from slime_ext.core.steps import EssTruncate
 from slime_ext.errors import expect
 from slime_ext.ops.divergences import k3
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FAR = 20.0  # nats; if target is further below behavior, the penalty is a constant without gradient
 

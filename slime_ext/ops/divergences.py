@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from slime_ext.ops.segments import detached, select_
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EDGE = 1e-6  # KPop clamps probabilities to [1e-6, 1 - 1e-6]
 HIGHEST = 0.01  # nats; rounding error lifts no log-prob above this

@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MANTISSA, BIAS = 23, 127  # a float32 has 23 bits of mantissa, and stores its exponent plus 127
 

@@ -6,11 +6,14 @@ The prefix of a token is the part of its sequence, or of its turn, up to that to
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from slime_ext.ops.segments import Segments, as_numbers, host_ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> Tensor:

@@ -12,13 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
 
 from slime_ext.errors import DataError
 
-AllSum = Callable[[Tensor], Tensor]  # SUM over ranks; it may work in place: see ``require_contiguous``
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AllSum: TypeAlias = (
+    "Callable[[Tensor], Tensor]"  # SUM over ranks; it may work in place: see ``require_contiguous``
+)
 # (sequence, start, stop, number): the response's shard ``number`` holds its tokens start to stop - 1
 Shard = tuple[int, int, int, int]
 
@@ -67,8 +72,9 @@ def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
     return as_bytes(flags).to(dtype)
 
 
-# bytes of a number -> integers of that size
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+def integers(values: Tensor) -> torch.dtype:
+    """Returns the dtype of integers that are as long as a tensor's numbers."""
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
 
 
 def detached(values: Tensor) -> Tensor:
@@ -92,12 +98,12 @@ def selected(values: Tensor, flags: Tensor) -> Tensor:
     >>> selected(torch.tensor([1.5, torch.nan, torch.inf]), torch.tensor([True, False, False]))
     tensor([1.5000, 0.0000, 0.0000])
     """
-    return (values.view(INTEGERS[values.element_size()]) * flags).view(values.dtype)
+    return (values.view(integers(values)) * flags).view(values.dtype)
 
 
 def select_(values: Tensor, flags: Tensor) -> Tensor:
     """Does the same as ``selected`` in place, for numbers that nobody else reads."""
-    values.view(INTEGERS[values.element_size()]).mul_(flags)
+    values.view(integers(values)).mul_(flags)
     return values
 
 
@@ -110,8 +116,9 @@ def chunks(table: Tensor, most: int) -> list[slice]:
     return [slice(at, at + step) for at in range(0, len(table), step)]
 
 
-def host_ints(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Copies Python integers to ``device`` without waiting for it."""
+def host_ints(values: Sequence[int], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Copies Python integers to ``device`` without waiting for it; int64 unless ``dtype`` says otherwise."""
+    dtype = dtype or torch.int64
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
     # An array: torch.tensor would read the list number by number, half of the time for 512 numbers.

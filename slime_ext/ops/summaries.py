@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST_WEIGHT = 1e140  # the square of a sum of 1e10 such weights is still finite in float64
 

@@ -9,9 +9,12 @@ anchor is the proximal policy (decoupled) or the behavior policy (bypass).
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HEADROOM = 5.0  # nats below the log of a dtype's largest number, so that 100 times the ratio is finite
 

@@ -382,3 +382,17 @@ def test_a_subclass_of_a_step_may_add_fields_and_keeps_the_checks_of_the_step():
     assert Floored(2.0).floor == -math.inf
     with pytest.raises(ConfigError, match=r"truncate\.high: expected a number, got '2'"):
         Floored("2")
+
+
+@pytest.mark.parametrize("level", ["token", "turn", "sequence", "geometric"])
+@pytest.mark.parametrize("high", [None, 1.0, 2.0, idle.SURE_CAP])
+def test_steps_that_surely_act_act_on_the_wild_batch(level, high):
+    steps = (Reweight(level), *([] if high is None else [Truncate(high)]))
+    correction = Correction(steps=steps)
+    assert idle._surely_act(steps)
+    with torch.no_grad():
+        idle._check_acts(steps, correction.units, correction.statistics)  # raises if one does not
+    assert not idle._surely_act((*steps, Veto(1e-4))) and not idle._surely_act(
+        (*steps, Truncate(), Truncate())
+    )
+    assert not idle._surely_act((Truncate(2.0),))

@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.metrics.layout import (
     AGES,
@@ -35,8 +34,11 @@ from slime_ext.core.tokens import Support, Tokens
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import Segments, as_numbers, detached, to_device
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # Larger ratios and weights count as this number in sums, so that the squares of 1e8 tokens do not overflow.
-LARGEST = {torch.float32: 1e15, torch.float64: 1e140}
+LARGEST = {4: 1e15, 8: 1e140}  # by the bytes of a number, float32 and float64
 COUNTERS = 1 << 19  # counters for one row of tokens; the more there are, the fewer atomic adds collide
 
 
@@ -64,7 +66,6 @@ class StepSums(NamedTuple):
         )
 
 
-@torch.no_grad()
 def measure(
     tokens: Tokens,
     outcome: Outcome,
@@ -82,41 +83,45 @@ def measure(
         terms: [T] for each loss term, nats; 0 where it adds nothing.
         counts_sequences: True on only one of the ranks that share sequences.
     """
-    assert outcome.sequences is not None
-    segments, log_ratio, counted = tokens.segments, outcome.log_ratio, outcome.finite
-    behavior = detached(tokens.behavior).to(log_ratio.dtype)
-    zero = torch.zeros((), dtype=torch.float64, device=log_ratio.device)
-    sums = {
-        "counted": counted.count_nonzero(),
-        "kept": outcome.keep.count_nonzero(),
-        "clipped": (outcome.clipped & segments.mask).count_nonzero(),
-        **{effect.name: row.count_nonzero() for effect, row in _affected(outcome, layout.effects, segments)},
-        "surrogate_clipped": zero if surrogate_clipped is None else surrogate_clipped.count_nonzero(),
-    }
-    if layout.differing:  # two float32 numbers are equal exactly if their difference is 0
-        sums[DIFFERING] = log_ratio.count_nonzero()
-    sums |= {name: term.sum(dtype=torch.float64) for name, term in zip(layout.terms, terms, strict=True)}
-    if layout.head:
-        sums[TAIL] = _missing_probability(tokens, outcome).sum()
-    of_sequences, sequence_highest, log_sums = _of_sequences(
-        outcome.sequences, tokens, zero, counts_sequences=counts_sequences
-    )
-    sums |= of_sequences
-    uncounted = ~counted
-    rows = _numbers(behavior, outcome, uncounted)
-    # ``stack`` and ``cat`` convert counts and float32 to float64, the type of the sums over sequences.
-    parts = [rows.sum(1), torch.stack([sums[name] for name in layout.names[len(NUMBERS) :]])]
-    # A token without a finite log-prob has l = 0. ``totals.reduce`` takes it out of the bin around 0.
-    parts.append(_counts_by_bin(HISTOGRAM.keys(log_ratio), HISTOGRAM.size))
-    if layout.curves:
-        of_curves = {
-            "counted": as_numbers(counted, log_ratio.dtype),
-            "kept": as_numbers(outcome.keep, log_ratio.dtype),
-            **dict(zip(NUMBERS, rows.unbind(), strict=True)),
+    with torch.no_grad():
+        assert outcome.sequences is not None
+        segments, log_ratio, counted = tokens.segments, outcome.log_ratio, outcome.finite
+        behavior = detached(tokens.behavior).to(log_ratio.dtype)
+        zero = torch.zeros((), dtype=torch.float64, device=log_ratio.device)
+        sums = {
+            "counted": counted.count_nonzero(),
+            "kept": outcome.keep.count_nonzero(),
+            "clipped": (outcome.clipped & segments.mask).count_nonzero(),
+            **{
+                effect.name: row.count_nonzero()
+                for effect, row in _affected(outcome, layout.effects, segments)
+            },
+            "surrogate_clipped": zero if surrogate_clipped is None else surrogate_clipped.count_nonzero(),
         }
-        parts += _curves(tokens, behavior, [of_curves[name] for name in CURVE_COLUMNS])
-    highest = [*_extremes(outcome, uncounted), *sequence_highest]
-    return StepSums(torch.cat(parts), torch.stack(highest), log_sums)
+        if layout.differing:  # two float32 numbers are equal exactly if their difference is 0
+            sums[DIFFERING] = log_ratio.count_nonzero()
+        sums |= {name: term.sum(dtype=torch.float64) for name, term in zip(layout.terms, terms, strict=True)}
+        if layout.head:
+            sums[TAIL] = _missing_probability(tokens, outcome).sum()
+        of_sequences, sequence_highest, log_sums = _of_sequences(
+            outcome.sequences, tokens, zero, counts_sequences=counts_sequences
+        )
+        sums |= of_sequences
+        uncounted = ~counted
+        rows = _numbers(behavior, outcome, uncounted)
+        # ``stack`` and ``cat`` convert counts and float32 to float64, the type of the sums over sequences.
+        parts = [rows.sum(1), torch.stack([sums[name] for name in layout.names[len(NUMBERS) :]])]
+        # A token without a finite log-prob has l = 0. ``totals.reduce`` takes it out of the bin around 0.
+        parts.append(_counts_by_bin(HISTOGRAM.keys(log_ratio), HISTOGRAM.size))
+        if layout.curves:
+            of_curves = {
+                "counted": as_numbers(counted, log_ratio.dtype),
+                "kept": as_numbers(outcome.keep, log_ratio.dtype),
+                **dict(zip(NUMBERS, rows.unbind(), strict=True)),
+            }
+            parts += _curves(tokens, behavior, [of_curves[name] for name in CURVE_COLUMNS])
+        highest = [*_extremes(outcome, uncounted), *sequence_highest]
+        return StepSums(torch.cat(parts), torch.stack(highest), log_sums)
 
 
 def _numbers(behavior: Tensor, outcome: Outcome, uncounted: Tensor) -> Tensor:
@@ -125,7 +130,7 @@ def _numbers(behavior: Tensor, outcome: Outcome, uncounted: Tensor) -> Tensor:
     The rows are in one tensor, because one sum over all of them takes a fifth of the time of six sums on a
     few tokens.
     """
-    log_ratio, most = outcome.log_ratio, LARGEST[outcome.log_ratio.dtype]
+    log_ratio, most = outcome.log_ratio, LARGEST[outcome.log_ratio.element_size()]
     table = log_ratio.new_empty(len(NUMBERS), len(log_ratio))
     log_behavior, divergence, ratio_minus_one, its_square, weight, squared_weight = table.unbind()
     log_behavior.copy_(behavior).masked_fill_(uncounted, 0)

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from slime_ext.core.metrics.layout import (
     CURVE_COLUMNS,
@@ -23,6 +23,9 @@ from slime_ext.core.metrics.layout import (
 )
 from slime_ext.core.metrics.measure import StepSums
 from slime_ext.ops.segments import AllSum, identity
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
+from slime_ext.tools.commands.lazy_torch import load_later
 from slime_ext.tools.commands.script_flags import add_flags_of_reading, apart
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def main(argv: list[str]) -> int:
     words, script_words = apart(argv)
     args = command_line().parse_args(words)
 
-    from slime_ext.tools.check.answer import Answer, check, line_of  # imports torch, which takes two seconds
+    load_later()  # torch, which takes two seconds
+    from slime_ext.tools.check.answer import Answer, check, line_of
     from slime_ext.tools.checkout import named_checkout
     from slime_ext.tools.commands import cli
     from slime_ext.tools.commands.output import WIDE, console, table
