@@ -216,7 +216,8 @@ THREADS: dict[str, tuple[str, str, World]] = {
     ),
 }
 # What a fault brings along, and is said too: the first third of those responses is of older weights.
-ALSO = {"stale_cache": ("stale_weights",)}
+# What else is true of a fault: an answer that is always the likeliest gives each prompt one reward.
+ALSO = {"stale_cache": ("stale_weights",), "greedy_sampling": ("no_advantage",)}
 
 
 def healthy(number: int) -> World:

@@ -61,6 +61,9 @@ ROWS = {
 }
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6
+# Runs that were planted for a symptom -> what their mechanism is, which detectors name since they read it: a
+# penalty, and log-probs that come three tokens late.
+CALLED = {"position_drift": "penalties", "unexplained": "permuted_log_probs"}
 UNREAD = ("Diagnosis.worsts", "Histogram.counts")  # by no detector
 WINDOWS = (3, 5, 10)  # rollouts
 RIGHT = (
@@ -213,6 +216,8 @@ def is_named(run: str, diagnosis: Diagnosis) -> bool:
     findings = [f for f in said if f.is_fault]
     if not name:
         return not findings
+    if name in CALLED and any(CALLED[name] in (f.name, *f.or_else) for f in said):
+        return {f.name for f in findings} <= {name, CALLED[name]}
     also = {name, *ALSO.get(name, ()), *BOTH.get(run.rsplit("_", 1)[0], ())}
     return any(name in (f.name, *f.or_else) for f in said) and also >= {
         f.name for f in findings if not f.or_else

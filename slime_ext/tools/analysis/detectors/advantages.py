@@ -16,6 +16,7 @@ from slime_ext.tools.analysis.records import DumpedRollout
 FITS = 0.98  # correlation within groups from which an explanation counts as exact
 LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
 ROUNDING = 1e-3  # advantage that rounding may leave where it should be 0
+BLOWN = 2.0  # times the largest |A| of other prompts; smaller ones may come from samples that were dropped
 # Correlation within groups: below -TURNED the sign is flipped, above AGREES it is right.
 TURNED, AGREES = 0.5, 0.3
 
@@ -222,7 +223,8 @@ def kind_of(rollout: DumpedRollout) -> str:
 def _of_prompts(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
     """Returns the kind of advantages that are one number per sample; prompts with one reward come first."""
     same = _with_one_reward(rewards, groups, there)
-    is_odd = bool((advantage[same].abs() > ROUNDING).any())
+    others = advantage[there & ~same].abs()
+    is_odd = same.any() and len(others) and advantage[same].abs().max() > max(ROUNDING, BLOWN * others.max())
     if is_odd and _explained(advantage, rewards, groups, there & ~same, size) == "own":
         return "constant"
     return _explained(advantage, rewards, groups, there, size)

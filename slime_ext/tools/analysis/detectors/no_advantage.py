@@ -28,6 +28,7 @@ DETECTOR = Detector(
     """,
 )
 HALF, FEWEST = 0.5, 3  # share of the rollouts; rollouts
+SAMPLES = 100  # with fewer, all prompts may have one reward by chance
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -39,7 +40,8 @@ def look(d: Diagnosis) -> Figures | None:
     if not wrong and flat < max(FEWEST, HALF * every):
         return None
     ids = tuple(sorted(estimators.zero + estimators.flat))
-    severity = "error" if wrong else "warning" if flat == every else "note"
+    is_much = flat == every and d.sums["sequences"] >= SAMPLES
+    severity = "error" if wrong else "warning" if is_much else "note"
     return {
         "count": wrong + flat,
         "every": every,

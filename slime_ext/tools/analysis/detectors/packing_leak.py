@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds, whole_prompts
-from slime_ext.tools.analysis.detectors.shared.parts import mean_of
+from slime_ext.tools.analysis.detectors.shared.parts import AGREES, Found, mean_of
 from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -28,14 +26,15 @@ DETECTOR = Detector(
     evidence="""
         {%- if first %} k3 is {{ first.k3 | nats }} in the {{ first.samples }} samples that come first
         in their micro-batch, and {{ later.k3 | nats }} in the {{ later.samples }} later ones ({{
-        "%.0f" | format([z, 999] | min) }} standard errors). {%- else %} k3 is {{ (near[2] / near[1])
-        | nats }} in {{ near[0] | int }} samples and {{ (far[2] / far[1]) | nats }} in the other {{
+        "%.0f" | format([z, 999] | min) }} standard errors of log k3). {%- else %} k3 is {{ (near[2] /
+        near[1]) | nats }} in {{ near[0] | int }} samples and {{ (far[2] / far[1]) | nats }} in the other {{
         far[0] | int }}, with hardly any between. After the same text, the trainer's log-probs differ
         by {{ spread | nats }} between samples of one prompt, the sampler's by {{ other | nats }}.{%
         endif %}
     """,
     threshold="""
-        k3 3 times that of first samples, and 1e-3 nats, by 4 standard errors; or two kinds of
+        k3 3 times that of first samples, and 1e-3 nats, by 4 standard errors of log k3, while first
+        samples are healthy; or two kinds of
         samples, while after the same text the trainer's log-probs differ by 40% of the mean |l|, and
         the sampler's do not
     """,
@@ -57,14 +56,13 @@ def look(d: Diagnosis) -> Figures | None:
     places = [p for p in d.samples.parts if p.label == "place in the micro-batch"]
     first = mean_of([p for p in places if p.value == "0"])
     later = mean_of([p for p in places if p.value != "0"])
-    error = math.hypot(later.error, first.error)
-    z = (later.k3 - first.k3) / error if error else 0.0
+    z = Found("place", "later", later, first, (), 1.0).z if first.tokens and later.tokens else 0.0
     prefixes = [p for p in d.samples.parts if p.label == "prefix"]
     cached, fresh = (mean_of([p for p in prefixes if p.value == kind]) for kind in ("cached", "fresh"))
     is_cache = (
         fresh.k3 * first.k3 > 0 and cached.k3 / fresh.k3 >= later.k3 / first.k3
     )  # a stale prefix explains it
-    is_far = later.k3 >= max(MATTERS, TIMES * first.k3) and z >= SURE
+    is_far = later.k3 >= max(MATTERS, TIMES * first.k3) and z >= SURE and first.k3 <= AGREES
     is_many = min(first.samples, later.samples) >= FEWEST
     if (
         is_far and not is_cache and is_many and not whole_prompts(d)

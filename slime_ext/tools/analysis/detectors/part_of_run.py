@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.kinds import whole_prompts
-from slime_ext.tools.analysis.detectors.shared.parts import far_value
+from slime_ext.tools.analysis.detectors.shared.parts import AGREES, far_value
 from slime_ext.tools.analysis.measures.by_sample import LATER, SHAPES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -32,7 +32,7 @@ DETECTOR = Detector(
     """,
     threshold="""
         k3 4 times that of the other samples of the same rollouts, by 4 standard errors of log k3, and
-        3e-3 nats; the samples hold 60% of the excess
+        3e-3 nats; the samples hold 60% of the excess. It is a warning if the others are not healthy
     """,
     ruled_out="""
         A cause that acts on every sample (numerics, a temperature, a lag of all engines), because the
@@ -91,6 +91,7 @@ def look(d: Diagnosis) -> Figures | None:
     if far.label == "turns":
         value = f"{value}{' or more' if value == str(LATER) else ''} turn{'s' * (value != '1')}"
     return {
+        "severity": "error" if far.others.k3 <= AGREES else "warning",  # the rest may have the same cause
         **far._asdict(),
         "of": OF[far.label].format(value),
         "is_shape": far.label in SHAPES,
