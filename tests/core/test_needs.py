@@ -55,7 +55,7 @@ def flat(correction):
 
 
 def of_skyrl(correction):
-    theirs = SimpleNamespace(**dict.fromkeys(skyrl.OWN))
+    theirs = SimpleNamespace(**dict.fromkeys(skyrl.CORRECTION_KEYS))
     more = {"eps_clip_low": 0.2, "eps_clip_high": 0.2, "off_policy_correction": theirs}
     algorithm = SimpleNamespace(policy_loss_type="slime_ext", **more)
     generator = SimpleNamespace(sampling_params=SimpleNamespace(logprobs=1))
@@ -64,8 +64,14 @@ def of_skyrl(correction):
     )
 
 
+class Config(dict):
+    """A mapping whose keys are attributes, too, as OmegaConf's."""
+
+    __getattr__ = dict.__getitem__
+
+
 def of_verl(loss_mode, **block):
-    actor = SimpleNamespace(policy_loss={"loss_mode": loss_mode})
+    actor = Config(policy_loss={"loss_mode": loss_mode})
     roles = SimpleNamespace(actor=actor, rollout={"calculate_log_probs": True})
     verl.check(SimpleNamespace(algorithm={"rollout_correction": block}, actor_rollout_ref=roles))
 
