@@ -11,9 +11,9 @@ from slime_ext.config.load import read_config, with_preset
 from slime_ext.core.correction import Correction, Numerator
 from slime_ext.core.fields import LARGEST
 from slime_ext.core.losses import PpoClip
-from slime_ext.core.state import Step, expect
+from slime_ext.core.state import Step
 from slime_ext.core.steps import Clip, Reject, Reweight
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError, did_you_mean, expect
 from slime_ext.hosts.contract import BAND, RANGE, SEEDS, flag_of, function_of, takes_tis_bounds
 from slime_ext.hosts.estimators import ESTIMATORS
 from slime_ext.hosts.flags import ARGUMENTS

@@ -25,8 +25,6 @@ from slime_ext.core.state import Effect, Step
 from slime_ext.core.steps import STEPS, Clip, MinPrefixReweight, Reject, Reweight, SignedClip, Truncate, Veto
 from slime_ext.core.terms import FAR, ReverseK3, SquaredLogRatio
 from slime_ext.errors import ConfigError
-from slime_ext.ops.centering import ABSENT as NO_LOG_PROB
-from slime_ext.ops.centering import FLOOR
 from slime_ext.ops.divergences import EDGE, HIGHEST, LOWEST
 
 WIDTH = 100  # columns of the printed text
@@ -458,6 +456,10 @@ def _token_weight() -> Lines:
 
 
 def _centering() -> Lines:
+    # Not at the top: torch.autograd.Function needs torch, and presets are listed without it.
+    from slime_ext.ops.centering import ABSENT as NO_LOG_PROB
+    from slime_ext.ops.centering import FLOOR
+
     return [
         f"log_q = torch.where((m > 0)[:, None] & (sampler_head > -torch.inf), sampler_head, {NO_LOG_PROB})",
         f"log_p = torch.where(log_q > {NO_LOG_PROB}, trainer_head, {NO_LOG_PROB})",

@@ -12,6 +12,7 @@ from typing import Any
 from slime_ext.config.files import read_mapping, text_of
 from slime_ext.errors import ConfigError, check_known, cut
 from slime_ext.hosts.contract import flag_of
+from slime_ext.tools.commands.lazy_torch import load_later
 from slime_ext.tools.commands.output import plain, yaml_of
 from slime_ext.tools.convert import CONVERTED, overrides, read
 from slime_ext.tools.convert.elsewhere import ELSEWHERE, elsewhere_of, refuse
@@ -111,7 +112,8 @@ def convert(system: str, whole: Mapping[str, Any], notes: Sequence[str] = ()) ->
     Raises:
         ConfigError: as ``slime_ext.tools.convert.read``.
     """
-    from slime_ext.config.load import read_config  # imports torch, which takes two seconds
+    load_later()  # torch, which takes two seconds
+    from slime_ext.config.load import read_config
 
     settings = Whole(system, whole)
     where, block = settings.block()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError, check_known
 from slime_ext.tools import decision
+from slime_ext.tools.commands.lazy_torch import load_later
 
 # Kind of run -> the rows of the decision table that may apply to it.
 KINDS = {
@@ -54,7 +55,8 @@ def main(argv: list[str]) -> int:
             "--out: expected the NAME of a preset, got none: type slime-ext presets NAME --out FILE"
         )
 
-    from slime_ext.tools.commands import preset_texts  # imports torch, which takes two seconds
+    load_later()  # torch, which takes two seconds
+    from slime_ext.tools.commands import preset_texts
 
     if args.name is None:
         preset_texts.print_table(args.kind, KINDS.get(args.kind, ()))

@@ -128,7 +128,7 @@ def read_script(
 def in_reader(request: Request) -> Launch:
     """Reads a script in a separate process. Raises ConfigError as ``read_script``."""
     path, folders = request.path, [str(Path(__file__).parents[3]), *filter(None, sys.path)]
-    command, sent = [sys.executable, "-c", READER, *folders], pickle.dumps(request)
+    command, sent = [sys.executable, "-S", "-c", READER, *folders], pickle.dumps(request)
     try:
         reader = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
