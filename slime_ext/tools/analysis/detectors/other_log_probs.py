@@ -19,6 +19,8 @@ from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
+BEGIN, FAR = 4, 0.5  # tokens at the start of a response; nats, their mean |l| from which they are far off
+MIXER = 0x1E3779B1  # an odd number with irregular bits, for hashes
 COMPARED, FITS = 12, 0.3  # tokens; share of the distance to the sample itself
 
 
@@ -58,6 +60,36 @@ def _swapped(part: DumpedRollout, which: Tensor) -> int:
     return int((apart.amin(1) < FITS * to_itself).sum())
 
 
+@dataclass
+class Borrowed(Measure):
+    """Numbers of samples with a far start, and of those whose first numbers are those of another sample.
+
+    The first BEGIN log-probs of the sampler must be, bit by bit, BEGIN consecutive ones of another sample.
+    """
+
+    far: int = 0
+    elsewhere: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        lengths = torch.tensor(part.lengths)
+        begins = (lengths.cumsum(0) - lengths)[lengths >= 2 * BEGIN]
+        if not len(begins):
+            return
+        first = begins[:, None] + torch.arange(BEGIN)
+        is_far = (part.log_ratio.abs()[first].mean(1) > FAR) & part.finite[first].all(1)
+        if not is_far.any():
+            return
+        begins, bits = begins[is_far], part.behavior.view(torch.int32).long()
+        ids, windows = part.segments.ids, bits.unfold(0, BEGIN, 1)
+        inside = ids[BEGIN - 1 :] == ids[: 1 - BEGIN]
+        is_one_value = (windows == windows[:, :1]).all(1)
+        keys = (windows * (MIXER ** torch.arange(1, BEGIN + 1))).sum(1)
+        known = keys[inside & ~is_one_value]
+        counts = (keys[begins][:, None] == known[None]).sum(1)
+        self.far += len(begins)
+        self.elsewhere += int((counts > 1).sum())
+
+
 DETECTOR = Detector(
     severity="error",
     group="parts",
@@ -65,15 +97,17 @@ DETECTOR = Detector(
     what="some samples have the log-probs of another text: of another sample, or of an earlier attempt",
     asks="samples of 12 tokens",
     title="""
-        {{ count }} of {{ samples }} samples have the log-probs of another text: {% if swapped > count
-        / 2 %}of another sample.{% else %}of an earlier attempt, or of a sample that the dump lacks.
-        {%- endif %}
+        {{ count }} of {{ samples }} samples {% if starts %}begin with{% else %}have{% endif %} the log-probs
+        of another text: {% if starts or swapped > count / 2 %}of another sample.{% else %}of an earlier
+        attempt, or of a sample that the dump lacks. {%- endif %}
     """,
     evidence="""
-        In these samples the sampler's log-probs do not follow the trainer's token by token
+        {% if starts -%} Of {{ starts }} samples whose first four tokens are far off, the first four
+        log-probs of {{ count }} are those of another sample of their rollout, bit by bit. {%- else -%} In
+        these samples the sampler's log-probs do not follow the trainer's token by token
         (correlation below 0.3; it is above 0.7 in {{ related }} others). {%- if swapped %} {{ swapped
         }} of them fit the tokens of another sample of their rollout. {%- else %} None of them fits
-        the tokens of another sample of its rollout.{% endif %}
+        the tokens of another sample of its rollout.{% endif %} {%- endif %}
     """,
     threshold="""
         3 samples and 1.5% of all with a correlation below 0.3 and a mean |l| of 0.4 nats, while most
@@ -85,7 +119,9 @@ DETECTOR = Detector(
         of the list (off_by_one), because no nearby position fits.
     """,
     fix="""
-        {%- if swapped > count / 2 %} Look for lists that are sorted or gathered separately from their
+        {%- if starts %} Look for offsets into a batch of log-probs that ignore discarded tokens
+        (speculative decoding, chunked prefill), and mask these tokens until then. {%- elif swapped > count
+        / 2 %} Look for lists that are sorted or gathered separately from their
         tokens (asyncio results, a reorder by length, a zip of two lists). {%- else %} Look at
         retries: if a request is sent again, the log-probs must belong to the answer that is kept.
         Reset sample.rollout_log_probs before each attempt. {%- endif %} Append log-probs and tokens
@@ -102,7 +138,16 @@ FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples 
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds samples with log-probs unrelated to the trainer's, while those of other samples are related."""
+    """Finds samples that have, or begin with, the log-probs of another text."""
+    borrowed = d.of(Borrowed)
+    if borrowed.elsewhere < max(FEWEST, MOST * borrowed.far):
+        return _unrelated(d)
+    count, samples = borrowed.elsewhere, int(d.sums["sequences"])
+    return {"starts": borrowed.far, "count": count, "samples": samples, "swapped": 0, "related": 0}
+
+
+def _unrelated(d: Diagnosis) -> Figures | None:
+    """Returns the figures if some samples' log-probs are unrelated on both sides, and others' are not."""
     by_sample, swapped = d.of(Unrelated), d.of(Swapped)
     need(
         by_sample.unrelated + by_sample.related >= FEWEST, "samples of 12 tokens with log-probs of both sides"
@@ -135,6 +180,7 @@ def look(d: Diagnosis) -> Figures | None:
     ):  # other samples of these prompts are related
         return None
     return {
+        "starts": 0,
         "count": by_sample.unrelated,
         "related": by_sample.related,
         "samples": int(d.sums["sequences"]),

@@ -17,6 +17,7 @@ DETECTOR = Detector(
         "spoilt",
         "stale_prefix",
         "packing_leak",
+        "other_log_probs",
         "part_of_run",
         "minimum_length",
         "experts",

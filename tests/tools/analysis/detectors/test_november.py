@@ -25,6 +25,8 @@ EXPECTED: dict[tuple[str, ...], set[str] | None] = {
     ("10_constant_group", "healthy"): None,
     ("12_steady_engine",): None,
     ("12_steady_engine", "healthy"): {"dropout"},
+    ("14_borrowed_start",): {"other_log_probs"},
+    ("14_borrowed_start", "healthy"): None,
     ("16_mixed_ages",): {"stale_weights"},
     ("16_mixed_ages", "healthy"): None,
     **{

@@ -228,3 +228,26 @@ def test_a_distance_late_in_responses_that_get_longer_is_no_push_that_fails():
         policy.step()
     found = findings(rollouts)
     assert set(found) == {"kv_precision"}
+
+
+def test_starts_that_are_another_samples_numbers_bit_by_bit_are_named():
+    def borrow(r):
+        behavior, length = r.behavior.clone(), r.lengths[0]
+        for sample in range(0, r.count, 8):
+            source = (sample + 3) % r.count * length + 20
+            behavior[sample * length : sample * length + 4] = r.behavior[source : source + 4] - 3.0
+        behavior_of_others = behavior.clone()
+        for sample in range(0, r.count, 8):
+            source = (sample + 3) % r.count * length + 20
+            start = sample * length
+            behavior_of_others[source : source + 4] = behavior[start : start + 4]
+        return {
+            "behavior": behavior_of_others,
+            "proximal": torch.where(
+                torch.arange(r.size) % length >= 20, behavior_of_others + 0.001, r.proximal
+            ),
+        }
+
+    found = findings(edited(run(4), borrow))
+    assert "begin with the log-probs" in found["other_log_probs"].title
+    assert "prefix_mismatch" not in found
