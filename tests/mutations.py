@@ -95,7 +95,7 @@ MUTATIONS = {
     ),
     "multiply numbers instead of their bits": Mutation(
         "ops/segments.py",
-        "(values.view(INTEGERS[values.element_size()]) * flags)",
+        "(values.view(integers(values)) * flags)",
         "(values * flags)",
         "tests/ops",
     ),
@@ -305,7 +305,7 @@ MUTATIONS = {
     ),
     "a ratio without a limit": Mutation(
         "core/correction.py",
-        "outcome.ratio.clamp(max=LARGEST[torch.float32])",
+        "outcome.ratio.clamp(max=LARGEST[4])",
         "outcome.ratio",
         "tests/test_tis.py",
     ),

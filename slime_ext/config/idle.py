@@ -20,7 +20,7 @@ from slime_ext.errors import ConfigError, expect
 
 
 def forbid_idle_guards(
-    found: Mapping[str, Guard], correction: Correction, options: Options, where: str
+    watched: Mapping[str, Guard], correction: Correction, options: Options, where: str
 ) -> None:
     """Refuses guards that could never act, or would act in every step.
 
@@ -35,7 +35,7 @@ def forbid_idle_guards(
         and "this surrogate clips nothing",
         **dict.fromkeys(CERTIFICATE, not options.certify and "metrics.certify is false"),
     }
-    for name, guard in found.items():
+    for name, guard in watched.items():
         here = f"{where}.{name}"
         if why := constant.get(name):
             raise ConfigError(f"{here}: expected no guard, got one: remove it, because {why}")

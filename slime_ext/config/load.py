@@ -143,8 +143,8 @@ def read_config(mapping: Mapping[str, Any], instead: Correction | None = None) -
             f"{ROOT}.{system}: expected native keys, got another system's block: run slime-ext convert "
             f"--from {system} FILE, which prints native keys"
         )
-    own = _native(mapping)
-    correction = own if instead is None else instead
+    described = _native(mapping)
+    correction = described if instead is None else instead
     options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
     watched = _guards(mapping.get("guards"), correction, options)
     _forbid_unmeasured(mapping, correction, options)

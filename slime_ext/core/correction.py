@@ -412,7 +412,7 @@ def _check_relations(correction: Correction) -> None:
     What is rejected must be known before the optimizer step begins.
     """
     keys = ("denominator", correction.denominator, "host"), ("group", correction.group, "ignore")
-    for key, value, idle in (found for found in keys if found[1] != found[2]):
+    for key, value, idle in ((k, v, i) for k, v, i in keys if v != i):
         why = "nothing would be rejected"
         expect(not correction.is_identity, key, f"{idle} without steps", value, why)
         why = "use proximal, because what is rejected must be known before the optimizer step begins"

@@ -135,9 +135,9 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
         before = state._replace(step=i)
         try:
             if Need.WHOLE_STEP in step.needs:
-                number = step.number_for_step([_given(step, before, inputs)], identity)
+                number = step.number_for_step([_tried_on(step, before, inputs)], identity)
                 inputs = replace(inputs, plan={**inputs.plan, step: number})
-            state = step(*_given(step, before, inputs))
+            state = step(*_tried_on(step, before, inputs))
         except Exception:
             if is_ours(step):
                 raise
@@ -150,7 +150,7 @@ def _check_acts(steps: Sequence[Step], units: tuple[Unit, ...], statistics: tupl
             _check_effect(step, before, state, inputs, f"steps[{i}].{name_of(step)}")
 
 
-def _given(step: Step, state: State, inputs: StepInputs) -> tuple[State, StepInputs]:
+def _tried_on(step: Step, state: State, inputs: StepInputs) -> tuple[State, StepInputs]:
     """Returns what a step is tried on.
 
     A user's own step gets a copy, because it may write to it.

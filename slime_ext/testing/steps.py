@@ -157,13 +157,13 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
             replace(packed([s]), ages=age[i : i + 1], age_steps=2 * age[i : i + 1])
             for i, s in enumerate(batch)
         ]
-        again = torch.cat([_run(step, where, part) for part in alone])
+        apart = torch.cat([_run(step, where, part) for part in alone])
         what = "take sums per unit, or add Need.WHOLE_STEP to needs and define number_for_step"
-        _check_same(inputs, weights, again, where, "whatever shares the micro-batch", what)
+        _check_same(inputs, weights, apart, where, "whatever shares the micro-batch", what)
     what = "take sums with inputs.total, inputs.aggregate or inputs.prefix"
     for prompt, when in PROMPTS.items():
-        again = _run_split(step, where, tokens, prompt)
-        _check_same(inputs, weights, again, where, when, what)
+        on_two_ranks = _run_split(step, where, tokens, prompt)
+        _check_same(inputs, weights, on_two_ranks, where, when, what)
     if definition is not None:
         for batch in map(samples, range(3)):
             compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
@@ -403,8 +403,10 @@ def _place(inputs: StepInputs, flags: Tensor) -> str:
     return f"sample {int(inputs.segments.ids[token])}, token {int(inputs.segments.within[token])}"
 
 
-def _check_same(inputs: StepInputs, weights: Tensor, again: Tensor, where: str, when: str, what: str) -> None:
-    differs = ~torch.isclose(again, weights, rtol=EXACT, atol=0)
+def _check_same(
+    inputs: StepInputs, weights: Tensor, others: Tensor, where: str, when: str, what: str
+) -> None:
+    differs = ~torch.isclose(others, weights, rtol=EXACT, atol=0)
     got = f"different ones for {_place(inputs, differs)}"
     expect(not differs.any(), where, f"the same weights {when}", got, what)
 
