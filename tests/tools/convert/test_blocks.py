@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,8 @@ WEIGHS = {"rollout_is": "token", "rollout_is_threshold": 1.5}
 def test_the_floor_of_verls_ppo_is_no_key_of_the_block(block, lacks):
     """Its actor's clip_ratio_c; the host has a flag of its own, which dual_clip reads."""
     assert any("floor of dual clip" in note for note in read("verl", block).notes) == lacks
+
+
+def test_readers_and_refusals_need_no_torch():
+    code = "import sys, slime_ext.tools.convert.places; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
