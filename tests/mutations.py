@@ -732,6 +732,15 @@ MUTATIONS = {
         "clipped.float()",
         "tests/test_tis.py",
     ),
+    "the trainer's head stands in for the proximal policy's": Mutation(
+        "config/flat.py",
+        "bool((mask & (target != tokens.proximal)).any())",
+        "False",
+        "tests/test_correct.py",
+    ),
+    "a third head that nobody reads": Mutation(
+        "config/flat.py", "Head(*heads)", "Head(*heads[:2])", "tests/test_correct.py"
+    ),
     "advantages with a gradient": Mutation(
         "core/losses.py", 'self._wide("advantages").detach()', 'self._wide("advantages")', "tests/test_tis.py"
     ),
