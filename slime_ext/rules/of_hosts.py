@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 
 from slime_ext.core.needs import Need
 from slime_ext.hosts import contract
@@ -153,15 +154,22 @@ def misspelt_host_flag(setup: Setup) -> str | None:
     """A flag is spelled nearly like a flag of the host, which has no flag of its name."""
     # Megatron's and SGLang's flags are not in the host's code. None of them resembles a flag of a host.
     known = setup.host.flags() if setup.host else frozenset()
-    for name in setup.flag_names:
-        if known and name not in known and not name.startswith(OF_ENGINE):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=NEARLY)
-            if near and not _differ_by_words(name, near[0]):
-                return (
-                    f"{name}: expected a flag of {setup.host.name if setup.host else ''}, got one that it "
-                    f"does not define; did you mean {near[0]}?"
-                )
-    return None
+    names = [name for name in setup.flag_names if name not in known and not name.startswith(OF_ENGINE)]
+    found = [(name, near) for name in names if (near := _near(name, known))]
+    if not found or setup.host is None:
+        return None
+    many = len(found) > 1
+    return (
+        f"{' and '.join(name for name, _ in found)}: expected {'flags' if many else 'a flag'} of "
+        f"{setup.host.name}, got {'names' if many else 'a name'} that it does not define; did you mean "
+        f"{' and '.join(near for _, near in found)}?"
+    )
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    """Returns the flag that a name is a misspelling of; else ""."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEARLY)
+    return near[0] if near and not _differ_by_words(name, near[0]) else ""
 
 
 def _differ_by_words(name: str, other: str) -> bool:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from slime_ext.errors import ConfigError
+from slime_ext.rules.judge import RULES
+from slime_ext.rules.setup import Setup
+from slime_ext.tools.checkout import checkout_in
 from slime_ext.tools.launch.read import read_script
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
@@ -39,6 +43,9 @@ def test_our_flags_are_found_in_a_script_of_a_host(path, in_process, tmp_path, m
         return
     finally:
         copy.unlink()
+    host = checkout_in(HOSTS / path.relative_to(HOSTS).parts[0])
+    names = tuple(flag.name for flag in launch.flags)
+    assert RULES["misspelt_host_flag"].judge(Setup(SimpleNamespace(), host=host, flag_names=names)) is None
     if not launch.program:  # as its variables decide whether it starts a launch
         pytest.skip(f"no launch: {launch.notes}")
     own = [flag for flag in launch.flags if flag.name == "--custom-tis-function-path"]

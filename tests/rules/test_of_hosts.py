@@ -39,8 +39,10 @@ CASES = [
     ("metrics_of_one_replica", {}, None),
     ("missing_metrics", {}, "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init"),
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--lr", "--rollout-batchsize"]},
-     "--rollout-batchsize: expected a flag of slime, got one that it does not define; did you mean --rollou"),
+     "--rollout-batchsize: expected a flag of slime, got a name that it does not define; did you mean --rol"),
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--eps-clip-hihg"]}, "--eps-clip-hihg: expected a flag"),
+    ("misspelt_host_flag", {**FLAGS, "flag_names": ["--rollout-batchsize", "--eps-clip-hihg"]},
+     "--rollout-batchsize and --eps-clip-hihg: expected flags of slime, got names that it does not define;"),
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--no-eps-clip-high", "--sglang-eps-clip-hihg"]}, None),
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--eps-clip-high"]}, None),
     ("misspelt_host_flag", {"flag_names": ["--eps-clip-hihg"]}, None),  # no host is known

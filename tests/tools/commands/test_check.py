@@ -235,7 +235,9 @@ def test_a_misspelt_flag_of_the_host_is_named_where_its_checkout_is(capsys, tmp_
     written(package / "arguments.py", f'parser.add_argument("{near}", type=int)\n')
     script = written(tmp_path / "run.sh", f"python3 train.py {flag} 8")
     said = " ".join(run(capsys, "check", script, "--host", host)[1].split())
-    assert f"{flag}: expected a flag of slime, got one that it does not define; did you mean {near}?" in said
+    assert (
+        f"{flag}: expected a flag of slime, got a name that it does not define; did you mean {near}?" in said
+    )
     script = written(tmp_path / "run.sh", f"python3 train.py {near} 8 --lr 1 --no-{near[2:]}")
     assert "did you mean" not in run(capsys, "check", script, "--host", host)[1]
 
