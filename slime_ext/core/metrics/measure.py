@@ -215,13 +215,12 @@ def _of_sequences(
     sums["kept_sequences"] = (
         present if statistics.keep is None else (statistics.keep > absent).count_nonzero()
     )
-    for i, (name, ages) in enumerate({"age": tokens.ages, "age_steps": tokens.age_steps}.items()):
-        if ages is None:
-            continue
-        known = ~(ages.isnan() | absent)
-        ages = ages.to(log_ratio)
-        sums[name], sums[f"aged{name[3:]}"] = torch.where(known, ages, 0).sum(), known.count_nonzero()
-        ages_highest[i] = torch.where(known, ages, -torch.inf).amax()
+    of_ages = (("age", "aged", tokens.ages), ("age_steps", "aged_steps", tokens.age_steps))
+    for i, (total, number, ages) in enumerate(of_ages):
+        if ages is not None:
+            known, ages = ~(ages.isnan() | absent), ages.to(log_ratio)
+            sums |= {total: torch.where(known, ages, 0).sum(), number: known.count_nonzero()}
+            ages_highest[i] = torch.where(known, ages, -torch.inf).amax()
     log_sums = torch.stack([2 * of_present, of_present]).logsumexp(1)
     return sums, [of_present.amax(), -smallest, *ages_highest], log_sums
 
