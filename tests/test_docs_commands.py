@@ -62,6 +62,7 @@ VALUES = {
     ("slime-ext presets", "NAME"): "token_tis",
     ("slime-ext rehearse", "FLAGS"): "--num-rollout",
     ("slime-ext report", "FILE"): "out",
+    ("python -m benchmarks.engines", "PATH"): "python3",
     ("python -m benchmarks.faults", "NAME"): "frozen_sampler",
     ("python -m benchmarks.fidelity", "FILE"): "mine.yaml",
     ("python -m benchmarks.fidelity", "PRESET"): "token_tis",
@@ -303,6 +304,10 @@ LEFT = {
     "python -m benchmarks.centering": Left(
         by_argparse, "tests/benchmarks/test_centering.py", "def test_the_program_prints_its_table"
     ),
+    "python -m benchmarks.engines": Left(
+        by_argparse, "tests/benchmarks/test_engines.py", "def test_a_row_says_what_the_engine_did"
+    ),
+    "python -m benchmarks.engines.healthy": Left(by_argparse, "runs SGLang for minutes"),
     "python -m benchmarks.faults real": Left(by_argparse, "trains for minutes"),
     "python -m benchmarks.faults figures": Left(
         by_argparse, "tests/benchmarks/test_real_faults.py", "def test_figures_are_what_detectors_read"

@@ -1,0 +1,1 @@
+"""Asks real engines what they record as a token's log-prob under each sampling setting."""

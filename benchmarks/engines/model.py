@@ -1,0 +1,79 @@
+"""A random Llama with a tokenizer of bytes, and the log-probs that a trainer computes with it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SPECIAL = ("<pad>", "<bos>", "<eos>")
+VOCABULARY = len(SPECIAL) + 256
+PROMPTS, ANSWERS, PROMPT_LENGTH = 16, 8, 12
+LETTERS = range(40, 120)  # ids of which prompts consist
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine returns for a prompt.
+
+    Args:
+        recorded: a log-prob per token.
+        whole: [tokens, VOCABULARY] recorded log-probs of all tokens at each position; None if not asked for.
+    """
+
+    prompt: list[int]
+    tokens: list[int]
+    recorded: list[float]
+    whole: list[dict[int, float]] | None = None
+
+
+def write(folder: Path) -> None:
+    """Writes the model and its tokenizer in Hugging Face's format."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    names = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    text = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    text.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    text.decoder = decoders.ByteLevel()
+    pad, bos, eos = SPECIAL
+    PreTrainedTokenizerFast(
+        tokenizer_object=text, pad_token=pad, bos_token=bos, eos_token=eos
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.lm_head.weight.data.normal_(0, 0.2)  # logits have a standard deviation of 2.3
+    model.save_pretrained(folder)
+
+
+def prompts() -> list[list[int]]:
+    """Returns PROMPTS x ANSWERS prompts, the answers to a prompt one after another."""
+    draw = random.Random(0)
+    different = [draw.choices(LETTERS, k=PROMPT_LENGTH) for _ in range(PROMPTS)]
+    return [prompt for prompt in different for _ in range(ANSWERS)]
+
+
+class Trainer:
+    """Computes log-probs in float32, as the trainer of an RL run would."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def log_probs(self, answer: Answer, temperature: float) -> Tensor:
+        """Returns [tokens, VOCABULARY] log-probs at the positions of an answer's tokens."""
+        ids = torch.tensor([answer.prompt + answer.tokens])
+        logits = self._model(ids).logits[0, len(answer.prompt) - 1 : -1]
+        return (logits / temperature).log_softmax(-1)

@@ -1,0 +1,95 @@
+"""The table of what engines record: judged on answers that are made here, and the same in the docs."""
+
+import pytest
+import torch
+
+from benchmarks.engines import healthy, model, page
+from benchmarks.engines.model import Answer, Trainer
+from benchmarks.engines.rows import Row, row_of
+from benchmarks.engines.settings import SETTINGS
+from tests.pages import DOCS
+
+PAGE = (DOCS / "engines.md").read_text()
+
+
+def test_the_page_has_the_recorded_table():
+    assert page.table(page.read()) in PAGE
+    assert page.versions(page.read()) in PAGE
+
+
+def test_the_page_has_the_recorded_k3():
+    assert healthy.table(healthy.read()) in PAGE
+
+
+def test_every_setting_is_recorded():
+    recorded = page.read()
+    assert recorded["SGLang"].rows.keys() == SETTINGS.keys()
+    for mode in ("raw_logprobs", "processed_logprobs"):
+        assert recorded[f"vLLM, {mode}"].rows.keys() == {n for n, s in SETTINGS.items() if not s.original}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("engines")
+    model.write(path / "model")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trainer(folder):
+    return Trainer(folder / "model")
+
+
+def answer(trainer, prompt, process, draw):
+    """An answer of a perfect engine that samples from `process(logits)`, and records its log-probs."""
+    tokens, recorded, whole = [], [], []
+    for _ in range(8):
+        with torch.no_grad():
+            logits = trainer._model(torch.tensor([prompt + tokens])).logits[0, -1]
+        values = process(logits).log_softmax(-1)
+        token = torch.multinomial(values.exp(), 1, generator=draw).item()
+        tokens.append(token)
+        recorded.append(values[token].item())
+        whole.append(dict(enumerate(values.tolist())))
+    return Answer(prompt, tokens, recorded, whole)
+
+
+def keep_20(logits):
+    return logits.masked_fill(logits < logits.topk(20).values[-1], -torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("setting", "process", "in_value", "is_renormalised", "has_ratio"),
+    [
+        ("plain", lambda logits: logits, False, False, False),
+        ("temperature", lambda logits: logits / 0.7, True, False, False),
+        ("temperature", lambda logits: logits, False, False, True),
+        ("top_k", keep_20, True, True, True),
+        ("top_k", lambda logits: logits, False, False, False),
+    ],
+)
+def test_a_row_says_what_the_engine_did(
+    setting, process, in_value, is_renormalised, has_ratio, trainer, folder
+):
+    draw = torch.Generator().manual_seed(0)
+    answers = [answer(trainer, prompt, process, draw) for prompt in model.prompts()[:16]]
+    row = row_of(SETTINGS[setting], answers, trainer, folder)
+    assert (row.in_value, row.is_renormalised, row.ratio > 0) == (in_value, is_renormalised, has_ratio)
+
+
+ROW = Row(in_value=True, is_renormalised=False, ratio=0.1, findings=("penalties",))
+
+
+@pytest.mark.parametrize(
+    ("changed", "agrees"),
+    [
+        (Row(True, False, 0.15, ("penalties",)), True),
+        (Row(True, False, 0.3, ("penalties",)), False),
+        (Row(True, False, 0.0, ("penalties",)), False),
+        (Row(False, False, 0.1, ("penalties",)), False),
+        (Row(True, True, 0.1, ("penalties",)), False),
+        (Row(True, False, 0.1, ()), False),
+    ],
+)
+def test_rows_agree_up_to_random_answers(changed, agrees):
+    assert ROW.agrees(changed) is agrees
