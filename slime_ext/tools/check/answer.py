@@ -96,7 +96,7 @@ class Answer:
 def check(
     path: str,
     args_path: str | None = None,
-    own: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     host: HostCode | None = None,
     *,
     run: bool = False,
@@ -107,7 +107,7 @@ def check(
     Args:
         path: the launch script or the YAML file.
         args_path: the launch script whose other arguments go with a YAML ``path``.
-        own: the arguments of the script.
+        arguments: the arguments of the script.
         host: the code that the launch will run; by default the checkout whose train.py it starts.
         run: whether a Python launcher may be executed.
         environment: names of the variables that the script may see.
@@ -115,8 +115,8 @@ def check(
     Raises:
         ConfigError: the first mistake.
     """
-    script, file = _script_and_file(path, args_path, own)
-    launch = read_script(script, own, run=run, environment=environment) if script else Launch("")
+    script, file = _script_and_file(path, args_path, arguments)
+    launch = read_script(script, arguments, run=run, environment=environment) if script else Launch("")
     if script and not launch.program:
         got = f"none: {'; '.join(launch.notes) or 'check the script that starts train.py'}"
         raise ConfigError(f"{script}: expected a launch of slime or miles, got {got}")
@@ -190,9 +190,9 @@ def _why_unknown(launch: Launch) -> list[str]:
         for name, flag in counting.items()
         if ARGUMENTS[name].kind.parse and isinstance(next(iter(flag.values), None), Unread)
     ]
-    shown = {flag.name for flag in counting.values() if isinstance(next(iter(flag.values), None), Unread)}
+    unread = {flag.name for flag in counting.values() if isinstance(next(iter(flag.values), None), Unread)}
     doubted: dict[str, list[str]] = {}  # why -> the flags that it makes unknown
-    for name in sorted((NAMES.keys() | OFF.keys()) - shown):
+    for name in sorted((NAMES.keys() | OFF.keys()) - unread):
         if why := launch.doubt(name):
             doubted.setdefault(why, []).append(name)
     for why, names in doubted.items():
@@ -231,7 +231,7 @@ def line_of(error: Exception) -> Line:
     return Line(str(error), error.rule if isinstance(error, BrokenRuleError) else None)
 
 
-def _script_and_file(path: str, args_path: str | None, own: Sequence[str]) -> tuple[str, str]:
+def _script_and_file(path: str, args_path: str | None, arguments: Sequence[str]) -> tuple[str, str]:
     """Returns the launch script and the YAML file of two paths; "" if missing.
 
     Raises:
@@ -246,9 +246,9 @@ def _script_and_file(path: str, args_path: str | None, own: Sequence[str]) -> tu
         raise ConfigError(
             f"--args: expected a YAML file before it, got the script {cut(path)}: leave out --args"
         )
-    if own and not script:
+    if arguments and not script:
         raise ConfigError(
-            f"{path}: expected no flags after -- with a YAML file, got {cut(own[0])}: leave them out"
+            f"{path}: expected no flags after -- with a YAML file, got {cut(arguments[0])}: leave them out"
         )
     return script, "" if path == script else path
 
@@ -258,7 +258,7 @@ def host_of(launch: Launch) -> Checkout | None:
     if not launch.script:
         return None
     folders = ((launch.runs_in / launch.program).parent, launch.root)
-    return next((found for folder in folders if folder and (found := checkout_in(folder))), None)
+    return next((host for folder in folders if folder and (host := checkout_in(folder))), None)
 
 
 # A launch without anything of slime_ext.

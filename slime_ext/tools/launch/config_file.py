@@ -57,8 +57,8 @@ def _not_a_file(launch: Launch, path: str, file: Path) -> ConfigError:
     where = f"{launch.script}: {FLAG}"
     if _exists(file):
         got = "a folder" if is_folder(file) else "a device, a pipe or a socket"
-        shown = "the path that it names" if _is_veiled(launch) else file
-        return ConfigError(f"{where}: expected a file, got {got} at {shown}: name a YAML file")
+        place = "the path that it names" if _is_veiled(launch) else file
+        return ConfigError(f"{where}: expected a file, got {got} at {place}: name a YAML file")
     if _folder_counts(launch, path):
         return ConfigError(
             f"{where}: expected a working directory that the script itself names, got "
@@ -78,7 +78,7 @@ def _exists(path: Path) -> bool:
 
 
 def _is_veiled(launch: Launch) -> bool:
-    """Whether the path of the file must not be shown."""
+    """Whether the path of the file must not be place."""
     flag = launch.flag(FLAG)
     return bool(launch.folder_instead or (flag and flag.instead))
 

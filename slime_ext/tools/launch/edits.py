@@ -17,7 +17,7 @@ from slime_ext.tools.launch.surroundings import NO_SETTINGS, Surroundings, is_of
 from slime_ext.tools.launch.trace import SHELLS, UNKNOWN, Command, Line, Run, at, program_of, shell_text
 from slime_ext.tools.launch.visible import names_of
 
-# Builtins of bash, which change no file themselves. What they run is a command of its own.
+# Builtins of bash, which change no file themselves. What they run is another command.
 BUILTINS = frozenset(
     ": [ [[ test echo printf export declare local readonly typeset unset cd pushd popd set shopt shift eval "
     "read mapfile readarray return exit wait sleep true false let dirname basename realpath".split()
@@ -47,8 +47,8 @@ def edits(around: Surroundings, runs: Sequence[Run], path: str, file: Path | Non
         file: the file on this disk; None if there is none.
     """
     names = sorted({Path(path).name, *(names_of(file) if file else ())})
-    found = (place for run in runs for place in _edits_of_run(around, run, path, names))
-    return list(dict.fromkeys([*found, *(p for p, line in _lines(around) if REDIRECTED.search(line))]))
+    places = (place for run in runs for place in _edits_of_run(around, run, path, names))
+    return list(dict.fromkeys([*places, *(p for p, line in _lines(around) if REDIRECTED.search(line))]))
 
 
 def _edits_of_run(around: Surroundings, run: Run, path: str, names: Sequence[str]) -> Iterator[str]:
@@ -140,9 +140,9 @@ def _place(around: Surroundings, lines: Sequence[Line], command: Command, names:
 
 def _redirected(around: Surroundings, names: Sequence[str]) -> str:
     """Returns the place of a redirection to the file; the last one of the script if none names it."""
-    found = list(_redirections(around))
-    named = [place for place, line in found if any(name in line for name in names)]
-    places = named or [place for place, line in found if "$" in line] or [place for place, _ in found]
+    lines = list(_redirections(around))
+    named = [place for place, line in lines if any(name in line for name in names)]
+    places = named or [place for place, line in lines if "$" in line] or [place for place, _ in lines]
     return places[0] if places else around.named(around.path)
 
 

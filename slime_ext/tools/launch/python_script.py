@@ -58,11 +58,11 @@ def forbid(path: str) -> None:
     )
 
 
-def command_of(path: str, given: Sequence[str]) -> str:
+def command_of(path: str, arguments: Sequence[str]) -> str:
     """Runs a Python launcher and returns the command that submits its job.
 
     Args:
-        given: the launcher's flags.
+        arguments: the launcher's flags.
 
     Raises:
         ConfigError: the launcher is not in a checkout of slime or miles, fails, or submits nothing in time.
@@ -83,7 +83,7 @@ def command_of(path: str, given: Sequence[str]) -> str:
             json.dumps(REFUSED),
             name.partition("/")[0],
             str(Path(path).resolve()),
-            *given,
+            *arguments,
         ]
         paths = [str(SITE), str(Path(__file__).parents[3]), str(root), str(root / "scripts")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SLIME_EXT_WITHOUT_CUDA": "1"}

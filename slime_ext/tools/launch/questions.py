@@ -155,15 +155,15 @@ class Script:
         """
         begin, end = self.line(number)
         if first == ":":
-            found = [*self._of_case(begin, end), *self._of_list(begin, end)]
+            questions = [*self._of_case(begin, end), *self._of_list(begin, end)]
         else:
             operators = [word for word in words[1:] if re.fullmatch(r"-[a-z]{1,2}|[=!]=?|=~|&&|\|\|", word)]
             spans = [match.span() for match in TESTS[first].finditer(self.text, begin) if match.start() < end]
             alike = [s for s in spans if all(word in self.text[slice(*s)] for word in operators)]
-            found = [self._of_test(*span) for span in alike or spans]
-        for question in found:
+            questions = [self._of_test(*span) for span in alike or spans]
+        for question in questions:
             self.questions.setdefault(question.begin, question)
-        return found
+        return questions
 
     def _of_test(self, begin: int, end: int) -> Question:
         """Returns the question of a test. A loop that waits for the machine ends before or after one pass."""

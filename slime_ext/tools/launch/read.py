@@ -67,7 +67,7 @@ def own_folder(path: str) -> Path:
 
 def request_of(
     path: str,
-    given: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     checkout: Path | None = None,
     *,
     run: bool = False,
@@ -76,7 +76,7 @@ def request_of(
     """Builds the request to read a script.
 
     Args:
-        given: the arguments of the script, ``$@`` in bash.
+        arguments: the arguments of the script, ``$@`` in bash.
         checkout: the host's checkout that stands for the container's; by default the script's checkout.
         run: whether a Python launcher may be executed.
         environment: names of the variables of this process that the script may see.
@@ -88,11 +88,11 @@ def request_of(
     is_python = Path(path).suffix == PYTHON
     if is_python and not run:
         python_script.forbid(path)
-    text = python_script.command_of(path, given) if is_python else None
+    text = python_script.command_of(path, arguments) if is_python else None
     root, roots = host_root(path), (own_folder(path), Path.cwd())
     others = frozenset(os.environ) - variables.keys()
     start = root or Path.cwd()
-    return Request(path, text, tuple(given), roots, checkout or root, start, variables, others)
+    return Request(path, text, tuple(arguments), roots, checkout or root, start, variables, others)
 
 
 def _variable(name: str) -> str:
@@ -106,7 +106,7 @@ def _variable(name: str) -> str:
 
 def read_script(
     path: str,
-    given: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     checkout: Path | None = None,
     *,
     run: bool = False,
@@ -115,13 +115,13 @@ def read_script(
     """Returns the launch of a script. The launch has no program and no flags if the script starts none.
 
     Args:
-        given, checkout, run, environment: as for ``request_of``.
+        arguments, checkout, run, environment: as for ``request_of``.
 
     Raises:
         ConfigError: the script cannot be read in time, ends its launch too early, or does not pass its flags
             on.
     """
-    launch = in_reader(request_of(path, given, checkout, run=run, environment=environment))
+    launch = in_reader(request_of(path, arguments, checkout, run=run, environment=environment))
     return replace(launch, root=host_root(path), own_folder=own_folder(path))
 
 
@@ -146,21 +146,21 @@ def in_reader(request: Request) -> Launch:
 
 
 def read_launch(
-    path: str, given: Sequence[str] = (), host: str | None = None, environment: Iterable[str] = ()
+    path: str, arguments: Sequence[str] = (), host: str | None = None, environment: Iterable[str] = ()
 ) -> Launch:
     """Returns the launch of a script that must start a host.
 
     Executes a Python launcher.
 
     Args:
-        given, environment: as for ``request_of``.
+        arguments, environment: as for ``request_of``.
         host: the host's checkout; by default the checkout that contains the script.
 
     Raises:
         ConfigError: as ``read_script``, or the script launches nothing.
     """
     launch = read_script(
-        path, given, Path(host) if host and is_folder(host) else None, run=True, environment=environment
+        path, arguments, Path(host) if host and is_folder(host) else None, run=True, environment=environment
     )
     if not launch.program:
         what = f": {'; '.join(launch.notes) or 'name the script that starts it'}"

@@ -55,11 +55,11 @@ class Sandbox:
 
     Args:
         around: the surroundings of the script.
-        given: the arguments of the script.
+        arguments: the arguments of the script.
     """
 
-    def __init__(self, around: Surroundings, given: Sequence[str] = ()) -> None:
-        self.around, self.given = around, given
+    def __init__(self, around: Surroundings, arguments: Sequence[str] = ()) -> None:
+        self.around, self.arguments = around, arguments
 
     def run(self, guess: Guess, is_launch: Callable[[Run], bool] | None = None) -> Run:
         """Runs the script until a run misses nothing more. Each run gets what the last run missed.
@@ -90,7 +90,7 @@ class Sandbox:
         folder, files = guess.worded(around.folder), self._files(guess)
         shell = self._shell(run, guess, folder, around.environment(), files)
         parts: list[str] = []  # of the trace; if the sandbox ends a run, its result has no trace
-        command = shlex.join(["bash", "-x", around.path, *self.given])
+        command = shlex.join(["bash", "-x", around.path, *self.arguments])
         result = shell.execute_sync(command, on_output=lambda _, errors: parts.append(errors))
         run.made = {path for path in around.tests if shell.fs().exists(path)}
         run.end = None  # because it keeps the shell, and so three open files, alive
@@ -135,7 +135,7 @@ class Sandbox:
 
         words = (context.name, *context.argv)
         if TOKEN.fullmatch(context.name):
-            self.around.evaluated.setdefault(f"eval {self.around.shown(context.name)}")
+            self.around.evaluated.setdefault(f"eval {self.around.quoted(context.name)}")
         run.commands.append(Command(words, context.cwd, context.stdin or ""))
         if context.name in TEXT_TOOLS and (said := self._of_tool(context)) is not None:
             return said
@@ -160,7 +160,7 @@ class Sandbox:
         is_waited_for = run.unknown[command] > PATIENCE  # a loop ends if the answer becomes another
         fails = guess.fails ^ (guess.asked == command) ^ is_waited_for
         is_model = any(map(is_of_model, words))
-        text = f"$({self.around.shown(command)})"
+        text = f"$({self.around.quoted(command)})"
         output = "" if fails else self.around.token(text, "", False, False, is_model) + "\n"
         return BuiltinResult(stdout=guess.worded(output), exit_code=int(fails))
 
@@ -197,15 +197,15 @@ class Sandbox:
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
     def _of_shell(
-        self, run: Run, guess: Guess, text: str, given: list[str], folder: str, context: BuiltinContext
+        self, run: Run, guess: Guess, text: str, arguments: list[str], folder: str, context: BuiltinContext
     ) -> BuiltinResult:
         """Runs a text that a program passes to a shell."""
         from bashkit import BuiltinResult
 
         if TOKEN.fullmatch(text):
-            self.around.evaluated.setdefault(self.around.shown(text))
+            self.around.evaluated.setdefault(self.around.quoted(text))
         shell = self._shell(run, guess, folder, context.env, self._files(guess))
-        command = shlex.join(["bash", "-xc", text, *(given or ["bash"])])
+        command = shlex.join(["bash", "-xc", text, *(arguments or ["bash"])])
         result = _elsewhere(lambda: shell.execute_sync(command))
         run.changed |= _elsewhere(lambda: self._changed(guess, shell.fs()))
         run.trace += result.stderr

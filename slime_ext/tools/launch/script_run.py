@@ -97,8 +97,10 @@ class ScriptRun:
 
     def commands(self) -> list[list[str]]:
         """Returns the words of each command that the script starts."""
-        shown = self.around.shown
-        return [[Unread(shown(w)) if UNKNOWN.search(w) else w for w in call.words] for call in self.run.calls]
+        quoted = self.around.quoted
+        return [
+            [Unread(quoted(w)) if UNKNOWN.search(w) else w for w in call.words] for call in self.run.calls
+        ]
 
 
 def _folder(folder: str, around: Surroundings) -> str | None:
@@ -106,7 +108,7 @@ def _folder(folder: str, around: Surroundings) -> str | None:
     if folder == around.folder:
         return None
     inside = around.inside(folder)
-    return Unread(around.shown(inside)) if UNKNOWN.search(inside) else inside
+    return Unread(around.quoted(inside)) if UNKNOWN.search(inside) else inside
 
 
 def _folder_instead(folder: str, around: Surroundings) -> str:
@@ -137,7 +139,7 @@ def followed(request: Request) -> ScriptRun:
         ConfigError: as ``script_text``.
     """
     around = Surroundings(request)
-    sandbox = Sandbox(around, request.given)
+    sandbox = Sandbox(around, request.arguments)
     first: Run | None = None
     for guess in GUESSES:
         run = sandbox.run(guess, lambda run: bool(started(run)))
@@ -291,7 +293,7 @@ def written(
     gaps: list[tuple[int, bool, str]] = []
     for word in words:
         meant = around.meant(word)
-        text = Unread(around.shown(word)) if UNKNOWN.search(word) else word
+        text = Unread(around.quoted(word)) if UNKNOWN.search(word) else word
         waits = bool(flags) and not flags[-1].values and flags[-1].name not in SWITCHES
         is_value = waits and not any(unknown.is_words for unknown in meant)
         can_be_flags = not all(unknown.is_word and not unknown.is_words for unknown in meant)
@@ -315,7 +317,7 @@ def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
         if match := script.open_array:
             raise ConfigError(
                 f"{around.place(script.path, script.number(match.start(1)))}: expected ) at the end of the "
-                f"array {cut(around.shown(match[1]))}, got the end of the script: add it"
+                f"array {cut(around.quoted(match[1]))}, got the end of the script: add it"
             )
     notes: tuple[str, ...] = ()
     if end := around.end_of(run):
@@ -338,10 +340,10 @@ def _forbid_lost_arrays(around: Surroundings, run: Run) -> None:
     for line in run.lines:
         if line.words[:1] and line.words[0].startswith("--"):
             written = around.statement_of(line).split()
-            shown = cut(written[0] if written else around.shown(line.words[0]))
+            command = cut(written[0] if written else around.quoted(line.words[0]))
             place = around.place(line.file, line.number)
             raise ConfigError(
-                f"{place}: expected the launch to go on, got {shown} as a new command: the line before it "
+                f"{place}: expected the launch to go on, got {command} as a new command: the line before it "
                 "lacks the backslash at its end"
             )
 
@@ -353,7 +355,7 @@ def _forbid_unused_arrays(script_run: ScriptRun) -> None:
         name, words = _array(line.text)
         acts = decisive & {word.partition("=")[0] for word in words}
         if acts and (got := _misused(name, words, acts, script_run)):
-            name = around.shown(name)
+            name = around.quoted(name)
             right = f'"${{{name}[@]}}"'
             raise ConfigError(
                 f"{around.path}: {name}: expected {right} in the launch, got {got}: its flags do not reach it"
@@ -374,11 +376,11 @@ def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
             if space not in " \t\n":
                 what = f"write a plain space for U+{ord(space):04X}"
             raise ConfigError(
-                f"{around.where(name)}: expected {cut(around.shown(name))} and what follows it as two words, "
-                f"got one, which the host ignores: {what}"
+                f"{around.where(name)}: expected {cut(around.quoted(name))} and what follows it as two "
+                f"words, got one, which the host ignores: {what}"
             )
         if (match := GLUED.fullmatch(word.partition("=")[0])) and {match[1], match[2]} & KNOWN:
-            first, second = (cut(around.shown(name)) for name in match.groups())
+            first, second = (cut(around.quoted(name)) for name in match.groups())
             raise ConfigError(
                 f"{around.where(match[0])}: expected a space between {first} and {second}, got none: add it"
             )

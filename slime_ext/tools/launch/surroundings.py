@@ -106,7 +106,7 @@ class Request:
     Args:
         path: the path of the script.
         text: the text to read in place of the file's text.
-        given: the arguments of the script, ``$@`` in bash.
+        arguments: the arguments of the script, ``$@`` in bash.
         roots: folders that the script may see and where relative paths are looked up.
         checkout: the host's checkout; a sourced ``/…/slime/FILE`` that is not here is read there, and noted.
         start: the folder in which ``check`` assumes that the script starts.
@@ -116,7 +116,7 @@ class Request:
 
     path: str
     text: str | None = None
-    given: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     roots: tuple[Path, ...] = ()
     checkout: Path | None = None
     start: Path = Path()
@@ -132,7 +132,7 @@ class Surroundings:
         self.path = str(Path(path).absolute())
         self.visible = Visible([*request.roots, *filter(None, [request.checkout])])
         self.files = {path: script_text(path)}  # name in the trace -> text
-        self.own_text = "\n".join([self.files[path], request.text or "", *request.given])
+        self.own_text = "\n".join([self.files[path], request.text or "", *request.arguments])
         self.paths = {self.path: self.path}  # name in the trace -> path
         self.scripts: dict[str, Script] = {}  # path -> the script as bash reads it
         self.placed: dict[str, str] = {}  # path -> content of everything else
@@ -156,8 +156,8 @@ class Surroundings:
     def size(self) -> int:
         """Returns a number that grows with everything that a run shows."""
         put = sum(len(script.questions) + len(script.put) for script in self.scripts.values())
-        shown = (self.placed, self.scripts, self.files, self.names, self.needs, self.evaluated, self.unasked)
-        return sum(map(len, shown)) + put + len(self.tests) + len(self.configs)
+        seen = (self.placed, self.scripts, self.files, self.names, self.needs, self.evaluated, self.unasked)
+        return sum(map(len, seen)) + put + len(self.tests) + len(self.configs)
 
     def reach(self) -> int:
         """Returns a number that grows with what can change any run."""
@@ -183,7 +183,7 @@ class Surroundings:
         words = set(re.split(r"[\s\"'=(){};$]+", self.own_text))
         return all(word in words or (len(word) > 3 and word in self.own_text) for word in text.split())
 
-    def shown(self, text: str) -> str:
+    def quoted(self, text: str) -> str:
         """Returns a text for messages: words that the script does not write itself are hidden."""
         return self.spelled(text, self._written)
 
@@ -214,10 +214,10 @@ class Surroundings:
 
     def _written(self, text: str) -> str:
         """Hides each word of a text that the script does not write, except its folder."""
-        folder, own = f"{Path(self.path).parent}/", f"{self.own_text} {PWD}{'/..' * PARENTS}"
+        folder, written = f"{Path(self.path).parent}/", f"{self.own_text} {PWD}{'/..' * PARENTS}"
         parts = re.split(r"(\s+)", text)
         return "".join(
-            part if part.isspace() or part.removeprefix(folder) in own else HIDDEN for part in parts
+            part if part.isspace() or part.removeprefix(folder) in written else HIDDEN for part in parts
         )
 
     def of_file(self, path: str, text: str) -> str:
@@ -393,7 +393,7 @@ class Surroundings:
         if self.visible.is_folder(path):
             self.placed[f"{path}/.here"] = ""
         elif self.visible.is_file(path):
-            self.placed[path] = self.token(f"$(< {self.shown(path)})")
+            self.placed[path] = self.token(f"$(< {self.quoted(path)})")
         else:
             self.tests.add(path)
 
@@ -407,7 +407,7 @@ class Surroundings:
                 aliases = {str(Path(path).with_name(name)) for name in (names_of(file) if file else ())}
                 self.configs |= {path, *aliases}
                 for alias in aliases:
-                    self.placed.setdefault(alias, self.token(f"$(< {self.shown(path)})"))
+                    self.placed.setdefault(alias, self.token(f"$(< {self.quoted(path)})"))
 
     def on_disk(self, path: str) -> Path | None:
         """Returns the visible file of this disk at a path of the sandbox."""
@@ -470,11 +470,11 @@ class Surroundings:
         self.placed[path] = ""
         if NO_SETTINGS.fullmatch(name):
             return
-        if found := self._in_checkout(name):
-            self.placed[path] = script_text(str(found))
+        if file := self._in_checkout(name):
+            self.placed[path] = script_text(str(file))
             said = self._said(line, name)
             place = self.place(line.file, line.number)
-            self.notes.append(f"{place}: {said} is not here; {found} is read instead")
+            self.notes.append(f"{place}: {said} is not here; {file} is read instead")
             return
         why = f"source {self._said(line, name)} is not here"
         if is_of_model(name):
@@ -486,7 +486,7 @@ class Surroundings:
         """Returns the name of a file as the script writes it in ``source NAME``."""
         words = self.statement_of(line).split()
         is_alone = len(words) == 2 and words[0] in ("source", ".")
-        return words[1].strip("\"'") if is_alone else self.shown(name)
+        return words[1].strip("\"'") if is_alone else self.quoted(name)
 
     def _sets_anything(self, why: str, *, is_of_model: bool) -> Iterator[str]:
         """Yields commands that set each variable that is not set yet."""
@@ -499,8 +499,8 @@ class Surroundings:
         """Returns the file of the host's checkout that matches a path in the script's container."""
         parts, checkout = Path(name).parts, self.request.checkout
         at = next((i for i in range(len(parts), 0, -1) if parts[i - 1] in ("slime", "miles")), 0)
-        found = checkout.joinpath(*parts[at:]) if checkout and at else None
-        return found if found is not None and self.visible.script(found) is not None else None
+        file = checkout.joinpath(*parts[at:]) if checkout and at else None
+        return file if file is not None and self.visible.script(file) is not None else None
 
     def _copied(self, folder: str, name: str) -> bool:
         """Copies a visible script into the sandbox, and returns whether there is one.
@@ -538,7 +538,7 @@ class Surroundings:
         if command in run.unknown and command not in self.waits:
             begin, end = script.line(line.number) if script else (0, 0)
             if script is None or DECIDES.search(script.text[begin:end]) or "!" in script.text[begin:end]:
-                text = self.statement_of(line) or self.shown(command)
+                text = self.statement_of(line) or self.quoted(command)
                 self.waits[command] = unknown_here(self._place_of(script, line), text)
         if first not in TESTS or not (UNKNOWN.search(line.text) or self._is_tested(run, line)):
             return
@@ -546,7 +546,7 @@ class Surroundings:
             return
         if first != ":":  # as in a text that a program passes to a shell
             place = self._place_of(script, line)
-            self.unasked.setdefault(unknown_here(place, self.shown(line.text)))
+            self.unasked.setdefault(unknown_here(place, self.quoted(line.text)))
 
     def _place_of(self, script: Script | None, line: Line) -> str:
         return self.place(script.path, line.number) if script else self.named(self.path)
@@ -577,15 +577,15 @@ class Surroundings:
 
     def asked(self) -> dict[str, tuple[int, str]]:
         """Returns the key of each question -> how many outcomes it has, and why they are unknown."""
-        found = {}
+        questions = {}
         for script in self.scripts.values():
             for begin, question in script.questions.items():
                 text = script.text[begin : question.end]
                 loop = LOOP.search(script.text[script.text.rfind("\n", 0, begin) + 1 : begin])
                 text = self.of_file(script.path, self.spelled((loop[0] if loop else "") + text))
                 why = unknown_here(self.place(script.path, script.number(begin)), " ".join(text.split()))
-                found[script.key(begin)] = (len(question.outcomes), why)
-        return found
+                questions[script.key(begin)] = (len(question.outcomes), why)
+        return questions
 
     def _complaint(self, said: str, where: str, before: str) -> None:
         if match := re.fullmatch(r"(\w+): unbound variable", said):
@@ -599,7 +599,7 @@ class Surroundings:
             words, folder = (last[0].words, last[0].folder) if last else ([], self.folder)
             if match[1] not in words and not self._copied(folder, match[1]):  # the path follows <
                 self.placed.setdefault(
-                    at(folder, match[1]), self.token(f"$(< {self.shown(match[1])})") + "\n"
+                    at(folder, match[1]), self.token(f"$(< {self.quoted(match[1])})") + "\n"
                 )
 
 

@@ -92,10 +92,10 @@ def script_text(path: str) -> str:
     """
     text = text_of(path)
     for number, line in enumerate(text.split("\n"), 1):
-        if found := RESERVED.search(line):
+        if match := RESERVED.search(line):
             raise ConfigError(
                 f"{Path(path).name}:{number}: expected a script without private characters, got U+"
-                f"{ord(found[0]):04X}: delete it"
+                f"{ord(match[0]):04X}: delete it"
             )
         if line.endswith("\r") and not line.lstrip().startswith("#"):
             raise ConfigError(
