@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from slime_ext.aliases import ALIASES
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Delightful, PpoClip, Reinforce
@@ -329,18 +330,6 @@ AUTUMN_2026 = {
 
 PRESETS: dict[str, Preset] = {**SEEDS, **VERL_HEAD, **LITERATURE, **AUTUMN_2026}
 
-ALIASES: dict[str, str] = {
-    "disabled": "metrics_only",
-    "token_is": "token_tis",
-    "skyrl_token_tis": "token_tis",
-    "fireworks_sequence": "fireworks_geometric",
-    "decoupled_token_is": "token_tis",
-    "decoupled_seq_is": "seq_is",
-    "decoupled_seq_is_rs": "seq_is_rs",
-    "decoupled_token_icepop": "icepop",
-    "bypass_ppo_clip": "ppo_is_bypass",
-    "bypass_pg_is": "pure_is",
-}
 NAMES = (*PRESETS, *ALIASES)
 
 

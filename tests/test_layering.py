@@ -23,7 +23,7 @@ KNOW_CPU = {"tools/launch/python_script.py"}  # runs a script of miles, which lo
 # A room imports those that stand before it, and its own files; "room/" lists the inside of a room.
 FLOORS = {
     "": (
-        "errors replacing",
+        "aliases errors replacing",
         "ops",
         "core",
         "hosts presets steps testing",

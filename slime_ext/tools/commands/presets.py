@@ -55,12 +55,16 @@ def main(argv: list[str]) -> int:
             "--out: expected the NAME of a preset, got none: type slime-ext presets NAME --out FILE"
         )
 
+    if args.name is None:
+        from slime_ext.tools.commands import preset_list
+
+        preset_list.print_table(args.kind, KINDS.get(args.kind, ()))
+        return 0
+
     load_later()  # torch, which takes two seconds
     from slime_ext.tools.commands import preset_texts
 
-    if args.name is None:
-        preset_texts.print_table(args.kind, KINDS.get(args.kind, ()))
-    elif args.out is None:
+    if args.out is None:
         preset_texts.print_preset(args.name)
     else:
         is_torch = args.out.suffix == ".py"

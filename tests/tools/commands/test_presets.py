@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -10,7 +12,7 @@ import yaml
 from slime_ext import load_config, presets
 from slime_ext.hosts.estimators import ESTIMATORS
 from slime_ext.tools import decision
-from slime_ext.tools.commands import cli, preset_texts
+from slime_ext.tools.commands import cli, preset_list
 from slime_ext.tools.commands.presets import KINDS
 from slime_ext.tools.plain_torch import function_of
 from tests.tools.test_plain_torch import COUPLED
@@ -22,17 +24,29 @@ def test_every_preset_is_there_at_any_width_and_takes_two_lines_at_80(monkeypatc
     assert cli.main(["presets"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= width and "…" not in out
-    listed = re.split(r"\n(?=\S|  \S)", out)
+    listed = re.split(r"\n(?=\S|  \S)", out.rstrip())
     words = [line.split() for line in listed if line.startswith("  ")]
     assert [name.rstrip(":") for name, *_ in words] == [
-        name for of in preset_texts.groups().values() for name in of
+        name for of in preset_list.groups().values() for name in of
     ]
     assert sorted(name.rstrip(":") for name, *_ in words) == sorted(presets.PRESETS)
     assert all(f"{alias}" in out for alias in presets.ALIASES)
-    assert all(" ".join(each).endswith(preset_texts.brief_use(each[0].rstrip(":"))) for each in words)
+    assert all(" ".join(each).endswith(preset_list.brief_use(each[0].rstrip(":"))) for each in words)
     if width >= 80:
         assert max(text.count("\n") for text in listed) <= 1
     assert out.index("metrics_only") < out.index("token_tis") < out.index("cispo") < out.index("icepop")
+
+
+@pytest.mark.parametrize("words", [[], ["--for", "moe"]], ids=["all", "of a kind"])
+def test_listing_presets_does_not_import_torch(words):
+    program = f"import sys; from slime_ext.tools.commands import cli; cli.main({['presets', *words]})"
+    program += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def test_the_list_has_every_preset_and_alias():
+    assert {*preset_list.advice()} == {*presets.PRESETS}
+    assert set(presets.ALIASES.values()) <= {*presets.PRESETS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,7 +54,7 @@ def test_a_kind_of_run_has_its_presets_and_its_rows_of_the_decision_table(kind, 
     assert cli.main(["presets", "--for", kind]) == 0
     table, *paragraphs = capsys.readouterr().out.split("\n\n")
     rows = {line.split()[0].rstrip(":") for line in table.splitlines() if re.match(r"  \S", line)}
-    assert rows == {name for name, entry in preset_texts.advice().items() if kind in entry.get("for", ())}
+    assert rows == {name for name, entry in preset_list.advice().items() if kind in entry.get("for", ())}
     wanted = [f"{row.run}: {row.advice}.".replace("`", "") for row in KINDS[kind]]
     assert [" ".join(paragraph.split()) for paragraph in paragraphs] == wanted
 
