@@ -120,7 +120,9 @@ def test_check_prints_it_with_the_name(name, flags, keys, line, capsys, tmp_path
         assert (status, out, err) == (1, "", f"slime-ext check: {line} [{name}]\n")
     else:
         said = " ".join(out.split())
-        assert (status, said.count(" note "), err) == (0, 1, "") and f" note {line} [{name}] ok" in said
+        kind, last = ("warning", "ok; 1 warning") if RULES[name].severity is WARN else ("note", "ok")
+        assert (status, said.count("]"), err) == (0, 1, "")
+        assert said.endswith(f" {kind} {line} [{name}] {last}")
 
 
 @pytest.mark.parametrize(("name", "flags", "keys", "line"), CASES, ids=NAMES)
