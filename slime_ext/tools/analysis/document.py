@@ -75,6 +75,11 @@ class Finding(FrozenModel):
     or_else: tuple[FindingName, ...] = Field(
         (), description="findings that the dump cannot tell from this one; empty: no other remains"
     )
+    explains: float | None = Field(
+        None,
+        description="share of k3 that goes if the finding's tokens become like all others; null: unknown",
+    )
+    explains_error: float | None = Field(None, description="standard error of ``explains``")
 
     @property
     def rank(self) -> int:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import fresh_and_stale
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import mean_k3, top_share
 
@@ -69,5 +70,6 @@ def look(d: Diagnosis) -> Figures | None:
         "healthy": len(before),
         "before": mean_k3(before),
         "k3": mean_k3(since),
+        "explains": explained(K3.of_rollouts(since), K3.of_rollouts(before)),
         "rollouts": tuple(s.rollout_id for s in since),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds, whole_prompts
 from slime_ext.tools.analysis.detectors.shared.parts import AGREES, Found, mean_of
 from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
@@ -67,6 +68,7 @@ def look(d: Diagnosis) -> Figures | None:
     if (
         is_far and not is_cache and is_many and not whole_prompts(d)
     ):  # far prompts may come later in every micro-batch
-        return {"first": first, "later": later, "z": z}
+        figures = {"first": first, "later": later, "z": z}
+        return figures | {"explains": explained(K3(*later[1:]), K3(*first[1:]))}
     spread, kinds = unrepeated(d, "trainer"), two_kinds(d)
     return None if spread is None or kinds is None else {"first": None, **kinds._asdict(), **spread}

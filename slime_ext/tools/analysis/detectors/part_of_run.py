@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.kinds import whole_prompts
-from slime_ext.tools.analysis.detectors.shared.parts import AGREES, far_value
+from slime_ext.tools.analysis.detectors.shared.parts import far_value
 from slime_ext.tools.analysis.measures.by_sample import LATER, SHAPES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -91,7 +92,7 @@ def look(d: Diagnosis) -> Figures | None:
     if far.label == "turns":
         value = f"{value}{' or more' if value == str(LATER) else ''} turn{'s' * (value != '1')}"
     return {
-        "severity": "error" if far.others.k3 <= AGREES else "warning",  # the rest may have the same cause
+        "explains": explained(*(K3(*mean[1:]) for mean in (far.far, far.others))),
         **far._asdict(),
         "of": OF[far.label].format(value),
         "is_shape": far.label in SHAPES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.along import along
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.parts import far_value
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import top_share
@@ -61,7 +62,8 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds that far samples share a prompt length, or that the distance falls along the response."""
     need_tokens(d, TOKENS)
     if far := far_value(d, ("prompt length",)):
-        return {**far._asdict(), "z": far.z}
+        both = (K3(*mean[1:]) for mean in (far.far, far.others))
+        return {**far._asdict(), "z": far.z, "explains": explained(*both)}
     drift = along(d)
     if drift is None or not drift.early >= drift.middle >= drift.late or top_share(d.rollouts) >= FEW:
         return None

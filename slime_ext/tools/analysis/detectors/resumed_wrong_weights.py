@@ -9,6 +9,7 @@ from statistics import median
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
 from slime_ext.tools.analysis.measures.versions import VersionSums
@@ -77,6 +78,7 @@ def look(d: Diagnosis) -> Figures | None:
     if any(not _ends(a, b) for a, b in pairwise(rollouts) if a in far and b not in far):
         return None
     figures = {"worst": max(s.k3 for s in far), "rest": rest, "rollouts": tuple(s.rollout_id for s in far)}
+    figures |= {"explains": explained(K3.of_rollouts(far), K3.of_rollouts(others))}
     if all(_is_start(s, rollouts) for s in far[:1]):
         return figures
     return figures | {"or_else": ("stale_weights",), "untold": UNTOLD}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import mean_k3
 
@@ -62,6 +63,7 @@ def look(d: Diagnosis) -> Figures | None:
                 "k3": mean_k3(far),
                 "rest": rest,
                 "others": len(others),
+                "explains": explained(K3.of_rollouts(far), K3.of_rollouts(others)),
                 "or_else": ("resumed_wrong_weights", "stale_weights"),
                 "untold": UNTOLD,
             }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.rollouts import mean_k3
@@ -144,6 +145,7 @@ def _between_rollouts(d: Diagnosis) -> Figures | None:
         "cached": mean_k3(cached),
         "fresh": mean_k3(fresh),
         "with": cached,
+        "explains": explained(K3.of_rollouts(cached), K3.of_rollouts(fresh)),
         "without": [s.rollout_id for s in fresh],
         "rollouts": tuple(s.rollout_id for s in later),
         "or_else": ("stale_weights",),

@@ -17,6 +17,7 @@ from slime_ext.tools.analysis.detectors.shared.ages import (
 )
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -111,7 +112,9 @@ def _old_weights(d: Diagnosis) -> Figures | None:
         many = (c for c in stale_sums if c.count >= FEWEST // 4)
         worst = max(many, key=lambda c: c.k3 / c.count, default=None)
         k3 = {"k3": apart.stale.k3, "error": apart.stale.error, "fresh": apart.fresh.k3}
-        return {**k3, "fresh_error": apart.fresh.error, "worst": worst, "rollouts": _ids(stale_sums)}
+        both = (K3(means.count, means.k3, means.error) for means in (apart.stale, apart.fresh))
+        k3 |= {"explains": explained(*both), "fresh_error": apart.fresh.error}
+        return {**k3, "worst": worst, "rollouts": _ids(stale_sums)}
     alone = None
     if fresh.count < FEWEST:
         alone = _all_aged(stale_sums) or _held(stale_sums, d.rollouts)

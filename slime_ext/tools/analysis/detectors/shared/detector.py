@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from jinja2 import Environment, StrictUndefined
 
+from slime_ext.tools.analysis.detectors.shared.explained import Explained
 from slime_ext.tools.analysis.document import Finding, Severity
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -16,7 +17,7 @@ ANY_CAUSE = "any cause"  # the group of all detectors that explain a distance
 TEMPLATES = ("title", "evidence", "fix", "ruled_out")
 # The result of a detector: the figures that its texts name. Optional keys: ``rollouts``, the ids of those
 # that show the fault; ``severity``, if it is not the detector's; ``or_else``, the findings that the dump
-# cannot tell from this one, with ``untold``, which says what would decide.
+# cannot tell from this one, with ``untold``, which says what would decide; ``explains``, an ``Explained``.
 Figures = Mapping[str, Any]
 Look = Callable[[Diagnosis], Figures | None]
 
@@ -84,8 +85,19 @@ class Detector:
             rollouts=figures.get("rollouts", ()),
             **rendered,
         )
+        if explains := figures.get("explains"):
+            finding = _explaining(finding, explains)
         others = tuple(figures.get("or_else", ()))
         return _open(finding, others, figures["untold"]) if others else finding
+
+
+def _explaining(finding: Finding, explains: Explained) -> Finding:
+    """Returns the finding with the share of k3 that it explains; no error unless the rest is healthy."""
+    changes = {"evidence": f"{finding.evidence} {explains}", "explains": explains.share}
+    changes["explains_error"] = explains.error
+    if finding.severity == "error" and not explains.is_rest_healthy:
+        changes["severity"] = "warning"
+    return finding.model_copy(update=changes)
 
 
 def _line(text: str) -> str:
