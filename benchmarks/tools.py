@@ -10,6 +10,7 @@ The table has the median user time of this checkout and of the other one, their 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import resource
@@ -21,8 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.analyze_scale import generate
 
 HERE = Path(__file__).resolve().parents[1]
 COMMAND = "import sys; from slime_ext.tools.commands import cli; sys.exit(cli.main(sys.argv[1:]))"
@@ -61,11 +65,34 @@ def _verl(folder: Path) -> None:
     (folder / "verl.yaml").write_text(VERL)
 
 
+def _dumps(rollouts: int, tokens: int) -> Callable[[Path], object]:
+    """Returns what writes a run of so many rollouts, of so many response tokens each, into ``run``."""
+    return lambda folder: generate(folder / "run", rollouts, tokens)
+
+
+def _short(folder: Path) -> None:
+    """Writes 64 rollouts of 512 samples of 10 to 32 tokens as JSONL, 36 MB."""
+    g = torch.Generator().manual_seed(0)
+    with (folder / "run.jsonl").open("w") as file:
+        for i in range(64 * 512):
+            count = int(torch.randint(10, 33, (1,), generator=g))
+            behavior = -torch.empty(count).exponential_(2.0, generator=g)
+            proximal = behavior + 0.02 * torch.randn(count, generator=g)
+            line = {"rollout_id": i // 512, "group_index": i // 8, "reward": float(i % 2), "prompt": "prompt"}
+            line |= {"rollout_log_probs": behavior.tolist(), "log_probs": proximal.tolist()}
+            line |= {"advantages": i % 2 - 0.5, "response": "word " * count}
+            file.write(json.dumps(line) + "\n")
+
+
 ROWS = {
     "check, ours": Row("check run.sh", 0.2, _script),
     "check, without ours": Row("check off.sh", 0.2, _script),
     "presets": Row("presets", 0.2),
     "presets NAME": Row("presets token_tis", 0.2),
+    "analyze, 64 rollouts of 512 short samples": Row("analyze run.jsonl", 0.25, _short),
+    "analyze, 9 rollouts, 921,600 tokens": Row("analyze run", 0.5, _dumps(9, 102_400)),
+    "analyze, 40 rollouts, 36.9M tokens": Row("analyze run", 0.25, _dumps(40, 922_500)),
+    "analyze, as make train, 4,096 tokens": Row("analyze run", 0.4, _dumps(16, 256)),
     "convert FILE": Row("convert --from verl verl.yaml", 0.2, _verl),
 }
 
