@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from slime_ext.core.metrics import step_file
+from slime_ext.core.metrics.step_file import StepFile, append, finite
 from slime_ext_cpu.import_hooks import ImportHooks, around
 from slime_ext_cpu.stand_ins import HOSTS, hosts
-
-if TYPE_CHECKING:  # the functions import it, because host/ loads torch and `train --help` should not
-    from slime_ext.host.step_file import StepFile
 
 TRACKED, METRICS = "tracked.jsonl", "metrics.jsonl"  # the host's log calls in their order; a line per rollout
 ROLLOUT = "rollout"  # identifies a line of metrics.jsonl
@@ -113,8 +112,6 @@ class Progress:
     """
 
     def __init__(self, folder: Path, rollouts: int, steps: int, show: Callable[[str], None]) -> None:
-        from slime_ext.host.step_file import StepFile, append
-
         self.tracked, self.rollouts, self.show = folder / TRACKED, rollouts, show
         file, began = StepFile(folder / METRICS), round(time.time(), 3)
         if (former := _rows_of_last_command(self.tracked, file)) is not None:
@@ -219,10 +216,8 @@ def shown(progress: Progress) -> Iterator[None]:
 
 def read(folder: Path) -> list[dict[str, float | None]]:
     """Returns the rows of metrics.jsonl in their order. None marks a number that was not finite."""
-    from slime_ext.host.step_file import rows
-
     file = folder / METRICS
-    return list(rows(file, ROLLOUT)) if file.exists() else []
+    return list(step_file.rows(file, ROLLOUT)) if file.exists() else []
 
 
 def install() -> None:
@@ -236,7 +231,6 @@ def install() -> None:
 def _also_write(module: ModuleType) -> None:
     if not hasattr(module, "log"):  # in this release another module has it
         return
-    from slime_ext.host.step_file import append, finite
 
     @around(module, "log")
     def logged(log: Any, args: Any, metrics: dict[str, Any], step_key: str) -> None:

@@ -46,7 +46,7 @@ FLOORS = {
     "testing/": ("steps", "hooks"),
     "hosts/": ("code contract estimators slices", "flags running"),
     "host/": (
-        "memory ranks step_file wrapping",
+        "memory ranks wrapping",
         "certify configured packing published",
         "rollout_data",
         "staleness step_metrics",

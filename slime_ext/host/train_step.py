@@ -17,6 +17,7 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.metrics.guards import Watch
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.names import EXACT, PREFIX
+from slime_ext.core.metrics.step_file import StepFile, Values
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, heads, staleness, step_metrics, wrapping
 from slime_ext.host.configured import setup_for
@@ -24,7 +25,6 @@ from slime_ext.host.hook import ONLY_MEASURES
 from slime_ext.host.memory import Memory
 from slime_ext.host.ranks import is_logging_rank, ranks
 from slime_ext.host.rollout_data import numbers, read_ahead
-from slime_ext.host.step_file import StepFile, Values
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
 from slime_ext.hosts import running

@@ -9,8 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from slime_ext.core.metrics.step_file import rows
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host.step_file import rows
 
 EVENTS, STEPS = "events.out.tfevents*", "off_policy.jsonl"
 REWARD, K3 = "rollout/raw_reward", "train/off_policy/k3_kl"

@@ -13,8 +13,8 @@ import tracemalloc
 
 import pytest
 
-from slime_ext.host import step_file
-from slime_ext.host.step_file import StepFile, append, rows
+from slime_ext.core.metrics import step_file
+from slime_ext.core.metrics.step_file import StepFile, append, rows
 
 NAME = "off_policy.jsonl"
 
