@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext import presets
+from slime_ext.aliases import ALIASES
 from slime_ext.config.files import is_file_name, read_mapping
 from slime_ext.config.foreign import SYSTEMS
 from slime_ext.config.idle import forbid_idle_guards, notes_of
@@ -180,7 +181,7 @@ def with_preset(mapping: Any, preset: str | None) -> Any:
 
 
 def _is_same_preset(name: Any, preset: str) -> bool:
-    return isinstance(name, str) and presets.ALIASES.get(name, name) == presets.ALIASES.get(preset, preset)
+    return isinstance(name, str) and ALIASES.get(name, name) == ALIASES.get(preset, preset)
 
 
 def to_mapping(correction: Correction) -> dict[str, Any]:

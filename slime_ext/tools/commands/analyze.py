@@ -226,7 +226,8 @@ def _known(flag: str, what: str, name: str, names: Sequence[str]) -> None:
 
 
 def _presets(text: str) -> tuple[str, ...]:
-    from slime_ext.presets import ALIASES, PRESETS, find  # imports torch, which --help does not need
+    from slime_ext.aliases import ALIASES
+    from slime_ext.presets import PRESETS, find  # imports torch, which --help does not need
 
     named = tuple(dict.fromkeys(ALIASES.get(name, name) for name in text.split(",")))
     names = tuple(PRESETS) if text == ALL else named
