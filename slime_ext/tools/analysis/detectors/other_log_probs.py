@@ -64,7 +64,7 @@ def _swapped(part: DumpedRollout, which: Tensor) -> int:
 class Borrowed(Measure):
     """Numbers of samples with a far start, and of those whose first numbers are those of another sample.
 
-    The first BEGIN log-probs of the sampler must be, bit by bit, BEGIN consecutive ones of another sample.
+    The first BEGIN log-probs of the sampler must be, bit by bit, those of BEGIN other tokens in a row.
     """
 
     far: int = 0
@@ -73,7 +73,7 @@ class Borrowed(Measure):
     def add(self, part: DumpedRollout) -> None:
         lengths = torch.tensor(part.lengths)
         begins = (lengths.cumsum(0) - lengths)[lengths >= 2 * BEGIN]
-        if not len(begins):
+        if not len(begins) or part.tokens is None:
             return
         first = begins[:, None] + torch.arange(BEGIN)
         is_far = (part.log_ratio.abs()[first].mean(1) > FAR) & part.finite[first].all(1)
@@ -83,11 +83,13 @@ class Borrowed(Measure):
         ids, windows = part.segments.ids, bits.unfold(0, BEGIN, 1)
         inside = ids[BEGIN - 1 :] == ids[: 1 - BEGIN]
         is_one_value = (windows == windows[:, :1]).all(1)
-        keys = (windows * (MIXER ** torch.arange(1, BEGIN + 1))).sum(1)
-        known = keys[inside & ~is_one_value]
-        counts = (keys[begins][:, None] == known[None]).sum(1)
+        powers = MIXER ** torch.arange(1, BEGIN + 1)
+        keys = (windows * powers).sum(1)
+        texts = keys + (part.tokens.unfold(0, BEGIN, 1) * (powers + 2)).sum(1)
+        known = inside & ~is_one_value
+        numbers, same_text = ((x[begins][:, None] == x[known][None]).sum(1) for x in (keys, texts))
         self.far += len(begins)
-        self.elsewhere += int((counts > 1).sum())
+        self.elsewhere += int((numbers > same_text).sum())
 
 
 DETECTOR = Detector(

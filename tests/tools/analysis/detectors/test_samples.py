@@ -251,3 +251,17 @@ def test_starts_that_are_another_samples_numbers_bit_by_bit_are_named():
     found = findings(edited(run(4), borrow))
     assert "begin with the log-probs" in found["other_log_probs"].title
     assert "prefix_mismatch" not in found
+
+
+def test_samples_that_begin_with_the_same_text_borrow_nothing():
+    """Answers to one prompt often begin alike, with the same numbers, however far the trainer is."""
+
+    def alike(r):
+        tokens, behavior, length = r.tokens.clone(), r.behavior.clone(), r.lengths[0]
+        for sample in range(1, r.count):
+            tokens[sample * length : sample * length + 4] = tokens[:4]
+            behavior[sample * length : sample * length + 4] = behavior[:4]
+        far = torch.where(torch.arange(r.size) % length < 4, behavior - 1.0, r.proximal)
+        return {"tokens": tokens, "behavior": behavior, "proximal": far}
+
+    assert "other_log_probs" not in findings(edited(run(2), alike))
