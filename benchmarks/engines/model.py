@@ -21,7 +21,7 @@ class Answer:
 
     Args:
         recorded: a log-prob per token.
-        whole: [tokens, VOCABULARY] recorded log-probs of all tokens at each position; None if not asked for.
+        whole: for each position, token id -> recorded log-prob of all tokens; None if not asked for.
     """
 
     prompt: list[int]

@@ -1,5 +1,7 @@
 """The table of what engines record: judged on answers that are made here, and the same in the docs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -75,6 +77,16 @@ def test_a_row_says_what_the_engine_did(
     answers = [answer(trainer, prompt, process, draw) for prompt in model.prompts()[:16]]
     row = row_of(SETTINGS[setting], answers, trainer, folder)
     assert (row.in_value, row.is_renormalised, row.ratio > 0) == (in_value, is_renormalised, has_ratio)
+
+
+def test_values_that_do_not_add_up_to_1_are_not_renormalised(trainer, folder):
+    draw = torch.Generator().manual_seed(0)
+    answers = []
+    for prompt in model.prompts()[:8]:
+        plain = answer(trainer, prompt, lambda logits: logits, draw)
+        steps = [{t: v if t < 200 else -torch.inf for t, v in step.items()} for step in plain.whole]
+        answers.append(replace(plain, whole=steps))
+    assert not row_of(SETTINGS["top_k"], answers, trainer, folder).is_renormalised
 
 
 ROW = Row(in_value=True, is_renormalised=False, ratio=0.1, findings=("penalties",))
