@@ -85,7 +85,7 @@ FLOORS = {
     ),
     "tools/check/": ("veil", "setup", "answer"),
     "tools/analysis/": (
-        "document tables texts",
+        "document headline tables texts",
         "values",
         "fields",
         "records",

@@ -12,8 +12,8 @@ from slime_ext.errors import DataError
 from slime_ext.tools.analysis.detectors.left_out import Read
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.findings import examine, measures
-from slime_ext.tools.analysis.findings.headline import headline
 from slime_ext.tools.analysis.findings.recommend import recommend
+from slime_ext.tools.analysis.headline import headline
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.exactness import Exactness
 from slime_ext.tools.analysis.measures.layer_outputs import layer_distances

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slime_ext.tools.analysis.document import UNCORRECTED, Document, PartOfRun
-from slime_ext.tools.analysis.findings.headline import checks
+from slime_ext.tools.analysis.headline import checks
 from slime_ext.tools.analysis.texts import counted, legible
 
 if TYPE_CHECKING:  # because it imports torch

@@ -16,8 +16,8 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from slime_ext.tools.analysis.document import Document, Effect
-from slime_ext.tools.analysis.findings.headline import checks
 from slime_ext.tools.analysis.findings.recommend import cost
+from slime_ext.tools.analysis.headline import checks
 from slime_ext.tools.analysis.page.numbers import (
     NONE,
     depth,

@@ -6,7 +6,7 @@ import torch
 
 from slime_ext.tools.analysis.document import Looked
 from slime_ext.tools.analysis.findings import DETECTORS, examine
-from slime_ext.tools.analysis.findings.headline import checks, headline
+from slime_ext.tools.analysis.headline import checks, headline
 from tests.tools.analysis.detectors.toys import diagnosed, edited, run
 
 
