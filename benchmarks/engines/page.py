@@ -13,7 +13,6 @@ from benchmarks.engines.rows import Row
 from benchmarks.engines.settings import SETTINGS
 
 EXPECTED = Path(__file__).with_name("expected.yaml")
-HEAD = "setting", "engine", "in the recorded value", "renormalised", "a ratio shows it", "`analyze` finds"
 
 
 @dataclass(frozen=True)
@@ -66,21 +65,12 @@ def record(engine: Engine, rows: Mapping[str, Row]) -> None:
 
 
 def table(recorded: Mapping[str, Recorded]) -> str:
-    """Returns a row of Markdown per setting and engine."""
-    lines = [HEAD, ("---",) * len(HEAD)]
+    """Returns a row of Markdown per setting, with a column per engine."""
+    lines = [("setting", *recorded), ("---",) * (1 + len(recorded))]
     for name, setting in SETTINGS.items():
-        of_setting = [(e, known.rows[name]) for e, known in recorded.items() if name in known.rows]
-        for number, (engine, row) in enumerate(of_setting):
-            lines.append(
-                (
-                    "" if number else setting.text,
-                    engine,
-                    _yes(row.in_value),
-                    _yes(row.is_renormalised),
-                    f"yes, {row.ratio:g} nats" if row.ratio else "no",
-                    ", ".join(f"`{finding}`" for finding in row.findings) or "nothing",
-                )
-            )
+        rows = [known.rows.get(name) for known in recorded.values()]
+        if any(rows):
+            lines.append((setting.text, *(_cell(row) if row else "not run" for row in rows)))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -89,5 +79,12 @@ def versions(recorded: Mapping[str, Recorded]) -> str:
     return "\n".join(f"- {name}: {known.version}, run on {known.date}" for name, known in recorded.items())
 
 
-def _yes(is_so: bool) -> str:
-    return "yes" if is_so else "no"
+def _cell(row: Row) -> str:
+    """Returns what is true of a row, in the words that docs/engines.md explains."""
+    words = [
+        *(["recorded"] if row.in_value else []),
+        *(["renormalised"] if row.is_renormalised else []),
+        *([f"{row.ratio:g} nats"] if row.ratio else []),
+        *(f"`{finding}`" for finding in row.findings),
+    ]
+    return ", ".join(words) or "-"
