@@ -24,7 +24,7 @@ from slime_ext.host.memory import Memory
 from slime_ext.hosts.contract import SEEDS, HookCall, takes_tis_bounds
 from slime_ext.rules.configuration import BOUNDS, near_function
 
-# Function name -> the args of its last call, the values read, and the hook.
+# Function name -> the args of its last call, the values of them that the hook was built from, and the hook.
 HOOKS: Memory[dict[str, tuple[Any, list[Any], Hook]]] = Memory(dict)
 
 
@@ -66,7 +66,7 @@ def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable
 def _configured(args: Any, name: str, channel: Channel) -> Hook:
     """Returns the hook of the function ``name`` for the host's args.
 
-    The hook is built again only if the args change.
+    The hook is built again only if the host passes another object, or other values of what configures it.
     """
     values = [getattr(args, key, None) for key in (BOUNDS if name in SEEDS else ("slime_ext",))]
     owner, known, hook = HOOKS.value.get(name, (None, None, None))

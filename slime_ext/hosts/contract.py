@@ -119,7 +119,7 @@ class HookCall:
         Aliases are resolved. Unknown keywords are ignored, because a newer host may pass more.
 
         Args:
-            not_passed: what the running policy loss has and the host may not pass.
+            not_passed: keywords from the running policy loss, for those that the host does not pass.
 
         Raises:
             ConfigError: a keyword is missing, or the behavior policy's log-probs are None.

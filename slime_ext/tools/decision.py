@@ -37,19 +37,19 @@ NEAR = Row(f"synchronous, `k3_kl` below {K3_LIMIT:g}", "nothing")
 FAR = Row(
     f"synchronous, `k3_kl` above {K3_LIMIT:g}",
     "find the fault",
-    f". If there is none, compare runs with and without `{TRIAL}`",
+    f". If `slime-ext analyze` finds none, compare runs with and without `{TRIAL}`",
 )
 LAGGING = Row(
     "asynchronous, or weights pushed every Nth rollout",
-    f"{PUSH_OFTEN}halve the learning rate, unless you tuned it under this lag",
-    f"; then compare runs with and without `{TRIAL}`. k3 does not tell what a lag costs",
+    f"{PUSH_OFTEN}halve the learning rate (unless you tuned it under this lag)",
+    f", and compare runs with and without `{TRIAL}`. k3 does not tell what a lag costs",
 )
 ROUNDED = Row(
     "INT4, INT8 or FP8 weights in the sampler",
     "train without a correction first",
-    f". Compare runs with `{TRIAL}` to that, scored with the weights that you will serve",
+    f". Then compare runs with and without `{TRIAL}`, scored with the weights that you will serve",
 )
-TABLE = (NEAR, FAR, LAGGING, ROUNDED)
+TABLE = (NEAR, FAR, ROUNDED, LAGGING)  # the last row that fits a run applies to it
 
 
 def row_of(k3: float, *, is_lagging: bool, is_rounded: bool) -> Row:

@@ -131,10 +131,10 @@ def advantages_of(record: Record) -> Any:
     return [advantages] * record.length if isinstance(advantages, (int, float)) else advantages
 
 
-def as_rewards(rewards: list[float | None]) -> Tensor | None:
-    """Returns the rewards of all samples in float64; None if no sample has one."""
-    known = [torch.nan if reward is None else reward for reward in rewards]
-    return torch.tensor(known, dtype=torch.float64) if any(r is not None for r in rewards) else None
+def as_floats(values: list[float | None]) -> Tensor | None:
+    """Returns the values of all samples in float64, NaN where one is missing; None if all are."""
+    known = [torch.nan if value is None else value for value in values]
+    return torch.tensor(known, dtype=torch.float64) if any(v is not None for v in values) else None
 
 
 def cached_tokens(caching: Any) -> int | None:

@@ -23,7 +23,7 @@ from slime_ext.tools.analysis.fields import (
     TRAIN,
     UNKNOWN,
     advantages_of,
-    as_rewards,
+    as_floats,
     cached_tokens,
     engine_of,
     kept_sizes,
@@ -119,7 +119,7 @@ class DumpedRollout:
             ("local_raw_reward", "reward", "rewards"),
             number,
             dumps=(ROLLOUT, TRAIN),
-            join=as_rewards,
+            join=as_floats,
         ),
     )
     versions: Tensor | None = field(

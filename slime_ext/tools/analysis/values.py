@@ -116,7 +116,7 @@ def group_number(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """Returns a reward as a number; None if it is missing or a mapping of rewards."""
+    """Returns a value as a number; None if it is missing or no number, such as a mapping of rewards."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):

@@ -420,8 +420,8 @@ def test_json_holds_the_flags_to_add_alone_and_what_they_do_beside_them(capsys, 
         "then": f"--custom-tis-function-path slime_ext.tis.token_tis {INIT}",
         "then_comments": [
             "policy loss times min(proximal / behavior, 2); slime-ext presets lists other corrections",
-            "synchronous, k3_kl above 0.005: find the fault. If there is none, compare runs with and without "
-            "token_tis",
+            "synchronous, k3_kl above 0.005: find the fault. If slime-ext analyze finds none, compare runs "
+            "with and without token_tis",
             "replaces the host's own weights",
             replaced,
         ],
