@@ -37,8 +37,6 @@ SECTIONS = (
     "Bounds",
     "Rejection",
     "Prefixes, terms, centering",
-    "In Python",
-    "Where systems disagree",
 )
 
 

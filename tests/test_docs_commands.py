@@ -41,7 +41,6 @@ from slime_ext.tools.convert.places import COMPOSED
 from slime_ext_cpu.driver import wheel_folder
 from tests import mutations, pages
 from tests.pages import DOCS, PAGES, ROOT, SKILL, commands, in_sentences, named, parts, simple
-from tests.tools.convert.oracle_slime_mis import EXAMPLE
 
 pytestmark = pytest.mark.xdist_group("documents")  # one worker makes the dumps
 EVERY = (*PAGES, SKILL)
@@ -104,10 +103,6 @@ EXPECTED = {
     "slime-ext check run.sh": (0, "--custom-megatron-init-path slime_ext.host.init"),
     "slime-ext check run.sh --host CHECKOUT": (0, "--custom-megatron-init-path slime_ext.host.init"),
     "slime-ext check tempered.yaml": (0, "corrections.Tempered(power 0.5) > truncate(high 2)"),
-    "slime-ext convert --from slime_mis mis.yaml": (
-        0,
-        "\n".join(part for _, part in MAPPINGS if part.startswith("# converted")) + "\n",
-    ),
     "python examples/own/corrections.py": (0, "all agree with their definitions\n"),
     "PYTHONPATH=examples/own python -m benchmarks.fidelity token_tis --config examples/own/tempered.yaml": (
         0,
@@ -380,7 +375,7 @@ def desk(tmp_path, dumps, monkeypatch):
         "slime_ext": {"preset": "token_tis"},
     }
     verl = {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": 2.0}}}
-    yamls = {"mine.yaml": mine, "verl.yaml": verl, "mis.yaml": {"use_tis": True, **EXAMPLE}}
+    yamls = {"mine.yaml": mine, "verl.yaml": verl}
     files = {name: yaml.safe_dump(mapping) for name, mapping in yamls.items()}
     files |= {"run.sh": LAUNCH.format(""), "DIR/off_policy.jsonl": logged, "RUN/off_policy.jsonl": logged}
     for name, text in files.items():
