@@ -180,18 +180,14 @@ def read() -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the rows as a table in Markdown."""
-    head = (
-        "recorded by",
-        "computed by",
-        "mean abs(log-ratio)",
-        "k3",
-        *(f"k3, tokens {name}" for name in PARTS),
-    )
+def table(rows: Sequence[Mapping[str, Any]], with_parts: bool = True) -> str:
+    """Returns the rows as a table in Markdown, with or without a column of k3 for each part of the answers."""
+    parts = [f"k3, tokens {name}" for name in PARTS] if with_parts else []
+    head = ("recorded by", "computed by", "mean abs(log-ratio)", "k3", *parts)
     lines = [head, ("---",) * len(head)]
     for row in rows:
-        lines.append(tuple(value if isinstance(value, str) else f"{value:.1e}" for value in row.values()))
+        cells = [value if isinstance(value, str) else f"{value:.1e}" for value in row.values()]
+        lines.append(tuple(cells[: len(head)]))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
