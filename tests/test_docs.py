@@ -32,7 +32,6 @@ CORRECTIONS, CONFIGURATION, CONVERT = (
 )
 # Sections of corrections.md that hold examples.
 SECTIONS = (
-    "From REINFORCE to decoupled PPO",
     "Levels",
     "Bounds",
     "Rejection",

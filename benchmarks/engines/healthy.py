@@ -181,7 +181,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], with_parts: bool = True) -> str:
-    """Returns the rows as a table in Markdown, with or without a column of k3 for each part of the answers."""
+    """Returns the rows as a table in Markdown, with or without k3 of each part of the answers."""
     parts = [f"k3, tokens {name}" for name in PARTS] if with_parts else []
     head = ("recorded by", "computed by", "mean abs(log-ratio)", "k3", *parts)
     lines = [head, ("---",) * len(head)]
