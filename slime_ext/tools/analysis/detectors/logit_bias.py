@@ -80,7 +80,8 @@ DETECTOR = Detector(
     threshold="""
         at most 10 ids, which hold 15% of the run's squared log-ratio. Where the sampler is unsure,
         their log-ratio is at least 0.1 nats, its mean explains 80% of its square, and 60% of the
-        other tokens are off by less than a quarter of it
+        other tokens are off by less than a quarter of it. If some samples are far off and the others
+        near, the ids hold 80%
     """,
     ruled_out="""
         Noise, routing or old weights, because they depend on the context and move other tokens as
@@ -96,6 +97,7 @@ DETECTOR = Detector(
 FEWEST, LEAST = 300, 4  # tokens; tokens of an id where the sampler is unsure
 MATTERS, CONSTANT = 0.1, 0.8  # nats; share of an id's squared log-ratio that its mean explains
 MOST, TOKENS, HELD = 10, 10, 0.15  # ids; their tokens; their share of the squared log-ratio
+ALONE = 0.8  # share of the squared log-ratio of ids that alone make samples far off
 NEAR, AGREE = 0.25, 0.6  # share of the bias; share of the other tokens that are off by less
 SURE, BANNED = 8.0, 3  # standard errors; more ids than this may be frequent tokens under a penalty
 
@@ -104,14 +106,17 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds ids with the same log-ratio in every context, while other tokens agree.
 
     A bias b on token x makes l = -b + c at x and l = c elsewhere, where c = log sum p e^b. If the sampler is
-    unsure, c is mostly near 0, so l is about -b at x in every context.
+    unsure, c is mostly near 0, so l is about -b at x in every context. Samples without x agree, so a bias may
+    split the samples into near and far ones. Unless x holds nearly all of the squared log-ratio, something
+    else makes samples far, and x may merely be frequent in these.
     """
     sums, unsure = d.of(TokenIds).sums, d.of(Unsure)
     need(float(sums[:, 0].sum()) >= FEWEST, "token ids, 300 tokens")
     chosen = _constant_ids(unsure.ids)
     count, _, _, squared = unsure.ids[chosen].sum(0).tolist()
     whole = float(sums[:, 3].sum())
-    if not 0 < len(chosen) <= MOST or count < TOKENS or float(sums[chosen, 3].sum()) < HELD * whole:
+    held = float(sums[chosen, 3].sum())
+    if not 0 < len(chosen) <= MOST or count < TOKENS or held < HELD * whole:
         return None
     means = unsure.ids[chosen, 1] / unsure.ids[chosen, 0]
     near = float(unsure.sizes[: int(size_bin(NEAR * means.abs().min()))].sum())
@@ -120,7 +125,8 @@ def look(d: Diagnosis) -> Figures | None:
     is_history = (
         abs(rise_of_repeats) >= SURE * error > 0 and len(chosen) > BANNED
     )  # a penalty on frequent ids
-    if near < AGREE * others or is_history or two_kinds(d) is not None:
+    is_of_samples = held < ALONE * whole and two_kinds(d) is not None
+    if near < AGREE * others or is_history or is_of_samples:
         return None
     explained = float((means.square() * unsure.ids[chosen, 0]).sum())
     return {

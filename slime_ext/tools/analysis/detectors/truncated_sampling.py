@@ -57,8 +57,9 @@ DETECTOR = Detector(
     """,
     fix="""
         Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer
-        (slime: rollout_top_p_token_ids). Min-p looks the same. If all of these are off already, check
-        the trainer's log-softmax, because rows that only pad the vocabulary must not count
+        (slime: rollout_top_p_token_ids). Min-p looks the same, and so does a minimum length
+        (min_new_tokens) that no response exceeds. If all of these are off already, check the
+        trainer's log-softmax, because rows that only pad the vocabulary must not count
         (verl-project/verl#2656).
     """,
 )

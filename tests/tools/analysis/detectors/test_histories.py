@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tools.analysis.detectors.toys import Policy, edited, findings, lagging, run
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, lagging, run
 
 
 def frequency(logits, seen, at):
@@ -81,6 +82,36 @@ def test_biases_of_both_signs_are_named_by_their_ids():
     assert set(found) == {"logit_bias"}
     ids = found["logit_bias"].evidence.partition(" of id ")[2].split(" (")[0].split(", ")
     assert {"5", "6"} <= set(ids) <= {"5", "6", "9", "10"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bias_is_named_although_samples_without_its_token_agree(seed):
+    """The token follows four others only, so some samples never come near it, and agree exactly."""
+    policy = Policy(seed=seed)
+    policy.table[:, 17], policy.table[:4, 17] = -20.0, 1.0
+    biased = run(
+        policy=policy,
+        length=16,
+        noise=1e-4,
+        warp=lambda logits, seen, at: logits + 2 * (torch.arange(60) == 17),
+    )
+    assert two_kinds(diagnosed(biased)) and set(findings(biased)) == {"logit_bias"}
+
+
+def test_ids_that_only_wrong_samples_have_are_no_bias():
+    """Each token of every eighth sample is off, and three in ten of these are an id that no other has."""
+
+    def wrong(r):
+        is_far, draw = r.segments.ids % 8 == 0, torch.rand(r.size, generator=generator)
+        off = 1 + 0.3 * torch.randn(r.size, generator=generator)
+        return {
+            "tokens": torch.where(is_far & (draw < 0.3), 60, r.tokens),
+            "proximal": torch.where(is_far, r.behavior - off, r.proximal),
+        }
+
+    generator = torch.Generator().manual_seed(0)
+    found = findings(edited(run(), wrong))
+    assert found and "logit_bias" not in found
 
 
 def test_a_row_that_is_off_by_the_context_is_no_bias():
