@@ -101,7 +101,7 @@ EXPECTED = {
     ),
     "slime-ext analyze RUN --config tempered.yaml --out page.html": (0, "<td><b>tempered</b>"),
     "slime-ext check run.sh": (0, "--custom-megatron-init-path slime_ext.host.init"),
-    "slime-ext check run.sh --host CHECKOUT": (0, "--custom-megatron-init-path slime_ext.host.init"),
+    "slime-ext check run.sh --host path/to/slime": (0, "--custom-megatron-init-path slime_ext.host.init"),
     "slime-ext check tempered.yaml": (0, "corrections.Tempered(power 0.5) > truncate(high 2)"),
     "python examples/own/corrections.py": (0, "all agree with their definitions\n"),
     "PYTHONPATH=examples/own python -m benchmarks.fidelity token_tis --config examples/own/tempered.yaml": (
@@ -367,6 +367,7 @@ def desk(tmp_path, dumps, monkeypatch):
     (tmp_path / "ENV").symlink_to(sys.prefix)
     (tmp_path / "CHECKOUT/miles").symlink_to(wheel_folder() / "miles")
     (tmp_path / "CHECKOUT/train.py").touch()
+    (tmp_path / "path/to/slime").symlink_to(tmp_path / "CHECKOUT")
     (tmp_path / "path/to/slime_ext").symlink_to(ROOT)
     logged = "".join(f'{{"rollout_id": {r}, "step_id": 0, "off_policy/k3_kl": 0.001}}\n' for r in range(3))
     mine = {
