@@ -311,6 +311,15 @@ def test_the_flags_of_a_run_are_found_however_its_folder_is_typed(tmp_path, monk
     assert flags_of(("~nosuchuser/run",)) == {}
 
 
+def test_a_run_and_its_dump_folder_have_the_same_tokenizer(tmp_path):
+    (tmp_path / "run" / "dump" / "tokenizer").mkdir(parents=True)
+    file = tmp_path / "run" / "dump" / "tokenizer" / "tokenizer.json"
+    file.write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 6}}}))
+    for folder in ("run", "run/dump"):
+        assert vocabulary_of((str(tmp_path / folder),), None) == 7, folder
+    assert vocabulary_of((str(tmp_path / "run" / "other"),), None) is None  # of another run
+
+
 def rewarded(means, rollouts, **first):
     made = []
     for i, mean in enumerate(means):

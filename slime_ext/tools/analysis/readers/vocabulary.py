@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_ext.tools.analysis.readers.find import DUMPS
+
 FLAGS = "args.json"  # slime-ext train writes it
 MOST_IDS = 1 << 31
 ROWS = ("vocab_size", "padded_vocab_size")  # flags of Megatron, keys of a model's config.json
@@ -16,7 +18,8 @@ ROWS = ("vocab_size", "padded_vocab_size")  # flags of Megatron, keys of a model
 def vocabulary_of(paths: Sequence[str], tokenizer: str | None) -> int | None:
     """Returns the number of token ids of a run; None if unknown.
 
-    It is one more than the largest id of the tokenizer (--tokenizer, or tokenizer/ beside slime's dumps).
+    It is one more than the largest id of the tokenizer (--tokenizer, or tokenizer/ beside slime's dumps, also
+    if the path is the folder above them).
     Without a tokenizer, it is the number of embedding rows in args.json of the run, or in config.json of its
     model.
     """
@@ -26,7 +29,8 @@ def vocabulary_of(paths: Sequence[str], tokenizer: str | None) -> int | None:
 def _known(paths: Sequence[str], tokenizer: str | None) -> Iterator[int | None]:
     runs = folders_of(paths)
     named = [Path(tokenizer)] if tokenizer else []
-    yield from (_of_tokenizer(folder) for folder in (*named, *(run / "tokenizer" for run in runs)))
+    dumps = [absolute(path) / inner for path in paths for inner in DUMPS]
+    yield from (_of_tokenizer(folder) for folder in (*named, *(run / "tokenizer" for run in (*dumps, *runs))))
     for flags in (read_json(run / FLAGS) for run in runs):
         model = flags.get("hf_checkpoint")
         yield _rows(flags)
