@@ -268,6 +268,8 @@ def _writing(flag: str, path: str) -> Iterator[None]:
     """Turns an OSError into one line that says what could not be written, and why."""
     try:
         yield
+    except BrokenPipeError:  # as in `| head`, which is no mistake
+        raise
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f"{flag}: expected a file that can be written, got '{path}': {why}") from None

@@ -97,6 +97,18 @@ def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(words):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_a_pipe_that_nobody_reads_ends_analyze_without_a_word(tmp_path):
+    path = tmp_path / "run.jsonl"
+    sample = {"tokens": [5, 6], "response_length": 1, "reward": 1.0, "log_probs": [-1.0]}
+    path.write_text(json.dumps({"rollout_id": 0, "rollout_log_probs": [-1.0], **sample}) + "\n")
+    command, how = _run(["analyze", str(path)])
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, **how, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_no_room_for_the_output_is_one_line():
     command = [sys.executable, "-m", "slime_ext", "presets"]
     with open("/dev/full", "w") as full:  # noqa: PTH123 (a device)
