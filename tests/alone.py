@@ -79,7 +79,7 @@ def commands():
         status, out, err = answer(name, "--help")
         extra = "train" if name in SLIME_EXT_TRAIN else "tools"
         assert (status, out) == (2, "") and err.count("\n") == 1, (name, status, err)
-        assert err.startswith(f"slime-ext: {name}: ") and f"slime-ext[{extra}]" in err, err
+        assert err.startswith(f"slime-ext {name}: ") and f"slime-ext[{extra}]" in err, err
 
 
 if __name__ == "__main__":

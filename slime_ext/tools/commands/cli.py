@@ -24,7 +24,7 @@ COMMANDS = {
     "report": "draw reward, mismatch, clipping and staleness of runs",
     "completion": "print a script that completes commands and flags after TAB",
 }
-# Commands whose answer can be an error: they exit with 1, and the line begins with the command's name.
+# Commands whose answer can be an error: they exit with 1.
 JUDGES = ("check", "rehearse")
 REQUIRED = {"torch": "torch", "yaml": "PyYAML"}  # module -> package
 TOOLS = ("rich", "jinja2", "matplotlib", "numpy", "pydantic", "bashkit", "shtab")
@@ -50,11 +50,12 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that is named first. A user's mistake is one line on stderr and exit status 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path may hold characters that the terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = _answer(list(sys.argv[1:] if argv is None else argv))
+        status = _answer(words)
         print(end="", flush=True)
         return status
     except OSError as error:  # the reader of a pipe has ended, as in `| head`, or the disk is full
@@ -64,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.ENOSPC:
             place = error.filename or "standard output"
-            print(f"slime-ext: {place}: expected room to write, got none: make room there", file=sys.stderr)
+            print(
+                f"{_says(words)}: {place}: expected room to write, got none: make room there", file=sys.stderr
+            )
         return UNREAD
 
 
@@ -80,10 +83,15 @@ def _answer(words: list[str]) -> int:
     try:
         return _run(words[0], words[1:])
     except SlimeExtError as error:
-        print(f"slime-ext: {error}", file=sys.stderr)
+        print(f"{_says(words)}: {error}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _says(words: Sequence[str]) -> str:
+    """Returns how every message on stderr begins, as argparse begins its own."""
+    return " ".join(["slime-ext", *(word for word in words[:1] if word in COMMANDS)])
 
 
 def _run(name: str, argv: list[str]) -> int:
@@ -101,14 +109,14 @@ def _run(name: str, argv: list[str]) -> int:
     except SlimeExtError as error:
         if name not in JUDGES:
             raise
-        print(f"slime-ext {name}: {error}", file=sys.stderr)
+        print(f"{_says([name])}: {error}", file=sys.stderr)
         return WRONG
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         package = REQUIRED.get(missing)
         if package is None:
             raise
-        why = f"{name}: expected the package {package}, got none: pip install {package}"
+        why = f"expected the package {package}, got none: pip install {package}"
         raise ConfigError(why) from None
 
 
@@ -122,7 +130,7 @@ def _check_extra(name: str) -> None:
     extra = EXTRAS.get(name, "tools")
     if missing := [module for module in MODULES[extra] if not _is_installed(module)]:
         raise ConfigError(
-            f"{name}: expected the packages of slime-ext[{extra}], got no {', '.join(missing)}: {HOW[extra]}"
+            f"expected the packages of slime-ext[{extra}], got no {', '.join(missing)}: {HOW[extra]}"
         )
 
 

@@ -28,7 +28,7 @@ def command_line() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Prints the script for a shell."""
     shell = command_line().parse_args(argv).shell
-    check_known("completion", "shell", shell, SHELLS)
+    check_known("command line", "shell", shell, SHELLS)
 
     import shtab
 

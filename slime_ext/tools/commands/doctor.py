@@ -54,7 +54,8 @@ def main(argv: list[str]) -> int:
     _, others = command_line().parse_known_args(argv)
     if others:
         raise ConfigError(
-            f"doctor: expected no arguments, got {others[0]}: run slime-ext check {others[0]} for a launch"
+            f"command line: expected no arguments, got {others[0]}: "
+            f"run slime-ext check {others[0]} for a launch"
         )
     parts = {name: probe() for name, probe in PARTS.items()}
     print("\n".join(lines(parts)))

@@ -250,9 +250,9 @@ MISTAKES = """
     lines.jsonl --rollouts 77 -> --rollouts: expected some of 4-6, got none: type numbers in that range
     RUN --rollouts x -> --rollouts: expected numbers and ranges
     RUN --config none.yaml -> none.yaml: expected a readable file
-    RUN --config clip.yaml -> slime-ext: clip.yaml: --eps-clip: expected a number
-    RUN --config name.yaml -> slime-ext: name.yaml: slime_ext.preset: expected a known preset
-    RUN --config type.yaml -> slime-ext: type.yaml: slime_ext.steps[0].truncate.high: expected a number
+    RUN --config clip.yaml -> slime-ext analyze: clip.yaml: --eps-clip: expected a number
+    RUN --config name.yaml -> slime-ext analyze: name.yaml: slime_ext.preset: expected a known preset
+    RUN --config type.yaml -> slime-ext analyze: type.yaml: slime_ext.steps[0].truncate.high: expected
     RUN --config a/mine.yaml --config b/mine.yaml -> expected each name once, got 'mine' twice
     RUN --tokenizer none.json -> --tokenizer: expected a folder with a tokenizer
     RUN --out . -> --out: expected a file that can be written, got '.': Is a directory

@@ -17,7 +17,7 @@ from tests.tools.report.test_run_picture import slime_run
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/modes/stale.yaml"
-GONE = "slime-ext: working directory: expected a folder that exists"  # torch finds no library there
+GONE = ": working directory: expected a folder that exists"  # torch finds no library there
 HEAVY = ("torch", "numpy", "matplotlib", "jinja2", "bashkit", "transformers", "ray")  # half a second or more
 PACKAGES = (*HEAVY, "pydantic", "rich", "yaml")
 HELP = """
@@ -65,7 +65,7 @@ def test_a_users_mistake_is_one_line_on_stderr(monkeypatch, capsys):
 
     _command(monkeypatch, fail)
     assert cli.main(["stand_in"]) == 2
-    assert capsys.readouterr() == ("", "slime-ext: --lr: expected a number, got 'x'\n")
+    assert capsys.readouterr() == ("", "slime-ext stand_in: --lr: expected a number, got 'x'\n")
 
 
 def test_ctrl_c_is_130(monkeypatch):
@@ -115,7 +115,7 @@ def test_no_room_for_the_output_is_one_line():
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (
         1,
-        "slime-ext: standard output: expected room to write, got none: make room there\n",
+        "slime-ext presets: standard output: expected room to write, got none: make room there\n",
     )
 
 
@@ -206,7 +206,7 @@ def test_a_package_that_is_not_installed_is_one_line():
     }
     for words, said in missing.items():
         made = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)
-        assert (made.stdout, made.stderr) == ("2\n", f"slime-ext: {words[1]}: {said}\n")
+        assert (made.stdout, made.stderr) == ("2\n", f"slime-ext {words[1]}: {said}\n")
 
 
 def test_doctor_needs_nothing_to_say_what_is_missing():

@@ -126,7 +126,9 @@ def test_standard_input_is_read_and_a_file_is_written(capsys, tmp_path, monkeypa
     status, said, _ = run(capsys, "convert", "--from", "verl", "--out", str(out), "-")
     assert status == 0 and str(out) in said and out.read_text() == printed
     status, said, err = run(capsys, "convert", "--out", str(tmp_path), str(tmp_path / "c.yaml"))
-    assert (status, said) == (2, "") and err.startswith("slime-ext: --out: expected a file to write, got")
+    assert (status, said) == (2, "") and err.startswith(
+        "slime-ext convert: --out: expected a file to write, got"
+    )
 
 
 def test_keys_of_openrlhf_before_0_11_are_told_from_a_misspelling(capsys, tmp_path):

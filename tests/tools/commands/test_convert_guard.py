@@ -122,7 +122,7 @@ def test_an_interpolation_is_refused_by_its_key_and_neither_resolved_nor_printed
     system, text = case
     status, out, err = run(capsys, "convert", "--from", system, written(tmp_path / "c.yaml", text))
     assert (status, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith(f"slime-ext: {UNRESOLVED[case]}: expected a value, got an interpolation")
+    assert err.startswith(f"slime-ext convert: {UNRESOLVED[case]}: expected a value, got an interpolation")
     assert "${" not in err and "oc.env" not in err
 
 
