@@ -38,6 +38,23 @@ def test_weights_age_by_rollouts():
     assert diagnosis.numbers().least_staleness == pytest.approx(mean) and diagnosis.notes()
 
 
+def test_ages_that_the_dumps_do_not_hold_are_bounded_from_below():
+    """A sampler that is two pushes late, and gets no more weights after a restart of the trainer."""
+    versions = [max(r - 2, 0) for r in range(8)] + [6] * 12
+    found = run(World(rollouts=20, samples=4, length=6))
+    diagnosis = diagnosed(
+        replace(r, versions=torch.full_like(r.versions, v), newest=v)
+        for r, v in zip(found, versions, strict=True)
+    )
+    bounds, ages = [0, 1, 2, *[0] * 5, *range(12)], [0, 1, *[2] * 6, *range(2, 14)]
+    assert [m.numbers.least_staleness for m in diagnosis.moments()] == bounds
+    sizes = [m.numbers.tokens for m in diagnosis.moments()]
+    least, mean = (sum(n * age for n, age in zip(sizes, x, strict=True)) / sum(sizes) for x in (bounds, ages))
+    numbers = diagnosis.numbers()
+    assert numbers.least_staleness == pytest.approx(least) and least < mean == pytest.approx(5.15, abs=0.5)
+    assert numbers.staleness is None  # 3.48 was printed as the age
+
+
 def test_a_counter_that_begins_again_is_no_age():
     """A job that is resumed counts its pushes from the beginning, with new weights."""
     found = run(World(rollouts=8, samples=16, length=24))
