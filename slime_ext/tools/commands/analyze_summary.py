@@ -105,7 +105,8 @@ def _exact(screen: Console, document: Document) -> None:
         _say(screen, f"{'exact' if found.tokens and document.is_whole else 'not exact'}: {what}\n")
         return
     share = f"{found.differing:,} of {tokens} differ ({100 * found.differing / found.tokens:.3g}%)"
-    _say(screen, f"not exact: {share}, by at most {found.largest:.3g} nats")
+    by = f", by at most {found.largest:.3g} nats" if found.largest else ""  # equal values can be no log-probs
+    _say(screen, f"not exact: {share}{by}")
     if at := found.first:
         where = f"rollout {at.rollout_id}, sample {at.position}, token {at.token}"
         values = f"sampler {at.sampler}, trainer {at.trainer}"
