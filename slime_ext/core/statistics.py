@@ -56,7 +56,7 @@ class StatisticKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Quantities:
-    """The quantities of tokens that statistics are taken of."""
+    """Holds what a statistic of tokens is computed from."""
 
     segments: Segments
     log_ratio: Tensor  # [T] log numerator - log behavior, nats, 0 where there is none

@@ -155,14 +155,14 @@ def misspelt_host_flag(setup: Setup) -> str | None:
     # Megatron's and SGLang's flags are not in the host's code. None of them resembles a flag of a host.
     known = setup.host.flags() if setup.host else frozenset()
     names = [name for name in setup.flag_names if name not in known and not name.startswith(OF_ENGINE)]
-    found = [(name, near) for name in names if (near := _near(name, known))]
-    if not found or setup.host is None:
+    misspelt = [(name, near) for name in names if (near := _near(name, known))]
+    if not misspelt or setup.host is None:
         return None
-    many = len(found) > 1
+    many = len(misspelt) > 1
     return (
-        f"{' and '.join(name for name, _ in found)}: expected {'flags' if many else 'a flag'} of "
+        f"{' and '.join(name for name, _ in misspelt)}: expected {'flags' if many else 'a flag'} of "
         f"{setup.host.name}, got {'names' if many else 'a name'} that it does not define; did you mean "
-        f"{' and '.join(near for _, near in found)}?"
+        f"{' and '.join(near for _, near in misspelt)}?"
     )
 
 
