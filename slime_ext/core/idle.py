@@ -23,7 +23,7 @@ from slime_ext.core.prefix_steps import PREFIX_STEPS
 from slime_ext.core.scoped import FORMS, Scoped, ZeroOutside
 from slime_ext.core.state import Effect, State, Step, StepInputs, only_bounds
 from slime_ext.core.statistics import StatisticKey, tabulate
-from slime_ext.core.steps import STEPS, Clip, Normalize, Reweight, SecondMoment, Truncate
+from slime_ext.core.steps import STEPS, Normalize, Reweight, SecondMoment, Truncate
 from slime_ext.core.terms import TERMS
 from slime_ext.core.tokens import Unit
 from slime_ext.errors import ConfigError, expect
@@ -114,10 +114,11 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
             f"{here}: expected a reweight step before it, got none: add one, because all weights are "
             "still 1 there"
         )
-    zeroed = [j for j, earlier in enumerate(before) if isinstance(earlier, ZeroOutside)]
-    if zeroed and isinstance(step, Clip):
-        why = f"write clip before steps[{zeroed[0]}], because it would raise weights of 0"
-        expect(step.low == 0, here, "low: 0 behind zero_outside", step.low, why)
+    zeroing = next((j for j, earlier in enumerate(before) if isinstance(earlier, ZeroOutside)), None)
+    if zeroing is not None:
+        what = f"write it before steps[{zeroing}], or remove its lower bound"
+        wanted = "a step that leaves weights of 0 unchanged after zero_outside"
+        expect(not step.raises_zero, here, wanted, "one that raises them", what)
     if getattr(step, "over", "response") == "kept":
         rejects = any(Effect.REJECT in earlier.effects for earlier in before)
         why = "every token is still kept there; remove over"

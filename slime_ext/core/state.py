@@ -278,8 +278,8 @@ class Effect(Enum):
 class Step:
     """The interface of a step.
 
-    The defaults describe a step that needs only per-token values. A subclass replaces the four properties by
-    class attributes, or by properties that read its fields. (If they were plain attributes here, a type
+    The defaults describe a step that needs only per-token values. A subclass replaces the properties by class
+    attributes, or by properties that read its fields. (If they were plain attributes here, a type
     checker would refuse the properties.)
     """
 
@@ -306,6 +306,14 @@ class Step:
     def effects(self) -> frozenset[Effect]:
         """What the call does to weights and flags."""
         return frozenset()
+
+    @property
+    def raises_zero(self) -> bool:
+        """Whether the call makes a weight of 0 larger, as a lower bound does.
+
+        ``zero_outside`` must not come before such a step.
+        """
+        return False
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         """Returns the range of the weights after this step.

@@ -203,6 +203,10 @@ class Clip(Step):
     def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.bound(state.weights.clamp(self.low, self.high), state.log_ratio)
 
+    @property
+    def raises_zero(self) -> bool:
+        return self.low > 0
+
     def weight_range(self, before: WeightRange) -> WeightRange:
         return before.clamped(self.low, self.high)
 

@@ -149,6 +149,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     _check_state(step, where, state, inputs)
     _check_effects(step, where, before, state)
     _check_range(step, where, batch)
+    _check_zero(step, where, inputs, before)
     _check_waits(step, where, batch)
     weights = _weights(inputs, state)
     if Need.WHOLE_STEP not in step.needs:
@@ -356,6 +357,19 @@ def _check_range(step: Step, where: str, batch: Sequence[Sample]) -> None:
         says = Effect.BOUND if Effect.BOUND in step.effects else neither
         why = f"effects has {says}; cap the weights, or define weight_range"
         expect(not over.any(), f"{where}: weights", wanted, got, why)
+
+
+def _check_zero(step: Step, where: str, inputs: StepInputs, before: State) -> None:
+    """Raises ConfigError if a bound makes weights of 0 larger and the class does not declare it."""
+    if not only_bounds(step):
+        return
+    zero = torch.zeros_like(before.weights)
+    zeroed = before._replace(weights=zero, log_ratio=torch.full_like(zero, -torch.inf))
+    weights = _weights(inputs, _called(step, where, inputs, zeroed))
+    raised = weights > 0
+    got = f"False, and {_got(inputs, weights, raised)} for a weight of 0"
+    why = "add raises_zero = True, because zero_outside must not come before such a step"
+    expect(step.raises_zero or not raised.any(), f"{where}: raises_zero", "True", got, why)
 
 
 def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int], *, is_bool: bool) -> None:

@@ -188,8 +188,8 @@ IDLE = [
     ),
     (
         (Reweight(), ZeroOutside(), Truncate(3.0), Clip(0.5, 2.0)),
-        "steps[3].clip: expected low: 0 behind zero_outside, got 0.5: write clip before steps[1], because it "
-        "would raise weights of 0",
+        "steps[3].clip: expected a step that leaves weights of 0 unchanged after zero_outside, got one that "
+        "raises them: write it before steps[1], or remove its lower bound",
     ),
     ((Normalize(),), "steps[0].normalize: expected a reweight step before it, got none: add one"),
     ((Reject(*HALF), Normalize("sequence")), "steps[1].normalize: expected a reweight step before it, got"),
@@ -304,6 +304,15 @@ class Halved(Step):
 
 
 @dataclass(frozen=True)
+class Raised(Step):
+    effects = frozenset({Effect.BOUND})
+    raises_zero = True
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.bound(state.weights.clamp(0.1, 2.0))
+
+
+@dataclass(frozen=True)
 class Listed(Step):
     values: list
 
@@ -322,6 +331,17 @@ def test_a_users_own_step_may_wait_for_what_the_batch_lacks():
         ConfigError, match=r"steps\[0\].Listed: expected fields that can be hashed, got unhash"
     ):
         Correction(steps=(Listed([1]),))
+
+
+def test_a_users_step_that_raises_weights_of_0_is_refused_after_zero_outside():
+    assert Correction(steps=(Reweight(), Raised(), ZeroOutside())).steps
+    assert Correction(steps=(Reweight(), ZeroOutside(), Halved())).steps
+    with pytest.raises(ConfigError) as caught:
+        Correction(steps=(Reweight(), ZeroOutside(), Raised()))
+    assert str(caught.value) == (
+        "steps[2].Raised: expected a step that leaves weights of 0 unchanged after zero_outside, got one "
+        "that raises them: write it before steps[1], or remove its lower bound"
+    )
 
 
 def writes(call, **more):

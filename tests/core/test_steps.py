@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,13 @@ import torch
 from slime_ext.core import steps as module
 from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.core.metrics.layout import MetricsLayout
+from slime_ext.core.needs import Need
+from slime_ext.core.prefix_steps import PREFIX_STEPS, PrefixReject
+from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import Effect
-from slime_ext.core.statistics import statistics_of
+from slime_ext.core.statistics import statistics_of, tabulate
 from slime_ext.core.steps import (
+    STEPS,
     Clip,
     MinPrefixReweight,
     Normalize,
@@ -25,7 +30,7 @@ from slime_ext.core.steps import (
     Veto,
 )
 from slime_ext.errors import ConfigError
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, identity
 from slime_ext.testing.steps import on_ranks
 
 
@@ -59,6 +64,24 @@ def test_truncate_and_clip_are_exact_at_their_bounds_and_say_where_they_acted():
         True,
     ]
     assert outcome([4.0, 0.1], Reweight(), Truncate(2.0)).clipped.tolist() == [True, False]
+
+
+MADE = {Reject: Reject(high=2.0), Veto: Veto(low=1e-3), PrefixReject: PrefixReject(high=2.0)}
+OF_WEIGHTS = [MADE.get(cls) or cls() for cls in (*STEPS.values(), *PREFIX_STEPS.values(), ZeroOutside)]
+OF_WEIGHTS = [step for step in OF_WEIGHTS if Effect.REWEIGHT not in step.effects]
+
+
+@pytest.mark.parametrize("step", [*OF_WEIGHTS, Clip(0.0, 2.0), Clip(1.0, 3.0)], ids=str)
+def test_a_step_makes_weights_of_0_larger_exactly_if_it_says_so(step):
+    tokens = packed([4.0, 1.5, 0.1], advantages=[1.0, -1.0, 1.0])
+    correction = Correction(steps=(Reweight(), Truncate(5.0), step))  # normalize requires a bound
+    inputs = correction.read(tokens)
+    inputs = replace(inputs, table=tabulate(correction.statistics, inputs))
+    state = correction.run(inputs, correction.steps[:1])
+    state = state._replace(weights=torch.zeros(3).double(), log_ratio=torch.full((3,), -math.inf).double())
+    if Need.WHOLE_STEP in step.needs:
+        inputs = replace(inputs, plan={step: step.number_for_step([(state, inputs)], identity)})
+    assert step.raises_zero == bool((step(state, inputs).weights > 0).any())
 
 
 @pytest.mark.parametrize("layout", [None, MetricsLayout()], ids=["", "measured"])

@@ -186,6 +186,19 @@ def test_a_bound_that_bounds_nothing_is_refused():
     check_step(half)  # weights up to e
 
 
+def test_a_bound_that_makes_weights_of_0_larger_says_so():
+    def floored(self, s, i):
+        return s.bound(s.weights.clamp(0.1, 2.0))
+
+    with pytest.raises(ConfigError) as caught:
+        check_step(bounded(floored))
+    assert str(caught.value) == (
+        "Own: raises_zero: expected True, got False, and 0.1 at sample 0, token 0 for a weight of 0: add "
+        "raises_zero = True, because zero_outside must not come before such a step"
+    )
+    check_step(bounded(floored, raises_zero=True))
+
+
 def test_a_step_that_only_zeroes_weights_says_their_range():
     def call(self, s, i):
         return s.bound(torch.where(i.advantages < 0, 0, s.weights))
