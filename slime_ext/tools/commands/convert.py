@@ -20,6 +20,8 @@ from slime_ext.tools.convert.places import COMPOSED, Whole
 from slime_ext.tools.wording import file_of
 
 SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".py")
+# TRL's own files have no such block.
+AXOLOTLS = "a block named trl is read as TRL's settings; axolotl has such a block with other weights"
 ALONE = ["_self_"]  # Hydra's defaults list of a file that adds no other file
 
 
@@ -119,10 +121,12 @@ def convert(system: str, whole: Mapping[str, Any], notes: Sequence[str] = ()) ->
     where, block = settings.block()
     block, loss_notes = settings.without_loss(where, block)
     reading = read(system, block)
+    if where == "trl":
+        loss_notes.append(AXOLOTLS)
     try:  # because the printed file must load
         correction = read_config(reading.mapping).correction
     except ConfigError as error:
-        raise ConfigError(f"convert.{system}: expected settings that slime_ext has, got {error}") from None
+        raise ConfigError(f"{system}: expected settings that slime_ext has, got {error}") from None
     file = file_of(reading.mapping, correction)
     outside = settings.outside(where, block)
     other_keys = [key for key, value in outside.items() if file.get(key) != value]

@@ -60,17 +60,16 @@ def read(system: str, block: Any) -> Reading:
     Raises:
         ConfigError: the system or a key is unknown, a value is wrong, or no correction here does the same.
     """
-    check_known("convert", "system", system, CONVERTED)
+    check_known("convert.read", "system", system, CONVERTED)
     title, defaults, reader, former = CONVERTED[system]
-    where = f"convert.{system}"
     if not isinstance(block, Mapping):
-        raise ConfigError(f"{where}: expected a mapping with keys of {system}, got {shown(block)}")
+        raise ConfigError(f"{system}: expected a mapping with keys of {system}, got {shown(block)}")
     for key in former:
         if block.get(key) not in (None, False):
             expected = f"expected a key of the release of {system} that convert reads"
-            raise ConfigError(f"{where}.{key}: {expected}, got another release's: {former[key]}")
+            raise ConfigError(f"{system}.{key}: {expected}, got another release's: {former[key]}")
     block = {key: value for key, value in block.items() if key not in former}
-    values = Block.closed(where, block, defaults)
+    values = Block.closed(system, block, defaults)
     reading = reader(values)
     if unread := values.unread():
         note = f"{title} ignores {', '.join(unread)} with these settings"

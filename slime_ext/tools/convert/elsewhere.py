@@ -18,11 +18,13 @@ class Elsewhere(NamedTuple):
         title: the name that the system gives itself.
         keys: keys that only this system has, each of which tells the system.
         why: what the system computes, and what its user can do.
+        together: keys that only this system has side by side.
     """
 
     title: str
     keys: tuple[str, ...]
     why: str
+    together: tuple[str, ...] = ()
 
 
 def _in_a_table(title: str, *keys: str) -> Elsewhere:
@@ -50,6 +52,7 @@ ELSEWHERE = {
         ("base_model",),
         "in 0.21.0 its asynchronous trainer has TRL's keys, but a floor of 1 / cap below every weight: write "
         "clip: {low: 1 / cap, high: cap} for token_truncate",
+        ("rl", "trl"),
     ),
     "trinity_rft": Elsewhere(
         "Trinity-RFT",
@@ -87,14 +90,17 @@ ELSEWHERE = {
 
 def refuse(where: str, system: str, known: str) -> None:
     """Raises ConfigError that says what to do instead of reading a system."""
-    title, _, why = ELSEWHERE[system]
-    raise ConfigError(f"{where}: expected one of {known}, got {title}: {why}")
+    title_and_why = f"{ELSEWHERE[system].title}: {ELSEWHERE[system].why}"
+    raise ConfigError(f"{where}: expected one of {known}, got {title_and_why}")
 
 
 def elsewhere_of(settings: Mapping[str, Any]) -> str:
     """Returns the system without a reader whose keys a file has; empty without such keys."""
     keys = set(_keys(settings))
-    return next((name for name, each in ELSEWHERE.items() if keys & set(each.keys)), "")
+    for name, each in ELSEWHERE.items():
+        if keys & set(each.keys) or (each.together and settings.keys() >= set(each.together)):
+            return name
+    return ""
 
 
 def _keys(settings: Mapping[str, Any]) -> Iterator[str]:

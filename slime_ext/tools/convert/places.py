@@ -144,7 +144,7 @@ class Whole:
         """
         for names in (place.split(".") for place in (*self.home.blocks, *self.home.among, *self.home.loss)):
             for place in (".".join(names[: i + 1]) for i in range(len(names))):
-                forbid_interpolation(f"convert.{place}", self.at(place))
+                forbid_interpolation(place, self.at(place))
         self._forbid_other_releases()
         for place in (*self.home.among, ""):
             if isinstance(mapping := self.at(place), Mapping):
@@ -222,7 +222,7 @@ class Whole:
             else:
                 place = f"the keys of {self.system} ({', '.join(keys)})"
             hint = f"it is a block of {other}; use --from {other}" if other else COMPOSED[self.system]
-            raise ConfigError(f"convert.{self.system}: expected {place}, got none: {hint}")
+            raise ConfigError(f"{self.system}: expected {place}, got none: {hint}")
         self._forbid_two("")
         if self.system not in FLAT:
             return self.values
@@ -257,7 +257,7 @@ class Whole:
         homes = list(dict.fromkeys(homes))
         if len(homes) > 1:
             got = f"another at {cut(homes[1])}: remove the correction that the run does not use"
-            raise ConfigError(f"convert.{cut(homes[0])}: expected one correction in a file, got {got}")
+            raise ConfigError(f"{cut(homes[0])}: expected one correction in a file, got {got}")
 
     def _forbid_other_releases(self) -> None:
         """Refuses keys that correct something in another release, among keys of which most are foreign."""
@@ -268,9 +268,9 @@ class Whole:
             if not instead and key.startswith(self.home.stems) and key not in known and not is_misspelt:
                 instead = self.home.instead
             if instead:
-                where = f"convert.{place}".rstrip(".")
+                where = f"{place}.{cut(key)}".lstrip(".")
                 expected = f"expected a key of the release of {self.system} that convert reads"
-                raise ConfigError(f"{where}.{cut(key)}: {expected}, got another release's: {instead}")
+                raise ConfigError(f"{where}: {expected}, got another release's: {instead}")
 
     def _foreign(self) -> Iterator[tuple[str, str, Any]]:
         """Yields place, key and value of the mappings that hold keys of other parts of the system, too."""
@@ -280,16 +280,17 @@ class Whole:
 
     def _check_beside(self, place: str, mapping: Mapping[str, Any]) -> None:
         """Refuses misspelt keys, and verl's flat keys beside the block that replaced them."""
-        where, block = f"convert.{place}".rstrip("."), self.home.name
+        block = self.home.name
         flat = [key for key in mapping if key in self.keys]
         if self.system == "verl" and block in mapping and flat:
             got = f"got both: leave out the key that {self.system} ignores"
-            raise ConfigError(f"{where}.{flat[0]}: expected it or {block}, {got}")
+            where = f"{place}.{flat[0]}".lstrip(".")
+            raise ConfigError(f"{where}: expected it or {block}, {got}")
         known = [*self.keys, *filter(None, [block]), *CONVERTED[self.system].former]
         for key in (str(key) for key in mapping if key not in known and place):
             if near := _nearly(key, known):
                 raise ConfigError(
-                    f"{where}: expected {near[0]}, got {cut(key)}: {self.system} does not know it"
+                    f"{place}: expected {near[0]}, got {cut(key)}: {self.system} does not know it"
                 )
 
 

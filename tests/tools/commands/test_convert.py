@@ -147,6 +147,16 @@ def test_a_key_of_a_system_without_a_reader_is_never_read_as_anothers(capsys, tm
             assert (status, out) == (2, "") and f"got {ELSEWHERE[system].title}: " in err
 
 
+def test_a_part_of_axolotls_file_is_not_read_as_trls(capsys, tmp_path):
+    trl = {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "token_mask"}
+    status, out, err = run(capsys, "convert", written(tmp_path / "c.yaml", {"rl": "grpo", "trl": trl}))
+    assert (status, out) == (2, "") and "got axolotl: " in err
+    status, out, err = run(capsys, "convert", written(tmp_path / "c.yaml", {"trl": trl}))
+    assert (status, err) == (0, "") and "# note: a block named trl is read as TRL's settings" in out
+    status, out, err = run(capsys, "convert", written(tmp_path / "c.yaml", trl))
+    assert (status, err) == (0, "") and "a block named trl" not in out
+
+
 CUT = {"roll": {"train_infer_correction": {"is_weight": {"enabled": True}}},
        "nemo_rl": {"loss_fn": {"truncated_importance_sampling_type": "tis"}},
        "prime_rl": {"trainer": {"loss": {"type": "ipo", "kl_tau": 0.001}}},

@@ -99,18 +99,18 @@ def test_a_file_that_no_other_completes_is_read(capsys, tmp_path):
 SECRET = "${oc.env:SLIME_EXT_SECRET}"
 UNRESOLVED = {  # system, file -> the key that is named
     ("verl", f"algorithm: {{rollout_correction: {{rollout_is_threshold: '{SECRET}'}}}}"): (
-        "convert.verl.rollout_is_threshold"
+        "verl.rollout_is_threshold"
     ),
-    ("verl", "{rollout_is: '${level}'}"): "convert.verl.rollout_is",
-    ("verl", f"algorithm: '{SECRET}'"): "convert.algorithm",
-    ("verl", f"algorithm: {{rollout_correction: '{SECRET}'}}"): "convert.algorithm.rollout_correction",
+    ("verl", "{rollout_is: '${level}'}"): "verl.rollout_is",
+    ("verl", f"algorithm: '{SECRET}'"): "algorithm",
+    ("verl", f"algorithm: {{rollout_correction: '{SECRET}'}}"): "algorithm.rollout_correction",
     ("skyrl", f"trainer: {{algorithm: {{off_policy_correction: {{tis_ratio_type: '{SECRET}'}}}}}}"): (
-        "convert.skyrl.off_policy_correction.tis_ratio_type"
+        "skyrl.off_policy_correction.tis_ratio_type"
     ),
     ("areal", f"actor: {{rejection_sampling: {{upper: '{SECRET}'}}}}"): (
-        "convert.areal.rejection_sampling.upper"
+        "areal.rejection_sampling.upper"
     ),
-    ("openrlhf", f"is_correction_threshold: ['{SECRET}']"): "convert.openrlhf.is_correction_threshold",
+    ("openrlhf", f"is_correction_threshold: ['{SECRET}']"): "openrlhf.is_correction_threshold",
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def block_answer(line):
         reading = read(system, yaml.safe_load(block))
         load_config(reading.mapping)
     except ConfigError as error:
-        assert str(error).startswith((f"convert.{system}", "slime_ext."))
+        assert str(error).startswith((f"{system}.", f"{system}:", "slime_ext."))
         return [str(error)]
     found = [reading.mapping, *([{"needs": reading.args}] if reading.args else [])]
     keys = [yaml.safe_dump(x, sort_keys=False, default_flow_style=True, width=10**6).strip() for x in found]

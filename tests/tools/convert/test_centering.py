@@ -92,7 +92,7 @@ REFUSED = [  # what a system centers and no reading here can say -> the key that
 def test_centering_that_no_source_shows_is_refused_by_its_key(system, block, key):
     with pytest.raises(ConfigError) as caught:
         read(system, block)
-    assert f"convert.{system}.{key}" in str(caught.value) and "\n" not in str(caught.value)
+    assert f"{system}.{key}" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_skyrls_default_loss_is_named_where_a_block_leaves_it_out():
