@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slime_ext.config.files import read_mapping
@@ -25,7 +24,7 @@ from slime_ext.tools.analysis.readers.flags import files_of_flags
 from slime_ext.tools.analysis.request import SHORTLIST, Request
 from slime_ext.tools.analysis.texts import decoder
 from slime_ext.tools.commands.analyze_summary import show_news, summary
-from slime_ext.tools.commands.output import console
+from slime_ext.tools.commands.output import PlainConsole, console
 from slime_ext.tools.folders import make_folder, refuse_link, write_file
 
 FOUND = 1
@@ -73,7 +72,7 @@ def _is_exact(document: Document) -> bool:
     return found is not None and found.tokens > 0 and not found.differing and document.is_whole
 
 
-def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Console) -> None:
+def _show(given: argparse.Namespace, documents: Sequence[Document], screen: PlainConsole) -> None:
     with _writing("stdout", STDOUT):
         summary(screen, documents)
     for flag, path, write in ((OUT, given.out, _write_page), (JSON, given.json, _write_json)):
@@ -321,7 +320,7 @@ def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
     return Request(tuple(paths), given.rollouts, given.jobs, **more)
 
 
-def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> list[Document]:
+def _followed(given: argparse.Namespace, configs: Configs, screen: PlainConsole) -> list[Document]:
     """Prints each rollout and each alert of a run as it comes.
 
     Returns the document when the run ends, or when an alert ends the command.

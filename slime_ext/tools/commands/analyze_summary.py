@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from slime_ext.tools.analysis.document import UNCORRECTED, Document, PartOfRun
 from slime_ext.tools.analysis.headline import checks
 from slime_ext.tools.analysis.texts import counted, legible
+from slime_ext.tools.commands.output import PlainConsole
 
 if TYPE_CHECKING:  # because it imports torch
     from slime_ext.tools.analysis.follow import News
@@ -21,7 +21,7 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 MOST_SKIPPED, MOST_PARTS = 5, 8
 
 
-def summary(screen: Console, documents: Sequence[Document]) -> None:
+def summary(screen: PlainConsole, documents: Sequence[Document]) -> None:
     """Prints one run, or two.
 
     First come each run's headline, findings, recommendation and notes, then all numbers side by side. What
@@ -38,7 +38,7 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
         _say(screen, ", ".join(counted(*size) for size in sizes))
         _skipped(screen, document)
         if document.headline:
-            screen.print(f"[bold]{escape(document.headline)}[/bold]", soft_wrap=not screen.is_terminal)
+            screen.print(f"[bold]{escape(document.headline)}[/bold]", soft_wrap=not screen.wraps)
         _exact(screen, document)
         _findings(screen, document)
         _recommendation(screen, document)
@@ -48,7 +48,7 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
     screen.print(_numbers(documents))
 
 
-def show_news(screen: Console, news: News, *, as_json: bool) -> None:
+def show_news(screen: PlainConsole, news: News, *, as_json: bool) -> None:
     """Prints a line for each new rollout and for each new finding.
 
     Args:
@@ -85,12 +85,12 @@ def _numbers(documents: Sequence[Document]) -> Table:
     return table
 
 
-def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
-    """Prints a line. A terminal wraps it, unless a user may paste it (``is_exact``)."""
-    screen.print(legible(text), markup=False, soft_wrap=is_exact or not screen.is_terminal)
+def _say(screen: PlainConsole, text: str, *, is_exact: bool = False) -> None:
+    """Prints a line. A console of known width wraps it, unless a user may paste it (``is_exact``)."""
+    screen.print(legible(text), markup=False, soft_wrap=is_exact or not screen.wraps)
 
 
-def _exact(screen: Console, document: Document) -> None:
+def _exact(screen: PlainConsole, document: Document) -> None:
     """Prints the result of ``--expect exact``.
 
     These are the first token that differs, and how many tokens differ by rollout and position.
@@ -126,7 +126,7 @@ def _shares(parts: Sequence[PartOfRun]) -> str:
     return "; ".join(shown)
 
 
-def _findings(screen: Console, document: Document) -> None:
+def _findings(screen: PlainConsole, document: Document) -> None:
     """Prints each finding, without the title and the number of checks that the headline already says."""
     rows = document.detectors
     if rows and any(finding.is_fault for finding in document.findings):
@@ -136,7 +136,7 @@ def _findings(screen: Console, document: Document) -> None:
         title = "" if finding.title in document.headline else f" {escape(finding.title)}"
         screen.print(
             f"\n[{colour}]{finding.severity}[/{colour}] [bold]{finding.name}[/bold]{title}",
-            soft_wrap=not screen.is_terminal,
+            soft_wrap=not screen.wraps,
         )
         _say(screen, f"  {finding.evidence}")
         if finding.ruled_out:
@@ -144,7 +144,7 @@ def _findings(screen: Console, document: Document) -> None:
         _say(screen, f"  -> {finding.fix}")
 
 
-def _recommendation(screen: Console, document: Document) -> None:
+def _recommendation(screen: PlainConsole, document: Document) -> None:
     found = document.recommendation
     if found is None:
         return
@@ -168,7 +168,7 @@ def _recommendation(screen: Console, document: Document) -> None:
         _say(screen, said, is_exact=True)
 
 
-def _skipped(screen: Console, document: Document) -> None:
+def _skipped(screen: PlainConsole, document: Document) -> None:
     if document.unread:
         _say(screen, f"could not be read: {document.unread}; everything below leaves it out")
     for skipped in document.skipped[:MOST_SKIPPED]:

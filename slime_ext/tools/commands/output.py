@@ -26,6 +26,14 @@ class PlainConsole(Console):
     direction of writing. Each of them is shown as its escape.
     """
 
+    @property
+    def wraps(self) -> bool:
+        """Whether lines of prose end at the console's width: on a terminal, or where COLUMNS says how wide.
+
+        Elsewhere each is one line, which a program can search.
+        """
+        return self.is_terminal or named_width() is not None
+
     def print(self, *objects: Any, **options: Any) -> None:
         if self.is_terminal:
             super().print(*map(plain, objects), **options)
@@ -51,7 +59,13 @@ def plain(printed: Any) -> Any:
     return printed
 
 
-def console(*, stderr: bool = False, width: int = COLUMNS) -> Console:
+def named_width() -> int | None:
+    """Returns the width that the variable COLUMNS names."""
+    named = os.environ.get("COLUMNS", "")
+    return int(named) if named.isdecimal() else None
+
+
+def console(*, stderr: bool = False, width: int = COLUMNS) -> PlainConsole:
     """Returns a console. Outside a terminal it is as wide as the variable COLUMNS says.
 
     Args:
@@ -60,8 +74,7 @@ def console(*, stderr: bool = False, width: int = COLUMNS) -> Console:
     terminal = PlainConsole(highlight=False, stderr=stderr)
     if terminal.is_terminal:
         return terminal
-    named = os.environ.get("COLUMNS", "")
-    return PlainConsole(highlight=False, stderr=stderr, width=int(named) if named.isdecimal() else width)
+    return PlainConsole(highlight=False, stderr=stderr, width=named_width() or width)
 
 
 def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = ()) -> Table:

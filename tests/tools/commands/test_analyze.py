@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 
 from slime_ext import presets
 from slime_ext.hosts.contract import INIT_FLAG
@@ -22,7 +21,7 @@ from slime_ext.tools.analysis.run import Request, analyse
 from slime_ext.tools.commands import analyze as command
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands.analyze_summary import summary
-from slime_ext.tools.commands.output import console
+from slime_ext.tools.commands.output import PlainConsole, console
 from tests.tools.analysis import dumps
 from tests.tools.analysis.documents import document
 from tests.tools.analysis.synthetic import World, recorded_late, run
@@ -96,6 +95,8 @@ def test_outside_a_terminal_tables_are_as_wide_as_columns_says(capsys, runs, mon
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("k3, nats per token")) :]
     assert len(table) > 10 and max(map(len, table)) <= width
     assert not [line for line in lines if line != line.rstrip()]
+    prose = [line for line in lines if "--" not in line and "/" not in line]  # flags and paths are one line
+    assert (max(map(len, prose)) <= width) == bool(columns)
 
 
 def test_a_fault_is_named_and_fails_on_demand(capsys, runs, tmp_path):
@@ -146,7 +147,7 @@ def test_two_runs_side_by_side(capsys, runs, tmp_path):
 def test_what_is_pasted_is_one_line_on_a_narrow_terminal(runs):
     for columns in [40, 80]:
         document = analyse(request := Request((str(runs / "healthy"),), rate=0.1), request.files())
-        screen = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
+        screen = PlainConsole(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
         summary(screen, [document])
         printed = screen.file.getvalue().splitlines()
         assert f"  {document.recommendation.flags}" in printed

@@ -127,7 +127,7 @@ class Tile:
         text = self.joins(*values.values())
         # Such an estimate says nothing about the quantity.
         if self.least is not None and min(values.values()) < self.least:
-            return "n/a (too few samples)", ""
+            return NONE, ""
         return text, ("good" if is_good else "bad") if self.healthy else ""
 
 
