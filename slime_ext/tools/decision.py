@@ -1,6 +1,6 @@
 """Decides what to do about the distance between the policies, by the kind of run.
 
-README.md, SKILL.md and docs/corrections.md have the same table. ``analyze`` names the row that applies to a
+README.md and SKILL.md have the same table. ``analyze`` names the row that applies to a
 run, ``check`` the row of a launch, and ``presets --for`` the row of a kind of run.
 """
 
