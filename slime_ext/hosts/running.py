@@ -93,16 +93,16 @@ def source(module: ModuleType) -> str:
     return Path(path).read_text("utf-8", "ignore") if path and Path(path).suffix == ".py" else ""
 
 
-def source_of(path: str | None) -> str:
-    """Reads the source of the module of ``package.module.function``. Returns an empty text if there is none.
+def source_of(path: str | None) -> str | None:
+    """Reads the source of the module of ``package.module.function``. Returns None if it is not here.
 
     It imports the packages around the module, and not the module.
     """
     with contextlib.suppress(ImportError, AttributeError, ValueError, OSError):
         spec = importlib.util.find_spec((path or "").rpartition(".")[0])
-        if spec is not None and spec.origin is not None:
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
             return Path(spec.origin).read_text("utf-8", "ignore")
-    return ""
+    return None
 
 
 def current() -> Host | None:

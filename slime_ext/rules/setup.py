@@ -10,6 +10,7 @@ from typing import Any
 from slime_ext.config.load import Loaded
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import HostLoss
+from slime_ext.errors import cut
 from slime_ext.hosts import contract
 from slime_ext.hosts.code import LOSS, HostCode
 from slime_ext.hosts.contract import OURS, flag_of
@@ -64,7 +65,7 @@ class Setup:
         environment: the environment of the run, which its engines share.
         program: the program that the launch starts; empty if it is not known.
         flag_names: the flags of the launch; empty if they are not known.
-        custom_loss: the source of the module of --custom-loss-function-path; empty if it is not here.
+        custom_loss: the source of the module of --custom-loss-function-path; None if it is not here.
     """
 
     args: Any
@@ -78,7 +79,7 @@ class Setup:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     program: str = ""
     flag_names: Collection[str] = ()
-    custom_loss: str = ""
+    custom_loss: str | None = None
 
     @functools.cached_property
     def flags(self) -> Any:
@@ -144,8 +145,19 @@ class Setup:
 
     @property
     def replaces_policy_loss(self) -> bool:
-        """Whether the host runs a user's loss that, as far as it is known, does not call the host's."""
-        return self.flags.loss_type == "custom_loss" and LOSS not in self.custom_loss
+        """Whether the host runs a user's loss that does not call the host's, which alone calls a hook.
+
+        Raises:
+            HostUnknownError: the source of the user's loss is not here.
+        """
+        if self.flags.loss_type != "custom_loss":
+            return False
+        loss = self.flags.custom_loss_function_path
+        if loss and self.custom_loss is None:
+            raise HostUnknownError(
+                f"whether {cut(loss)} calls {LOSS}, which alone calls the hook: its source is not here"
+            )
+        return LOSS not in (self.custom_loss or "")
 
     @property
     def replaces_loss(self) -> bool:

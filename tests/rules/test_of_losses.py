@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slime_ext.rules.judge import broken, unchecked
+from slime_ext.rules.rule import Severity
+from slime_ext.rules.setup import HostUnknownError
 from tests.rules.launches import (
     ALONE,
     BATCHES,
@@ -16,15 +19,17 @@ from tests.rules.launches import (
     THEIRS,
     a_host,
     judged,
+    setup_of,
 )
 
-CUSTOM_LOSS = {"loss_type": "custom_loss"}
+CUSTOM_LOSS = {"loss_type": "custom_loss", "custom_loss_function_path": "my.loss", "custom_loss": "def loss"}
 # (rule, arguments, line): what the rule says of a launch with these arguments starts with the line; None
 # where it says nothing. Arguments that are no flags: the function, what it is made ``of``, the keys of the
 # file, the host's code. Neighbours differ in what the rule looks at.
 CASES = [
     ("custom_loss_beside_function", CUSTOM_LOSS, "--loss-type: expected policy_loss beside slime_ext.tis.co"),
     ("custom_loss_beside_function", {**CUSTOM_LOSS, "custom_loss": "loss.policy_loss_function("}, None),
+    ("custom_loss_beside_function", {"loss_type": "custom_loss"}, "--loss-type: expected policy_loss beside"),
     ("custom_loss_beside_function", {"loss_type": "policy_loss"}, None),
     ("custom_loss_beside_function", {**CUSTOM_LOSS, **ALONE}, None),
     ("custom_loss_beside_init", {**CUSTOM_LOSS, **ALONE}, "--loss-type: expected policy_loss beside slime_e"),
@@ -113,6 +118,16 @@ CASES = [
     ("sequence_weights_vanish", {"rollout_max_response_len": 8192, "of": {"steps": [
         {"reweight": {"level": "sequence"}}, {"truncate": {"high": 2.0}}, "normalize"]}}, None),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{}, ALONE], ids=["function", "init"])
+def test_a_users_loss_whose_source_is_not_here_is_not_judged(more):
+    setup = setup_of(**{**CUSTOM_LOSS, "custom_loss": None, **more})
+    assert not any("custom_loss" in line.message for line in broken(setup, tuple(Severity)))
+    (line,) = unchecked(setup, HostUnknownError)
+    assert line.message == (
+        "whether my.loss calls policy_loss_function, which alone calls the hook: its source is not here"
+    )
 
 
 @pytest.mark.parametrize(("name", "arguments", "line"), CASES, ids=lambda value: str(value)[:40])

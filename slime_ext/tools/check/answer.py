@@ -19,7 +19,7 @@ from slime_ext.hosts.flags import ARGUMENTS
 from slime_ext.rules.configuration import BOUNDS
 from slime_ext.rules.judge import OF_INIT_ALONE, RULES, broken, require, unchecked
 from slime_ext.rules.rule import HINT, HOST, REFUSE, WARN, BrokenRuleError, Line
-from slime_ext.rules.setup import ArgumentUnknownError, HostUnknownError, Setup
+from slime_ext.rules.setup import ArgumentUnknownError, HostUnknownError, Setup, UnknownError
 from slime_ext.tools import decision
 from slime_ext.tools.check.setup import (
     NAMES,
@@ -366,8 +366,11 @@ def _who_corrects(setup: Setup) -> str:
     switches = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
     if unknown := [flag_of(name) for name in switches if name in setup.unknown]:
         return f"what corrects the loss depends on {' and '.join(unknown)}, unknown here"
-    if "loss_type" not in setup.unknown and setup.replaces_policy_loss:
-        return "no correction (--loss-type custom_loss calls no hook)"
+    try:
+        if setup.replaces_policy_loss:
+            return "no correction (--loss-type custom_loss calls no hook)"
+    except UnknownError as error:
+        return f"what corrects the loss is not known: {error}"
     hook = setup.flags.custom_tis_function_path
     weights = cut(hook) if hook else "the host's own weights"
     # With --get-mismatch-metrics alone, slime also uses the loss that the hook returns, so its weights act.

@@ -270,11 +270,11 @@ def _folders(launch: Launch) -> list[Path]:
     return [Path.cwd(), *near, *map(Path, sys.path)]
 
 
-def _custom_loss(setup: Setup, launch: Launch) -> str:
-    """Reads the source of the module of --custom-loss-function-path; empty if it is not here."""
+def _custom_loss(setup: Setup, launch: Launch) -> str | None:
+    """Reads the source of the module of --custom-loss-function-path; None if it is not here."""
     path = str(getattr(setup.args, "custom_loss_function_path", None) or "")
     file = file_of(path.rpartition(".")[0], _folders(launch))
-    return file.read_text("utf-8", "ignore") if file else ""
+    return file.read_text("utf-8", "ignore") if file else None
 
 
 def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> None:
