@@ -25,7 +25,7 @@ def page(text: str) -> str:
     Other links show the title of their page. Pictures get their dark variants. Long lines of text wrap.
     """
     text = DIRECTIVES.sub(r"\1", PICTURE.sub(_in_both_palettes, text))
-    text = text.replace("```text\n", "``` { .text .wrap }\n")
+    text = text.replace("```text\n", "``` { .text .wrap }\n").replace("](../README.md", "](index.md")
     text = OUTSIDE.sub(lambda link: f"`{link[1]}`", text)
     return PAGE.sub(lambda link: f"[{title_of(link[1])}]({link[2]})", text)
 
