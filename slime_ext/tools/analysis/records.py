@@ -188,6 +188,9 @@ class DumpedRollout:
         default=None,
         metadata=per_sample("how many samples come before the sample in its micro-batch", "place"),
     )
+    batches: tuple[int, ...] | None = field(
+        default=None, metadata=per_sample("number of the sample's micro-batch in its rollout", "batch")
+    )
     prompts: Sequence[str] | None = field(
         default=None,
         metadata=per_sample(

@@ -12,6 +12,7 @@ from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.kinds import Sizes, two_kinds, whole_prompts
+from slime_ext.tools.analysis.detectors.shared.layouts import Layouts
 from slime_ext.tools.analysis.detectors.shared.twice import Twice
 from slime_ext.tools.analysis.detectors.shared.unrelated import TRIED, Unrelated, relation_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -141,6 +142,8 @@ FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples 
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds samples that have, or begin with, the log-probs of another text."""
+    if d.of(Layouts).fit is not None:  # they are in another order, as permuted_log_probs says
+        return None
     borrowed = d.of(Borrowed)
     if borrowed.elsewhere < max(FEWEST, MOST * borrowed.far):
         return _unrelated(d)

@@ -15,6 +15,7 @@ DETECTOR = Detector(
     after=(
         "spoilt",
         "other_log_probs",
+        "permuted_log_probs",
         "part_of_run",
     ),
     what="samples that come after another in their micro-batch are far off, because they see it",

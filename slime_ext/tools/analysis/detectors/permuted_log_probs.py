@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_order
+from slime_ext.tools.analysis.detectors.shared.layouts import LAYOUTS, Layouts
 from slime_ext.tools.analysis.detectors.shared.unrelated import LEAST, TRIED, Unrelated, relation_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -57,41 +59,73 @@ DETECTOR = Detector(
     what="log-probs belong to another position of the same response: a long shift, chunks in the wrong order",
     asks="samples of 12 tokens",
     title="""
-        Stretches of the log-probs are at the wrong position of their response: chunks in the wrong
-        order, or a shift of several tokens.
+        {% if layout %}The trainer's log-probs are in another order than their tokens: {{ held }}
+        context-parallel chunks were joined as {{ joined }} ones. {%- else %} Stretches of the log-probs are
+        at the wrong position of their response: chunks in the wrong order, or a shift of several tokens.{%
+        endif %}
     """,
     evidence="""
-        In {{ unrelated }} of {{ samples }} samples, the two sides' log-probs do not follow each other
-        token by token. In these, {{ windows | int }} stretches of {{ size }} tokens are far off. {{
-        fits | share(windows) }} of them fit the other side's log-probs elsewhere in the same sample,
-        with less than a fifth of the distance.
+        {% if layout -%} Put back in order (context-parallel size {{ layout.cp }}, over each {{ text }}: {{
+        held }} chunks that were joined as {{ joined }} ones), the log-probs of {{ fits | int }} of {{ tried
+        }} micro-batches fit their tokens: k3 is {{ after | nats }} instead of {{ before | nats }}. {%- else
+        -%} In {{ unrelated }} of {{ samples }} samples, the two sides' log-probs do not follow each other
+        token by token. In these, {{ windows | int }} stretches of {{ size }} tokens are far off. {{ fits |
+        share(windows) }} of them fit the other side's log-probs elsewhere in the same sample, with less
+        than a fifth of the distance.{% endif %}
     """,
     threshold="""
-        a tenth of the samples has no correlation between both sides, and half of at least 20 far
-        stretches in them fit at another position
+        a layout of context parallelism puts 60% of the far micro-batches back in order, with a fifth of the
+        distance; or a tenth of the samples has no correlation between both sides, and half of at least 20
+        far stretches in them fit at another position
     """,
     ruled_out="""
-        Another text, old weights or noise, because none of them has the same log-probs in the same
-        order elsewhere in the sample. A shift by one or two tokens was looked for first.
+        Another text, old weights or noise, because none of them has the same log-probs in the same order
+        elsewhere. A shift by one or two tokens was looked for first.
     """,
     fix="""
-        Check how chunks of context-parallel ranks (zigzag or in order), of micro-batches or of a
-        packed batch are joined, and undo the order in which the tokens were cut. Compare one sample
-        with --context-parallel-size 1.
+        {% if layout -%} Compare the layout in which the batch is cut with the one in which log-probs are
+        gathered: slime cuts each sample into zigzag chunks (cp_utils), and contiguous chunks over the whole
+        micro-batch with --allgather-cp. {%- else -%} Check how chunks of context-parallel ranks (zigzag or
+        in order), of micro-batches or of a packed batch are joined, and undo the order in which the tokens
+        were cut.{% endif %} Compare one sample with --context-parallel-size 1.
     """,
 )
-WINDOWS, FIT, SHARE = 20, 0.5, 0.1  # stretches; share that fits elsewhere; share of the samples
+WINDOWS, SOME, SHARE = 20, 0.5, 0.1  # stretches; share that fits elsewhere; share of the samples
+NAMES = {True: "contiguous", False: "zigzag"}
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds samples whose log-probs fit at other positions of the same sample."""
+    """Finds log-probs that fit in another order of their micro-batch, or elsewhere in their sample."""
+    layouts = d.of(Layouts)
+    index = layouts.fit
+    if index is None:
+        return _elsewhere(d)
+    layout, (count, tokens, before, gone, _) = LAYOUTS[index], layouts.sums[index].tolist()
+    return {
+        "layout": layout,
+        "text": f"{layout.text} and its prompt" if layout.text == "sample" else layout.text,
+        "held": NAMES[layout.is_contiguous],
+        "joined": NAMES[not layout.is_contiguous],
+        "fits": count,
+        "tried": layouts.tried,
+        "before": before / tokens,
+        "after": (before - gone) / tokens,
+        "explains": explained_by_order(
+            layouts.sums[index], layouts.far * count / layouts.tried, d.sums["finite"], d.sums["near"]
+        ),
+    }
+
+
+def _elsewhere(d: Diagnosis) -> Figures | None:
+    """Returns the figures if stretches of log-probs fit at other positions of the same sample."""
     samples = d.of(Unrelated)
     need(samples.correlated, "samples of 12 tokens")
     windows, fits = d.of(Windows).counts.tolist()
     is_some = samples.unrelated >= SHARE * samples.correlated
-    if not is_some or windows < WINDOWS or fits < FIT * windows:
+    if not is_some or windows < WINDOWS or fits < SOME * windows:
         return None
     return {
+        "layout": None,
         "unrelated": samples.unrelated,
         "samples": samples.correlated,
         "windows": windows,

@@ -255,22 +255,25 @@ def rows_of_train(samples: Sequence[Mapping[str, Any]], content: Mapping[str, An
     """Returns the samples of a train dump, with log-probs of the whole response."""
     shards = content.get("dp_shards") or ()
     steps, places = step_of_position(shards), place_of_position(shards)
+    nowhere = None, None
     rows = []
     for i, sample in enumerate(samples):
         position = sample.get("rollout_position")
         position = i if position is None else int(position)
         rows.append(sample_of(sample, position))
-        rows[-1].step, rows[-1].place = steps.get(position), places.get(position)
+        rows[-1].step = steps.get(position)
+        rows[-1].batch, rows[-1].place = places.get(position, nowhere)
     return rows
 
 
-def place_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Returns rollout position -> how many samples come before it in its micro-batch."""
-    places = {}
+def place_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
+    """Returns rollout position -> number of its micro-batch, and how many samples come before it there."""
+    places, number = {}, 0
     for shard in shards:
         partition, batches = shard.get("partition"), shard.get("micro_batch_indices")
         for batch in batches or () if partition is not None else ():
-            places.update({int(partition[i]): place for place, i in enumerate(batch)})
+            places.update({int(partition[i]): (number, place) for place, i in enumerate(batch)})
+            number += 1
     return places
 
 

@@ -16,6 +16,8 @@ FOLDER = Path(__file__).parents[5] / "shared" / "cases" / "november"
 EXPECTED: dict[tuple[str, ...], set[str] | None] = {
     ("02_damaged_weights",): {"damaged_weights"},
     ("02_damaged_weights", "healthy"): None,
+    ("03_packed_order",): {"permuted_log_probs"},
+    ("03_packed_order", "healthy"): None,
     ("04_lost_first_token",): {"shared_place"},
     ("04_lost_first_token", "healthy"): None,
     ("07_requeued_versions",): None,  # a note

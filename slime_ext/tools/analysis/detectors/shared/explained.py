@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
 
@@ -60,3 +63,38 @@ def explained(far: K3, rest: K3) -> Explained:
     by_rest = n * far.k3 * (n + m) / whole**2
     error = math.hypot(by_far * far.error, by_rest * rest.error)
     return Explained(round(min(max(share, 0.0), 1.0), DIGITS), round(error, DIGITS), rest.k3 <= AGREES)
+
+
+RESTORED = 5  # columns of ``restored``
+
+
+def restored(before: Tensor, after: float) -> Tensor:
+    """Returns sums over a sample or a micro-batch whose log-probs were put back, [RESTORED].
+
+    They are 1, the number of tokens, the sum of k3 as recorded, the sum that goes, and its square.
+
+    Args:
+        before: [T] k3 of the tokens as recorded, nats.
+        after: mean k3 of those that could be put back.
+    """
+    whole = float(before.sum())
+    gone = whole - after * len(before)
+    return torch.tensor([1, len(before), whole, gone, gone * gone], dtype=torch.float64)
+
+
+def explained_by_order(sums: Tensor, far: float, tokens: float, k3: float) -> Explained:
+    """Returns how much of a run's k3 goes if its misplaced log-probs are put back.
+
+    Args:
+        sums: [RESTORED] of the samples or micro-batches that were put back.
+        far: sum of k3 over all that are as far off, nats; those that were not tried count alike.
+        tokens, k3: number of tokens of the run, and the sum of their k3.
+    """
+    count, _, before, gone, square = sums.tolist()
+    if not before or not k3:
+        return Explained(0.0, 0.0, is_rest_healthy=True)
+    removed = far * gone / before
+    spread = max(square / max(count, 1) - (gone / max(count, 1)) ** 2, 0.0)
+    share = min(max(removed / k3, 0.0), 1.0)
+    error = (1 - share) * math.sqrt(count * spread) / before
+    return Explained(round(share, DIGITS), round(error, DIGITS), (k3 - removed) / max(tokens, 1) <= AGREES)

@@ -33,11 +33,15 @@ class Unrelated(Measure):
 
 
 class Relation(NamedTuple):
-    """Which samples of a part have a correlation, a low one, and a high one, [S] bool each."""
+    """Which samples of a part have a correlation, a low one, a high one, and a far mean |l|, [S] bool each.
+
+    ``unrelated`` are those with a low correlation and a far mean |l|.
+    """
 
     known: Tensor
     unrelated: Tensor
     related: Tensor
+    apart: Tensor
 
 
 @once_per_part
@@ -53,6 +57,5 @@ def relation_of(part: DumpedRollout) -> Relation:
     correlation = of_both / (of_b * of_p).clamp_min(1e-30).sqrt()
     known = (count >= LEAST_TOKENS) & (of_b > 1e-6) & (of_p > 1e-6)
     (size,) = part.segments.local_sums([part.log_ratio.abs().clamp(max=1.0)])
-    return Relation(
-        known, known & (correlation < UNRELATED) & (size / n > APART), known & (correlation > RELATED)
-    )
+    apart = known & (size / n > APART)
+    return Relation(known, apart & (correlation < UNRELATED), known & (correlation > RELATED), apart)
