@@ -1,13 +1,14 @@
-"""Launches for the rules: parts that cases share, and the setup that they make."""
+"""Parts that launches of the table share, and the setup that a launch makes."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 from slime_ext.config.load import Loaded, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.hosts.flags import ARGUMENTS
-from slime_ext.rules.judge import RULES
 from slime_ext.rules.setup import Setup
 
 DEFAULTS = {name: argument.default for name, argument in ARGUMENTS.items()}
@@ -17,7 +18,7 @@ ON_HOST = TOKEN | {"center": {"top_k": 8}}
 TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
 REINFORCE, KEPT = {"surrogate": "reinforce"}, {"preset": "geo_rs", "denominator": "kept"}
 RAW = REINFORCE | {"numerator": "target", "steps": ["reweight"], "center": {"top_k": 8}}
-REBASED = {"preset": "geo_rs", "group": "rebaseline"}
+REBASED, ATOMIC = ({"preset": "geo_rs", "group": group} for group in ("rebaseline", "atomic"))
 WATCHED = {"preset": "token_tis", "guards": {"staleness_mean": {"max": 4}}}
 CERTIFIED = {"preset": "token_tis", "guards": {"certified": {"min": 1}}, "metrics": {"certify": True}}
 AGES = {"steps": [{"reject": {"max_staleness": 4}}]}
@@ -28,6 +29,18 @@ STRAW = {"rollout_data_transport": "straw"}
 THEIRS = {"custom_tis_function_path": "my.hook"}
 BATCHES = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 32}  # two steps
 ALONE = {"function": "", "of": None}  # nothing of ours but init
+CUSTOM_LOSS = {"loss_type": "custom_loss", "custom_loss_function_path": "my.loss", "custom_loss": "def loss"}
+REDUCER = {"custom_pg_loss_reducer_function_path": "my.f"}
+VARIABLE = "SGLANG_RETURN_ORIGINAL_LOGPROB"
+ORIGINAL = {"environment": {VARIABLE: "1"}}
+IDLE = {"repetition_penalty": 1.0, "frequency_penalty": 0, "presence_penalty": None, "logit_bias": {}}
+SEEDED = {"sglang_enable_deterministic_inference": True}
+GENERATE = {"custom_generate_function_path": "slime_ext.host.generate"}
+CHECKPOINT = {"hf_checkpoint": str(Path(__file__).parent / "checkpoint")}
+
+
+def preferred(**params):
+    return {"sglang_preferred_sampling_params": json.dumps(params)}
 
 
 def a_host(**says):
@@ -40,18 +53,13 @@ def a_host(**says):
 
 HOST, WITHOUT_FLAGS = a_host(), a_host(accepts=lambda *_: False)
 UNSCORED = a_host(defines=lambda name: name != "forward_only")
+FLAGS = {"host": a_host(flags=lambda: frozenset({"--eps-clip-high", "--rollout-batch-size"}))}
 
 
 def setup_of(function="correct", of=TOKEN, file=(), host=None, **more):
     """A launch with --use-tis and the host's defaults, its flags beside them."""
     loaded = Loaded(Correction()) if of is None else read_config(of)
-    names = ("custom_loss", "environment", "program", "flag_names")
+    names = ("custom_loss", "environment", "program", "flag_names", "trains")
     known = {name: more.pop(name) for name in names if name in more}
     args = SimpleNamespace(**{**DEFAULTS, "use_tis": True, "slime_ext": None, **more})
     return Setup(args, function, loaded, file=file, host=host, **known)
-
-
-def judged(name, arguments, line):
-    """Holds what a rule says of a launch against how its line begins; None: it says nothing."""
-    message = RULES[name].judge(setup_of(**arguments))
-    assert bool(message) is (line is not None) and (message or "").startswith(line or ""), message

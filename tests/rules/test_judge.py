@@ -16,34 +16,7 @@ from slime_ext.rules.judge import RULES, broken, require, unchecked
 from slime_ext.rules.of_losses import expected_weight
 from slime_ext.rules.rule import LAUNCH, REFUSE, BrokenRuleError, Line, Rule, Severity
 from slime_ext.rules.setup import ArgumentUnknownError, HostUnknownError, Setup
-from tests.rules import (
-    test_of_ages,
-    test_of_center,
-    test_of_engines,
-    test_of_files,
-    test_of_flags,
-    test_of_groups,
-    test_of_hosts,
-    test_of_losses,
-)
-from tests.rules.launches import AGES, INIT, setup_of
-
-OF_SUBJECTS = (
-    test_of_ages,
-    test_of_center,
-    test_of_engines,
-    test_of_files,
-    test_of_flags,
-    test_of_groups,
-    test_of_hosts,
-    test_of_losses,
-)
-CASES = [case for subject in OF_SUBJECTS for case in subject.CASES]
-
-
-def test_every_rule_has_a_case_that_breaks_it_and_one_that_keeps_it():
-    assert {name for name, _, line in CASES if line} == set(RULES)
-    assert {name for name, _, line in CASES if line is None} == set(RULES)
+from tests.rules.launches import AGES, ALONE, CUSTOM_LOSS, INIT, setup_of
 
 
 def test_a_rules_name_and_docstring_say_what_it_judges():
@@ -72,6 +45,16 @@ def test_what_cannot_be_judged_is_named_with_the_reason():
         "whether this host's trainer gets the samples' weight versions, which slim"
     )
     assert line.message.endswith(": no checkout of the host is here; name one with --host DIR")
+
+
+@pytest.mark.parametrize("more", [{}, ALONE], ids=["function", "init"])
+def test_a_users_loss_whose_source_is_not_here_is_not_judged(more):
+    setup = setup_of(**{**CUSTOM_LOSS, "custom_loss": None, **more})
+    assert not any("custom_loss" in line.message for line in broken(setup, tuple(Severity)))
+    (line,) = unchecked(setup, HostUnknownError)
+    assert line.message == (
+        "whether my.loss calls policy_loss_function, which alone calls the hook: its source is not here"
+    )
 
 
 def test_a_rule_that_reads_a_name_outside_the_list_fails():
