@@ -36,11 +36,8 @@ from slime_ext.tools.analysis.fields import (
 )
 from slime_ext.tools.analysis.values import group_number, number, text
 
-# These columns are summed over tokens. "near" is k3, but at most MOST_K3, so that no single token determines
-# a mean.
-TOKEN_COLUMNS = ("count", "absolute", "squared", "log_ratio", "k3", "near")
 SURPRISES = 14  # bins of -log behavior
-MOST_K3 = 142.4  # nats, at a log-ratio of 5
+MOST_K3 = 142.4  # nats, at a log-ratio of 5; larger k3 count as this, so that no token determines a mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,7 +320,10 @@ class DumpedRollout:
 
     @cached_property
     def columns(self) -> Tensor:
-        """The TOKEN_COLUMNS of each token, [6, T] float64; 0 where ``finite`` is false."""
+        """What is summed over tokens, [6, T] float64; 0 where ``finite`` is false.
+
+        The rows are 1, |l|, l^2, l, k3, and k3 up to MOST_K3.
+        """
         log_ratio_ = self.log_ratio.double()
         distance = k3(log_ratio_)
         rows = (

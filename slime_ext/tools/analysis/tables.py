@@ -53,6 +53,11 @@ def sum_of(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
+def mean_of(total: float, count: float) -> float | None:
+    """Returns a sum divided by its count; None if the count is 0."""
+    return total / count if count else None
+
+
 def run_begins(*keys: Tensor) -> Tensor:
     """Returns where the runs of equal entries in tensors [N] begin, [runs] int64."""
     changes = torch.ones(len(keys[0]), dtype=torch.bool)
@@ -79,6 +84,11 @@ def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
     if not len(begins):
         return zeros(len(rows), 0)
     return torch.stack([torch.from_numpy(numpy.add.reduceat(r.numpy(), begins.numpy())) for r in rows])
+
+
+def bins_of(values: Tensor, size: int) -> Tensor:
+    """Returns the bins of values [N], from 0 to ``size`` - 1; ``size`` for NaN, which ``tabulated`` skips."""
+    return values.clamp(0, size - 1).nan_to_num(size).long()
 
 
 def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tensor:

@@ -190,6 +190,6 @@ def test_a_lag_is_a_note_until_the_run_s_k3_leaves_its_healthy_range():
         diagnosis = diagnosed(moved)
         (finding,) = examine(diagnosis)[0]
         assert finding.name == "stale_weights"
-        found[finding.severity] = diagnosis.sums.mean("k3")
+        found[finding.severity] = diagnosis.sums.mean_k3
         assert ("which is healthy" in finding.evidence) is (finding.severity == "note")
     assert found["note"] < 5e-3 < found["warning"]  # nats, where the healthy range ends (docs/metrics.md)

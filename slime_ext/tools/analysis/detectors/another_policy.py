@@ -90,8 +90,8 @@ def look(d: Diagnosis) -> Figures | None:
         "late": mean_k3(rollouts[-third:]),
         "grows": grows,
         "unnumbered": unnumbered,
-        "absolute": d.sums.mean("absolute"),
-        "mean": d.sums.mean("log_ratio"),
+        "absolute": d.sums.mean_absolute,
+        "mean": d.sums.mean_log_ratio,
     }
     return figures if grows else figures | {"or_else": ("quantised",), "untold": UNTOLD}
 

@@ -137,8 +137,8 @@ def _one_sided(d: Diagnosis) -> Figures | None:
     k3 = [rollout.k3 for rollout in d.rollouts]
     if ratio.z > -SURE or min(k3) < ALWAYS * max(k3):
         return None
-    tokens = d.sums["finite"]
-    rest = (d.sums["absolute"] + far.sum_below) / max(tokens - far.below, 1)
+    tokens = d.sums.finite
+    rest = (d.sums.absolute + far.sum_below) / max(tokens - far.below, 1)
     if 1 + ratio.value < LEAST or (rest >= AGREES and far.below < MOST * tokens):
         return None  # an allowed set always keeps some mass; or other tokens are off, too
     figures = {

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.experts import Routing
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import bins_of, tabulated, zeros
+
+
+@dataclass
+class SameExperts(Measure):
+    """Number, sum |l| and sum l^2 of tokens with other experts, and of those with the same, [2, 3]."""
+
+    table: Tensor = field(default_factory=lambda: zeros(2, 3))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.overlap is not None:
+            self.table += tabulated(bins_of(part.overlap.float(), 2), part.columns[:3], 2)
+
 
 DETECTOR = Detector(
     severity="warning",
@@ -46,7 +65,7 @@ def look(d: Diagnosis) -> Figures | None:
         "and routed_experts in the train dump"
     )
     need(len(routes), lacks)
-    (m, b, t, *_), (n, a, s, *_) = d.curves.tables["overlap"].tolist()
+    (m, b, t), (n, a, s) = d.of(SameExperts).table.tolist()
     if m < APART_TOKENS or not n or b / m < APART_TIMES * a / n or t < APART_HOLD * (s + t):
         return None
     overlap = (routes[:, 0] / routes[:, 1].clamp_min(1)).tolist()

@@ -55,8 +55,8 @@ DOUBTED_SHARE = (
 def look(d: Diagnosis) -> Figures | None:
     """Finds behavior log-probs that are nearly all exactly 0 where the trainer is often unsure."""
     need_tokens(d, GREEDY_TOKENS)
-    count, zeros, doubted = d.sums["finite"], d.of(Sure).tokens, d.of(Filled).doubted
+    count, zeros, doubted = d.sums.finite, d.of(Sure).tokens, d.of(Filled).doubted
     if zeros < NEARLY_ALL * count or doubted < DOUBTED_SHARE * count:
         return None
-    proximal = d.sums.mean("proximal")
+    proximal = d.sums.mean_proximal
     return {"zeros": zeros, "doubted": doubted, "count": count, "limit": DOUBTED, "proximal": proximal}

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.certainty import beyond_certainty, by_surprise
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
-from slime_ext.tools.analysis.measures.curves import BLOCK, beyond_certainty
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+# Absolute positions (prompt and response) in a block; the last block holds all later ones.
+BLOCK, BLOCKS = 16, 2048
+
+
+@dataclass
+class Blocks(Measure):
+    """Sums by block of absolute positions and bin of -log behavior, [BLOCKS, SURPRISES, 3]."""
+
+    table: Tensor = field(default_factory=lambda: zeros(BLOCKS, SURPRISES, 3))
+
+    def add(self, part: DumpedRollout) -> None:
+        positions = part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
+        self.table += by_surprise(positions / BLOCK, part, BLOCKS)
+
 
 DETECTOR = Detector(
     severity="warning",
@@ -83,8 +103,8 @@ def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds an absolute position at which the distance steps up."""
-    by_surprise = d.curves.by_surprise("block")[:-1]
-    table = by_surprise.sum(1)
+    certainty = d.of(Blocks).table[:-1]
+    table = certainty.sum(1)
     blocks = (table[:, 0] >= FEWEST).nonzero()[:, 0]
     need(len(blocks) >= 4, f"4 blocks of {BLOCK} positions with {FEWEST} tokens each")
     positions, sums = (blocks * BLOCK).tolist(), table[blocks]
@@ -96,14 +116,14 @@ def look(d: Diagnosis) -> Figures | None:
         or best.after < max(STEP * best.before, best.before + MATTERS)
     ):
         return None
-    usual = by_surprise[blocks].sum(0)
-    expected = by_surprise[blocks, :, 0] @ (usual[:, 1] / usual[:, 0].clamp_min(1))
+    usual = certainty[blocks].sum(0)
+    expected = certainty[blocks, :, 0] @ (usual[:, 1] / usual[:, 0].clamp_min(1))
     means = dict(zip(positions, (sums[:, 1] / expected.clamp_min(1e-30)).tolist(), strict=True))
     level = [mean for at, mean in means.items() if at < best.position]
     jump, spread = means[best.position] / max(level[-1], 1e-12), max(level) / max(min(level), 1e-12)
     if jump < FLAT * max(1.0, spread / FLAT):
         return None
     cut = best.position // BLOCK
-    if beyond_certainty(by_surprise[cut:].sum(0), by_surprise[:cut].sum(0)) < EVENED:
+    if beyond_certainty(certainty[cut:].sum(0), certainty[:cut].sum(0)) < EVENED:
         return None  # tokens are only less certain from there on
     return {**best._asdict(), "block": BLOCK, "jump": jump, "spread": spread}

@@ -126,7 +126,7 @@ def look(d: Diagnosis) -> Figures | None:
     cut = fmean(s.truncated for s in parts[1])
     rewards = [[s.reward for s in part if s.reward is not None] for part in parts]
     return {
-        "severity": "note" if (d.sums.mean("k3") or 0.0) > AGREES else "warning",
+        "severity": "note" if (d.sums.mean_k3 or 0.0) > AGREES else "warning",
         "first": parts[1][0].rollout_id,
         "early": early,
         "late": late,

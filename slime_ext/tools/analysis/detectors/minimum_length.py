@@ -59,7 +59,7 @@ def look(d: Diagnosis) -> Figures | None:
     need_tokens(d, FEWEST)
     if lag(d) is Lag.EXPLAINS:
         return None
-    table, lengths = d.curves.tables["position"], d.curves.column("length", "count")
+    table, lengths = d.curves.position.table, d.curves.length.count
     below, above = d.of(Signs).far[:, 3].tolist()
     if not lengths.sum() or below < LEANS * (below + above):
         return None

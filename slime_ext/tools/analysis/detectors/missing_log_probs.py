@@ -32,4 +32,4 @@ DETECTOR = Detector(
 def look(d: Diagnosis) -> Figures | None:
     """Finds responses without any log-prob of the sampler."""
     silent = d.of(Recorded).silent
-    return {"silent": silent, "sequences": int(d.sums["sequences"]), **sentinels(d)} if silent else None
+    return {"silent": silent, "sequences": int(d.sums.sequences), **sentinels(d)} if silent else None

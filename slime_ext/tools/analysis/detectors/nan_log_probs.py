@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.log_probs import Recorded, sentinels
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+
+@dataclass
+class Unscored(Measure):
+    """The number of response tokens whose log-prob of the trainer is not finite."""
+
+    tokens: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        self.tokens += int((part.mask & ~(part.proximal.abs() < torch.inf)).count_nonzero())
+
 
 DETECTOR = Detector(
     severity="error",
@@ -39,11 +56,11 @@ def look(d: Diagnosis) -> Figures | None:
 
     NaN, infinite values and the numbers written for minus infinity are not log-probs of the sampler.
     """
-    tokens, of_trainer = d.sums["tokens"], int(d.sums["no_proximal"])
+    tokens, of_trainer = d.sums.tokens, d.of(Unscored).tokens
     sequences = d.of(Recorded).partial
     if not sequences and not of_trainer:
         return None
-    lacking = tokens - d.sums["finite"]
+    lacking = tokens - d.sums.finite
     return {
         "sequences": sequences,
         "of_trainer": of_trainer,

@@ -40,7 +40,7 @@ def look(d: Diagnosis) -> Figures | None:
     if not wrong and flat < max(FEWEST, HALF * every):
         return None
     ids = tuple(sorted(estimators.zero + estimators.flat))
-    is_much = flat == every and d.sums["sequences"] >= SAMPLES
+    is_much = flat == every and d.sums.sequences >= SAMPLES
     severity = "error" if wrong else "warning" if is_much else "note"
     return {
         "count": wrong + flat,

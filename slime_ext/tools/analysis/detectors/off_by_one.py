@@ -72,7 +72,7 @@ def look(d: Diagnosis) -> Figures | None:
     sequences, best = max(
         zip(d.of(Shifts).sequences.tolist(), SHIFTS, strict=True)
     )  # each compared separately
-    every = d.sums["sequences"]
+    every = d.sums.sequences
     if sequences < max(SHIFTED_SEQUENCES, SHIFTED_SHARE * every):
         return None
     return {"sequences": sequences, "shift": best, "every": every}

@@ -147,7 +147,7 @@ def look(d: Diagnosis) -> Figures | None:
     borrowed = d.of(Borrowed)
     if borrowed.elsewhere < max(FEWEST, MOST * borrowed.far):
         return _unrelated(d)
-    count, samples = borrowed.elsewhere, int(d.sums["sequences"])
+    count, samples = borrowed.elsewhere, int(d.sums.sequences)
     return {"starts": borrowed.far, "count": count, "samples": samples, "swapped": 0, "related": 0}
 
 
@@ -188,6 +188,6 @@ def _unrelated(d: Diagnosis) -> Figures | None:
         "starts": 0,
         "count": by_sample.unrelated,
         "related": by_sample.related,
-        "samples": int(d.sums["sequences"]),
+        "samples": int(d.sums.sequences),
         "swapped": swapped.samples,
     }

@@ -69,8 +69,8 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     return {
         "count": beyond.tokens,
-        "tokens": d.sums["tokens"],
+        "tokens": d.sums.tokens,
         "samples": beyond.samples,
-        "sequences": d.sums["sequences"],
+        "sequences": d.sums.sequences,
         "vocabulary": beyond.size,
     }

@@ -47,7 +47,7 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds a log-ratio that depends on whether the token came before."""
     need_tokens(d, FEWEST)
     rise_of_repeats, error = rise(d)
-    absolute = d.sums.mean("absolute") or 0.0
+    absolute = d.sums.mean_absolute or 0.0
     samples = d.of(Unrelated)
     if two_kinds(d) or 2 * samples.related < samples.correlated:  # the log-probs of another text
         return None

@@ -25,4 +25,4 @@ DETECTOR = Detector(
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-probs of the sampler above 0."""
     count = d.of(Recorded).positive
-    return {"count": count, "tokens": d.sums["tokens"]} if count else None
+    return {"count": count, "tokens": d.sums.tokens} if count else None

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
+from slime_ext.tools.analysis.detectors.shared.certainty import beyond_certainty, by_surprise
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.measures.curves import NEAR, beyond_certainty
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+NEAR = 8  # first tokens of a turn that count as its start
+PARTS = ("start of the first turn", "rest of the first turn", "start of later turns", "rest of later turns")
+
+
+@dataclass
+class PartsOfTurns(Measure):
+    """Sums by part of a turn (PARTS) and bin of -log behavior, [PARTS, SURPRISES, 3]."""
+
+    table: Tensor = field(default_factory=lambda: zeros(len(PARTS), SURPRISES, 3))
+
+    def add(self, part: DumpedRollout) -> None:
+        turns = part.segments.turn_ids
+        begins = (turns.diff(prepend=turns.new_zeros(1)) > 0).nonzero()[:, 0]  # where each turn begins
+        begins = torch.cat([begins, begins.new_zeros(1)])
+        is_begin = torch.arange(part.size) - begins[turns - 1] < NEAR
+        places = 2 * (part.turns > 0).long() + (~is_begin).long()
+        self.table += by_surprise(places, part, len(PARTS))
+
 
 DETECTOR = Detector(
     severity="error",
@@ -64,7 +90,7 @@ def look(d: Diagnosis) -> Figures | None:
     responses are compared with the rest of their first turn. The difference must remain among equally certain
     tokens.
     """
-    tables = d.curves.by_surprise("part_of_turn")
+    tables = d.of(PartsOfTurns).table
     begin, rest, later, after = tables.sum(1).tolist()
     is_enough = min(begin[0] + rest[0], max(later[0], begin[0])) >= FEWEST
     need(is_enough, f"{FEWEST} tokens at the start of turns")

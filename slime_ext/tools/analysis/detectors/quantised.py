@@ -128,7 +128,7 @@ def look(d: Diagnosis) -> Figures | None:
         "likely": likely,
         "unlikely": unlikely,
         "grows": grows,
-        "mean": d.sums.mean("log_ratio"),
+        "mean": d.sums.mean_log_ratio,
         "again": is_again,
     }
     others = _others(d, distance, is_known=is_known, is_again=is_again)
@@ -183,11 +183,12 @@ def _without_age(d: Diagnosis) -> tuple[float, bool]:
         return min(first[0].absolute, fresh.absolute if fresh.count >= FEWEST else math.inf), True
     if fresh.count >= FEWEST:
         return fresh.absolute, False
-    return (0.0 if stale.count >= FEWEST else d.sums.mean("absolute") or 0.0), False
+    return (0.0 if stale.count >= FEWEST else d.sums.mean_absolute or 0.0), False
 
 
 def _by_bins(d: Diagnosis, bins: slice) -> float | None:
-    count, absolute = (d.curves.column("probability", name)[bins].sum() for name in ("count", "absolute"))
+    curve = d.curves.probability
+    count, absolute = curve.count[bins].sum(), curve.absolute[bins].sum()
     return float(absolute / count) if count else None
 
 
@@ -206,5 +207,5 @@ def _is_one_sided(d: Diagnosis) -> bool:
     """
     below, above = d.of(Signs).far[:, 3].tolist()
     ratio = 1 + d.means.ratio_minus_one.value
-    is_mass = d.sums.mean("log_ratio") >= WHOLLY * math.log(max(ratio, 1e-30))
+    is_mass = d.sums.mean_log_ratio >= WHOLLY * math.log(max(ratio, 1e-30))
     return min(below, above) < BOTH * (below + above) and is_mass

@@ -90,7 +90,7 @@ def look(d: Diagnosis) -> Figures | None:
         for n, signed, absolute, _, x in table.tolist()
         if n >= TOKENS and x / n >= FIRST
     ]
-    mean, absolute = d.sums.mean("log_ratio") or 0.0, d.sums.mean("absolute") or 0.0
+    mean, absolute = d.sums.mean_log_ratio or 0.0, d.sums.mean_absolute or 0.0
     sign = math.copysign(1.0, mean)
     if absolute < SMALL or len(bins) < BINS or abs(mean) < LEANS * absolute:
         return None

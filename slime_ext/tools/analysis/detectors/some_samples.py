@@ -40,7 +40,7 @@ UNTOLD = "the engine and the attempt of each sample"
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds two kinds of samples, with fewer far ones than near ones."""
-    samples = d.sums["sequences"]
+    samples = d.sums.sequences
     need(samples >= FEWEST, f"{FEWEST} samples")
     kinds = two_kinds(d)
     if kinds is None or kinds.far[0] > kinds.near[0]:

@@ -99,7 +99,7 @@ def look(d: Diagnosis) -> Figures | None:
     figures = _old_weights(d)
     if figures is None or "or_else" in figures or not is_healthy(d):
         return figures
-    return {**figures, "all_tokens": d.sums.mean("k3") or 0.0, "severity": "note"}
+    return {**figures, "all_tokens": d.sums.mean_k3 or 0.0, "severity": "note"}
 
 
 def _old_weights(d: Diagnosis) -> Figures | None:

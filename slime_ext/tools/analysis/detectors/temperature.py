@@ -58,7 +58,7 @@ def look(d: Diagnosis) -> Figures | None:
     need_tokens(d, FEWEST)
     if not is_scaled(d) or (lag_verdict := lag(d)) is Lag.EXPLAINS:
         return None
-    absolute = d.sums.mean("absolute")
+    absolute = d.sums.mean_absolute
     figures = {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
     return (
         figures

@@ -80,7 +80,7 @@ def look(d: Diagnosis) -> Figures | None:
     that are nearly 0.
     """
     filled, doubtful = d.of(Filled).unlikely, d.of(Doubtful)
-    tokens = d.sums["tokens"]
+    tokens = d.sums.tokens
     if _are_sampled(d):
         return None
     are_in_runs = doubtful.padded >= max(FILLED_TOKENS, FILLED_SHARE * tokens)

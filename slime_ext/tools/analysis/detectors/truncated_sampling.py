@@ -84,8 +84,8 @@ def look(d: Diagnosis) -> Figures | None:
     """
     need_tokens(d, FEWEST)
     mean, size, above_1, sides = (
-        d.sums.mean("log_ratio"),
-        d.sums.mean("absolute"),
+        d.sums.mean_log_ratio,
+        d.sums.mean_absolute,
         d.means.ratio_minus_one,
         d.of(Sides),
     )
@@ -101,7 +101,7 @@ def look(d: Diagnosis) -> Figures | None:
     return others | {
         "below": sides.below,
         "above": sides.above,
-        "count": d.sums["finite"],
+        "count": d.sums.finite,
         "ratio": 1 + above_1.value,
         "error": above_1.error,
         "is_more": is_more and is_even,

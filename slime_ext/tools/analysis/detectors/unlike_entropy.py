@@ -41,9 +41,9 @@ def look(d: Diagnosis) -> Figures | None:
     surprise = d.means.surprise
     lacks = f"the trainer's entropy at {FEWEST} tokens (slime: --use-rollout-entropy)"
     need(surprise.count >= FEWEST, lacks)
-    entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
+    entropy = -(d.sums.mean_behavior or 0.0) - surprise.value
     # The entropy is the trainer's. If the policies differ, their entropies may differ, too.
-    least = max(APART * entropy, BEYOND * (d.sums.mean("absolute") or 0.0))
+    least = max(APART * entropy, BEYOND * (d.sums.mean_absolute or 0.0))
     if abs(surprise.z) < SURE or abs(surprise.value) < least:
         return None
     return {"surprise": surprise.value, "entropy": entropy, "z": surprise.z}

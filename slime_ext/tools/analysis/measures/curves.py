@@ -1,160 +1,134 @@
-"""Sums the log-ratio over the bins of each curve, such as position or probability."""
+"""Sums the log-ratio over the bins of each curve of the document, such as position or probability."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.document import Curve, CurveName, Point
-from slime_ext.tools.analysis.records import SURPRISES, TOKEN_COLUMNS, DumpedRollout
-from slime_ext.tools.analysis.tables import Additive, tabulated, zeros
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive, bins_of, tabulated, zeros
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
 POSITIONS = 18 * PER_OCTAVE  # bins
-COLUMNS = (*TOKEN_COLUMNS[:4], "x")
 OUTCOMES = ("incorrect", "correct")
-# Absolute positions (prompt and response) in a block; the last block holds all later ones.
-BLOCK, BLOCKS = 16, 2048
-NEAR = 8  # first tokens of a turn that count as its start
-PARTS = ("start of the first turn", "rest of the first turn", "start of later turns", "rest of later turns")
 
 
-@dataclass(frozen=True)
-class Axis:
-    """The horizontal axis of a curve.
+@dataclass
+class Bins(Additive):
+    """Sums over the tokens in each bin of a curve.
 
-    ``x`` returns the value of each token [T] (NaN: not on this curve), or None if a dump lacks it. ``bin``
-    returns the bin of a value.
+    Args:
+        table: [bins, 5] float64. The columns are count, sum |l|, sum l^2, sum l, and sum x, where x is the
+            horizontal axis of the curve.
     """
 
-    size: int
-    x: Callable[[DumpedRollout], Tensor | None]
-    bin: Callable[[Tensor], Tensor] = lambda x: x
+    table: Tensor
 
+    @classmethod
+    def empty(cls, size: int) -> Bins:
+        """Returns so many bins without a token."""
+        return cls(zeros(size, 5))
 
-def _octaves(x: Tensor) -> Tensor:
-    return (1 + x).log2() * PER_OCTAVE
+    def add(self, part: DumpedRollout, x: Tensor, bins: Tensor) -> None:
+        """Adds the tokens of a part of a rollout.
 
+        Args:
+            x: [T] the value on the horizontal axis; NaN: not on this curve.
+            bins: [T] the bin of that value, a float that is rounded down.
+        """
+        count, absolute, squared, log_ratio = part.columns[:4]
+        rows = (count, absolute, squared, log_ratio, (x * count).nan_to_num(0))
+        self.table += tabulated(bins_of(bins, len(self.table)), rows, len(self.table))
 
-def _decades(x: Tensor) -> Tensor:
-    return -x.log10() * PER_DECADE
+    @property
+    def count(self) -> Tensor:
+        """The number of tokens in each bin, [bins]."""
+        return self.table[:, 0]
 
+    @property
+    def absolute(self) -> Tensor:
+        """The sum of |l| in each bin, [bins]."""
+        return self.table[:, 1]
 
-def _by_surprise(bins: Tensor, part: DumpedRollout) -> Tensor:
-    """Returns one number for a bin and the bin of -log behavior, [T]."""
-    return bins.floor() * SURPRISES + part.surprise
+    @property
+    def squared(self) -> Tensor:
+        """The sum of l^2 in each bin, [bins]."""
+        return self.table[:, 2]
 
+    @property
+    def log_ratio(self) -> Tensor:
+        """The sum of l in each bin, [bins]."""
+        return self.table[:, 3]
 
-def _length(part: DumpedRollout) -> Tensor:
-    return part.segments.expand(torch.tensor(part.lengths))
+    @property
+    def x(self) -> Tensor:
+        """The sum of x in each bin, [bins]."""
+        return self.table[:, 4]
 
+    def points(self, labels: Sequence[str] = ()) -> tuple[Point, ...]:
+        """Returns a point for each bin that holds tokens.
 
-def _absolute(part: DumpedRollout) -> Tensor:
-    return part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
-
-
-def _part_of_turn(part: DumpedRollout) -> Tensor:
-    """Returns which of PARTS each response token is in, [T]."""
-    turns = part.segments.turn_ids
-    begins = (turns.diff(prepend=turns.new_zeros(1)) > 0).nonzero()[:, 0]  # where each turn begins
-    begins = torch.cat([begins, begins.new_zeros(1)])
-    is_begin = torch.arange(part.size) - begins[turns - 1] < NEAR
-    return 2 * (part.turns > 0).long() + (~is_begin).long()
-
-
-def _outcome(part: DumpedRollout) -> Tensor | None:
-    if part.rewards is None:
-        return None
-    correct = torch.where(part.rewards.isfinite(), (part.rewards > part.midway).double(), torch.nan)
-    return part.segments.expand(correct)
-
-
-AXES: dict[str, Axis] = {
-    "position": Axis(POSITIONS, lambda part: part.segments.within, _octaves),
-    "staleness": Axis(256, lambda part: part.ages),
-    "probability": Axis(8 * PER_DECADE, lambda part: part.compared(part.behavior).exp(), _decades),
-    "length": Axis(18 * PER_OCTAVE, _length, _octaves),
-    "turn": Axis(64, lambda part: part.turns),
-    "outcome": Axis(len(OUTCOMES), _outcome),
-    # Only for the detectors: position, absolute position and place in a turn, each combined with the bin of
-    # -log behavior; whether both sides chose the same experts.
-    "drift": Axis(
-        POSITIONS * SURPRISES,
-        lambda part: _by_surprise(_octaves(part.segments.within).clamp(max=POSITIONS - 1), part),
-    ),
-    "block": Axis(
-        BLOCKS * SURPRISES,
-        lambda part: _by_surprise((_absolute(part) / BLOCK).clamp(max=BLOCKS - 1), part),
-    ),
-    "part_of_turn": Axis(len(PARTS) * SURPRISES, lambda part: _by_surprise(_part_of_turn(part), part)),
-    "overlap": Axis(2, lambda part: part.overlap),
-}
+        Args:
+            labels: of the bins; by default they have none.
+        """
+        points = []
+        for i, (count, absolute, _, log_ratio, x) in enumerate(self.table.tolist()):
+            if count:
+                label = labels[i] if labels else None
+                mean, distance = log_ratio / count, absolute / count
+                points.append(Point(x=x / count, count=int(count), mean=mean, absolute=distance, label=label))
+        return tuple(points)
 
 
 @dataclass
 class Curves(Additive):
-    """The sums over the tokens in each bin of each curve, [bins, COLUMNS] float64."""
+    """The sums of every curve of the document."""
 
-    tables: dict[str, Tensor] = field(
-        default_factory=lambda: {name: zeros(axis.size, len(COLUMNS)) for name, axis in AXES.items()}
-    )
+    position: Bins = field(default_factory=lambda: Bins.empty(POSITIONS))
+    staleness: Bins = field(default_factory=lambda: Bins.empty(256))
+    probability: Bins = field(default_factory=lambda: Bins.empty(8 * PER_DECADE))
+    length: Bins = field(default_factory=lambda: Bins.empty(18 * PER_OCTAVE))
+    turn: Bins = field(default_factory=lambda: Bins.empty(64))
+    outcome: Bins = field(default_factory=lambda: Bins.empty(len(OUTCOMES)))
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens of a part of a rollout."""
-        for name, axis in AXES.items():
-            x = axis.x(part)
-            if x is not None:
-                index = axis.bin(x.float()).clamp(0, axis.size - 1).nan_to_num(axis.size).long()
-                count, *others = part.columns[:4]
-                rows = (count, *others, (x * count).nan_to_num(0))
-                self.tables[name] += tabulated(index, rows, axis.size)
-
-    def column(self, name: str, column: str) -> Tensor:
-        """Returns one column of a curve's sums, [bins]."""
-        return self.tables[name][:, COLUMNS.index(column)]
-
-    def by_surprise(self, name: str) -> Tensor:
-        """Returns a table that is combined with bins of -log behavior, [bins, SURPRISES, COLUMNS]."""
-        return self.tables[name].view(-1, SURPRISES, len(COLUMNS))
-
-    def certainty(self) -> Tensor:
-        """Returns number and sum |l| of the tokens by bin of -log behavior, [SURPRISES, 2]."""
-        return self.by_surprise("part_of_turn").sum(0)[:, :2]
-
-    def curve(self, name: str) -> Curve:
-        """Returns a curve with a point for each bin that holds tokens."""
-        points = []
-        for i, (count, absolute, _, log_ratio, x) in enumerate(self.tables[name].tolist()):
-            if count:
-                label = OUTCOMES[i] if name == "outcome" else None
-                mean, distance = log_ratio / count, absolute / count
-                points.append(Point(x=x / count, count=int(count), mean=mean, absolute=distance, label=label))
-        return Curve(name=name, points=tuple(points))
+        within, turns = part.segments.within.float(), part.turns.float()
+        self.position.add(part, within, octaves(within))
+        if part.ages is not None:
+            self.staleness.add(part, part.ages, part.ages)
+        probability = part.compared(part.behavior).exp()
+        self.probability.add(part, probability, -probability.float().log10() * PER_DECADE)
+        lengths = part.segments.expand(torch.tensor(part.lengths)).float()
+        self.length.add(part, lengths, octaves(lengths))
+        self.turn.add(part, turns, turns)
+        if part.rewards is not None:
+            is_right = torch.where(part.rewards.isfinite(), (part.rewards > part.midway).double(), torch.nan)
+            outcome = part.segments.expand(is_right)
+            self.outcome.add(part, outcome, outcome)
 
     def curves(self) -> tuple[Curve, ...]:
-        """Returns every curve of the document that has more than one point."""
-        curves = [self.curve(name) for name in get_args(CurveName)]
-        return tuple(c for c in curves if len(c.points) > 1)
+        """Returns every curve that has more than one point."""
+        points: dict[CurveName, tuple[Point, ...]] = {
+            "position": self.position.points(),
+            "staleness": self.staleness.points(),
+            "probability": self.probability.points(),
+            "length": self.length.points(),
+            "turn": self.turn.points(),
+            "outcome": self.outcome.points(OUTCOMES),
+        }
+        return tuple(Curve(name=name, points=some) for name, some in points.items() if len(some) > 1)
 
 
-def beyond_certainty(part: Tensor, others: Tensor) -> float:
-    """Returns mean |l| of some tokens over that of equally certain other tokens.
-
-    Bins of certainty that the other tokens lack are left out.
-
-    Args:
-        part, others: [SURPRISES, COLUMNS] sums over both kinds of tokens.
-    """
-    (n, absolute), (m, usual) = part[:, :2].unbind(1), others[:, :2].unbind(1)
-    both = (n > 0) & (m > 0)
-    expected = (n * usual / m)[both].sum()
-    return float(absolute[both].sum() / expected) if expected > 0 else math.inf
+def octaves(positions: Tensor) -> Tensor:
+    """Returns the bins of positions or lengths, [N], as floats that are rounded down."""
+    return (1 + positions).log2() * PER_OCTAVE
 
 
 def midway(rollout: DumpedRollout) -> float:

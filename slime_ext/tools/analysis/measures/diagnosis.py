@@ -13,7 +13,7 @@ from slime_ext.tools.analysis.measures.curves import Curves, midway
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance
 from slime_ext.tools.analysis.measures.means import Means
 from slime_ext.tools.analysis.measures.measure import Measure
-from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, summary_of
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, RolloutSums, summary_of
 from slime_ext.tools.analysis.measures.shifts import aligned, shifts_of
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
@@ -49,10 +49,11 @@ class Diagnosis(Additive):
 
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a rollout, part by part, so that temporary tensors stay small."""
-        sums, of_version, before = Sums(), defaultdict(float), self.curves.certainty()
+        sums, of_rollout, of_version = Sums(), RolloutSums(), defaultdict(float)
         for part in replace(rollout, midway=midway(rollout)).parts():
             for collector in (
                 sums,
+                of_rollout,
                 self.curves,
                 self.worsts,
                 self.means,
@@ -68,9 +69,8 @@ class Diagnosis(Additive):
         errors = self.samples.close(rollout)
         for measure in self.measures.values():
             measure.close(rollout)
-        if sums["finite"]:
-            certainty = self.curves.certainty() - before
-            self.rollouts.append(summary_of(rollout.rollout_id, sums, of_version, certainty, errors))
+        if sums.finite:
+            self.rollouts.append(summary_of(rollout.rollout_id, sums, of_rollout, of_version, errors))
         newest = rollout.newest or 0
         for version, of_all in sorted(of_version.items()):
             count, log_ratio, absolute, near, *squares = of_all.tolist()
@@ -93,7 +93,7 @@ class Diagnosis(Additive):
         return self.measures[kind.__name__]  # type: ignore[return-value]
 
     def _ages(self) -> dict[VersionSums, int]:
-        known = float(self.curves.column("staleness", "x").sum())
+        known = float(self.curves.staleness.x.sum())
         return {} if known else versions.since_seen(self.versions)
 
     def numbers(self) -> Numbers:

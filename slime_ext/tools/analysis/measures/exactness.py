@@ -33,8 +33,8 @@ class Exactness(Additive):
         fits: dtype and side -> number of compared tokens whose log-prob the dtype holds exactly.
         rounded: dtype and side -> number of differing tokens at which that side is the other one, rounded.
         firsts: the first differing token of each rollout.
-        counts: "finite": number of compared tokens, which have both log-probs; "apart": how many of them
-            differ.
+        compared: number of tokens with both log-probs.
+        apart: number of compared tokens that differ.
         largest: the largest |l| of a compared token in each part of a rollout, nats.
     """
 
@@ -42,7 +42,8 @@ class Exactness(Additive):
     by_position: Tensor = field(default_factory=lambda: zeros(len(LABELS), 2))
     fits: Counter[tuple[str, str]] = field(default_factory=Counter)
     rounded: Counter[tuple[str, str]] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    apart: int = 0
     firsts: list[FirstDifference] = field(default_factory=list)
     largest: list[float] = field(default_factory=list)
 
@@ -64,13 +65,14 @@ class Exactness(Additive):
             [torch.bincount(bins[row], minlength=len(LABELS)) for row in flags], 1
         ).double()
         apart = differs & part.finite
-        self.counts.update(finite=int(part.finite.count_nonzero()), apart=int(apart.count_nonzero()))
+        self.compared += int(part.finite.count_nonzero())
+        self.apart += int(apart.count_nonzero())
         self.largest.append(float(part.log_ratio.abs().max()) if part.size else 0.0)
         values = dict(zip(SIDES, (part.behavior, part.proximal), strict=True))
-        for (side, mine), other in zip(values.items(), reversed([*values.values()]), strict=True):
+        for (side, log_probs), other in zip(values.items(), reversed([*values.values()]), strict=True):
             for name, dtype in COARSE.items():
-                fits = part.finite & (mine.to(dtype).float() == mine)
-                is_rounded = apart & (other.to(dtype).float() == mine)
+                fits = part.finite & (log_probs.to(dtype).float() == log_probs)
+                is_rounded = apart & (other.to(dtype).float() == log_probs)
                 self.fits[name, side] += int(fits.count_nonzero())
                 self.rounded[name, side] += int(is_rounded.count_nonzero())
 
@@ -92,18 +94,17 @@ class Exactness(Additive):
             first=min(self.firsts, key=lambda f: (f.rollout_id, f.position, f.token), default=None),
             by_rollout=tuple(_parts((str(k), self.by_rollout[k]) for k in sorted(self.by_rollout))),
             by_position=tuple(_parts(zip(LABELS, self.by_position, strict=True))),
-            precision=self._precision(self.counts["apart"]) if self.counts["apart"] else "",
+            precision=self._precision() if self.apart else "",
         )
 
-    def _precision(self, differing: int) -> str:
+    def _precision(self) -> str:
         """Returns which side lost digits, if the digits show it."""
-        finite = self.counts["finite"]
         for name in COARSE:
-            coarse = [side for side in SIDES if finite and self.fits[name, side] == finite]
+            coarse = [side for side in SIDES if self.fits[name, side] == self.compared]
             if len(coarse) == 1:
                 (side,) = coarse
                 (other,) = set(SIDES) - {side}
-                is_rounded = self.rounded[name, side] == differing
+                is_rounded = self.rounded[name, side] == self.apart
                 more = f", each that of the {other} rounded" if is_rounded else ""
                 return (
                     f"all log-probs of the {side} are {name} numbers{more}; those of the {other} have more "

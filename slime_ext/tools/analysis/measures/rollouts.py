@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.measures.sums import Sums
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import mean_of, tabulated, zeros
 
 TOP = 0.01  # share of the tokens, with the largest |l|, whose share of sum l^2 is kept
 
@@ -39,33 +41,65 @@ class RolloutSummary(NamedTuple):
     absolute_error: float = 0.0  # standard error of log(mean |l|)
 
 
+@dataclass
+class RolloutSums:
+    """Sums over the tokens and samples of one rollout that only its summary reads."""
+
+    near: float = 0.0  # k3, but at most MOST_K3 per token
+    referenced: int = 0  # tokens with the first policy's log-prob
+    pushed: float = 0.0  # |log behavior - log first policy| at these tokens
+    moved: float = 0.0  # |log proximal - log first policy|
+    reward_squared: float = 0.0
+    certainty: Tensor = field(default_factory=lambda: zeros(SURPRISES, 2))
+
+    def add(self, part: DumpedRollout) -> None:
+        """Adds the tokens and samples of a part of the rollout."""
+        count, absolute, *_, near = part.columns
+        self.near += float(near.sum())
+        self.certainty += tabulated(part.surprise.long(), (count, absolute), SURPRISES)
+        if part.rewards is not None:
+            rewards = part.rewards[part.rewards.isfinite()].double()
+            self.reward_squared += float(rewards.square().sum())
+        if part.reference is not None:
+            is_known = part.finite & part.reference.isfinite()
+            pushed, moved = (
+                torch.where(is_known, (side - part.reference).abs().double(), 0)
+                for side in (part.behavior, part.proximal)
+            )
+            self.referenced += int(is_known.count_nonzero())
+            self.pushed += float(pushed.sum())
+            self.moved += float(moved.sum())
+
+
 def summary_of(
     rollout_id: int,
     sums: Sums,
+    others: RolloutSums,
     versions: Mapping[int, Tensor],
-    certainty: Tensor,
     errors: tuple[float, float],
 ) -> RolloutSummary:
     """Returns the summary of a rollout that has a token with both log-probs.
 
     Args:
-        sums, versions, certainty: of this rollout alone.
+        sums, others, versions: of this rollout alone.
         errors: standard errors of the logarithms of mean k3 and mean |l|.
     """
+    # By versions if they are known, because these undo a shift of log-probs.
+    count, _, _, near, *_ = sum(versions.values(), zeros(7)).tolist()
     return RolloutSummary(
         rollout_id,
-        int(sums["finite"]),
-        sums.mean("absolute") or 0.0,
-        _k3(sums, versions),
+        sums.finite,
+        sums.mean_absolute or 0.0,
+        near / count if count else others.near / sums.finite,
         *_tail(sums.histogram),
         version=max(versions, default=-1),
-        length=sums.mean("length", "sequences") or 0.0,
-        pushed=sums.mean("pushed", "referenced"),
-        moved=sums.mean("moved", "referenced"),
-        reward=sums.mean("reward", "rewarded"),
-        reward_error=_error(sums["rewarded"], sums["reward"], sums["reward_squared"]),
-        surprise=-(sums.mean("behavior") or 0.0),
-        certainty=certainty.tolist(),
+        length=mean_of(sums.length, sums.sequences) or 0.0,
+        pushed=mean_of(others.pushed, others.referenced),
+        moved=mean_of(others.moved, others.referenced),
+        reward=mean_of(sums.reward, sums.rewarded),
+        reward_error=_error(sums.rewarded, sums.reward, others.reward_squared),
+        surprise=-(sums.mean_behavior or 0.0),
+        certainty=others.certainty.tolist(),
         k3_error=errors[0],
         absolute_error=errors[1],
     )
@@ -93,12 +127,6 @@ def equally_certain(rollouts: Sequence[RolloutSummary]) -> list[float]:
     usual = absolute.sum(0) / count.sum(0).clamp_min(1)
     mean = absolute.sum() / count.sum().clamp_min(1)
     return (mean * absolute.sum(1) / (count @ usual).clamp_min(1e-30)).tolist()
-
-
-def _k3(sums: Sums, versions: Mapping[int, Tensor]) -> float:
-    """Returns mean k3 of a rollout, by versions if known, because they undo a shift of log-probs."""
-    count, _, _, near, *_ = sum(versions.values(), zeros(7)).tolist()
-    return near / count if count else sums["near"] / sums["finite"]
 
 
 def _error(count: float, total: float, square: float) -> float:

@@ -6,91 +6,170 @@ Sums add up over parts of a rollout, rollouts and processes.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from slime_ext.ops.divergences import is_log_prob
 from slime_ext.tools.analysis.document import Bin, Numbers
 from slime_ext.tools.analysis.measures.histogram import Histogram
-from slime_ext.tools.analysis.records import TOKEN_COLUMNS, DumpedRollout
-
-LEVELS = ("sequence", "geometric")
-
-
-def _logs() -> Tensor:
-    return torch.full((len(LEVELS), 2), -torch.inf, dtype=torch.float64)
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive, mean_of
 
 
 @dataclass
-class Sums:
-    """Sums over tokens and sequences of a rollout, or of a run.
+class SequenceRatios:
+    """Sums of one importance ratio per sequence.
+
+    A ratio may overflow where its log does not, so the logs of the sums are kept.
 
     Args:
-        values: name -> sum, as ``_sums`` names them.
-        logs: [2, 2] float64, logs of sum x and sum x^2 over sequences, for the sequence and the geometric
-            level. x is the importance ratio of the level, which may overflow where its log does not.
-        histogram: of log-ratios.
+        logs: [2] float64, the logs of the sum of the ratios and of the sum of their squares.
     """
 
-    values: Counter[str] = field(default_factory=Counter)
-    logs: Tensor = field(default_factory=_logs)
-    histogram: Histogram = field(default_factory=Histogram)
+    logs: Tensor = field(default_factory=lambda: torch.full((2,), -torch.inf, dtype=torch.float64))
+
+    def add(self, log_ratios: Tensor) -> None:
+        """Adds sequences, [S] float64 logs of their ratios."""
+        logs = torch.stack([log_ratios.logsumexp(0), (2 * log_ratios).logsumexp(0)])
+        self.logs = torch.logaddexp(self.logs, logs)
+
+    def merge(self, other: SequenceRatios) -> None:
+        """Adds the sums over other sequences."""
+        self.logs = torch.logaddexp(self.logs, other.logs)
+
+    def chi2(self, count: int) -> float | None:
+        """Returns the mean of the squared ratio over ``count`` sequences, minus 1."""
+        square = float(self.logs[1])
+        return _exp(square - math.log(count)) - 1 if math.isfinite(square) else None
+
+    def ess(self, count: int) -> float | None:
+        """Returns the effective sample size as a share of ``count`` sequences."""
+        total, square = self.logs.tolist()
+        return math.exp(2 * total - square - math.log(count)) if math.isfinite(square) else None
+
+
+@dataclass
+class Sums(Additive):
+    """Sums over tokens and sequences of a rollout, or of a run.
+
+    Only response tokens count. Sums of values are over the tokens whose value is known.
+    """
+
+    tokens: int = 0
+    finite: int = 0  # tokens with both log-probs, over which the next eight fields sum
+    log_ratio: float = 0.0
+    absolute: float = 0.0  # |l|
+    k3: float = 0.0
+    ratio: float = 0.0
+    ratio_squared: float = 0.0
+    behavior: float = 0.0  # log-prob of the sampler
+    proximal: float = 0.0  # log-prob of the trainer
+    differing: int = 0  # tokens with l != 0
+    sequences: int = 0  # with a response token
+    length: int = 0  # response tokens of these sequences, masked ones too
+    compared: int = 0  # sequences with a token in ``finite``
+    rewarded: int = 0  # samples with a reward
+    reward: float = 0.0
+    aged: int = 0  # tokens with the age of their weights
+    age: float = 0.0
+    headed: int = 0  # tokens with the sampler's head
+    kl: float = 0.0
+    tail: float = 0.0
+    histogram: Histogram = field(default_factory=Histogram)  # of log-ratios
+    sequence_ratios: SequenceRatios = field(default_factory=SequenceRatios)  # e^(sum of l)
+    geometric_ratios: SequenceRatios = field(default_factory=SequenceRatios)  # e^(mean of l)
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens and sequences of a part of a rollout."""
-        self.values.update(_sums(part))
-        self.histogram.add(part.log_ratio if part.has_all else part.log_ratio[part.finite])
-        self.logs = torch.logaddexp(self.logs, _log_sums(part))
+        mask, finite = part.mask, part.finite
+        count, absolute, _, log_ratio, distance, _ = part.columns
+        ratio = log_ratio.exp() * count
+        self.tokens += int(mask.count_nonzero())
+        self.finite += int(finite.count_nonzero())
+        self.log_ratio += float(log_ratio.sum())
+        self.absolute += float(absolute.sum())
+        self.k3 += float(distance.sum())
+        self.ratio += float(ratio.sum())
+        self.ratio_squared += float(ratio.square().sum())
+        self.behavior += float(part.compared(part.behavior).double().sum())
+        self.proximal += float(part.compared(part.proximal).double().sum())
+        self.differing += int(part.log_ratio.count_nonzero())
+        self.sequences += int(part.responding.count_nonzero())
+        self.length += int(torch.tensor(part.lengths)[part.responding].sum())
+        if part.rewards is not None:
+            rewards = part.rewards[part.rewards.isfinite()]
+            self.rewarded += len(rewards)
+            self.reward += float(rewards.double().sum())
+        if part.ages is not None:
+            is_known = mask & (part.ages >= 0)
+            self.aged += int(is_known.count_nonzero())
+            self.age += float(torch.where(is_known, part.ages, 0).double().sum())
+        if part.kl is not None and part.tail is not None:
+            is_known = mask & part.kl.isfinite()
+            self.headed += int(is_known.count_nonzero())
+            self.kl += float(torch.where(is_known, part.kl, 0).double().sum())
+            self.tail += float(torch.where(is_known, part.tail, 0).double().sum())
+        self.histogram.add(part.log_ratio if part.has_all else part.log_ratio[finite])
+        total, counts = part.segments.local_sums([part.log_ratio, finite.to(part.log_ratio.dtype)])
+        is_compared = counts > 0
+        self.compared += int(is_compared.count_nonzero())
+        self.sequence_ratios.add(total[is_compared])
+        self.geometric_ratios.add((total / counts)[is_compared])
 
-    def merge(self, other: Sums) -> None:
-        """Adds the sums over other tokens."""
-        self.values.update(other.values)
-        self.histogram.merge(other.histogram)
-        self.logs = torch.logaddexp(self.logs, other.logs)
+    @property
+    def mean_log_ratio(self) -> float | None:
+        """The mean of l over tokens with both log-probs; None without such a token."""
+        return mean_of(self.log_ratio, self.finite)
 
-    def __getitem__(self, name: str) -> float:
-        return self.values[name]
+    @property
+    def mean_absolute(self) -> float | None:
+        """The mean of |l|; None without a token that has both log-probs."""
+        return mean_of(self.absolute, self.finite)
 
-    def mean(self, name: str, over: str = "finite") -> float | None:
-        """Returns a sum divided by the sum that ``over`` names; None if that is 0.
+    @property
+    def mean_k3(self) -> float | None:
+        """The mean of k3; None without a token that has both log-probs."""
+        return mean_of(self.k3, self.finite)
 
-        By default it is divided by the number of tokens with both log-probs.
-        """
-        return self[name] / self[over] if self[over] else None
+    @property
+    def mean_behavior(self) -> float | None:
+        """The sampler's mean log-prob; None without a token that has both log-probs."""
+        return mean_of(self.behavior, self.finite)
+
+    @property
+    def mean_proximal(self) -> float | None:
+        """The trainer's mean log-prob; None without a token that has both log-probs."""
+        return mean_of(self.proximal, self.finite)
 
     def numbers(self) -> Numbers:
         """Returns the numbers that follow from the sums."""
-        count = self["finite"]
         always = Numbers(
-            tokens=int(self["tokens"]),
-            sequences=int(self["sequences"]),
-            nonfinite=int(self["tokens"] - count),
-            reward=self.mean("reward", "rewarded"),
-            response_length=self.mean("length", "sequences"),
-            staleness=self.mean("age", "aged"),
-            kl=self.mean("kl", "headed"),
-            tail=self.mean("tail", "headed"),
+            tokens=self.tokens,
+            sequences=self.sequences,
+            nonfinite=self.tokens - self.finite,
+            reward=mean_of(self.reward, self.rewarded),
+            response_length=mean_of(self.length, self.sequences),
+            staleness=mean_of(self.age, self.aged),
+            kl=mean_of(self.kl, self.headed),
+            tail=mean_of(self.tail, self.headed),
         )
-        return always.model_copy(update=self._compared(count)) if count else always
+        return always.model_copy(update=self._compared()) if self.finite else always
 
-    def _compared(self, count: float) -> dict[str, float | None]:
-        first, second = self["ratio"], self["ratio_squared"]
+    def _compared(self) -> dict[str, float | None]:
         return dict(
-            mean=self.mean("log_ratio"),
-            absolute=self.mean("absolute"),
-            k3=self.mean("k3"),
+            mean=self.mean_log_ratio,
+            absolute=self.mean_absolute,
+            k3=self.mean_k3,
             log_ratio_max=max(self.histogram.largest, -self.histogram.smallest),
-            differing_fraction=self.mean("differing"),
-            chi2_token=second / count - 1,
-            chi2_sequence=self._chi2("sequence"),
-            ess_token=_ess_token(first, second, count),
-            ess_geometric=self._ess("geometric"),
-            ess_sequence=self._ess("sequence"),
-            perplexity_behavior=_exp(-(self.mean("behavior") or 0)),
-            perplexity_proximal=_exp(-(self.mean("proximal") or 0)),
+            differing_fraction=self.differing / self.finite,
+            chi2_token=self.ratio_squared / self.finite - 1,
+            chi2_sequence=self.sequence_ratios.chi2(self.compared),
+            ess_token=_ess_token(self.ratio, self.ratio_squared, self.finite),
+            ess_geometric=self.geometric_ratios.ess(self.compared),
+            ess_sequence=self.sequence_ratios.ess(self.compared),
+            perplexity_behavior=_exp(-self.behavior / self.finite),
+            perplexity_proximal=_exp(-self.proximal / self.finite),
             **{f"ratio_p{q:02d}": _exp(self.histogram.quantile(q / 100)) for q in (1, 50, 99)},
         )
 
@@ -98,64 +177,8 @@ class Sums:
         """Returns the histogram in bars, from the first to the last with a token."""
         return tuple(Bin(low=low, high=high, count=count) for low, high, count in self.histogram.bars())
 
-    def _chi2(self, level: str) -> float | None:
-        second = float(self.logs[LEVELS.index(level), 1])
-        return _exp(second - math.log(self["compared"])) - 1 if math.isfinite(second) else None
 
-    def _ess(self, level: str) -> float | None:
-        first, second = self.logs[LEVELS.index(level)].tolist()
-        return math.exp(2 * first - second - math.log(self["compared"])) if math.isfinite(second) else None
-
-
-def _sums(part: DumpedRollout) -> dict[str, float]:
-    mask, finite, columns = part.mask, part.finite, dict(zip(TOKEN_COLUMNS, part.columns, strict=True))
-    ratio = columns["log_ratio"].exp() * columns.pop("count")
-    sums = {
-        "tokens": mask,  # response tokens
-        "finite": finite,  # response tokens with both log-probs
-        "no_behavior": mask & ~is_log_prob(part.behavior),
-        "no_proximal": mask & ~(part.proximal.abs() < torch.inf),
-        **columns,
-        "differing": part.log_ratio != 0,
-        "ratio": ratio,
-        "ratio_squared": ratio.square(),
-        "behavior": part.compared(part.behavior).double(),
-        "proximal": part.compared(part.proximal).double(),
-        "sequences": part.responding,
-        "compared": part.samples_with(finite),
-        "length": torch.tensor(part.lengths, dtype=torch.float64)[part.responding],
-    }
-    if part.rewards is not None:
-        is_known = part.rewards.isfinite()
-        rewards = part.rewards[is_known].double()
-        sums |= {"rewarded": is_known, "reward": rewards, "reward_squared": rewards.square()}
-    if part.ages is not None:
-        is_known = mask & (part.ages >= 0)
-        sums |= {"aged": is_known, "age": torch.where(is_known, part.ages, 0).double()}
-    if part.kl is not None:
-        is_known = mask & part.kl.isfinite()
-        kl, tail = (torch.where(is_known, x, 0).double() for x in (part.kl, part.tail))
-        sums |= {"headed": is_known, "kl": kl, "tail": tail}
-    if part.reference is not None:
-        is_known = finite & part.reference.isfinite()
-        apart = ((side - part.reference).abs().double() for side in (part.behavior, part.proximal))
-        pushed, moved = (torch.where(is_known, distance, 0) for distance in apart)
-        unmoved = is_known & (part.proximal == part.reference) & (part.proximal != 0)
-        sums |= {"referenced": is_known, "pushed": pushed, "moved": moved, "unmoved": unmoved}
-    return {
-        name: float(row.count_nonzero() if row.dtype == torch.bool else row.sum())
-        for name, row in sums.items()
-    }
-
-
-def _log_sums(part: DumpedRollout) -> Tensor:
-    """Returns the ``logs`` of ``Sums`` for one part, [2, 2]."""
-    total, count = part.segments.local_sums([part.log_ratio, part.finite.to(part.log_ratio.dtype)])
-    levels = torch.stack([total, total / count])[:, count > 0]
-    return torch.stack([levels.logsumexp(1), (2 * levels).logsumexp(1)], 1)
-
-
-def _ess_token(first: float, second: float, count: float) -> float | None:
+def _ess_token(first: float, second: float, count: int) -> float | None:
     """Returns the effective sample size from the sums of the ratio and its square.
 
     It is that of one token if the square overflows, and None if it underflows.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -13,10 +12,10 @@ from slime_ext.core.losses import Bounds
 from slime_ext.tools.analysis.document import Effect
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout, masses_of
+from slime_ext.tools.analysis.tables import Additive, mean_of
 
 BOUNDS = Bounds()  # slime's --eps-clip
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
-COUNTS = ("tokens", "kept_tokens", "sequences", "kept_sequences", "clipped_tokens")
 
 
 @dataclass(frozen=True)
@@ -31,51 +30,68 @@ class TokenEffects:
 
 
 @dataclass
+class Totals(Additive):
+    """Sums over the tokens and sequences to which a correction was applied."""
+
+    tokens: int = 0
+    kept_tokens: int = 0
+    clipped_tokens: int = 0
+    sequences: int = 0
+    kept_sequences: int = 0  # with a kept token
+    weight: float = 0.0
+    weight_squared: float = 0.0
+    positive: float = 0.0  # A, over tokens with A > 0
+    negative: float = 0.0  # |A|, over tokens with A < 0
+    kept_positive: float = 0.0
+    kept_negative: float = 0.0
+    slope: float = 0.0  # |d loss / d log target|
+    centering: float = 0.0  # what ``center`` adds to the loss, in size
+
+
+@dataclass
 class Tally:
     """The effects of a correction, added up over rollouts.
 
     Args:
         bounds: the host's clip range.
         lacked: why a rollout could not be counted.
-        sums: counts and sums by name.
+        weights: of the kept tokens.
         rejected: rollout id -> positions of the sequences without a kept token.
     """
 
     correction: Correction
     bounds: Bounds = BOUNDS
     lacked: str | None = None
-    sums: Counter[str] = field(default_factory=Counter)
+    totals: Totals = field(default_factory=Totals)
     weights: Histogram = field(default_factory=Histogram)
     rejected: dict[str, str] = field(default_factory=dict)
 
     def add(self, effects: TokenEffects, rollout: DumpedRollout) -> None:
         """Adds the effects of the correction on a rollout, or on a part of one."""
+        totals = self.totals
         tokens, kept = int(rollout.mask.count_nonzero()), int(effects.keep.count_nonzero())
         weights, keeps_all = effects.weights.double(), kept == tokens
         samples = rollout.responding if keeps_all else rollout.samples_with(effects.keep)
-        self.sums.update(
-            tokens=tokens,
-            kept_tokens=kept,
-            clipped_tokens=int(effects.clipped.count_nonzero()),
-            weight=float(weights.sum()),
-            weight_squared=float(weights.dot(weights)),
-            sequences=int(rollout.responding.sum()),
-            kept_sequences=int(samples.sum()),
-        )
+        totals.tokens += tokens
+        totals.kept_tokens += kept
+        totals.clipped_tokens += int(effects.clipped.count_nonzero())
+        totals.weight += float(weights.sum())
+        totals.weight_squared += float(weights.dot(weights))
+        totals.sequences += int(rollout.responding.sum())
+        totals.kept_sequences += int(samples.sum())
         self.weights.add(effects.weights if kept == effects.keep.numel() else effects.weights[effects.keep])
         if rollout.masses is not None:
-            every = rollout.masses
-            some = every if keeps_all else masses_of(torch.where(effects.keep, rollout.advantages, 0))
-            self.sums.update(
-                positive=every[0],
-                kept_positive=some[0],
-                negative=every[1],
-                kept_negative=some[1],
-                slope=float(effects.slope.abs().double().sum()),
-                advantage=sum(every),
+            positive, negative = rollout.masses
+            kept_positive, kept_negative = (
+                rollout.masses if keeps_all else masses_of(torch.where(effects.keep, rollout.advantages, 0))
             )
+            totals.positive += positive
+            totals.negative += negative
+            totals.kept_positive += kept_positive
+            totals.kept_negative += kept_negative
+            totals.slope += float(effects.slope.abs().double().sum())
         if effects.centering is not None:
-            self.sums.update(centering=float(effects.centering.abs().double().sum()))
+            totals.centering += float(effects.centering.abs().double().sum())
         gone = (rollout.responding & ~samples).nonzero()[:, 0].tolist()
         if gone:
             self._remember(str(rollout.rollout_id), spans(sorted(rollout.positions[i] for i in gone)))
@@ -86,7 +102,7 @@ class Tally:
 
     def merge(self, other: Tally) -> None:
         """Adds another tally of the same correction."""
-        self.sums.update(other.sums)
+        self.totals.merge(other.totals)
         self.lacked = self.lacked or other.lacked
         self.weights.merge(other.weights)
         for rollout, positions in other.rejected.items():
@@ -95,25 +111,30 @@ class Tally:
     def effect(self, name: str, formula: str = "", source: str = "") -> Effect:
         """Returns the row of the what-if table that follows from the sums."""
         plain = {"name": name, "formula": formula, "source": source, "numerator": self.correction.numerator}
-        sums = self.sums
-        if not sums["tokens"]:
+        totals = self.totals
+        if not totals.tokens:
             return Effect(**plain, unavailable=self.lacked or "the dump holds no response token")
+        advantage = totals.positive + totals.negative
         return Effect(
             **plain,
-            **{key: sums[key] for key in COUNTS},
-            weight_mean=_ratio(sums["weight"], sums["kept_tokens"]),
+            tokens=totals.tokens,
+            kept_tokens=totals.kept_tokens,
+            sequences=totals.sequences,
+            kept_sequences=totals.kept_sequences,
+            clipped_tokens=totals.clipped_tokens,
+            weight_mean=mean_of(totals.weight, totals.kept_tokens),
             weight_quantiles=self._quantiles(),
-            ess=_ratio(sums["weight"] ** 2, sums["tokens"] * sums["weight_squared"]) or 0.0,
-            kept_positive=_ratio(sums["kept_positive"], sums["positive"]),
-            kept_negative=_ratio(sums["kept_negative"], sums["negative"]),
-            gradient_scale=_ratio(sums["slope"], sums["advantage"]),
-            centering=_ratio(sums["centering"], sums["advantage"]) if "centering" in sums else None,
+            ess=mean_of(totals.weight**2, totals.tokens * totals.weight_squared) or 0.0,
+            kept_positive=mean_of(totals.kept_positive, totals.positive),
+            kept_negative=mean_of(totals.kept_negative, totals.negative),
+            gradient_scale=mean_of(totals.slope, advantage),
+            centering=mean_of(totals.centering, advantage) if self.correction.center else None,
             rejected=self.rejected,
         )
 
     def _quantiles(self) -> dict[str, float]:
         weights = self.weights
-        if not self.sums["kept_tokens"]:
+        if not self.totals.kept_tokens:
             return {}
         middle = {name: weights.quantile(q) for name, q in QUANTILES.items()}
         return {"min": weights.smallest, **middle, "max": weights.largest}
@@ -132,7 +153,3 @@ def spans(numbers: list[int]) -> str:
         else:
             runs.append([n, n])
     return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
-
-
-def _ratio(part: float, of: float) -> float | None:
-    return part / of if of else None

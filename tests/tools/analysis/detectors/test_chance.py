@@ -4,6 +4,7 @@ by their standard errors."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -206,9 +207,8 @@ def test_old_weights_are_a_note_while_every_number_is_healthy(ratio_squared, sev
     """k3 is 1e-3 nats in both; chi^2 is 0.3 in the second, of few large ratios."""
     d = diagnosed(run(1))
     fresh, stale = VersionSums(0, 1, 1000, 0, 20, 1.0), VersionSums(1, 1, 1000, 0, 60, 4.0, 1)
-    d.versions, count = [fresh, stale], d.sums["finite"]
-    d.sums.values.update({"k3": 1e-3 * count - d.sums["k3"], "ratio": count - d.sums["ratio"]})
-    d.sums.values["ratio_squared"] = ratio_squared * count
+    d.versions, count = [fresh, stale], d.sums.finite
+    d.sums = replace(d.sums, k3=1e-3 * count, ratio=float(count), ratio_squared=ratio_squared * count)
     assert stale_weights.look(d).get("severity") == severity
 
 

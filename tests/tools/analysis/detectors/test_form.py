@@ -10,6 +10,8 @@ import pytest
 
 from slime_ext.tools.analysis import detectors
 from slime_ext.tools.analysis.findings import BEFORE, DETECTORS, measures
+from slime_ext.tools.analysis.measures.curves import Curves
+from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.commands import cli
 
 
@@ -64,13 +66,70 @@ def test_a_measure_in_a_file_of_its_detector_is_read_there_and_a_shared_one_by_t
     assert len(where) > 30 and (lonely, strange) == (set(), set())
 
 
+SHARED = {"sums": Sums, "curves": Curves}  # field of a Diagnosis -> its class
+
+
+def readers_of_fields(owner, home, trees):
+    """Field of the shared class in the file ``home`` -> the files that read it.
+
+    Its own file reads a field in any method but ``add``. Another file reads ``owner.field``, or a property
+    that reads it.
+    """
+    kind = next(n for n in trees[home].body if getattr(n, "name", "") == SHARED[owner].__name__)
+    users = {n.target.id: set() for n in kind.body if isinstance(n, ast.AnnAssign)}
+    through = {name: {name} for name in users}  # what an attribute reads
+    for method in [n for n in kind.body if isinstance(n, ast.FunctionDef) and n.name != "add"]:
+        read = {n.attr for n in ast.walk(method) if isinstance(n, ast.Attribute)} & users.keys()
+        if method.decorator_list:
+            through[method.name] = read
+        else:
+            for name in read:
+                users[name].add(home)
+    for path in trees.keys() - {home}:
+        for node in ast.walk(trees[path]):
+            holder = node.value if isinstance(node, ast.Attribute) else None
+            if owner in (getattr(holder, "id", ""), getattr(holder, "attr", "")):
+                for name in through.get(node.attr, ()):
+                    users[name].add(path)
+    return users
+
+
+def lonely(owner, home, trees):
+    """The fields of a shared class that nobody reads, or one file that is not its own."""
+    users = readers_of_fields(owner, home, trees).items()
+    return {name for name, paths in users if len(paths) < 2 and paths != {home}}
+
+
+@pytest.mark.parametrize("owner", SHARED)
+def test_a_field_of_shared_sums_has_two_readers_or_is_read_where_it_is_summed(owner):
+    trees = {path.stem: ast.parse(path.read_text()) for path in ROOM.parent.rglob("*.py")}
+    assert lonely(owner, owner, trees) == set()
+    kind = next(n for n in trees[owner].body if getattr(n, "name", "") == SHARED[owner].__name__)
+    kind.body.append(ast.parse("z: float = 0.0").body[0])
+    one = {"one": ast.parse(f"d.{owner}.z")}
+    assert lonely(owner, owner, trees) == lonely(owner, owner, trees | one) == {"z"}
+    assert lonely(owner, owner, trees | one | {"two": ast.parse(f"{owner}.z")}) == set()
+
+
 def test_no_detector_asks_for_a_number_by_a_string():
-    """Typed access: ``d.of(Class).field``. Names of curves, of their columns and of sums of tokens stay."""
+    """Typed access: ``d.of(Class).field``, ``d.sums.field``, ``d.curves.field``."""
     asked = defaultdict(set)
     for path in ROOM.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-                owner = ast.unparse(node.value)
-                if isinstance(node.slice.value, str) and ("d.of(" in owner or owner.startswith("d.means")):
+                if isinstance(node.slice.value, str) and ast.unparse(node.value).startswith("d."):
                     asked[path.stem].add(node.slice.value)
     assert asked == {}
+
+
+def test_no_measure_counts_under_string_keys():
+    """A counter by name would hide who reads a count."""
+    kept = set()
+    for path in (ROOM.parent / "measures").glob("*.py"):
+        annotations = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.AnnAssign)]
+        kept |= {
+            (path.stem, ast.unparse(n.target))
+            for n in annotations
+            if ast.unparse(n.annotation) in ("Counter[str]", "dict[str, float]", "dict[str, Tensor]")
+        }
+    assert kept == set()

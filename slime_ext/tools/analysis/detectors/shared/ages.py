@@ -60,7 +60,7 @@ def older_are_far(d: Diagnosis) -> Apart | None:
 
 def lag(d: Diagnosis) -> Lag:
     """Returns whether old weights cause the mean |l| of the run."""
-    mean = d.sums.mean("absolute") or 0.0
+    mean = d.sums.mean_absolute or 0.0
     first = d.rollouts[:1]
     if first and first[0].rollout_id == 0 and first[0].tokens >= FEWEST:
         return Lag.RULED_OUT if first[0].absolute >= ALIKE * mean else Lag.EXPLAINS

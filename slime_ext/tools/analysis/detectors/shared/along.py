@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.certainty import by_surprise
+from slime_ext.tools.analysis.measures.curves import POSITIONS, octaves
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
 
 TIMES, EVENED = 2.5, 1.7  # late over early; the same ratio among equally certain tokens
 MORE, LEAST = 2.0, 0.02  # times what rollouts explain; share of the variance of |l|
+
+
+@dataclass
+class Positions(Measure):
+    """Sums by bin of the position and of -log behavior, [POSITIONS, SURPRISES, 3], of ``by_surprise``."""
+
+    table: Tensor = field(default_factory=lambda: zeros(POSITIONS, SURPRISES, 3))
+
+    def add(self, part: DumpedRollout) -> None:
+        self.table += by_surprise(octaves(part.segments.within), part, POSITIONS)
 
 
 class Along(NamedTuple):
@@ -31,7 +47,8 @@ class Along(NamedTuple):
 
 def along(d: Diagnosis) -> Along | None:
     """Returns mean |l| in three parts of the response; None if a part has no token."""
-    count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
+    curve = d.curves.position
+    count, absolute, squared = curve.count, curve.absolute, curve.squared
     reached = count.cumsum(0) / count.sum()
     parts = (reached <= 0.25, (reached > 0.25) & (reached < 0.75), reached >= 0.75)
     if not all(float(count[part].sum()) for part in parts):
@@ -50,7 +67,8 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
     drift = along(d)
     if drift is None or drift.late < TIMES * drift.early or drift.last < EVENED * drift.first:
         return False
-    count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
+    curve = d.curves.position
+    count, absolute, squared = curve.count, curve.absolute, curve.squared
     rollouts = torch.tensor([(s.tokens, s.tokens * s.absolute) for s in d.rollouts]).double()
     whole = float(absolute.sum()) ** 2 / max(float(count.sum()), 1.0)
     places, ids = (
@@ -62,6 +80,6 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
 
 def _evened(d: Diagnosis, part: Tensor) -> float:
     """Returns mean |l| at some bins of position, over that of all equally certain tokens."""
-    count, absolute = d.curves.by_surprise("drift")[..., :2].unbind(2)
+    count, absolute, _ = d.of(Positions).table.unbind(2)
     usual = absolute.sum(0) / count.sum(0).clamp_min(1)
     return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))

@@ -38,7 +38,7 @@ def need(is_there: object, what: str) -> None:
 
 def need_tokens(d: Diagnosis, count: int) -> None:
     """Stops a detector, as ``need`` does, if fewer response tokens have both log-probs."""
-    need(d.sums["finite"] >= count, f"{count} response tokens with log-probs of both sides")
+    need(d.sums.finite >= count, f"{count} response tokens with log-probs of both sides")
 
 
 @dataclass(frozen=True, kw_only=True)

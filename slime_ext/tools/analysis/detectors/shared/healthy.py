@@ -8,11 +8,11 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 def is_healthy(d: Diagnosis) -> bool:
     """Returns whether k3, chi^2 and effective sample size of all tokens are in their healthy ranges."""
-    count, first, second = (d.sums[name] for name in ("finite", "ratio", "ratio_squared"))
+    count, first, second = d.sums.finite, d.sums.ratio, d.sums.ratio_squared
     if not count or not second:
         return True
     numbers = {
-        "k3_kl": d.sums["k3"] / count,
+        "k3_kl": d.sums.k3 / count,
         "chi2_token": second / count - 1,
         "ess_ratio": first * first / (count * second),
     }

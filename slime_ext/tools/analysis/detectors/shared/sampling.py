@@ -25,8 +25,9 @@ SMALL = 0.01  # nats, mean |l| that rounding alone may make
 
 def by_probability(d: Diagnosis) -> float:
     """Returns the share of the variance of l that the behavior probability explains (correlation ratio)."""
-    count, sums = d.curves.column("probability", "count"), d.curves.column("probability", "log_ratio")
-    total, n = float(d.curves.column("probability", "squared").sum()), float(count.sum())
+    curve = d.curves.probability
+    count, sums = curve.count, curve.log_ratio
+    total, n = float(curve.squared.sum()), float(count.sum())
     if not n:
         return 0.0
     mean = float(sums.sum()) / n
@@ -43,13 +44,14 @@ def implied_temperature(d: Diagnosis) -> float:
     entropies of contexts differ. Noise in the sampler's logits makes the drawn tokens likelier for it:
     Cov(l, log q) = -Var(l), which looks like a temperature of 0.
     """
-    count, x, y = (d.curves.column("probability", c) for c in ("count", "x", "log_ratio"))
+    curve = d.curves.probability
+    count, x, y = curve.count, curve.x, curve.log_ratio
     held = count > 0
     n = count[held]
     x, y = (x[held] / n).clamp_min(1e-30).log(), y[held] / n
     x_mean, y_mean = (n * x).sum() / n.sum(), (n * y).sum() / n.sum()
     covariance = float((n * (x - x_mean) * (y - y_mean)).sum())
-    variance = float(d.curves.column("probability", "squared").sum() - n.sum() * y_mean.square())
+    variance = float(curve.squared.sum() - n.sum() * y_mean.square())
     return 1 + variance / covariance if covariance else math.inf
 
 
@@ -58,15 +60,14 @@ def _leaning(d: Diagnosis) -> float | None:
 
     Between two temperatures l has one sign there, because log q + H > 0.
     """
-    log_ratio, absolute = (
-        float(d.curves.column("probability", c)[:LIKELY].sum()) for c in ("log_ratio", "absolute")
-    )
+    curve = d.curves.probability
+    log_ratio, absolute = float(curve.log_ratio[:LIKELY].sum()), float(curve.absolute[:LIKELY].sum())
     return log_ratio / absolute if absolute else None
 
 
 def is_scaled(d: Diagnosis) -> bool:
     """Returns whether the log-ratios look as if the temperatures differed."""
-    if (d.sums.mean("absolute") or 0.0) < SMALL or _began_later(d):
+    if (d.sums.mean_absolute or 0.0) < SMALL or _began_later(d):
         return False
     temperature, leaning = implied_temperature(d), _leaning(d)
     if by_probability(d) < EXPLAINED or not LOWEST <= temperature <= HIGHEST:
@@ -79,7 +80,7 @@ def _began_later(d: Diagnosis) -> bool:
 
     This happens if weights lag, because pushes remove the distance.
     """
-    lowest, mean = math.inf, d.sums.mean("absolute") or 0.0
+    lowest, mean = math.inf, d.sums.mean_absolute or 0.0
     for rollout in sorted(d.rollouts):
         if rollout.tokens >= FEWEST:
             if rollout.absolute >= max(mean, RISES * lowest):

@@ -35,11 +35,11 @@ def sparse(d: Diagnosis) -> Figures | None:
     """Returns the figures if few tokens hold nearly all of the squared log-ratio, else None."""
     need_tokens(d, FEWEST)
     held, size = top_share(d.rollouts), median(s.median for s in d.rollouts)
-    far = math.sqrt((d.sums.mean("squared") or 0.0) * held / 0.01)
+    far = math.sqrt(float(d.curves.position.squared.sum()) / d.sums.finite * held / 0.01)
     counts, signed, _, squares = d.of(Signs).far.unbind(1)
     below, above = squares.tolist()
     some, whole = float(counts.sum()), float(d.of(Ends).total[3])
-    is_some = some <= MOST * d.sums["finite"] and below + above >= HOLD * whole and some > 0
+    is_some = some <= MOST * d.sums.finite and below + above >= HOLD * whole and some > 0
     is_some = is_some and float(signed.abs().sum()) >= LARGE * some
     if size > QUIET or far < FAR or (held < FEW and not is_some):
         return None

@@ -98,4 +98,4 @@ def _are_above_one(d: Diagnosis) -> bool:
 def _are_few(d: Diagnosis) -> bool:
     """Returns whether most tokens agree, so that only some log-probs were overwritten."""
     middle = median(s.median for s in d.rollouts)
-    return middle < DENSE * (d.sums.mean("absolute") or 0.0)
+    return middle < DENSE * (d.sums.mean_absolute or 0.0)

@@ -1,0 +1,37 @@
+"""Compares tokens of which the sampler was equally certain."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import tabulated
+
+
+def by_surprise(places: Tensor, part: DumpedRollout, size: int) -> Tensor:
+    """Sums tokens by their place and by the bin of -log behavior.
+
+    Args:
+        places: [T], each below ``size``; later ones count as the last.
+
+    Returns:
+        [size, SURPRISES, 3] number of tokens, sum |l| and sum l^2.
+    """
+    index = places.floor().clamp(0, size - 1) * SURPRISES + part.surprise
+    return tabulated(index.long(), part.columns[:3], size * SURPRISES).view(size, SURPRISES, 3)
+
+
+def beyond_certainty(part: Tensor, others: Tensor) -> float:
+    """Returns mean |l| of some tokens over that of equally certain other tokens.
+
+    Bins of certainty that the other tokens lack are left out.
+
+    Args:
+        part, others: [SURPRISES, 3] sums over both kinds of tokens, as ``by_surprise`` returns them.
+    """
+    (n, absolute), (m, usual) = part[:, :2].unbind(1), others[:, :2].unbind(1)
+    both = (n > 0) & (m > 0)
+    expected = (n * usual / m)[both].sum()
+    return float(absolute[both].sum() / expected) if expected > 0 else math.inf
