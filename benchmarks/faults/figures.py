@@ -28,9 +28,9 @@ from slime_ext.tools.analysis.detectors.duplicate_samples import Fingerprints, P
 from slime_ext.tools.analysis.detectors.equal_reference import Unmoved
 from slime_ext.tools.analysis.detectors.length_explosion import Cut
 from slime_ext.tools.analysis.detectors.outside_vocabulary import Beyond
+from slime_ext.tools.analysis.detectors.shared.cached import CachedRollout
 from slime_ext.tools.analysis.detectors.shared.identities import RatioSums
 from slime_ext.tools.analysis.detectors.shared.kinds import GroupSizes
-from slime_ext.tools.analysis.detectors.stale_prefix import CachedRollout
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.measures.by_sample import Part

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import fresh_and_stale
+from slime_ext.tools.analysis.detectors.shared.began import began_by_k3, dated
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -25,7 +26,7 @@ DETECTOR = Detector(
         k3 is {{ before | nats }} in the {{ healthy }} rollouts before, of which rollout {{ last }} came
         after a push as well, and {{ k3 | nats }} from rollout {{ first }} on. It rises {{ (k3 /
         [before, 1e-12] | max) | factor }} within one rollout, and each rollout has the weight version of a
-        new push.
+        new push.{{ dated }}
     """,
     threshold="""
         k3 rises to 30 times that of any rollout before, and 0.05 nats, within one rollout after the second
@@ -67,6 +68,7 @@ def look(d: Diagnosis) -> Figures | None:
     return {
         "first": since[0].rollout_id,
         "last": before[-1].rollout_id,
+        "dated": dated(d, began_by_k3(rollouts)),
         "healthy": len(before),
         "before": mean_k3(before),
         "k3": mean_k3(since),

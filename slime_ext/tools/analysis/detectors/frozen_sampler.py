@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
+from slime_ext.tools.analysis.detectors.shared.began import began_by_distance, dated
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.push import (
     MATTERS,
@@ -33,7 +34,7 @@ DETECTOR = Detector(
         {% if way %}The sampler is {{ way[0] | nats }} from the first policy, the trainer {{ way[1] |
         nats }}. {% endif %}Mean |log-ratio| {{ before | nats }} before the first push, {{ late | nats
         }} at the end ({{ (late / [before, 1e-12] | max) | factor }}), while the versions went from {{
-        first }} to {{ last }}.
+        first }} to {{ last }}.{{ dated }}
     """,
     threshold="""
         from the first push on, mean |l| rises by 35%, and at the end it is 3 times that of the first
@@ -75,6 +76,7 @@ def look(d: Diagnosis) -> Figures | None:
     if grown is None or rather_than_rollouts(d):
         return None
     figures = {**grown.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
+    figures |= {"dated": dated(d, began_by_distance(rollouts))}
     return figures if way else figures | {"or_else": ("partial_push", "growing_mismatch"), "untold": UNTOLD}
 
 

@@ -6,6 +6,7 @@ from statistics import fmean, median
 
 from slime_ext.tools.analysis.detectors.shared.ages import fresh_and_stale
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
+from slime_ext.tools.analysis.detectors.shared.began import began_by_distance, dated
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.push import ARRIVES, enough, growth, ways
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -26,10 +27,11 @@ DETECTOR = Detector(
     ),
     what="the distance between the policies grows, from a named rollout on",
     asks="6 rollouts",
-    title="The policies move further apart, from rollout {{ begin.rollout_id }} on.",
+    title="The policies move further apart, from rollout {{ onset }} on.",
     evidence="""
         Mean |log-ratio| {{ before | nats }} before rollout {{ begin.rollout_id }}, {{ begin.absolute |
-        nats }} in it, {{ late | nats }} at the end ({{ (late / [before, 1e-12] | max) | factor }}).
+        nats }} in it, {{ late | nats }} at the end ({{ (late / [before, 1e-12] | max) | factor }}).{{
+        dated }}
     """,
     threshold="""
         at the end, the distance is 3 times that before the onset; every rollout since the onset is
@@ -40,7 +42,7 @@ DETECTOR = Detector(
         rollout. A lag of weights or a quantised engine, because their distance does not grow.
     """,
     fix="""
-        Check what happened at rollout {{ begin.rollout_id }}: pushes that fail since then (does the
+        Check what happened at rollout {{ onset }}: pushes that fail since then (does the
         engine confirm each?), an engine that was restarted, a change of flags. If nothing happened
         there, check whether a quantised engine fixed its scales at start-up, and whether weights
         outgrow a narrow dtype.
@@ -64,4 +66,11 @@ def look(d: Diagnosis) -> Figures | None:
     if median(s.top_share for s in grown.since) >= FEW or rather_than_rollouts(d):
         return None
     longer = fmean(s.length for s in grown.since) / max(rollouts[0].length, 1.0)
-    return {**grown.figures(), "begin": grown.since[0], "longer": longer}
+    began = began_by_distance(rollouts)
+    return {
+        **grown.figures(),
+        "begin": grown.since[0],
+        "onset": began.rollout if began else grown.since[0].rollout_id,
+        "dated": dated(d, began),
+        "longer": longer,
+    }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
+from slime_ext.tools.analysis.detectors.shared.began import Began, began, dated
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.kinds import whole_prompts
-from slime_ext.tools.analysis.detectors.shared.parts import far_value
+from slime_ext.tools.analysis.detectors.shared.parts import Found, far_value, mean_of
 from slime_ext.tools.analysis.measures.by_sample import LATER, SHAPES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -29,7 +30,7 @@ DETECTOR = Detector(
         the {{ others.samples }} others of the same rollouts ({{ "%.0f" | format([z, 999] | min) }}
         standard errors of log k3 over samples{% if is_shape %}; over the first 16 tokens of each
         sample, which all samples have{% endif %}). They hold {{ held | share(1) }} of {% if is_shape
-        %}k3 there{% else %}the run's k3{% endif %}.
+        %}k3 there{% else %}the run's k3{% endif %}.{{ dated }}
     """,
     threshold="""
         k3 4 times that of the other samples of the same rollouts, by 4 standard errors of log k3, and
@@ -77,6 +78,7 @@ FIX = {
     ),
 }
 UNNUMBERED = "without a number"
+FEWEST = 2  # samples of a rollout, for an error of their k3
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -92,6 +94,7 @@ def look(d: Diagnosis) -> Figures | None:
     if far.label == "turns":
         value = f"{value}{' or more' if value == str(LATER) else ''} turn{'s' * (value != '1')}"
     return {
+        "dated": dated(d, _began(d, far)),
         "explains": explained(*(K3(*mean[1:]) for mean in (far.far, far.others))),
         **far._asdict(),
         "of": OF[far.label].format(value),
@@ -100,3 +103,12 @@ def look(d: Diagnosis) -> Figures | None:
         "few": len(far.rollouts) < len(d.timeline),
         "fix": FIX[far.label].format(value=value),
     }
+
+
+def _began(d: Diagnosis, far: Found) -> Began | None:
+    """Returns in which rollout the samples of a value began to be far off."""
+    rollouts = d.samples.by_label()[far.label]
+    ids = [i for i in sorted(rollouts) if i <= far.rollouts[-1]]
+    means = {i: mean_of([p for p in rollouts[i] if p.value == far.value]) for i in ids}
+    known = [i for i in ids if means[i].samples >= FEWEST]
+    return began(known, [means[i].k3 for i in known], [means[i].relative_error for i in known])

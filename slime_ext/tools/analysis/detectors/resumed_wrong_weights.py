@@ -8,6 +8,7 @@ from itertools import pairwise, takewhile
 from statistics import median
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD
+from slime_ext.tools.analysis.detectors.shared.began import began_by_k3, dated
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -22,7 +23,7 @@ DETECTOR = Detector(
     title="The first rollouts after a start were sampled from other weights than the trainer's.",
     evidence="""
         k3 is {{ worst | nats }} in rollout {{ rollouts | join(", ") }} and {{ rest | nats }} in the
-        others: {{ (worst / rest) | factor if rest else "infinitely many times" }} as much.
+        others: {{ (worst / rest) | factor if rest else "infinitely many times" }} as much.{{ dated }}
     """,
     threshold="""
         k3 of the first rollouts is 6 times the median of the others and 5e-3 nats, and 3 times the
@@ -78,6 +79,7 @@ def look(d: Diagnosis) -> Figures | None:
     if any(not _ends(a, b) for a, b in pairwise(rollouts) if a in far and b not in far):
         return None
     figures = {"worst": max(s.k3 for s in far), "rest": rest, "rollouts": tuple(s.rollout_id for s in far)}
+    figures |= {"dated": dated(d, began_by_k3(rollouts, figures["rollouts"]))}
     figures |= {"explains": explained(K3.of_rollouts(far), K3.of_rollouts(others))}
     if all(_is_start(s, rollouts) for s in far[:1]):
         return figures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from slime_ext.tools.analysis.detectors.shared.began import began_by_k3, dated
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -29,7 +30,7 @@ DETECTOR = Detector(
         Only rollout{{ 's' if rollouts | length > 1 }} {{ rollouts | join(', ') }} {{ 'are' if rollouts
         | length > 1 else 'is' }} far off.
     """,
-    evidence="k3 is {{ k3 | nats }} there and {{ rest | nats }} over all {{ others }} others.",
+    evidence="k3 is {{ k3 | nats }} there and {{ rest | nats }} over all {{ others }} others.{{ dated }}",
     threshold="""
         at most a third of the rollouts have 6 times the k3 of all others together, and 5e-3 nats, by
         3 standard errors
@@ -60,6 +61,7 @@ def look(d: Diagnosis) -> Figures | None:
             ids = tuple(sorted(s.rollout_id for s in far))
             return {
                 "rollouts": ids,
+                "dated": dated(d, began_by_k3(rollouts, ids)),
                 "k3": mean_k3(far),
                 "rest": rest,
                 "others": len(others),

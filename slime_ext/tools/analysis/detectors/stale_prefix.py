@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.cached import CachedShares
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -46,25 +46,6 @@ class Cached(Measure):
         if tokens.min() >= BOTH_CACHED:
             table[0, 1:] *= tokens[1] / tokens[0]
             self.sums += table
-
-
-class CachedRollout(NamedTuple):
-    """The share of a rollout's samples with a cached prefix."""
-
-    rollout_id: int
-    share: float
-
-
-@dataclass
-class CachedShares(Measure):
-    """The share of each rollout's samples with a cached prefix, where the dump has it."""
-
-    rollouts: list[CachedRollout] = field(default_factory=list)
-
-    def close(self, rollout: DumpedRollout) -> None:
-        if rollout.cached is not None and rollout.count:
-            share = sum(count > 0 for count in rollout.cached) / rollout.count
-            self.rollouts.append(CachedRollout(rollout.rollout_id, share))
 
 
 DETECTOR = Detector(

@@ -16,6 +16,7 @@ from slime_ext.tools.analysis.detectors.shared.ages import (
     older_are_far,
 )
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
+from slime_ext.tools.analysis.detectors.shared.began import Began, began_by_k3, dated
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
@@ -53,7 +54,7 @@ DETECTOR = Detector(
         of weights that had sampled an earlier rollout. No token is known to come from fresh weights,
         so nothing tells how much of it is numerics or another fault. Rollout 0, or a rollout just
         after a push, would tell. {%- elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0,
-        where sampler and trainer have the same weights, and {{ later | nats }} after it. No
+        where sampler and trainer have the same weights, and {{ later | nats }} after it.{{ dated }} No
         weight version confirms this, and anything else that begins with training looks the same. {%-
         else -%} k3 is {{ k3 | nats }} on tokens from old weights and {{ fresh | nats }} on tokens
         from current ones {%- if worst %} (worst: {{ (worst.k3 / worst.count) | nats }} in rollout {{
@@ -120,7 +121,7 @@ def _old_weights(d: Diagnosis) -> Figures | None:
         alone = _all_aged(stale_sums) or _held(stale_sums, d.rollouts)
     if alone and is_scaled(d):
         return {**alone, "or_else": ("temperature",), "untold": UNTOLD}
-    return alone or (None if rather_than_rollouts(d) else _lagging(d.rollouts))
+    return alone or (None if rather_than_rollouts(d) else _lagging(d))
 
 
 def _all_aged(versions: list[VersionSums]) -> Figures | None:
@@ -144,8 +145,9 @@ def _held(old: list[VersionSums], rollouts: list[RolloutSummary]) -> Figures | N
     return {"k3": means.k3, "held": versions, "rollouts": _ids(old)}
 
 
-def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
+def _lagging(d: Diagnosis) -> Figures | None:
     """Returns the figures if weights lag from rollout 1 on, because rollout 0 has no lag yet."""
+    rollouts = d.rollouts
     if len(rollouts) < 3 or rollouts[0].rollout_id != 0 or min(s.tokens for s in rollouts) < FEWEST:
         return None
     first, later = rollouts[0].k3, median(s.k3 for s in rollouts[1:])
@@ -154,9 +156,11 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
         return None
     if later < max(MATTERS, TIMES * first):
         return None
+    began = began_by_k3(rollouts)
     figures = {
         "k3": first,
         "later": mean_k3(rollouts[1:]),
+        "dated": dated(d, began),
         "is_guess": True,
         "rollouts": tuple(s.rollout_id for s in rollouts[1:]),
     }
@@ -165,7 +169,13 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
     if _comes_back(rollouts):  # partial pushes and growing noise never return
         return figures | {"or_else": ("rollouts_apart",), "untold": SAMPLED}
-    return figures | {"or_else": ("growing_mismatch", "partial_push", *noise), "untold": PUSHED}
+    other = "damaged_weights" if _is_late(began) else "partial_push"
+    return figures | {"or_else": ("growing_mismatch", other, *noise), "untold": PUSHED}
+
+
+def _is_late(began: Began | None) -> bool:
+    """Returns whether a mismatch began after the first rollouts, in which a partial push would show."""
+    return began is not None and began.first > 2
 
 
 def _comes_back(rollouts: list[RolloutSummary]) -> bool:
