@@ -99,11 +99,13 @@ ROWS = {
 
 def seconds(checkout: Path, words: list[str], folder: Path) -> float:
     """Runs a command of a checkout once and returns its user seconds, with those of its children."""
+    environment = os.environ | {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # because pip compiles a package that it installs
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     run = subprocess.run(
         [sys.executable, "-c", COMMAND, *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(checkout)},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

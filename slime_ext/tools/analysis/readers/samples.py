@@ -6,9 +6,12 @@ computation is over packed tokens.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -123,7 +126,7 @@ def sample_of(keys: Mapping[str, Any], position: int, dump: str | None = None) -
     prompt_length = int(first(keys, "prompt_length", default=total - length))
     if abs(prompt_length) >= 10**MOST_DIGITS:
         raise ValueError(f"expected a prompt_length of at most {MOST_DIGITS} digits, got a longer one")
-    values = {one: keys[key] if parse is None else parse(keys[key]) for one, key, parse in plan.plain}
+    values = {one: parse(keys[key]) if parse else keys[key] for one, key, parse in plan.plain}
     for one, names, parse in plan.several:
         value = first(keys, *names)
         values[one] = value if parse is None else parse(value)
@@ -175,10 +178,11 @@ def assemble(
     """
     if reason := _missing(rows):
         return Skipped(source, reason)
-    sound = rows if _all_fit(rows) else [row for row in rows if _fits(row, notes)]
+    packed = _packed(rows)
+    sound = rows if packed is not None else [row for row in rows if _fits(row, notes)]
     if not sound:
         return Skipped(source, "holds no usable sample: " + notes.lines()[0])
-    values = {row.name: _joined(sound, row) for row in OF_SAMPLES}
+    values = {row.name: _joined(sound, row, packed or {}) for row in OF_SAMPLES}
     versions = _versions(sound, values["mask"], notes)
     return DumpedRollout(
         rollout_id=rollout_id,
@@ -206,22 +210,31 @@ def _missing(rows: Sequence[DumpedSample]) -> str:
     return ""
 
 
-def _all_fit(rows: Sequence[DumpedSample]) -> bool:
-    """Turns the lists of all samples into arrays, column by column. Returns False at the first misfit."""
+def _packed(rows: Sequence[DumpedSample]) -> dict[str, numpy.ndarray] | None:
+    """Returns each field that all samples hold as lists, packed; None if a value of a sample does not fit.
+
+    Turns the values of all other fields per token into arrays.
+    """
     if any(row.proximal is None or row.behavior is None for row in rows):
-        return False
+        return None
+    lengths, packed = [row.response_length for row in rows], dict[str, numpy.ndarray]()
     for each in PER_TOKEN:
         columns = [row.__dict__[each.one] for row in rows]
+        if set(map(type, columns)) == {list} and list(map(len, columns)) == lengths:
+            with suppress(TypeError, OverflowError):  # one of many values is no number
+                code = "q" if each.dtype == torch.int64 else "f"
+                packed[each.name] = numpy.array(array(code, chain.from_iterable(columns)))
+                continue
         try:
             arrays = [None if values is None else as_array(values, each.dtype) for values in columns]
         except NO_NUMBERS:
-            return False
-        for row, array in zip(rows, arrays, strict=True):
-            if array is not None:
-                if len(array) != row.response_length:
-                    return False
-                row.__dict__[each.one] = array
-    return True
+            return None
+        for row, values in zip(rows, arrays, strict=True):
+            if values is not None:
+                if len(values) != row.response_length:
+                    return None
+                row.__dict__[each.one] = values
+    return packed
 
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
@@ -247,20 +260,26 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
     return True
 
 
-def _joined(samples: Sequence[DumpedSample], row: Field) -> Any:
+def _joined(samples: Sequence[DumpedSample], row: Field, packed: Mapping[str, numpy.ndarray]) -> Any:
     """Returns a field of all samples; None if no sample has an optional field per token.
 
     Removes values per token from the samples, so that they are in memory only once.
+
+    Args:
+        packed: from ``_packed``.
     """
-    values = [getattr(sample, row.one) for sample in samples]
+    values = [sample.__dict__[row.one] for sample in samples]
     if row.per == "sample":
         return row.join(values)
     if not row.is_needed and all(value is None for value in values):
         return None
+    for sample in samples:
+        sample.__dict__[row.one] = None
+    if row.name in packed:
+        return row.join(torch.from_numpy(packed[row.name]))
     for i, sample in enumerate(samples):
         if values[i] is None:
             values[i] = numpy.full(sample.response_length, row.missing, dtype=NUMPY[row.dtype])
-        setattr(sample, row.one, None)
     return row.join(torch.from_numpy(numpy.concatenate(values)))
 
 
