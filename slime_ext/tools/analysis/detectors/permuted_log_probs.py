@@ -110,9 +110,7 @@ def look(d: Diagnosis) -> Figures | None:
         "tried": layouts.tried,
         "before": before / tokens,
         "after": (before - gone) / tokens,
-        "explains": explained_by_order(
-            layouts.sums[index], layouts.far * count / layouts.tried, d.sums["finite"], d.sums["near"]
-        ),
+        "explains": explained_by_order(layouts.sums[index], layouts.far * count / layouts.tried, d.rollouts),
     }
 
 

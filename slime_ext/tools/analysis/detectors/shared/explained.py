@@ -82,15 +82,16 @@ def restored(before: Tensor, after: float) -> Tensor:
     return torch.tensor([1, len(before), whole, gone, gone * gone], dtype=torch.float64)
 
 
-def explained_by_order(sums: Tensor, far: float, tokens: float, k3: float) -> Explained:
+def explained_by_order(sums: Tensor, far: float, rollouts: Sequence[RolloutSummary]) -> Explained:
     """Returns how much of a run's k3 goes if its misplaced log-probs are put back.
 
     Args:
         sums: [RESTORED] of the samples or micro-batches that were put back.
         far: sum of k3 over all that are as far off, nats; those that were not tried count alike.
-        tokens, k3: number of tokens of the run, and the sum of their k3.
+        rollouts: of the run.
     """
     count, _, before, gone, square = sums.tolist()
+    tokens, k3 = sum(s.tokens for s in rollouts), sum(s.tokens * s.k3 for s in rollouts)
     if not before or not k3:
         return Explained(0.0, 0.0, is_rest_healthy=True)
     removed = far * gone / before
