@@ -10,6 +10,10 @@ python -m benchmarks.faults mechanism --out DIR --only NAME [--seed N] # one of 
 python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults by mechanism: what is said
     [--dumps DIR]                                                   # those of mechanism, where they are made
     [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
+python -m benchmarks.faults report --out DIR --only NAME [--seed N]   # one of reports' runs: a folder
+python -m benchmarks.faults reports [--unseen] [--only NAME] [--jobs N] # mechanisms that no detector knows
+    [--rows FILE] [--against FILE] [--dumps DIR]                    # goes on where it stopped; before and now
+python -m benchmarks.faults honest [--count N]                        # identities of healthy runs
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults import figures, judge, pictures, real
+from benchmarks.faults import figures, honest, judge, outside, pictures, real
 from benchmarks.faults.cases import FAULTS, HEALTHY, THREADS, healthy
+from benchmarks.faults.kinds import KINDS
 from benchmarks.faults.mechanisms import CASES, Runs
+from benchmarks.faults.reports import REPORTS, SEEN, runs_of, write_report
 from benchmarks.faults.world import World, write
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.request import Request
@@ -43,6 +49,9 @@ def main() -> int:
     parser.add_argument("--dumps", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--unseen", action="store_true")
+    parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(COMMANDS[options.what](options))
@@ -53,6 +62,13 @@ def mechanisms(out: Path, names: list[str], seed: int) -> str:
     """Writes the dumps of faults by mechanism; returns how to look at them."""
     runs = Runs(seed)
     folders = [judge.make(name, seed, runs, out / f"{name}_{seed}") for name in names]
+    return "\n".join(f"slime-ext analyze {folder}" for folder in folders)
+
+
+def reports(out: Path, names: list[str], seed: int) -> str:
+    """Writes the dumps of public reports; returns how to look at them."""
+    runs = runs_of(seed)
+    folders = [write_report(name, runs, out / f"{name}_{seed}") for name in names]
     return "\n".join(f"slime-ext analyze {folder}" for folder in folders)
 
 
@@ -103,11 +119,18 @@ COMMANDS = {
     "threads": lambda options: threads(),
     "pictures": lambda options: pictures.draw(options.out, write_pictured),
     "mechanism": lambda options: mechanisms(options.out, options.only or list(CASES), options.seed or 0),
+    "report": lambda options: reports(
+        options.out, options.only or list(REPORTS), SEEN[0] if options.seed is None else options.seed
+    ),
+    "honest": lambda options: honest.table(options.count),
+    "reports": lambda options: outside.judge_reports(
+        options.only, options.unseen, options.jobs, options.rows, options.against, options.dumps
+    ),
     "judge": lambda options: judge.judge(
         options.only, options.seed, options.jobs, options.rows, options.results, options.dumps
     ),
 }
-NAMES = sorted({*real.NAMES, *FAULTS, *CASES, HEALTHY})
+NAMES = sorted({*real.NAMES, *FAULTS, *CASES, *REPORTS, *KINDS, outside.WINDOW, HEALTHY})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults.mechanisms import CASES, FRESH, SEEN, SOUND, UNSEEN, Runs, sound, start
+from benchmarks.faults.mechanisms import CASES, FRESH, SEEN, SOUND, UNSEEN, Case, Runs, sound, start
+from benchmarks.faults.reports import Report
 from benchmarks.faults.world import write
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.document import Document, Finding
@@ -53,9 +54,9 @@ class Row:
         return self.seed < FRESH if self.name == HEALTHY_RUN else self.seed in SEEN
 
 
-def verdict(name: str, document: Document) -> str:
+def verdict(case: Case | Report, document: Document) -> str:
     """How good the answer is: see VERDICTS."""
-    case, said = CASES[name], [finding for finding in document.findings if finding.is_fault]
+    said = [finding for finding in document.findings if finding.is_fault]
     causes = [finding for finding in said if finding.name not in OPEN]
     right = [finding for finding in causes if _names(finding) & set(case.right)]
     if not causes:
@@ -98,7 +99,7 @@ class Asked:
         runs = Runs(self.seed)
         for name in self.names:
             document = self._analysed(name, self.seed, runs)
-            said = verdict(name, document)
+            said = verdict(CASES[name], document)
             yield Row(name, self.seed, said, _said(document), document.total.k3 or 0.0)
         for number in self.healthy:
             document = self._analysed(HEALTHY_RUN, number, runs)
@@ -108,9 +109,9 @@ class Asked:
     def _analysed(self, name: str, number: int, runs: Runs) -> Document:
         made = self.dumps / f"{name}_{number}" if self.dumps else None
         if made and made.exists():
-            return _analysed(made)
+            return analysed(made)
         with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-            return _analysed(make(name, number, runs, Path(folder)))
+            return analysed(make(name, number, runs, Path(folder)))
 
 
 def make(name: str, number: int, runs: Runs, folder: Path) -> Path:
@@ -163,7 +164,7 @@ def read(path: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in lines]
 
 
-def _analysed(folder: Path) -> Document:
+def analysed(folder: Path) -> Document:
     request = Request((str(folder),))
     return analyse(request, request.files())
 

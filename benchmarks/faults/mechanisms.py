@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -832,10 +833,15 @@ def sound(number: int) -> World:
 
 @dataclass
 class Runs:
-    """What is planted into the healthy runs of a seed, whose weights and samples are made once."""
+    """What is planted into the healthy runs of a seed, whose weights and samples are made once.
+
+    Args:
+        base: makes the healthy run of a seed and a family.
+    """
 
     seed: int
     most_rollouts: int = 10**6
+    base: Callable[[int, str], World] = base
     histories: dict[str, list[Weights]] = field(default_factory=dict)
     memo: dict[str, dict] = field(default_factory=dict)
 
@@ -846,13 +852,17 @@ class Runs:
         world = replace(world, rollouts=min(world.rollouts, self.most_rollouts))
         if case.learns:
             return write(world, folder, [start(world)])
-        if case.family not in self.histories:
-            self._train(case.family)
-        history, memo = self.histories[case.family], self.memo[case.family]
+        return self.plant(world, case.family, folder)
+
+    def plant(self, world: World, family: str, folder: Path) -> Path:
+        """Writes the dumps of a world that has the weights of its family's healthy run."""
+        if family not in self.histories:
+            self._train(family)
+        history, memo = self.histories[family], self.memo[family]
         return write(replace(world, rollouts=min(world.rollouts, len(history))), folder, history, memo)
 
     def _train(self, family: str) -> None:
-        world = base(self.seed, family)
+        world = self.base(self.seed, family)
         world = replace(world, rollouts=min(world.rollouts, self.most_rollouts))
         self.histories[family] = [start(world)]
         self.memo[family] = {}

@@ -54,6 +54,12 @@ class How:
         soft_cap: of the logits, cap * tanh(z / cap) (0: none).
         phantoms: entries of logit 0 beyond the vocabulary that the log-softmax counts in.
         dropout: share of the outputs of attention and MLP that are zeroed; the others are scaled up.
+        sink: logit of an attention sink, which takes a share of each head's softmax (-inf: none).
+        routed: factor of what the experts add.
+        router_bias: standard deviation of a bias with which experts are chosen, and not weighted.
+        logits: dtype of the logits and of their log-sum-exp.
+        local_positions: context-parallel ranks, each of which counts rotary positions over its own two
+            chunks (0: positions are those of the sequence); for sequences that are computed at once.
     """
 
     dtype: torch.dtype = FP32
@@ -69,6 +75,11 @@ class How:
     soft_cap: float = 0.0
     phantoms: float = 0.0
     dropout: float = 0.0
+    sink: float = -torch.inf
+    routed: float = 1.0
+    router_bias: float = 0.0
+    logits: torch.dtype = FP32
+    local_positions: int = 0
 
 
 def random(shape: Shape, generator: torch.Generator) -> Weights:
@@ -206,7 +217,10 @@ class Model:
     def _rotary(self, begin: int, count: int) -> tuple[Tensor, Tensor]:
         half = self.shape.head // 2
         rate = self.shape.theta ** (-torch.arange(half) / half)
-        angle = torch.outer(torch.arange(begin, begin + count) / self.how.stretch, rate)
+        positions = torch.arange(begin, begin + count)
+        if self.how.local_positions:
+            positions = local_positions(count, self.how.local_positions)
+        angle = torch.outer(positions / self.how.stretch, rate)
         both = torch.cat([angle, angle], -1)[:, None]
         return both.cos(), both.sin()
 
@@ -229,11 +243,11 @@ class Model:
         return heads if weight is None else norm(heads, weight, self.shape.eps)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
-        exact = attend(q, k, v, begin, self.how.window)
+        exact = attend(q, k, v, begin, self.how.window, self.how.sink)
         if self.how.cache == FP32:
             return exact
         k, v = (x.to(self.how.cache).float() for x in (k, v))
-        coarse = attend(q, k, v, begin, self.how.window)
+        coarse = attend(q, k, v, begin, self.how.window, self.how.sink)
         late = torch.arange(begin, begin + q.shape[1]) >= self.how.cache_from
         return torch.where(late[:, None], coarse, exact)
 
@@ -246,14 +260,19 @@ class Model:
         if self.how.router != FP32:
             logits = logits.to(self.how.router).float()
         shares = logits.softmax(-1)
-        chosen = shares.topk(self.shape.active, -1).indices if forced is None else forced.long()
+        preferred = shares + self._router_bias(shares.shape[-1])
+        chosen = preferred.topk(self.shape.active, -1).indices if forced is None else forced.long()
         share = shares.gather(-1, chosen)
         share = share / share.sum(-1, keepdim=True)
         dense = torch.zeros_like(logits).scatter(-1, chosen, share)
         gate, up = torch.einsum("bnd,eid->bnei", h, w.get("mlp.experts.gate_up_proj")).chunk(2, -1)
         inner = self._rounded(silu(gate) * up)
         out = torch.einsum("bnei,edi,bne->bnd", inner, w.get("mlp.experts.down_proj"), dense)
-        return out, chosen
+        return self.how.routed * out, chosen
+
+    def _router_bias(self, experts: int) -> Tensor:
+        draws = torch.Generator().manual_seed(experts)
+        return self.how.router_bias * torch.randn(experts, generator=draws)
 
 
 @dataclass(frozen=True)
@@ -275,6 +294,9 @@ def times(x: Tensor, w: Tensor) -> Tensor:
 
 def log_softmax(logits: Tensor, how: How) -> Tensor:
     """Log-probs [.., V], as this arithmetic normalises them."""
+    if how.logits != FP32:
+        logits = logits.to(how.logits).float()
+        return (logits - logits.logsumexp(-1, keepdim=True).to(how.logits).float()).to(how.logits).float()
     if not how.phantoms:
         return logits.log_softmax(-1)
     beyond = torch.full_like(logits[..., :1], how.phantoms).log()
@@ -292,9 +314,19 @@ def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, begin: int, window: int = 0) -> Tensor:
+def local_positions(count: int, ranks: int) -> Tensor:
+    """Positions [count] where each of the ranks counts from 0 over its chunks r and 2 * ranks - 1 - r."""
+    chunks = torch.arange(count).tensor_split(2 * ranks)
+    places = [chunk - chunk[0] if len(chunk) else chunk for chunk in chunks]
+    for rank in range(ranks):
+        last = 2 * ranks - 1 - rank
+        places[last] = places[last] + len(chunks[rank])
+    return torch.cat(places)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, begin: int, window: int = 0, sink: float = -torch.inf) -> Tensor:
     """Causal attention of queries that follow ``begin`` others, [B, N, heads * size], over the ``window``
-    last positions (0: over all)."""
+    last positions (0: over all), and a sink that has no value."""
     batch, count, heads, size = q.shape
     q = q.view(batch, count, k.shape[2], heads // k.shape[2], size)
     scores = torch.einsum("bnghd,bmgd->bghnm", q, k) / size**0.5
@@ -302,4 +334,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, begin: int, window: int = 0) -> Tens
         ago = torch.arange(begin, begin + count)[:, None] - torch.arange(k.shape[1])
         unseen = (ago < 0) | (ago >= window) if window else ago < 0
         scores = scores.masked_fill(unseen, -torch.inf)
-    return torch.einsum("bghnm,bmgd->bnghd", scores.softmax(-1), v).reshape(batch, count, heads * size)
+    shares = scores.softmax(-1)
+    if sink > -torch.inf:
+        shares = (scores - scores.logsumexp(-1, keepdim=True).logaddexp(torch.tensor(sink))).exp()
+    return torch.einsum("bghnm,bmgd->bnghd", shares, v).reshape(batch, count, heads * size)

@@ -462,7 +462,8 @@ def _scored(run: _Run, turns: list[Turn]) -> Callable[[Weights], Tensor]:
 
     def loss(weights: Weights) -> Tensor:
         parts = [
-            -log_probs[t.mask].sum() * t.advantage for t, _, log_probs, _ in _log_probs(world, turns, weights)
+            -log_probs[t.mask].sum() * t.advantage
+            for t, _, log_probs, _ in log_probs_of(world, turns, weights)
         ]
         return torch.stack(parts).sum() / count
 
@@ -493,12 +494,12 @@ def _told_by(run: _Run, turns: list[Turn], number: int) -> list[tuple[Tensor, Te
         with torch.no_grad():
             run.memo[key] = [
                 (log_probs, experts, -(table.exp() * table).nan_to_num().sum(-1))
-                for _, table, log_probs, experts in _log_probs(world, turns, run.history[number])
+                for _, table, log_probs, experts in log_probs_of(world, turns, run.history[number])
             ]
     return [(log_probs.clone(), experts, entropy) for log_probs, experts, entropy in run.memo[key]]
 
 
-def _log_probs(
+def log_probs_of(
     world: World, turns: list[Turn], weights: Weights
 ) -> Iterator[tuple[Turn, Tensor, Tensor, Tensor | None]]:
     """Each sample with its log-probs over the vocabulary [R, V], those of its tokens [R], and its experts."""

@@ -165,7 +165,7 @@ def finding(name, *others, severity="error"):
 )
 def test_a_verdict(findings, k3, wanted):
     said = SimpleNamespace(findings=findings, total=SimpleNamespace(k3=k3))
-    assert judge.verdict("presence_penalty", said) == wanted
+    assert judge.verdict(CASES["presence_penalty"], said) == wanted
 
 
 def row(name, seed, verdict="named", said="quantised"):

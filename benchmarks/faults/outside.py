@@ -1,0 +1,258 @@
+"""Judges ``analyze`` on mechanisms that no detector was written for, and on healthy runs of many kinds.
+
+python -m benchmarks.faults reports [--unseen] [--only NAME] [--jobs N] [--rows FILE] [--against FILE]
+    [--dumps DIR]
+
+Without ``--unseen`` it judges the seen seeds, the healthy runs and the windows. A row is appended to the file
+of ``--rows`` as soon as it is known, and not made again; the table has all rows of that file, and those of
+``--against`` beside them. Runs that ``mechanism --out DIR`` or ``--dumps DIR`` wrote are read there.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from benchmarks.faults import judge
+from benchmarks.faults.kinds import KINDS, LAGGING, SEEDS, WINDOWS, window, write_kind, write_lagging
+from benchmarks.faults.mechanisms import Runs
+from benchmarks.faults.reports import REPORTS, SEEN, UNSEEN, base, runs_of, write_report
+from slime_ext.tools.analysis.document import Document
+
+LAG_NAMES = ("stale_weights", *judge.OPEN)  # of an error in a short window of a lagging run
+WINDOW, RIGHT_WINDOW, WRONG_WINDOW = "window", "no other error", "error of another cause"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was said of a run.
+
+    Args:
+        truth: share of k3 that the planted fault makes; None: unknown.
+        explains: finding -> the share that it says it explains, and its error.
+    """
+
+    name: str
+    seed: int
+    verdict: str
+    said: str
+    k3: float
+    truth: float | None = None
+    explains: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+
+
+def row_of(name: str, seed: int, verdict: str, document: Document, healthy: float | None = None) -> Row:
+    """Returns the row of a run.
+
+    Args:
+        healthy: k3 of the same run without the fault.
+    """
+    k3 = document.total.k3 or 0.0
+    shares = {f.name: (f.explains, f.explains_error) for f in document.findings if f.explains is not None}
+    truth = 1 - healthy / k3 if healthy is not None and k3 > healthy else None
+    said = ", ".join(
+        "|".join((f.name, *f.or_else)) + f" ({f.severity})" for f in document.findings if f.is_fault
+    )
+    return Row(name, seed, verdict, said or "nothing", k3, truth, shares)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Rows that one process makes: reports of a seed, healthy runs, or windows.
+
+    Args:
+        known: (name, seed) of rows that are there already.
+        dumps: the folder in which runs are kept, if any.
+    """
+
+    seed: int
+    reports: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    windows: int = 0
+    known: frozenset[tuple[str, int]] = frozenset()
+    dumps: Path | None = None
+
+    def rows(self) -> Iterator[Row]:
+        torch.set_num_threads(1)
+        yield from self._reports()
+        for name in self.kinds:
+            if (name, self.seed) not in self.known:
+                with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+                    document = judge.analysed(write_kind(name, self.seed, Path(folder)))
+                yield row_of(name, self.seed, judge.verdict_of_healthy(document), document)
+        if self.windows and (WINDOW, self.seed * 100) not in self.known:
+            with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+                whole = write_lagging(self.seed, Path(folder) / "whole")
+                for number in range(self.windows):
+                    document = judge.analysed(window(whole, number, Path(folder) / str(number)))
+                    yield row_of(WINDOW, self.seed * 100 + number, of_window(document), document)
+
+    def _reports(self) -> Iterator[Row]:
+        runs, healthy = runs_of(self.seed), {}
+        for name in self.reports:
+            if (name, self.seed) in self.known:
+                continue
+            family = REPORTS[name].family
+            if family not in healthy:
+                with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+                    plain = runs.plant(base(self.seed, family), family, Path(folder))
+                    healthy[family] = judge.analysed(plain).total.k3 or 0.0
+            with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+                document = judge.analysed(self._made(name, runs, Path(folder)))
+            verdict = judge.verdict(REPORTS[name], document)
+            yield row_of(name, self.seed, verdict, document, healthy[family])
+
+    def _made(self, name: str, runs: Runs, folder: Path) -> Path:
+        if not self.dumps:
+            return write_report(name, runs, folder)
+        kept = self.dumps / f"{name}_{self.seed}"
+        return kept if kept.exists() else write_report(name, runs, kept)
+
+
+def of_window(document: Document) -> str:
+    """Returns whether a window of a lagging run has an error of another cause."""
+    errors = [f for f in document.findings if f.severity == "error"]
+    is_other = any(f.name not in LAG_NAMES and "stale_weights" not in f.or_else for f in errors)
+    return WRONG_WINDOW if is_other else RIGHT_WINDOW
+
+
+def judged(asked: Sequence[Asked], jobs: int, path: Path) -> list[Row]:
+    """Returns the rows of a file, with those that are asked for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if jobs < 2:
+        for one in asked:
+            _append(one, path)
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            list(pool.map(_append, asked, [path] * len(asked)))
+    return read(path)
+
+
+def _append(asked: Asked, path: Path) -> None:
+    for row in asked.rows():
+        with path.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+
+
+def read(path: Path | None) -> list[Row]:
+    """Returns the rows of a file, none where there is no file."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return [Row(**json.loads(line)) for line in lines]
+
+
+def table(columns: dict[str, list[Row]]) -> str:
+    """Returns totals, mechanism by mechanism, and what was said of healthy runs and windows.
+
+    Args:
+        columns: name of a judgement -> its rows.
+    """
+    return "\n".join([*_totals(columns), *_by_report(columns), *_healthy(columns), *_explained(columns)])
+
+
+def _groups(columns: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
+    for seeds, word in ((SEEN, "seen"), (UNSEEN, "unseen")):
+        for column, rows in columns.items():
+            group = [row for row in rows if row.name in REPORTS and row.seed in seeds]
+            if group:
+                yield f"{word}, {column}", group
+
+
+def _totals(columns: dict[str, list[Row]]) -> Iterator[str]:
+    yield f"| reports | {' | '.join(judge.VERDICTS)} | all | named or one of three | misnamed |"
+    yield f"|---|{'---:|' * (len(judge.VERDICTS) + 3)}"
+    for word, rows in _groups(columns):
+        count = Counter(row.verdict for row in rows)
+        good = (count[judge.NAMED] + count[judge.OF_THREE]) / len(rows)
+        wrong = count[judge.MISNAMED] / len(rows)
+        numbers = " | ".join(str(count[v]) for v in judge.VERDICTS)
+        yield f"| {word} | {numbers} | {len(rows)} | {good:.0%} | {wrong:.0%} |"
+    yield ""
+
+
+def _by_report(columns: dict[str, list[Row]]) -> Iterator[str]:
+    groups = dict(_groups(columns))
+    yield f"| mechanism | report | right | k3 | {' | '.join(groups)} |"
+    yield f"|---|---|---|---|{'---|' * len(groups)}"
+    for name, report in REPORTS.items():
+        rows = [row for group in groups.values() for row in group if row.name == name]
+        if rows:
+            k3 = [row.k3 for row in rows]
+            cells = (_cell([row for row in group if row.name == name]) for group in groups.values())
+            span = f"{min(k3):.1g} to {max(k3):.1g}"
+            yield f"| {name} | {report.source} | {', '.join(report.right)} | {span} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    words = Counter(
+        row.verdict if row.verdict == judge.NAMED else f"*{row.verdict}*: {row.said.replace('|', ' or ')}"
+        for row in rows
+    )
+    return "; ".join(f"{count} {word}" for word, count in words.items()) or "-"
+
+
+def _healthy(columns: dict[str, list[Row]]) -> Iterator[str]:
+    for column, rows in columns.items():
+        runs = [row for row in rows if row.name in KINDS]
+        windows = [row for row in rows if row.name == WINDOW]
+        if runs:
+            count = Counter(row.verdict for row in runs)
+            yield f"- {column}: of {len(runs)} healthy runs {count[judge.ERROR]} have an error and "
+            yield f"  {count[judge.WARNING]} a warning"
+        if windows:
+            wrong = [row for row in windows if row.verdict == WRONG_WINDOW]
+            yield f"- {column}: of {len(windows)} windows {len(wrong)} have an error of another cause"
+        for row in runs + windows:
+            if row.verdict not in (judge.CLEAN, RIGHT_WINDOW):
+                yield f"  - {row.name} {row.seed}: *{row.verdict}*: {row.said}, k3 {row.k3:.2g}"
+    yield ""
+
+
+def _explained(columns: dict[str, list[Row]]) -> Iterator[str]:
+    for word, rows in _groups(columns):
+        off: list[float] = []
+        within = total = 0
+        for row in rows:
+            if row.truth is None or row.verdict not in (judge.NAMED, judge.OF_THREE):
+                continue
+            for share, error in row.explains.values():
+                off.append(abs(share - row.truth))
+                total += 1
+                within += error is not None and abs(share - row.truth) <= 2 * error
+        if off:
+            yield (
+                f"- {word}: {total} findings say what they explain: {statistics.median(off):.3f} from the "
+                f"planted share (median; at most {max(off):.2f}), {within} within two of their errors"
+            )
+
+
+def judge_reports(
+    only: Sequence[str] | None,
+    unseen: bool,
+    jobs: int,
+    path: Path | None,
+    against: Path | None,
+    dumps: Path | None,
+) -> str:
+    """Returns the table of the command."""
+    with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+        path = path or Path(folder) / "rows.jsonl"
+        known = frozenset((row.name, row.seed) for row in read(path))
+        names = tuple(name for name in only or REPORTS if name in REPORTS)
+        asked = [Asked(s, reports=names, known=known, dumps=dumps) for s in (UNSEEN if unseen else SEEN)]
+        if not unseen:
+            kinds = tuple(name for name in only or KINDS if name in KINDS)
+            asked += [Asked(seed, kinds=kinds, known=known) for seed in SEEDS]
+        if not unseen and (not only or WINDOW in only):
+            asked += [Asked(seed, windows=WINDOWS, known=known) for seed in LAGGING]
+        rows = judged(asked, jobs, path)
+        return table(({"before": read(against)} if against else {}) | {"now": rows})

@@ -1,0 +1,152 @@
+"""The mechanisms of public reports are planted as their reports say, and judged apart from healthy runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.faults import honest, kinds, outside, reports
+from benchmarks.faults.dump import Turn
+from benchmarks.faults.mechanisms import Runs, start
+from benchmarks.faults.model import BF16, How, attend, local_positions, log_softmax
+from benchmarks.faults.reports import REPORTS, base
+from benchmarks.faults.world import write
+from slime_ext.tools.analysis.document import FINDINGS
+
+
+def test_every_report_says_what_it_is():
+    assert len(REPORTS) >= 25
+    for name, report in REPORTS.items():
+        assert report.mechanism.endswith("."), name
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", report.source), name
+        assert 1 <= len(report.right) <= 3 and set(report.right) & set(FINDINGS), name
+
+
+def test_seeds_differ_and_unseen_ones_are_others():
+    assert not set(reports.SEEN) & set(reports.UNSEEN)
+    worlds = [repr(base(seed).shape) + str(base(seed).rollouts) for seed in reports.SEEN + reports.UNSEEN]
+    assert len(set(worlds)) > 3
+
+
+def test_positions_of_a_rank_count_over_its_two_chunks():
+    assert local_positions(8, 2).tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert local_positions(6, 1).tolist() == list(range(6))
+
+
+def test_a_sink_is_one_more_key_without_a_value():
+    q, k, v = (torch.randn(1, 5, 2, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    zeros = torch.zeros(1, 1, 2, 4)
+    with_key = attend(q, torch.cat([zeros, k], 1), torch.cat([zeros, v], 1), 1)  # its score is 0
+    torch.testing.assert_close(attend(q, k, v, 0, sink=0.0), with_key)
+
+
+def test_coarse_logits_are_those_of_bfloat16():
+    logits = 20 * torch.randn(50, 30, generator=torch.Generator().manual_seed(0))
+    coarse = log_softmax(logits, How(logits=BF16))
+    assert torch.equal(coarse, coarse.to(BF16).float()) and (coarse == 0).float().mean() > 0.01
+    torch.testing.assert_close(coarse, logits.log_softmax(-1), atol=0.5, rtol=0.02)
+
+
+def turns_of(*sizes):
+    return [
+        Turn(
+            prompt=torch.arange(4),
+            tokens=torch.arange(size),
+            behavior=-torch.arange(1.0, size + 1),
+            mask=torch.ones(size, dtype=torch.bool),
+            kept=torch.ones(size, 3, dtype=torch.bool),
+            versions=torch.ones(size, dtype=torch.int64),
+            proximal=100.0 * (i + 1) + torch.arange(size),
+            advantage=float(i),
+        )
+        for i, size in enumerate(sizes)
+    ]
+
+
+def a_run(**more):
+    world = replace(base(100), **more)
+    return SimpleNamespace(world=world, draws=torch.Generator().manual_seed(1), number=3)
+
+
+def test_log_probs_from_the_end_of_padded_rows_are_shifted_by_the_padding():
+    turns = turns_of(5, 8, 6, 8)
+    reports.from_the_end(turns, a_run())
+    assert [turn.proximal[0] for turn in turns] == [103, 200, 302, 400]
+    assert [len(turn.proximal) for turn in turns] == [5, 8, 6, 8]
+    assert (turns[0].proximal[2:] < 0).all()
+
+
+def test_outputs_in_packed_order_are_those_of_the_next_longer_sample():
+    turns = turns_of(5, 3, 4)
+    reports.in_packed_order(turns, a_run())
+    assert [turn.proximal[0] for turn in turns] == [200, 300, 100]
+    assert turns[0].proximal.tolist() == [200, 201, 202, 0, 0]
+
+
+def test_rows_of_q_k_and_v_are_read_in_another_order_and_none_is_lost():
+    world = base(100)
+    generator = torch.Generator().manual_seed(0)
+    weights = reports.runs_of(100) and {
+        f"model.layers.{i}.self_attn.{one}_proj.weight": torch.randn(rows, 4, generator=generator)
+        for i in range(world.shape.layers)
+        for one, rows in (("q", 64), ("k", 32), ("v", 32))
+    }
+    held = reports.fused_by_group(SimpleNamespace(engine=weights, world=world))
+    for name, w in weights.items():
+        assert held[name].shape == w.shape
+    assert not torch.equal(torch.cat(list(held.values())), torch.cat(list(weights.values())))
+    rows = (sorted(map(tuple, torch.cat(list(one.values())).tolist())) for one in (held, weights))
+    assert next(rows) == next(rows)
+    q = held["model.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(q[32:48], weights["model.layers.0.self_attn.k_proj.weight"][:16])
+
+
+def test_each_rank_whitens_its_own_tokens():
+    turns = turns_of(8, 16, 12)
+    reports.whitened_by_rank(turns, a_run())
+    outer = torch.cat(
+        [
+            torch.cat([t.advantages[: len(t.tokens) // 4], t.advantages[-(len(t.tokens) // 4) :]])
+            for t in turns
+        ]
+    )
+    assert abs(float(outer.mean())) < 1e-6 and abs(float(outer.std()) - 1) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "name", ["uninitialised_push", "rolled_in_shard", "thinking_budget", "prompt_routes"]
+)
+def test_a_planted_run_is_far_from_the_healthy_one(name, tmp_path):
+    runs, family = Runs(101, most_rollouts=2, base=base), REPORTS[name].family
+    healthy = outside.judge.analysed(runs.plant(base(101, family), family, tmp_path / "healthy"))
+    planted = outside.judge.analysed(reports.write_report(name, runs, tmp_path / "planted"))
+    assert planted.total.k3 > 5 * healthy.total.k3
+
+
+def test_a_share_of_every_kind_is_healthy_and_its_tokens_are_the_engine_s(tmp_path):
+    folder = kinds.write_kind("mixed_ages", 200, tmp_path)
+    rows = torch.load(folder / "rollout_data/4.pt", weights_only=True)["samples"]
+    assert {tuple(row["weight_versions"]) for row in rows[:4]} == {("5",), ("4",), ("3",), ("2",)}
+    assert all(row["metadata"] == {} for row in rows)
+
+
+def test_verdicts_of_windows_and_the_table():
+    row = outside.Row("min_p", 100, "named", "truncated_sampling (error)", 0.1, 0.9, {"min_p": (0.8, 0.1)})
+    other = outside.Row(outside.WINDOW, 30000, outside.WRONG_WINDOW, "dropout (error)", 0.1)
+    page = outside.table({"now": [row, other]})
+    assert "| seen, now | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 100% | 0% |" in page
+    assert "of 1 windows 1 have an error of another cause" in page
+    assert "0.100 from the planted share (median; at most 0.10), 1 within two of their errors" in page
+
+
+def test_each_part_of_a_healthy_run_has_its_distance(tmp_path):
+    world = replace(honest.world(1), rollouts=3)
+    found = list(honest.distances(honest.diagnosis_of(write(world, tmp_path, [start(world)]))))
+    parts = [part for part, _ in found]
+    assert parts.count(honest.RUN) == 1 and parts.count(honest.ROLLOUT) == 3
+    assert 2 <= parts.count(honest.PLACE) <= 6
+    assert all(abs(z) < 5 for _, z in found)
