@@ -11,6 +11,7 @@ python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults b
     [--dumps DIR]                                                   # those of mechanism, where they are made
     [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
 python -m benchmarks.faults report --out DIR --only NAME [--seed N]   # one of reports' runs: a folder
+python -m benchmarks.faults kind --out DIR --only NAME --seed N       # a healthy run; "window": lagging ones
 python -m benchmarks.faults reports [--unseen] [--only NAME] [--jobs N] # mechanisms that no detector knows
     [--rows FILE] [--against FILE] [--dumps DIR]                    # goes on where it stopped; before and now
 python -m benchmarks.faults honest [--count N]                        # identities of healthy runs
@@ -27,8 +28,9 @@ import torch
 
 from benchmarks.faults import figures, honest, judge, outside, pictures, real
 from benchmarks.faults.cases import FAULTS, HEALTHY, THREADS, healthy
-from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.kinds import KINDS, SEEDS, WINDOWS, window, write_kind, write_lagging
 from benchmarks.faults.mechanisms import CASES, Runs
+from benchmarks.faults.outside import WINDOW
 from benchmarks.faults.reports import REPORTS, SEEN, runs_of, write_report
 from benchmarks.faults.world import World, write
 from slime_ext.tools.analysis.document import Document
@@ -69,6 +71,15 @@ def reports(out: Path, names: list[str], seed: int) -> str:
     """Writes the dumps of public reports; returns how to look at them."""
     runs = runs_of(seed)
     folders = [write_report(name, runs, out / f"{name}_{seed}") for name in names]
+    return "\n".join(f"slime-ext analyze {folder}" for folder in folders)
+
+
+def healthy_kinds(out: Path, names: list[str], seed: int) -> str:
+    """Writes the dumps of healthy runs of some kinds, or windows; returns how to look at them."""
+    folders = [write_kind(name, seed, out / f"{name}_{seed}") for name in names if name != WINDOW]
+    if WINDOW in names:
+        whole = write_lagging(seed, out / f"lagging_{seed}")
+        folders += [window(whole, number, out / f"{WINDOW}_{seed}_{number}") for number in range(WINDOWS)]
     return "\n".join(f"slime-ext analyze {folder}" for folder in folders)
 
 
@@ -122,6 +133,9 @@ COMMANDS = {
     "report": lambda options: reports(
         options.out, options.only or list(REPORTS), SEEN[0] if options.seed is None else options.seed
     ),
+    "kind": lambda options: healthy_kinds(
+        options.out, options.only or list(KINDS), SEEDS[0] if options.seed is None else options.seed
+    ),
     "honest": lambda options: honest.table(options.count),
     "reports": lambda options: outside.judge_reports(
         options.only, options.unseen, options.jobs, options.rows, options.against, options.dumps
@@ -130,7 +144,7 @@ COMMANDS = {
         options.only, options.seed, options.jobs, options.rows, options.results, options.dumps
     ),
 }
-NAMES = sorted({*real.NAMES, *FAULTS, *CASES, *REPORTS, *KINDS, outside.WINDOW, HEALTHY})
+NAMES = sorted({*real.NAMES, *FAULTS, *CASES, *REPORTS, *KINDS, WINDOW, HEALTHY})
 
 
 if __name__ == "__main__":

@@ -473,7 +473,7 @@ REPORTS: dict[str, Report] = {
     "wrong_scales": Report(
         "Layers of the second pipeline stage are pushed in FP8 with the scales of the first stage's.",
         "ISEEKYAN/Megatron-LM#191",
-        OTHER_WEIGHTS,
+        ("damaged_weights", "another_policy", "quantised"),
         world_of(holds=scales_of_other_stage),
         "half of the layers, about 10% of each row",
         "weight versions",
@@ -701,7 +701,7 @@ REPORTS: dict[str, Report] = {
     "window_by_one": Report(
         "The engine's sliding window is one position shorter than the trainer's.",
         "pytorch/torchtitan#3687",
-        ("position_drift", "kv_precision", "layer"),
+        ("position_drift", "kv_precision", "sliding_window"),
         lambda world: {
             "engine": How(dtype=BF16, window=16),
             "trainer": replace(world.trainer, window=17),
