@@ -83,7 +83,7 @@ FLOORS = {
         "script_run",
         "reader read",
     ),
-    "tools/check/": ("veil", "setup", "answer"),
+    "tools/check/": ("rollout_source router veil", "setup", "answer"),
     "tools/analysis/": (
         "document headline tables texts",
         "values",

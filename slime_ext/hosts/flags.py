@@ -94,6 +94,7 @@ ARGUMENTS: dict[str, Argument] = {
     "custom_config_path": Argument(PATH),
     "rollout_function_path": Argument(TEXT),
     "sglang_preferred_sampling_params": Argument(TEXT),
+    "sglang_router_ip": Argument(TEXT),
     "hf_checkpoint": Argument(PATH),
     "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),
     "check_for_nan_in_loss_and_grad": Argument(SWITCH, True, "--no-check-for-nan-in-loss-and-grad"),
@@ -109,7 +110,7 @@ ARGUMENTS |= dict.fromkeys(("custom_tis_function_path", GENERATE, *contract.FUNC
 ARGUMENTS |= dict.fromkeys(
     "use_tis get_mismatch_metrics use_rollout_logprobs keep_old_actor use_opsm normalize_advantages use_opd "
     "use_dynamic_global_batch_size use_rollout_routing_replay use_routing_replay use_score_centering "
-    "use_sampling_support_replay sglang_enable_deterministic_inference "
+    "use_sampling_support_replay use_slime_router use_miles_router sglang_enable_deterministic_inference "
     "release_train allgather_cp dynamic_context_parallel skip_actor_forward_only".split(),
     Argument(SWITCH, False),
 )

@@ -14,12 +14,13 @@ trainer computes log-softmax(logits / T). Setting by setting, as SGLang 0.5.23 w
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from slime_ext.hosts.contract import OURS
 from slime_ext.rules.rule import HINT, HOST, REFUSE, WARN, rule
-from slime_ext.rules.setup import Setup
+from slime_ext.rules.setup import UNREAD, Parameter, Setup
 
 RATIO_OFF = (
     "the sampler draws from a part of the vocabulary, and SGLang records log-probs over all of it, so every "
@@ -28,8 +29,12 @@ RATIO_OFF = (
 PREFERRED = "--sglang-preferred-sampling-params"
 # Settings that change what SGLang records, and that the trainer does not apply -> the value without effect.
 PENALTIES = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
-GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+MINIMUM = {"min_new_tokens": 0}
+GRAMMARS = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), "")
+TRUNCATIONS = {"top_p": 1, "top_k": -1, "min_p": 0}  # these are not in what SGLang records
+SAMPLING = {**PENALTIES, **MINIMUM, **GRAMMARS, **TRUNCATIONS, "temperature": UNREAD}
 ORIGINAL = "SGLANG_RETURN_ORIGINAL_LOGPROB"
+EXPERTS, CUSTOM = "return_routed_experts", "custom_params"  # fields of a request to /generate
 LARGEST_FILE = 2**16  # bytes of a generation_config.json, which has a few hundred
 
 
@@ -159,12 +164,12 @@ def unreadable_sampling_params(setup: Setup) -> str | None:
 @rule(WARN)
 def penalties_in_record(setup: Setup) -> str | None:
     """The engine penalises or biases tokens, which is in its log-probs and not in the trainer's."""
-    params = _preferred(setup)
-    named = [name for name, idle in PENALTIES.items() if params.get(name, idle) not in (idle, None)]
-    if not named:
+    names = list(dict.fromkeys(each.name for each in _active(setup, PENALTIES)))
+    if not names:
         return None
+    where = next(each.where for each in _active(setup, PENALTIES))
     return (
-        f"{PREFERRED}: expected no {' or '.join(named)}, got one: remove it, because SGLang records "
+        f"{where}: expected no {' or '.join(names)}, got one: remove it, because SGLang records "
         "log-probs after it and the trainer computes them without: the ratio shows it beside numerics, and "
         f"a correction works against it, also with {ORIGINAL}=1"
     )
@@ -173,27 +178,94 @@ def penalties_in_record(setup: Setup) -> str | None:
 @rule(WARN)
 def minimum_length_in_record(setup: Setup) -> str | None:
     """The engine forbids the end token at first, which is in its log-probs and not in the trainer's."""
-    if not _preferred(setup).get("min_new_tokens"):
-        return None
-    return (
-        f"{PREFERRED}: expected no min_new_tokens, got one: remove it, and give short responses a lower "
-        "reward, because up to that length SGLang records log-probs without the end token and the trainer "
-        "computes them with it: every ratio there is too low by the end token's probability"
-    )
+    for where, name, _ in _active(setup, MINIMUM):
+        return (
+            f"{where}: expected no {name}, got one: remove it, and give short responses a lower reward, "
+            "because up to that length SGLang records log-probs without the end token and the trainer "
+            "computes them with it: every ratio there is too low by the end token's probability"
+        )
+    return None
 
 
 @rule(WARN)
 def grammar_in_record(setup: Setup) -> str | None:
     """The engine allows only tokens of a grammar, which is in its log-probs and not in the trainer's."""
-    params = _preferred(setup)
-    named = next((name for name in GRAMMARS if params.get(name)), None)
-    if named is None:
+    for where, name, _ in _active(setup, GRAMMARS):
+        return (
+            f"{where}: expected no {name}, got one: remove it, or set the loss mask of those tokens to 0, "
+            "because SGLang records log-probs over the allowed tokens and the trainer over all tokens: "
+            f"ratios are far below 1 where the grammar forbids likely tokens, also with {ORIGINAL}=1"
+        )
+    return None
+
+
+@rule(WARN)
+def truncation_of_function(setup: Setup) -> str | None:
+    """A rollout function leaves out tokens, which are in the recorded log-probs and in the trainer's."""
+    replayed = ["top_p", "top_k"] if setup.flags.use_sampling_support_replay else []
+    replayed += [] if setup.flags.rollout_top_p in (None, 1) else ["top_p"]  # the host asks what top-p leaves
+    for where, name, _ in _known(setup.sampled_with, TRUNCATIONS):
+        if name not in replayed:
+            return (
+                f"{where}: expected {name} {TRUNCATIONS[name]:g}, got another number: remove it from the "
+                f"rollout function, because {RATIO_OFF}"
+            )
+    return None
+
+
+@rule(WARN)
+def temperature_of_function(setup: Setup) -> str | None:
+    """A rollout function samples at another temperature than the one that the trainer divides logits by."""
+    temperature = setup.flags.rollout_temperature
+    idle = {} if temperature is None else {"temperature": temperature}
+    for where, _, value in _known(setup.sampled_with, idle):
+        effect = (
+            "SGLang then picks the most likely token and records its log-prob at temperature 1, which leaves "
+            "no probabilities to correct"
+            if value == 0
+            else "SGLang records log-probs at this temperature and the trainer computes them at "
+            "--rollout-temperature, so every ratio contains the temperature"
+        )
+        return (
+            f"{where}: expected the temperature of --rollout-temperature, {temperature:g}, got another "
+            f"number: write args.rollout_temperature, because {effect}"
+        )
+    return None
+
+
+@rule(HINT)
+def unread_sampling_parameters(setup: Setup) -> str | None:
+    """A rollout function sets sampling parameters to values that are known only where it runs."""
+    unread = [each for each in setup.sampled_with if each.value is UNREAD]
+    if not unread:
         return None
+    names = ", ".join(dict.fromkeys(each.name for each in unread))
     return (
-        f"{PREFERRED}: expected no {named}, got one: remove it, or set the loss mask of those tokens to 0, "
-        "because SGLang records log-probs over the allowed tokens and the trainer computes them over all: "
-        f"ratios are far below 1 where the grammar forbids likely tokens, also with {ORIGINAL}=1"
+        f"{unread[0].where}: {names} of the rollout function cannot be read here: keep penalties, biases, "
+        "grammars, top-p, top-k and min-p off and the temperature at --rollout-temperature, or see "
+        "docs/engines.md for what the ratio then means"
     )
+
+
+@rule(WARN)
+def router_without_replay(setup: Setup) -> str | None:
+    """The installed sglang-router drops the field with which the host asks for what it replays."""
+    flags = setup.flags
+    if flags.sglang_router_ip or flags.use_slime_router or flags.use_miles_router:
+        return None  # another router than the installed one
+    asks_top_p = flags.rollout_top_p not in (None, 1) and setup.host is not None and setup.host.replays_top_p
+    for flag, is_on, name in (
+        ("--use-rollout-routing-replay", flags.use_rollout_routing_replay, EXPERTS),
+        ("--rollout-top-p", asks_top_p, CUSTOM),
+    ):
+        if is_on and name in setup.router_drops:
+            return (
+                f"{flag}: expected a sglang-router that passes {name} on, got {setup.router_drops[name]} "
+                "without it: install the build that your host's Dockerfile names, because this one removes "
+                "the field from each request and answers 200, so the samples lack what the trainer replays, "
+                "and it stops at the first rollout"
+            )
+    return None
 
 
 @rule(HINT)
@@ -224,6 +296,19 @@ def sampling_of_checkpoint(setup: Setup) -> str | None:
         "requests that do not set them, and not to /generate (its end tokens apply to both): if your rollout "
         "function asks for chat completions, pass each of them there, because the trainer does not apply them"
     )
+
+
+def _active(setup: Setup, idle: dict[str, Any]) -> Iterator[Parameter]:
+    """Yields the parameters with an effect, of the engine's flag and of the user's rollout functions."""
+    preferred = [Parameter(PREFERRED, name, value) for name, value in _preferred(setup).items()]
+    return _known([*preferred, *setup.sampled_with], idle)
+
+
+def _known(parameters: Collection[Parameter], idle: dict[str, Any]) -> Iterator[Parameter]:
+    """Yields the parameters whose values are known and differ from ``idle``, name -> value without effect."""
+    for each in parameters:
+        if each.name in idle and each.value is not UNREAD and each.value not in (idle[each.name], None):
+            yield each
 
 
 def _preferred(setup: Setup) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime_ext.config.load import Loaded
 from slime_ext.core.correction import Correction
@@ -18,6 +18,7 @@ from slime_ext.hosts.flags import ARGUMENTS
 
 WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
 NO_HOST = "no checkout of the host is here; name one with --host DIR"
+UNREAD = object()  # a sampling parameter's value that is no literal in the source
 
 
 class UnknownError(Exception):
@@ -33,6 +34,19 @@ class HostUnknownError(UnknownError):
 
     If the error has no text, nothing is printed about it.
     """
+
+
+class Parameter(NamedTuple):
+    """A sampling parameter that a launch passes to the engine.
+
+    Args:
+        where: the flag, or ``file:line`` of a rollout function.
+        value: its value, or UNREAD.
+    """
+
+    where: str
+    name: str
+    value: Any
 
 
 class _Arguments:
@@ -66,6 +80,8 @@ class Setup:
         program: the program that the launch starts; empty if it is not known.
         flag_names: the flags of the launch; empty if they are not known.
         custom_loss: the source of the module of --custom-loss-function-path; None if it is not here.
+        sampled_with: the sampling parameters that the user's rollout functions set, if their source is here.
+        router_drops: the fields of a request that the installed sglang-router drops -> its version.
     """
 
     args: Any
@@ -80,6 +96,8 @@ class Setup:
     program: str = ""
     flag_names: Collection[str] = ()
     custom_loss: str | None = None
+    sampled_with: Sequence[Parameter] = field(default=(), repr=False)
+    router_drops: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def flags(self) -> Any:

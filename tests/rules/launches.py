@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from slime_ext.config.load import Loaded, read_config
 from slime_ext.core.correction import Correction
 from slime_ext.hosts.flags import ARGUMENTS
-from slime_ext.rules.setup import Setup
+from slime_ext.rules.setup import Parameter, Setup
 
 DEFAULTS = {name: argument.default for name, argument in ARGUMENTS.items()}
 TOKEN = {"preset": "token_tis"}
@@ -38,9 +38,16 @@ SEEDED = {"sglang_enable_deterministic_inference": True}
 GENERATE = {"custom_generate_function_path": "slime_ext.host.generate"}
 CHECKPOINT = {"hf_checkpoint": str(Path(__file__).parent / "checkpoint")}
 
+REPLAY, STOCK = {"use_rollout_routing_replay": True}, {"router_drops": {"return_routed_experts": "0.3.2"}}
+NO_PARAMS = {"router_drops": {"custom_params": "0.3.2"}}
+
 
 def preferred(**params):
     return {"sglang_preferred_sampling_params": json.dumps(params)}
+
+
+def set_by_function(**params):
+    return {"sampled_with": [Parameter("my/rollout.py:12", *each) for each in params.items()]}
 
 
 def a_host(**says):
@@ -59,7 +66,8 @@ FLAGS = {"host": a_host(flags=lambda: frozenset({"--eps-clip-high", "--rollout-b
 def setup_of(function="correct", of=TOKEN, file=(), host=None, **more):
     """A launch with --use-tis and the host's defaults, its flags beside them."""
     loaded = Loaded(Correction()) if of is None else read_config(of)
-    names = ("custom_loss", "environment", "program", "flag_names", "trains")
+    names = ("custom_loss", "environment", "program", "flag_names", "trains", "sampled_with")
+    names += ("router_drops",)
     known = {name: more.pop(name) for name in names if name in more}
     args = SimpleNamespace(**{**DEFAULTS, "use_tis": True, "slime_ext": None, **more})
     return Setup(args, function, loaded, file=file, host=host, **known)

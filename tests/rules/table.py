@@ -7,14 +7,16 @@ it fails alone when a part of the condition is wrong: change that part, and see 
 printed, logged or raised is tested in tests/host/test_doors.py, for all rules at once.
 
 Arguments are flags by their dest names, and beside them ``function``, what it is made ``of``, the keys of
-the ``file``, the ``host``'s code, ``environment``, ``program``, ``flag_names`` and ``custom_loss``
-(``setup_of`` in launches.py). Neighbours differ in what the rule looks at.
+the ``file``, the ``host``'s code, ``environment``, ``program``, ``flag_names``, ``custom_loss``,
+``sampled_with`` and ``router_drops`` (``setup_of`` in launches.py). Neighbours differ in what the rule looks
+at.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from slime_ext.rules.setup import UNREAD
 from tests.rules.launches import (
     AGES,
     ALONE,
@@ -31,6 +33,7 @@ from tests.rules.launches import (
     IDLE,
     INIT,
     KEPT,
+    NO_PARAMS,
     OFF,
     ON_HOST,
     ORIGINAL,
@@ -39,8 +42,10 @@ from tests.rules.launches import (
     REBASED,
     REDUCER,
     REINFORCE,
+    REPLAY,
     SEED,
     SEEDED,
+    STOCK,
     STRAW,
     TARGET,
     THEIRS,
@@ -51,6 +56,7 @@ from tests.rules.launches import (
     WITHOUT_FLAGS,
     a_host,
     preferred,
+    set_by_function,
 )
 
 ROWS: list[tuple[str, dict[str, Any], str | None]] = [
@@ -389,6 +395,36 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("grammar_in_record", preferred(ebnf='root ::= x'), "--sglang-preferred-sampling-params: expected n"),
     ("grammar_in_record", preferred(structural_tag='t'), "--sglang-preferred-sampling-params: expected "),
     ("grammar_in_record", preferred(regex=None), None),
+    ("penalties_in_record", set_by_function(presence_penalty=0.5), "my/rollout.py:12: expected no presence_"),
+    ("penalties_in_record", set_by_function(repetition_penalty=UNREAD), None),
+    ("minimum_length_in_record", set_by_function(min_new_tokens=8), "my/rollout.py:12: expected no min_new_"),
+    ("grammar_in_record", set_by_function(regex="a+"), "my/rollout.py:12: expected no regex, got one: remov"),
+    ("truncation_of_function", set_by_function(min_p=0.1), "my/rollout.py:12: expected min_p 0, got another"),
+    ("truncation_of_function", set_by_function(top_k=20), "my/rollout.py:12: expected top_k -1, got another"),
+    ("truncation_of_function", set_by_function(top_p=0.9), "my/rollout.py:12: expected top_p 1, got another"),
+    ("truncation_of_function", {**set_by_function(top_p=0.9), "rollout_top_p": 0.9, "host": HOST}, None),
+    ("truncation_of_function", {**set_by_function(top_k=9), "use_sampling_support_replay": True}, None),
+    ("truncation_of_function", {**set_by_function(min_p=0.1), "use_sampling_support_replay": True}, "my/ro"),
+    ("truncation_of_function", set_by_function(top_p=1.0, top_k=-1, min_p=0.0), None),
+    ("truncation_of_function", set_by_function(top_p=UNREAD), None),
+    ("truncation_of_function", preferred(min_p=0.1), None),
+    ("temperature_of_function", set_by_function(temperature=0.7), "my/rollout.py:12: ... contains the tempe"),
+    ("temperature_of_function", set_by_function(temperature=0), "my/rollout.py:12: ... no probabilities to "),
+    ("temperature_of_function", {**set_by_function(temperature=0.7), "rollout_temperature": 0.7}, None),
+    ("temperature_of_function", {**set_by_function(temperature=0.7), "rollout_temperature": None}, None),
+    ("temperature_of_function", set_by_function(temperature=UNREAD), None),
+    ("unread_sampling_parameters", set_by_function(min_p=UNREAD), "my/rollout.py:12: min_p of the rollout f"),
+    ("unread_sampling_parameters", set_by_function(min_p=0.1), None),
+    ("router_without_replay", {**REPLAY, **STOCK}, "--use-rollout-routing-replay: expected a sglang-router"),
+    ("router_without_replay", {"rollout_top_p": 0.9, "host": HOST, **NO_PARAMS}, "--rollout-top-p: expected"),
+    ("router_without_replay", {**REPLAY, **NO_PARAMS}, None),
+    ("router_without_replay", {"host": HOST, **NO_PARAMS}, None),
+    ("router_without_replay", {"rollout_top_p": 0.9, "host": a_host(replays_top_p=False), **NO_PARAMS}, None),
+    ("router_without_replay", {"rollout_top_p": 0.9, **NO_PARAMS}, None),
+    ("router_without_replay", {**REPLAY, **STOCK, "sglang_router_ip": "10.0.0.1"}, None),
+    ("router_without_replay", {**REPLAY, **STOCK, "use_miles_router": True}, None),
+    ("router_without_replay", {**REPLAY, **STOCK, "use_slime_router": True}, None),
+    ("router_without_replay", STOCK, None),
     ("seed_without_effect", preferred(sampling_seed=3), "--sglang-preferred-sampling-params: sampling_s"),
     ("seed_without_effect", {**preferred(sampling_seed=3), **SEEDED}, None),
     ("seed_without_effect", {}, None),

@@ -18,8 +18,11 @@ from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS, DERIVED, FUNCTION, check_keys, check_kinds, forbid_misspelt
 from slime_ext.rules import configuration
 from slime_ext.rules.configuration import loaded_from, near_function
+from slime_ext.rules.of_engines import CUSTOM, EXPERTS
 from slime_ext.rules.of_files import MEASURING
-from slime_ext.rules.setup import Setup
+from slime_ext.rules.setup import Parameter, Setup
+from slime_ext.tools.check import router
+from slime_ext.tools.check.rollout_source import parameters_of
 from slime_ext.tools.check.veil import Veiled, veiled
 from slime_ext.tools.checkout import signature_of
 from slime_ext.tools.folders import find_own_steps, is_file
@@ -93,7 +96,13 @@ def with_correction(setup: Setup, launch: Launch) -> Setup:
     """
     setup = replace(setup, function=_function_of(setup, launch))
     find_own_steps(getattr(setup.args, "slime_ext", None))
-    setup = loaded_from(replace(setup, custom_loss=_custom_loss(setup, launch)))
+    setup = replace(
+        setup,
+        custom_loss=_custom_loss(setup, launch),
+        sampled_with=_sampled_with(setup, launch),
+        router_drops=router.dropped((EXPERTS, CUSTOM)) if launch.script else {},
+    )
+    setup = loaded_from(setup)
     _check_functions(setup, launch)
     return setup
 
@@ -275,6 +284,19 @@ def _custom_loss(setup: Setup, launch: Launch) -> str | None:
     path = str(getattr(setup.args, "custom_loss_function_path", None) or "")
     file = file_of(path.rpartition(".")[0], _folders(launch))
     return file.read_text("utf-8", "ignore") if file else None
+
+
+def _sampled_with(setup: Setup, launch: Launch) -> list[Parameter]:
+    """Reads the sampling parameters that the user's rollout functions set, as far as their source is here."""
+    parameters: list[Parameter] = []
+    for dest in ("rollout_function_path", "custom_generate_function_path"):
+        path = getattr(setup.args, dest, None) or ""
+        module, _, name = path.rpartition(".")
+        file = None if path in contract.OURS.values() else file_of(module, _folders(launch))
+        if file:
+            place = flag_of(dest) if isinstance(path, Veiled) else f"{module.replace('.', '/')}.py"
+            parameters += parameters_of(file.read_text("utf-8", "ignore"), name, place)
+    return parameters
 
 
 def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> None:

@@ -1,0 +1,30 @@
+"""Asks the installed sglang-router which fields of a request it passes on, without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def dropped(fields: Collection[str]) -> dict[str, str]:
+    """Returns each field that the installed router drops, with the router's version; empty without a router.
+
+    The hosts' own builds and the one of the package index have the same version. The compiled module of a
+    router contains the names of the fields that it passes on.
+    """
+    try:
+        release, spec = version("sglang-router"), importlib.util.find_spec("sglang_router")
+        folders = spec.submodule_search_locations if spec else None
+        modules = [file for folder in folders or () for file in Path(folder).glob("sglang_router_rs*.so")]
+        kept = {field for module in modules for field in fields if _contains(module, field.encode())}
+    except (OSError, ValueError, PackageNotFoundError):
+        return {}
+    return {field: release for field in fields if field not in kept} if modules else {}
+
+
+def _contains(file: Path, text: bytes) -> bool:
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(text) >= 0
