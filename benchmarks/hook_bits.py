@@ -37,7 +37,7 @@ from slime_ext.core.tokens import Head
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import step_metrics
 from slime_ext.host.configured import setup_for
-from slime_ext.hosts.contract import SEEDS
+from slime_ext.hosts.contract import SLIME_FUNCTIONS
 
 CALLS = 1000
 SINCE = ("off_policy/log_ratio_max",)  # metrics that older commits do not record
@@ -60,7 +60,7 @@ MAPPINGS: dict[str, dict[str, Any]] = {  # beside the presets: keys and steps th
         "steps": [{"prefix_reweight": {"aggregate": "mean"}}, "clip", {"reject": {"unit": "turn", "high": 2}}]
     },
 }
-NAMES = (*SEEDS, *presets.PRESETS, *MAPPINGS)
+NAMES = (*SLIME_FUNCTIONS, *presets.PRESETS, *MAPPINGS)
 
 
 def random_call(seed: int) -> dict[str, Any]:

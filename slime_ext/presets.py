@@ -72,7 +72,7 @@ def _preset(formula: str, source: str, *steps: Step, **fields: Any) -> Preset:
     return Preset(formula, source, {"steps": steps, **fields})
 
 
-SEEDS = {
+PULL_REQUESTS = {
     "metrics_only": _preset("w = 1: only metrics", PR3984),
     "token_tis": _preset("w_t = min(rho_t, 2)", PR3984, TOKEN, CAP),
     "seq_is": _preset("w = min(Pi, 2)", PR3984, SEQUENCE, CAP),
@@ -328,7 +328,7 @@ AUTUMN_2026 = {
     ),
 }
 
-PRESETS: dict[str, Preset] = {**SEEDS, **VERL_HEAD, **LITERATURE, **AUTUMN_2026}
+PRESETS: dict[str, Preset] = {**PULL_REQUESTS, **VERL_HEAD, **LITERATURE, **AUTUMN_2026}
 
 NAMES = (*PRESETS, *ALIASES)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +21,19 @@ from slime_ext.host import policy_loss
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import Channel, Hook, Result, host_metrics, run
 from slime_ext.host.memory import Memory
-from slime_ext.hosts.contract import SEEDS, HookCall, takes_tis_bounds
+from slime_ext.hosts.contract import SLIME_FUNCTIONS, HookCall, takes_tis_bounds
 from slime_ext.rules.configuration import BOUNDS, near_function
 
-# Function name -> the args of its last call, the values of them that the hook was built from, and the hook.
-HOOKS: Memory[dict[str, tuple[Any, list[Any], Hook]]] = Memory(dict)
+
+class BuiltHook(NamedTuple):
+    """A hook, with the host's args and those of their values that it was built from."""
+
+    args: Any
+    values: list[Any]
+    hook: Hook
+
+
+HOOKS: Memory[dict[str, BuiltHook]] = Memory(dict)  # function name -> the hook of its last call
 
 
 def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable[..., Result]:
@@ -44,19 +52,20 @@ def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable
         advantages: list[Tensor] | Tensor | None = None,
         **kwargs: Any,
     ) -> Result:
-        call = {
-            "pg_loss": pg_loss,
-            "train_log_probs": train_log_probs,
-            "rollout_log_probs": rollout_log_probs,
-            "loss_masks": loss_masks,
-            "total_lengths": total_lengths,
-            "response_lengths": response_lengths,
-            "advantages": advantages,
-            **kwargs,
-            **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
-        }
+        call = HookCall(
+            args,
+            pg_loss,
+            train_log_probs,
+            rollout_log_probs,
+            loss_masks,
+            total_lengths,
+            response_lengths,
+            cur_log_probs,
+            advantages,
+        )
         loss = policy_loss.current()
-        return run(HookCall.of(args, call, loss.keywords()), _configured(args, name, channel), loss.step)
+        # kwargs has what only some hosts pass, and ``loss`` what the host's policy loss does not pass.
+        return run(call.filled(kwargs, loss.keywords()), _configured(args, name, channel), loss.step)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__, function.__module__ = document, __name__
@@ -66,31 +75,39 @@ def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable
 def _configured(args: Any, name: str, channel: Channel) -> Hook:
     """Returns the hook of the function ``name`` for the host's args.
 
-    The hook is built again only if the host passes another object, or other values of what configures it.
+    The hook of the last call is used again, because building one takes far longer than a call. It is built
+    again if the host passes another object, or changes a value that the hook was built from.
     """
-    values = [getattr(args, key, None) for key in (BOUNDS if name in SEEDS else ("slime_ext",))]
-    owner, known, hook = HOOKS.value.get(name, (None, None, None))
-    if hook is None or owner is not args or known != values:
-        setup = setup_for(args, name)
-        if name == "off_policy_is_function" and takes_tis_bounds():
-            channel = _tis_channel
-        hook = Hook(setup.correction, name, channel, setup.has_ratio)
-        HOOKS.value[name] = args, values, hook
+    values = [getattr(args, key, None) for key in (BOUNDS if name in SLIME_FUNCTIONS else ("slime_ext",))]
+    last = HOOKS.value.get(name)
+    if last is not None and last.args is args and last.values == values:
+        return last.hook
+    setup = setup_for(args, name)
+    if name == "off_policy_is_function" and takes_tis_bounds():
+        channel = _tis_channel
+    hook = Hook(setup.correction, name, channel, setup.has_ratio)
+    HOOKS.value[name] = BuiltHook(args, values, hook)
     return hook
 
 
 def _tis_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """Makes the metrics of slime's own functions. A dropped token counts as clipped."""
-    changed = result.clipped + torch.where(result.finite, result.rejected, 0)
-    off = torch.where(result.finite, (result.ratio - 1).abs(), 0)
-    return {"tis": result.ratio, "tis_clipfrac": changed, "tis_abs": off, **_nonfinite(result, tokens)}
+    """Makes the metrics of slime's own functions.
+
+    A rejected token counts as clipped. A token without a behavior log-prob counts only in
+    ``nonfinite_fraction``.
+    """
+    clipped = result.clipped + torch.where(result.finite, result.rejected, 0)
+    distance = torch.where(result.finite, (result.ratio - 1).abs(), 0)
+    return {"tis": result.ratio, "tis_clipfrac": clipped, "tis_abs": distance, **_nonfinite(result, tokens)}
 
 
 def _is_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
+    """Makes the metrics of slime PR 2084 in its first form."""
     return {"is_weight": result.weights, "is_clipfrac": result.clipped, **_nonfinite(result, tokens)}
 
 
 def _nonfinite(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
+    """Flags response tokens without a behavior log-prob; the host averages the flags."""
     return {"nonfinite_fraction": (tokens.segments.mask & ~result.finite).float()}
 
 
@@ -140,9 +157,9 @@ off_policy_is_function = _hook(
 
 @functools.cache
 def _preset(name: str) -> Callable[..., Result]:
-    entry = presets.find(name)
-    document = f"{entry.formula}.\n\nSource: {entry.source}."
-    return _hook(name, document)
+    """Makes the function of a preset, once, so that ``slime_ext.tis.<preset>`` is always the same object."""
+    preset = presets.find(name)
+    return _hook(name, f"{preset.formula}.\n\nSource: {preset.source}.")
 
 
 def __getattr__(name: str) -> Callable[..., Result]:

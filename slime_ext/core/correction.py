@@ -8,9 +8,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -32,7 +31,7 @@ from slime_ext.core.losses import (
     written_out,
 )
 from slime_ext.core.metrics.layout import MetricsLayout
-from slime_ext.core.metrics.measure import LARGEST, StepSums, measure
+from slime_ext.core.metrics.measure import LARGEST_RATIO, StepSums, measure
 from slime_ext.core.needs import ANY_AGE, PLANNED, Need
 from slime_ext.core.state import (
     MODEST,
@@ -61,9 +60,9 @@ if TYPE_CHECKING:
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
 Grouping = Literal["ignore", "rebaseline", "atomic"]
+# The statistics that ``SequenceStatistics`` holds.
 OBSERVED = tuple(StatisticKey("sum", "sequence", name) for name in ("ratio", "count"))
 HOST = HostLoss()
-NO_STATISTICS: Mapping[StatisticKey, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -166,12 +165,11 @@ class Correction:
         if plan is None:
             is_coupled = Need.WHOLE_STEP in self.needs
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if is_coupled else NO_PLAN
-        table: dict[StatisticKey, Tensor] = {}
-        inputs = self.read(tokens, table, plan.numbers)
-        table |= tabulate(self.observed_statistics if observe else self.statistics, inputs)
+        statistics = self.observed_statistics if observe else self.statistics
+        inputs = self.read(tokens, statistics, plan.numbers)
         state = self.run(inputs, self.steps)
-        if plan.keep is not None:
-            state = state._replace(step=len(self.steps)).reject("sequence", plan.keep)
+        if plan.keep is not None:  # rejects whole groups, as if it were one more step
+            state = state.before_step(len(self.steps)).reject("sequence", plan.keep)
         keep = inputs.kept(state)
         sequences = None
         if observe:
@@ -214,24 +212,32 @@ class Correction:
     def read(
         self,
         tokens: Tokens,
-        table: Mapping[StatisticKey, Tensor] = NO_STATISTICS,
+        statistics: Sequence[StatisticKey] = (),
         numbers: Mapping[Step, Tensor] = NO_PLAN.numbers,
     ) -> StepInputs:
-        """Prepares what steps read.
+        """Computes what steps read: log-ratios, statistics and detached advantages.
 
         Args:
-            table: the statistics, which the caller fills in once the tokens are read.
-            numbers: those of the plan.
+            statistics: the keys of the statistics to compute, one number per turn or sequence.
+            numbers: the plan's number of each coupled step.
+
+        Raises:
+            ConfigError: the numerator is the target, and the tokens have no log-probs of it.
         """
         numerator = tokens.target if self.numerator == "target" else tokens.proximal
         if numerator is None:
             raise ConfigError(
                 "target: expected log-probs [T], got None: pass target, because numerator: target reads it"
             )
-        read = compared(numerator, tokens.behavior, tokens.segments.mask)
+        ratios = compared(numerator, tokens.behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
-        of_samples = cast("tuple[Tensor, Tensor, Tensor]", (advantages, tokens.ages, tokens.age_steps))
-        return StepInputs(tokens.segments, *read, *of_samples, self.units, table, numbers)
+        # These may be None. Their type says Tensor, because a step reads only those that it declares in
+        # ``needs``, and the hook has checked that these are there.
+        optional = cast("tuple[Tensor, Tensor, Tensor]", (advantages, tokens.ages, tokens.age_steps))
+        table: dict[StatisticKey, Tensor] = {}
+        inputs = StepInputs(tokens.segments, *ratios, *optional, self.units, table, numbers)
+        table |= tabulate(statistics, inputs)  # only now, because statistics are sums of the inputs' values
+        return inputs
 
     @cached_property
     def token_steps(self) -> tuple[Step, ...]:
@@ -254,7 +260,7 @@ class Correction:
         return selected(inputs.segments.expand_to_tokens(state.unit, state.weights), inputs.kept(state))
 
     def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
-        """Runs ``steps`` and returns the state after them: the only loop over steps."""
+        """Runs steps from the state without weights, and returns the last state."""
         state = inputs.start
         for place, step in enumerate(steps):
             state = step(state.before_step(place), inputs)
@@ -282,13 +288,13 @@ class Correction:
             # log-ratio and advantage read 0, so that it is not clipped either.
             loss, clipped = self.surrogate(LossInputs(tokens, outcome.keep), bounds)
         loss = torch.where(outcome.keep, loss, 0)
-        if self.center is None:
+        if self.center is not None:
+            loss = self._centered_loss(self.center, outcome, tokens, loss, bounds)
+        else:
             factor = outcome.factor.to(loss.dtype)
             loss = loss * (factor if self.bounds_products else _limited(factor, loss))
-        else:
-            loss = self._centered_loss(self.center, outcome, tokens, loss, bounds)
-        for value in self.added(outcome, tokens) if self.terms else ():
-            loss = loss + value
+        for added in self.added(outcome, tokens):
+            loss = loss + added
         return loss, clipped
 
     def added(self, outcome: Outcome, tokens: Tokens) -> Iterator[Tensor]:
@@ -353,10 +359,10 @@ class Correction:
 
     @cached_property
     def bounds_products(self) -> bool:
-        """Whether a product of a weight and a loss needs no limit.
+        """Whether every product of a weight and a loss is finite, so that ``_limited`` need not cap any.
 
-        The loss then counts as one of ordinary size. PPO's loss does not, because it has no bound where the
-        advantage is negative.
+        The weights must be bounded and the loss of ordinary size. PPO's loss is not, because the target ratio
+        has no bound where the advantage is negative.
         """
         return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
 
@@ -492,12 +498,11 @@ def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum
         A plan with the numbers. Each number includes the effect of the coupled steps before it.
     """
     numbers: dict[Step, Tensor] = {}
-    read = [correction.read(tokens) for tokens in batches]
-    read = [replace(inputs, table=tabulate(correction.statistics, inputs)) for inputs in read]
+    # Every batch reads the same mapping of numbers, which grows from one coupled step to the next.
+    batches_read = [correction.read(tokens, correction.statistics, numbers) for tokens in batches]
     for i, step in enumerate(correction.steps):
         if Need.WHOLE_STEP in step.needs:
-            planned = [replace(inputs, plan=numbers) for inputs in read]
-            before = [(correction.run(inputs, correction.steps[:i]), inputs) for inputs in planned]
+            before = [(correction.run(inputs, correction.steps[:i]), inputs) for inputs in batches_read]
             numbers[step] = step.number_for_step(before, all_sum)
     return Plan(numbers)
 
@@ -541,15 +546,16 @@ class HookResult:
 
 
 def apply(correction: Correction, inputs: HookInputs) -> HookResult:
-    """Runs a hook call: from packed tokens to loss, masks and metrics."""
+    """Corrects the loss of a hook call, and measures the tokens."""
     tokens, layout = inputs.tokens, inputs.layout
     outcome = correction(tokens, inputs.plan, observe=layout is not None)
     loss, by_surrogate = inputs.host_loss, None
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
-    # The host averages the ratio over tokens, and one infinite ratio would make the mean infinite.
-    ratio = outcome.ratio.clamp(max=LARGEST[4])
+    clipped = clipped if by_surrogate is None else clipped | by_surrogate
+    # The host averages the ratio over tokens in float32, and one infinite ratio would make the mean infinite.
+    ratio = outcome.ratio.clamp(max=LARGEST_RATIO[4])
     measured = None
     if layout is not None:
         terms = [value.detach() for value in correction.added(outcome, tokens)] if correction.terms else []
@@ -560,7 +566,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
         outcome.finite,
         outcome.weights,
         ratio.float().mul_(outcome.finite),
-        (clipped if by_surrogate is None else clipped | by_surrogate).float(),
-        (tokens.segments.mask > outcome.keep).float(),  # in the mask and not kept
+        clipped.float(),
+        (tokens.segments.mask > outcome.keep).float(),  # mask and not keep, in one operation
         measured,
     )

@@ -96,15 +96,29 @@ class Outcome:
 
 
 class State(NamedTuple):
-    """Weights and keep flags between two steps."""
+    """Weights and keep flags between two steps.
 
-    weights: Tensor  # one per ``unit``, which multiplies the loss; a ratio until a step bounds it
-    keep: Mapping[Unit, Tensor]  # unit -> bool per unit, false where rejected; it always has the unit token
-    unit: Unit = "token"  # the unit that has one weight and one clipped flag
-    clipped: Tensor | None = None  # bool, shaped like the weights: where a bound changed them; None: nowhere
+    Args:
+        weights: one number for each token, turn or sequence, as ``unit`` says. All are 1 until a step sets
+            them to ratios; later steps may bound them.
+        keep: unit -> bool, false where the unit is rejected. A token stays if its own flag and those of its
+            turn and sequence are true. The unit token is always there, the others once a step has rejected
+            one.
+        unit: the unit of the weights.
+        clipped: bool, shaped like the weights: where a bound changed them. None: nowhere.
+        step_effects: what each step did, in order.
+        step: the place of the step that is running.
+        log_ratio: shaped like the weights: the log of the ratios that they were made from, which is right
+            even where a weight has become 0 or infinite. None: the log of the weights is right.
+    """
+
+    weights: Tensor
+    keep: Mapping[Unit, Tensor]
+    unit: Unit = "token"
+    clipped: Tensor | None = None
     step_effects: tuple[StepEffect, ...] = ()
-    step: int = BEFORE  # the place of the step that is running
-    log_ratio: Tensor | None = None  # shaped like the weights: the log of a weight that under- or overflows
+    step: int = BEFORE
+    log_ratio: Tensor | None = None
 
     @property
     def log_weights(self) -> Tensor:

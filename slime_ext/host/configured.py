@@ -30,9 +30,9 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     """Loads and checks the setup of a run: flags, mapping and host.
 
     Args:
-        function: a function of ``slime_ext.tis``: ``correct``; one of ``contract.SEEDS``, which take their
-            bounds from the host's flags; or a preset, to which the mapping may only add. None: the function
-            that the flags name, whether or not the host calls it.
+        function: a function of ``slime_ext.tis``: ``correct``; one of ``contract.SLIME_FUNCTIONS``, which
+            take their bounds from the host's flags; or a preset, to which the mapping may only add. None: the
+            function that the flags name, whether or not the host calls it.
 
     Raises:
         ConfigError: there is no configuration, it does not load, or it breaks a rule.

@@ -25,8 +25,8 @@ from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import plan_for
 from slime_ext.hosts.contract import METRICS, HookCall
 
-Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]
-Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]
+Result = tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]  # pg_loss, loss_masks, metrics
+Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]  # makes the metrics for the host's log
 ONLY_MEASURES = Correction()
 NOT_RECORDED = (
     "rollout_log_probs: expected them in every batch, got none, so nothing is measured: in a custom generate "
@@ -77,7 +77,7 @@ def run(call: HookCall, hook: Hook, step: OptimizerStep) -> Result:
         DataError: a tensor has another length than this rank holds.
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
-    correction, is_counted = hook.correction, step.counts(call)
+    correction, is_counted = hook.correction, step.count_once(call)
     call.require(correction, hook.name)
     tokens = packed(call, correction, step)
     step.check_finite(tokens, call, behavior=correction.on_nonfinite == "raise", is_counted=is_counted)
@@ -137,6 +137,8 @@ def observe(args: Any, loss: PolicyLoss) -> None:
         return
     if batch.get("rollout_log_probs") is None:
         warn_once(NOT_RECORDED)
+        # At the end, a step that has seen nothing warns that no call reached it. Here one did, and this
+        # warning says why nothing was measured.
         step.seen[()] = []
         return
     target, proximal = [values.detach() for values in loss.cur_log_probs], batch.get("log_probs")

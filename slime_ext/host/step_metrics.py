@@ -133,9 +133,10 @@ class OptimizerStep:
     parallel: Parallel = field(default_factory=lambda: context_parallel())
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     measured: Any = None  # the sums of all its micro-batches so far
-    # The micro-batches that were counted, because a recomputed loss calls the hook again with the same
+    # The micro-batches that were looked at, because a recomputed loss calls the hook again with the same
     # objects. The key is the identity of the batch's list of masks, or of the call's masks and behavior
-    # log-probs. The objects are held until the step ends, so that no other object gets the same identity.
+    # log-probs. The objects are held until the step ends, so that no other object gets the same identity. The
+    # key () is that of all micro-batches without behavior log-probs.
     seen: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
 
     def add(self, result: HookResult) -> None:
@@ -143,8 +144,11 @@ class OptimizerStep:
         if result.measured is not None:
             self.measured = result.measured if self.measured is None else self.measured + result.measured
 
-    def counts(self, call: HookCall) -> bool:
-        """Tells whether the step counts this hook call: the first one for its micro-batch."""
+    def count_once(self, call: HookCall) -> bool:
+        """Remembers the micro-batch of a hook call, and tells whether this call is its first.
+
+        Only the first call is counted. Outside of a step no call is.
+        """
         if not self.is_open:
             return False
         # The list of masks identifies the batch; the batch itself would keep its images on the device.

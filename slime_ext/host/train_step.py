@@ -29,7 +29,7 @@ from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import compute_plan, what_couples
 from slime_ext.hosts import running
 from slime_ext.hosts.code import LOSS, STEP
-from slime_ext.hosts.contract import SEEDS
+from slime_ext.hosts.contract import SLIME_FUNCTIONS
 from slime_ext.rules.setup import Setup
 
 FILE = "off_policy.jsonl"
@@ -194,7 +194,7 @@ def reporter_of(args: Any) -> Reporter:
 
 def _refuses_second_step(setup: Setup) -> bool:
     """Tells whether a second step of a rollout is refused. A seed's function gets a warning."""
-    is_named = setup.hook_correction is not None and setup.function not in SEEDS
+    is_named = setup.hook_correction is not None and setup.function not in SLIME_FUNCTIONS
     return is_named and setup.counts_target_twice
 
 

@@ -53,8 +53,9 @@ FUNCTIONS = (  # arguments that name a function, for training or for the rollout
 )
 HOOK = "--custom-tis-function-path"
 TIS = "slime_ext.tis"  # the module whose functions --custom-tis-function-path names
-SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # functions of slime itself
-BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags that give their bounds
+# The three functions that slime has too. They take their bounds from the host's flags BAND and RANGE.
+SLIME_FUNCTIONS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")
+BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")
 INIT_FLAG = "--custom-megatron-init-path slime_ext.host.init"
 OURS = {  # argument -> the slime_ext function for it
     "custom_megatron_init_path": "slime_ext.host.init",
@@ -95,7 +96,7 @@ def flag_of(dest: str) -> str:
 
 @dataclass(frozen=True)
 class HookCall:
-    """Holds the arguments of one hook call."""
+    """Holds the arguments of one hook call; None where the host passed nothing."""
 
     args: Any
     pg_loss: Tensor
@@ -114,31 +115,37 @@ class HookCall:
     def of(
         cls, args: Any, arguments: Mapping[str, Any], not_passed: Mapping[str, Any] | None = None
     ) -> HookCall:
-        """Makes the call from the host's keywords.
+        """Makes the call of a mapping of keywords, completed as ``filled`` does."""
+        return cls(args, *(arguments.get(key) for key in REQUIRED[1:])).filled(arguments, not_passed or {})
 
-        Aliases are resolved. Unknown keywords are ignored, because a newer host may pass more.
+    def filled(self, *sources: Mapping[str, Any]) -> HookCall:
+        """Fills each argument that is None from the first source that has it, and checks the call.
 
         Args:
-            not_passed: keywords from the running policy loss, for those that the host does not pass.
+            sources: keywords by their names or aliases. Unknown keywords are ignored, because a newer host
+                may pass more.
 
         Raises:
             ConfigError: a keyword is missing, or the behavior policy's log-probs are None.
         """
-        keywords = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
-        keywords = {**(not_passed or {}), **keywords}
-        if "rollout_log_probs" not in keywords and "rollout_log_probs" in arguments:
+        values = dict(vars(self))
+        for source in sources:
+            for key, value in source.items():
+                name = ALIASES.get(key, key)
+                if name in values and values[name] is None:
+                    values[name] = value
+        if values["rollout_log_probs"] is None:
             raise ConfigError(
                 "rollout_log_probs: expected one tensor per sample, got None: in a custom generate function, "
                 "set return_logprob in the requests and fill Sample.rollout_log_probs with the log-probs of "
                 "the sampled tokens"
             )
-        missing = [key for key in REQUIRED[1:] if key not in keywords]
-        if missing:
+        if missing := [key for key in REQUIRED[1:] if values[key] is None]:
             raise ConfigError(
                 f"hook call: expected the keywords {', '.join(REQUIRED)}, got no {', '.join(missing)}: "
                 "call it as slime's policy loss does"
             )
-        return cls(args, **{key: value for key, value in keywords.items() if key in cls.__dataclass_fields__})
+        return HookCall(**values)
 
     def require(self, correction: Correction, who: str) -> None:
         """Raises ConfigError unless the host passed what the correction of function ``who`` reads."""

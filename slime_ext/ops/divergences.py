@@ -170,4 +170,5 @@ def binary_kl_max(numerator: Tensor, behavior: Tensor) -> Tensor:
 OF_RATIO = {"k1": k1, "k2": k2, "k3": k3}
 OF_BOTH = {"tv": tv, "binary_kl": binary_kl, "binary_kl_max": binary_kl_max}
 _EDGE_TO_EDGE = (1 - 2 * EDGE) * math.log((1 - EDGE) / EDGE)  # D_B between the two ends of the clamp
-LARGEST = {"tv": 1.0, "binary_kl": _EDGE_TO_EDGE, "binary_kl_max": _EDGE_TO_EDGE}  # possible for one token
+# The largest value that a divergence can have at one token.
+LARGEST_AT_TOKEN = {"tv": 1.0, "binary_kl": _EDGE_TO_EDGE, "binary_kl_max": _EDGE_TO_EDGE}

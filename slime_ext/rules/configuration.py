@@ -14,14 +14,14 @@ from slime_ext.core.losses import PpoClip
 from slime_ext.core.state import Step
 from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError, did_you_mean, expect
-from slime_ext.hosts.contract import BAND, RANGE, SEEDS, flag_of, function_of, takes_tis_bounds
+from slime_ext.hosts.contract import BAND, RANGE, SLIME_FUNCTIONS, flag_of, function_of, takes_tis_bounds
 from slime_ext.hosts.estimators import ESTIMATORS
 from slime_ext.hosts.flags import ARGUMENTS
 from slime_ext.rules.judge import OF_THE_FILE, require
 from slime_ext.rules.setup import Setup
 
 BOUNDS = (*BAND, *RANGE)  # a seed's function takes its bounds from these, not from the key slime_ext
-NAMES = ("correct", *SEEDS, *presets.NAMES)  # the functions of slime_ext.tis
+NAMES = ("correct", *SLIME_FUNCTIONS, *presets.NAMES)  # the functions of slime_ext.tis
 
 
 def near_function(name: str) -> str:
@@ -45,9 +45,9 @@ def loaded_from(setup: Setup) -> Setup:
     """
     require(setup, rules=OF_THE_FILE)
     function, mapping = setup.function, getattr(setup.args, "slime_ext", None)
-    if function and function not in SEEDS:
+    if function and function not in SLIME_FUNCTIONS:
         mapping = with_preset(mapping, None if function == "correct" else function)
-    of_flags = _of_bounds(function, setup.args) if function in SEEDS else None
+    of_flags = _of_bounds(function, setup.args) if function in SLIME_FUNCTIONS else None
     if mapping is not None:
         return replace(setup, loaded=read_config(mapping, of_flags))
     return setup if of_flags is None else replace(setup, loaded=replace(setup.loaded, correction=of_flags))

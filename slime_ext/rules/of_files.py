@@ -53,7 +53,7 @@ def misplaced_key(setup: Setup) -> str | None:
 def unread_configuration(setup: Setup) -> str | None:
     """The function that the launch names does not read the key ``slime_ext:``."""
     mapping = setup.flags.slime_ext
-    if setup.function not in ("", *contract.SEEDS) or mapping is None:
+    if setup.function not in ("", *contract.SLIME_FUNCTIONS) or mapping is None:
         return None
     if isinstance(mapping, Mapping) and set(mapping) <= MEASURING:
         return None

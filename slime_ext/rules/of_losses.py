@@ -134,7 +134,9 @@ def ratio_applied_twice(setup: Setup) -> str | None:
 def target_counted_twice(setup: Setup) -> str | None:
     """The host's loss and the weights both count the target ratio, over several steps."""
     if not (
-        setup.counts_target_twice and setup.is_second_step_trained and setup.function not in contract.SEEDS
+        setup.counts_target_twice
+        and setup.is_second_step_trained
+        and setup.function not in contract.SLIME_FUNCTIONS
     ):
         return None
     return (

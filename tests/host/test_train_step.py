@@ -99,8 +99,8 @@ def test_a_micro_batch_does_not_stay_for_its_masks():
             batch = {"loss_masks": [torch.ones(3)], "multimodal_train_inputs": {"pixel_values": pixels}}
             lists = ([], [], batch["loss_masks"], [5], [3])
             call = contract.HookCall(SimpleNamespace(), torch.zeros(3), *lists, batch=batch)
-            assert step.counts(call)
-            assert not step.counts(call)  # recomputed
+            assert step.count_once(call)
+            assert not step.count_once(call)  # recomputed
             del pixels, batch, call
         gc.collect()
         assert not any(reference() is not None for reference in images)
@@ -142,7 +142,7 @@ def test_a_critic_is_left_alone():
     assert trained(host([]), args_of({"preset": "geo_rs"}), role="critic") == {"loss": 1.0}
 
 
-@pytest.mark.parametrize("name", contract.SEEDS)
+@pytest.mark.parametrize("name", contract.SLIME_FUNCTIONS)
 def test_functions_with_a_formula_of_their_own_are_measured_too(name):
     hook, args = getattr(tis, name), args_of(None, path=f"slime_ext.tis.{name}")
     losses = trained(host([oracle.random_batch(1)], hook=hook), args)
@@ -371,7 +371,7 @@ def test_a_step_that_breaks_off_says_why():
         call = SimpleNamespace(loss_masks=[torch.ones(2)], rollout_log_probs=[], batch=None)
         step = step_metrics.current_step()
         for _ in range(2):  # a loss that is recomputed
-            if step.counts(call):
+            if step.count_once(call):
                 step.tracker.look(values, Segments.whole([2], torch.ones(2)))
         assert len(STEP.value.tracker.calls) == 1
         raise RuntimeError("found NaN in local grad norm")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Larger ratios and weights count as this number in sums, so that the squares of 1e8 tokens do not overflow.
-LARGEST = {4: 1e15, 8: 1e140}  # by the bytes of a number, float32 and float64
+LARGEST_RATIO = {4: 1e15, 8: 1e140}  # by the bytes of a number: 4 for float32, 8 for float64
 COUNTERS = 1 << 19  # counters for one row of tokens; the more there are, the fewer atomic adds collide
 
 
@@ -130,7 +130,7 @@ def _numbers(behavior: Tensor, outcome: Outcome, uncounted: Tensor) -> Tensor:
     The rows are in one tensor, because one sum over all of them takes a fifth of the time of six sums on a
     few tokens.
     """
-    log_ratio, most = outcome.log_ratio, LARGEST[outcome.log_ratio.element_size()]
+    log_ratio, most = outcome.log_ratio, LARGEST_RATIO[outcome.log_ratio.element_size()]
     table = log_ratio.new_empty(len(NUMBERS), len(log_ratio))
     log_behavior, divergence, ratio_minus_one, its_square, weight, squared_weight = table.unbind()
     log_behavior.copy_(behavior).masked_fill_(uncounted, 0)

@@ -399,7 +399,7 @@ def _described(setup: Setup) -> tuple[dict[str, str], str]:
         **{key: keys[key] for key in ("denominator", "group") if keys[key] not in ("host", "ignore")},
         "needs": needs(correction),
     }
-    is_seed = setup.function in contract.SEEDS
+    is_seed = setup.function in contract.SLIME_FUNCTIONS
     if bounds := [dest for dest in BOUNDS if is_seed and dest in setup.unknown]:
         rows["steps"] += f" with the defaults of {', '.join(map(flag_of, bounds))}"
     return rows, f"{setup.function}: {one_line(keys)}"

@@ -55,7 +55,7 @@ class Rejection:
             if threshold >= LARGEST:
                 return None
             return {"low": _ratio(-threshold), "high": _ratio(threshold)}
-        most = divergences.LARGEST.get(self.fields["statistic"], math.exp(LARGEST))
+        most = divergences.LARGEST_AT_TOKEN.get(self.fields["statistic"], math.exp(LARGEST))
         return {"high": _rounded(threshold)} if threshold < most else None
 
 
