@@ -3,9 +3,10 @@
 python -m benchmarks.faults reports [--unseen] [--only NAME] [--jobs N] [--rows FILE] [--against FILE]
     [--dumps DIR]
 
-Without ``--unseen`` it judges the seen seeds, the healthy runs and the windows. A row is appended to the file
-of ``--rows`` as soon as it is known, and not made again; the table has all rows of that file, and those of
-``--against`` beside them. Runs that ``mechanism --out DIR`` or ``--dumps DIR`` wrote are read there.
+It judges mechanisms, healthy runs and windows of the seen seeds, or of those that are unseen. A row is
+appended to the file of ``--rows`` as soon as it is known, and not made again; the table has all rows of that
+file, and those of ``--against`` beside them. Runs that ``report --out DIR`` and ``kind --out DIR`` wrote are
+read there (``--dumps DIR``), and any other is made.
 """
 
 from __future__ import annotations
@@ -14,17 +15,27 @@ import json
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
 from benchmarks.faults import judge
-from benchmarks.faults.kinds import KINDS, LAGGING, SEEDS, WINDOWS, window, write_kind, write_lagging
-from benchmarks.faults.mechanisms import Runs
+from benchmarks.faults.kinds import (
+    KINDS,
+    LAGGING,
+    SEEDS,
+    UNSEEN_LAGGING,
+    UNSEEN_SEEDS,
+    WINDOWS,
+    window,
+    write_kind,
+    write_lagging,
+)
 from benchmarks.faults.reports import REPORTS, SEEN, UNSEEN, base, runs_of, write_report
 from slime_ext.tools.analysis.document import Document
 
@@ -86,15 +97,10 @@ class Asked:
         yield from self._reports()
         for name in self.kinds:
             if (name, self.seed) not in self.known:
-                with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-                    document = judge.analysed(write_kind(name, self.seed, Path(folder)))
+                document = self._analysed(name, partial(write_kind, name, self.seed))
                 yield row_of(name, self.seed, judge.verdict_of_healthy(document), document)
         if self.windows and (WINDOW, self.seed * 100) not in self.known:
-            with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-                whole = write_lagging(self.seed, Path(folder) / "whole")
-                for number in range(self.windows):
-                    document = judge.analysed(window(whole, number, Path(folder) / str(number)))
-                    yield row_of(WINDOW, self.seed * 100 + number, of_window(document), document)
+            yield from self._windows()
 
     def _reports(self) -> Iterator[Row]:
         runs, healthy = runs_of(self.seed), {}
@@ -103,19 +109,30 @@ class Asked:
                 continue
             family = REPORTS[name].family
             if family not in healthy:
-                with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-                    plain = runs.plant(base(self.seed, family), family, Path(folder))
-                    healthy[family] = judge.analysed(plain).total.k3 or 0.0
-            with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-                document = judge.analysed(self._made(name, runs, Path(folder)))
+                plain = partial(runs.plant, base(self.seed, family), family)
+                healthy[family] = self._analysed(f"healthy_{family}", plain).total.k3 or 0.0
+            document = self._analysed(name, partial(write_report, name, runs))
             verdict = judge.verdict(REPORTS[name], document)
             yield row_of(name, self.seed, verdict, document, healthy[family])
 
-    def _made(self, name: str, runs: Runs, folder: Path) -> Path:
-        if not self.dumps:
-            return write_report(name, runs, folder)
-        kept = self.dumps / f"{name}_{self.seed}"
-        return kept if kept.exists() else write_report(name, runs, kept)
+    def _windows(self) -> Iterator[Row]:
+        with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+            whole = Path(folder) / "whole"
+            for number in range(self.windows):
+                if not self._kept(f"{WINDOW}_{self.seed}_{number}") and not whole.exists():
+                    write_lagging(self.seed, whole)
+                document = self._analysed(WINDOW, partial(window, whole, number), f"_{number}")
+                yield row_of(WINDOW, self.seed * 100 + number, of_window(document), document)
+
+    def _kept(self, name: str) -> Path | None:
+        kept = self.dumps / name if self.dumps else None
+        return kept if kept and kept.exists() else None
+
+    def _analysed(self, name: str, make: Callable[[Path], Path], number: str = "") -> Document:
+        if kept := self._kept(f"{name}_{self.seed}{number}"):
+            return judge.analysed(kept)
+        with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
+            return judge.analysed(make(Path(folder)))
 
 
 def of_window(document: Document) -> str:
@@ -201,13 +218,13 @@ def _cell(rows: Sequence[Row]) -> str:
 
 
 def _healthy(columns: dict[str, list[Row]]) -> Iterator[str]:
-    for column, rows in columns.items():
+    for column, rows in _healthy_groups(columns):
         runs = [row for row in rows if row.name in KINDS]
         windows = [row for row in rows if row.name == WINDOW]
         if runs:
             count = Counter(row.verdict for row in runs)
-            yield f"- {column}: of {len(runs)} healthy runs {count[judge.ERROR]} have an error and "
-            yield f"  {count[judge.WARNING]} a warning"
+            said = f"{count[judge.ERROR]} have an error and {count[judge.WARNING]} a warning"
+            yield f"- {column}: of {len(runs)} healthy runs {said}"
         if windows:
             wrong = [row for row in windows if row.verdict == WRONG_WINDOW]
             yield f"- {column}: of {len(windows)} windows {len(wrong)} have an error of another cause"
@@ -215,6 +232,15 @@ def _healthy(columns: dict[str, list[Row]]) -> Iterator[str]:
             if row.verdict not in (judge.CLEAN, RIGHT_WINDOW):
                 yield f"  - {row.name} {row.seed}: *{row.verdict}*: {row.said}, k3 {row.k3:.2g}"
     yield ""
+
+
+def _healthy_groups(columns: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
+    seen = {(name, seed) for name in KINDS for seed in SEEDS}
+    seen |= {(WINDOW, 100 * seed + number) for seed in LAGGING for number in range(WINDOWS)}
+    for is_seen, word in ((True, "seen"), (False, "unseen")):
+        for column, rows in columns.items():
+            group = [row for row in rows if row.name not in REPORTS]
+            yield f"{word}, {column}", [row for row in group if ((row.name, row.seed) in seen) is is_seen]
 
 
 def _explained(columns: dict[str, list[Row]]) -> Iterator[str]:
@@ -249,10 +275,10 @@ def judge_reports(
         known = frozenset((row.name, row.seed) for row in read(path))
         names = tuple(name for name in only or REPORTS if name in REPORTS)
         asked = [Asked(s, reports=names, known=known, dumps=dumps) for s in (UNSEEN if unseen else SEEN)]
-        if not unseen:
-            kinds = tuple(name for name in only or KINDS if name in KINDS)
-            asked += [Asked(seed, kinds=kinds, known=known) for seed in SEEDS]
-        if not unseen and (not only or WINDOW in only):
-            asked += [Asked(seed, windows=WINDOWS, known=known) for seed in LAGGING]
+        kinds = tuple(name for name in only or KINDS if name in KINDS)
+        asked += [Asked(s, kinds=kinds, known=known) for s in (UNSEEN_SEEDS if unseen else SEEDS)]
+        if not only or WINDOW in only:
+            lagging = UNSEEN_LAGGING if unseen else LAGGING
+            asked += [Asked(seed, windows=WINDOWS, known=known) for seed in lagging]
         rows = judged(asked, jobs, path)
         return table(({"before": read(against)} if against else {}) | {"now": rows})
