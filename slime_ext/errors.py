@@ -120,10 +120,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Formats a value as its repr, cut to one line.
 
-    >>> shown("1e-4"), len(shown([0] * 100))
+    >>> quoted("1e-4"), len(quoted([0] * 100))
     ("'1e-4'", 100)
     """
     return cut("".join(_first(_pieces(value))))

@@ -34,7 +34,7 @@ from slime_ext.core.steps import (
     Veto,
 )
 from slime_ext.core.terms import ReverseK3, SquaredLogRatio
-from slime_ext.errors import ConfigError, cut, shown
+from slime_ext.errors import ConfigError, cut, quoted
 from slime_ext.hosts.estimators import ESTIMATORS
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
@@ -347,7 +347,7 @@ def find(name: str, where: str = "preset") -> Preset:
         meant = f"; did you mean '{first}'?" if first else ""
         lists = "slime-ext presets lists all"
         near = f"or {', '.join(more)}; {lists}" if more else lists
-        raise ConfigError(f"{where}: expected a known preset, got {shown(name)}{meant} ({near})")
+        raise ConfigError(f"{where}: expected a known preset, got {quoted(name)}{meant} ({near})")
     return PRESETS[ALIASES.get(name, name)]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import slime_ext
 from slime_ext.config.files import text_of
-from slime_ext.errors import ConfigError, SlimeExtError, check_known, cut, shown
+from slime_ext.errors import ConfigError, SlimeExtError, check_known, cut, quoted
 from slime_ext.hosts import contract
 from slime_ext.tools.commands.script_flags import apart
 from slime_ext.tools.folders import free_name, is_file, is_folder, new_folder
@@ -180,7 +180,7 @@ def _args_of(path: Path) -> dict[str, Any]:
         value = args.get(name) if isinstance(args, dict) else None
         if not isinstance(value, type(example)):
             wanted = KINDS[type(example)]
-            raise ConfigError(f"{path}: {name}: expected {wanted}, got {shown(value)}: start the run anew")
+            raise ConfigError(f"{path}: {name}: expected {wanted}, got {quoted(value)}: start the run anew")
     check_known(f"{path}: task", "task", args["task"], TASKS)
     return dict(args)
 

@@ -19,7 +19,7 @@ from slime_ext.core.metrics.names import scalars
 from slime_ext.core.metrics.totals import reduce
 from slime_ext.core.needs import Need, require
 from slime_ext.core.tokens import Head, Tokens
-from slime_ext.errors import DataError, NonFiniteError, expect, shown
+from slime_ext.errors import DataError, NonFiniteError, expect, quoted
 from slime_ext.ops.divergences import HIGHEST, is_log_prob
 from slime_ext.ops.segments import Segments
 
@@ -125,7 +125,7 @@ def _whole_numbers(lengths: Any) -> list[int]:
         numbers = [-1]
     if any(number < 0 for number in numbers):
         raise DataError(
-            f"lengths: expected a list of whole numbers from 0 up, got {shown(lengths)}: pass the number of "
+            f"lengths: expected a list of whole numbers from 0 up, got {quoted(lengths)}: pass the number of "
             "tokens of each response"
         )
     return numbers

@@ -35,7 +35,7 @@ from slime_ext.core.scoped import FORMS
 from slime_ext.core.state import Step
 from slime_ext.core.steps import STEPS
 from slime_ext.core.terms import TERMS
-from slime_ext.errors import ConfigError, check_known, cut, expect, shown, warn_once
+from slime_ext.errors import ConfigError, check_known, cut, expect, quoted, warn_once
 
 __all__ = ["Loaded", "block_of", "load_config", "read_config", "to_mapping", "with_preset"]
 
@@ -105,7 +105,7 @@ def _as_mapping(block: Any) -> Mapping[str, Any]:
         return block
     is_preset = isinstance(block, str) and block in presets.NAMES
     todo = f"write {{preset: {block}}}" if is_preset else "see the files in configs/"
-    raise ConfigError(f"{ROOT}: expected a mapping, got {shown(block)}: {todo}")
+    raise ConfigError(f"{ROOT}: expected a mapping, got {quoted(block)}: {todo}")
 
 
 def _plain(config: Any) -> Any:
@@ -267,7 +267,7 @@ def _guards(mapping: Any, correction: Correction, options: Options) -> dict[str,
 def _preset(name: Any) -> Correction:
     if not isinstance(name, str):
         raise ConfigError(
-            f"{ROOT}.preset: expected a name, got {shown(name)}: slime-ext presets lists the names"
+            f"{ROOT}.preset: expected a name, got {quoted(name)}: slime-ext presets lists the names"
         )
     return built(ROOT, presets.get, {"name": name})
 
@@ -275,7 +275,7 @@ def _preset(name: Any) -> Correction:
 def _steps(listed: Any) -> tuple[Step, ...]:
     if not isinstance(listed, list | tuple):
         raise ConfigError(
-            f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: write "
+            f"{ROOT}.steps: expected a list of steps, got {quoted(listed)}: write "
             "[{name: {field: value}}, ...]"
         )
     steps = [_step(f"{ROOT}.steps[{i}]", entry) for i, entry in enumerate(listed)]
@@ -286,7 +286,8 @@ def _terms(listed: Any) -> tuple[Any, ...]:
     where = f"{ROOT}.terms"
     if not isinstance(listed, list | tuple):
         raise ConfigError(
-            f"{where}: expected a list of terms, got {shown(listed)}: write [{{name: {{field: value}}}}, ...]"
+            f"{where}: expected a list of terms, got {quoted(listed)}: "
+            "write [{name: {field: value}}, ...]"
         )
     return tuple(named(f"{where}[{i}]", "term", entry, TERMS) for i, entry in enumerate(listed))
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from slime_ext.config.numbers import as_number
 from slime_ext.core.fields import check_values
-from slime_ext.errors import ConfigError, check_known, shown
+from slime_ext.errors import ConfigError, check_known, quoted
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
     Raises ConfigError for anything else.
     """
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a mapping, got {shown(value)}: write {{key: value}}")
+        raise ConfigError(f"{where}: expected a mapping, got {quoted(value)}: write {{key: value}}")
     return value or {}
 
 
@@ -43,14 +43,14 @@ def named(
         entry = {entry: {}}
     if not isinstance(entry, Mapping) or len(entry) != 1:
         raise ConfigError(
-            f"{where}: expected one {kind} with its fields, got {shown(entry)}: "
+            f"{where}: expected one {kind} with its fields, got {quoted(entry)}: "
             "write {name: {field: value}}"
         )
     ((name, fields),) = entry.items()
     check_known(where, kind, name, sorted(known))
     if fields is not None and not isinstance(fields, Mapping):
         raise ConfigError(
-            f"{where}.{name}: expected a mapping of its fields, got {shown(fields)}: write {{field: value}}"
+            f"{where}.{name}: expected a mapping of its fields, got {quoted(fields)}: write {{field: value}}"
         )
     values = read(f"{where}.{name}", known[name], fields or {})
     if is_users_class:

@@ -50,7 +50,7 @@ from slime_ext.core.statistics import StatisticKey, tabulate
 from slime_ext.core.steps import EssTruncate, Normalize
 from slime_ext.core.terms import Term
 from slime_ext.core.tokens import Tokens, Unit
-from slime_ext.errors import ConfigError, expect, shown
+from slime_ext.errors import ConfigError, expect, quoted
 from slime_ext.ops.divergences import compared, widened
 from slime_ext.ops.segments import AllSum, identity, selected
 
@@ -373,15 +373,15 @@ def _check_parts(correction: Correction) -> None:
     examples = {"steps": "steps=(Reweight(), Truncate(2.0))", "terms": "terms=(SquaredLogRatio(1e-3),)"}
     for name, kind in {"steps": Step, "terms": Term}.items():
         parts, why = getattr(correction, name), f"write {examples[name]}"
-        expect(isinstance(parts, tuple), name, f"a tuple of {name}", shown(parts), why)
+        expect(isinstance(parts, tuple), name, f"a tuple of {name}", quoted(parts), why)
         for i, part in enumerate(parts):
-            expect(isinstance(part, kind), f"{name}[{i}]", f"a {kind.__name__}", shown(part), why)
+            expect(isinstance(part, kind), f"{name}[{i}]", f"a {kind.__name__}", quoted(part), why)
     surrogate, center, terms = correction.surrogate, correction.center, correction.terms
     wanted = f"one of {', '.join(kind.__name__ for kind in SURROGATES.values())}"
     is_one = isinstance(surrogate, tuple(SURROGATES.values()))
-    expect(is_one, "surrogate", wanted, shown(surrogate), "write surrogate=Reinforce()")
+    expect(is_one, "surrogate", wanted, quoted(surrogate), "write surrogate=Reinforce()")
     is_one = center is None or isinstance(center, Center)
-    expect(is_one, "center", "Center or None", shown(center), "write center=Center(128)")
+    expect(is_one, "center", "Center or None", quoted(center), "write center=Center(128)")
     for i, term in enumerate(terms):
         is_new = type(term) not in map(type, terms[:i])
         why = "write one term with the sum of the coefficients"

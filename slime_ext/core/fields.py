@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.errors import ConfigError, cut, did_you_mean, quoted
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, the dtype of weights
 FLOAT32 = f"0, or a number of size {SMALLEST:.3g} to {LARGEST:.3g} (float32)"
@@ -59,7 +59,7 @@ def check_value(where: str, value: Any, hint: Any) -> None:
         return
     wanted = " or ".join(fault for fault in faults if fault and fault != "nothing")
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    raise ConfigError(f"{where}: expected {wanted}, got {shown(value)}{did_you_mean(cut(value), words)}")
+    raise ConfigError(f"{where}: expected {wanted}, got {quoted(value)}{did_you_mean(cut(value), words)}")
 
 
 def _fault(value: Any, kind: Any) -> str | None:

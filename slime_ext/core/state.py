@@ -28,7 +28,7 @@ from slime_ext.core.statistics import (
     statistics_of,
 )
 from slime_ext.core.tokens import Unit
-from slime_ext.errors import ConfigError, check_known, expect, shown
+from slime_ext.errors import ConfigError, check_known, expect, quoted
 from slime_ext.ops.prefixes import prefix_mean, prefix_sum
 from slime_ext.ops.segments import AllSum
 
@@ -379,7 +379,7 @@ def check_declared(step: Step, where: str) -> None:
         wanted = f"a frozenset of {', '.join(map(str, known))}"
         is_set = isinstance(members, Set) and all(member in known for member in members)
         example = f"write {name} = frozenset({{{known[0]}}})"
-        expect(is_set, f"{where}.{name}", wanted, shown(members), example)
+        expect(is_set, f"{where}.{name}", wanted, quoted(members), example)
     names = [getattr(key.name, "name", key.name) for key in step.statistics]
     is_said, why = Need.ADVANTAGES in step.needs, "add it, because not every host has advantages"
     wanted = f"{Need.ADVANTAGES} beside a statistic of advantage"

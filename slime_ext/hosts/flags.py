@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.errors import ConfigError, cut, did_you_mean, quoted
 from slime_ext.hosts import contract
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.estimators import ESTIMATORS
@@ -121,7 +121,7 @@ def check_kinds(args: Any, unknown: Collection[str] = ()) -> None:
     for name, argument in ARGUMENTS.items():
         value = getattr(args, name, None)
         if value is not None and name not in unknown and not argument.kind.fits(value):
-            raise ConfigError(f"{flag_of(name)}: expected {argument.kind.expected}, got {shown(value)}")
+            raise ConfigError(f"{flag_of(name)}: expected {argument.kind.expected}, got {quoted(value)}")
 
 
 def check_keys(path: str, keys: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from slime_ext import load_config
 from slime_ext.config.foreign import SYSTEMS
 from slime_ext.config.load import KEYS
-from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown
+from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, quoted
 from slime_ext.hosts.flags import ARGUMENTS, check_kinds
 
 
@@ -72,9 +72,9 @@ def test_what_is_cut_is_the_beginning_of_the_repr():
     ]
     for value in values:
         whole = repr(value)
-        assert shown(value) == (whole if len(whole) <= 100 else f"{whole[:97]}...")
+        assert quoted(value) == (whole if len(whole) <= 100 else f"{whole[:97]}...")
         whole = str(value)
         assert cut(value) == (whole if len(whole) <= 100 else f"{whole[:97]}...")
-    assert len(shown(1 << 100_000)) == 100 and len(cut([1 << 100_000])) == 100  # no decimal text in Python
+    assert len(quoted(1 << 100_000)) == 100 and len(cut([1 << 100_000])) == 100  # no decimal text in Python
     assert did_you_mean(cut(bomb()), ["a"]) == ""
     assert len(said(lambda: check_known("x", "key", bomb(), ["a"]))) < 200

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from slime_ext.errors import ConfigError, check_known, shown
+from slime_ext.errors import ConfigError, check_known, quoted
 from slime_ext.tools.convert import areal, fireworks, ms_swift, openrlhf, rlinf, skyrl, slime_mis, trl, verl
 from slime_ext.tools.convert.block import Block, Reading
 
@@ -63,7 +63,7 @@ def read(system: str, block: Any) -> Reading:
     check_known("convert.read", "system", system, CONVERTED)
     title, defaults, reader, former = CONVERTED[system]
     if not isinstance(block, Mapping):
-        raise ConfigError(f"{system}: expected a mapping with keys of {system}, got {shown(block)}")
+        raise ConfigError(f"{system}: expected a mapping with keys of {system}, got {quoted(block)}")
     for key in former:
         if block.get(key) not in (None, False):
             expected = f"expected a key of the release of {system} that convert reads"

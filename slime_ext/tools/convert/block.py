@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from slime_ext.config.numbers import as_number
 from slime_ext.core.fields import FLOAT32, is_float32
-from slime_ext.errors import ConfigError, check_known, shown
+from slime_ext.errors import ConfigError, check_known, quoted
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
@@ -164,7 +164,7 @@ class Block:
 
     def refuse(self, key: str, expected: str, why: str = "") -> NoReturn:
         """Raises ConfigError with one line about a key."""
-        got = shown(self.values[key]) if key in self.values else "nothing"
+        got = quoted(self.values[key]) if key in self.values else "nothing"
         raise ConfigError(f"{self.where}.{key}: expected {expected}, got {got}{': ' if why else ''}{why}")
 
     def interval(self, key: str, low: float, high: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime_ext.config.files import read_yaml
-from slime_ext.errors import ConfigError, cut, shown
+from slime_ext.errors import ConfigError, cut, quoted
 
 PROGRAM = "verl.trainer.main_ppo"
 CALLERS_WORDS = ("$@", "$*", "${@}", "${*}")
@@ -43,7 +43,7 @@ def read(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
             notes.append(f"what the caller of the script adds ({word}) is not read")
             continue
         if (match := OVERRIDE.fullmatch(literal)) is None:
-            raise ConfigError(f"{path}: expected key=value, got {shown(cut(word))}: {_how()}")
+            raise ConfigError(f"{path}: expected key=value, got {quoted(cut(word))}: {_how()}")
         if match["key"].startswith(PLACES):
             _put(composed, match["key"].split("."), _value(path, word, literal, match))
     return composed, notes
@@ -52,7 +52,7 @@ def read(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
 def _value(path: str, word: str, literal: str, match: re.Match[str]) -> Any:
     """Returns the value of an override, which has no expansion left."""
     if match["value"] is None or match["how"] == "~" or "$" in literal or "`" in literal:
-        raise ConfigError(f"{path}: expected a value of {match['key']}, got {shown(word)}: {_how()}")
+        raise ConfigError(f"{path}: expected a value of {match['key']}, got {quoted(word)}: {_how()}")
     return read_yaml(f"{path}: {match['key']}", text=match["value"])
 
 
