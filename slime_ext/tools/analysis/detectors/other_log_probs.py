@@ -3,94 +3,221 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
+from slime_ext.ops.divergences import k3
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import (
+    K3,
+    RESTORED,
+    Explained,
+    explained,
+    explained_by_order,
+    restored,
+)
 from slime_ext.tools.analysis.detectors.shared.kinds import Sizes, two_kinds, whole_prompts
 from slime_ext.tools.analysis.detectors.shared.layouts import Layouts
 from slime_ext.tools.analysis.detectors.shared.twice import Twice
 from slime_ext.tools.analysis.detectors.shared.unrelated import TRIED, Unrelated, relation_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
-from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.records import MOST_K3, DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
-BEGIN, FAR = 4, 0.5  # tokens at the start of a response; nats, their mean |l| from which they are far off
 MIXER = 0x1E3779B1  # an odd number with irregular bits, for hashes
-COMPARED, FITS = 12, 0.3  # tokens; share of the distance to the sample itself
+# Tokens that another sample must fit: first these, then up to these; share of the distance to its own tokens.
+COMPARED, CONFIRMED, FITS = 12, 64, 0.3
+# Tokens of a stretch, and share of its distance; samples of a part of which one is looked for, and tokens in
+# which it is looked for: those of the sample's micro-batch, or of the samples around it.
+STRETCH, STRETCH_FITS, STRETCHES, AROUND = 16, 0.15, 16, 1 << 14
+# Tokens at an end that are compared; nats, their mean |l| from which they are far off; samples of a part that
+# are looked at; the most tokens that are counted; share of a response from which it is borrowed as a whole.
+ENDS, FAR, LOOKED, MOST_BORROWED, WHOLE = 3, 0.5, 64, 32, 0.8
 
 
 @dataclass
-class Swapped(Measure):
-    """Unrelated samples.
+class Exchanged(Measure):
+    """Unrelated samples, and those whose log-probs fit the tokens of another sample of their part.
+
+    At most TRIED samples of a part are compared with the first tokens of all its samples, and STRETCHES of
+    those that fit none with every stretch of their micro-batch.
 
     Args:
-        samples: how many fit the tokens of another sample of the rollout.
-        far: [2] number of tokens and sum of k3.
+        tried: number of samples that were looked for.
+        places: [3] how many fit a sample of the same micro-batch, of another, and of an unknown one.
+        sums: [RESTORED] of those that fit.
+        far: [3] number of tokens of all unrelated samples, sum of k3, and its square over samples.
+        apart: sum of k3 over all samples that are far off and not related.
     """
 
-    samples: int = 0
-    far: Tensor = field(default_factory=lambda: zeros(2))
+    version: ClassVar[int] = 2
+
+    tried: int = 0
+    places: Tensor = field(default_factory=lambda: zeros(3))
+    sums: Tensor = field(default_factory=lambda: zeros(RESTORED))
+    far: Tensor = field(default_factory=lambda: zeros(3))
+    apart: float = 0.0
 
     def add(self, part: DumpedRollout) -> None:
-        unrelated = relation_of(part).unrelated
-        if unrelated.any():
-            count, *_, near = part.columns
-            self.far += part.segments.local_sums([count, near])[:, unrelated].sum(1)
-            self.samples += _swapped(part, unrelated.nonzero()[:TRIED, 0])
+        relation = relation_of(part)
+        unrelated = relation.unrelated
+        if not unrelated.any():
+            return
+        count, *_, near = part.columns
+        sums = part.segments.local_sums([count, near])
+        self.apart += float(sums[1, relation.apart & ~relation.related].sum())
+        tokens, distance = sums[:, unrelated]
+        self.far += torch.stack([tokens.sum(), distance.sum(), distance.square().sum()])
+        which = unrelated.nonzero()[:TRIED, 0]
+        lengths = torch.tensor(part.lengths)
+        begins = (lengths.cumsum(0) - lengths).tolist()
+        owners = _owners(part, which)
+        rest = [i for i in which.tolist() if i not in owners][:STRETCHES]
+        self.tried += len(owners) + len(rest)
+        for i, (owner, after) in {**owners, **_stretches(part, rest)}.items():
+            at = slice(begins[i], begins[i] + part.lengths[i])
+            self.sums += restored(near[at][part.finite[at]], after)
+            is_same = part.batches is not None and part.batches[i] == part.batches[owner]
+            self.places[2 if part.batches is None else 0 if is_same else 1] += 1
 
 
-def _swapped(part: DumpedRollout, which: Tensor) -> int:
-    """Returns how many of some samples have the log-probs of another sample of the part."""
+def _owners(part: DumpedRollout, which: Tensor) -> dict[int, tuple[int, float]]:
+    """Returns sample -> the sample whose tokens its log-probs fit from the start on, and the mean k3 then."""
     lengths = torch.tensor(part.lengths)
     begins = lengths.cumsum(0) - lengths
     long = (lengths >= COMPARED).nonzero()[:, 0]
     which = which[lengths[which] >= COMPARED]
     if not len(which) or not len(long):
-        return 0
+        return {}
     at = torch.arange(COMPARED)
     trainer = part.proximal[begins[long][:, None] + at].double()
     sampler = part.behavior[begins[which][:, None] + at].double()
     apart = (sampler[:, None] - trainer[None]).abs().mean(2).nan_to_num(math.inf)
-    to_itself = apart[which[:, None] == long[None]]
-    return int((apart.amin(1) < FITS * to_itself).sum())
+    to_itself, best = apart[which[:, None] == long[None]], apart.min(1)
+    owners = {}
+    for i, owner in zip(
+        which[best.values < FITS * to_itself].tolist(),
+        long[best.indices[best.values < FITS * to_itself]].tolist(),
+        strict=True,
+    ):
+        size = min(part.lengths[i], part.lengths[owner], CONFIRMED)
+        here, there = (slice(int(begins[s]), int(begins[s]) + size) for s in (i, owner))
+        usable = part.finite[here] & part.finite[there]
+        q, p, own = part.behavior[here][usable], part.proximal[there][usable], part.log_ratio[here][usable]
+        if i != owner and float((p - q).abs().sum()) < FITS * float(own.abs().sum()):
+            owners[i] = owner, float(k3((p - q).double()).clamp(max=MOST_K3).mean())
+    return owners
+
+
+def _stretches(part: DumpedRollout, which: list[int]) -> dict[int, tuple[int, float]]:
+    """Returns sample -> another sample of which a stretch fits its least certain stretch, and the mean k3."""
+    lengths = torch.tensor(part.lengths)
+    begins = lengths.cumsum(0) - lengths
+    owners = {}
+    for i in which:
+        begin, end = int(begins[i]), int(begins[i]) + part.lengths[i]
+        if end - begin < STRETCH or not part.finite[begin:end].all():
+            continue
+        windows = part.behavior[begin:end].unfold(0, STRETCH, 1)
+        at = int(windows.sum(1).argmin())
+        sampler = windows[at].double()
+        own = float((part.proximal[begin + at : begin + at + STRETCH] - sampler).abs().sum())
+        around = _around(part, i)
+        ids = part.segments.ids[around].unfold(0, STRETCH, 1)
+        inside = (ids[:, 0] == ids[:, -1]) & (ids[:, 0] != i)
+        apart = (part.proximal[around].double().unfold(0, STRETCH, 1) - sampler).abs().sum(1)
+        apart = torch.where(inside, apart.nan_to_num(math.inf), math.inf)
+        best = int(apart.argmin())
+        if float(apart[best]) < STRETCH_FITS * own:
+            trainer = part.proximal[around[best : best + STRETCH]].double()
+            owners[i] = int(ids[best, 0]), float(k3(trainer - sampler).clamp(max=MOST_K3).mean())
+    return owners
+
+
+def _around(part: DumpedRollout, sample: int) -> Tensor:
+    """Returns the tokens of a sample's micro-batch, or of the samples around it, at most AROUND of them."""
+    if part.batches is None:
+        middle = int((part.segments.ids == sample).nonzero()[0, 0])
+        return torch.arange(max(middle - AROUND // 2, 0), min(middle + AROUND // 2, part.size))
+    is_same = torch.tensor(part.batches) == part.batches[sample]
+    return is_same[part.segments.ids.long()].nonzero()[:AROUND, 0]
 
 
 @dataclass
 class Borrowed(Measure):
-    """Numbers of samples with a far start, and of those whose first numbers are those of another sample.
+    """Samples of which only the first or the last numbers are those of another sample.
 
-    The first BEGIN log-probs of the sampler must be, bit by bit, those of BEGIN other tokens in a row.
+    The ENDS log-probs at one end must be, bit by bit, those of other tokens in a row.
+
+    Args:
+        far: [2] number of samples whose start is far off, and whose end is.
+        starts, ends: how many first or last numbers are another sample's -> number of such samples.
+        sums: [3] number of borrowed tokens, their sum of k3, and its square over samples.
     """
 
-    far: int = 0
-    elsewhere: int = 0
+    version: ClassVar[int] = 2
+
+    far: Tensor = field(default_factory=lambda: zeros(2))
+    starts: Counter[int] = field(default_factory=Counter)
+    ends: Counter[int] = field(default_factory=Counter)
+    sums: Tensor = field(default_factory=lambda: zeros(3))
 
     def add(self, part: DumpedRollout) -> None:
+        if part.size < 2 * ENDS or part.tokens is None:
+            return
         lengths = torch.tensor(part.lengths)
-        begins = (lengths.cumsum(0) - lengths)[lengths >= 2 * BEGIN]
-        if not len(begins) or part.tokens is None:
-            return
-        first = begins[:, None] + torch.arange(BEGIN)
-        is_far = (part.log_ratio.abs()[first].mean(1) > FAR) & part.finite[first].all(1)
-        if not is_far.any():
-            return
-        begins, bits = begins[is_far], part.behavior.view(torch.int32).long()
-        ids, windows = part.segments.ids, bits.unfold(0, BEGIN, 1)
-        inside = ids[BEGIN - 1 :] == ids[: 1 - BEGIN]
-        is_one_value = (windows == windows[:, :1]).all(1)
-        powers = MIXER ** torch.arange(1, BEGIN + 1)
-        keys = (windows * powers).sum(1)
-        texts = keys + (part.tokens.unfold(0, BEGIN, 1) * (powers + 2)).sum(1)
-        known = inside & ~is_one_value
-        numbers, same_text = ((x[begins][:, None] == x[known][None]).sum(1) for x in (keys, texts))
-        self.far += len(begins)
-        self.elsewhere += int((numbers > same_text).sum())
+        firsts = lengths.cumsum(0) - lengths
+        long = lengths >= 2 * ENDS
+        for is_end, counter in ((False, self.starts), (True, self.ends)):
+            at = (firsts + lengths - ENDS if is_end else firsts)[long]
+            sizes = lengths[long]
+            window = at[:, None] + torch.arange(ENDS)
+            is_far = (part.log_ratio.abs()[window].mean(1) > FAR) & part.finite[window].all(1)
+            self.far[int(is_end)] += len(at[is_far][:LOOKED])
+            for begin, count in _borrowed(part, at[is_far][:LOOKED], sizes[is_far][:LOOKED], is_end=is_end):
+                counter[count] += 1
+                k = float(part.columns[-1][begin : begin + count].sum())
+                self.sums += torch.tensor([count, k, k * k], dtype=torch.float64)
+
+
+def _borrowed(part: DumpedRollout, at: Tensor, sizes: Tensor, *, is_end: bool) -> Iterator[tuple[int, int]]:
+    """Yields the first token and the number of tokens that each sample borrows at one end, if it does.
+
+    Args:
+        at, sizes: [N] first of the ENDS tokens at that end, and length of each sample.
+    """
+    if not len(at):
+        return
+    bits = part.behavior.view(torch.int32).long()
+    ids, windows = part.segments.ids, bits.unfold(0, ENDS, 1)
+    inside = ids[ENDS - 1 :] == ids[: 1 - ENDS]
+    powers = MIXER ** torch.arange(1, ENDS + 1)
+    keys = (windows * powers).sum(1)
+    texts = keys + (part.tokens.unfold(0, ENDS, 1) * (powers + 2)).sum(1)
+    known = (inside & ~(windows == windows[:, :1]).all(1)).nonzero()[:, 0]
+    is_match = (keys[at][:, None] == keys[known]) & (texts[at][:, None] != texts[known])
+    matched = is_match.any(1).nonzero()[:, 0].tolist()
+    sources = known[is_match.int().argmax(1)]
+    for row in matched:
+        here, there, step = int(at[row]), int(sources[row]), -1 if is_end else 1
+        if is_end:
+            here, there = here + ENDS - 1, there + ENDS - 1
+        size, count = int(sizes[row]), ENDS
+        while count < min(size, MOST_BORROWED):
+            one, other = here + step * count, there + step * count
+            if not 0 <= other < len(bits) or bits[one] != bits[other]:
+                break
+            count += 1
+        if count < WHOLE * min(size, MOST_BORROWED / WHOLE):
+            yield (here - count + 1 if is_end else here), count
 
 
 DETECTOR = Detector(
@@ -100,16 +227,17 @@ DETECTOR = Detector(
     what="some samples have the log-probs of another text: of another sample, or of an earlier attempt",
     asks="samples of 12 tokens",
     title="""
-        {{ count }} of {{ samples }} samples {% if starts %}begin with{% else %}have{% endif %} the log-probs
-        of another text: {% if starts or swapped > count / 2 %}of another sample.{% else %}of an earlier
-        attempt, or of a sample that the dump lacks. {%- endif %}
+        {{ count }} of {{ samples }} samples {% if end %}{{ "end" if end == "last" else "begin" }} with{% else
+        %}have{% endif %} the log-probs of another text: {% if end or place %}of another sample{{ place }}.{%
+        else %}of an earlier attempt, or of a sample that the dump lacks. {%- endif %}
     """,
     evidence="""
-        {% if starts -%} Of {{ starts }} samples whose first four tokens are far off, the first four
-        log-probs of {{ count }} are those of another sample of their rollout, bit by bit. {%- else -%} In
+        {% if end -%} Of {{ far }} samples whose {{ end }} three tokens are far off, the {{ end }} {{ borrowed
+        }} log-probs of {{ count }} are those of another sample of their rollout, bit by bit. {%- else -%} In
         these samples the sampler's log-probs do not follow the trainer's token by token
-        (correlation below 0.3; it is above 0.7 in {{ related }} others). {%- if swapped %} {{ swapped
-        }} of them fit the tokens of another sample of their rollout. {%- else %} None of them fits
+        (correlation below 0.3; it is above 0.7 in {{ related }} others). {%- if place %} {{ fits | int }} of
+        {{ tried }} that were compared fit the tokens of another sample: k3 is {{ after | nats }} there,
+        instead of {{ before | nats }}. {%- else %} None of {{ tried }} that were compared fits
         the tokens of another sample of its rollout.{% endif %} {%- endif %}
     """,
     threshold="""
@@ -122,10 +250,11 @@ DETECTOR = Detector(
         of the list (off_by_one), because no nearby position fits.
     """,
     fix="""
-        {%- if starts %} Look for offsets into a batch of log-probs that ignore discarded tokens
-        (speculative decoding, chunked prefill), and mask these tokens until then. {%- elif swapped > count
-        / 2 %} Look for lists that are sorted or gathered separately from their
-        tokens (asyncio results, a reorder by length, a zip of two lists). {%- else %} Look at
+        {%- if end %} Look for offsets into a batch of log-probs that ignore discarded tokens
+        (speculative decoding, chunked prefill), and mask these tokens until then. {%- elif place %}
+        Look for lists that are sorted or gathered separately from their tokens (asyncio results, a reorder by
+        length, a zip of two lists){% if "micro-batch" in place %}, and for the order in which samples are put
+        into micro-batches and taken out again{% endif %}. {%- else %} Look at
         retries: if a request is sent again, the log-probs must belong to the answer that is kept.
         Reset sample.rollout_log_probs before each attempt. {%- endif %} Append log-probs and tokens
         from the same response of the engine, in one place.
@@ -137,6 +266,7 @@ NOISY, LEVEL = 0.05, 3.0  # nats, median |l| that two bfloat16 engines stay belo
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of all other samples
 WHOLLY = 0.8  # share of unrelated samples in far prompts, if the cause is the log-probs of another text
 BETWEEN = 1.0  # samples with a correlation between both limits, for each unrelated sample
+FIT, USUAL = 0.5, 0.8  # share of the compared samples; share that has one place or one number
 FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples for each related one
 
 
@@ -145,20 +275,51 @@ def look(d: Diagnosis) -> Figures | None:
     if d.of(Layouts).fit is not None:  # they are in another order, as permuted_log_probs says
         return None
     borrowed = d.of(Borrowed)
-    if borrowed.elsewhere < max(FEWEST, MOST * borrowed.far):
-        return _unrelated(d)
-    count, samples = borrowed.elsewhere, int(d.sums.sequences)
-    return {"starts": borrowed.far, "count": count, "samples": samples, "swapped": 0, "related": 0}
+    for at, (end, counts) in enumerate({"first": borrowed.starts, "last": borrowed.ends}.items()):
+        far = float(borrowed.far[at])
+        if counts.total() >= max(FEWEST, MOST * far):
+            return {
+                "end": end,
+                "place": "",
+                "far": int(far),
+                "count": counts.total(),
+                "samples": int(d.sums.sequences),
+                "borrowed": _interval(counts),
+                "explains": _explained(d, borrowed.sums),
+            }
+    need(
+        d.of(Unrelated).unrelated + d.of(Unrelated).related >= FEWEST,
+        "samples of 12 tokens with log-probs of both sides",
+    )
+    if d.of(Unrelated).unrelated < max(FEWEST, SHARE * d.of(Unrelated).correlated):
+        return None
+    return _exchanged(d) or _unrelated(d)
+
+
+def _interval(counts: Counter[int]) -> str:
+    """Returns the number that most samples share, or the range of nine in ten of them, as text."""
+    (usual, most), *_ = counts.most_common(1)
+    if most >= USUAL * counts.total():
+        return f"{usual}"
+    numbers = sorted(counts.elements())
+    low, high = (numbers[round((len(numbers) - 1) * share)] for share in (0.05, 0.95))
+    return f"{low} to {high}"
+
+
+def _explained(d: Diagnosis, far: Tensor) -> Explained:
+    """Returns how much of k3 goes if some tokens become like all others, from their count, k3 and squares."""
+    count, distance, square = far.tolist()
+    rest = max(d.sums.finite - count, 1)
+    whole = sum(s.tokens * s.k3 for s in d.rollouts)
+    others = K3(int(rest), max(whole - distance, 0.0) / rest, 0.0)
+    return explained(K3(int(count), distance / max(count, 1), math.sqrt(square) / max(count, 1)), others)
 
 
 def _unrelated(d: Diagnosis) -> Figures | None:
     """Returns the figures if some samples' log-probs are unrelated on both sides, and others' are not."""
-    by_sample, swapped = d.of(Unrelated), d.of(Swapped)
-    need(
-        by_sample.unrelated + by_sample.related >= FEWEST, "samples of 12 tokens with log-probs of both sides"
-    )
-    every, between = by_sample.correlated, by_sample.correlated - by_sample.unrelated - by_sample.related
-    if by_sample.unrelated < max(FEWEST, SHARE * every) or by_sample.unrelated > MOST * by_sample.related:
+    by_sample, exchanged = d.of(Unrelated), d.of(Exchanged)
+    between = by_sample.correlated - by_sample.unrelated - by_sample.related
+    if by_sample.unrelated > MOST * by_sample.related:
         return None
     count, sampler, trainer, _ = d.of(Twice).sums.tolist()
     if count >= AGAIN and trainer > max(
@@ -169,25 +330,48 @@ def _unrelated(d: Diagnosis) -> Figures | None:
     if max(medians) > max(NOISY, LEVEL * min(medians)):  # the other samples do not agree in every rollout
         return None
     rollouts = [s.k3 for s in d.rollouts]
-    is_uneven = min(rollouts) < EVEN * max(rollouts)  # other weights in a few rollouts look the same
-    if is_uneven and 2 * swapped.samples < by_sample.unrelated:
+    if min(rollouts) < EVEN * max(rollouts):  # other weights in a few rollouts look the same
         return None
     is_mixed = between > BETWEEN * by_sample.unrelated + FEWEST
-    others = d.of(Sizes).sums.sum(0)[1:] - swapped.far
+    others = d.of(Sizes).sums.sum(0)[1:] - exchanged.far[:2]
     is_far = float(others[1]) > AGREES * float(others[0])  # what moves these may move the unrelated ones, too
-    if (is_mixed or (is_far and 2 * swapped.samples < by_sample.unrelated)) and two_kinds(d) is None:
-        return None
-    if older_are_far(d):
+    if ((is_mixed or is_far) and two_kinds(d) is None) or older_are_far(d):
         return None
     prompts = whole_prompts(d)
     if (
         prompts and by_sample.unrelated < WHOLLY * prompts.kinds.far[0]
     ):  # other samples of these prompts are related
         return None
+    return _figures(d) | {"place": "", "explains": _explained(d, exchanged.far)}
+
+
+def _exchanged(d: Diagnosis) -> Figures | None:
+    """Returns the figures if unrelated samples fit other samples' tokens, as nothing else makes them."""
+    exchanged = d.of(Exchanged)
+    fits = float(exchanged.places.sum())
+    if fits < max(FEWEST, FIT * exchanged.tried):
+        return None
+    of = ("of the same micro-batch", "of another micro-batch", "of their rollout")
+    place = next(
+        (text for text, n in zip(of, exchanged.places.tolist(), strict=True) if n > USUAL * fits), ""
+    )
+    _, tokens, before, gone, _ = exchanged.sums.tolist()
+    far = exchanged.apart * fits / exchanged.tried
+    return _figures(d) | {
+        "place": f" {place or 'of the same micro-batch or of another'}",
+        "fits": fits,
+        "before": before / tokens,
+        "after": (before - gone) / tokens,
+        "explains": explained_by_order(exchanged.sums, far, d.rollouts),
+    }
+
+
+def _figures(d: Diagnosis) -> dict[str, Any]:
+    by_sample = d.of(Unrelated)
     return {
-        "starts": 0,
+        "end": "",
         "count": by_sample.unrelated,
         "related": by_sample.related,
         "samples": int(d.sums.sequences),
-        "swapped": swapped.samples,
+        "tried": d.of(Exchanged).tried,
     }

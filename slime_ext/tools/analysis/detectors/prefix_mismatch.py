@@ -46,6 +46,7 @@ DETECTOR = Detector(
         "other_log_probs",
         "part_of_run",
         "minimum_length",
+        "shared_place",
         "experts",
     ),
     what="the trainer scores the start of a turn after another text than the engine sampled it after",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
@@ -15,27 +17,32 @@ from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import tabulated, zeros
 
-FEWEST, TOKENS, HELD, TIMES, MATTERS = 300, 4, 0.8, 5.0, 0.2
-MOST, MOST_SHARE = 8, 0.5  # tokens at one end, and their share of all tokens
-FIRST = 2  # tokens at the start; more of them are far off after another prompt
+FEWEST, TOKENS = 300, 4  # tokens in all; tokens at the places
+HELD, TIMES, MATTERS = 0.8, 5.0, 0.1  # share of sum l^2; times mean |l| elsewhere; nats of mean |l|
+MOST, MOST_SHARE = 15, 0.5  # tokens at one end, and their share of all tokens
+# Mean |l| of the last such token, and of the next, over the mean of all of them. After another prompt, first
+# tokens are far off as well, but less and less.
+EDGE, GONE = 0.5, 0.25
 
 
 @dataclass
 class Begins(Measure):
-    """Sums of ``clipped`` by place from the start of the response, up to MOST, [MOST, COLUMNS]."""
+    """Sums of ``clipped`` by place from the start of the response, up to MOST, [MOST + 1, COLUMNS]."""
 
-    sums: Tensor = field(default_factory=lambda: zeros(MOST, COLUMNS))
+    version: ClassVar[int] = 2
+
+    sums: Tensor = field(default_factory=lambda: zeros(MOST + 1, COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
         if part.size:
-            place = part.segments.within.long().clamp(max=MOST)
-            self.sums += tabulated(place, clipped(part), MOST)
+            place = part.segments.within.long().clamp(max=MOST + 1)
+            self.sums += tabulated(place, clipped(part), MOST + 1)
 
 
 DETECTOR = Detector(
     severity="error",
     group="parts",
-    after=("spoilt", "kept_mass"),
+    after=("spoilt", "kept_mass", "other_log_probs"),
     what="only the first or the last tokens of responses are far off",
     asks="300 tokens",
     title="""
@@ -49,8 +56,8 @@ DETECTOR = Detector(
         Responses that ended by themselves agree at the end.{% endif %}
     """,
     threshold="""
-        the last 1 to 8 tokens, or the first 1 or 2, are at most half of all tokens, hold 80% of the squared
-        log-ratio, are 5 times as far off as the others, and are 0.2 nats off
+        the first or last 1 to 15 tokens are at most half of all tokens, hold 80% of the squared log-ratio,
+        are 5 times as far off as the others, and are 0.1 nats off; first tokens have a sharp edge
     """,
     ruled_out="""
         Routing or noise, because they do not depend on where a response ends. A shift of the whole
@@ -71,53 +78,52 @@ DETECTOR = Detector(
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds the fewest last tokens that hold most of the squared log-ratio."""
+    """Finds how many first or last tokens hold most of the squared log-ratio."""
     need_tokens(d, FEWEST)
-    ends = d.of(Ends).sums
-    every, whole = ends.sum(0), ends.sum((0, 1)).tolist()
+    ends, begins = d.of(Ends).sums, d.of(Begins).sums
+    whole = ends.sum((0, 1))
     if not whole[3]:
         return None
-    for table, is_cut in ((ends[1], True), (every, False)):
-        until = table.cumsum(0).tolist()
-        least = HELD * whole[3]
-        places = next((i for i in range(MOST) if until[i][3] >= least), None)
-        if places is None or (is_cut and not float(ends[0, :, 0].sum())):
-            continue
-        count, _, absolute, squared = until[places]
-        rest = (whole[2] - absolute) / max(whole[0] - count, 1)
-        # Of responses of eight tokens or fewer, every token is one of the last.
-        is_place = TOKENS <= count <= MOST_SHARE * whole[0]
-        if is_place and absolute / count >= max(MATTERS, TIMES * rest):
+    tables = [(ends.sum(0), False, False)]
+    if float(ends[0, :, 0].sum()):
+        tables.insert(0, (ends[1], True, False))
+    if lag(d) is not Lag.EXPLAINS:  # the first tokens may change most
+        tables.append((begins, False, True))
+    for table, is_cut, is_first in tables:
+        places = _places(table, whole, is_first=is_first)
+        if places:
+            count, _, absolute, squared = table[:places].sum(0).tolist()
             return {
-                "places": places + 1,
+                "places": places,
                 "is_cut": is_cut,
-                "is_first": False,
-                "held": squared / whole[3],
+                "is_first": is_first,
+                "held": squared / float(whole[3]),
                 "tokens": count,
-                "of": whole[0],
+                "of": float(whole[0]),
                 "near": absolute / count,
-                "rest": rest,
+                "rest": float(whole[2] - absolute) / max(float(whole[0]) - count, 1),
             }
-    return _first(d, whole)
+    return None
 
 
-def _first(d: Diagnosis, whole: list[float]) -> Figures | None:
-    """Returns the figures if the first token or two of responses hold most of the squared log-ratio."""
-    until = d.of(Begins).sums[:FIRST].cumsum(0).tolist()
-    places = next((i for i, sums in enumerate(until) if sums[3] >= HELD * whole[3]), None)
-    if places is None or lag(d) is Lag.EXPLAINS:  # the first tokens may change most
-        return None
-    count, _, absolute, squared = until[places]
-    rest = (whole[2] - absolute) / max(whole[0] - count, 1)
-    if not TOKENS <= count <= MOST_SHARE * whole[0] or absolute / count < max(MATTERS, TIMES * rest):
-        return None
-    return {
-        "places": places + 1,
-        "is_cut": False,
-        "is_first": True,
-        "held": squared / whole[3],
-        "tokens": count,
-        "of": whole[0],
-        "near": absolute / count,
-        "rest": rest,
-    }
+def _places(table: Tensor, whole: Tensor, *, is_first: bool) -> int:
+    """Returns the number of places that two means of |l| explain best, if they hold the distance; else 0.
+
+    Args:
+        table: [places, COLUMNS] sums by place from one end.
+        whole: [COLUMNS] sums over all tokens.
+    """
+    until = table[:MOST].cumsum(0)
+    count, absolute, squared = until[:, 0], until[:, 2], until[:, 3]
+    others = (whole[0] - count).clamp_min(1)
+    near, rest = absolute / count.clamp_min(1), (whole[2] - absolute) / others
+    # Of responses of a few tokens, every token is one of the last.
+    is_place = (count >= TOKENS) & (count <= MOST_SHARE * whole[0]) & (squared >= HELD * whole[3])
+    is_place &= (near >= MATTERS) & (near >= TIMES * rest)
+    if not is_place.any():
+        return 0
+    explained = torch.where(is_place, count * others / (count + others) * (near - rest).square(), -1)
+    at = int(explained.argmax())
+    last, then = ((row[2] / row[0].clamp_min(1)) for row in table[at : at + 2])
+    is_sharp = last >= EDGE * near[at] and then <= GONE * near[at]
+    return at + 1 if is_sharp or not is_first else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy
 import pytest
 import torch
@@ -59,3 +61,82 @@ def test_chunks_of_another_layout_are_put_back_and_the_layout_is_named(cp, is_co
     assert text.index(first) < text.index(second)
     assert ("over each micro-batch" in text) == (pack > 1)
     assert found["permuted_log_probs"].explains > 0.99
+
+
+BATCHES = tuple(i // 4 for i in range(SAMPLES))
+PLACES = tuple(i % 4 for i in range(SAMPLES))
+
+
+def exchanged(source, count=SAMPLES):
+    """The sampler's log-probs of the first samples come from the samples that ``source`` names."""
+
+    def edit(r):
+        taken = torch.tensor([source(i) if i < count else i for i in range(SAMPLES)])
+        rows = r.behavior.view(SAMPLES, LENGTH)
+        return {"behavior": rows[taken].flatten(), "batches": BATCHES, "places": PLACES}
+
+    return edit
+
+
+@pytest.mark.parametrize("count", [12, SAMPLES])
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [(lambda i: i ^ 1, "of the same micro-batch"), (lambda i: (i + 24) % SAMPLES, "of another micro-batch")],
+)
+def test_log_probs_of_another_sample_are_put_back_and_its_micro_batch_is_said(source, said, count):
+    (finding,) = findings(edited(run(), exchanged(source, count))).values()
+    assert finding.name == "other_log_probs" and finding.severity == "error"
+    assert said in finding.title and finding.explains > 0.98
+
+
+def with_lengths(r, lengths):
+    """The rollout with responses that are cut to some lengths."""
+    kept = torch.cat([torch.arange(LENGTH) < length for length in lengths])
+    names = ("behavior", "proximal", "mask", "tokens", "versions", "advantages")
+    return replace(r, lengths=lengths, **{name: getattr(r, name)[kept] for name in names})
+
+
+def test_a_micro_batch_that_is_split_by_other_lengths_is_named():
+    """The values of a micro-batch lie in another order of its samples, and are split by their lengths."""
+    g = torch.Generator().manual_seed(3)
+    lengths = tuple(torch.randint(30, LENGTH + 1, (SAMPLES,), generator=g).tolist())
+
+    def edit(r):
+        rows = r.behavior.split(lengths)
+        order = [4 * (i // 4) + (2, 0, 3, 1)[i % 4] for i in range(SAMPLES)]
+        return {"behavior": torch.cat([rows[i] for i in order]), "batches": BATCHES, "places": PLACES}
+
+    rollouts = [with_lengths(r, lengths) for r in run()]
+    assert findings(rollouts) == {}
+    (finding,) = findings(edited(rollouts, edit)).values()
+    assert finding.name == "other_log_probs" and "of the same micro-batch" in finding.title
+
+
+@pytest.mark.parametrize("count", [3, 6, 14])
+@pytest.mark.parametrize("is_end", [False, True])
+def test_the_number_of_borrowed_log_probs_is_estimated(count, is_end):
+    """The first or the last numbers of one answer in eight are those of another answer."""
+
+    def edit(r):
+        behavior = r.behavior.clone().view(SAMPLES, LENGTH)
+        at = slice(LENGTH - count, LENGTH) if is_end else slice(count)
+        behavior[::8, at] = r.behavior.view(SAMPLES, LENGTH)[3::8, 20 : 20 + count]
+        return {"behavior": behavior.flatten()}
+
+    (finding,) = findings(edited(run(), edit)).values()
+    assert finding.name == "other_log_probs"
+    assert f"{'last' if is_end else 'first'} {count} log-probs" in finding.evidence
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+@pytest.mark.parametrize("is_end", [False, True])
+def test_the_number_of_far_tokens_at_one_end_is_estimated(count, is_end):
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        place = LENGTH - 1 - r.segments.within if is_end else r.segments.within
+        far = (place < count) & (r.segments.ids % 8 == 0)
+        return {"behavior": torch.where(far, r.behavior - 1 - torch.rand(r.size, generator=g), r.behavior)}
+
+    (finding,) = findings(edited(run(), edit)).values()
+    place = f"{'last' if is_end else 'first'}{f' {count}' if count > 1 else ''} token"
+    assert finding.name == "shared_place" and place in finding.title
