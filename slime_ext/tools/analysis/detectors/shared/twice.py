@@ -18,7 +18,15 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import run_begins, zeros
 
 # Findings and groups that also make the log-probs of the same text differ.
-NAMED = ("spoilt", "other_policy", "other_log_probs", "part_of_run", "packing_leak", "repeated_routes")
+NAMED = (
+    "spoilt",
+    "other_policy",
+    "other_log_probs",
+    "shared_place",
+    "part_of_run",
+    "packing_leak",
+    "repeated_routes",
+)
 DENSE = 0.03  # median |l| over mean |l|
 SURE = 6.0  # standard errors of the mean ratio above 1, which no policy makes at sampled tokens
 FEWEST, HELD, TIMES = 40, 0.4, 3.0  # tokens; share of mean |l|; times the other side's
