@@ -116,7 +116,8 @@ class HookCall:
         cls, args: Any, arguments: Mapping[str, Any], not_passed: Mapping[str, Any] | None = None
     ) -> HookCall:
         """Makes the call of a mapping of keywords, completed as ``filled`` does."""
-        return cls(args, *(arguments.get(key) for key in REQUIRED[1:])).filled(arguments, not_passed or {})
+        required: list[Any] = [arguments.get(key) for key in REQUIRED[1:]]
+        return cls(args, *required).filled(arguments, not_passed or {})
 
     def filled(self, *sources: Mapping[str, Any]) -> HookCall:
         """Fills each argument that is None from the first source that has it, and checks the call.

@@ -242,14 +242,16 @@ class _Calls:
     made: dict[int, tuple[str, State, State]] = field(default_factory=dict)
     read: set[int] = field(default_factory=set)
 
-    def note(self, name: str, old: State, new: State) -> State:
-        self.made[id(new)] = name, new, old
-        return new
+    def note(self, name: str, before: State, after: State) -> State:
+        self.made[id(after)] = name, after, before
+        return after
 
     def lost(self, returned: object) -> list[str]:
         """Lists the methods whose result the step neither returned nor read."""
         lost = (
-            name for name, new, _ in self.made.values() if new is not returned and id(new) not in self.read
+            name
+            for name, after, _ in self.made.values()
+            if after is not returned and id(after) not in self.read
         )
         return [name for name in lost if name != "_replace"]
 

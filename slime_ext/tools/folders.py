@@ -64,19 +64,19 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: expected a folder to write to, got {fault}: name another folder")
 
 
-def new_folder(given: Path | None, default: Path) -> Path:
-    """Returns the folder of a new run: `given`, or a free name after `default`.
+def new_folder(out: Path | None, default: Path) -> Path:
+    """Returns the folder of a new run: `out`, or a free name after `default`.
 
     Raises:
-        ConfigError: `given` has files in it.
+        ConfigError: `out` has files in it.
     """
-    if given is None:
+    if out is None:
         return free_name(default)
-    if is_folder(given) and any(given.iterdir()):
+    if is_folder(out) and any(out.iterdir()):
         raise ConfigError(
-            f"--out: expected a new or empty folder, got {given} with files in it: name another folder"
+            f"--out: expected a new or empty folder, got {out} with files in it: name another folder"
         )
-    return given
+    return out
 
 
 def free_name(wanted: Path) -> Path:

@@ -60,7 +60,7 @@ class DumpedRollout:
         paired: number of samples that have log-probs of the sampler in both dumps.
         foreign: number of paired samples whose first log-probs of the sampler differ between the dumps.
         left_out: number of samples that could not be read.
-        again: true if the rollout's number came before in the same file, with other numbers between.
+        is_repeated: true if the rollout's number came before in the same file, with other numbers between.
         notes: what the reader had to leave out, one line each.
         midway: the reward above which a sample counts as correct.
 
@@ -244,7 +244,7 @@ class DumpedRollout:
     paired: int = 0
     foreign: int = 0
     left_out: int = 0
-    again: bool = False
+    is_repeated: bool = False
     notes: tuple[str, ...] = ()
     midway: float = 0.0
 

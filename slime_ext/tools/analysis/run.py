@@ -99,7 +99,7 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
         distribution=diagnosis.sums.distribution(),
         curves=diagnosis.all_curves(),
         timeline=moments,
-        worst=diagnosis.worsts.found(),
+        worst=diagnosis.worsts.largest_first(),
         effects=effects,
         recommendation=recommend(
             effects,
@@ -111,7 +111,7 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
         ),
         headline=headline(findings, detectors),
         suggestions=ranking.suggestions(),
-        exact=result.collectors["exactness"].found() if request.exact else None,
+        exact=result.collectors["exactness"].comparison() if request.exact else None,
     )
 
 

@@ -31,18 +31,18 @@ class Additive:
             setattr(self, name, _added(getattr(self, name), getattr(other, name)))
 
 
-def _added(mine: Any, theirs: Any) -> Any:
-    if isinstance(mine, Tensor):
-        return sum_of(mine, theirs)
-    if isinstance(mine, Counter):
-        mine.update(theirs)
-        return mine
-    if isinstance(mine, dict):
-        return {key: _added(one, theirs[key]) for key, one in mine.items()}
-    if hasattr(mine, "merge"):
-        mine.merge(theirs)
-        return mine
-    return mine + theirs
+def _added(value: Any, more: Any) -> Any:
+    if isinstance(value, Tensor):
+        return sum_of(value, more)
+    if isinstance(value, Counter):
+        value.update(more)
+        return value
+    if isinstance(value, dict):
+        return {key: _added(one, more[key]) for key, one in value.items()}
+    if hasattr(value, "merge"):
+        value.merge(more)
+        return value
+    return value + more
 
 
 def sum_of(a: Tensor, b: Tensor) -> Tensor:

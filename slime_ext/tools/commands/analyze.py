@@ -27,7 +27,7 @@ from slime_ext.tools.commands.analyze_summary import show_news, summary
 from slime_ext.tools.commands.output import PlainConsole, console
 from slime_ext.tools.folders import make_folder, refuse_link, write_file
 
-FOUND = 1
+FAILED = 1
 EVERY_S = 2.0
 ANY, ALL, EXACT = "any", "all", "exact"
 # Word of --fail-on -> the severities that it means.
@@ -42,19 +42,19 @@ def main(argv: list[str]) -> int:
 
     Returns 1 if the run has a finding of --fail-on or breaks --expect, else 0.
     """
-    given = command_line().parse_args(argv)
-    _check(given)
-    screen, configs = console(stderr=given.json == STDOUT), _read_configs(given.config)
-    documents = _followed(given, configs, screen) if given.follow else _documents(given, configs)
-    _show(given, documents, screen)
-    failing = _failing(given.fail_on, documents[0].findings)
+    flags = command_line().parse_args(argv)
+    _check(flags)
+    screen, configs = console(stderr=flags.json == STDOUT), _read_configs(flags.config)
+    documents = _followed(flags, configs, screen) if flags.follow else _documents(flags, configs)
+    _show(flags, documents, screen)
+    failing = _failing(flags.fail_on, documents[0].findings)
     if failing:
         reasons = ", ".join(f"{finding.name} ({finding.severity})" for finding in failing)
         screen.print(
-            f"failed by --fail-on {' '.join(given.fail_on)}: {reasons}", markup=False, soft_wrap=True
+            f"failed by --fail-on {' '.join(flags.fail_on)}: {reasons}", markup=False, soft_wrap=True
         )
-    is_unexpected = given.expect == EXACT and not _is_exact(documents[0])
-    return FOUND if is_unexpected or failing else 0
+    is_unexpected = flags.expect == EXACT and not _is_exact(documents[0])
+    return FAILED if is_unexpected or failing else 0
 
 
 def _failing(words: Sequence[str], findings: Sequence[Finding]) -> list[Finding]:
@@ -68,14 +68,14 @@ def _failing(words: Sequence[str], findings: Sequence[Finding]) -> list[Finding]
 
 def _is_exact(document: Document) -> bool:
     """Whether all tokens were read and compared, and none differs."""
-    found = document.exact
-    return found is not None and found.tokens > 0 and not found.differing and document.is_whole
+    exact = document.exact
+    return exact is not None and exact.tokens > 0 and not exact.differing and document.is_whole
 
 
-def _show(given: argparse.Namespace, documents: Sequence[Document], screen: PlainConsole) -> None:
+def _show(flags: argparse.Namespace, documents: Sequence[Document], screen: PlainConsole) -> None:
     with _writing("stdout", STDOUT):
         summary(screen, documents)
-    for flag, path, write in ((OUT, given.out, _write_page), (JSON, given.json, _write_json)):
+    for flag, path, write in ((OUT, flags.out, _write_page), (JSON, flags.json, _write_json)):
         if path is not None:
             with _writing(flag, path):
                 write(path, documents)
@@ -90,10 +90,10 @@ class _List(argparse.Action):
         from slime_ext.tools.analysis.findings import DETECTORS  # imports torch
 
         screen = console()
-        for name, found in sorted(DETECTORS.items()):
-            asks = f"; needs {found.asks}" if found.asks else ""
-            said = f"{name} ({found.severity}, {found.says}): {found.what}{asks}"
-            screen.print(" ".join(said.split()), markup=False, soft_wrap=True)
+        for name, detector in sorted(DETECTORS.items()):
+            asks = f"; needs {detector.asks}" if detector.asks else ""
+            line = f"{name} ({detector.severity}, {detector.says}): {detector.what}{asks}"
+            screen.print(" ".join(line.split()), markup=False, soft_wrap=True)
         parser.exit()
 
 
@@ -126,7 +126,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--alert-exit",
         action="store_true",
-        help=f"with --follow: exit with {FOUND} at the first finding of --fail-on, which is then '{ANY}' by "
+        help=f"with --follow: exit with {FAILED} at the first finding of --fail-on, which is then '{ANY}' by "
         "default",
     )
     parser.add_argument(
@@ -170,13 +170,13 @@ def command_line() -> argparse.ArgumentParser:
         metavar="FINDING",
         action="append",
         default=[],
-        help=f"exit with {FOUND} at this finding, or at any finding of a severity: 'error', or 'warning' or "
+        help=f"exit with {FAILED} at this finding, or at any finding of a severity: 'error', or 'warning' or "
         f"'{ANY}' for both; repeat for more",
     )
     parser.add_argument(
         "--expect",
         choices=[EXACT],
-        help=f"exit with {FOUND} unless both log-probs of every token are equal, bit for bit; prints where "
+        help=f"exit with {FAILED} unless both log-probs of every token are equal, bit for bit; prints where "
         "they differ",
     )
     parser.add_argument("--findings", action=_List, nargs=0, help="list all findings and exit")
@@ -185,37 +185,37 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check(flags: argparse.Namespace) -> None:
     """Checks what argparse cannot check, before torch is imported, because that takes seconds."""
-    if given.jobs < 1:
-        raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
-    if given.suggest is not None and not 0 < given.suggest < 1:
-        raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
-    _check_follow(given)
-    for name in given.fail_on:
+    if flags.jobs < 1:
+        raise ConfigError(f"--jobs: expected at least 1, got {flags.jobs}")
+    if flags.suggest is not None and not 0 < flags.suggest < 1:
+        raise ConfigError(f"--suggest: expected a share between 0 and 1, got {flags.suggest:g}")
+    _check_follow(flags)
+    for name in flags.fail_on:
         _known("--fail-on", "the name of a finding", name, (*FINDINGS, *AT_LEAST))
-    given.presets = _presets(given.presets) if given.presets else SHORTLIST
-    RolloutRanges.parse(given.rollouts)
-    _check_outputs(given)
-    decoder(given.tokenizer)
-    if given.alert_exit and not given.fail_on:
-        given.fail_on = [ANY]
+    flags.presets = _presets(flags.presets) if flags.presets else SHORTLIST
+    RolloutRanges.parse(flags.rollouts)
+    _check_outputs(flags)
+    decoder(flags.tokenizer)
+    if flags.alert_exit and not flags.fail_on:
+        flags.fail_on = [ANY]
 
 
-def _check_follow(given: argparse.Namespace) -> None:
+def _check_follow(flags: argparse.Namespace) -> None:
     """Raises ConfigError for a flag that needs --follow and lacks it, or that it excludes."""
-    if given.follow and given.against is not None:
+    if flags.follow and flags.against is not None:
         raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
-    if given.follow and given.expect is not None:
+    if flags.follow and flags.expect is not None:
         raise ConfigError("--expect: expected none beside --follow, got one: type it without --follow")
-    if given.alert_exit and not given.follow:
+    if flags.alert_exit and not flags.follow:
         raise ConfigError("--alert-exit: expected --follow beside it, got none: add it, or type --fail-on")
-    if not given.follow and (given.every, given.idle) != (EVERY_S, math.inf):
+    if not flags.follow and (flags.every, flags.idle) != (EVERY_S, math.inf):
         raise ConfigError(
             "--every, --idle: expected --follow beside them, got none: add --follow, or leave them out"
         )
-    if not (given.every >= 0 and given.idle > 0):
-        raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
+    if not (flags.every >= 0 and flags.idle > 0):
+        raise ConfigError(f"--every, --idle: expected seconds, got {flags.every:g} and {flags.idle:g}")
 
 
 def _known(flag: str, what: str, name: str, names: Sequence[str]) -> None:
@@ -235,15 +235,15 @@ def _presets(text: str) -> tuple[str, ...]:
     return names
 
 
-def _check_outputs(given: argparse.Namespace) -> None:
+def _check_outputs(flags: argparse.Namespace) -> None:
     """Makes the folders of the outputs, before the first file is read.
 
     Raises:
         ConfigError: an output cannot be written.
     """
-    if given.out == STDOUT:
+    if flags.out == STDOUT:
         raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
-    files = _outputs(given)
+    files = _outputs(flags)
     for flag, path in files.items():
         with _writing(flag, str(path)):
             refuse_link(path)
@@ -253,12 +253,12 @@ def _check_outputs(given: argparse.Namespace) -> None:
             if path.is_file() or not path.exists():  # no pipe, no device
                 TemporaryFile(dir=path.parent).close()
     if len({path.resolve() for path in files.values()}) < len(files):
-        raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}': name two files")
+        raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{flags.json}': name two files")
 
 
-def _outputs(given: argparse.Namespace) -> dict[str, Path]:
+def _outputs(flags: argparse.Namespace) -> dict[str, Path]:
     """Returns flag -> the file that it writes."""
-    both = ((OUT, given.out), (JSON, given.json))
+    both = ((OUT, flags.out), (JSON, flags.json))
     return {flag: Path(path) for flag, path in both if path not in (None, STDOUT)}
 
 
@@ -276,18 +276,18 @@ def _writing(flag: str, path: str) -> Iterator[None]:
 
 def _read_configs(files: Sequence[str]) -> Configs:
     """Reads the files of --config once, because a file may be a pipe."""
-    found = [(file, read_mapping(file)) for file in files]
-    if found:
+    configs = [(file, read_mapping(file)) for file in files]
+    if configs:
         from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 
-        load_user_corrections(found)  # raises for a mistake, before any dump is read
-    return found
+        load_user_corrections(configs)  # raises for a mistake, before any dump is read
+    return configs
 
 
-def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
-    requests = [_request(given, paths) for paths in (given.paths, given.against) if paths]
+def _documents(flags: argparse.Namespace, configs: Configs) -> list[Document]:
+    requests = [_request(flags, paths) for paths in (flags.paths, flags.against) if paths]
     files = [request.files() for request in requests]
-    _refuse_to_replace_inputs(given)
+    _refuse_to_replace_inputs(flags)
 
     # These import torch, after all mistakes were found.
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
@@ -295,32 +295,32 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     from slime_ext.tools.analysis.run import analyse
 
     use_one_thread()
-    own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
-    with _bar(sum(job.size for found in files for job in found.jobs)) as done:
-        return [analyse(replace(request, configs=own), found, done) for request, found in both]
+    corrections, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
+    with _bar(sum(job.size for dumps in files for job in dumps.jobs)) as done:
+        return [analyse(replace(request, configs=corrections), dumps, done) for request, dumps in both]
 
 
-def _refuse_to_replace_inputs(given: argparse.Namespace) -> None:
+def _refuse_to_replace_inputs(flags: argparse.Namespace) -> None:
     """Refuses an output that would replace a file of a run or of --config."""
-    paths = [*given.paths, *(given.against or ())]
-    inputs = {file.resolve() for file in (*map(Path, given.config), *files_of_flags(paths))}
+    paths = [*flags.paths, *(flags.against or ())]
+    inputs = {file.resolve() for file in (*map(Path, flags.config), *files_of_flags(paths))}
     for path in paths:
         with suppress(NoDumps):
             inputs |= {*dumps_of([path])}
-    for flag, output in _outputs(given).items():
+    for flag, output in _outputs(flags).items():
         if output.resolve() in inputs:
             raise ConfigError(
                 f"{flag}: expected a new file, got '{output}', which this command reads: name another file"
             )
 
 
-def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
-    more = {"presets": given.presets, "rate": given.suggest, "tokenizer": given.tokenizer}
-    more["exact"] = given.expect == EXACT
-    return Request(tuple(paths), given.rollouts, given.jobs, **more)
+def _request(flags: argparse.Namespace, paths: Sequence[str]) -> Request:
+    more = {"presets": flags.presets, "rate": flags.suggest, "tokenizer": flags.tokenizer}
+    more["exact"] = flags.expect == EXACT
+    return Request(tuple(paths), flags.rollouts, flags.jobs, **more)
 
 
-def _followed(given: argparse.Namespace, configs: Configs, screen: PlainConsole) -> list[Document]:
+def _followed(flags: argparse.Namespace, configs: Configs, screen: PlainConsole) -> list[Document]:
     """Prints each rollout and each alert of a run as it comes.
 
     Returns the document when the run ends, or when an alert ends the command.
@@ -330,18 +330,18 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: PlainConsole)
     from slime_ext.tools.analysis.pipeline import use_one_thread
 
     use_one_thread()
-    request = replace(_request(given, given.paths), configs=load_user_corrections(configs))
-    _refuse_to_replace_inputs(given)
+    request = replace(_request(flags, flags.paths), configs=load_user_corrections(configs))
+    _refuse_to_replace_inputs(flags)
     follower, since = Follower(request), time.monotonic()
-    screen.print(f"following {given.paths[0]}: Ctrl-C ends it", markup=False, soft_wrap=True)
+    screen.print(f"following {flags.paths[0]}: Ctrl-C ends it", markup=False, soft_wrap=True)
     with suppress(KeyboardInterrupt):
-        while not follower.has_ended() and time.monotonic() - since < given.idle:
+        while not follower.has_ended() and time.monotonic() - since < flags.idle:
             for news in follower.look():
                 since = time.monotonic()
-                show_news(screen, news, as_json=given.json == STDOUT)
-                if given.alert_exit and _failing(given.fail_on, news.alerts):
+                show_news(screen, news, as_json=flags.json == STDOUT)
+                if flags.alert_exit and _failing(flags.fail_on, news.alerts):
                     return [follower.document()]
-            time.sleep(given.every)
+            time.sleep(flags.every)
     return [follower.document()]
 
 

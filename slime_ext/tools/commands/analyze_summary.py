@@ -55,19 +55,19 @@ def show_news(screen: PlainConsole, news: News, *, as_json: bool) -> None:
         as_json: whether each finding is also printed on stdout, as one JSON object.
     """
     for moment in news.moments:
-        found = moment.numbers
-        distance = "no log-probs to compare" if found.k3 is None else f"k3 {found.k3:.3g}"
+        numbers = moment.numbers
+        distance = "no log-probs to compare" if numbers.k3 is None else f"k3 {numbers.k3:.3g}"
         _say(
             screen,
-            f"rollout {moment.rollout_id}: {counted(found.tokens, 'token')}, {distance}",
+            f"rollout {moment.rollout_id}: {counted(numbers.tokens, 'token')}, {distance}",
             is_exact=True,
         )
     for finding in news.alerts:
         at = news.moments[-1].rollout_id if news.moments else None
-        told = {"alert": finding.name, "severity": finding.severity, "rollout": at, "title": finding.title}
+        alert = {"alert": finding.name, "severity": finding.severity, "rollout": at, "title": finding.title}
         if as_json:
-            print(json.dumps(told), flush=True)
-        _say(screen, "ALERT {alert} ({severity}) rollout {rollout}: {title}".format(**told), is_exact=True)
+            print(json.dumps(alert), flush=True)
+        _say(screen, "ALERT {alert} ({severity}) rollout {rollout}: {title}".format(**alert), is_exact=True)
 
 
 def _numbers(documents: Sequence[Document]) -> Table:
@@ -95,35 +95,35 @@ def _exact(screen: PlainConsole, document: Document) -> None:
 
     These are the first token that differs, and how many tokens differ by rollout and position.
     """
-    found = document.exact
-    if found is None:
+    exact = document.exact
+    if exact is None:
         return
-    tokens = counted(found.tokens, "response token")
-    if not found.differing:
-        what = f"both log-probs of {tokens} are equal, bit for bit" if found.tokens else "no token to compare"
+    tokens = counted(exact.tokens, "response token")
+    if not exact.differing:
+        what = f"both log-probs of {tokens} are equal, bit for bit" if exact.tokens else "no token to compare"
         what += "" if document.is_whole else ", but not everything could be read"
-        _say(screen, f"{'exact' if found.tokens and document.is_whole else 'not exact'}: {what}\n")
+        _say(screen, f"{'exact' if exact.tokens and document.is_whole else 'not exact'}: {what}\n")
         return
-    share = f"{found.differing:,} of {tokens} differ ({100 * found.differing / found.tokens:.3g}%)"
-    by = f", by at most {found.largest:.3g} nats" if found.largest else ""  # equal values can be no log-probs
+    share = f"{exact.differing:,} of {tokens} differ ({100 * exact.differing / exact.tokens:.3g}%)"
+    by = f", by at most {exact.largest:.3g} nats" if exact.largest else ""  # equal values can be no log-probs
     _say(screen, f"not exact: {share}{by}")
-    if at := found.first:
+    if at := exact.first:
         where = f"rollout {at.rollout_id}, sample {at.position}, token {at.token}"
         values = f"sampler {at.sampler}, trainer {at.trainer}"
         bits = f"{counted(at.bits, 'bit')} of 32 differ" if at.bits else "neither is a log-prob"
         _say(screen, f"  first: {where}: {values}; {bits}", is_exact=True)
-    for name, parts in (("rollout", found.by_rollout), ("position", found.by_position)):
+    for name, parts in (("rollout", exact.by_rollout), ("position", exact.by_position)):
         _say(screen, f"  by {name}: {_shares(parts)}")
-    _say(screen, f"  {found.precision}\n" if found.precision else "")
+    _say(screen, f"  {exact.precision}\n" if exact.precision else "")
 
 
 def _shares(parts: Sequence[PartOfRun]) -> str:
     """Returns how many tokens differ in each part that has any, the largest share first."""
     some = sorted((p for p in parts if p.differing), key=lambda p: -p.differing / p.tokens)
-    shown = [f"{p.label}: {p.differing:,} of {p.tokens:,}" for p in some[:MOST_PARTS]]
-    more, rest = len(some) - len(shown), len(parts) - len(some)
-    shown += [f"{more} more differ"] * bool(more) + [f"{rest} exact"] * bool(rest)
-    return "; ".join(shown)
+    texts = [f"{p.label}: {p.differing:,} of {p.tokens:,}" for p in some[:MOST_PARTS]]
+    more, rest = len(some) - len(texts), len(parts) - len(some)
+    texts += [f"{more} more differ"] * bool(more) + [f"{rest} exact"] * bool(rest)
+    return "; ".join(texts)
 
 
 def _findings(screen: PlainConsole, document: Document) -> None:
@@ -145,20 +145,21 @@ def _findings(screen: PlainConsole, document: Document) -> None:
 
 
 def _recommendation(screen: PlainConsole, document: Document) -> None:
-    found = document.recommendation
-    if found is None:
+    recommendation = document.recommendation
+    if recommendation is None:
         return
-    if found.is_made and found.name == UNCORRECTED:
+    if recommendation.is_made and recommendation.name == UNCORRECTED:
         said = "no correction recommended"
-    elif found.is_made:
-        said = f"compare runs with {escape(found.name)} to runs without"
+    elif recommendation.is_made:
+        said = f"compare runs with {escape(recommendation.name)} to runs without"
     else:
-        said = f"no recommendation {'yet, keep measuring' if found.flags else 'before the faults are fixed'}"
+        until = "yet, keep measuring" if recommendation.flags else "before the faults are fixed"
+        said = f"no recommendation {until}"
     screen.print(f"\n[bold]{said}[/bold]")
-    for reason in found.reasons:
+    for reason in recommendation.reasons:
         _say(screen, f"  {reason}")
-    if found.flags:
-        _say(screen, f"  {found.flags}", is_exact=True)
+    if recommendation.flags:
+        _say(screen, f"  {recommendation.flags}", is_exact=True)
     for suggestion in document.suggestions:
         bounds = ", ".join(
             f"{k} {v!r}" for k, v in (("low", suggestion.low), ("high", suggestion.high)) if v is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-OWN = "Words after -- are passed to the script as its arguments."
+EPILOG = "Words after -- are passed to the script as its arguments."
 
 
 def add_flags_of_reading(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +14,7 @@ def add_flags_of_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)
     what = "execute a Python launcher, with your rights, and read the job that it would submit"
     parser.add_argument("--run", action="store_true", help=what)
-    parser.epilog = OWN
+    parser.epilog = EPILOG
 
 
 def apart(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -125,8 +125,8 @@ class Whole:
 
         A file with keys of no other system counts, too.
         """
-        if (found := self._find()) is not None:
-            return not found[1] or any(key not in LOSS_SIDE for key in found[1])
+        if (located := self._find()) is not None:
+            return not located[1] or any(key not in LOSS_SIDE for key in located[1])
         if self.system in FLAT:
             others = {key for name, each in CONVERTED.items() if name != self.system for key in each.defaults}
             return any(key in self.keys and key not in others for key in self.values)
@@ -149,9 +149,9 @@ class Whole:
         for place in (*self.home.among, ""):
             if isinstance(mapping := self.at(place), Mapping):
                 self._check_beside(place, mapping)
-        if (found := self._find()) is None:
+        if (located := self._find()) is None:
             return "", self._root()
-        where, block = found
+        where, block = located
         self._forbid_two(where)
         if isinstance(block, Mapping):
             for place in self.home.loss:

@@ -30,14 +30,14 @@ def run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"{folder}: expected the folder of a run, got none: check the path")
     kinds = (EVENTS, STEPS)
-    own = [kind for kind in kinds if any(folder.glob(kind))]
+    here = [kind for kind in kinds if any(folder.glob(kind))]
     subfolders = {path.resolve(): path for path in sorted(folder.iterdir()) if path.is_dir()}.values()
     below = {path: [kind for kind in kinds if any(path.rglob(kind))] for path in subfolders}
-    below = {path: found for path, found in below.items() if found}
+    below = {path: logs for path, logs in below.items() if logs}
     with_events = [path for path in below if EVENTS in below[path]]
-    if EVENTS in own or not below or (own and not with_events):
+    if EVENTS in here or not below or (here and not with_events):
         return [folder]
-    has_one_log = len(with_events) == 1 and (own or below[with_events[0]] == [EVENTS])
+    has_one_log = len(with_events) == 1 and (here or below[with_events[0]] == [EVENTS])
     parts = with_events if has_one_log else list(below)
     runs = [run for path in parts for run in run_folders(path)]
     return [folder] if len(runs) == 1 else runs

@@ -127,8 +127,8 @@ def test_signed_zeros_are_equal_and_parts_of_a_run_add_up():
     for rollout in (zero, *(flipped(r, response_token(r, 3, 1)) for r in EQUAL[1:])):
         whole.add(rollout)
     first.merge(second)
-    assert first.found() == whole.found()
-    assert first.found().first.rollout_id == 1 and first.found().differing == 2
+    assert first.comparison() == whole.comparison()
+    assert first.comparison().first.rollout_id == 1 and first.comparison().differing == 2
 
 
 def test_it_is_asked_of_a_whole_run(capsys, tmp_path):

@@ -167,7 +167,9 @@ def test_merged_diagnoses_are_one_diagnosis():
                 assert torch.allclose(one, two)
             elif not isinstance(two, list):
                 assert one == pytest.approx(two) if isinstance(two, float) else one == two
-    assert {w.log_ratio for w in first.worsts.found()} == {w.log_ratio for w in together.worsts.found()}
+    assert {w.log_ratio for w in first.worsts.largest_first()} == {
+        w.log_ratio for w in together.worsts.largest_first()
+    }
 
 
 def test_curves_are_means_at_each_place():
@@ -218,7 +220,7 @@ def test_the_worst_tokens_are_the_furthest_off():
     found = run(World(rollouts=1, samples=30, length=40))[0]
     diagnosis = Diagnosis(measures=measures(None))
     diagnosis.add(found)
-    worst = diagnosis.worsts.found()
+    worst = diagnosis.worsts.largest_first()
     tokens = [w for w in worst if w.kind == "token"]
     furthest = found.log_ratio.abs().topk(KEPT).values.tolist()
     assert [abs(w.log_ratio) for w in tokens] == pytest.approx(furthest)
@@ -230,7 +232,7 @@ def test_a_worst_token_stands_among_its_neighbours():
     found = run(World(rollouts=1, samples=3, length=40))[0]
     diagnosis = Diagnosis(measures=measures(None))
     diagnosis.add(found)
-    worst = next(w for w in diagnosis.worsts.found() if w.kind == "token")
+    worst = next(w for w in diagnosis.worsts.largest_first() if w.kind == "token")
     begin = sum(found.lengths[: worst.position])
     ids = found.tokens[begin : begin + found.lengths[worst.position]]
     assert f" {int(ids[worst.token])}" in [span.text for span in worst.spans]

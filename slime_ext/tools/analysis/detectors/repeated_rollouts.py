@@ -18,7 +18,7 @@ class Returned(Measure):
     numbers: list[int] = field(default_factory=list)
 
     def close(self, rollout: DumpedRollout) -> None:
-        self.numbers += [rollout.rollout_id] * rollout.again
+        self.numbers += [rollout.rollout_id] * rollout.is_repeated
 
 
 DETECTOR = Detector(

@@ -84,7 +84,7 @@ class Exactness(Additive):
         for rollout, numbers in other.by_rollout.items():
             self.by_rollout[rollout] = self.by_rollout.get(rollout, zeros(2)) + numbers
 
-    def found(self) -> Exact:
+    def comparison(self) -> Exact:
         """Returns the comparison for the document."""
         tokens, differing = (int(n) for n in sum(self.by_rollout.values(), zeros(2)).tolist())
         return Exact(

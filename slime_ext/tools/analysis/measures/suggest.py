@@ -117,8 +117,8 @@ class Ranking:
 
     def merge(self, other: Ranking) -> None:
         """Adds the statistics of other rollouts."""
-        for mine, theirs in zip(self.seen, other.seen, strict=True):
-            mine.merge(theirs)
+        for histogram, more in zip(self.seen, other.seen, strict=True):
+            histogram.merge(more)
 
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Returns, for every rejection, the threshold that drops the largest share up to the rate."""

@@ -41,7 +41,7 @@ class WorstSamples:
         self.samples = nlargest(KEPT, self.samples + other.samples, key=_size)
         self.tokens = nlargest(KEPT, self.tokens + other.tokens, key=_size)
 
-    def found(self) -> tuple[Worst, ...]:
+    def largest_first(self) -> tuple[Worst, ...]:
         """Returns the samples, then the tokens, each with the largest log-ratio first."""
         return (*self.samples, *self.tokens)
 

@@ -33,7 +33,7 @@ from slime_ext.tools.analysis.page.pictures import pictures
 from slime_ext.tools.analysis.texts import counted, legible
 from slime_ext.tools.folders import write_file
 
-SHOWN = 5  # corrections that the page does not fold
+UNFOLDED = 5  # corrections that the page does not fold
 STATES = ("found", "nothing", "left to another", "could not look")
 MOST_NAMED = 300  # characters of the list of rejected sequences; JSON has the whole list
 TEMPLATE, STYLE = "page.html.j2", "style.css"
@@ -59,7 +59,7 @@ def render(document: Document, against: Document | None = None) -> str:
             both=against is not None,
             tiles=tiles([d.total for d in documents]),
             looked=[looked(d) for d in documents],
-            shown=SHOWN,
+            unfolded=UNFOLDED,
             pictures=pictures(documents),
             columns=COLUMNS,
             rows=rows(documents),

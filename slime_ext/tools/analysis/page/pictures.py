@@ -27,7 +27,7 @@ from slime_ext.tools.analysis.page.drawing import (
 )
 
 BARS = 81
-SHOWN = 0.998  # share of the tokens that the axis covers; the outermost bars count the rest
+COVERED = 0.998  # share of the tokens that the axis covers; the outermost bars count the rest
 NARROWEST = 1e-3  # nats, least reach of the axis, because a smaller mismatch does not matter
 SPARSE, DOTTED = 80, 400  # with at most so many points, dots are large; with at most so many, there are dots
 LARGE, SMALL = 6.0, 3.4  # diameters of dots, points
@@ -84,7 +84,7 @@ def _reach(bins: Sequence[Bin]) -> float:
     total, seen = sum(b.count for b in bins), 0
     for outer, count in sorted((max(abs(b.low), abs(b.high)), b.count) for b in bins):
         seen += count
-        if seen >= SHOWN * total:
+        if seen >= COVERED * total:
             return max(1.1 * min(outer, 1e4), NARROWEST)
     return 0.0
 
@@ -108,16 +108,16 @@ class Panel:
     name: str
     value: str
     around: tuple[str, ...] = ()
-    shown: tuple[float, ...] = ()  # numbers that the axis must include
+    included: tuple[float, ...] = ()  # numbers that the axis must include
     may_be_log: bool = False
 
 
 PANELS = (
     Panel("k3, nats", "k3", may_be_log=True),
     Panel("ratio", "ratio_p50", ("ratio_p01", "ratio_p99"), (1.0,), may_be_log=True),
-    Panel("ESS", "ess_token", shown=(0.0, 1.0)),
+    Panel("ESS", "ess_token", included=(0.0, 1.0)),
     Panel("reward", "reward"),
-    Panel("age, versions", "staleness", shown=(0.0,)),
+    Panel("age, versions", "staleness", included=(0.0,)),
 )
 
 
@@ -127,15 +127,15 @@ def _timeline(documents: Sequence[Document], _: str) -> Figure | None:
         return None
     drawn, rows = figure(len(panels))
     for axes, panel in zip(rows, panels, strict=True):
-        values = list(panel.shown)
+        values = list(panel.included)
         for i, document in enumerate(documents):
             values += _draw_run(axes, panel, document, f"s{i}")
         if panel.may_be_log and is_wide(values) and min(values) > 0:
             axes.set_yscale("log")
-        axes.update_datalim([(documents[0].timeline[0].rollout_id, value) for value in panel.shown])
+        axes.update_datalim([(documents[0].timeline[0].rollout_id, value) for value in panel.included])
         axes.autoscale_view()
-        if panel.shown and min(values) >= panel.shown[0]:
-            axes.set_ylim(bottom=panel.shown[0])
+        if panel.included and min(values) >= panel.included[0]:
+            axes.set_ylim(bottom=panel.included[0])
         name_axes(axes, "rollout" if axes is rows[-1] else "", panel.name, ticks=4)
     rows[-1].xaxis.get_major_locator().set_params(integer=True)
     return drawn

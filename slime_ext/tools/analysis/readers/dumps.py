@@ -201,15 +201,15 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
     return {"retold": sum(retold), "paired": len(foreign), "foreign": sum(foreign)}
 
 
-def _begins_otherwise(mine: Any, theirs: Any) -> list[bool]:
+def _begins_otherwise(of_train: Any, of_rollout: Any) -> list[bool]:
     """Returns whether the first log-probs of the sampler differ between both dumps of a sample.
 
     The train dump should hold a copy of the rollout dump's. The list is empty if there is nothing to compare.
     """
-    if mine is None or theirs is None:
+    if of_train is None or of_rollout is None:
         return []
     try:
-        both = (as_array(values[:BEGIN], torch.float32).tolist() for values in (mine, theirs))
+        both = (as_array(values[:BEGIN], torch.float32).tolist() for values in (of_train, of_rollout))
         differences = [abs(a - b) for a, b in zip(*both, strict=False)]
     except MALFORMED:  # missing, or not numbers, which is reported elsewhere
         return []

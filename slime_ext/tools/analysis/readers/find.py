@@ -18,7 +18,7 @@ ENDINGS = (TORCH, ARCHIVE, JSONL)
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
 # Levels below a folder without dumps in which dumps are searched; folders that the message names.
 LEVELS, MOST_NAMED = 3, 3
-SHOWN = 60  # characters of a mistake that a message shows
+QUOTED = 60  # characters of a mistake that a message shows
 NUMBER = re.compile(r"\d+")
 RANKED = re.compile(r"\d+[_-](?:rank[_-]?)?\d+$")
 # slime replaces the number in --save-debug-rollout-data by "eval_5" for an evaluation, on which nothing
@@ -59,7 +59,7 @@ def _range(part: str, text: str) -> tuple[int, float]:
     match = RANGE.fullmatch(part)
     if not match or part in ("", "-"):
         raise DataError(
-            f"--rollouts: expected numbers and ranges such as 100-200 or 0,5,10-, got '{text[:SHOWN]}'"
+            f"--rollouts: expected numbers and ranges such as 100-200 or 0,5,10-, got '{text[:QUOTED]}'"
         )
     low, high, single = match.groups()
     if single is not None:

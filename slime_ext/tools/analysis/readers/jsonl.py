@@ -42,7 +42,7 @@ def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
         rows = [row for _, row in lines]
         for position, row in enumerate(rows):
             row.position = position
-        yield assemble(rollout_id, str(path), rows, Notes(), again=rollout_id in seen)
+        yield assemble(rollout_id, str(path), rows, Notes(), is_repeated=rollout_id in seen)
         seen.add(rollout_id)
     yield from bad[:NAMED]
     if len(bad) > NAMED:

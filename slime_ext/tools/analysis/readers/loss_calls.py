@@ -38,8 +38,8 @@ def first_calls(folder: Path) -> tuple[LossCall, ...]:
             continue  # another kind of file, or a file without log-probs of the sampler
     if not parts:
         return ()
-    train, old, rollout, mask = torch.cat(parts, 1)
-    chosen = (mask != 0) & (train + old).isfinite() & is_log_prob(rollout)
-    distances = ((a - b).abs()[chosen].double() for a, b in ((train, old), (old, rollout)))
+    train, scored, rollout, mask = torch.cat(parts, 1)
+    chosen = (mask != 0) & (train + scored).isfinite() & is_log_prob(rollout)
+    distances = ((a - b).abs()[chosen].double() for a, b in ((train, scored), (scored, rollout)))
     trained, sampled = (float(x.mean()) if len(x) else 0.0 for x in distances)
     return (LossCall(int(chosen.sum()), trained, sampled),)
