@@ -15,7 +15,7 @@ from torch import Tensor
 from slime_ext.core.correction import Tokens
 from slime_ext.core.tokens import Head, Support
 from slime_ext.ops.divergences import is_log_prob, k3, log_ratio
-from slime_ext.ops.segments import Segments, as_numbers
+from slime_ext.ops.segments import Segments, as_bytes, as_numbers, selected
 from slime_ext.tools.analysis.fields import (
     ENGINE_RANK,
     ENGINES,
@@ -288,12 +288,17 @@ class DumpedRollout:
 
         None without advantages.
         """
-        return None if self.advantages is None else masses_of(self.segments.zeroed(self.advantages))
+        return None if self.credit is None else masses_of(self.credit)
+
+    @cached_property
+    def credit(self) -> Tensor | None:
+        """The advantages, [T]; 0 at masked tokens. None if the dump lacks them."""
+        return None if self.advantages is None else selected(self.advantages, self.mask)
 
     @cached_property
     def log_ratio(self) -> Tensor:
         """log proximal - log behavior of each token, [T], nats; 0 where ``finite`` is false."""
-        return torch.where(self.finite, log_ratio(self.proximal, self.behavior, self.mask), 0)
+        return selected(log_ratio(self.proximal, self.behavior, self.mask), self.finite)
 
     @cached_property
     def finite(self) -> Tensor:
@@ -310,7 +315,7 @@ class DumpedRollout:
 
     def compared(self, values: Tensor) -> Tensor:
         """Returns the values [T], with 0 where ``finite`` is false."""
-        return values if self.has_all else torch.where(self.finite, values, 0)
+        return values if self.has_all else selected(values, self.finite)
 
     @cached_property
     def surprise(self) -> Tensor:
@@ -324,17 +329,20 @@ class DumpedRollout:
 
         The rows are 1, |l|, l^2, l, k3, and k3 up to MOST_K3.
         """
-        log_ratio_ = self.log_ratio.double()
-        distance = k3(log_ratio_)
-        rows = (
-            self.finite,
-            log_ratio_.abs(),
-            log_ratio_.square(),
-            log_ratio_,
-            distance,
-            distance.clamp(max=MOST_K3),
-        )
-        return torch.stack([row.double() for row in rows])
+        rows = torch.empty(6, self.size, dtype=torch.float64)
+        count, absolute, squared, log_ratio_, distance, near = rows
+        count.copy_(as_bytes(self.finite))
+        log_ratio_.copy_(self.log_ratio)
+        torch.abs(log_ratio_, out=absolute)
+        torch.square(log_ratio_, out=squared)
+        distance.copy_(k3(log_ratio_))
+        torch.clamp(distance, max=MOST_K3, out=near)
+        return rows
+
+    @cached_property
+    def sample_sums(self) -> Tensor:
+        """The sums of ``columns`` over each sample, [6, S] float64."""
+        return self.segments.local_sums(self.columns)
 
     def oldest_versions(self) -> Tensor:
         """Returns the oldest version of the weights that sampled each sample, [S] float64; NaN if unknown."""

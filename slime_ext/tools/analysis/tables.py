@@ -97,8 +97,11 @@ def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tens
     Columns with the index ``size`` count nowhere. Neighbours often have the same index, so their sums are
     computed first.
     """
-    begins = run_begins(index)
-    if LONG_RUNS * len(begins) < len(index):
+    changes = numpy.not_equal(index[1:].numpy(), index[:-1].numpy())
+    if LONG_RUNS * (1 + numpy.count_nonzero(changes)) < len(index):
+        begins = run_begins(index)
         index, rows = index[begins], run_sums(rows, begins)
-    sums = [torch.bincount(index, weights=row, minlength=size + 1)[:size] for row in rows]
-    return torch.stack(sums, 1).double()
+    index, table = index.long(), zeros(len(rows), size + 1)
+    for sums, row in zip(table, rows, strict=True):
+        sums.scatter_add_(0, index, row.double())  # in half the time of bincount
+    return table[:, :size].T.contiguous()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
 
 FITS = 0.98  # correlation within groups from which an explanation counts as exact
@@ -185,6 +185,7 @@ def look(d: Diagnosis) -> Figures | None:
     }
 
 
+@once_per_part
 def kind_of(rollout: DumpedRollout) -> str:
     """Returns from which rewards the advantages of a rollout follow; "" if unknown.
 
@@ -202,7 +203,7 @@ def kind_of(rollout: DumpedRollout) -> str:
     """
     if rollout.advantages is None:
         return ""
-    if not bool(rollout.segments.zeroed(rollout.advantages).isfinite().all()):
+    if not bool(rollout.credit.isfinite().all()):
         return "nan"
     if rollout.rewards is None or rollout.groups is None:
         return ""
@@ -252,10 +253,8 @@ def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor
 
 def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
     """Returns the mean advantage of each sample [S], and whether all its tokens have that number."""
-    values = rollout.segments.zeroed(rollout.advantages)
-    total, square, count = rollout.segments.local_sums(
-        [values.double(), values.double().square(), rollout.mask.double()]
-    )
+    values = rollout.credit.double()
+    total, square, count = rollout.segments.local_sums([values, values.square(), rollout.mask])
     n = count.clamp_min(1)
     spread = (square / n - (total / n).square()).clamp_min(0)
     return total / n, bool((spread <= 1e-6 + 1e-4 * (total / n).square()).all())
@@ -263,7 +262,7 @@ def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
 
 def _is_partial(rollout: DumpedRollout) -> bool:
     """Returns whether most samples have one advantage at some response tokens, and 0 at others."""
-    values = rollout.segments.zeroed(rollout.advantages).double()
+    values = rollout.credit.double()
     there = (values != 0).double()
     total, square, count, every = rollout.segments.local_sums(
         [values, values.square(), there, rollout.mask.double()]

@@ -34,8 +34,7 @@ class Cached(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.cached is None:
             return
-        count, *_, near = part.columns
-        count, near = part.segments.local_sums([count, near])
+        count, *_, near = part.sample_sums
         rows = torch.stack([torch.ones_like(near), count, near, near.square()], 1)
         is_cached, there = torch.tensor(part.cached) > 0, count > 0
         self.rollout += torch.stack([rows[there & ~is_cached].sum(0), rows[there & is_cached].sum(0)])

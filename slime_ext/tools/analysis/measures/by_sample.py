@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, zeros
 
@@ -95,16 +96,18 @@ class BySample(Additive):
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the samples of a part of a rollout."""
-        count, absolute, _, log_ratio, _, near = part.columns
-        ratio = part.log_ratio.double().clamp(max=HIGHEST).exp() * count
-        sums = part.segments.local_sums([count, near, ratio, ratio.square(), log_ratio, absolute])
+        count, absolute, _, log_ratio, _, near = part.sample_sums
+        ratio = part.log_ratio.double().clamp(max=HIGHEST).exp() * part.columns[0]
+        ratios = part.segments.local_sums([ratio, ratio.square()])
         seed = (1 + part.rollout_id * 8191 + part.positions[0]) % (1 << 63)
         generator = torch.Generator().manual_seed(seed)
         draws = torch.poisson(torch.ones(REPLICATES, part.count, dtype=torch.float64), generator=generator)
-        self.of_rollout += draws @ sums[[0, 1, 2, 3, 5]].T
-        head = (part.segments.within < HEAD).double()
-        rows = _rows(*sums[[0, 1, 4, 5]])
-        heads = _rows(*part.segments.local_sums([x * head for x in (count, near, log_ratio, absolute)]))
+        self.of_rollout += draws @ torch.stack([count, near, *ratios, absolute]).T
+        rows = _rows(count, near, log_ratio, absolute)
+        at = (part.segments.within < HEAD).nonzero()[:, 0]
+        begins = Segments.whole([min(length, HEAD) for length in part.lengths], part.mask[at])
+        count, absolute, _, log_ratio, _, near = begins.local_sums(part.columns[:, at])
+        heads = _rows(count, near, log_ratio, absolute)
         for label, values_of in LABELS.items():
             values = values_of(part)
             if values is not None:

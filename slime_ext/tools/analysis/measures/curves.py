@@ -35,14 +35,15 @@ class Bins(Additive):
         """Returns so many bins without a token."""
         return cls(zeros(size, 5))
 
-    def add(self, part: DumpedRollout, x: Tensor, bins: Tensor) -> None:
-        """Adds the tokens of a part of a rollout.
+    def add(self, sums: Tensor, x: Tensor, bins: Tensor) -> None:
+        """Adds N tokens, or N samples whose tokens have the same x.
 
         Args:
-            x: [T] the value on the horizontal axis; NaN: not on this curve.
-            bins: [T] the bin of that value, a float that is rounded down.
+            sums: [4 or more, N] ``columns`` or ``sample_sums`` of a part of a rollout.
+            x: [N] the value on the horizontal axis; NaN: not on this curve.
+            bins: [N] the bin of that value, a float that is rounded down.
         """
-        count, absolute, squared, log_ratio = part.columns[:4]
+        count, absolute, squared, log_ratio = sums[:4]
         rows = (count, absolute, squared, log_ratio, (x * count).nan_to_num(0))
         self.table += tabulated(bins_of(bins, len(self.table)), rows, len(self.table))
 
@@ -99,19 +100,18 @@ class Curves(Additive):
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens of a part of a rollout."""
-        within, turns = part.segments.within.float(), part.turns.float()
-        self.position.add(part, within, octaves(within))
+        within, turns, columns = part.segments.within.float(), part.turns.float(), part.columns
+        self.position.add(columns, within, octaves(within))
         if part.ages is not None:
-            self.staleness.add(part, part.ages, part.ages)
+            self.staleness.add(columns, part.ages, part.ages)
         probability = part.compared(part.behavior).exp()
-        self.probability.add(part, probability, -probability.float().log10() * PER_DECADE)
-        lengths = part.segments.expand(torch.tensor(part.lengths)).float()
-        self.length.add(part, lengths, octaves(lengths))
-        self.turn.add(part, turns, turns)
+        self.probability.add(columns, probability, -probability.float().log10() * PER_DECADE)
+        lengths = torch.tensor(part.lengths).float()
+        self.length.add(part.sample_sums, lengths, octaves(lengths))
+        self.turn.add(columns, turns, turns)
         if part.rewards is not None:
             is_right = torch.where(part.rewards.isfinite(), (part.rewards > part.midway).double(), torch.nan)
-            outcome = part.segments.expand(is_right)
-            self.outcome.add(part, outcome, outcome)
+            self.outcome.add(part.sample_sums, is_right, is_right)
 
     def curves(self) -> tuple[Curve, ...]:
         """Returns every curve that has more than one point."""

@@ -30,7 +30,10 @@ class Histogram:
     def add(self, values: Tensor) -> None:
         """Counts values [N], none of which is NaN."""
         if values.numel():
-            self.counts += torch.bincount(BINS.keys(values), minlength=BINS.size)
+            keys = BINS.keys(values)
+            first, last = (int(key) for key in keys.aminmax())
+            # Values that are close to each other have few of the 131,072 keys.
+            self.counts[first : last + 1] += torch.bincount(keys - first, minlength=last + 1 - first)
             low, high = values.aminmax()
             self.smallest, self.largest = min(self.smallest, float(low)), max(self.largest, float(high))
 

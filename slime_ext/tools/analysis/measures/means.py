@@ -42,9 +42,9 @@ class Means(Additive):
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the sequences of a part of a rollout."""
-        count, absolute, _, log_ratio, *_ = part.columns
+        n, absolute, _, log_ratio, *_ = part.sample_sums
         ratio_minus_one = torch.expm1(part.log_ratio.clamp(max=math.log(LARGEST_RATIO)))
-        *totals, n = part.segments.local_sums([ratio_minus_one.double(), log_ratio, absolute, count])
+        totals = (part.segments.local_sum(ratio_minus_one), log_ratio, absolute)
         quantities = [(total, n) for total in totals]
         if part.entropy is not None:
             known = part.finite & part.entropy.isfinite()

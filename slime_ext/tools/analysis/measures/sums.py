@@ -83,8 +83,8 @@ class Sums(Additive):
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens and sequences of a part of a rollout."""
         mask, finite = part.mask, part.finite
-        count, absolute, _, log_ratio, distance, _ = part.columns
-        ratio = log_ratio.exp() * count
+        counts, absolute, _, log_ratio, distance, _ = part.sample_sums
+        ratio = part.columns[3].exp() * part.columns[0]
         self.tokens += int(mask.count_nonzero())
         self.finite += int(finite.count_nonzero())
         self.log_ratio += float(log_ratio.sum())
@@ -111,11 +111,10 @@ class Sums(Additive):
             self.kl += float(torch.where(is_known, part.kl, 0).double().sum())
             self.tail += float(torch.where(is_known, part.tail, 0).double().sum())
         self.histogram.add(part.log_ratio if part.has_all else part.log_ratio[finite])
-        total, counts = part.segments.local_sums([part.log_ratio, finite.to(part.log_ratio.dtype)])
         is_compared = counts > 0
         self.compared += int(is_compared.count_nonzero())
-        self.sequence_ratios.add(total[is_compared])
-        self.geometric_ratios.add((total / counts)[is_compared])
+        self.sequence_ratios.add(log_ratio[is_compared])
+        self.geometric_ratios.add((log_ratio / counts)[is_compared])
 
     @property
     def mean_log_ratio(self) -> float | None:

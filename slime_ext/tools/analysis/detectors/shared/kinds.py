@@ -58,9 +58,9 @@ class Sizes(Measure):
     grouped: Tensor = field(default_factory=lambda: zeros(3, SIZES))
 
     def add(self, part: DumpedRollout) -> None:
-        count, absolute, *_, near = part.columns
-        surprise = -part.compared(part.behavior).double()
-        n, k, small, surprise = part.segments.local_sums([count, near, absolute.clamp(max=SMALL), surprise])
+        n, *_, k = part.sample_sums
+        small = part.columns[1].clamp(max=SMALL)
+        small, surprise = part.segments.local_sums([small, -part.compared(part.behavior)])
         size = (small / (surprise + CERTAIN * n).clamp_min(1e-30)).clamp_min(1e-30).log10()
         at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
         at = torch.where(surprise > CERTAIN * n, at, SIZES)

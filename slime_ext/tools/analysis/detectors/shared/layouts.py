@@ -78,9 +78,10 @@ class Layouts(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         relation = relation_of(part)
-        count, *_, near = part.columns
-        sums = part.segments.local_sums([count, near]).tolist()
-        self.open += zip(part.positions, (relation.apart & ~relation.related).tolist(), *sums, strict=True)
+        count, *_, near = part.sample_sums.tolist()
+        self.open += zip(
+            part.positions, (relation.apart & ~relation.related).tolist(), count, near, strict=True
+        )
 
     def close(self, rollout: DumpedRollout) -> None:
         samples, self.open = {position: rest for position, *rest in self.open}, []
