@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
+from slime_ext.ops.segments import selected
 from slime_ext.tools.analysis.document import Effect
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout, masses_of
@@ -83,7 +83,7 @@ class Tally:
         if rollout.masses is not None:
             positive, negative = rollout.masses
             kept_positive, kept_negative = (
-                rollout.masses if keeps_all else masses_of(torch.where(effects.keep, rollout.advantages, 0))
+                rollout.masses if keeps_all else masses_of(selected(rollout.advantages, effects.keep))
             )
             totals.positive += positive
             totals.negative += negative

@@ -19,6 +19,7 @@ from slime_ext.config.words import one_line
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.core.losses import Bounds, HostLoss
+from slime_ext.ops.segments import selected
 from slime_ext.tools.analysis.document import Effect
 from slime_ext.tools.analysis.measures.planned import missing_input, steps_of
 from slime_ext.tools.analysis.measures.tally import BOUNDS, Tally, TokenEffects
@@ -64,7 +65,7 @@ def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds)
 
 def _centering(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds) -> Tensor:
     """Returns what ``center`` adds to the loss of each token, [T]."""
-    host = -tokens.segments.zeroed(tokens.advantages)
+    host = -selected(tokens.advantages, tokens.segments.mask)
     centered, plain = (
         each.loss(outcome, tokens, host, bounds)[0] for each in (correction, _with_center(correction, None))
     )
@@ -81,7 +82,7 @@ def _slope(
     correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds
 ) -> tuple[Tensor, Tensor | None]:
     """Returns d loss / d log target at target = proximal [T], and which tokens the surrogate clipped."""
-    host = -tokens.segments.zeroed(tokens.advantages)  # both the host's loss at ratio 1 and its slope
+    host = -selected(tokens.advantages, tokens.segments.mask)  # both the host's loss at ratio 1 and its slope
     if isinstance(correction.surrogate, HostLoss) and not correction.terms:
         return correction.loss(outcome, tokens, host, bounds)  # weights multiply both alike
     target = tokens.proximal.detach().clone().requires_grad_()
