@@ -259,7 +259,7 @@ def _correction(name: str) -> str:
         ConfigError: the name is neither a file nor a preset, or the file is wrong.
     """
     from slime_ext.presets import find  # imports torch, which takes two seconds
-    from slime_ext.tools.check.answer import check_file
+    from slime_ext.tools.check.run import check_file
 
     if name.endswith((".yaml", ".yml")):
         text = text_of(name, f"--correction {name}")

@@ -65,7 +65,7 @@ FLOORS = {
     ),
     "config/": ("files foreign numbers words", "typed", "idle", "load", "places flat"),
     "tools/": (
-        "checkout decision folders plain_torch releases wording",
+        "checkout decision folders modules plain_torch releases wording",
         "analysis",
         "report",
         "launch",
@@ -74,16 +74,15 @@ FLOORS = {
         "commands",
     ),
     "tools/launch/": (
-        "launch modules python_script questions",
+        "launch python_script questions",
         "trace",
         "starts visible",
-        "config_file",
         "surroundings",
         "edits sandbox",
         "script_run",
         "reader read",
     ),
-    "tools/check/": ("rollout_source router veil", "setup", "answer"),
+    "tools/check/": ("config_file rollout_source router veil", "setup", "answer lines", "run"),
     "tools/analysis/": (
         "document headline tables texts",
         "values",

@@ -1,13 +1,14 @@
 """Judges a launch by every rule, or by those of one subject.
 
 A rule is skipped if it reads an argument whose value is unknown, or asks the host's code and no host is
-known; ``unchecked`` says which rules were skipped and why.
+known; ``verdict`` says which rules were skipped and why.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from slime_ext.errors import warn_once
 from slime_ext.rules import (
@@ -31,7 +32,7 @@ from slime_ext.rules.rule import (
     Rule,
     Severity,
 )
-from slime_ext.rules.setup import Setup, UnknownError
+from slime_ext.rules.setup import ArgumentUnknownError, Setup, UnknownError
 
 # Rules are judged by severity, then in the order of these files and of the rules in them.
 SUBJECTS = (of_files, of_flags, of_losses, of_center, of_groups, of_engines, of_ages, of_hosts)
@@ -52,29 +53,45 @@ def broken(setup: Setup, severities: Collection[Severity], rules: Collection[Rul
                     yield Line(message, rule)
 
 
-def unchecked(setup: Setup, kind: type[UnknownError] = UnknownError) -> Iterator[Line]:
-    """Yields a line for each rule that cannot be judged: what was not checked, or why.
+class Verdict(NamedTuple):
+    """The lines of all rules of a launch.
 
     Args:
-        kind: HostUnknownError for rules that need the code of the host or of a user's init;
-            ArgumentUnknownError for rules that need the value of an argument.
+        broken: the lines of the rules that the launch breaks.
+        unread: why rules were skipped that read an argument whose value is unknown.
+        unasked: what was not checked, because the code of the host or of a user is not here.
     """
+
+    broken: tuple[Line, ...] = ()
+    unread: tuple[Line, ...] = ()
+    unasked: tuple[Line, ...] = ()
+
+    def require(self, severities: Collection[Severity], rules: Collection[Rule] = ALL) -> None:
+        """Raises BrokenRuleError with the first line of a rule of these severities."""
+        for line in self.broken:
+            if line.rule and line.rule in rules and line.rule.severity in severities:
+                raise BrokenRuleError.of(line)
+
+
+def verdict(setup: Setup) -> Verdict:
+    """Judges a launch by every rule."""
+    broken, unread, unasked = list[Line](), list[Line](), list[Line]()
     for rule in ALL:
         try:
-            rule.judge(setup)
+            if message := rule.judge(setup):
+                broken.append(Line(message, rule))
         except UnknownError as error:
-            if isinstance(error, kind) and str(error):
-                yield Line(str(error), rule)
+            skipped = unread if isinstance(error, ArgumentUnknownError) else unasked
+            skipped += [Line(str(error), rule)] if str(error) else []
+    return Verdict(tuple(broken), tuple(unread), tuple(unasked))
 
 
 def require(
     setup: Setup, severities: Collection[Severity] = (REFUSE,), rules: Collection[Rule] = ALL
 ) -> None:
     """Raises BrokenRuleError with the first line that ``broken`` yields."""
-    for message, rule in broken(setup, severities, rules):
-        error = BrokenRuleError(message)
-        error.rule = rule
-        raise error
+    for line in broken(setup, severities, rules):
+        raise BrokenRuleError.of(line)
 
 
 def enforce(setup: Setup, rules: Collection[Rule] = ALL) -> None:

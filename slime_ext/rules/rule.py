@@ -84,3 +84,10 @@ class BrokenRuleError(ConfigError):
     """
 
     rule: Rule | None = None
+
+    @classmethod
+    def of(cls, line: Line) -> BrokenRuleError:
+        """Makes the error of a line."""
+        error = cls(line.message)
+        error.rule = line.rule
+        return error

@@ -13,7 +13,7 @@ from slime_ext.core.losses import HostLoss
 from slime_ext.errors import cut
 from slime_ext.hosts import contract
 from slime_ext.hosts.code import LOSS, HostCode
-from slime_ext.hosts.contract import OURS, flag_of
+from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS
 
 WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
@@ -108,13 +108,6 @@ class Setup:
     def correction(self) -> Correction:
         """The correction of slime_ext; the identity if none runs."""
         return self.loaded.correction
-
-    @property
-    def names_ours(self) -> bool:
-        """Whether the launch names a slime_ext function or has the key ``slime_ext:``."""
-        functions = [getattr(self.args, name, None) for name in (*OURS, "custom_tis_function_path")]
-        is_configured = getattr(self.args, "slime_ext", None) is not None
-        return is_configured or any(str(function).startswith("slime_ext") for function in functions)
 
     def known_host(self, question: str = "") -> HostCode:
         """Returns the host's code.

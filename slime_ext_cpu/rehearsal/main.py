@@ -17,7 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.tools.check.answer import answer
+from slime_ext.tools.check.run import check_launch
 from slime_ext.tools.checkout import Checkout
 from slime_ext.tools.commands.output import WIDE, console, table
 from slime_ext.tools.folders import make_folder, new_folder
@@ -120,7 +120,7 @@ def of_rules(launch: Launch, host: run.RehearsalHost) -> Iterator[str]:
     """Yields what ``slime-ext check`` refuses in the launch on this host."""
     code = Checkout(host.package) if host.is_own else None
     try:
-        answer(launch, host=code)
+        check_launch(launch, host=code)
     except SlimeExtError as error:
         message = str(error).replace(launch.script, Path(launch.script).name)
         flag = launch.flag(message.partition(":")[0])

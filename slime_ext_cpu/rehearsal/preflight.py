@@ -10,8 +10,8 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.launch.modules import fault_of, is_here
 from slime_ext.tools.launch.trace import MAPPING
+from slime_ext.tools.modules import fault_of, is_here
 from slime_ext_cpu.rehearsal.refused import refusals
 from slime_ext_cpu.rehearsal.replace import Sizes, group_of, kept, sizes_of
 from slime_ext_cpu.rehearsal.twin import has_chat_template, tokenizer_fault, tokenizer_files

@@ -19,8 +19,10 @@ from slime_ext.errors import ConfigError
 from slime_ext.host import configured
 from slime_ext.hosts.flags import check_kinds
 from slime_ext.rules.setup import Setup
-from slime_ext.tools.check.answer import judged
-from slime_ext.tools.check.setup import as_parsed, keys_of, with_correction
+from slime_ext.tools.check.answer import answer_of
+from slime_ext.tools.check.lines import judged
+from slime_ext.tools.check.run import check_file
+from slime_ext.tools.check.setup import Case, Use, as_parsed, with_functions
 from slime_ext.tools.launch.launch import Launch
 from tests.host import trees
 
@@ -35,7 +37,8 @@ def arguments(**more):
 def checked(args, script="run.sh", file=()):
     """What ``check`` answers where a launch has these arguments."""
     launch = Launch(script)
-    return judged(with_correction(Setup(Namespace(**args), file=file), launch), launch)
+    setup = with_functions(Setup(Namespace(**args), file=file), launch)
+    return answer_of(*judged(Case(launch, "", setup, Use.KNOWN)))
 
 
 def refusal(**more):
@@ -344,7 +347,7 @@ def test_a_misspelt_key_is_refused_by_init_and_check(tmp_path, line, right):
     inside = yaml.safe_load(line)
     for function in (TOKEN, OURS["vanilla_tis"]["custom_tis_function_path"]):
         args = {"use_tis": True, "custom_tis_function_path": function, "custom_config_path": str(path)}
-        for call in (lambda args=args: host.init(Namespace(**args, **inside)), lambda: keys_of(str(path))):
+        for call in (lambda args=args: host.init(Namespace(**args, **inside)), lambda: check_file(str(path))):
             with pytest.raises(ConfigError, match=re.escape(right)):
                 call()
 

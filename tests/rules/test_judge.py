@@ -12,10 +12,10 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.errors import ConfigError
 from slime_ext.hosts.flags import ARGUMENTS
-from slime_ext.rules.judge import RULES, broken, require, unchecked
+from slime_ext.rules.judge import RULES, broken, require, verdict
 from slime_ext.rules.of_losses import expected_weight
 from slime_ext.rules.rule import LAUNCH, REFUSE, BrokenRuleError, Line, Rule, Severity
-from slime_ext.rules.setup import ArgumentUnknownError, HostUnknownError, Setup
+from slime_ext.rules.setup import Setup
 from tests.rules.launches import AGES, ALONE, CUSTOM_LOSS, INIT, setup_of
 
 
@@ -36,10 +36,10 @@ def test_a_line_ends_with_the_rules_name_and_what_is_raised_does_not():
 def test_what_cannot_be_judged_is_named_with_the_reason():
     setup = setup_of(of=AGES, **INIT)
     unread = Setup(setup.args, setup.function, setup.loaded, {"loss_type"})
-    reasons = {line.rule.name: line.message for line in unchecked(unread, ArgumentUnknownError)}
+    reasons = {line.rule.name: line.message for line in verdict(unread).unread}
     assert reasons["sft_beside_function"] == "--loss-type is known only where the script runs"
     assert "missing_weight_versions" not in reasons
-    (line,) = unchecked(unread, HostUnknownError)
+    (line,) = verdict(unread).unasked
     assert line.rule.name == "missing_weight_versions"
     assert line.message.startswith(
         "whether this host's trainer gets the samples' weight versions, which slim"
@@ -50,8 +50,8 @@ def test_what_cannot_be_judged_is_named_with_the_reason():
 @pytest.mark.parametrize("more", [{}, ALONE], ids=["function", "init"])
 def test_a_users_loss_whose_source_is_not_here_is_not_judged(more):
     setup = setup_of(**{**CUSTOM_LOSS, "custom_loss": None, **more})
-    assert not any("custom_loss" in line.message for line in broken(setup, tuple(Severity)))
-    (line,) = unchecked(setup, HostUnknownError)
+    assert not any("custom_loss" in line.message for line in verdict(setup).broken)
+    (line,) = verdict(setup).unasked
     assert line.message == (
         "whether my.loss calls policy_loss_function, which alone calls the hook: its source is not here"
     )

@@ -1,8 +1,7 @@
-"""Checks a launch in three passes, each with one plain result.
+"""Checks a launch in three passes, each with one plain result. ``run.py`` runs them, one after the other.
 
-launch = read_script(path)         tools/launch/read.py: words, files and what is unknown, without our rules
-setup = setup_of(launch)           setup.py: the host's arguments, and the correction that they name
-lines = broken(setup, severities)  rules/judge.py: a line for each rule that the setup breaks
-
-``answer.py`` calls the three passes and turns the lines into what the command prints.
+launch = read_script(path)    tools/launch/read.py: the flags, their values, and why some are unknown
+case = case_of(launch)        setup.py: the host's arguments, from flags and files
+case, lines = judged(case)    lines.py: the loaded configuration, and the lines of the rules
+answer_of(case, lines)        answer.py: only formats what the command prints
 """

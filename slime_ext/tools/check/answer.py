@@ -1,48 +1,32 @@
-"""Runs the third pass of ``check``: rules, and what a launch resolves to."""
+"""Turns what the rules say of a launch into what ``check`` prints."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from slime_ext.config import load as config
 from slime_ext.config.foreign import FOREIGN
 from slime_ext.config.words import brief, one_line
-from slime_ext.errors import ConfigError, cut
+from slime_ext.errors import cut
 from slime_ext.hosts import contract
-from slime_ext.hosts.code import HostCode
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS
 from slime_ext.rules.configuration import BOUNDS
-from slime_ext.rules.judge import OF_INIT_ALONE, RULES, broken, require, unchecked
-from slime_ext.rules.rule import HINT, HOST, REFUSE, WARN, BrokenRuleError, Line
-from slime_ext.rules.setup import ArgumentUnknownError, HostUnknownError, Setup, UnknownError
+from slime_ext.rules.judge import Verdict
+from slime_ext.rules.rule import Line
+from slime_ext.rules.setup import Setup, UnknownError
 from slime_ext.tools import decision
-from slime_ext.tools.check.setup import (
-    NAMES,
-    OFF,
-    is_correction_unknown,
-    setup_of,
-    with_correction,
-    with_flags,
-)
-from slime_ext.tools.checkout import Checkout, checkout_in
-from slime_ext.tools.convert import CONVERTED
-from slime_ext.tools.launch.config_file import doubts_of_file
+from slime_ext.tools.check.setup import DESTS, OFFERED, Case, Use
 from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.launch.read import is_script, read_script
 from slime_ext.tools.wording import needs
 
-INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
-OFFERED = {  # flags that add slime_ext to a launch without it, and what they do
-    "first": (INIT, "measures the mismatch only; applies no correction"),
-    "then": (
-        {"use_tis": True, "custom_tis_function_path": f"{contract.TIS}.token_tis", **INIT},
-        "policy loss times min(proximal / behavior, 2); slime-ext presets lists other corrections",
-    ),
+ADDS = {  # what the flags of an offer do
+    "first": "measures the mismatch only; applies no correction",
+    "then": "policy loss times min(proximal / behavior, 2); slime-ext presets lists other corrections",
 }
 
 
@@ -93,131 +77,68 @@ class Answer:
         return "ok" if self.uses_ours else "unused"
 
 
-def check(
-    path: str,
-    args_path: str | None = None,
-    arguments: Sequence[str] = (),
-    host: HostCode | None = None,
-    *,
-    run: bool = False,
-    environment: Sequence[str] = (),
-) -> Answer:
-    """Checks a launch script or a YAML file.
+def answer_of(case: Case, verdict: Verdict) -> Answer:
+    """Describes a launch: what it resolves to, what is wrong, and what is unknown.
 
     Args:
-        path: the launch script or the YAML file.
-        args_path: the launch script whose other arguments go with a YAML ``path``.
-        arguments: the arguments of the script.
-        host: the code that the launch will run; by default the checkout whose train.py it starts.
-        run: whether a Python launcher may be executed.
-        environment: names of the variables that the script may see.
-
-    Raises:
-        ConfigError: the first mistake.
+        verdict: the lines of the rules, and of what refuses the offers.
     """
-    script, file = _script_and_file(path, args_path, arguments)
-    launch = read_script(script, arguments, run=run, environment=environment) if script else Launch("")
-    if script and not launch.program:
-        got = f"none: {'; '.join(launch.notes) or 'check the script that starts train.py'}"
-        raise ConfigError(f"{script}: expected a launch of slime or miles, got {got}")
-    return answer(launch, file, host)
-
-
-def check_file(path: str) -> None:
-    """Raises ConfigError for a mistake in a YAML file that names something of slime_ext."""
-    setup = setup_of(Launch(""), path)
-    if setup.names_ours:
-        require(setup, (REFUSE, HOST))
-
-
-def answer(launch: Launch, file: str = "", host: HostCode | None = None) -> Answer:
-    """Checks a launch, a YAML file, or both.
-
-    Args:
-        launch: the launch of a script; ``Launch("")`` without a script.
-        file: the YAML file; empty without a file.
-        host: as for ``check``.
-
-    Raises:
-        ConfigError: ``slime_ext.host.init`` or the host would refuse the launch.
-    """
-    setup = setup_of(launch, file, host or host_of(launch))
-    if not setup.names_ours:
-        result = _without_ours(setup, launch, file)
-    elif is_correction_unknown(setup, launch):
+    setup, launch = case.setup, case.launch
+    rows, words, offers = dict[str, str](), "", dict[str, Offer]()
+    notes = list(map(Line, launch.notes))
+    if case.use is Use.KNOWN:
+        rows, words = _described(setup)
+        notes += map(Line, setup.loaded.notes)
+        mapping = _argument(setup, "slime_ext")
+        if setup.function not in ("", "correct") and isinstance(mapping, Mapping) and "steps" in mapping:
+            line = (
+                f"slime_ext.steps of the file replaces the steps of {setup.function}, which "
+                f"--custom-tis-function-path names; {contract.TIS}.correct would name none"
+            )
+            notes.append(Line(line))
+    elif case.use is Use.CORRECTION_UNKNOWN:
         words = "used by this launch; its correction is known only where the script runs"
-        result = Answer({"slime_ext": words}, words)
+    elif case.use is Use.UNKNOWN:
+        words = "not known whether this launch uses it"
     else:
-        result = judged(setup, launch)
-    notes = (*map(Line, (*launch.notes, *_overridden(launch))), *result.notes)
-    # A file that is named beside the script is the one to judge.
-    doubts = (
-        () if file else tuple(Line(f"{doubt}{_of_environment(doubt)}") for doubt in doubts_of_file(launch))
+        offers = {when: _offer(when, case) for when in case.offers}
+        verb = "mentioned" if "custom_tis_function_path" in setup.unknown else "used"
+        words = f"not {verb} by this launch; add these flags" if offers else "cannot be added to this launch"
+    return Answer(
+        rows or {"slime_ext": words},
+        words,
+        notes=(*notes, *verdict.broken),
+        uses_ours=case.use in (Use.KNOWN, Use.CORRECTION_UNKNOWN),
+        unread=tuple(_unread(launch)),
+        skipped=verdict.unread,
+        unasked=(*(Line(f"{doubt}{_of_environment(doubt)}") for doubt in case.doubts), *verdict.unasked),
+        offers=offers,
     )
-    unread = tuple(_why_unknown(launch))
-    return replace(result, notes=notes, unread=unread, unasked=(*doubts, *result.unasked))
 
 
-def judged(setup: Setup, launch: Launch) -> Answer:
-    """Checks a launch that names something of slime_ext.
-
-    Args:
-        setup: the result of ``with_correction``.
-
-    Raises:
-        BrokenRuleError: the setup breaks a rule that refuses, or a rule of the host.
-    """
-    require(setup, (REFUSE, HOST))
-    rows, line = _described(setup)
-    loading = tuple(map(Line, (*setup.loaded.notes, *_replaced_steps(setup))))
-    if not launch.script:  # the launch is unknown, so rules over its flags become lines, too
-        return Answer(rows, line, (*loading, *broken(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))))
-    skipped, unasked = (tuple(unchecked(setup, kind)) for kind in (ArgumentUnknownError, HostUnknownError))
-    notes = (*loading, *broken(setup, (WARN, HINT)))
-    return Answer(rows, line, notes, skipped=skipped, unasked=unasked)
-
-
-def _why_unknown(launch: Launch) -> list[str]:
-    """Returns a line for each reason why an argument that a rule reads is unknown."""
-    counting: dict[str, WrittenFlag] = {}  # dest name -> its last flag, in the order of the launch
+def _unread(launch: Launch) -> Iterator[str]:
+    """Yields a line for each reason why an argument that a rule reads is unknown."""
+    # Values that are unknown, in the order of the launch. Of a flag and its off-switch, the last one counts.
+    counting: dict[str, WrittenFlag] = {}
     for flag in launch.flags:
-        if name := OFF.get(flag.name) or NAMES.get(flag.name):
-            counting.pop(name, None)
-            counting[name] = flag
-    reasons = [
-        f"{flag.where}: {flag}: known only where the script runs, so no rule checks it"
-        f"{_of_environment(str(flag))}"
-        for name, flag in counting.items()
-        if ARGUMENTS[name].kind.parse and isinstance(next(iter(flag.values), None), Unread)
-    ]
-    unread = {flag.name for flag in counting.values() if isinstance(next(iter(flag.values), None), Unread)}
-    doubted: dict[str, list[str]] = {}  # why -> the flags that it makes unknown
-    for name in sorted((NAMES.keys() | OFF.keys()) - unread):
-        if why := launch.doubt(name):
-            doubted.setdefault(why, []).append(name)
-    for why, names in doubted.items():
+        if dest := DESTS.get(flag.name):
+            counting.pop(dest, None)
+            counting[dest] = flag
+    unread = [flag for flag in counting.values() if isinstance(next(iter(flag.values), None), Unread)]
+    for flag in unread:
+        if ARGUMENTS[DESTS[flag.name]].kind.parse:
+            yield (
+                f"{flag.where}: {flag}: known only where the script runs, so no rule checks it"
+                f"{_of_environment(str(flag))}"
+            )
+
+    # Flags that can be there, with the reason that they share.
+    reasons: dict[str, list[str]] = {}
+    for name in sorted(launch.unknown.keys() & DESTS.keys() - {flag.name for flag in unread}):
+        reasons.setdefault(launch.unknown[name], []).append(name)
+    for why, names in reasons.items():
         which = "any flag" if why == launch.others else ", ".join(names)
-        reasons.append(f"{why}: {which} can depend on it{_of_environment(why)}")
-    return reasons
-
-
-def _overridden(launch: Launch) -> Iterator[str]:
-    """Yields a line for each flag that a launch sets to two values."""
-    written = [flag for flag in launch.flags if not any(isinstance(word, Unread) for word in flag.values)]
-    for name in filter(launch.is_known, NAMES):
-        same = [flag for flag in written if flag.name == name]
-        if other := next((flag for flag in same if flag.values != same[-1].values), None):
-            yield f"{same[-1].where}: {same[-1]} counts, because it comes after {other} in {other.where}"
-
-
-def _replaced_steps(setup: Setup) -> Iterator[str]:
-    """Yields a line if the file replaces the steps of the correction that the launch names."""
-    mapping = getattr(setup.args, "slime_ext", None)
-    if setup.function not in ("", "correct") and isinstance(mapping, Mapping) and "steps" in mapping:
-        yield (
-            f"slime_ext.steps of the file replaces the steps of {setup.function}, which "
-            f"--custom-tis-function-path names; {contract.TIS}.correct would name none"
-        )
+        yield f"{why}: {which} can depend on it{_of_environment(why)}"
 
 
 def _of_environment(text: str) -> str:
@@ -226,139 +147,31 @@ def _of_environment(text: str) -> str:
     return next((f"; add --env {name} to read it" for name in names), "")
 
 
-def line_of(error: Exception) -> Line:
-    """Returns an error as a line, with the rule that raised it."""
-    return Line(str(error), error.rule if isinstance(error, BrokenRuleError) else None)
-
-
-def _script_and_file(path: str, args_path: str | None, arguments: Sequence[str]) -> tuple[str, str]:
-    """Returns the launch script and the YAML file of two paths; "" if missing.
-
-    Raises:
-        ConfigError: the combination has no meaning.
-    """
-    if not path:
-        raise ConfigError("FILE: expected a launch script or a YAML file, got an empty name: name a file")
-    script = next((file for file in (path, args_path) if file and is_script(file)), "")
-    if args_path and not script:
-        raise ConfigError(f"--args: expected a launch script, got {cut(args_path)}: write --args run.sh")
-    if args_path and script == path:
-        raise ConfigError(
-            f"--args: expected a YAML file before it, got the script {cut(path)}: leave out --args"
-        )
-    if arguments and not script:
-        raise ConfigError(
-            f"{path}: expected no flags after -- with a YAML file, got {cut(arguments[0])}: leave them out"
-        )
-    return script, "" if path == script else path
-
-
-def host_of(launch: Launch) -> Checkout | None:
-    """Returns the checkout whose train.py a launch starts, or which contains its script; else None."""
-    if not launch.script:
-        return None
-    folders = ((launch.runs_in / launch.program).parent, launch.root)
-    return next((host for folder in folders if folder and (host := checkout_in(folder))), None)
-
-
-# A launch without anything of slime_ext.
-
-
-def _without_ours(setup: Setup, launch: Launch, file: str) -> Answer:
-    """Returns the flags that add slime_ext to a launch, or why none would act.
-
-    Raises:
-        ConfigError: the file is not a launch and holds nothing for slime_ext.
-    """
-    if not launch.script:
-        _forbid_bare_block(setup, file)
-        raise ConfigError(
-            f"{file}: expected the key slime_ext, got none: run slime-ext presets NAME to print one"
-        )
-    is_unknown = "custom_tis_function_path" in setup.unknown
-    if is_unknown and _may_use_ours(launch):
-        words = "not known whether this launch uses it"
-        return Answer({"slime_ext": words}, words, uses_ours=False)
-    theirs = getattr(setup.args, "custom_tis_function_path", None)
-    if theirs:  # because the keys of the file are for that hook
-        setup = replace(setup, file=())
-    host = setup.host.name if setup.host else "the host"
-    replaced = cut(theirs) if theirs else f"{host}'s own weights" if _get(setup, "use_tis") else ""
-    offers: dict[str, Offer] = {}
-    refused: dict[str, Line] = {}
-    for when, (flags, what) in OFFERED.items():
-        try:
-            offered = with_correction(with_flags(setup, flags), launch)
-            require(offered, (REFUSE, HOST))
-            require(offered, (WARN,), OF_INIT_ALONE)
-        except ConfigError as error:
-            refused.setdefault(str(error), line_of(error))
-            continue
-        comments = [what, _when(launch)] if "use_tis" in flags else [what]
-        if replaced and "use_tis" in flags:
-            comments.append(f"replaces {replaced}{_unread_block(setup) if theirs else ''}")
-        if init_function := _get(setup, "custom_megatron_init_path"):
-            comments.append(
-                f"replaces {cut(init_function)}; or keep that and call slime_ext.host.init(args) in it"
-            )
-        offers[when] = Offer(tuple(_spelled(flags, setup)), tuple(comments))
-    verb = "mentioned" if is_unknown else "used"
-    words = f"not {verb} by this launch; add these flags" if offers else "cannot be added to this launch"
-    notes = (*refused.values(), *broken(setup, (WARN,), [RULES["misspelt_host_flag"]]))
-    return Answer({"slime_ext": words}, words, notes=notes, uses_ours=False, offers=offers)
-
-
-def _when(launch: Launch) -> str:
-    """Returns the row of the decision table that says when a launch needs a correction."""
-    row = decision.LAGGING if "async" in launch.program else decision.FAR
-    return decision.plain(f"{row.run}: {row.advice}")
-
-
-def _may_use_ours(launch: Launch) -> bool:
-    """Whether a launch with unknown flags can use anything of slime_ext.
-
-    It can if it mentions slime_ext, or if it names a function or a file that is unknown.
-    """
-    named = (launch.flag(flag_of(name)) for name in ("custom_tis_function_path", "custom_config_path"))
-    words = (word for flag in named if flag for word in flag.values)
-    return "slime_ext" in launch.text or any(isinstance(word, Unread) for word in words)
-
-
-def _spelled(flags: Mapping[str, Any], setup: Setup) -> Iterator[str]:
-    """Yields flags as they are typed, without those that the launch has already."""
-    for name, value in flags.items():
-        if _get(setup, name) != value:
-            yield flag_of(name) if value is True else f"{flag_of(name)} {value}"
-
-
-def _get(setup: Setup, name: str) -> Any:
+def _argument(setup: Setup, name: str) -> Any:
     return getattr(setup.args, name, None)
 
 
-def _forbid_bare_block(setup: Setup, file: str) -> None:
-    """Raises ConfigError for another system's keys at the top of the file."""
-    foreign = vars(setup.args).keys() - ARGUMENTS.keys()
-    shared = {name: [key for key in each.defaults if key in foreign] for name, each in CONVERTED.items()}
-    system = max(shared, key=lambda name: len(shared[name]))
-    if keys := shared[system]:
-        raise ConfigError(
-            f"{file}: expected the key slime_ext, got keys of {system} ({', '.join(map(cut, keys[:3]))}), "
-            "which slime_ext does not read there: keep them for a hook that does, or run slime-ext convert "
-            f"--from {system} {file} to translate them"
-        )
-
-
-def _unread_block(setup: Setup) -> str:
-    """Returns what to do with the configuration of a hook that slime_ext would replace."""
-    system = next((FOREIGN[key] for key in vars(setup.args) if key in FOREIGN), "")
-    path = _get(setup, "custom_config_path")
-    if not system or not path:
-        return ""
-    file = cut(path)
-    return f": leave out {file}, which configures that hook, or run slime-ext convert --from {system} {file}"
-
-
-# What a correction does.
+def _offer(when: str, case: Case) -> Offer:
+    """Describes flags that add slime_ext to a launch: those that it lacks, what they do and replace."""
+    setup, comments, corrects = case.setup, [ADDS[when]], "use_tis" in OFFERED[when]
+    flags = [(flag_of(name), v) for name, v in OFFERED[when].items() if _argument(setup, name) != v]
+    spelled = (flag if value is True else f"{flag} {value}" for flag, value in flags)
+    if corrects:
+        # The row of the decision table that says when a launch needs a correction.
+        row = decision.LAGGING if "async" in case.launch.program else decision.FAR
+        comments.append(decision.plain(f"{row.run}: {row.advice}"))
+    if corrects and (hook := _argument(setup, "custom_tis_function_path")):
+        # What configures that hook.
+        system = next((FOREIGN[key] for key in vars(setup.args) if key in FOREIGN), "")
+        file = cut(_argument(setup, "custom_config_path") or "")
+        convert = f"or run slime-ext convert --from {system} {file}"
+        what = f": leave out {file}, which configures that hook, {convert}" if system and file else ""
+        comments.append(f"replaces {cut(hook)}{what}")
+    elif corrects and _argument(setup, "use_tis"):
+        comments.append(f"replaces {setup.host.name if setup.host else 'the host'}'s own weights")
+    if init := _argument(setup, "custom_megatron_init_path"):
+        comments.append(f"replaces {cut(init)}; or keep that and call slime_ext.host.init(args) in it")
+    return Offer(tuple(spelled), tuple(comments))
 
 
 def _who_corrects(setup: Setup) -> str:
@@ -387,7 +200,7 @@ def _described(setup: Setup) -> tuple[dict[str, str], str]:
         line = f"measures; {_who_corrects(setup)}"
         return {"slime_ext": line}, line
     correction, keys = setup.correction, config.to_mapping(setup.correction)
-    mapping = getattr(setup.args, "slime_ext", None)
+    mapping = _argument(setup, "slime_ext")
     surrogate = keys["surrogate"]
     rows = {
         "function": f"{contract.TIS}.{setup.function}",

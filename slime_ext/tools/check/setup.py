@@ -1,10 +1,11 @@
-"""Runs the second pass of ``check``: turns a launch into the ``Setup`` of the rules."""
+"""Runs the second pass of ``check``: turns a launch into the setup that the rules judge."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,40 +15,98 @@ from slime_ext.config.files import located, read_mapping, text_of
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.hosts import contract
 from slime_ext.hosts.code import HostCode
-from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.contract import OURS, flag_of
 from slime_ext.hosts.flags import ARGUMENTS, DERIVED, FUNCTION, check_keys, check_kinds, forbid_misspelt
 from slime_ext.rules import configuration
-from slime_ext.rules.configuration import loaded_from, near_function
+from slime_ext.rules.configuration import near_function
 from slime_ext.rules.of_engines import CUSTOM, EXPERTS
 from slime_ext.rules.of_files import MEASURING
 from slime_ext.rules.setup import Parameter, Setup
 from slime_ext.tools.check import router
+from slime_ext.tools.check.config_file import config_file
 from slime_ext.tools.check.rollout_source import parameters_of
-from slime_ext.tools.check.veil import Veiled, veiled
-from slime_ext.tools.checkout import signature_of
-from slime_ext.tools.folders import find_own_steps, is_file
-from slime_ext.tools.launch.config_file import config_file
+from slime_ext.tools.check.veil import veiled
+from slime_ext.tools.checkout import checkout_in, signature_of
+from slime_ext.tools.folders import is_file
 from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.launch.modules import fault_of, file_of
+from slime_ext.tools.modules import fault_of, file_of
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
+DESTS = NAMES | OFF  # flag -> the argument that it sets or switches off
+INIT = {"custom_megatron_init_path": OURS["custom_megatron_init_path"]}
+OFFERED: dict[str, dict[str, Any]] = {  # flags that add slime_ext to a launch without it
+    "first": INIT,
+    "then": {"use_tis": True, "custom_tis_function_path": f"{contract.TIS}.token_tis", **INIT},
+}
 
 
-def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Setup:
-    """Builds the setup of a launch: every argument, and the correction that they name.
+class Use(Enum):
+    """Says how a launch uses slime_ext."""
+
+    KNOWN = "it runs something of slime_ext, and the correction is known"
+    CORRECTION_UNKNOWN = "it runs something of slime_ext, and the correction is unknown"
+    UNKNOWN = "it is unknown whether it runs anything of slime_ext"
+    NONE = "it runs nothing of slime_ext"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Holds what the rules judge of a launch, or of a YAML file.
+
+    Args:
+        launch: the launch; ``Launch("")`` without a script.
+        file: the YAML file; empty without a file.
+        setup: the setup of the launch. Its configuration is loaded in the third pass.
+        use: how the launch uses slime_ext.
+        doubts: why the run may read another text of the launch's file, one line each.
+        offers: ``first`` or ``then`` -> the setup with the flags of ``OFFERED``, or why they cannot be added;
+            empty if the launch uses slime_ext.
+    """
+
+    launch: Launch
+    file: str
+    setup: Setup
+    use: Use
+    doubts: Sequence[str] = ()
+    offers: Mapping[str, Setup | ConfigError] = field(default_factory=dict)
+
+
+def case_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Case:
+    """Builds what the rules judge.
 
     Keys of --custom-config-path override flags, as in slime.
 
     Args:
         launch: the launch of a script; ``Launch("")`` without a script.
         file: a YAML file that is read before the file that the launch names.
-        host: the code that the launch will run, if it is here.
+        host: the code that the launch will run; by default the checkout whose train.py it starts.
 
     Raises:
-        ConfigError: the host or slime_ext refuses a flag or a key, a file cannot be read, or a configuration
-            does not load.
+        ConfigError: the host or slime_ext refuses a flag or a key, a flag names a function that does not
+            exist, or a file cannot be read.
     """
+    setup, doubts = _setup_of(launch, file, host)
+    for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):
+        contract.forbid_respelled(str(_argument(setup, dest) or ""), flag_of(dest))
+    use, offers = _use_of(setup, launch), dict[str, Setup | ConfigError]()
+    if use is Use.KNOWN:
+        setup = with_functions(setup, launch)
+    for when, flags in OFFERED.items() if use is Use.NONE else ():
+        try:
+            offers[when] = with_functions(_with_flags(without_file(setup), flags), launch)
+        except ConfigError as error:
+            offers[when] = error
+    return Case(launch, file, setup, use, doubts, offers)
+
+
+def _setup_of(launch: Launch, file: str, host: HostCode | None) -> tuple[Setup, Sequence[str]]:
+    """Builds the setup of the flags and of the keys in files, and says why the keys may differ in the run."""
+    if launch.script and host is None:
+        folders = ((launch.runs_in / launch.program).parent, launch.root)
+        host = next((code for folder in folders if folder and (code := checkout_in(folder))), None)
+
+    # The flags, as the host parses them.
     values, unknown = _of_flags(launch) if launch.script else ({}, set(ARGUMENTS))
     setup = Setup(
         SimpleNamespace(**values),
@@ -57,84 +116,140 @@ def setup_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Se
         program=launch.program,
         flag_names=tuple(dict.fromkeys(flag.name for flag in launch.flags)),
     )
+
+    # The keys of the named file, and of the file that the launch names unless the other has our key.
     if file:
-        setup = with_keys(setup, keys_of(file))
+        setup = _with_keys(setup, file)
     check_kinds(setup.args, setup.unknown)
+    doubts: Sequence[str] = ()
     if not hasattr(setup.args, "slime_ext"):
-        path = getattr(setup.args, "custom_config_path", None) or ""
+        path = _argument(setup, "custom_config_path") or ""
         if launch.script:
-            name, text = config_file(launch, path)
+            name, text, doubts = config_file(launch, path)
         else:
             name, text = path and located(path, file), None
-        if path and not name:  # the script writes it
-            setup = replace(setup, unknown=frozenset(setup.unknown) | {"custom_config_path"})
         if name:
-            setup = with_keys(setup, keys_of(name, text))
+            setup = _with_keys(setup, name, text)
             check_kinds(setup.args, setup.unknown)
-    for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):
-        contract.forbid_respelled(str(getattr(setup.args, dest, None) or ""), flag_of(dest))
-    is_known = setup.names_ours and not is_correction_unknown(setup, launch)
-    return with_correction(setup, launch) if is_known else setup
+        elif path:  # the script writes it
+            setup = replace(setup, unknown=frozenset(setup.unknown) | {"custom_config_path"})
+    # A file that is named beside the script is the one to judge.
+    return setup, () if file else doubts
 
 
-def with_flags(setup: Setup, flags: Mapping[str, Any]) -> Setup:
+def without_file(setup: Setup) -> Setup:
+    """Returns the setup without the keys of its file, if these are for a hook that is not ours."""
+    return replace(setup, file=()) if _argument(setup, "custom_tis_function_path") else setup
+
+
+def _argument(setup: Setup, name: str) -> Any:
+    return getattr(setup.args, name, None)
+
+
+def _use_of(setup: Setup, launch: Launch) -> Use:
+    """Says how a launch uses slime_ext."""
+    is_configured = _argument(setup, "slime_ext") is not None
+    functions = (str(_argument(setup, name)) for name in (*OURS, "custom_tis_function_path"))
+    is_function_unknown = "custom_tis_function_path" in setup.unknown
+    if is_configured or any(function.startswith("slime_ext") for function in functions):
+        is_in_file = contract.function_of(setup.args) == "correct" and "custom_config_path" in setup.unknown
+        is_unknown = launch.script and not is_configured and (is_function_unknown or is_in_file)
+        return Use.CORRECTION_UNKNOWN if is_unknown else Use.KNOWN
+    # If it does not mention slime_ext, it can still name a function or a file that is unknown.
+    flags = (launch.flag(flag_of(name)) for name in ("custom_tis_function_path", "custom_config_path"))
+    is_named = any(isinstance(word, Unread) for flag in flags if flag for word in flag.values)
+    can_be = launch.script and is_function_unknown and ("slime_ext" in launch.text or is_named)
+    return Use.UNKNOWN if can_be else Use.NONE
+
+
+def _with_flags(setup: Setup, flags: Mapping[str, Any]) -> Setup:
     """Returns the setup of the same launch with more flags, by dest name."""
     args = SimpleNamespace(**(vars(setup.args) | flags))
     return replace(setup, args=args, unknown=frozenset(setup.unknown) - flags.keys())
 
 
-def with_keys(setup: Setup, keys: Mapping[str, Any]) -> Setup:
-    """Returns the setup of the same launch with the keys of its --custom-config-path."""
-    return replace(with_flags(setup, keys), file=tuple(keys))
+def _with_keys(setup: Setup, name: str, text: str | None = None) -> Setup:
+    """Returns the setup of the same launch with the keys of a file for --custom-config-path.
 
-
-def with_correction(setup: Setup, launch: Launch) -> Setup:
-    """Returns the setup with the function that it names, and that function's correction.
+    Args:
+        name: the name of the file in messages; also its path if ``text`` is None.
+        text: the text of the file.
 
     Raises:
-        ConfigError: the configuration does not load, or a flag names a function that does not exist.
+        ConfigError: the file cannot be read, or has a misspelt key, which slime would ignore.
     """
-    setup = replace(setup, function=_function_of(setup, launch))
-    find_own_steps(getattr(setup.args, "slime_ext", None))
-    setup = replace(
-        setup,
-        custom_loss=_custom_loss(setup, launch),
-        sampled_with=_sampled_with(setup, launch),
-        router_drops=router.dropped((EXPERTS, CUSTOM)) if launch.script else {},
-    )
-    setup = loaded_from(setup)
-    _check_functions(setup, launch)
-    return setup
+    keys = read_mapping(name, text)
+    check_keys(name, keys)
+    return replace(_with_flags(setup, keys), file=tuple(keys))
 
 
-def is_correction_unknown(setup: Setup, launch: Launch) -> bool:
-    """Whether a launch names or writes its correction in a place that is unknown here."""
-    if not launch.script or getattr(setup.args, "slime_ext", None) is not None:
-        return False
-    is_in_file = contract.function_of(setup.args) == "correct"
-    unknown = setup.unknown
-    return "custom_tis_function_path" in unknown or (is_in_file and "custom_config_path" in unknown)
+def with_functions(setup: Setup, launch: Launch) -> Setup:
+    """Returns the setup with the function of ``slime_ext.tis`` that runs, and what a user's functions do.
 
-
-def _function_of(setup: Setup, launch: Launch) -> str:
-    """Returns the function in ``slime_ext.tis`` that a launch names.
-
-    A YAML file that is checked alone is for ``correct``. Returns an empty string if another package's
-    function runs, or none.
+    Raises:
+        ConfigError: a flag names a function that does not exist.
     """
-    path = getattr(setup.args, "custom_tis_function_path", None)
-    mapping = getattr(setup.args, "slime_ext", None)
+    # The function that runs. A YAML file that is checked alone is for ``correct``.
+    path, mapping = _argument(setup, "custom_tis_function_path"), _argument(setup, "slime_ext")
+    function = contract.function_of(setup.args)
     if path is None:
         measures = isinstance(mapping, Mapping) and set(mapping) <= MEASURING
-        return "" if launch.script or mapping is None or measures else "correct"
-    name = contract.function_of(setup.args)
-    if name not in configuration.NAMES and str(path).startswith("slime_ext"):
+        function = "" if launch.script or mapping is None or measures else "correct"
+    elif function not in configuration.NAMES and str(path).startswith("slime_ext"):
         last = str(path).rpartition(".")[2]
         near = f": write {contract.TIS}.{last}" if last in configuration.NAMES else near_function(last)
         raise ConfigError(
             f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{cut(path)}'{near}"
         )
-    return name
+
+    # The functions of a user, in the folders from which Python would import them.
+    script = Path(launch.script).resolve() if launch.script else None
+    near_script = [folder for folder in (script and script.parent, launch.root) if folder]
+    folders = [Path.cwd(), *near_script, *map(Path, sys.path)]
+    for dest, argument in ARGUMENTS.items():
+        if argument.kind is FUNCTION and (named := _argument(setup, dest)):
+            is_ours = dest in (*OURS, "custom_tis_function_path") and named.startswith("slime_ext")
+            if not is_ours:
+                _check_function(dest, named, setup, folders)
+    for dest in OURS:
+        contract.forbid_other(dest, _argument(setup, dest))
+    loss = file_of(str(_argument(setup, "custom_loss_function_path") or "").rpartition(".")[0], folders)
+    return replace(
+        setup,
+        function=function,
+        custom_loss=loss.read_text("utf-8", "ignore") if loss else None,
+        sampled_with=tuple(_sampled_with(setup, folders)),
+        router_drops=router.dropped((EXPERTS, CUSTOM)) if launch.script else {},
+    )
+
+
+def _sampled_with(setup: Setup, folders: Collection[Path]) -> Iterator[Parameter]:
+    """Yields the sampling parameters that the user's rollout functions set, if their source is here."""
+    for dest in ("rollout_function_path", "custom_generate_function_path"):
+        path = _argument(setup, dest) or ""
+        module, _, name = path.rpartition(".")
+        file = None if path in OURS.values() else file_of(module, folders)
+        if file:
+            place = flag_of(dest) if hasattr(path, "veil") else f"{module.replace('.', '/')}.py"
+            yield from parameters_of(file.read_text("utf-8", "ignore"), name, place)
+
+
+def _check_function(dest: str, function: str, setup: Setup, folders: Collection[Path]) -> None:
+    """Raises ConfigError for a missing function, or for a hook without a keyword, without an import.
+
+    A function of a package that is not here passes. A hook must accept the keywords with which the host calls
+    it.
+    """
+    if fault := fault_of(function, [*folders]):
+        fault = "there is no such function" if hasattr(function, "veil") else fault
+        raise ConfigError(
+            f"{flag_of(dest)}: expected package.module.function, got '{cut(function)}': {fault}"
+        )
+    module, _, name = function.rpartition(".")
+    file = file_of(module, folders) if dest == "custom_tis_function_path" else None
+    if file and (signature := signature_of(file.read_text("utf-8", "ignore"), name)):
+        more = contract.OPTIONAL if setup.host and setup.host.passes("cur_log_probs") else ()
+        contract.require_keywords(function, signature, (*contract.REQUIRED, *more))
 
 
 # Flags of the command line.
@@ -148,26 +263,12 @@ def _of_flags(launch: Launch) -> tuple[dict[str, Any], set[str]]:
     values: dict[str, Any] = {}
     for flag, after in zip_longest(launch.flags, launch.flags[1:]):
         forbid_misspelt(launch.script, flag.name)
-        name = OFF.get(flag.name) or NAMES.get(flag.name)
-        if name is None:
-            continue
-        if ARGUMENTS[name].kind.parse is None:
-            _forbid_value(launch.script, flag)
-        text = next(iter(flag.values), after and after.name)
-        values[name] = False if flag.name in OFF else _value(launch.script, flag, text)
-        if launch.is_known(flag.name):
-            _forbid_no_choice(launch, flag, ARGUMENTS[name].choices, values[name])
-    unknown = {name for name, value in values.items() if value is None}
-    unknown |= {name for spelled, name in (NAMES | OFF).items() if launch.doubt(spelled)}
+        if dest := DESTS.get(flag.name):
+            value = _value(launch, dest, flag, after)
+            values[dest] = False if flag.name in OFF else value
+    unknown = {dest for dest, value in values.items() if value is None}
+    unknown |= {DESTS[name] for name in launch.unknown if name in DESTS}
     return as_parsed(values, unknown), unknown
-
-
-def _forbid_value(script: str, switch: WrittenFlag) -> None:
-    for word in (word for word in switch.values if not isinstance(word, Unread)):
-        raise ConfigError(
-            f"{script}: {switch.name}: expected no value, got {cut(veiled(word, switch.instead))}: write the "
-            "switch alone to switch it on, or leave it out"
-        )
 
 
 def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
@@ -201,118 +302,42 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
     return arguments
 
 
-def _value(script: str, flag: WrittenFlag, text: str | None) -> Any:
-    """Parses a flag's text as the host does. Returns None if the text is known only where the script runs."""
-    parse = ARGUMENTS[NAMES[flag.name]].kind.parse
-    if parse is None:
-        return True
-    if not text or text.startswith("--"):
-        got = text if not text or text in NAMES else "another flag"
-        raise ConfigError(f"{script}: {flag.name}: expected a value, got {got or 'none'}")
-    if isinstance(text, Unread):
-        return None
-    try:
-        return veiled(parse(text), flag.instead)
-    except ValueError:
-        got = cut(veiled(text, flag.instead))
-        raise ConfigError(f"{script}: {flag.name}: expected a number, got '{got}'") from None
-
-
-def _forbid_no_choice(launch: Launch, flag: WrittenFlag, choices: Collection[str], value: Any) -> None:
-    """Raises ConfigError for a word that the host's parser refuses.
-
-    A fork may accept more words than slime and miles do. If the script is in a checkout, a word also passes
-    if the file of the checkout's parser contains it in quotes.
-    """
-    if not choices or value is None or value in choices:
-        return
-    root = launch.root
-    files = [root / kind / "utils/arguments.py" for kind in ("slime", "miles")] if root else []
-    if any('"' + str(value) + '"' in text_of(str(file)) for file in files if is_file(file)):
-        return
-    known = f"one of {', '.join(choices)}"
-    near = did_you_mean(value, choices)
-    raise ConfigError(f"{flag.where}: {flag.name}: expected {known}, got '{cut(value)}'{near}")
-
-
-# The file of --custom-config-path.
-
-
-def keys_of(path: str, text: str | None = None) -> dict[str, Any]:
-    """Reads the keys of a file for --custom-config-path.
+def _value(launch: Launch, dest: str, flag: WrittenFlag, after: WrittenFlag | None) -> Any:
+    """Parses a flag's text as the host does.
 
     Args:
-        path: the name of the file in messages; also its path if ``text`` is None.
-        text: the text of the file.
+        after: the flag after it.
+
+    Returns:
+        The value; None if the text is known only where the script runs.
 
     Raises:
-        ConfigError: the file cannot be read, or has a misspelt key, which slime would ignore.
+        ConfigError: the host's parser refuses the text.
     """
-    keys = read_mapping(path, text)
-    check_keys(path, keys)
-    return keys
-
-
-# Functions that flags name, checked without an import.
-
-
-def _check_functions(setup: Setup, launch: Launch) -> None:
-    """Raises ConfigError for a function that does not exist, or that the wrong flag names."""
-    named = {
-        dest: getattr(setup.args, dest, None)
-        for dest, argument in ARGUMENTS.items()
-        if argument.kind is FUNCTION
-    }
-    for dest, function in named.items():
-        is_ours = dest in (*contract.OURS, "custom_tis_function_path")
-        if function and not (function.startswith("slime_ext") and is_ours):
-            _check_function(dest, function, setup, launch)
-    for dest in contract.OURS:
-        contract.forbid_other(dest, named.get(dest))
-
-
-def _folders(launch: Launch) -> list[Path]:
-    """Lists the folders from which Python would import a user's functions."""
-    script = Path(launch.script).resolve() if launch.script else None
-    near = [script.parent] if script else []
-    near += [launch.root] if launch.root else []
-    return [Path.cwd(), *near, *map(Path, sys.path)]
-
-
-def _custom_loss(setup: Setup, launch: Launch) -> str | None:
-    """Reads the source of the module of --custom-loss-function-path; None if it is not here."""
-    path = str(getattr(setup.args, "custom_loss_function_path", None) or "")
-    file = file_of(path.rpartition(".")[0], _folders(launch))
-    return file.read_text("utf-8", "ignore") if file else None
-
-
-def _sampled_with(setup: Setup, launch: Launch) -> list[Parameter]:
-    """Reads the sampling parameters that the user's rollout functions set, as far as their source is here."""
-    parameters: list[Parameter] = []
-    for dest in ("rollout_function_path", "custom_generate_function_path"):
-        path = getattr(setup.args, dest, None) or ""
-        module, _, name = path.rpartition(".")
-        file = None if path in contract.OURS.values() else file_of(module, _folders(launch))
-        if file:
-            place = flag_of(dest) if isinstance(path, Veiled) else f"{module.replace('.', '/')}.py"
-            parameters += parameters_of(file.read_text("utf-8", "ignore"), name, place)
-    return parameters
-
-
-def _check_function(dest: str, function: str, setup: Setup, launch: Launch) -> None:
-    """Raises ConfigError for a missing function, or for a hook without a keyword.
-
-    A function of a package that is not here passes. A hook must accept the keywords with which the host calls
-    it.
-    """
-    folders = _folders(launch)
-    if fault := fault_of(function, folders):
-        fault = "there is no such function" if isinstance(function, Veiled) else fault
-        raise ConfigError(
-            f"{flag_of(dest)}: expected package.module.function, got '{cut(function)}': {fault}"
-        )
-    module, _, name = function.rpartition(".")
-    file = file_of(module, folders) if dest == "custom_tis_function_path" else None
-    if file and (signature := signature_of(file.read_text("utf-8", "ignore"), name)):
-        more = contract.OPTIONAL if setup.host and setup.host.passes("cur_log_probs") else ()
-        contract.require_keywords(function, signature, (*contract.REQUIRED, *more))
+    where, argument = f"{launch.script}: {flag.name}", ARGUMENTS[dest]
+    parse, choices = argument.kind.parse, argument.choices
+    if parse is None:
+        for word in (word for word in flag.values if not isinstance(word, Unread)):
+            got = cut(veiled(word, flag.instead))
+            what = "write the switch alone to switch it on, or leave it out"
+            raise ConfigError(f"{where}: expected no value, got {got}: {what}")
+        return True
+    text = next(iter(flag.values), after and after.name)
+    if not text or text.startswith("--"):
+        got = text if not text or text in NAMES else "another flag"
+        raise ConfigError(f"{where}: expected a value, got {got or 'none'}")
+    if isinstance(text, Unread):
+        return None
+    text = veiled(text, flag.instead)
+    try:
+        value = veiled(parse(text), flag.instead)
+    except ValueError:
+        raise ConfigError(f"{where}: expected a number, got '{cut(text)}'") from None
+    if not choices or value in choices or not launch.is_known(flag.name):
+        return value
+    # A fork may accept more words. A word passes if the parser of the script's checkout has it in quotes.
+    files = [launch.root / kind / "utils/arguments.py" for kind in ("slime", "miles")] if launch.root else []
+    if any(f'"{value!s}"' in text_of(str(file)) for file in files if is_file(file)):
+        return value
+    known, near = f"one of {', '.join(choices)}", did_you_mean(value, choices)
+    raise ConfigError(f"{flag.where}: {flag.name}: expected {known}, got '{cut(value)}'{near}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from slime_ext.tools.commands.script_flags import add_flags_of_reading, apart
 
 if TYPE_CHECKING:
     from slime_ext.rules.rule import Line
-    from slime_ext.tools.check.answer import Answer, Offer
+    from slime_ext.tools.check.answer import Answer
 
 LAST_LINES = {
     "ok": "ok",
@@ -74,7 +74,9 @@ def main(argv: list[str]) -> int:
     args = command_line().parse_args(words)
 
     load_later()  # torch, which takes two seconds
-    from slime_ext.tools.check.answer import Answer, check, line_of
+    from slime_ext.tools.check.answer import Answer
+    from slime_ext.tools.check.lines import line_of
+    from slime_ext.tools.check.run import check
     from slime_ext.tools.checkout import named_checkout
     from slime_ext.tools.commands import cli
     from slime_ext.tools.commands.output import WIDE, console, table
@@ -103,24 +105,14 @@ def main(argv: list[str]) -> int:
     rows += [("unknown", line) for line in answer.unread]
     rows += [("not checked", str(line)) for line in answer.unasked]
     console(width=WIDE).print(table(rows), markup=False)
-    if last := _last_line(answer.status, warnings, status):
+
+    # The last line says whether the launch is all right, and why the command fails.
+    count = f"{warnings} warning{'s'[: warnings > 1]}"
+    last = LAST_LINES[answer.status]
+    last = f"{last}; {count}" if last and warnings else last
+    if last := f"failed because of {count} (--fail-on warning)" if status else last:
         print(last)
     return status
-
-
-def _last_line(answered: str, warnings: int, status: int) -> str:
-    """Returns the line that ends the answer: whether the launch is all right, and why the command fails.
-
-    Args:
-        answered: the status of the answer.
-        warnings: how many warnings are printed.
-        status: the exit status of the command.
-    """
-    number = f"{warnings} warning{'s'[: warnings > 1]}"
-    if status:
-        return f"failed because of {number} (--fail-on warning)"
-    last = LAST_LINES[answered]
-    return f"{last}; {number}" if last and warnings else last
 
 
 def _warns(line: Line) -> bool:
@@ -145,20 +137,15 @@ def _forbid_ignoring(names: Sequence[str]) -> None:
             )
 
 
-def _as_json(line: Line) -> dict[str, str | None]:
-    name, severity = (line.rule.name, line.rule.severity.name.lower()) if line.rule else (None, None)
-    return {"rule": name, "severity": severity, "message": line.message}
-
-
-def _as_fields(offers: Mapping[str, Offer]) -> dict[str, str | list[str]]:
-    """Returns two fields for each offer: flags on one line, and comments."""
-    fields: dict[str, str | list[str]] = {}
-    for when, offer in offers.items():
-        fields |= {when: " ".join(offer.flags), f"{when}_comments": [*offer.comments]}
-    return fields
-
-
 def _json_of(file: str, answer: Answer, status: str, error: Line | None = None) -> str:
+    def of_line(line: Line) -> dict[str, str | None]:
+        name, severity = (line.rule.name, line.rule.severity.name.lower()) if line.rule else (None, None)
+        return {"rule": name, "severity": severity, "message": line.message}
+
+    # An offer is two fields: its flags on one line, and its comments.
+    offers: dict[str, str | list[str]] = {}
+    for when, offer in answer.offers.items():
+        offers |= {when: " ".join(offer.flags), f"{when}_comments": [*offer.comments]}
     unread = [{"rule": None, "why": line} for line in answer.unread]
     unjudged = [
         {"rule": line.rule and line.rule.name, "why": line.message}
@@ -167,9 +154,9 @@ def _json_of(file: str, answer: Answer, status: str, error: Line | None = None) 
     fields = {
         "file": file,
         "status": status,
-        "resolved": {**answer.rows, **_as_fields(answer.offers)},
-        "lines": [_as_json(note) for note in answer.notes],
+        "resolved": {**answer.rows, **offers},
+        "lines": [of_line(note) for note in answer.notes],
         "not_checked": unread + unjudged,
-        "error": None if error is None else _as_json(error),
+        "error": None if error is None else of_line(error),
     }
     return json.dumps(fields, indent=2)

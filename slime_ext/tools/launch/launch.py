@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+
+from slime_ext.hosts.contract import flag_of
+from slime_ext.hosts.flags import ARGUMENTS, DERIVED
+
+SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
+# The flags that rules read, and those that switch them off. A launch says of each why it is unknown.
+READ = frozenset(
+    {flag_of(name) for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
+    | {argument.switched_off_by for argument in ARGUMENTS.values() if argument.switched_off_by}
+    | {*SWITCHES}
+)
 
 
 class Unread(str):
@@ -43,9 +55,9 @@ class Launch:
         program: train.py or another of the hosts' programs, as the script names it; empty if it starts none.
         flags: the flags in their order; the last flag of a name counts.
         environment: the variables of the job.
-        unknown: flag -> why it is unknown whether the launch has it, or which value it has.
-        others: why flags can be there that are neither in ``flags`` nor in ``unknown``; empty if none can.
-        never: the flags that ``others`` does not mean.
+        unknown: flag of ``READ`` or of ``flags`` -> why it is unknown whether the launch has it, or which
+            value it has.
+        others: why the launch can have flags that are in neither; empty if it cannot.
         edits: the places where the script may change the file of --custom-config-path before the launch.
         folder: the working directory of the program, if the script changes it. A relative path starts where
             the script does; an ``Unread`` folder is unknown.
@@ -63,7 +75,6 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     others: str = ""
-    never: frozenset[str] = frozenset()
     edits: tuple[str, ...] = ()
     folder: str | None = None
     folder_instead: str = ""
@@ -84,18 +95,14 @@ class Launch:
         """Whether the next rollout is sampled while the trainer trains on the previous rollout."""
         return self.program.endswith("_async.py")
 
-    def flag(self, name: str) -> WrittenFlag | None:
-        """Returns the flag of this name that counts, which is the last one."""
-        return next((flag for flag in reversed(self.flags) if flag.name == name), None)
+    @cached_property
+    def counting(self) -> Mapping[str, WrittenFlag]:
+        """The flags that count: of each name, the last one."""
+        return {flag.name: flag for flag in self.flags}
 
-    def doubt(self, name: str) -> str:
-        """Returns why it is unknown whether the launch has a flag, or which value it has; else ""."""
-        if why := self.unknown.get(name):
-            return why
-        if flag := self.flag(name):
-            is_read = not any(isinstance(word, Unread) for word in flag.values)
-            return "" if is_read else f"{flag.where}: {flag} is known only where the script runs"
-        return "" if name in self.never else self.others
+    def flag(self, name: str) -> WrittenFlag | None:
+        """Returns the flag of this name that counts; None if the launch has none."""
+        return self.counting.get(name)
 
     def value(self, name: str, default: str = "") -> str:
         """Returns the first word of a flag's value."""
@@ -107,9 +114,10 @@ class Launch:
         text = self.value(name)
         return int(text) if text.isdigit() and not isinstance(text, Unread) else default
 
-    def lacks(self, *names: str) -> bool:
-        """Whether the launch certainly has none of these flags."""
-        return not any(self.flag(name) or self.doubt(name) for name in names)
+    def is_known(self, name: str) -> bool:
+        """Whether it is known that the flag is absent, or which value it has."""
+        can_be_among_others = self.others and name not in READ and name not in self.counting
+        return name not in self.unknown and not can_be_among_others
 
     def known_number(self, name: str) -> float | None:
         """Returns a flag's number; None if the flag is absent, unknown, or not a number."""
@@ -118,6 +126,6 @@ class Launch:
         except ValueError:
             return None
 
-    def is_known(self, name: str) -> bool:
-        """Whether it is known that the flag is absent, or which value it has."""
-        return not self.doubt(name)
+    def lacks(self, *names: str) -> bool:
+        """Whether the launch certainly has none of these flags."""
+        return not any(self.flag(name) or not self.is_known(name) for name in names)

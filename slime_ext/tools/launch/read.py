@@ -11,7 +11,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from slime_ext.config.files import text_of
@@ -55,16 +54,6 @@ def host_root(path: str) -> Path | None:
     return None
 
 
-def own_folder(path: str) -> Path:
-    """Returns the folder with a script's files.
-
-    It is the script's checkout of a host, else its repository, else its folder.
-    """
-    above = Path(os.path.realpath(path)).parents
-    repository = next((folder for folder in above if (folder / ".git").exists()), None)
-    return host_root(path) or repository or Path(path).absolute().parent
-
-
 def request_of(
     path: str,
     arguments: Sequence[str] = (),
@@ -88,11 +77,19 @@ def request_of(
     is_python = Path(path).suffix == PYTHON
     if is_python and not run:
         python_script.forbid(path)
-    text = python_script.command_of(path, arguments) if is_python else None
-    root, roots = host_root(path), (own_folder(path), Path.cwd())
-    others = frozenset(os.environ) - variables.keys()
-    start = root or Path.cwd()
-    return Request(path, text, tuple(arguments), roots, checkout or root, start, variables, others)
+    root, above = host_root(path), Path(os.path.realpath(path)).parents
+    repository = next((folder for folder in above if (folder / ".git").exists()), None)
+    return Request(
+        path,
+        text=python_script.command_of(path, arguments) if is_python else None,
+        arguments=tuple(arguments),
+        root=root,
+        own_folder=root or repository or Path(path).absolute().parent,
+        here=Path.cwd(),
+        checkout=checkout or root,
+        variables=variables,
+        others=frozenset(os.environ) - variables.keys(),
+    )
 
 
 def _variable(name: str) -> str:
@@ -121,8 +118,7 @@ def read_script(
         ConfigError: the script cannot be read in time, ends its launch too early, or does not pass its flags
             on.
     """
-    launch = in_reader(request_of(path, arguments, checkout, run=run, environment=environment))
-    return replace(launch, root=host_root(path), own_folder=own_folder(path))
+    return in_reader(request_of(path, arguments, checkout, run=run, environment=environment))
 
 
 def in_reader(request: Request) -> Launch:

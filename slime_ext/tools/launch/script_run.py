@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.hosts.contract import flag_of
-from slime_ext.hosts.flags import ARGUMENTS, DECISIVE, DERIVED
+from slime_ext.hosts.flags import DECISIVE
 from slime_ext.tools.launch.edits import edits
-from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.launch import READ, SWITCHES, Launch, Unread, WrittenFlag
 from slime_ext.tools.launch.sandbox import Sandbox
 from slime_ext.tools.launch.starts import Started, started
 from slime_ext.tools.launch.surroundings import CONFIG_FLAG, Request, Surroundings, unknown_here
-from slime_ext.tools.launch.trace import UNKNOWN, Guess, Run, at
+from slime_ext.tools.launch.trace import UNKNOWN, Guess, Run, at, split
 
 # The guesses in their order -> the note for the user if the earlier guesses led to no launch.
 GUESSES = {
@@ -31,18 +30,16 @@ GUESSES = {
     "machine failed",
 }
 MOST_GUESSES = 150
-SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
-READ = {flag_of(name) for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
-READ |= {argument.switched_off_by for argument in ARGUMENTS.values() if argument.switched_off_by}
-KNOWN = READ | {*SWITCHES}
 # Python's white space, and the letters that look like nothing or like a space.
 SPACE = r"[\s\u180e\u200b-\u200d\u2060\ufeff]"
+# A flag and what follows it in one word: "--lr 1e-6", or " --lr" after a space that bash keeps.
 JOINED = re.compile(rf"{SPACE}*(--[A-Za-z][\w-]*)({SPACE}).*|{SPACE}+(--[A-Za-z][\w-]*)", re.DOTALL)
+# Two flags in one word: --use-tis--tis-clip
 GLUED = re.compile(r"(--[A-Za-z][\w-]*?)(--[A-Za-z][\w-]*)")
+# What the sandbox says at one of its limits: resource limit exceeded: maximum loop iterations (5000)
 OF_A_LIMIT = re.compile(r"resource limit exceeded: [\w \t():/-]*|execution \w+")
-ARRAY = re.compile(
-    r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL
-)  # an assignment of an array, as bash traces it
+# An assignment of an array, as bash traces it: declare -a ARGS+=(--lr 1e-6)
+ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,10 @@ class ScriptRun:
         around: the surroundings that the script found.
         run: the trace of the run, and the programs that the script would start.
         started: the last launch of the run; None if it starts none.
-        unknown, others, never, edits: as in ``Launch``.
-        notes: facts about how the script was read.
+        unknown: flag -> why it is unknown. A variable of the environment has a dollar before its name.
+        others: why flags can be there that no run has; empty if none can.
+        is_read_among_others: whether flags of ``READ`` can be among them.
+        notes, edits: as in ``Launch``.
     """
 
     around: Surroundings
@@ -62,7 +61,7 @@ class ScriptRun:
     started: Started | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
     others: str = ""
-    never: frozenset[str] = frozenset()
+    is_read_among_others: bool = False
     notes: tuple[str, ...] = ()
     edits: tuple[str, ...] = ()
 
@@ -71,50 +70,56 @@ class ScriptRun:
         if self.started is None:
             raise ValueError("expected a launch, got none")
         around, started = self.around, self.started
-        flags = written(started.words, around, around.where)[0]
+        flags = [_quoted(flag, around) for flag in written(started.words, around, around.where)[0]]
+        counting = {flag.name: flag for flag in flags}
+
+        # Why a flag is unknown: runs differ, its value has an unread word, or it can be among the others.
+        unknown = {name: why for name, why in self.unknown.items() if name.startswith("--")}
+        for name, flag in counting.items():
+            if _is_unread(flag):
+                unknown.setdefault(name, f"{flag.where}: {flag} is known only where the script runs")
+        if self.is_read_among_others:
+            unknown |= dict.fromkeys(sorted(READ - counting.keys() - unknown.keys()), self.others)
+
+        # Messages show a folder of a variable or of another file by the text that names it.
+        inside = around.inside(started.folder)
+        is_written = not around.has_seen or started.folder == around.folder or around.writes(inside)
+        folder: str | None = Unread(around.quoted(inside)) if UNKNOWN.search(inside) else inside
         return Launch(
             path,
             started.program,
-            flags=tuple(_quoted(flag, around) for flag in flags),
+            flags=tuple(flags),
             environment={
-                name: around.spelled(said)
-                for name, said in started.environment.items()
+                name: around.spelled(text)
+                for name, text in started.environment.items()
                 if f"${name}" not in self.unknown
             },
-            unknown={name: why for name, why in self.unknown.items() if name.startswith("--")},
+            unknown=unknown,
             others=self.others,
-            never=self.never,
             edits=self.edits,
-            folder=_folder(started.folder, around),
-            folder_instead=_folder_instead(started.folder, around),
-            notes=self.notes,
+            folder=None if started.folder == around.folder else folder,
+            folder_instead="" if is_written else "the folder that the script changes to",
+            notes=(*self.notes, *_repeated(flags, unknown)),
             files={
-                name: Unread(around.spelled(said)) if UNKNOWN.search(said) else said
-                for name, said in started.files.items()
+                name: Unread(around.spelled(text)) if UNKNOWN.search(text) else text
+                for name, text in started.files.items()
             },
             text=around.text,
+            root=around.request.root,
+            own_folder=around.request.own_folder,
         )
 
-    def commands(self) -> list[list[str]]:
-        """Returns the words of each command that the script starts."""
-        quoted = self.around.quoted
-        return [
-            [Unread(quoted(w)) if UNKNOWN.search(w) else w for w in call.words] for call in self.run.calls
-        ]
+
+def _repeated(flags: Sequence[WrittenFlag], unknown: Mapping[str, str]) -> Iterator[str]:
+    """Yields a note for each flag of ``READ`` that a launch sets to two values."""
+    for name in sorted(READ - unknown.keys()):
+        same = [flag for flag in flags if flag.name == name and not _is_unread(flag)]
+        if other := next((flag for flag in same if flag.values != same[-1].values), None):
+            yield f"{same[-1].where}: {same[-1]} counts, because it comes after {other} in {other.where}"
 
 
-def _folder(folder: str, around: Surroundings) -> str | None:
-    """Returns the folder of a ``Launch``."""
-    if folder == around.folder:
-        return None
-    inside = around.inside(folder)
-    return Unread(around.quoted(inside)) if UNKNOWN.search(inside) else inside
-
-
-def _folder_instead(folder: str, around: Surroundings) -> str:
-    """Returns what messages show of a folder that comes from a variable or another file; else ""."""
-    is_written = not around.has_seen or folder == around.folder or around.writes(around.inside(folder))
-    return "" if is_written else "the folder that the script changes to"
+def _is_unread(flag: WrittenFlag) -> bool:
+    return any(isinstance(word, Unread) for word in flag.values)
 
 
 def launch_of(request: Request) -> Launch:
@@ -148,49 +153,62 @@ def followed(request: Request) -> ScriptRun:
             break
     else:
         return ScriptRun(around, first)
-    _note_guess(around, first, guess)
-    _note_other_launches(around, launches)
-    notes = [*around.notes] + [
-        f"{place}: nothing here sets ${name}, and without it the script ends{how}"
-        for name, (place, how) in around.needs.items()
-    ]
+    notes = (*around.notes, *_notes(around, first, guess, launches))
+
+    # A comparison can show files that change earlier runs, so it is repeated until it shows none.
     while True:
         reach = around.reach()
         runs: list[Run] = []
-        unknown, others, never = _compared(sandbox, guess, runs)
+        unknown, others, is_read_among_others = _compared(sandbox, guess, runs)
         if around.reach() == reach:
             break
     run = sandbox.run(guess)
     start = (started(run) or launches)[-1]
-    edits = _edits(around, runs, start)
-    return ScriptRun(around, run, start, unknown, others, never, tuple(notes), edits)
 
-
-def _edits(around: Surroundings, runs: Sequence[Run], start: Started) -> tuple[str, ...]:
-    """Returns the places where the script may change the file of --custom-config-path before the launch."""
+    # The commands that may change the file of --custom-config-path.
+    changes: list[str] = []
     flags = (flag for flag in reversed(written(start.words, around, str)[0]) if flag.name == CONFIG_FLAG)
-    if not (flag := next(flags, None)) or not flag.values or isinstance(flag.values[0], Unread):
-        return ()
-    path = at(start.folder, flag.values[0])
-    return tuple(edits(around, runs, path, around.on_disk(path)))
+    if (flag := next(flags, None)) and flag.values and not isinstance(flag.values[0], Unread):
+        path = at(start.folder, flag.values[0])
+        changes = edits(around, runs, path, around.on_disk(path))
+    return ScriptRun(around, run, start, unknown, others, is_read_among_others, notes, tuple(changes))
 
 
-def _compared(
-    sandbox: Sandbox, reference: Guess, runs: list[Run]
-) -> tuple[dict[str, str], str, frozenset[str]]:
-    """Runs a script under each guess, and returns what differs: ``unknown``, ``others`` and ``never``.
+def _notes(around: Surroundings, first: Run, guess: Guess, launches: Sequence[Started]) -> Iterator[str]:
+    """Yields what to know of the run that is read: the guess behind it, other launches, missing variables.
 
-    Variables of the environment are in ``unknown`` with a dollar before their names.
+    Args:
+        first: the run under the first guess.
+        guess: the guess that reached the launches.
+    """
+    if note := GUESSES[guess]:
+        end = around.end_of(first)
+        place = around.place(end[0].path, end[1]) if end else around.named(around.path)
+        yield f"{place}: the script can end here{around.how_it_ends(first)}, before a launch; {note}"
+    if launches[1:]:
+        last, other = (
+            around.place(each.line.file, each.line.number) if each.line else "" for each in launches[:-3:-1]
+        )
+        yield f"{last}: this launch is read; the script starts another launch at {other}"
+    for name, (place, how) in around.needs.items():
+        yield f"{place}: nothing here sets ${name}, and without it the script ends{how}"
+
+
+def _compared(sandbox: Sandbox, reference: Guess, runs: list[Run]) -> tuple[dict[str, str], str, bool]:
+    """Runs a script under each guess, and returns what differs, as in ``ScriptRun``.
 
     Args:
         runs: gets the runs that reach a launch.
+
+    Returns:
+        ``unknown``, ``others`` and ``is_read_among_others``.
     """
     around, unknown = sandbox.around, dict[str, str]()
     usual: dict[str, tuple[str, ...]] | None = None
-    open_at: list[tuple[bool, str]] = []  # whether only a model's arguments are there, and why
+    of_anything, of_model = list[str](), list[str]()  # why flags of any kind, or of a model, can be there
     for why, launch in _launches(sandbox, reference, runs):
         if launch is None:
-            open_at.append((False, why))
+            of_anything.append(why)
             break
         flags, gaps = written(launch.words, around, around.where)
         values = {flag.name: flag.values for flag in flags}
@@ -199,19 +217,16 @@ def _compared(
             usual = values
         differing = (name for name in values.keys() | usual.keys() if values.get(name) != usual.get(name))
         unknown = dict.fromkeys(differing, why) | unknown
+
+        # A flag in a gap can be a second one of a name, so the names before the gap are unknown.
         places = {flag.name: i for i, flag in enumerate(flags, 1)}
         for count, is_of_model, text in gaps:
-            open_at.append((is_of_model, text))
-            before = (
-                name for name, i in places.items() if i <= count and not (is_of_model and name in KNOWN)
-            )
+            (of_model if is_of_model else of_anything).append(text)
+            before = (name for name, i in places.items() if i <= count and not (is_of_model and name in READ))
             unknown = dict.fromkeys(before, text) | unknown
-    unknown = around.alternatives | unknown
-    open_at += [(False, why) for why in around.unasked]
-    # Which flags can be there that no run has: any, if any of the gaps can have any.
-    wide = next((text for is_of_model, text in open_at if not is_of_model), "")
-    narrow = next((text for is_of_model, text in open_at if is_of_model), "")
-    return unknown, wide or narrow, frozenset() if wide or not narrow else frozenset(KNOWN)
+    of_anything += around.unasked
+    others = next(iter([*of_anything, *of_model]), "")
+    return around.alternatives | unknown, others, bool(of_anything)
 
 
 def _launches(sandbox: Sandbox, reference: Guess, runs: list[Run]) -> Iterator[tuple[str, Started | None]]:
@@ -257,24 +272,6 @@ def _quoted(flag: WrittenFlag, around: Surroundings) -> WrittenFlag:
     return replace(flag, instead=around.source_of(flag.name) or f"what {flag.where} says")
 
 
-def _note_guess(around: Surroundings, first: Run, guess: Guess) -> None:
-    """Notes the guess that reached the launch, unless it was the first guess."""
-    if note := GUESSES[guess]:
-        end = around.end_of(first)
-        place = around.place(end[0].path, end[1]) if end else around.named(around.path)
-        how = around.how_it_ends(first)
-        around.notes.append(f"{place}: the script can end here{how}, before a launch; {note}")
-
-
-def _note_other_launches(around: Surroundings, launches: Sequence[Started]) -> None:
-    """Notes which of several launches is read."""
-    if launches[1:]:
-        last, other = (
-            around.place(each.line.file, each.line.number) if each.line else "" for each in launches[:-3:-1]
-        )
-        around.notes.append(f"{last}: this launch is read; the script starts another launch at {other}")
-
-
 def written(
     words: Sequence[str], around: Surroundings, where: Callable[[str], str]
 ) -> tuple[list[WrittenFlag], list[tuple[int, bool, str]]]:
@@ -298,8 +295,8 @@ def written(
         is_value = waits and not any(unknown.is_words for unknown in meant)
         can_be_flags = not all(unknown.is_word and not unknown.is_words for unknown in meant)
         if word.startswith("--") and len(word) > 2:
-            name, has_value, said = text.partition("=")
-            flags.append(WrittenFlag(name, (type(text)(said),) if has_value else (), where(name)))
+            name, has_value, value = text.partition("=")
+            flags.append(WrittenFlag(name, (type(text)(value),) if has_value else (), where(name)))
         elif meant and can_be_flags and not is_value:
             why = unknown_here(meant[0].where or where(text), text)
             gaps.append((len(flags), all(unknown.is_of_model for unknown in meant), why))
@@ -327,15 +324,6 @@ def _without_launch(path: str, around: Surroundings, run: Run) -> Launch:
     return Launch(path, notes=notes)
 
 
-def _array(text: str) -> tuple[str, list[str]]:
-    """Returns the name and words of the array that a command sets. Both are empty for other commands."""
-    match = ARRAY.fullmatch(text)
-    try:
-        return (match[1], shlex.split(match[2])) if match else ("", [])
-    except ValueError:
-        return "", []
-
-
 def _forbid_lost_arrays(around: Surroundings, run: Run) -> None:
     for line in run.lines:
         if line.words[:1] and line.words[0].startswith("--"):
@@ -352,7 +340,9 @@ def _forbid_unused_arrays(script_run: ScriptRun) -> None:
     """Raises ConfigError if the launch lacks an array with flags that decide whether slime_ext runs."""
     around, decisive = script_run.around, {flag_of(name) for name in DECISIVE}
     for line in script_run.run.lines:
-        name, words = _array(line.text)
+        if not (match := ARRAY.fullmatch(line.text)):
+            continue
+        name, words = match[1], split(match[2])
         acts = decisive & {word.partition("=")[0] for word in words}
         if acts and (got := _misused(name, words, acts, script_run)):
             name = around.quoted(name)
@@ -370,7 +360,7 @@ def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
     """
     for before, word in pairwise(["", *words]):
         waits = before.startswith("--") and "=" not in before and before not in SWITCHES
-        if (match := JOINED.fullmatch(word)) and (not waits or {match[1], match[3]} & KNOWN):
+        if (match := JOINED.fullmatch(word)) and (not waits or {match[1], match[3]} & READ):
             name, space = match[1] or match[3], match[2] or word[0]
             what = "remove the quotes around them"
             if space not in " \t\n":
@@ -379,7 +369,7 @@ def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
                 f"{around.where(name)}: expected {cut(around.quoted(name))} and what follows it as two "
                 f"words, got one, which the host ignores: {what}"
             )
-        if (match := GLUED.fullmatch(word.partition("=")[0])) and {match[1], match[2]} & KNOWN:
+        if (match := GLUED.fullmatch(word.partition("=")[0])) and {match[1], match[2]} & READ:
             first, second = (cut(around.quoted(name)) for name in match.groups())
             raise ConfigError(
                 f"{around.where(match[0])}: expected a space between {first} and {second}, got none: add it"

@@ -107,9 +107,10 @@ class Request:
         path: the path of the script.
         text: the text to read in place of the file's text.
         arguments: the arguments of the script, ``$@`` in bash.
-        roots: folders that the script may see and where relative paths are looked up.
+        root: the checkout of slime or miles that contains the script, if any.
+        own_folder: the folder with the script's files: that checkout, its repository, or its folder.
+        here: the working directory of ``check``.
         checkout: the host's checkout; a sourced ``/…/slime/FILE`` that is not here is read there, and noted.
-        start: the folder in which ``check`` assumes that the script starts.
         variables: the variables of this process that the script may see.
         others: the names of the variables that it may not see; their values are unknown.
     """
@@ -117,11 +118,22 @@ class Request:
     path: str
     text: str | None = None
     arguments: tuple[str, ...] = ()
-    roots: tuple[Path, ...] = ()
+    root: Path | None = None
+    own_folder: Path = Path()
+    here: Path = Path()
     checkout: Path | None = None
-    start: Path = Path()
     variables: Mapping[str, str] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
+
+    @property
+    def roots(self) -> tuple[Path, Path]:
+        """The folders that the script may see and where relative paths are looked up."""
+        return self.own_folder, self.here
+
+    @property
+    def start(self) -> Path:
+        """The folder in which ``check`` assumes that the script starts."""
+        return self.root or self.here
 
 
 class Surroundings:

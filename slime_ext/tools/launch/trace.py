@@ -104,11 +104,12 @@ class Line(NamedTuple):
     @property
     def words(self) -> list[str]:
         """Returns the command's words; an empty list if they cannot be split."""
-        return list(_split(self.text))
+        return list(split(self.text))
 
 
 @cache
-def _split(text: str) -> tuple[str, ...]:
+def split(text: str) -> tuple[str, ...]:
+    """Splits a text into words as a shell does; empty if its quotes do not match."""
     try:
         return tuple(shlex.split(text))
     except ValueError:

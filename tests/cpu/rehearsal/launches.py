@@ -23,4 +23,6 @@ def launch(more: str = "", program: str = "train.py") -> Launch:
         WrittenFlag(words[a], tuple(Unread(w) if "$" in w else w for w in words[a + 1 : b]), f"run.sh:{n}")
         for n, (a, b) in enumerate(zip(begins, [*begins[1:], len(words)], strict=True), 1)
     ]
-    return Launch("run.sh", program, tuple(flags), {})
+    unread = [flag for flag in flags if any(isinstance(word, Unread) for word in flag.values)]
+    unknown = {flag.name: f"{flag.where}: {flag} is known only where the script runs" for flag in unread}
+    return Launch("run.sh", program, tuple(flags), {}, unknown)

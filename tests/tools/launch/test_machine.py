@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slime_ext.tools.launch.launch import READ
 from slime_ext.tools.launch.read import read_script as read
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -70,11 +71,31 @@ def test_what_the_cluster_decides_is_unknown_and_nothing_else(line, tmp_path, mo
     text, unknown, reason = (part.strip() for part in line.split("->"))
     (tmp_path / "run.sh").write_text(text.replace(" ⏎ ", "\n"))
     launch = read(str(tmp_path / "run.sh"))
-    named = {flag.name for flag in launch.flags} | {*launch.unknown}
-    reasons = [*map(launch.doubt, named), launch.others]
+    named = {flag.name for flag in launch.flags}
+    named |= {name for name, why in launch.unknown.items() if why != launch.others}
+    reasons = [*launch.unknown.values(), launch.others]
     assert {name for name in named if not launch.is_known(name)} == {*unknown.split()}
     assert reason in " ".join([*map(str, launch.flags), *reasons])
     assert launch.program == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("source /none/scripts/models/x.sh\npython3 train.py --use-tis ${M[@]}", set()),
+        ("read -ra M <<< $(python3 other.py)\npython3 train.py --lr 1 ${M[@]}", READ | {"--lr"}),
+        ("read -ra M <<< $(python3 other.py)\npython3 train.py ${M[@]} --use-tis", READ - {"--use-tis"}),
+    ],
+)
+def test_flags_that_rules_read_can_be_among_unknown_words_but_not_among_a_models_arguments(
+    text, unknown, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(text)
+    launch = read(str(tmp_path / "run.sh"))
+    assert launch.unknown.keys() == unknown
+    assert launch.others and not launch.is_known("--of-no-rule") and not launch.lacks("--of-no-rule")
+    assert launch.lacks("--eps-clip") == ("--eps-clip" not in unknown)
 
 
 def test_a_script_starts_nothing_and_writes_nothing(tmp_path, monkeypatch):
