@@ -117,8 +117,10 @@ def function_of(name: str, correction: Correction, formula: str) -> str:
 def obstacle(correction: Correction) -> str | None:
     """Returns the first part that this module cannot write, and where its code is."""
     for i, step in enumerate(correction.steps):
-        if why := _obstacle_in(step):
-            return f"steps[{i}] {_yaml_name(step)}, which {why}: read {_code_of(step)}"
+        why = [WHY_NOT[need] for need in lacking(step.needs, OFFERS)]
+        why += [] if type(step) in STEP_LINES else ["has no lines here"]
+        if why:
+            return f"steps[{i}] {_yaml_name(step)}, which {why[0]}: read {_code_of(step)}"
     for part in (correction.surrogate, *correction.terms):
         if type(part) not in LOSS_LINES | TERM_LINES:
             return f"{type(part).__name__}, which has no lines here: read {_code_of(part)}"
@@ -132,12 +134,6 @@ def obstacle(correction: Correction) -> str | None:
             "slime_ext/core/centering.py"
         )
     return None
-
-
-def _obstacle_in(step: Step) -> str | None:
-    for need in lacking(step.needs, OFFERS):
-        return WHY_NOT[need]
-    return None if type(step) in STEP_LINES else "has no lines here"
 
 
 # ---- parts of the function ----

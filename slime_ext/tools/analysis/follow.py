@@ -71,6 +71,10 @@ class Follower:
                 yield from self._read(job)
 
     def _is_complete(self, job: Job) -> bool:
+        """Returns whether the files of a job have not changed since the last look, and were not read yet.
+
+        Notes a rollout that grew after it was read; raises DataError if it is in a JSONL file.
+        """
         first = job.paths[0]
         try:
             signature = tuple((str(p), (s := p.stat()).st_size, s.st_mtime_ns) for p in job.paths)
@@ -79,19 +83,16 @@ class Follower:
         before, self.seen[first] = self.seen.get(first), signature
         if known := [self.taken[path] for path in job.paths if path in self.taken]:
             if signature not in known and before == signature:
-                self._note_late(job)
+                if job.is_jsonl:
+                    raise DataError(
+                        f"{job}: expected a JSONL file that is complete, got a file that grows: write a file "
+                        "per rollout, or type analyze without --follow when the run has ended"
+                    )
+                self.late[first] = Skipped(str(job), LATE)
             return False
         is_new = self.failed.get(first, ((),))[0] != signature
         is_trained = any(path.parent.name != "rollout_data" for path in job.paths)
         return is_new and is_trained and before == signature
-
-    def _note_late(self, job: Job) -> None:
-        if job.is_jsonl:
-            raise DataError(
-                f"{job}: expected a JSONL file that is complete, got a file that grows: write a file per "
-                "rollout, or type analyze without --follow when the run has ended"
-            )
-        self.late[job.paths[0]] = Skipped(str(job), LATE)
 
     def _read(self, job: Job) -> Iterator[News]:
         first, skipped = job.paths[0], len(self.result.skipped)

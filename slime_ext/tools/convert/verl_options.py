@@ -48,29 +48,24 @@ def read(block: Block, *, bypass: bool) -> Reading:
 
 
 def _rejection(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    options = _options(block)
-    check_threshold(block, bool(options))
-    specs = _specs(block, len(options)) if options else []
-    read = [_option(block, option, spec) for option, spec in zip(options, specs, strict=True)]
-    return [step for step, _ in read], tuple(note for _, note in read if note)
-
-
-def _options(block: Block) -> list[str]:
-    if (text := block.get("rollout_rs")) is None:
-        return []
-    if not isinstance(text, str):
+    """Reads the options of rollout_rs and their thresholds into native steps, with notes."""
+    text = block.get("rollout_rs")
+    if not isinstance(text, str | None):
         block.refuse("rollout_rs", 'text with commas between the options, as in "token_k1,seq_mean_k3"')
-    listed = [part.strip() for part in text.split(",") if part.strip()]
+    listed = [part.strip() for part in (text or "").split(",") if part.strip()]
     for option in listed:
         check_known(f"{block.where}.rollout_rs", "value", option, [*OPTIONS, "null"])
-    return list(dict.fromkeys(listed))
-
-
-def _specs(block: Block, count: int) -> list[str]:
+    options = list(dict.fromkeys(listed))
+    check_threshold(block, bool(options))
+    if not options:
+        return [], ()
     specs = [part.strip() for part in str(block.get("rollout_rs_threshold")).split(",") if part.strip()]
-    if len(specs) not in (1, count):
-        block.refuse("rollout_rs_threshold", f"one threshold, or {count} (one per option of rollout_rs)")
-    return specs * count if len(specs) == 1 else specs
+    if len(specs) not in (1, len(options)):
+        wanted = f"one threshold, or {len(options)} (one per option of rollout_rs)"
+        block.refuse("rollout_rs_threshold", wanted)
+    specs = specs * len(options) if len(specs) == 1 else specs
+    steps_and_notes = [_option(block, *both) for both in zip(options, specs, strict=True)]
+    return [step for step, _ in steps_and_notes], tuple(note for _, note in steps_and_notes if note)
 
 
 def _option(block: Block, option: str, spec: str) -> tuple[dict[str, Any], str]:
@@ -78,29 +73,20 @@ def _option(block: Block, option: str, spec: str) -> tuple[dict[str, Any], str]:
     scope, _, statistic = option.rpartition("_")
     unit, _, aggregate = scope.partition("_")
     unit = "sequence" if unit == "seq" else unit
-    if statistic == "k1":
-        return _ratio(block, option, unit, aggregate, spec)
-    high = as_number(spec)
-    if high is None or high <= 0:
-        block.refuse(
-            "rollout_rs_threshold", f"one number > 0 for {option}", "divergences have no lower bound"
-        )
-    return reject(unit, aggregate, None, high, statistic=statistic, clamp=SAFE), ""
-
-
-def _ratio(block: Block, option: str, unit: str, aggregate: str, spec: str) -> tuple[dict[str, Any], str]:
-    low, high = _k1_bounds(block, option, spec)
+    is_ratio, is_pair = statistic == "k1", "_" in spec
+    high = None if is_ratio and is_pair else as_number(spec)
+    if is_ratio and is_pair:
+        low, high = pair(block, "rollout_rs_threshold", spec)
+    elif high is None or high <= 0:
+        wanted = f'a number > 0 or "lower_upper" for {option}' if is_ratio else f"one number > 0 for {option}"
+        why = () if is_ratio else ("divergences have no lower bound",)
+        block.refuse("rollout_rs_threshold", wanted, *why)
+    else:
+        low = 1 / high
+    if not is_ratio:
+        return reject(unit, aggregate, None, high, statistic=statistic, clamp=SAFE), ""
     block.interval("rollout_rs_threshold", low, high)
     step = reject(unit, aggregate, 1 / high, 1 / low, **({"clamp": SAFE} if aggregate else {}))
-    same = abs(low * high - 1) < 1e-9
-    inverted = INVERTED.format(option=option, low=low, high=high, ours_low=1 / high, ours_high=1 / low)
-    return step, "" if same else inverted
-
-
-def _k1_bounds(block: Block, option: str, spec: str) -> tuple[float, float]:
-    if "_" in spec:
-        return pair(block, "rollout_rs_threshold", spec)
-    high = as_number(spec)
-    if high is None or high <= 0:
-        block.refuse("rollout_rs_threshold", f'a number > 0 or "lower_upper" for {option}')
-    return 1 / high, high
+    if abs(low * high - 1) < 1e-9:  # symmetric bounds are the same on both ratios
+        return step, ""
+    return step, INVERTED.format(option=option, low=low, high=high, ours_low=1 / high, ours_high=1 / low)

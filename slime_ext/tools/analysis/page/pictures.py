@@ -14,7 +14,7 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from slime_ext.tools.analysis.document import Bin, Document, Point
+from slime_ext.tools.analysis.document import Bin, Document
 from slime_ext.tools.analysis.page.drawing import (
     COLOURS,
     DASHES,
@@ -180,8 +180,10 @@ def _curve(documents: Sequence[Document], name: str) -> Figure | None:
     drawn, (axes,) = figure()
     scale = "log" if name == "probability" else "symlog" if is_wide([p.x for p in points]) else "linear"
     axes.set_xscale(scale, **SYMLOG if scale == "symlog" else {})
-    for i, run in enumerate(runs):
-        _draw_curve(axes, run, f"s{i}")
+    for colour, run in ((f"s{i}", run) for i, run in enumerate(runs) if run):
+        size = LARGE if len(run) < 30 else SMALL
+        dots(axes, [(p.x, p.mean) for p in run], colour, 0.85 * size, DASHES, hollow=True)
+        dots(axes, [(p.x, p.absolute) for p in run], colour, size)
     for style, text in (("-", "mean |l|"), (DASHES, "mean l")):
         axes.plot([], [], color=COLOURS["muted"], linestyle=style, linewidth=1.4, label=text)
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0, "ncols": 2}
@@ -194,14 +196,6 @@ def _curve(documents: Sequence[Document], name: str) -> Figure | None:
     if scale == "linear":
         axes.xaxis.get_major_locator().set_params(integer=True)
     return drawn
-
-
-def _draw_curve(axes: Axes, points: Sequence[Point], colour: str) -> None:
-    if not points:
-        return
-    size = LARGE if len(points) < 30 else SMALL
-    dots(axes, [(p.x, p.mean) for p in points], colour, 0.85 * size, DASHES, hollow=True)
-    dots(axes, [(p.x, p.absolute) for p in points], colour, size)
 
 
 Draw = Callable[[Sequence[Document], str], Figure | None]

@@ -200,7 +200,11 @@ def _files(argument: str) -> list[Path]:
         return files
     if not is_there:
         raise NoDumps(f"{argument}: expected a folder, a file or a pattern, got nothing of that name")
-    below = _holding(path)
+    folders: set[Path] = set()  # of runs, at most LEVELS below the path
+    for pattern in ("*/" * level + kind for level in range(1, LEVELS + 1) for kind in KINDS):
+        with suppress(OSError, ValueError):  # no permission, or no valid path
+            folders |= {folder.parent for folder in path.glob(pattern)}
+    below = sorted(folders)
     named = " or ".join(map(str, below[:MOST_NAMED])) + (" or another" if len(below) > MOST_NAMED else "")
     advice = f"{named}, which hold dumps" if below else "the folder of --dump-details"
     raise NoDumps(
@@ -210,29 +214,22 @@ def _files(argument: str) -> list[Path]:
 
 
 def _of_path(path: Path) -> list[Path]:
+    """Returns the dumps of a file, a folder or a pattern.
+
+    The dumps of a folder are in rollout_data and train_data, of it or of its dump folder. If it has neither,
+    they are in the folder itself.
+    """
     if path.is_file():
         return [path]
     matches = [path] if path.is_dir() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    groups = (_of_folder(match) if match.is_dir() else filter(_is_dump, [match]) for match in matches)
-    return [file for files in groups for file in files]
-
-
-def _holding(folder: Path) -> list[Path]:
-    """Returns the folders of runs below a folder, at most three levels deep."""
-    folders: set[Path] = set()
-    for pattern in ("*/" * level + kind for level in range(1, LEVELS + 1) for kind in KINDS):
-        with suppress(OSError, ValueError):  # no permission, or no valid path
-            folders |= {path.parent for path in folder.glob(pattern)}
-    return sorted(folders)
-
-
-def _of_folder(path: Path) -> list[Path]:
-    """Returns the dumps in rollout_data and train_data of a folder, or of its dump folder.
-
-    If it has neither, returns the dumps in the folder itself.
-    """
-    kinds = [path / inner / kind for inner in DUMPS for kind in KINDS if (path / inner / kind).is_dir()]
-    return [file for folder in kinds or [path] for file in sorted(folder.iterdir()) if _is_dump(file)]
+    dumps: list[Path] = []
+    for match in matches:
+        if not match.is_dir():
+            dumps += filter(_is_dump, [match])
+            continue
+        kinds = [match / inner / kind for inner in DUMPS for kind in KINDS if (match / inner / kind).is_dir()]
+        dumps += [file for folder in kinds or [match] for file in sorted(folder.iterdir()) if _is_dump(file)]
+    return dumps
 
 
 def _is_dump(path: Path) -> bool:

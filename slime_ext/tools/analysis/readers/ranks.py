@@ -50,11 +50,33 @@ def _identity(data: Data) -> tuple:
 
 
 def _whole(parts: list[Data]) -> list[DumpedSample]:
+    """Returns the samples that several ranks hold, each with its whole response.
+
+    Raises:
+        DataError: the lengths fit no zig-zag layout.
+    """
     lengths = [
         (len(t), int(n)) for t, n in zip(parts[0]["tokens"], parts[0]["response_lengths"], strict=True)
     ]
-    size = _context_parallel_size(parts, lengths)
-    columns = parts[:: len(parts) // size]  # one of each group of tensor-parallel ranks, which are adjacent
+    # The context-parallel size is the one that explains the lengths in every file. The files of
+    # tensor-parallel ranks are equal and follow each other.
+    in_files = [[len(values) for values in data["log_probs"]] for data in parts]
+    by_rank = [[response for _, response in lengths]]
+    for size in range(1, len(parts) + 1):
+        if size > 1:
+            by_rank = [
+                [sum(stop - start for start, stop in zigzag(*both, rank, size)) for both in lengths]
+                for rank in range(size)
+            ]
+        if in_files == [row for row in by_rank for _ in range(len(parts) // size)]:
+            break
+    else:
+        raise DataError(
+            f"expected {sum(r for _, r in lengths)} log-probs from {len(parts)} ranks, got "
+            f"{[*map(sum, in_files)]}: no context-parallel layout explains these lengths; is the file of a "
+            "rank missing?"
+        )
+    columns = parts[:: len(parts) // size]  # one file of each context-parallel rank
     keys = [
         key
         for key, values in columns[0].items()
@@ -69,29 +91,6 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
         index = sample.get("sample_indices")
         rows.append(sample_of(sample, i if index is None else -1 - int(index)))
     return rows
-
-
-def _context_parallel_size(parts: list[Data], lengths: list[tuple[int, int]]) -> int:
-    """Returns the context-parallel size that explains the lengths in every file.
-
-    The copies of a rank follow each other.
-    """
-    held = [[len(x) for x in data["log_probs"]] for data in parts]
-    for size in range(1, len(parts) + 1):
-        copies = len(parts) // size
-        wanted = [
-            [_held(*both, rank, size) for both in lengths] for rank in range(size) for _ in range(copies)
-        ]
-        if held == wanted:
-            return size
-    raise DataError(
-        f"expected {sum(r for _, r in lengths)} log-probs from {len(parts)} ranks, got {[*map(sum, held)]}: "
-        "no context-parallel layout explains these lengths; is the file of a rank missing?"
-    )
-
-
-def _held(total: int, response: int, rank: int, size: int) -> int:
-    return response if size == 1 else sum(b - a for a, b in zigzag(total, response, rank, size))
 
 
 def join_response(parts: Sequence[torch.Tensor], total_length: int, response_length: int) -> torch.Tensor:
