@@ -25,7 +25,7 @@ from benchmarks.faults.mechanisms import CASES, FRESH, SEEN, SOUND, UNSEEN, Case
 from benchmarks.faults.reports import Report
 from benchmarks.faults.world import write
 from slime_ext.core.metrics.names import HEALTHY
-from slime_ext.tools.analysis.document import Document, Finding
+from slime_ext.tools.analysis.document import UNCORRECTED, Document, Finding
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
 
@@ -165,7 +165,8 @@ def read(path: Path) -> list[Row]:
 
 
 def analysed(folder: Path) -> Document:
-    request = Request((str(folder),))
+    """Returns what is said of a run, without the effects of corrections, which are not judged."""
+    request = Request((str(folder),), presets=(UNCORRECTED,))
     return analyse(request, request.files())
 
 
