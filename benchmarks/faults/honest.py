@@ -33,6 +33,7 @@ from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import collectors_of
 
 BOUND = 1.96  # standard errors of a 95% interval
+DISTANCES = (0.0, 5e-3, 5e-2)  # least k3 of a row of the table
 RUN, ROLLOUT, PLACE = "run", "rollout", "place in the response"
 
 
@@ -83,24 +84,24 @@ def distances(d: Diagnosis) -> Iterator[tuple[str, float]]:
 
 
 def table(count: int) -> str:
-    """Returns the shares outside 95% intervals, by part, on healthy runs."""
-    zs: dict[str, list[float]] = defaultdict(list)
+    """Returns the shares outside 95% intervals by part and by the distance of the policies."""
+    zs: dict[tuple[int, str], list[float]] = defaultdict(list)
     above = 0
     for number in range(count):
         with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
             run = world(number)
             d = diagnosis_of(write(run, Path(folder), [start(run)]))
         above += is_above_one(d)
+        distance = sum((d.numbers().k3 or 0.0) >= least for least in DISTANCES) - 1
         for part, z in distances(d):
-            zs[part].append(z)
-    lines = [
-        "| mean ratio over | intervals | below | above | outside | furthest |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for part, values in zs.items():
+            zs[distance, part].append(z)
+    heads = "| k3, nats | mean ratio over | intervals | below | above | outside | furthest |"
+    lines = [heads, f"|---|---|{'---:|' * 5}"]
+    for (distance, part), values in sorted(zs.items()):
         low, high = (sum(sign * z > BOUND for z in values) / len(values) for sign in (-1, 1))
         furthest = max(values, key=abs)
         lines.append(
-            f"| {part} | {len(values)} | {low:.1%} | {high:.1%} | {low + high:.1%} | {furthest:.1f} errors |"
+            f"| from {DISTANCES[distance]:g} | {part} | {len(values)} | {low:.1%} | {high:.1%} | "
+            f"{low + high:.1%} | {furthest:.1f} errors |"
         )
     return "\n".join([*lines, "", f"{above} of {count} runs are called above 1."])
