@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,8 +57,6 @@ class Exchanged(Measure):
         far: [3] number of tokens of all unrelated samples, sum of k3, and its square over samples.
         apart: sum of k3 over all samples that are far off and not related.
     """
-
-    version: ClassVar[int] = 2
 
     tried: int = 0
     places: Tensor = field(default_factory=lambda: zeros(3))
@@ -152,7 +150,7 @@ def _around(part: DumpedRollout, sample: int) -> Tensor:
 
 
 @dataclass
-class Borrowed(Measure):
+class BorrowedEnds(Measure):
     """Samples of which only the first or the last numbers are those of another sample.
 
     The ENDS log-probs at one end must be, bit by bit, those of other tokens in a row.
@@ -162,8 +160,6 @@ class Borrowed(Measure):
         starts, ends: how many first or last numbers are another sample's -> number of such samples.
         sums: [3] number of borrowed tokens, their sum of k3, and its square over samples.
     """
-
-    version: ClassVar[int] = 2
 
     far: Tensor = field(default_factory=lambda: zeros(2))
     starts: Counter[int] = field(default_factory=Counter)
@@ -274,7 +270,7 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds samples that have, or begin with, the log-probs of another text."""
     if d.of(Layouts).fit is not None:  # they are in another order, as permuted_log_probs says
         return None
-    borrowed = d.of(Borrowed)
+    borrowed = d.of(BorrowedEnds)
     for at, (end, counts) in enumerate({"first": borrowed.starts, "last": borrowed.ends}.items()):
         far = float(borrowed.far[at])
         if counts.total() >= max(FEWEST, MOST * far):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,10 +25,8 @@ EDGE, GONE = 0.5, 0.25
 
 
 @dataclass
-class Begins(Measure):
+class FirstTokens(Measure):
     """Sums of ``clipped`` by place from the start of the response, up to MOST, [MOST + 1, COLUMNS]."""
-
-    version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(MOST + 1, COLUMNS))
 
@@ -80,7 +77,7 @@ DETECTOR = Detector(
 def look(d: Diagnosis) -> Figures | None:
     """Finds how many first or last tokens hold most of the squared log-ratio."""
     need_tokens(d, FEWEST)
-    ends, begins = d.of(Ends).sums, d.of(Begins).sums
+    ends, begins = d.of(Ends).sums, d.of(FirstTokens).sums
     whole = ends.sum((0, 1))
     if not whole[3]:
         return None
