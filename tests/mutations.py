@@ -552,7 +552,7 @@ MUTATIONS = {
     ),
     "a rejection may be thrown away": Mutation(
         "testing/steps.py",
-        "if new is not returned and id(new) not in self.read",
+        "if after is not returned and id(after) not in self.read",
         "if False",
         "tests/testing/test_steps.py",
     ),

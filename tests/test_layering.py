@@ -279,6 +279,38 @@ def test_what_a_run_remembers_can_be_forgotten():
         assert not empty + outer, path
 
 
+# Names that do not say what they hold.
+SAY_NOTHING = set("fates wobble sway evened again mine own given told found old now shown".split())
+FROZEN = {("tools/analysis/detectors/advantages.py", "own")}  # a field of recorded figures
+
+
+def bound_names(tree):
+    """The names that a module gives: to functions, classes, parameters, variables, attributes and imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler):
+            yield node.name or ""
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+
+
+def empty_names(tree):
+    return {name for name in bound_names(tree) if name.strip("_").lower() in SAY_NOTHING}
+
+
+def test_names_say_what_they_hold():
+    named_so = {(named(path), name) for path in modules() for name in empty_names(parsed(path))}
+    assert named_so == FROZEN
+    forms = ("own = 1", "def _told(): 1", "lambda given: 1", "x.FOUND = 1", "from a import b as mine")
+    assert all(empty_names(ast.parse(form)) for form in forms)
+    assert not empty_names(ast.parse("known = own(given=told)[now]"))
+
+
 def test_the_mathematics_never_touches_the_hosts_arguments():
     for path in modules(*MATHEMATICS):
         assert "args." not in path.read_text(), path

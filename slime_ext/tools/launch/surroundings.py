@@ -36,7 +36,7 @@ from slime_ext.tools.launch.trace import (
 from slime_ext.tools.launch.visible import Visible, names_of, script_text
 
 # Words of bash, and programs of bashkit that only transform text or write to its in-memory disk.
-OWN = frozenset(
+BASH = frozenset(
     "if then elif else fi for do done while until case esac in function select time { } ! [ [[ test : . true "
     "false alias bg break builtin caller cd continue declare dirs disown echo enable eval exec exit export "
     "fg getopts let local logout mapfile popd printf pushd pwd read readarray readonly return set shift "
@@ -49,7 +49,7 @@ TEXT_TOOLS = frozenset(
 )
 PWD = "$(pwd)"
 PARENTS = 4  # folders above the unknown one in which a script begins, so that its ``cd ..`` has a place
-OTHERS = {*SHELLS, *TEXT_TOOLS, ONCE, NOT_AT_FIRST, "command", "type", "hash", "kill", "tee", "which"} - OWN
+OTHERS = {*SHELLS, *TEXT_TOOLS, ONCE, NOT_AT_FIRST, "command", "type", "hash", "kill", "tee", "which"} - BASH
 # Files and programs of the hosts that say a model's arguments, of which none is ours.
 OF_A_MODEL = re.compile(r"(?:^|/)(?:model_args\w*\.py|scripts/models/[^/]+\.sh)$")
 NO_SETTINGS = re.compile(
@@ -452,7 +452,7 @@ class Surroundings:
         self.scripts[path] = Script(path, self._for_bashkit(path, text))
         words = re.split(r"[\s\"'$;|&()<>{}=`\\]+", COMMENT.sub("", text))
         names = {word for word in words if re.fullmatch(r"[A-Za-z_./][\w.+/-]*", word)}
-        self.names |= names - OWN - {".."}
+        self.names |= names - BASH - {".."}
 
     def _for_bashkit(self, path: str, text: str) -> str:
         """Replaces what bashkit 0.20 reads differently from bash, or answers itself.

@@ -70,7 +70,7 @@ DETECTOR = Detector(
 FEWEST = 100  # tokens of a block
 # After over before; one block over the block before; nats; standard errors.
 STEP, FLAT, MATTERS, SURE = 1.5, 1.3, 5e-3, 8.0
-EVENED = 1.3  # after over before, among equally certain tokens
+EQUALLY_CERTAIN = 1.3  # after over before, among equally certain tokens
 
 
 class _Step(NamedTuple):
@@ -124,6 +124,6 @@ def look(d: Diagnosis) -> Figures | None:
     if jump < FLAT * max(1.0, spread / FLAT):
         return None
     cut = best.position // BLOCK
-    if beyond_certainty(certainty[cut:].sum(0), certainty[:cut].sum(0)) < EVENED:
+    if beyond_certainty(certainty[cut:].sum(0), certainty[:cut].sum(0)) < EQUALLY_CERTAIN:
         return None  # tokens are only less certain from there on
     return {**best._asdict(), "block": BLOCK, "jump": jump, "spread": spread}

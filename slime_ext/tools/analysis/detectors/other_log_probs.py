@@ -109,8 +109,9 @@ def _owners(part: DumpedRollout, which: Tensor) -> dict[int, tuple[int, float]]:
         size = min(part.lengths[i], part.lengths[owner], CONFIRMED)
         here, there = (slice(int(begins[s]), int(begins[s]) + size) for s in (i, owner))
         usable = part.finite[here] & part.finite[there]
-        q, p, own = part.behavior[here][usable], part.proximal[there][usable], part.log_ratio[here][usable]
-        if i != owner and float((p - q).abs().sum()) < FITS * float(own.abs().sum()):
+        q, p = part.behavior[here][usable], part.proximal[there][usable]
+        in_place = float(part.log_ratio[here][usable].abs().sum())
+        if i != owner and float((p - q).abs().sum()) < FITS * in_place:
             owners[i] = owner, float(k3((p - q).double()).clamp(max=MOST_K3).mean())
     return owners
 
@@ -127,14 +128,14 @@ def _stretches(part: DumpedRollout, which: list[int]) -> dict[int, tuple[int, fl
         windows = part.behavior[begin:end].unfold(0, STRETCH, 1)
         at = int(windows.sum(1).argmin())
         sampler = windows[at].double()
-        own = float((part.proximal[begin + at : begin + at + STRETCH] - sampler).abs().sum())
+        in_place = float((part.proximal[begin + at : begin + at + STRETCH] - sampler).abs().sum())
         around = _around(part, i)
         ids = part.segments.ids[around].unfold(0, STRETCH, 1)
         inside = (ids[:, 0] == ids[:, -1]) & (ids[:, 0] != i)
         apart = (part.proximal[around].double().unfold(0, STRETCH, 1) - sampler).abs().sum(1)
         apart = torch.where(inside, apart.nan_to_num(math.inf), math.inf)
         best = int(apart.argmin())
-        if float(apart[best]) < STRETCH_FITS * own:
+        if float(apart[best]) < STRETCH_FITS * in_place:
             trainer = part.proximal[around[best : best + STRETCH]].double()
             owners[i] = int(ids[best, 0]), float(k3(trainer - sampler).clamp(max=MOST_K3).mean())
     return owners
@@ -256,7 +257,7 @@ DETECTOR = Detector(
         from the same response of the engine, in one place.
     """,
 )
-AGAIN, MATTERS = 40, 0.01  # tokens after equal texts; nats by which the trainer's log-probs of these differ
+REPEATS, MATTERS = 40, 0.01  # tokens after equal texts; nats by which the trainer's log-probs of these differ
 EVEN = 0.01  # smallest k3 of a rollout over the largest
 NOISY, LEVEL = 0.05, 3.0  # nats, median |l| that two bfloat16 engines stay below; over the smallest median
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of all other samples
@@ -318,7 +319,7 @@ def _unrelated(d: Diagnosis) -> Figures | None:
     if by_sample.unrelated > MOST * by_sample.related:
         return None
     count, sampler, trainer, _ = d.of(Twice).sums.tolist()
-    if count >= AGAIN and trainer > max(
+    if count >= REPEATS and trainer > max(
         MATTERS * count, sampler
     ):  # the trainer scores the same text differently each time
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds, whole_prompts
-from slime_ext.tools.analysis.detectors.shared.parts import AGREES, Found, mean_of
+from slime_ext.tools.analysis.detectors.shared.parts import AGREES, FarValue, mean_of
 from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -58,7 +58,7 @@ def look(d: Diagnosis) -> Figures | None:
     places = [p for p in d.samples.parts if p.label == "place in the micro-batch"]
     first = mean_of([p for p in places if p.value == "0"])
     later = mean_of([p for p in places if p.value != "0"])
-    z = Found("place", "later", later, first, (), 1.0).z if first.tokens and later.tokens else 0.0
+    z = FarValue("place", "later", later, first, (), 1.0).z if first.tokens and later.tokens else 0.0
     prefixes = [p for p in d.samples.parts if p.label == "prefix"]
     cached, fresh = (mean_of([p for p in prefixes if p.value == kind]) for kind in ("cached", "fresh"))
     is_cache = (

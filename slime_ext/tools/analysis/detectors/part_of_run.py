@@ -7,7 +7,7 @@ from slime_ext.tools.analysis.detectors.shared.began import Began, began, dated
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.kinds import whole_prompts
-from slime_ext.tools.analysis.detectors.shared.parts import Found, far_value, mean_of
+from slime_ext.tools.analysis.detectors.shared.parts import FarValue, far_value, mean_of
 from slime_ext.tools.analysis.measures.by_sample import LATER, SHAPES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -105,7 +105,7 @@ def look(d: Diagnosis) -> Figures | None:
     }
 
 
-def _began(d: Diagnosis, far: Found) -> Began | None:
+def _began(d: Diagnosis, far: FarValue) -> Began | None:
     """Returns in which rollout the samples of a value began to be far off."""
     rollouts = d.samples.by_label()[far.label]
     ids = [i for i in sorted(rollouts) if i <= far.rollouts[-1]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.along import EVENED, TIMES, along
+from slime_ext.tools.analysis.detectors.shared.along import EQUALLY_CERTAIN, TIMES, along
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -61,7 +61,7 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if drift.late < max(DRIFT_MATTERS, TIMES * drift.early):
         return None
-    if drift.last < max(ABOVE, EVENED * drift.first):  # later tokens are less certain
+    if drift.last < max(ABOVE, EQUALLY_CERTAIN * drift.first):  # later tokens are less certain
         return None
     if drift.late - drift.early < DRIFT_SURE * drift.late_error:  # only a few late tokens are far off
         return None

@@ -81,7 +81,7 @@ FEWEST = 60  # tokens
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3
 # Mean |l| at the start of a turn over that elsewhere; nats more; standard errors.
 TIMES, MATTERS, SURE = 3.0, 0.05, 6.0
-EVENED = 1.7  # the same ratio among equally certain tokens
+EQUALLY_CERTAIN = 1.7  # the same ratio among equally certain tokens
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -108,7 +108,7 @@ def look(d: Diagnosis) -> Figures | None:
     if apart and apart.fresh.k3 <= AGREES:  # old weights explain it
         return None
     as_sure = beyond_certainty(here, there)
-    if as_sure < EVENED:  # the start of a turn is only less certain
+    if as_sure < EQUALLY_CERTAIN:  # the start of a turn is only less certain
         return None
     further = after[1] / after[0] if is_later and after[0] else None
     return {

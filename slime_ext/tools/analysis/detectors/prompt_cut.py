@@ -55,7 +55,7 @@ DETECTOR = Detector(
     """,
 )
 UNTOLD = "which part of the text before the responses differs; to decide, compare the ids on both sides"
-TOKENS, TIMES, MATTERS, SURE, EVENED = 300, 2.0, 0.05, 6.0, 1.4
+TOKENS, TIMES, MATTERS, SURE, EQUALLY_CERTAIN = 300, 2.0, 0.05, 6.0, 1.4
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -67,7 +67,7 @@ def look(d: Diagnosis) -> Figures | None:
     drift = along(d)
     if drift is None or not drift.early >= drift.middle >= drift.late or top_share(d.rollouts) >= FEW:
         return None
-    if drift.early < max(MATTERS, TIMES * drift.late) or drift.first < EVENED * drift.last:
+    if drift.early < max(MATTERS, TIMES * drift.late) or drift.first < EQUALLY_CERTAIN * drift.last:
         return None
     if drift.early - drift.late < SURE * drift.early_error:
         return None

@@ -90,7 +90,7 @@ BOTH = 0.03  # share of sum l^2 of far tokens on the other side of 0
 WHOLLY = 2.0  # mean l over the log of the mean ratio, up to which a missing mass explains both
 ABOVE = 6.0  # standard errors of the mean ratio above 1, which no weights make at sampled tokens
 MOST = 2  # other findings that are named
-AGAIN = 40  # tokens with the same text before them in another sample
+REPEATS = 40  # tokens with the same text before them in another sample
 UNNUMBERED = "without a number"
 UNTOLD_POLICY = "which policy samples, because its weight versions are not numbers"
 UNTOLD_CHECKSUM = (
@@ -122,7 +122,7 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if _is_part(d) or (d.means.ratio_minus_one.z >= ABOVE or is_above_one(d)):
         return None
-    is_again = float(d.of(Twice).sums[0]) >= AGAIN
+    is_again = float(d.of(Twice).sums[0]) >= REPEATS
     figures = {
         "distance": distance,
         "likely": likely,

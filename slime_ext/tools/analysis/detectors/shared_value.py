@@ -17,7 +17,7 @@ from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 
 KEPT = 8  # repeated values of which a part of a rollout keeps the counts
-AGAIN = 3  # tokens with one value that make it a repeated value; 0 always counts as repeated
+REPEATED = 3  # tokens with one value that make it a repeated value; 0 always counts as repeated
 ROUNDING = 1e-4  # relative difference of sums over the same tokens in another order
 
 
@@ -41,7 +41,7 @@ class Values(Measure):
             return
         behavior, squared = part.behavior[far], clipped(part)[3]
         values, index, counts = behavior.unique(return_inverse=True, return_counts=True)
-        is_known = (counts >= AGAIN) | (values == 0)
+        is_known = (counts >= REPEATED) | (values == 0)
         if not is_known.any():
             return
         kinds = part.proximal[far].mul(100).round().long() if part.tokens is None else part.tokens[far]

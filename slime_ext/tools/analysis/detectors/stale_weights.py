@@ -133,16 +133,16 @@ def _all_aged(versions: list[VersionSums]) -> Figures | None:
     return {"k3": means.k3, "newest": min(ages), "oldest": max(ages), "rollouts": _ids(aged)}
 
 
-def _held(old: list[VersionSums], rollouts: list[RolloutSummary]) -> Figures | None:
+def _held(older: list[VersionSums], rollouts: list[RolloutSummary]) -> Figures | None:
     """Returns the figures if most tokens come from a version that had sampled an earlier rollout.
 
     No token is known to come from fresh weights.
     """
-    means = VersionMeans.of(old)
+    means = VersionMeans.of(older)
     if means.count < FEWEST or 2 * means.count < sum(s.tokens for s in rollouts) or means.k3 < ALONE_MATTERS:
         return None
-    versions = sorted({v.version for v in old})
-    return {"k3": means.k3, "held": versions, "rollouts": _ids(old)}
+    versions = sorted({v.version for v in older})
+    return {"k3": means.k3, "held": versions, "rollouts": _ids(older)}
 
 
 def _lagging(d: Diagnosis) -> Figures | None:

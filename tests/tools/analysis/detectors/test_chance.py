@@ -18,7 +18,7 @@ from slime_ext.tools.analysis.detectors import (
 )
 from slime_ext.tools.analysis.detectors.length_explosion import Cuts
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
-from slime_ext.tools.analysis.detectors.shared.parts import SURE, Found, Mean
+from slime_ext.tools.analysis.detectors.shared.parts import SURE, FarValue, Mean
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 from tests.tools.analysis.detectors.toys import PROMPTS, Policy, diagnosed, edited, findings, run, sampled
 
@@ -75,17 +75,17 @@ def test_old_weights_are_far_if_more_than_a_few_samples_are(error, is_far):
 )
 def test_a_part_is_far_if_its_k3_is_a_multiple_whatever_its_tail(k3, error, others_error, is_sure):
     mine, others = Mean(40, 2000, k3, error), Mean(280, 14000, 5e-4, others_error)
-    assert (Found("engine", "3", mine, others, (0,), 0.99).z >= SURE) == is_sure
+    assert (FarValue("engine", "3", mine, others, (0,), 0.99).z >= SURE) == is_sure
 
 
 def test_few_others_may_not_show_the_tail_of_a_part():
     """Four far samples of 120: another 8 have none of them three times of four."""
     mine, others = Mean(120, 1920, 0.3, 0.14), Mean(8, 128, 6e-5, 1e-5)
-    assert Found("status", "truncated", mine, others, (0,), 1.0).z == 0
+    assert FarValue("status", "truncated", mine, others, (0,), 1.0).z == 0
 
 
 def test_a_part_beside_others_that_agree_exactly_is_far():
-    found = Found("engine", "3", Mean(40, 2000, 2.0, 0.62), Mean(280, 14000, 0.0, 0.0), (0,), 1.0)
+    found = FarValue("engine", "3", Mean(40, 2000, 2.0, 0.62), Mean(280, 14000, 0.0, 0.0), (0,), 1.0)
     assert found.z > 100
 
 

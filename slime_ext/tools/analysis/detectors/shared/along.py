@@ -16,7 +16,7 @@ from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
-TIMES, EVENED = 2.5, 1.7  # late over early; the same ratio among equally certain tokens
+TIMES, EQUALLY_CERTAIN = 2.5, 1.7  # late over early; the same ratio among equally certain tokens
 MORE, LEAST = 2.0, 0.02  # times what rollouts explain; share of the variance of |l|
 
 
@@ -55,7 +55,7 @@ def along(d: Diagnosis) -> Along | None:
         return None
     means = (float(absolute[part].sum() / count[part].sum()) for part in parts)
     errors = (math.sqrt(float(squared[part].sum())) / float(count[part].sum()) for part in parts[::2])
-    return Along(*means, *(_evened(d, part) for part in parts[::2]), *errors)
+    return Along(*means, *(_over_equally_certain(d, part) for part in parts[::2]), *errors)
 
 
 def rather_than_rollouts(d: Diagnosis) -> bool:
@@ -65,7 +65,7 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
     grows over a run in which responses get longer.
     """
     drift = along(d)
-    if drift is None or drift.late < TIMES * drift.early or drift.last < EVENED * drift.first:
+    if drift is None or drift.late < TIMES * drift.early or drift.last < EQUALLY_CERTAIN * drift.first:
         return False
     curve = d.curves.position
     count, absolute, squared = curve.count, curve.absolute, curve.squared
@@ -78,7 +78,7 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
     return places > MORE * ids and places > LEAST * (float(squared.sum()) - whole)
 
 
-def _evened(d: Diagnosis, part: Tensor) -> float:
+def _over_equally_certain(d: Diagnosis, part: Tensor) -> float:
     """Returns mean |l| at some bins of position, over that of all equally certain tokens."""
     count, absolute, _ = d.of(Positions).table.unbind(2)
     usual = absolute.sum(0) / count.sum(0).clamp_min(1)

@@ -30,7 +30,7 @@ class Mean(NamedTuple):
         return self.error / self.k3 if self.k3 else 0.0
 
 
-class Found(NamedTuple):
+class FarValue(NamedTuple):
     """A value of a label whose samples are far off."""
 
     label: str
@@ -66,7 +66,7 @@ def mean_of(parts: Sequence[Part]) -> Mean:
     return Mean(sum(p.samples for p in parts), n, mean, math.sqrt(max(variance, 0.0)) / n)
 
 
-def far_value(d: Diagnosis, labels: Sequence[str]) -> Found | None:
+def far_value(d: Diagnosis, labels: Sequence[str]) -> FarValue | None:
     """Returns the label value whose samples hold most of the run's k3.
 
     The other samples of the same rollouts must be healthy. None if there is no such value.
@@ -84,7 +84,7 @@ def far_value(d: Diagnosis, labels: Sequence[str]) -> Found | None:
     return max(candidates, key=lambda candidate: candidate.held, default=None)
 
 
-def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: float) -> Found | None:
+def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: float) -> FarValue | None:
     far_parts, others, ids, rest = [], [], [], []
     for rollout_id, parts in rollouts.items():
         with_value = [p for p in parts if p.value == value]
@@ -102,7 +102,9 @@ def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: fl
     far, near = mean_of(far_parts), mean_of(others)
     usual = mean_of(others + rest)
     excess, every = (far.k3 - usual.k3) * far.tokens, whole - usual.k3 * (far.tokens + usual.tokens)
-    one = Found(label, value, far, near, tuple(sorted(ids)), sum(p.k3 for p in far_parts) / max(whole, 1e-30))
+    one = FarValue(
+        label, value, far, near, tuple(sorted(ids)), sum(p.k3 for p in far_parts) / max(whole, 1e-30)
+    )
     is_far = far.k3 >= max(MATTERS, TIMES * usual.k3) and far.samples >= FEWEST and one.z >= SURE
     are_alone = near.samples >= FEWEST and (usual.k3 <= AGREES or one.held >= HOLDS)
     return one if is_far and are_alone and excess >= HOLDS * every else None
