@@ -16,8 +16,10 @@ ENDS = (">", ">>", "2>&1", "|", "&", ";")  # of a command
 # What the program composes without an override, as far as it decides what the correction is.
 BASE = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla"}}}}
 PLACES = ("algorithm.rollout_correction", "actor_rollout_ref.actor", "trainer.use_v1")
+# An override of Hydra: trainer.n=1, +algorithm.x=[1,2], ++a.b=, or ~a.b, which removes a key.
 OVERRIDE = re.compile(r"(?P<how>\+{0,2}|~)(?P<key>[A-Za-z_][\w.@/]*)(?:=(?P<value>.*))?", re.S)
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")  # $NAME or ${NAME}
+# LR=1e-6, export LR="$1"
 ASSIGNED = re.compile(r"(?:export\s+|readonly\s+|declare\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.S)
 
 
