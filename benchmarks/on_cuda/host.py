@@ -202,6 +202,11 @@ def watched() -> Iterator[list[int | None]]:
         tis.run = run
 
 
+def stance(device: str) -> str:
+    """Compiles on a device only. A host compiles parts of its loss, for half a minute on a CPU."""
+    return "force_eager" if device == "cpu" else "default"
+
+
 def checked(host: host_loss.Slime, name: str, device: str) -> str:
     """Says how a variant's loss and gradient on the device differ from the CPU's.
 
@@ -210,9 +215,7 @@ def checked(host: host_loss.Slime, name: str, device: str) -> str:
     results = []
     for place in ("cpu", device):
         batch, logits = batch_of(SMALL, place)
-        # slime compiles parts of its loss. On the CPU that takes longer than everything else here.
-        stance = "force_eager" if place == "cpu" else "default"
-        with torch.compiler.set_stance(stance):
+        with torch.compiler.set_stance(stance(place)):
             loss = Variant(host, name, batch, logits)()
         results.append((float(loss), float(logits.grad.double().norm())))
     for what, expected, got in zip(("loss", "gradient norm"), *results, strict=True):
@@ -264,7 +267,7 @@ def time_in_host(options: Namespace, what: str, timed: Callable[[host_loss.Slime
             why = "no host: name a checkout with --slime, or put the wheel miles-rl into --wheels"
             timing.append([Row(what, 0, "", why=why)], options.lines)
             return
-        with one_rank(options.device):
+        with one_rank(options.device), torch.compiler.set_stance(stance(options.device)):
             timing.append(timed(enter(folder), folder), options.lines)
 
 
