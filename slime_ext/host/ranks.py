@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.hosts.running import definers
+from slime_ext.hosts.running import definers, modules
 from slime_ext.ops.segments import AllSum, identity, require_contiguous
 
 
@@ -104,7 +104,7 @@ def is_logging_rank() -> bool:
 
     That is the first rank of the last pipeline stage, in the first replica.
     """
-    (module,) = definers("get_parallel_state", "miles")[:1] or (None,)
+    (module,) = definers("get_parallel_state", modules("miles"))[:1] or (None,)
     replicas = getattr(getattr(module, "_parallel_state", None), "indep_dp", None)  # miles' --ft-components
     if (replicas is not None and replicas.rank) or ranks().place[0]:
         return False

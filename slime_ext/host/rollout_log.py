@@ -61,8 +61,8 @@ def log_rollout(
 
 def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
     """Passes metrics to the host's ``log(args, metrics, step_key)``. Without one, it logs a line itself."""
-    for module in running.definers("compute_rollout_step"):
-        for tracker in running.definers("log", module.__name__.partition(".")[0]):
+    for module in running.definers("compute_rollout_step", running.loaded()):
+        for tracker in running.definers("log", running.modules(module.__name__.partition(".")[0])):
             step = {ROLLOUT_STEP: module.compute_rollout_step(args, rollout_id)}
             tracker.log(args, values | step, step_key=ROLLOUT_STEP)
             return

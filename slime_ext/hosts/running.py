@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -16,30 +16,34 @@ from typing import Any
 from slime_ext.hosts.code import LOSS, STEP, TRAIN, Door, HostCode
 
 log = logging.getLogger("slime_ext")
+BACKENDS = ".backends."  # where every known host has its trainers
+
+
+def loaded(part: str = "") -> list[ModuleType]:
+    """Lists the loaded modules whose names contain ``part``. A trainer has loaded 5,000."""
+    names = [name for name in list(sys.modules) if part in name]  # no pairs: garbage collection costs 5 ms
+    return [module for name in names if isinstance(module := sys.modules.get(name), ModuleType)]
 
 
 def modules(package: str) -> list[ModuleType]:
     """Lists the loaded modules of a package."""
-    loaded = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return [module for module in loaded if package == module.__name__.partition(".")[0]]
+    return [module for module in loaded(package) if package == module.__name__.partition(".")[0]]
 
 
-def definers(name: str, package: str = "") -> list[ModuleType]:
-    """Lists the loaded modules that define a function ``name``, in a package or in all."""
-    # The name is looked up first: a trainer has loaded 5,000 modules, and nearly all end here.
-    defining = (
+def definers(name: str, among: Iterable[ModuleType]) -> list[ModuleType]:
+    """Lists the modules that define a function ``name``."""
+    return [
         module
-        for module in list(sys.modules.values())
-        if isinstance(module, ModuleType)
-        and isinstance(function := module.__dict__.get(name), FunctionType)
+        for module in among
+        if name in module.__dict__  # first, because nearly all modules end here
+        and isinstance(function := module.__dict__[name], FunctionType)
         and function.__module__ == module.__name__
-    )
-    return [module for module in defining if package in ("", module.__name__.partition(".")[0])]
+    ]
 
 
 def find_function(package: str, name: str) -> Callable[..., Any] | None:
     """Returns the function ``name`` that a loaded module of a package defines."""
-    return next((getattr(module, name) for module in definers(name, package)), None)
+    return next((getattr(module, name) for module in definers(name, modules(package))), None)
 
 
 @dataclass(frozen=True)
@@ -111,10 +115,12 @@ def current() -> Host | None:
     If several modules define a policy loss (a user's module may), the host is the package that also defines
     the optimizer step.
     """
-    losses = definers(LOSS)
-    for loss in losses:
-        for step in definers(STEP, loss.__name__.partition(".")[0]):
-            return Host(loss, step)
+    # Of 5,000 modules, all names take 0.2 ms, and all that they define take 4 ms.
+    for part in (BACKENDS, ""):
+        losses = definers(LOSS, loaded(part))
+        for loss in losses:
+            for step in definers(STEP, modules(loss.__name__.partition(".")[0])):
+                return Host(loss, step)
     return Host(losses[0], None) if losses else None
 
 

@@ -17,7 +17,7 @@ from tests.host import trees
 
 @pytest.fixture(autouse=True)
 def _no_other_host(monkeypatch):
-    for name in {m.__name__ for f in (LOSS, STEP) for m in running.definers(f)}:
+    for name in {m.__name__ for f in (LOSS, STEP) for m in running.definers(f, running.loaded())}:
         monkeypatch.delitem(sys.modules, name)
 
 
