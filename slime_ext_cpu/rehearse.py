@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from slime_ext.tools.commands.script_flags import OWN, apart
+from slime_ext.tools.commands.script_flags import EPILOG, apart
 from slime_ext_cpu.rehearsal.run import TIMEOUT_S
 
 
@@ -28,7 +28,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     what = "let the script see this variable of your shell (repeat for others); it sees no others"
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help=what)
-    parser.epilog = OWN
+    parser.epilog = EPILOG
     return parser
 
 
