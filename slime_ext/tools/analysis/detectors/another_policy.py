@@ -21,6 +21,7 @@ DETECTOR = Detector(
         "before_temperature",
         "penalties",
         "temperature",
+        "soft_cap",
         "unlike_entropy",
         "prefixes",
         "parts",

@@ -9,7 +9,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 DETECTOR = Detector(
     severity="error",
     group="other_policy",
-    after=("spoilt", "kept_mass", "scaled_log_probs", "truncated_sampling"),
+    after=("spoilt", "kept_mass", "scaled_log_probs", "truncated_sampling", "soft_cap"),
     what="the engine returns log-probs from before the temperature",
     asks="300 tokens",
     title="The sampler's log-probs were taken before the temperature (or another processor) was applied.",

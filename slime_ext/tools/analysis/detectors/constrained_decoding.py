@@ -62,7 +62,7 @@ class OneSided(Measure):
 DETECTOR = Detector(
     severity="error",
     group="spoilt",
-    after=("positive_log_probs", "retokenised", "off_by_one", "greedy_sampling"),
+    after=("positive_log_probs", "retokenised", "off_by_one", "first_entry", "greedy_sampling"),
     what="a grammar, a JSON schema or a list of choices restricts the sampler at some tokens",
     asks="20 tokens next to forced ones",
     title="""

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
+from slime_ext.tools.analysis.measures.curves import PER_OCTAVE
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+
+KINDS = 16  # last tokens of a part that are counted
+
+
+@dataclass
+class Endings(Measure):
+    """Responses by their last token: its id, how many end with it, and the length of the shortest of them."""
+
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(self, part: DumpedRollout) -> None:
+        lengths = torch.tensor(part.lengths)
+        long = lengths > 0
+        if part.tokens is None or not long.any():
+            return
+        last, lengths = part.tokens[(lengths.cumsum(0) - 1)[long]], lengths[long]
+        ids, index, counts = last.unique(return_inverse=True, return_counts=True)
+        shortest = torch.full_like(ids, int(lengths.max())).scatter_reduce(0, index, lengths, "amin")
+        for at in counts.topk(min(KINDS, len(counts))).indices.tolist():
+            self.rows.append((int(ids[at]), int(counts[at]), int(shortest[at])))
+
+    @property
+    def shortest(self) -> int:
+        """The length of the shortest response that ends with the most frequent last token; 0: unknown."""
+        counts: Counter[int] = Counter()
+        for token, count, _ in self.rows:
+            counts[token] += count
+        end = max(counts, key=counts.__getitem__, default=None)
+        return min((length for token, _, length in self.rows if token == end), default=0)
+
 
 DETECTOR = Detector(
     severity="error",
@@ -27,12 +65,14 @@ DETECTOR = Detector(
     evidence="""
         The mean log-ratio is {{ "%.3g" | format(near) }} nats up to there and {{ "%.2g" |
         format(rest) }} from there on, because up to there the sampler renormalises without the end
-        token. No response is shorter than {{ shortest | int }} tokens.
+        token. No response {% if stopped %}that ends with the usual last token {% endif %}is shorter than {{
+        shortest | int }} tokens. {%- if stopped %} Shorter ones ({{ stopped | int }} tokens) end with another
+        token, as after a stop string, which still ends an answer below the minimum in SGLang.{% endif %}
     """,
     threshold="""
         mean log-ratio 5 times as far below 0 before the position as after it, by 6 standard errors;
-        95% of the squared log-ratio of far tokens is below 0; no response ends before the
-        position; old weights do not explain the distance
+        95% of the squared log-ratio of far tokens is below 0; no response with the usual last token
+        ends before the position, and at most half of all; old weights do not explain the distance
     """,
     ruled_out="""
         Top-p or a temperature, because they do not stop at a position. Another text at the start,
@@ -48,6 +88,7 @@ MATTERS, SURE = 3e-3, 6.0  # nats of mean l; standard errors
 LARGEST = 1.5  # nats of mean l that masking one likely token makes; a grammar makes more
 TIMES, LOUDER = 5.0, 4.0  # mean l and mean l^2 before the position, over those after it
 BESIDE, KEEPS, GONE = 3, 0.4, 0.25  # bins; share of -mean l that remains up to the position, and after it
+MOST = 0.5  # share of the tokens in responses that end otherwise
 LEANS = 0.95  # share of the squared log-ratio of far tokens that is below 0
 
 
@@ -63,7 +104,7 @@ def look(d: Diagnosis) -> Figures | None:
     below, above = d.of(Signs).far[:, 3].tolist()
     if not lengths.sum() or below < LEANS * (below + above):
         return None
-    first = int(lengths.nonzero()[0, 0])
+    first, stopped = _first_end(d)
     whole, until, best = table.sum(0), table.cumsum(0), None
     for cut in table[:, 0].nonzero()[1:, 0].tolist():
         near, rest = until[cut - 1].tolist(), (whole - until[cut - 1]).tolist()
@@ -79,7 +120,20 @@ def look(d: Diagnosis) -> Figures | None:
         "rest": rest[3] / rest[0],
         "leans": below / (below + above) if below + above else 1.0,
         "shortest": 2 ** (first / 4) - 1,
+        "stopped": stopped,
     }
+
+
+def _first_end(d: Diagnosis) -> tuple[int, float]:
+    """Returns the bin of the shortest response that ends by itself, and the tokens of shorter ones.
+
+    A stop string ends a response below the minimum, but the end token, which the minimum bans, does not.
+    """
+    lengths = d.curves.length.count
+    first = int(lengths.nonzero()[0, 0])
+    end = int(math.log2(1 + d.of(Endings).shortest) * PER_OCTAVE)
+    shorter = float(lengths[:end].sum())
+    return (end, shorter) if end > first and shorter <= MOST * float(lengths.sum()) else (first, 0.0)
 
 
 def _is_sharp(table: Tensor, cut: int, near: list[float]) -> bool:

@@ -44,7 +44,10 @@ DETECTOR = Detector(
     ruled_out="Masked tokens, because tool output and padding are not counted.",
     fix="""
         Top-k or top-p gives -inf to a token that was drawn all the same, which some servers write as
-        a number (vLLM: -9999.0). NaN comes from an overflow in the engine. Corrections reject such a
+        a number (vLLM: -9999.0). {%- if sentinels and sentinel < -1e38 %} SGLang writes -3.4e38 for a token
+        whose probability is 0 in float32, below about -103 nats. It cannot have been drawn from the recorded
+        distribution: look for a token that was forced or appended, and for log-probs of another request.{%-
+        endif %} NaN comes from an overflow in the engine. Corrections reject such a
         token of the sampler (on_nonfinite: reject); a token of the trainer stops the run. Sample with
         top-p 1 and top-k -1, or find the request that made the value.
     """,

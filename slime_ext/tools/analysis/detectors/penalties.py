@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.repeats import Repeats, rise
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import earlier, tabulated, zeros
+
+NEW, JUST, ONCE = range(3)  # never before in its response; only at the token before; once, and earlier
+
+
+@dataclass
+class Newest(Measure):
+    """Sums of ``clipped`` by whether a token came only just before, and by bin of -log behavior.
+
+    The table is [3, SURPRISES, COLUMNS], with the rows NEW, JUST and ONCE.
+    """
+
+    sums: Tensor = field(default_factory=lambda: zeros(3, SURPRISES, COLUMNS))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size < 2 or part.tokens is None:
+            return
+        ids = part.segments.ids
+        came = earlier(ids.long() * (1 << 32) + part.tokens)
+        is_same = torch.zeros(part.size, dtype=torch.bool)
+        is_same[1:] = (part.tokens[1:] == part.tokens[:-1]) & (ids[1:] == ids[:-1])
+        kind = torch.where(came == 0, NEW, torch.where(came == 1, torch.where(is_same, JUST, ONCE), 3))
+        index = torch.where(kind < 3, kind * SURPRISES + part.surprise.long(), 3 * SURPRISES)
+        self.sums += tabulated(index, clipped(part), 3 * SURPRISES).view(3, SURPRISES, COLUMNS)
+
 
 DETECTOR = Detector(
     severity="error",
@@ -22,7 +56,10 @@ DETECTOR = Detector(
         Among equally certain tokens, those that came before in the response have a log-ratio {{
         "%+.3g" | format(rise) }} nats from that of new ones ({{ "%.0f" | format(z | abs) }} standard
         errors). It is {{ means | join(", ") }} at tokens seen 0, 1, 2 and more times. Mean
-        |log-ratio| {{ absolute | nats }}.
+        |log-ratio| {{ absolute | nats }}. {%- if is_late is true %} Tokens that came only just before are
+        treated as new, so the penalty counts one token late, as SGLang's does. {%- elif is_late is false %}
+        Tokens that came only just before are penalised, so it counts in time, as vLLM's does, and not one
+        token late as SGLang's.{% endif %}
     """,
     threshold="""
         30% of the mean |log-ratio| and 0.01 nats, by 8 standard errors, with the same sign at every
@@ -40,6 +77,8 @@ DETECTOR = Detector(
     """,
 )
 LASTS = 0.3  # share of the difference that remains at tokens that came twice or more
+# Tokens of a bin; tokens that came only just before; standard errors between both explanations.
+TELL, JUST_SEEN, CERTAIN = 10, 30, 4.0
 FEWEST, HELD, MATTERS, SURE = 300, 0.3, 0.01, 8.0
 
 
@@ -71,4 +110,23 @@ def look(d: Diagnosis) -> Figures | None:
         "means": means,
         "absolute": absolute,
         "is_less": rise_of_repeats > 0,
+        "is_late": _is_late(d),
     }
+
+
+def _is_late(d: Diagnosis) -> bool | None:
+    """Returns whether tokens that came only just before count as new; None if too few tell.
+
+    Their mean l, among equally certain tokens, is compared with that of new tokens and that of repeated ones.
+    """
+    new, just, once = d.of(Newest).sums
+    known = (new[:, 0] >= TELL) & (just[:, 0] >= 1) & (once[:, 0] >= TELL)
+    n = just[known, 0]
+    if float(n.sum()) < JUST_SEEN:
+        return None
+    as_new, as_once = (float((n * rows[known, 1] / rows[known, 0]).sum() / n.sum()) for rows in (new, once))
+    mean = float(just[known, 1].sum() / n.sum())
+    variance = float(just[known, 3].sum() / n.sum()) - mean**2
+    error = math.sqrt(max(variance, 0.0) / float(n.sum()))
+    nearer = abs(mean - as_once) - abs(mean - as_new)
+    return nearer > 0 if abs(nearer) > CERTAIN * error else None

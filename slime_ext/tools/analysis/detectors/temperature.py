@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, Lag, lag
+from slime_ext.tools.analysis.detectors.shared.bends import bend
+from slime_ext.tools.analysis.detectors.shared.contexts import Contexts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.sampling import (
     FEWEST,
@@ -10,6 +12,7 @@ from slime_ext.tools.analysis.detectors.shared.sampling import (
     implied_temperature,
     is_scaled,
 )
+from slime_ext.tools.analysis.detectors.shared.twice import Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -22,6 +25,7 @@ DETECTOR = Detector(
         "truncated_sampling",
         "before_temperature",
         "penalties",
+        "soft_cap",
     ),
     what="the engine samples at another temperature than the trainer scores with",
     asks="300 tokens",
@@ -49,6 +53,11 @@ DETECTOR = Detector(
     """,
 )
 
+TEXTS = (
+    "whether the log-ratio bends with the logit, as under a soft cap (final_logit_softcapping); to decide, "
+    "record several samples of each prompt with their group and token ids"
+)
+
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-ratios that depend on the probability, with the means that sampling gives.
@@ -60,8 +69,14 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     absolute = d.sums.mean_absolute
     figures = {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
-    return (
-        figures
-        if lag_verdict is Lag.RULED_OUT
-        else figures | {"or_else": ("stale_weights",), "untold": UNTOLD}
-    )
+    others = {} if lag_verdict is Lag.RULED_OUT else {"stale_weights": UNTOLD}
+    if not _has_shared_texts(d):
+        others["soft_cap"] = TEXTS
+    if not others:
+        return figures
+    return figures | {"or_else": tuple(others), "untold": ". Nor does it tell ".join(others.values())}
+
+
+def _has_shared_texts(d: Diagnosis) -> bool:
+    """Returns whether tokens after the same text tell a temperature from a soft cap."""
+    return bend(d) is not None or (not d.of(Contexts).rows and float(d.of(Twice).sums[0]) > 0)

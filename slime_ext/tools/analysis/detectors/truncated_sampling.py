@@ -30,7 +30,7 @@ class Sides(Measure):
 DETECTOR = Detector(
     severity="error",
     group="other_policy",
-    after=("spoilt", "kept_mass", "penalties", "minimum_length"),
+    after=("spoilt", "kept_mass", "penalties", "minimum_length", "soft_cap"),
     what="top-p or top-k renormalised the engine's log-probs",
     asks="300 tokens",
     title="""

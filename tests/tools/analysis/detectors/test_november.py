@@ -20,6 +20,7 @@ EXPECTED: dict[tuple[str, ...], set[str] | None] = {
     ("03_packed_order", "healthy"): None,
     ("04_lost_first_token",): {"shared_place"},
     ("04_lost_first_token", "healthy"): None,
+    **{("06_soft_cap", side): {"soft_cap"} for side in ("engine", "trainer", "formula")},
     ("07_requeued_versions",): None,  # a note
     ("09_prefix_everywhere",): {"stale_prefix"},
     ("09_prefix_everywhere", "healthy"): None,

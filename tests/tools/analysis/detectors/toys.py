@@ -13,6 +13,8 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.records import DumpedRollout
 
 VOCABULARY, PROMPTS, LENGTH = 60, 8, 48
+# Logits [S, V] and a generator -> tokens [S, 1] and the recorded log-probs [S].
+Draw = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
 Warp = Callable[[Tensor, Tensor, int], Tensor]  # logits [S, V], how often each token came, place -> logits
 
 
@@ -35,6 +37,12 @@ class Policy:
         self.table = self.table + self.moves * self.normal(*self.table.shape)
 
 
+def _drawn(logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    log_probs = logits.log_softmax(1)
+    drawn = torch.multinomial(log_probs.exp(), 1, generator=generator)
+    return drawn, log_probs.gather(1, drawn)[:, 0]
+
+
 def sampled(
     policy: Policy,
     number: int = 0,
@@ -44,6 +52,7 @@ def sampled(
     sampler: Tensor | None = None,
     warp: Warp = lambda logits, seen, at: logits,
     noise: float = 0.005,
+    draw: Draw | None = None,
     **fields,
 ) -> DumpedRollout:
     """One rollout of ``samples`` answers to PROMPTS prompts; the trainer's log-probs have some noise, which
@@ -53,10 +62,10 @@ def sampled(
     seen, columns = torch.zeros(samples, VOCABULARY, dtype=torch.float64), []
     rounding = 1 + noise * torch.randn(policy.table.shape, generator=g, dtype=torch.float64)
     for at in range(length):
-        theirs = warp(table[before], seen, at).log_softmax(1)
-        drawn = torch.multinomial(theirs.exp(), 1, generator=g)
+        logits = warp(table[before], seen, at)
+        drawn, recorded = (draw or _drawn)(logits, g)
         mine = (policy.table * rounding)[before].log_softmax(1)
-        columns.append([drawn[:, 0], theirs.gather(1, drawn)[:, 0], mine.gather(1, drawn)[:, 0]])
+        columns.append([drawn[:, 0], recorded, mine.gather(1, drawn)[:, 0]])
         before = drawn[:, 0]
         seen.scatter_add_(1, drawn, torch.ones_like(seen[:, :1]))
     tokens, behavior, proximal = (torch.stack(rows, 1).flatten() for rows in zip(*columns, strict=True))

@@ -8,6 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
 from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
@@ -33,8 +34,6 @@ FEWEST, HELD, TIMES = 40, 0.4, 3.0  # tokens; share of mean |l|; times the other
 # nats, the spread of a side's log-probs of one text. Two correct engines with the same weights in bfloat16
 # differ by a mean |l| of 0.04, and one engine by half of that between batches of different sizes.
 BFLOAT16 = 0.04
-PREFIX = 32  # first tokens of a response that are compared with other samples of its prompt
-MIXER = 0x1E3779B97F4A7C15  # an odd number with irregular bits, for hashes
 UNSURE = -0.05  # nats, the log-prob of a side that is unsure
 
 
@@ -55,22 +54,9 @@ class Twice(Measure):
 
 def _twice(part: DumpedRollout) -> Tensor:
     """Returns the numbers of ``Twice`` for one part, [4]."""
-    if part.groups is None:
-        return zeros(4)
-    segments = part.segments
-    at = ((segments.within < PREFIX) & part.finite).nonzero()[:, 0]
+    at, _, keys = texts_of(part)
     if not len(at):
         return zeros(4)
-    mixed = (part.tokens + 1) * MIXER * (2 * segments.within + 1)
-    mixed = (mixed ^ (mixed >> 31)) * MIXER
-    sums = mixed.cumsum(0)  # modulo 2^64
-    lengths = torch.tensor(part.lengths)
-    before = torch.cat([sums.new_zeros(1), sums])[lengths.cumsum(0) - lengths]
-    prompts = torch.tensor(part.groups) * 131 + torch.tensor(part.prompt_lengths)
-    keys = sums - segments.expand(before) + segments.expand(prompts * MIXER)
-    if part.versions is not None:  # other weights score the same text differently
-        keys = keys + (part.versions + 2) * (MIXER ^ (MIXER >> 17))
-    keys = keys[at]
     order = keys.argsort(stable=True)
     at, keys = at[order], keys[order]
     begins = run_begins(keys)

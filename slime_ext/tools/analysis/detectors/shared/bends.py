@@ -1,0 +1,99 @@
+"""Tests whether one side bends the logits: a soft cap c tanh(z / c), which a temperature z / T is not.
+
+After the same text, differences of log-probs are differences of logits. A temperature makes those of both
+sides proportional, with one factor everywhere. A soft cap makes the factor depend on the logit itself, which
+no dump holds, so the level of each context is fitted: one number for three or more tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.detectors.shared.contexts import LARGEST, Contexts
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+ROWS, FEWEST = 400, 24  # contexts that are fitted; tokens beyond two of each context
+CAPS = [5.0 * 1.25**i for i in range(16)]
+LEVELS = torch.linspace(-10, 45, 111).double()  # logits of a token with log-prob 0
+EDGE = 0.999  # of the cap, beyond which no logit lies
+BENT, MATTERS = 0.4, 0.03  # residual of a soft cap over that of a temperature; least nats of the latter
+HEALTHY = 0.1  # nats of residual that bfloat16 leaves on both sides
+Side = Literal["engine lacks", "engine caps", "trainer differs"]
+BENDS: dict[Side, Callable[[Tensor, float], Tensor]] = {
+    "engine lacks": lambda z, cap: cap * (z / cap).tanh(),
+    "engine caps": lambda z, cap: _uncapped(z, cap),
+    "trainer differs": lambda z, cap: _uncapped(z, cap) * (z / cap),  # logit * tanh(logit / cap)
+}
+
+
+def _uncapped(z: Tensor, cap: float) -> Tensor:
+    return cap * (z / cap).clamp(-EDGE, EDGE).atanh()
+
+
+class Bend(NamedTuple):
+    """The best fit of a soft cap, and that of a temperature.
+
+    Attributes:
+        side: which side has the soft cap.
+        cap: of the logits.
+        bent, straight, before: residual of the fits, and without one, nats of a difference of log-ratios.
+        tokens: degrees of freedom of the soft cap's residual.
+    """
+
+    side: Side
+    cap: float
+    bent: float
+    straight: float
+    before: float
+    tokens: int
+
+    @property
+    def is_bent(self) -> bool:
+        """Whether a soft cap leaves much less than a temperature."""
+        return self.straight > MATTERS and self.bent <= BENT * self.straight
+
+
+def bend(d: Diagnosis) -> Bend | None:
+    """Returns both fits; None if too few samples share a context."""
+    rows = d.of(Contexts).rows
+    rows = rows[:: max(-(-len(rows) // ROWS), 1)]
+    beyond = sum(len(sampler) - 2 for sampler, _ in rows)
+    if beyond < FEWEST:
+        return None
+    sampler, trainer = (
+        torch.tensor([[*row[side], *[torch.nan] * (LARGEST - len(row[side]))] for row in rows]).double()
+        for side in (0, 1)
+    )
+    known = ~sampler.isnan()
+    count = known.sum(1)
+    x, y = (_centred(values.nan_to_num(), known) for values in (sampler, trainer))
+    free = int(count.sum()) - len(rows)
+    before = float((y - x).square().sum() / free) ** 0.5
+    slope = float((x * y).sum() / x.square().sum().clamp_min(1e-30))
+    straight = float((y - slope * x).square().sum() / free) ** 0.5
+    fits = [
+        (_residual(function, cap, sampler, y, known) / beyond, side, cap)
+        for side, function in BENDS.items()
+        for cap in CAPS
+    ]
+    bent, side, cap = min(fits)
+    return Bend(side, cap, bent**0.5, straight, before, beyond)
+
+
+def _centred(values: Tensor, known: Tensor) -> Tensor:
+    """Returns values [..., C, K] minus their mean over the known tokens of each context; 0 elsewhere."""
+    values = torch.where(known, values, 0)
+    return torch.where(known, values - values.sum(-1, keepdim=True) / known.sum(-1, keepdim=True), 0)
+
+
+def _residual(
+    function: Callable[[Tensor, float], Tensor], cap: float, sampler: Tensor, y: Tensor, known: Tensor
+) -> float:
+    """Returns the sum of squares that a soft cap leaves, with the best level of each context."""
+    bent = function(sampler.nan_to_num()[None] + LEVELS[:, None, None], cap)
+    left = (y - _centred(bent, known)).square().sum(-1)
+    return float(left.amin(0).sum())

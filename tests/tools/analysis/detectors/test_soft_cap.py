@@ -1,0 +1,67 @@
+"""A soft cap of the logits on one side is told from a temperature by the logit on which it depends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tools.analysis.detectors.toys import Policy, findings, run
+
+CAP = 15.0
+
+
+def capped(logits):
+    return CAP * torch.tanh(logits / CAP)
+
+
+def pair(side, seed=0):
+    """A policy of the trainer and the engine's table: logits of one model, with and without its cap."""
+    policy = Policy(seed, moves=0.0)
+    raw = policy.table * 0.8 + 4
+    engine, policy.table = {
+        "engine lacks": (raw, capped(raw)),
+        "engine caps": (capped(raw), raw),
+        "trainer differs": (capped(raw), raw * torch.tanh(raw / CAP)),
+        "temperature": (raw, raw / 1.4),
+        "colder": (raw, raw * 1.4),
+        "both": (capped(raw), capped(raw)),
+    }[side]
+    return policy, engine
+
+
+def found(side, seed=0, **settings):
+    policy, engine = pair(side, seed)
+    return findings(run(6, policy=policy, sampler=engine, samples=128, **settings))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("side", "said"),
+    [
+        ("engine lacks", "the engine does not"),
+        ("engine caps", "the trainer does not"),
+        ("trainer differs", "another formula"),
+    ],
+)
+def test_a_soft_cap_of_one_side_is_named_with_that_side(side, said, seed):
+    named = found(side, seed)
+    assert set(named) == {"soft_cap"} and said in named["soft_cap"].title
+    assert named["soft_cap"].explains > 0.9
+
+
+@pytest.mark.parametrize("side", ["temperature", "colder"])
+def test_a_temperature_is_no_soft_cap(side):
+    named = found(side)
+    assert set(named) == {"temperature"} and not named["temperature"].or_else
+
+
+def test_equal_caps_and_noise_are_no_soft_cap():
+    assert found("both") == {}
+    assert "soft_cap" not in found("both", noise=0.2)
+
+
+def test_without_shared_texts_a_temperature_or_a_soft_cap_is_said():
+    policy, engine = pair("temperature")
+    lone = tuple(range(128))
+    (finding,) = findings(run(6, policy=policy, sampler=engine, samples=128, groups=lone)).values()
+    assert finding.name == "temperature" and "soft_cap" in finding.or_else
