@@ -260,10 +260,10 @@ def router_without_replay(setup: Setup) -> str | None:
     ):
         if is_on and name in setup.router_drops:
             return (
-                f"{flag}: expected a sglang-router that passes {name} on, got {setup.router_drops[name]} "
-                "without it: install the build that your host's Dockerfile names, because this one removes "
-                "the field from each request and answers 200, so the samples lack what the trainer replays, "
-                "and it stops at the first rollout"
+                f"{flag}: expected that the installed sglang-router passes {name} on, got "
+                f"{setup.router_drops[name]} without it: install the build that the host's Dockerfile names, "
+                "because this one removes the field from each request and answers 200, so the samples lack "
+                "what the trainer replays, and it stops at the first rollout"
             )
     return None
 

@@ -415,7 +415,7 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("temperature_of_function", set_by_function(temperature=UNREAD), None),
     ("unread_sampling_parameters", set_by_function(min_p=UNREAD), "my/rollout.py:12: min_p of the rollout f"),
     ("unread_sampling_parameters", set_by_function(min_p=0.1), None),
-    ("router_without_replay", {**REPLAY, **STOCK}, "--use-rollout-routing-replay: expected a sglang-router"),
+    ("router_without_replay", {**REPLAY, **STOCK}, "--use-rollout-routing-replay: ... got 0.3.2 without"),
     ("router_without_replay", {"rollout_top_p": 0.9, "host": HOST, **NO_PARAMS}, "--rollout-top-p: expected"),
     ("router_without_replay", {**REPLAY, **NO_PARAMS}, None),
     ("router_without_replay", {"host": HOST, **NO_PARAMS}, None),
