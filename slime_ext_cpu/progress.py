@@ -32,7 +32,7 @@ BEGIN, TRAIN = "begin", "train/step"  # axes
 REWARD, HELDOUT = "rollout/raw_reward", "eval/heldout"
 TRAINED = "trained_"  # prefix of metrics that were evaluated with the trainer's unrounded weights
 HELDOUT_TRAINED = TRAINED + HELDOUT
-SHOWN = {"reward": REWARD, "k3": "train/off_policy/k3_kl", "ess": "train/off_policy/ess_weight"}
+PRINTED = {"reward": REWARD, "k3": "train/off_policy/k3_kl", "ess": "train/off_policy/ess_weight"}
 LAST_OF_ROLLOUT = "perf/step_time"
 POLL_S = 0.5
 FILE = "SLIME_EXT_TRACKED"  # the variable that holds the path of tracked.jsonl
@@ -148,7 +148,7 @@ class Progress:
 
     def _show(self, rollout: int, metrics: dict[str, list[float]]) -> None:
         self.clock.append(time.monotonic())
-        numbers = [f"{name} {fmean(metrics[key]):.3g}" for name, key in SHOWN.items() if key in metrics]
+        numbers = [f"{name} {fmean(metrics[key]):.3g}" for name, key in PRINTED.items() if key in metrics]
         spent = self.clock[-1] - (self.clock[-2] if len(self.clock) > 1 else self.began)
         each = (self.clock[-1] - self.clock[0]) / (len(self.clock) - 1) if len(self.clock) > 1 else spent
         left = each * (self.rollouts - 1 - rollout)
@@ -195,7 +195,7 @@ def _logged(line: bytes) -> tuple[str, float, dict[str, float]] | None:
 
 
 @contextlib.contextmanager
-def shown(progress: Progress) -> Iterator[None]:
+def following(progress: Progress) -> Iterator[None]:
     """Follows the run in a thread until the block ends."""
     ended = threading.Event()
 

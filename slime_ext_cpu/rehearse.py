@@ -38,8 +38,8 @@ def main(argv: list[str]) -> int:
     Raises:
         ConfigError: a mistake in the script, before the run starts.
     """
-    words, own = apart(argv)
-    options = command_line().parse_args(words, argparse.Namespace(own=own))
+    words, arguments = apart(argv)
+    options = command_line().parse_args(words, argparse.Namespace(arguments=arguments))
 
     from slime_ext_cpu.rehearsal.main import rehearse  # imports torch, which takes two seconds
 

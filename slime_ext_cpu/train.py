@@ -300,7 +300,7 @@ def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
         steps = _steps(task, args["flags"])
         began = time.monotonic()
         watched = progress.Progress(folder, args["num_rollout"], steps, _say)
-        with progress.shown(watched):
+        with progress.following(watched):
             status = replace(run, flags=flags).run()
         if status:
             raise SlimeExtError(f"{host_log.ending(status, folder / 'log')}: log in {out / 'log'}")

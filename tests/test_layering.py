@@ -306,6 +306,7 @@ def empty_names(tree):
 def test_names_say_what_they_hold():
     named_so = {(named(path), name) for path in modules() for name in empty_names(parsed(path))}
     assert named_so == FROZEN
+    assert not [path for path in CPU.rglob("*.py") if empty_names(parsed(path))]
     forms = ("own = 1", "def _told(): 1", "lambda given: 1", "x.FOUND = 1", "from a import b as mine")
     assert all(empty_names(ast.parse(form)) for form in forms)
     assert not empty_names(ast.parse("known = own(given=told)[now]"))

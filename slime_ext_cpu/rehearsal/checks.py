@@ -17,9 +17,9 @@ from slime_ext_cpu.rehearsal.replace import ROLLOUTS, Sizes, kept, sizes_of, sma
 
 OK, WRONG, NOT_REACHED, NOT_ASKED = "ok", "WRONG", "not reached", "not asked for"
 GENERATES = ("--custom-generate-function-path", "--rollout-function-path")
-SHOWN = 60  # characters of a sample
+QUOTED = 60  # characters of a sample
 PADDED = "outside_vocabulary"  # a random twin also samples the rows that pad its vocabulary
-Found = tuple[str, str]  # the state and the text of a line
+StateAndText = tuple[str, str]  # the state and the text of a line
 
 
 @dataclass(frozen=True)
@@ -59,31 +59,31 @@ def _cause(launch: Launch, seen: Evidence) -> str:
     return seen.cause
 
 
-def _script(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _script(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     count, program = len(launch.flags), Path(launch.program).name
     return OK, f"{count} flags for {program}, of which {len(list(kept(launch)))} stay as they are"
 
 
-def _parsed(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _parsed(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     if not seen.parsed:
         return NOT_REACHED, ""
     return OK, f"the host's parser took them: {small}, {seen.parsed['advantage_estimator']}"
 
 
-def _engine(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _engine(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     if launch.flag("--debug-train-only"):
         return NOT_ASKED, "--debug-train-only"
     return (OK, "SGLang on the CPU") if seen.calls("engine") else (NOT_REACHED, "")
 
 
-def _model(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _model(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     calls = seen.calls("model")
     if not calls:
         return NOT_REACHED, ""
     return OK, f"{sum(c['parameters'] for c in calls):,} parameters on {len(calls)} ranks"
 
 
-def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     samples = [sample for rollout in seen.rollouts.values() for sample in rollout]
     if not samples:
         return NOT_REACHED, " ".join(seen.unread)
@@ -91,7 +91,7 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Found:
         generators = [flag for name in GENERATES if (flag := launch.flag(name))]
         return WRONG, wrong + "".join(f" ({flag.where}: {flag})" for flag in generators)
     one, lengths = samples[0], [sample["response_length"] for sample in samples]
-    text = one["response"][:SHOWN] + ("..." if len(one["response"]) > SHOWN else "")
+    text = one["response"][:QUOTED] + ("..." if len(one["response"]) > QUOTED else "")
     every = f"{len(samples)} responses in {len(seen.rollouts)} rollouts"
     sizes = f"of {min(lengths)} to {max(lengths)} tokens"
     return OK, f"{every} {sizes}; the first: {text!r} -> reward {one['reward']}"
@@ -113,7 +113,7 @@ def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> st
     )
 
 
-def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _hook(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     hook = seen.hook()
     if not hook.calls:
         if seen.parsed and not seen.asks_for_log_probs:
@@ -126,7 +126,7 @@ def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     return OK, f"{hook}; {len(hook.metrics)} metrics: {', '.join(hook.metrics[:4])}"
 
 
-def _trained(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _trained(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     places = {(e["rollout"], e["step"]): e for e in seen.calls("step") if e["losses"]}
     if not places:
         return NOT_REACHED, ""
@@ -142,7 +142,7 @@ def _trained(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     return OK, f"{len(places)} optimizer steps; loss {losses}; gradient norm {norms}"
 
 
-def _metrics(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _metrics(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     if not seen.scalars:
         return NOT_REACHED, ""
     if names := nonfinite(seen.scalars):
@@ -151,7 +151,7 @@ def _metrics(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     return OK, f"{len(seen.scalars)} names, {len(ours)} of them off_policy"
 
 
-def _pushed(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _pushed(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     if launch.flag("--debug-train-only"):
         return NOT_ASKED, "--debug-train-only"
     pushes = seen.pushes()
@@ -164,13 +164,13 @@ def _pushed(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     return WRONG, f"the engine keeps its weights: {pushes}{blamed}"
 
 
-def _checkpoint(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+def _checkpoint(launch: Launch, small: Sizes, seen: Evidence) -> StateAndText:
     if not seen.checkpoint:
         return NOT_REACHED, ""
     return OK, f"{len(seen.checkpoint)} files, {sum(seen.checkpoint.values()) / 2**20:.1f} MiB"
 
 
-CHECKS: dict[str, Callable[[Launch, Sizes, Evidence], Found]] = {
+CHECKS: dict[str, Callable[[Launch, Sizes, Evidence], StateAndText]] = {
     "script": _script,
     "parsed": _parsed,
     "engine up": _engine,

@@ -38,7 +38,7 @@ def rehearse(options: argparse.Namespace) -> int:
             lacks something that the run needs.
     """
     began, screen = time.monotonic(), console(width=WIDE)
-    launch = read_launch(options.script, options.own, options.host, options.env)
+    launch = read_launch(options.script, options.arguments, options.host, options.env)
     host = run.host_of(launch, options.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{options.script}: {len(launch.flags)} flags, on {host}", markup=False)

@@ -60,11 +60,11 @@ def start_at_own_port(misc: ModuleType) -> None:
     Every release takes the first free port from 15000 upwards (utils/misc.py) and binds it half a minute
     later, when SGLang is up. In between, another run would find the same port free.
     """
-    own = int(os.environ.get(FIRST_PORT, LOWEST_PORT))
+    first = int(os.environ.get(FIRST_PORT, LOWEST_PORT))
 
     @around(misc, "get_free_port")
-    def get_free_port(free: Any, start_port: int = own, consecutive: int = 1) -> int:
-        return free(max(start_port, own), consecutive)
+    def get_free_port(free: Any, start_port: int = first, consecutive: int = 1) -> int:
+        return free(max(start_port, first), consecutive)
 
 
 def draw_own_ports(http_utils: ModuleType) -> None:

@@ -222,7 +222,7 @@ def test_a_number_that_is_not_finite_is_null_in_both_files(tmp_path, monkeypatch
 def test_the_thread_ends_with_what_it_follows(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
-        progress.shown(progress.Progress(tmp_path, 1, 1, print)),
+        progress.following(progress.Progress(tmp_path, 1, 1, print)),
     ):
         host_logs(tmp_path, sampled(0))
         raise KeyboardInterrupt
