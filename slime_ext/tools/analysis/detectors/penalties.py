@@ -11,12 +11,12 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
-from slime_ext.tools.analysis.detectors.shared.repeats import Repeats, rise
+from slime_ext.tools.analysis.detectors.shared.repeats import Repeats, came_before, rise
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import earlier, tabulated, zeros
+from slime_ext.tools.analysis.tables import tabulated, zeros
 
 NEW, JUST, ONCE = range(3)  # never before in its response; only at the token before; once, and earlier
 
@@ -34,7 +34,7 @@ class Newest(Measure):
         if part.size < 2 or part.tokens is None:
             return
         ids = part.segments.ids
-        came = earlier(ids.long() * (1 << 32) + part.tokens)
+        came = came_before(part)
         is_same = torch.zeros(part.size, dtype=torch.bool)
         is_same[1:] = (part.tokens[1:] == part.tokens[:-1]) & (ids[1:] == ids[:-1])
         kind = torch.where(came == 0, NEW, torch.where(came == 1, torch.where(is_same, JUST, ONCE), 3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tools.analysis.detectors.toys import Policy, findings, run
+from tests.tools.analysis.detectors.toys import Policy, edited, findings, run
 
 CAP = 15.0
 
@@ -47,6 +47,18 @@ def test_a_soft_cap_of_one_side_is_named_with_that_side(side, said, seed):
     named = found(side, seed)
     assert set(named) == {"soft_cap"} and said in named["soft_cap"].title
     assert named["soft_cap"].explains > 0.9
+
+
+def test_a_few_log_probs_that_are_far_off_are_no_soft_cap():
+    """A raced buffer: at one token in 25 the log-prob is that of another token, up to 100 nats off."""
+
+    def raced(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        is_far = torch.rand(r.size, generator=g) < 0.04
+        return {"behavior": torch.where(is_far, -20 * torch.rand(r.size, generator=g), r.behavior)}
+
+    for seed in range(3):
+        assert "soft_cap" not in findings(edited(run(6, policy=Policy(seed), samples=128), raced))
 
 
 @pytest.mark.parametrize("side", ["temperature", "colder"])

@@ -19,6 +19,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 ROWS, FEWEST = 400, 24  # contexts that are fitted; tokens beyond two of each context
 CAPS = [5.0 * 1.25**i for i in range(16)]
 LEVELS = torch.linspace(-10, 45, 111).double()  # logits of a token with log-prob 0
+ROUNDS = 5  # of the robust fit
 EDGE = 0.999  # of the cap, beyond which no logit lies
 BENT, MATTERS = 0.4, 0.03  # residual of a soft cap over that of a temperature; least nats of the latter
 HEALTHY = 0.1  # nats of residual that bfloat16 leaves on both sides
@@ -42,6 +43,7 @@ class Bend(NamedTuple):
         cap: of the logits.
         bent, straight, before: residual of the fits, and without one, nats of a difference of log-ratios.
         tokens: degrees of freedom of the soft cap's residual.
+        usual_bent, usual_straight: residual in the median context, which a few odd tokens do not move.
     """
 
     side: Side
@@ -50,11 +52,14 @@ class Bend(NamedTuple):
     straight: float
     before: float
     tokens: int
+    usual_bent: float
+    usual_straight: float
 
     @property
     def is_bent(self) -> bool:
-        """Whether a soft cap leaves much less than a temperature."""
-        return self.straight > MATTERS and self.bent <= BENT * self.straight
+        """Whether a soft cap leaves much less than a temperature, in all contexts and in the usual one."""
+        is_less = self.bent <= BENT * self.straight and self.usual_bent <= BENT * self.usual_straight
+        return is_less and min(self.straight, self.usual_straight) > MATTERS
 
 
 def bend(d: Diagnosis) -> Bend | None:
@@ -73,15 +78,28 @@ def bend(d: Diagnosis) -> Bend | None:
     x, y = (_centred(values.nan_to_num(), known) for values in (sampler, trainer))
     free = int(count.sum()) - len(rows)
     before = float((y - x).square().sum() / free) ** 0.5
-    slope = float((x * y).sum() / x.square().sum().clamp_min(1e-30))
-    straight = float((y - slope * x).square().sum() / free) ** 0.5
+    slope = _slope(x[known], y[known])
+    of_line = (y - slope * x).square().sum(1)
     fits = [
-        (_residual(function, cap, sampler, y, known) / beyond, side, cap)
+        (_residual(function, cap, sampler, y, known), side, cap)
         for side, function in BENDS.items()
         for cap in CAPS
     ]
-    bent, side, cap = min(fits)
-    return Bend(side, cap, bent**0.5, straight, before, beyond)
+    of_cap, side, cap = min(fits, key=lambda fit: float(fit[0].sum()))
+    bent, straight = (float(x.sum() / n) ** 0.5 for x, n in ((of_cap, beyond), (of_line, free)))
+    usual = (float((x / (count - n)).median()) ** 0.5 for x, n in ((of_cap, 2), (of_line, 1)))
+    return Bend(side, cap, bent, straight, before, beyond, *usual)
+
+
+def _slope(x: Tensor, y: Tensor) -> float:
+    """Returns the factor between two differences of log-probs, which a few odd tokens do not move, [N]."""
+    far = x.abs() >= x.abs().median()
+    slope = (y[far] / x[far]).median()
+    for _ in range(ROUNDS):
+        left = (y - slope * x).abs()
+        weights = (2 * left.median() / left.clamp_min(1e-30)).clamp(max=1)
+        slope = (weights * x * y).sum() / (weights * x * x).sum().clamp_min(1e-30)
+    return float(slope)
 
 
 def _centred(values: Tensor, known: Tensor) -> Tensor:
@@ -92,8 +110,8 @@ def _centred(values: Tensor, known: Tensor) -> Tensor:
 
 def _residual(
     function: Callable[[Tensor, float], Tensor], cap: float, sampler: Tensor, y: Tensor, known: Tensor
-) -> float:
-    """Returns the sum of squares that a soft cap leaves, with the best level of each context."""
+) -> Tensor:
+    """Returns the sum of squares that a soft cap leaves in each context with its best level, [C]."""
     bent = function(sampler.nan_to_num()[None] + LEVELS[:, None, None], cap)
     left = (y - _centred(bent, known)).square().sum(-1)
-    return float(left.amin(0).sum())
+    return left.amin(0)

@@ -9,11 +9,17 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
 from slime_ext.tools.analysis.tables import earlier, tabulated, zeros
 
 SEEN = 4  # how often a token came before in its response: 0, 1, 2, more
+
+
+@once_per_part
+def came_before(part: DumpedRollout) -> Tensor:
+    """Returns how often each token came before in its response, [T]."""
+    return earlier(part.segments.ids.long() * (1 << 32) + part.tokens)
 
 
 @dataclass
@@ -27,8 +33,7 @@ class Repeats(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
-            came = earlier(part.segments.ids.long() * (1 << 32) + part.tokens).clamp(max=SEEN - 1)
-            index = came * SURPRISES + part.surprise.long()
+            index = came_before(part).clamp(max=SEEN - 1) * SURPRISES + part.surprise.long()
             self.sums += tabulated(index, clipped(part), SEEN * SURPRISES).view(SEEN, SURPRISES, COLUMNS)
 
 
