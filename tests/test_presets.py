@@ -17,7 +17,7 @@ from slime_ext.tools.convert import read
 from tests import oracle
 from tests.batches import flat, flat_call, tokens
 
-BATCHES = 100
+ALONE, TOGETHER = 10, range(10, 100, 10)  # seeds of random batches: a call for each, and one for ten
 
 
 def same(got, expected, rel, abs_):
@@ -25,9 +25,9 @@ def same(got, expected, rel, abs_):
     torch.testing.assert_close(got.detach().double(), expected, rtol=rel, atol=abs_, equal_nan=True)
 
 
-def several():
-    """Eight random batches as one."""
-    return [s for seed in range(8) for s in oracle.random_batch(seed)]
+def several(seeds=range(8)):
+    """Random batches as one."""
+    return [s for seed in seeds for s in oracle.random_batch(seed)]
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
@@ -38,7 +38,9 @@ def test_matches_the_oracle(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_matches_the_oracle_in_every_batch(name):
-    compare_with_the_oracle(name, map(oracle.random_batch, range(BATCHES)))
+    """A sample's numbers are its own, so ten batches in one call are compared as strictly as alone."""
+    compare_with_the_oracle(name, map(oracle.random_batch, range(ALONE)))
+    compare_with_the_oracle(name, [several(range(seed, seed + 10)) for seed in TOGETHER])
 
 
 def compare_with_the_oracle(name, batches):

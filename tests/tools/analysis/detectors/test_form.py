@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -39,22 +40,27 @@ def test_the_list_of_findings_says_what_each_is(capsys):
 ROOM = Path(detectors.__file__).parent
 
 
+@functools.cache
+def naming():
+    """For each statement of the detectors' modules: its path, its node, and the names in it."""
+    paths = [(path, node) for path in ROOM.rglob("*.py") for node in ast.parse(path.read_text()).body]
+    names = ({leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)} for _, node in paths)
+    return [(*pair, each) for pair, each in zip(paths, names, strict=True)]
+
+
 def readers(name):
     """The modules of detectors that name a class outside of its definition: directly, or through a function
     of ``shared`` that does."""
-    trees = {path: ast.parse(path.read_text()) for path in ROOM.rglob("*.py")}
     users, wanted = set(), {name}
     while wanted:
         one, functions = wanted.pop(), set()
-        for path, tree in trees.items():
-            for node in tree.body:
-                named = {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
-                if one not in named or getattr(node, "name", "") == one:
-                    continue
-                if path.parent.name == "shared" and isinstance(node, ast.FunctionDef):
-                    functions.add(node.name)
-                elif path.parent.name != "shared":
-                    users.add(path.stem)
+        for path, node, names in naming():
+            if one not in names or getattr(node, "name", "") == one:
+                continue
+            if path.parent.name == "shared" and isinstance(node, ast.FunctionDef):
+                functions.add(node.name)
+            elif path.parent.name != "shared":
+                users.add(path.stem)
         wanted |= functions - {name}
     return users
 
