@@ -200,6 +200,8 @@ def _borrowed(part: DumpedRollout, at: Tensor, sizes: Tensor, *, is_end: bool) -
     keys = (windows * powers).sum(1)
     texts = keys + (part.tokens.unfold(0, ENDS, 1) * (powers + 2)).sum(1)
     known = (inside & ~(windows == windows[:, :1]).all(1)).nonzero()[:, 0]
+    if not len(known):  # every stretch repeats one number, such as 0
+        return
     is_match = (keys[at][:, None] == keys[known]) & (texts[at][:, None] != texts[known])
     matched = is_match.any(1).nonzero()[:, 0].tolist()
     sources = known[is_match.int().argmax(1)]
