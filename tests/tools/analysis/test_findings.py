@@ -12,6 +12,7 @@ import torch
 from slime_ext.tools.analysis.detectors import unexplained
 from slime_ext.tools.analysis.findings import DETECTORS, examine, measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.sums import Sums
 from tests.tools.analysis.rollouts import rollout as random_rollout
 from tests.tools.analysis.synthetic import (
     BF16,
@@ -181,13 +182,6 @@ def test_of_ratios_that_are_all_near_0_something_is_said():
     assert found([far]) == {"unexplained"}
 
 
-class Sums(dict):
-    """Of a diagnosis, as far as a detector reads them."""
-
-    def mean(self, name):
-        return self[name]
-
-
 @pytest.mark.parametrize(
     ("mean", "error", "is_one"),
     [
@@ -202,7 +196,7 @@ def test_an_unexplained_distance_is_three_standard_errors_above_what_arithmetic_
     """Above 0.05 nats, that is: a few tokens far off move the mean of a short run as much as its error."""
     drawn = SimpleNamespace(replicates=torch.zeros(1, 4), by_label=dict)
     means = SimpleNamespace(absolute=(mean, error, 0.0), surprise=SimpleNamespace(count=0))
-    sums = Sums(finite=1000, k3=0.01)
+    sums = Sums(finite=1000, k3=10.0)
     d = SimpleNamespace(means=means, samples=drawn, versions=[], rollouts=[], sums=sums)
     assert (unexplained.look(d) is not None) == is_one
 
