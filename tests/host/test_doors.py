@@ -1,6 +1,6 @@
 """Each door says what a rule says: ``slime-ext check``, ``init`` at start-up, the first call of the hook.
 
-``test_rules.py`` has what each rule says of which arguments. A door asks all rules of one severity and one
+tests/rules/table.py has what each rule says of which arguments. A door asks all rules of one severity and one
 subject alike, so one rule stands here for each pair that there is.
 """
 

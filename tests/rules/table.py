@@ -199,6 +199,8 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4, **OFF}, None),
     ("target_counted_twice", {"of": TARGET | REINFORCE, "num_steps_per_rollout": 4}, None),
     ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4, "advantage_estimator": "rloo"}, None),
+    ("target_counted_twice",
+     {"of": TARGET, "num_steps_per_rollout": 4, "advantage_estimator": "flash_reinforce"}, None),
     ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4, "use_score_centering": True}, None),
     ("off_policy_is_counted_twice", {**SEED, "num_steps_per_rollout": 2},
      "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got 2 steps"),
