@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+GROUP = "miles-wheel"  # of xdist: one worker has the server of all ranks, and the tests of that host
 # Imported once, by the server that every rank is forked from: a rank starts in milliseconds, not in seconds.
 _PRELOAD = [
     "torch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from statistics import fmean
 from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, compare, judge, sloped
 from benchmarks.evidence.rows import AGAIN, PILOTS, Row, read
 from benchmarks.evidence.settings import ROOT, Arm, Panel, Primary, Settings, Slope, base
-from benchmarks.fidelity.exact import World, evaluate
+from benchmarks.fidelity.exact import Fidelity, World, evaluate
 from benchmarks.fidelity.page import SEEDS
 from slime_ext import load_config, presets
 from slime_ext.config.files import read_mapping
@@ -289,19 +290,25 @@ def effects(rows: Iterable[Row]) -> Iterator[str]:
         yield markdown(head, cells)
 
 
+@functools.cache
+def _fidelities(preset: str, mismatch: str) -> list[Fidelity]:
+    """Evaluates a preset in every random world. Panels repeat presets, so each is evaluated once."""
+    return [evaluate(presets.get(preset), World.of(mismatch, seed)) for seed in SEEDS]
+
+
 def _exact(of: Settings, panel: Panel, lines: Rows) -> str:
     """Returns each correction's exact bias over random worlds, beside its runs' mean end."""
-    worlds, cells = [World.of(panel.world, seed) for seed in SEEDS], []
+    cells = []
     for arm, of_arm in own(lines).items():
         if (preset := preset_of(of.arm(arm), base(arm))) is None:
             continue
-        exact = [evaluate(presets.get(preset), world) for world in worlds]
+        exact = _fidelities(preset, panel.world)
         biases = [one.bias / one.true for one in exact]
         bias = f"{fmean(biases):.2f} ({min(biases):.2f} to {max(biases):.2f})"
         end = fmean(row.end for row in of_arm.values())
         cells.append([arm, preset, bias, f"{fmean(one.cosine for one in exact):.2f}", f"{end:.3f}"])
     cells.sort(key=lambda row: float(row[2].split()[0]))
-    title = f"exact bias / gradient ({panel.world}, {len(worlds)} worlds)"
+    title = f"exact bias / gradient ({panel.world}, {len(SEEDS)} worlds)"
     head = ["arm", "correction", title, "cosine", "mean end"]
     return markdown(head, cells)
 

@@ -25,7 +25,7 @@ from slime_ext.ops.segments import Segments, identity
 from tests import oracle
 from tests.batches import tokens
 from tests.core.test_correction import with_log_ratios
-from tests.ranks import run_ranks
+from tests.ranks import GROUP, run_ranks
 from tests.slices import slice_response
 from tests.test_tis import arguments, as_slime_calls
 
@@ -207,6 +207,7 @@ def data_parallel_plan():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 @pytest.mark.parametrize(("size", "seeds"), [(2, SEEDS), (4, SEEDS[:2])])
 def test_any_split_equals_one_process_with_one_all_reduce(size, seeds):
     for rank, found in enumerate(run_ranks(split_anyhow, size, seeds)):
@@ -217,12 +218,14 @@ def test_any_split_equals_one_process_with_one_all_reduce(size, seeds):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 def test_the_hook_under_megatrons_groups_equals_one_process():
     for found in run_ranks(through_megatron, 2):
         assert {case for case, (close, _) in found.items() if not close} == set()
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 def test_a_rank_that_holds_no_response_token_takes_part():
     held, found = zip(*run_ranks(with_a_rank_that_holds_nothing, 2), strict=True)
     assert held == (sum(ANSWERS), 0)
@@ -240,6 +243,7 @@ def test_nothing_that_shares_memory_with_itself_is_summed(all_sum):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 def test_a_step_plan_over_data_parallel_ranks():
     for found in run_ranks(data_parallel_plan, 2):
         assert {case for case, (close, _) in found.items() if not close} == set()

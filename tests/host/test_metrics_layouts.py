@@ -18,7 +18,7 @@ from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.host.pushed import pushed
 from tests.host.test_context_parallel import local
-from tests.ranks import run_ranks
+from tests.ranks import GROUP, run_ranks
 from tests.test_tis import arguments, as_slime_calls
 
 STEPS = [
@@ -86,6 +86,7 @@ def differs(got, whole):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_gives_the_metrics_of_one_process(layout):
     size, tensor, context = LAYOUTS[layout]
@@ -130,6 +131,7 @@ def stops(stages=1):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 def test_every_rank_stops():
     first, second = run_ranks(stops, 2)
     assert first[0].startswith("cur_log_probs, sequence 1 of 2 in micro-batch 0, response token 1: expected")
@@ -138,6 +140,7 @@ def test_every_rank_stops():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 def test_every_stage_of_a_pipeline_stops_and_says_why():
     first, last = run_ranks(stops, 2, 2)
     assert last[0].startswith("cur_log_probs, sequence 1") and last[1].endswith("guard's action is stop")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.host import slime_rollouts as slime
 from tests.host.test_step_plan import CASES, by_position, close, samples, spec
-from tests.ranks import run_ranks
+from tests.ranks import GROUP, run_ranks
 
 
 def on_a_rank(dp, cp):
@@ -23,6 +23,7 @@ def on_a_rank(dp, cp):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 @pytest.mark.parametrize(("dp", "cp"), [(2, 1), (1, 2), (2, 2)])
 def test_every_layout_gives_the_losses_of_one_process(dp, cp):
     ranks = run_ranks(on_a_rank, dp * cp, dp, cp)

@@ -14,7 +14,7 @@ from slime_ext.ops import vocabulary
 from slime_ext.ops.vocabulary import log_probs_at, log_probs_within
 from slime_ext.testing.steps import on_ranks
 from tests import oracle
-from tests.ranks import run_ranks
+from tests.ranks import GROUP, run_ranks
 
 WEIGHTS = {
     "f = 1": lambda r: 1.0,
@@ -209,6 +209,7 @@ def vocabulary_shards():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 @pytest.mark.parametrize("size", [2, 3])
 def test_log_probs_of_a_shared_vocabulary_are_those_of_one_process(size):
     assert run_ranks(vocabulary_shards, size) == [(True, True)] * size

@@ -12,9 +12,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from slime_ext.errors import ConfigError
 from slime_ext_cpu.stand_ins import attention, torch_cuda
-from tests.ranks import run_ranks
+from tests.ranks import GROUP, run_ranks
 
-pytestmark = pytest.mark.slow  # processes of their own
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group(GROUP)]  # processes of their own
 
 LENGTHS = [8, 24, 0, 16]  # multiples of 2 * 4 ranks; one sequence is empty
 HEADS, GROUPS, WIDTH = 4, 2, 6

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from slime_ext_cpu import stand_ins
 from slime_ext_cpu.stand_ins import hf_weights, torch_cuda
 from slime_ext_cpu.stand_ins.layers import layer_spec
-from tests.ranks import each, run_ranks
+from tests.ranks import GROUP, each, run_ranks
 
 SIZES = {
     "vocab_size": 48,
@@ -179,6 +179,7 @@ def logits(name, tensor, pipeline, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_logits_are_those_of_transformers(layout, tmp_path):
     tensor, pipeline = LAYOUTS[layout]
@@ -195,12 +196,14 @@ def test_the_logits_are_those_of_transformers(layout, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 def test_experts_that_ranks_share_are_refused(tmp_path):
     with pytest.raises(AssertionError, match="whole on each rank, got 2 ranks that share them: without CUDA"):
         run_ranks(logits, 2, "qwen3 mixture", 2, 1, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 def test_refuses_a_tensor_of_another_shape(tmp_path):
     oracle("qwen3").save_pretrained(tmp_path)
     state = {key: p.detach().clone() for key, p in oracle("qwen3").named_parameters()}
