@@ -22,6 +22,7 @@ LEVELS = torch.linspace(-10, 45, 111).double()  # logits of a token with log-pro
 ROUNDS = 5  # of the robust fit
 EDGE = 0.999  # of the cap, beyond which no logit lies
 BENT, MATTERS = 0.4, 0.03  # residual of a soft cap over that of a temperature; least nats of the latter
+USUAL_BENT = 0.6  # the same in the usual context, of whose residual noise is a larger share
 HEALTHY = 0.1  # nats of residual that bfloat16 leaves on both sides
 Side = Literal["engine lacks", "engine caps", "trainer differs"]
 BENDS: dict[Side, Callable[[Tensor, float], Tensor]] = {
@@ -58,7 +59,7 @@ class Bend(NamedTuple):
     @property
     def is_bent(self) -> bool:
         """Whether a soft cap leaves much less than a temperature, in all contexts and in the usual one."""
-        is_less = self.bent <= BENT * self.straight and self.usual_bent <= BENT * self.usual_straight
+        is_less = self.bent <= BENT * self.straight and self.usual_bent <= USUAL_BENT * self.usual_straight
         return is_less and min(self.straight, self.usual_straight) > MATTERS
 
 
