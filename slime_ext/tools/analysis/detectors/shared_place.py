@@ -22,6 +22,7 @@ MOST, MOST_SHARE = 15, 0.5  # tokens at one end, and their share of all tokens
 # Mean |l| of the last such token, and of the next, over the mean of all of them. After another prompt, first
 # tokens are far off as well, but less and less.
 EDGE, GONE = 0.5, 0.25
+SPREAD = 10.0  # most mean l^2 over the square of mean |l| at the places; it is 2 if l is exponential
 
 
 @dataclass
@@ -117,6 +118,7 @@ def _places(table: Tensor, whole: Tensor, *, is_first: bool) -> int:
     # Of responses of a few tokens, every token is one of the last.
     is_place = (count >= TOKENS) & (count <= MOST_SHARE * whole[0]) & (squared >= HELD * whole[3])
     is_place &= (near >= MATTERS) & (near >= TIMES * rest)
+    is_place &= squared <= SPREAD * count * near.square()  # not one far token alone
     if not is_place.any():
         return 0
     explained = torch.where(is_place, count * others / (count + others) * (near - rest).square(), -1)
