@@ -15,6 +15,7 @@ python -m benchmarks.faults kind --out DIR --only NAME --seed N       # a health
 python -m benchmarks.faults reports [--unseen] [--only NAME] [--jobs N] # mechanisms that no detector knows
     [--rows FILE] [--against FILE] [--dumps DIR]                    # goes on where it stopped; before and now
 python -m benchmarks.faults honest [--count N]                        # identities of healthy runs
+python -m benchmarks.faults explains [--only NAME] [--dumps DIR]       # shares of k3, beside those planted
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults import figures, honest, judge, outside, pictures, real
+from benchmarks.faults import explains, figures, honest, judge, outside, pictures, real
 from benchmarks.faults.cases import FAULTS, HEALTHY, THREADS, healthy
 from benchmarks.faults.kinds import KINDS, SEEDS, WINDOWS, window, write_kind, write_lagging
 from benchmarks.faults.mechanisms import CASES, Runs
@@ -143,6 +144,7 @@ COMMANDS = {
     "judge": lambda options: judge.judge(
         options.only, options.seed, options.jobs, options.rows, options.results, options.dumps
     ),
+    "explains": lambda options: explains.explains(options.only, options.seed, options.dumps),
 }
 NAMES = sorted({*real.NAMES, *FAULTS, *CASES, *REPORTS, *KINDS, WINDOW, HEALTHY})
 

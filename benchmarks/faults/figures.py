@@ -55,7 +55,7 @@ ROWS = {
     "Diagnosis.layers": LayerDistance,
     "Cuts.rollouts": Cut,
     "Reference.rollouts": Unmoved,
-    "Ratios.rollouts": RatioSums,
+    "Ratios.parts": RatioSums,
     "OneReward.prompts": OnePrompt,
     "CachedShares.rollouts": CachedRollout,
 }

@@ -20,13 +20,7 @@ import torch
 from benchmarks.faults.mechanisms import Toy, start
 from benchmarks.faults.model import BF16, FP32, How, Shape
 from benchmarks.faults.world import World, write
-from slime_ext.tools.analysis.detectors.shared.identities import (
-    FEWEST,
-    SAMPLES,
-    Ratios,
-    is_above_one,
-    mean_ratios,
-)
+from slime_ext.tools.analysis.detectors.shared.identities import ratios, record_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.pipeline import collect
 from slime_ext.tools.analysis.request import Request
@@ -77,21 +71,24 @@ def diagnosis_of(folder: Path) -> Diagnosis:
 
 def distances(d: Diagnosis) -> Iterator[tuple[str, float]]:
     """Yields how many standard errors each mean ratio of a run is from 1, and the part that it is of."""
-    yield RUN, d.means.ratio_minus_one.z
-    places = sum(n >= FEWEST and samples >= SAMPLES for *_, n, _, samples in d.of(Ratios).places.tolist())
-    for i, mean in enumerate(mean_ratios(d)):
-        yield (PLACE if i < places else ROLLOUT), mean.z
+    for ratio in ratios(d):
+        if not ratio.where:
+            yield RUN, ratio.mean.z
+        elif ratio.where.startswith(ROLLOUT):
+            yield ROLLOUT, ratio.mean.z
+        elif ratio.where.startswith("token"):
+            yield PLACE, ratio.mean.z
 
 
 def table(count: int) -> str:
     """Returns the shares outside 95% intervals by part and by the distance of the policies."""
     zs: dict[tuple[int, str], list[float]] = defaultdict(list)
-    above = 0
+    altered = 0
     for number in range(count):
         with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
             run = world(number)
             d = diagnosis_of(write(run, Path(folder), [start(run)]))
-        above += is_above_one(d)
+        altered += record_of(d).side == "altered"
         distance = sum((d.numbers().k3 or 0.0) >= least for least in DISTANCES) - 1
         for part, z in distances(d):
             zs[distance, part].append(z)
@@ -104,4 +101,4 @@ def table(count: int) -> str:
             f"| from {DISTANCES[distance]:g} | {part} | {len(values)} | {low:.1%} | {high:.1%} | "
             f"{low + high:.1%} | {furthest:.1f} errors |"
         )
-    return "\n".join([*lines, "", f"{above} of {count} runs are called above 1."])
+    return "\n".join([*lines, "", f"{altered} of {count} runs are called altered."])

@@ -96,11 +96,27 @@ class Looked(FrozenModel):
     """The result of one detector on a run."""
 
     name: FindingName
-    state: Literal["found", "nothing", "could not look", "left to another"]
+    state: Literal["found", "nothing", "could not look", "left to another", "excluded"]
     detail: str = Field(
         "",
-        description="the threshold, what the detector needs, or the finding that it is left to, by ``state``",
+        description="the threshold, what the detector needs, the finding that it is left to, or the identity "
+        "that excludes its cause, by ``state``",
     )
+
+
+class Record(FrozenModel):
+    """Whether tokens were drawn from the distribution whose log-probs the sampler recorded."""
+
+    side: Literal["honest", "altered", "unknown"] = Field(
+        description="honest: as far as the mean ratio tells, so no altered record makes most of k3; altered: "
+        "not all of them, so old weights, precision, noise and routing do not make it; unknown: too uncertain"
+    )
+    mean_ratio: float | None = Field(
+        None, description="mean e^l over tokens, at most 10 each, which is 1 for tokens that were drawn so"
+    )
+    error: float | None = Field(None, description="standard error of ``mean_ratio`` over samples")
+    where: str = Field("", description="the part of the run that ``mean_ratio`` is of; empty: all of it")
+    said: str = Field("", description="the same in a sentence")
 
 
 class Numbers(FrozenModel):
@@ -324,6 +340,7 @@ class Document(FrozenModel):
     total: Numbers = Numbers()
     findings: tuple[Finding, ...] = ()
     detectors: tuple[Looked, ...] = ()
+    record: Record | None = Field(None, description="the first split of all causes")
     distribution: tuple[Bin, ...] = ()
     curves: tuple[Curve, ...] = ()
     timeline: tuple[Moment, ...] = ()

@@ -16,6 +16,7 @@ def checks(detectors: Sequence[Looked]) -> str:
     ran = states["found"] + states["nothing"]
     others = [
         (states["left to another"], "left to a finding that looks like them"),
+        (states["excluded"], "excluded by the mean ratio"),
         (states["could not look"], "skipped because the dump lacks what they need"),
     ]
     rest = "".join(f", {count} {why}" for count, why in others if count)

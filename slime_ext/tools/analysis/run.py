@@ -10,6 +10,7 @@ from typing import Any
 from slime_ext import __version__, presets
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.detectors.left_out import Read
+from slime_ext.tools.analysis.detectors.shared.identities import record_of
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.findings.recommend import recommend
@@ -78,6 +79,7 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
     diagnosis.flags = flags_of(request.paths)
     diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
+    record = record_of(diagnosis)
     total, effects, moments = diagnosis.numbers(), whatif.effects(), diagnosis.moments()
     files = {name: user.file for name, user in request.configs.items()}
     return Document(
@@ -96,6 +98,7 @@ def document_of(request: Request, dumps: DumpFiles, result: Result) -> Document:
         total=total,
         findings=findings,
         detectors=detectors,
+        record=record.documented(),
         distribution=diagnosis.sums.distribution(),
         curves=diagnosis.all_curves(),
         timeline=moments,

@@ -7,13 +7,14 @@ from statistics import fmean, median
 
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need, need_tokens
-from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3, top_share
 
 DETECTOR = Detector(
     severity="warning",
+    side="honest",
     after=(
         "spoilt",
         "kept_mass",
@@ -84,7 +85,7 @@ def look(d: Diagnosis) -> Figures | None:
     first, last = (fmean(s.k3 for s in part) for part in (rollouts[:third], rollouts[-third:]))
     grows = begins and _moves_away(rollouts, first, last) and two_kinds(d) is None
     grows = grows and not rather_than_rollouts(d)
-    if (not grows and not unnumbered) or is_above_one(d):
+    if not grows and not unnumbered:
         return None
     figures = {
         "k3": mean_k3(rollouts[:third]),
@@ -93,6 +94,7 @@ def look(d: Diagnosis) -> Figures | None:
         "unnumbered": unnumbered,
         "absolute": d.sums.mean_absolute,
         "mean": d.sums.mean_log_ratio,
+        "explains": explained_by_noise(d, d.rollouts),
     }
     return figures if grows else figures | {"or_else": ("quantised",), "untold": UNTOLD}
 

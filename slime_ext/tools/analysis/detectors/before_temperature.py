@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import VALUES
+from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_temperature
 from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, by_probability, is_scaled
+from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="other_policy",
     after=("spoilt", "kept_mass", "scaled_log_probs", "truncated_sampling", "soft_cap"),
     what="the engine returns log-probs from before the temperature",
@@ -43,5 +47,10 @@ def look(d: Diagnosis) -> Figures | None:
     log_ratio, above_1 = d.means.log_ratio, d.means.ratio_minus_one
     if not is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
         return None
-    ratio, explained = 1 + above_1.value, by_probability(d)
-    return {"mean": log_ratio.value, "ratio": ratio, "error": above_1.error, "explained": explained}
+    return {
+        "mean": log_ratio.value,
+        "ratio": 1 + above_1.value,
+        "error": above_1.error,
+        "explained": by_probability(d),
+        "explains": explained_by_temperature(d, d.of(BySurprise).sums[:, VALUES]),
+    }

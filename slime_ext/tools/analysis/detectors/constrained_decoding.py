@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.filled import Filled, filled
-from slime_ext.tools.analysis.detectors.shared.signs import FAR
+from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -21,15 +23,17 @@ REACH = 3  # tokens on each side of one with a log-prob of exactly 0
 
 @dataclass
 class Beside(Measure):
-    """Sums of ``clipped`` over tokens away from filled zeros, and beside one, [2, COLUMNS].
+    """Sums of ``clipped`` over tokens away from filled zeros, beside one, and of log-prob 0.
 
-    Tokens whose log-prob is 0 are in neither.
+    The table is [3, COLUMNS].
     """
 
-    sums: Tensor = field(default_factory=lambda: zeros(2, COLUMNS))
+    version: ClassVar[int] = 2
+
+    sums: Tensor = field(default_factory=lambda: zeros(3, COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
-        self.sums += tabulated(_beside(part), clipped(part), 2)
+        self.sums += tabulated(_beside(part), clipped(part), 3)
 
 
 def _beside(part: DumpedRollout) -> Tensor:
@@ -61,6 +65,7 @@ class OneSided(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     after=("positive_log_probs", "retokenised", "off_by_one", "first_entry", "greedy_sampling"),
     what="a grammar, a JSON schema or a list of choices restricts the sampler at some tokens",
@@ -111,7 +116,7 @@ ALLOWED = "which tokens were allowed; to decide, sample one rollout without the 
 def look(d: Diagnosis) -> Figures | None:
     """Finds tokens beside filled zeros at which the sampler is also surer than the trainer."""
     need_tokens(d, FEWEST)
-    rest, near = d.of(Beside).sums.tolist()
+    rest, near, zero = d.of(Beside).sums.tolist()
     if near[0] < FEWEST:
         return _one_sided(d)
     size, usual = near[2] / near[0], rest[2] / max(rest[0], 1)
@@ -122,6 +127,7 @@ def look(d: Diagnosis) -> Figures | None:
         "count": near[0],
         "near": near[1] / near[0],
         "rest": usual,
+        "explains": explained_by_tokens(d, near[0] + zero[0], near[4] + zero[4]),
     }
 
 
@@ -141,6 +147,7 @@ def _one_sided(d: Diagnosis) -> Figures | None:
     rest = (d.sums.absolute + far.sum_below) / max(tokens - far.below, 1)
     if 1 + ratio.value < LEAST or (rest >= AGREES and far.below < MOST * tokens):
         return None  # an allowed set always keeps some mass; or other tokens are off, too
+    surer = d.of(Signs).far[0].tolist()  # tokens that the grammar forced are among them
     figures = {
         "forced": 0,
         "count": far.below,
@@ -149,5 +156,6 @@ def _one_sided(d: Diagnosis) -> Figures | None:
         "rest": rest,
         "ratio": 1 + ratio.value,
         "error": ratio.error,
+        "explains": explained_by_tokens(d, surer[0], surer[4]),
     }
     return figures if rest < AGREES else figures | {"or_else": ("truncated_sampling",), "untold": ALLOWED}

@@ -14,6 +14,7 @@ from slime_ext.tools.analysis.measures.rollouts import mean_k3, top_share
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # in garbled text, large ratios are too rare to be drawn, so the mean ratio may be below 1
     group="pushes",
     after=("spoilt", "other_policy", "prefixes", "stale_cache", "parts", "experts"),
     what="from a named rollout on the engine has other weights than were pushed, such as damaged ones",

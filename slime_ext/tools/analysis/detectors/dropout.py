@@ -8,6 +8,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="parts",
     after=NAMED,
     what="the trainer scores the same text differently each time: dropout",

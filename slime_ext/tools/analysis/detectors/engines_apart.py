@@ -8,6 +8,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # a symptom
     says="symptom",
     group="parts",
     after=NAMED,

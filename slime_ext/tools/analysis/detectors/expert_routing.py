@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.experts import Routing
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -16,17 +18,20 @@ from slime_ext.tools.analysis.tables import bins_of, tabulated, zeros
 
 @dataclass
 class SameExperts(Measure):
-    """Number, sum |l| and sum l^2 of tokens with other experts, and of those with the same, [2, 3]."""
+    """Number, sum |l|, sum l^2 and sum k3 of tokens with other experts, and with the same, [2, 4]."""
 
-    table: Tensor = field(default_factory=lambda: zeros(2, 3))
+    version: ClassVar[int] = 2
+
+    table: Tensor = field(default_factory=lambda: zeros(2, 4))
 
     def add(self, part: DumpedRollout) -> None:
         if part.overlap is not None:
-            self.table += tabulated(bins_of(part.overlap.float(), 2), part.columns[:3], 2)
+            self.table += tabulated(bins_of(part.overlap.float(), 2), part.columns[[0, 1, 2, 5]], 2)
 
 
 DETECTOR = Detector(
     severity="warning",
+    side="honest",
     after=("spoilt", "other_policy", "prefixes", "pushes", "layer", "parts", "experts"),
     what="the sides route tokens to different experts",
     asks="both sides' experts",
@@ -65,7 +70,7 @@ def look(d: Diagnosis) -> Figures | None:
         "and routed_experts in the train dump"
     )
     need(len(routes), lacks)
-    (m, b, t), (n, a, s) = d.of(SameExperts).table.tolist()
+    (m, b, t, k3), (n, a, s, _) = d.of(SameExperts).table.tolist()
     if m < APART_TOKENS or not n or b / m < APART_TIMES * a / n or t < APART_HOLD * (s + t):
         return None
     overlap = (routes[:, 0] / routes[:, 1].clamp_min(1)).tolist()
@@ -81,4 +86,5 @@ def look(d: Diagnosis) -> Figures | None:
         "overlap": sum(overlap) / len(overlap),
         "expert": int(missed.argmax()),
         "missed": float(missed.max()),
+        "explains": explained_by_tokens(d, m, k3),
     }

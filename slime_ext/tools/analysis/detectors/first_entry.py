@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     after=("positive_log_probs", "retokenised", "off_by_one"),
     what="the log-probs are those of the likeliest token, the first entry of the engine's list",

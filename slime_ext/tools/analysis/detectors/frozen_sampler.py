@@ -21,6 +21,7 @@ from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="pushes",
     after=("spoilt", "other_policy", "prefixes", "stale_cache", "parts", "experts"),
     what="weight versions advance but no weights arrive: the sampler stays at the first policy",
@@ -93,4 +94,4 @@ def _left_behind(rollouts: Sequence[RolloutSummary], way: tuple[float, float]) -
     is_still = pushed <= max(SAME * moved, NO_MOVE * before) and moved >= LEFT * pushed
     if not is_still or not advances(rollouts) or late < max(LEFT * before, MATTERS):
         return None
-    return Growth(before, late, rollouts[1:])
+    return Growth(before, late, rollouts[1:], rollouts[:1])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, Filled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -58,6 +59,7 @@ class Draws(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     after=("positive_log_probs",),
     what="""
@@ -122,6 +124,7 @@ def look(d: Diagnosis) -> Figures | None:
         "count": count,
         "limit": DOUBTED,
         "proximal": proximal,
+        "explains": explained_by_tokens(d, *d.of(Filled).zeros.tolist()),
     }
 
 
@@ -136,4 +139,5 @@ def _never_drawn(d: Diagnosis) -> Figures | None:
         return None
     if draws.expected > EXPECTED * draws.shared or draws.unlikely > RARE * draws.unsure:
         return None
-    return {field.name: getattr(draws, field.name) for field in fields(draws)}
+    figures = {field.name: getattr(draws, field.name) for field in fields(draws)}
+    return figures | {"explains": explained_by_tokens(d, *d.of(Filled).zeros.tolist())}

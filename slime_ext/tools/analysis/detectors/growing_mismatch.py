@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    side="honest",
     group="pushes",
     after=(
         "spoilt",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import VALUES, Explained
+from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_masses
+from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -38,6 +41,7 @@ class Kept(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="other_policy",
     after=("spoilt",),
     what="top-p, top-k or min-p: one side does not renormalise to the kept set, or samples lie outside it",
@@ -91,10 +95,16 @@ def look(d: Diagnosis) -> Figures | None:
     )
     need(kept.alone >= ALONE_TOKENS, lacks)
     if kept.outside > OUTSIDE * kept.known:
-        return {"outside": kept.outside, "known": kept.known}
+        return {"outside": kept.outside, "known": kept.known, "explains": _explains(d)}
     zeros = {"sampler": kept.sampler, "trainer": kept.trainer}
     sides = [side for side, count in zeros.items() if count < ZEROS * kept.alone]
     if not sides:
         return None
     mass = kept.mass / kept.known
-    return {"outside": 0, "sides": sides, "alone": kept.alone, "known": kept.known, "mass": mass, **zeros}
+    figures = {"outside": 0, "sides": sides, "alone": kept.alone, "known": kept.known, "mass": mass}
+    return {**figures, **zeros, "explains": _explains(d)}
+
+
+def _explains(d: Diagnosis) -> Explained:
+    """Returns how much of k3 the kept masses explain, if they depend on the sampler's certainty."""
+    return explained_by_masses(d, d.of(BySurprise).sums[:, VALUES])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.certainty import beyond_certainty, by_surprise
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
@@ -23,9 +23,11 @@ BLOCK, BLOCKS = 16, 2048
 
 @dataclass
 class Blocks(Measure):
-    """Sums by block of absolute positions and bin of -log behavior, [BLOCKS, SURPRISES, 3]."""
+    """Sums by block of absolute positions and bin of -log behavior, [BLOCKS, SURPRISES, 4]."""
 
-    table: Tensor = field(default_factory=lambda: zeros(BLOCKS, SURPRISES, 3))
+    version: ClassVar[int] = 2
+
+    table: Tensor = field(default_factory=lambda: zeros(BLOCKS, SURPRISES, 4))
 
     def add(self, part: DumpedRollout) -> None:
         positions = part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
@@ -34,6 +36,7 @@ class Blocks(Measure):
 
 DETECTOR = Detector(
     severity="warning",
+    side="honest",
     after=(
         "spoilt",
         "other_policy",
@@ -109,12 +112,7 @@ def look(d: Diagnosis) -> Figures | None:
     need(len(blocks) >= 4, f"4 blocks of {BLOCK} positions with {FEWEST} tokens each")
     positions, sums = (blocks * BLOCK).tolist(), table[blocks]
     best = max(_steps(positions, sums), key=lambda step: step.explained, default=None)
-    if (
-        best is None
-        or is_above_one(d)
-        or best.z < SURE
-        or best.after < max(STEP * best.before, best.before + MATTERS)
-    ):
+    if best is None or best.z < SURE or best.after < max(STEP * best.before, best.before + MATTERS):
         return None
     usual = certainty[blocks].sum(0)
     expected = certainty[blocks, :, 0] @ (usual[:, 1] / usual[:, 0].clamp_min(1))
@@ -126,4 +124,6 @@ def look(d: Diagnosis) -> Figures | None:
     cut = best.position // BLOCK
     if beyond_certainty(certainty[cut:].sum(0), certainty[:cut].sum(0)) < EQUALLY_CERTAIN:
         return None  # tokens are only less certain from there on
-    return {**best._asdict(), "block": BLOCK, "jump": jump, "spread": spread}
+    count, _, _, k3 = table[cut:].sum(0).tolist()
+    explains = explained_by_tokens(d, count, k3)
+    return {**best._asdict(), "block": BLOCK, "jump": jump, "spread": spread, "explains": explains}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     after=("spoilt", "other_policy", "prefixes", "pushes", "parts", "experts"),
     what="the first layer whose output differs by more than rounding",
     asks="layer outputs",
@@ -44,6 +46,12 @@ def look(d: Diagnosis) -> Figures | None:
     for measured in d.layers:
         limit = ROUNDINGS * measured.roundoff * math.sqrt(measured.layer + 1)
         if measured.distance > limit:
-            return {"layer": measured.layer, "distance": measured.distance, "limit": limit, "before": before}
+            return {
+                "layer": measured.layer,
+                "distance": measured.distance,
+                "limit": limit,
+                "before": before,
+                "explains": explained_by_noise(d, d.rollouts),
+            }
         before = measured.distance
     return None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_values
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.repeats import rise
 from slime_ext.tools.analysis.detectors.shared.token_ids import IDS, TokenIds
@@ -30,6 +32,8 @@ class Unsure(Measure):
         ids: sums of ``clipped`` by token id, as in ``TokenIds``.
         sizes: [SIZES] number of tokens by bin of |l|.
     """
+
+    version: ClassVar[int] = 2
 
     ids: Tensor = field(default_factory=lambda: zeros(IDS, COLUMNS))
     sizes: Tensor = field(default_factory=lambda: zeros(SIZES))
@@ -53,6 +57,7 @@ def size_bin(absolute: Tensor) -> Tensor:
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # a banned token leaves mass out of the record, a finite bias does not
     group="other_policy",
     after=(
         "spoilt",
@@ -113,7 +118,7 @@ def look(d: Diagnosis) -> Figures | None:
     sums, unsure = d.of(TokenIds).sums, d.of(Unsure)
     need(float(sums[:, 0].sum()) >= FEWEST, "token ids, 300 tokens")
     chosen = _constant_ids(unsure.ids)
-    count, _, _, squared = unsure.ids[chosen].sum(0).tolist()
+    count, _, _, squared, _ = unsure.ids[chosen].sum(0).tolist()
     whole = float(sums[:, 3].sum())
     held = float(sums[chosen, 3].sum())
     if not 0 < len(chosen) <= MOST or count < TOKENS or held < HELD * whole:
@@ -135,6 +140,7 @@ def look(d: Diagnosis) -> Figures | None:
         "spread": math.sqrt(max(squared - explained, 0.0) / count),
         "count": count,
         "near": near / max(others, 1.0),
+        "explains": explained_by_values(d, unsure.ids[chosen][:, VALUES]),
     }
 
 
@@ -143,7 +149,7 @@ def _constant_ids(unsure: Tensor) -> Tensor:
 
     Ids below a quarter of the largest are left out, because the bias of another id moves them.
     """
-    count, signed, _, squared = unsure.unbind(1)
+    count, signed, _, squared, _ = unsure.unbind(1)
     mean = signed / count.clamp_min(1)
     is_constant = (count >= LEAST) & (count * mean.square() >= CONSTANT * squared)
     size = torch.where(is_constant, mean.abs(), 0)

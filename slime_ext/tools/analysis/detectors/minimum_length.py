@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
+from slime_ext.tools.analysis.detectors.shared.along import Positions
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
 from slime_ext.tools.analysis.measures.curves import PER_OCTAVE
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -49,6 +51,7 @@ class Endings(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="other_policy",
     after=(
         "spoilt",
@@ -115,6 +118,7 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     _, cut, near, rest = best
     return {
+        "explains": explained_by_tokens(d, near[0], float(d.of(Positions).table[:cut, :, 3].sum())),
         "begin": 2 ** (cut / 4) - 1,
         "near": near[3] / near[0],
         "rest": rest[3] / rest[0],

@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.clipped import k3_of
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_rest, whole_run
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
-from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFT_TOKENS, SHIFTS, shifts_of
+from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFT_TOKENS, SHIFTS, aligned, shifts_of
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
 
 @dataclass
 class Shifts(Measure):
-    """The sums of each shift, [SHIFTS, 4], and the number of sequences that it explains, [SHIFTS]."""
+    """The sums of each shift, [SHIFTS, 4], and the number of sequences that it explains, [SHIFTS].
+
+    ``k3`` sums k3 over the tokens that still have a log-prob after the shift is undone: as recorded, and
+    undone, [2].
+    """
+
+    version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))
     sequences: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))
+    k3: Tensor = field(default_factory=lambda: zeros(2))
 
     def add(self, part: DumpedRollout) -> None:
         self.sums += shifts_of(part).sums
         self.sequences += shifts_of(part).explained.sum(1)
+        shifts = shifts_of(part).shifts
+        back = aligned(part, shifts) if shifts.any() else part
+        both = part.finite & back.finite
+        self.k3 += torch.stack([k3_of(x)[1, both].sum() for x in (part, back)])
 
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     after=("positive_log_probs", "retokenised"),
     what="the engine's log-probs belong to the token before or after, in all responses or in some",
@@ -68,11 +84,17 @@ def look(d: Diagnosis) -> Figures | None:
     ]
     distance, here, best = min(fits, default=(0.0, 0.0, 0))
     if distance < CLOSER * here:
-        return {"sequences": 0, "shift": best, "here": here, "distance": distance}
+        return {"sequences": 0, "shift": best, "here": here, "distance": distance, "explains": _explains(d)}
     sequences, best = max(
         zip(d.of(Shifts).sequences.tolist(), SHIFTS, strict=True)
     )  # each compared separately
     every = d.sums.sequences
     if sequences < max(SHIFTED_SEQUENCES, SHIFTED_SHARE * every):
         return None
-    return {"sequences": sequences, "shift": best, "every": every}
+    return {"sequences": sequences, "shift": best, "every": every, "explains": _explains(d)}
+
+
+def _explains(d: Diagnosis) -> Explained:
+    """Returns the share of k3 that goes with the shift; the ends of responses count as the rest of them."""
+    (recorded, undone), (_, whole) = d.of(Shifts).k3.tolist(), whole_run(d)
+    return explained_by_rest(d, whole, whole * undone / recorded if recorded else whole)

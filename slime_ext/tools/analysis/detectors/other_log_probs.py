@@ -221,6 +221,7 @@ def _borrowed(part: DumpedRollout, at: Tensor, sizes: Tensor, *, is_end: bool) -
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="parts",
     after=("spoilt", "other_run"),
     what="some samples have the log-probs of another text: of another sample, or of an earlier attempt",
@@ -320,7 +321,7 @@ def _unrelated(d: Diagnosis) -> Figures | None:
     between = by_sample.correlated - by_sample.unrelated - by_sample.related
     if by_sample.unrelated > MOST * by_sample.related:
         return None
-    count, sampler, trainer, _ = d.of(Twice).sums.tolist()
+    count, sampler, trainer, *_ = d.of(Twice).sums.tolist()
     if count >= REPEATS and trainer > max(
         MATTERS * count, sampler
     ):  # the trainer scores the same text differently each time

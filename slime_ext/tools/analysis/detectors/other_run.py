@@ -24,6 +24,7 @@ class Paired(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     what="the train dumps and the rollout dumps belong to different runs",
     asks="train and rollout dumps with log-probs of the sampler",

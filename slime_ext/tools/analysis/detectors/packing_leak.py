@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
-from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds, whole_prompts
 from slime_ext.tools.analysis.detectors.shared.parts import AGREES, FarValue, mean_of
 from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
@@ -11,6 +11,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="parts",
     after=(
         "spoilt",
@@ -72,4 +73,7 @@ def look(d: Diagnosis) -> Figures | None:
         figures = {"first": first, "later": later, "z": z}
         return figures | {"explains": explained(K3(*later[1:]), K3(*first[1:]))}
     spread, kinds = unrepeated(d, "trainer"), two_kinds(d)
-    return None if spread is None or kinds is None else {"first": None, **kinds._asdict(), **spread}
+    if spread is None or kinds is None:
+        return None
+    explains = explained_by_tokens(d, *kinds.far[1:])
+    return {"first": None, **spread, **kinds._asdict(), "explains": explains}

@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # whatever is wrong with a part
     group="parts",
     after=(
         "spoilt",

@@ -9,6 +9,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="pushes",
     after=(
         "spoilt",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_values
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.repeats import Repeats, came_before, rise
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
@@ -44,6 +45,7 @@ class Newest(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="other_policy",
     after=("spoilt", "kept_mass", "other_log_probs", "logit_bias", "minimum_length", "prefix_mismatch"),
     what="a repetition, presence or frequency penalty acts only in the sampler",
@@ -111,6 +113,7 @@ def look(d: Diagnosis) -> Figures | None:
         "absolute": absolute,
         "is_less": rise_of_repeats > 0,
         "is_late": _is_late(d),
+        "explains": explained_by_values(d, d.of(Repeats).sums[..., VALUES].flatten(0, 1)),
     }
 
 

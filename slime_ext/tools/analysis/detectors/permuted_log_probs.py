@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.other_log_probs import Exchanged
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.explained import explained_by_order
+from slime_ext.tools.analysis.detectors.shared.explained import (
+    explained_by_order,
+    explained_by_tokens,
+)
 from slime_ext.tools.analysis.detectors.shared.layouts import LAYOUTS, Layouts
 from slime_ext.tools.analysis.detectors.shared.unrelated import LEAST, TRIED, Unrelated, relation_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -54,6 +58,7 @@ def _moved(part: DumpedRollout, which: Tensor) -> Tensor:
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="parts",
     after=("spoilt", "other_log_probs", "other_run"),
     what="log-probs belong to another position of the same response: a long shift, chunks in the wrong order",
@@ -129,4 +134,5 @@ def _elsewhere(d: Diagnosis) -> Figures | None:
         "windows": windows,
         "fits": fits,
         "size": WINDOW,
+        "explains": explained_by_tokens(d, *d.of(Exchanged).far[:2].tolist()),
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.along import EQUALLY_CERTAIN, TIMES, along
+from slime_ext.tools.analysis.detectors.shared.along import EQUALLY_CERTAIN, TIMES, along, explained_along
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    side="honest",
     after=(
         "spoilt",
         "prefixes",
@@ -65,4 +66,5 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if drift.late - drift.early < DRIFT_SURE * drift.late_error:  # only a few late tokens are far off
         return None
-    return {"early": drift.early, "middle": drift.middle, "late": drift.late}
+    explains = explained_along(d, grows=True)
+    return {"early": drift.early, "middle": drift.middle, "late": drift.late, "explains": explains}

@@ -8,6 +8,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     what="recorded log-probs are above 0",
     asks="",

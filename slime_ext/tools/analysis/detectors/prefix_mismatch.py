@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
+from slime_ext.tools.analysis.detectors.shared.along import explained_along
 from slime_ext.tools.analysis.detectors.shared.certainty import beyond_certainty, by_surprise
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
@@ -23,9 +26,11 @@ PARTS = ("start of the first turn", "rest of the first turn", "start of later tu
 
 @dataclass
 class PartsOfTurns(Measure):
-    """Sums by part of a turn (PARTS) and bin of -log behavior, [PARTS, SURPRISES, 3]."""
+    """Sums by part of a turn (PARTS) and bin of -log behavior, [PARTS, SURPRISES, 4]."""
 
-    table: Tensor = field(default_factory=lambda: zeros(len(PARTS), SURPRISES, 3))
+    version: ClassVar[int] = 2
+
+    table: Tensor = field(default_factory=lambda: zeros(len(PARTS), SURPRISES, 4))
 
     def add(self, part: DumpedRollout) -> None:
         turns = part.segments.turn_ids
@@ -38,6 +43,7 @@ class PartsOfTurns(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="prefixes",
     after=(
         "spoilt",
@@ -111,6 +117,10 @@ def look(d: Diagnosis) -> Figures | None:
     if as_sure < EQUALLY_CERTAIN:  # the start of a turn is only less certain
         return None
     further = after[1] / after[0] if is_later and after[0] else None
+    if is_later:
+        explains = explained_by_tokens(d, later[0] + after[0], later[3] + after[3])
+    else:
+        explains = explained_along(d, grows=False)
     return {
         "near": near,
         "far": far,
@@ -118,4 +128,5 @@ def look(d: Diagnosis) -> Figures | None:
         "is_later": is_later,
         "tokens": NEAR,
         "as_sure": as_sure,
+        "explains": explains,
     }

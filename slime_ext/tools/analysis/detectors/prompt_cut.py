@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.along import along
+from slime_ext.tools.analysis.detectors.shared.along import along, explained_along
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.parts import far_value
@@ -11,6 +11,7 @@ from slime_ext.tools.analysis.measures.rollouts import top_share
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     after=(
         "spoilt",
         "other_policy",
@@ -71,5 +72,12 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if drift.early - drift.late < SURE * drift.early_error:
         return None
-    figures = {"value": "", "early": drift.early, "middle": drift.middle, "late": drift.late}
+    explains = explained_along(d, grows=False)
+    figures = {
+        "value": "",
+        "early": drift.early,
+        "middle": drift.middle,
+        "late": drift.late,
+        "explains": explains,
+    }
     return figures | {"or_else": ("prefix_mismatch",), "untold": UNTOLD}

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
-from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.sampling import by_probability
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
@@ -18,6 +18,7 @@ from slime_ext.tools.analysis.measures.versions import VersionMeans
 
 DETECTOR = Detector(
     severity="warning",
+    side="honest",
     after=(
         "spoilt",
         "other_policy",
@@ -88,7 +89,6 @@ UNTOLD_WEIGHTS = (
 )
 BOTH = 0.03  # share of sum l^2 of far tokens on the other side of 0
 WHOLLY = 2.0  # mean l over the log of the mean ratio, up to which a missing mass explains both
-ABOVE = 6.0  # standard errors of the mean ratio above 1, which no weights make at sampled tokens
 MOST = 2  # other findings that are named
 REPEATS = 40  # tokens with the same text before them in another sample
 UNNUMBERED = "without a number"
@@ -120,7 +120,7 @@ def look(d: Diagnosis) -> Figures | None:
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
     if top_share(d.rollouts) >= FEW or not (grows or distance >= LOUD):
         return None
-    if _is_part(d) or (d.means.ratio_minus_one.z >= ABOVE or is_above_one(d)):
+    if _is_part(d):
         return None
     is_again = float(d.of(Twice).sums[0]) >= REPEATS
     figures = {
@@ -130,6 +130,7 @@ def look(d: Diagnosis) -> Figures | None:
         "grows": grows,
         "mean": d.sums.mean_log_ratio,
         "again": is_again,
+        "explains": explained_by_noise(d, d.rollouts),
     }
     others = _others(d, distance, is_known=is_known, is_again=is_again)
     return (

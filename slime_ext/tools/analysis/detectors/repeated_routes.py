@@ -27,6 +27,7 @@ class Rows(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # the experts show it, whatever the log-probs are
     group="experts",
     after=("spoilt",),
     what="the sampler's recorded experts are the same row over many tokens",

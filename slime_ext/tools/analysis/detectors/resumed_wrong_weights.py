@@ -17,6 +17,7 @@ from slime_ext.tools.analysis.measures.versions import VersionSums
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     after=("spoilt", "other_policy", "prefixes", "parts", "experts"),
     what="the first rollouts after a start or a resume come from other weights than the trainer's",
     asks="4 rollouts",

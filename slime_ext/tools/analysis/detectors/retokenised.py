@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
-from slime_ext.tools.analysis.measures.shifts import moved_turns
+from slime_ext.tools.analysis.measures.shifts import FAR, moved_turns
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import tabulated, zeros
 
 
 @dataclass
 class Turns(Measure):
-    """Numbers of turns, of turns of which only a later part is shifted, and of samples with other tokens."""
+    """Numbers of turns, of turns of which only a later part is shifted, and of samples with other tokens.
+
+    ``far`` is the number and sum of k3 of the tokens in turns that are FAR off, [2].
+    """
+
+    version: ClassVar[int] = 2
 
     turns: int = 0
     moved: int = 0
     retold: int = 0
+    far: Tensor = field(default_factory=lambda: zeros(2))
 
     def add(self, part: DumpedRollout) -> None:
         self.turns += int(part.segments.turn_ids[-1:].sum())
         self.moved += moved_turns(part)
+        if part.size:
+            turns = tabulated(
+                part.segments.turn_ids, part.columns[[0, 1, 5]], int(part.segments.turn_ids[-1]) + 1
+            )
+            self.far += turns[turns[:, 1] > FAR * turns[:, 0]][:, [0, 2]].sum(0)
 
     def close(self, rollout: DumpedRollout) -> None:
         self.retold += rollout.retold
@@ -29,6 +45,7 @@ class Turns(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     after=("other_run",),
     what="""
@@ -66,4 +83,4 @@ def look(d: Diagnosis) -> Figures | None:
     need(counted.turns >= MOVED, f"{MOVED} turns of responses")
     if counted.moved < max(MOVED, MOVED_SHARE * counted.turns) and not counted.retold:
         return None
-    return vars(counted)
+    return {**vars(counted), "explains": explained_by_tokens(d, *counted.far.tolist())}

@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.measures.rollouts import mean_k3
 
 DETECTOR = Detector(
     severity="warning",
+    side="either",  # a symptom
     says="symptom",
     after=(
         "spoilt",

@@ -23,6 +23,7 @@ class Misfits(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # no ratio shows it
     explains=False,
     what="the sampler's experts have more or fewer rows than their sample has tokens",
     asks="rollout_routed_experts",

@@ -9,6 +9,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    side="honest",
     after=NAMED,
     what="""
         a few tokens of a mixture of experts are far off, in both directions, and share nothing:

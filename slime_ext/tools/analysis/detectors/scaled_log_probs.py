@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor
-
-from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_values
+from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.measure import Measure
-from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
-
-
-@dataclass
-class BySurprise(Measure):
-    """Sums of ``clipped`` by bin of -log behavior; the last column sums -log behavior."""
-
-    sums: Tensor = field(default_factory=lambda: zeros(SURPRISES, COLUMNS + 1))
-
-    def add(self, part: DumpedRollout) -> None:
-        if part.size:
-            surprise = -part.compared(part.behavior).double()
-            self.sums += tabulated(part.surprise.long(), [*clipped(part), surprise], SURPRISES)
-
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="other_policy",
     after=("spoilt", "kept_mass"),
     what="the log-probs of one side are multiplied by a factor after the softmax",
@@ -87,7 +70,7 @@ def look(d: Diagnosis) -> Figures | None:
     table = d.of(BySurprise).sums
     bins = [
         _Bin(x / n, signed / n, signed / max(absolute, 1e-30))
-        for n, signed, absolute, _, x in table.tolist()
+        for n, signed, absolute, *_, x in table.tolist()
         if n >= TOKENS and x / n >= FIRST
     ]
     mean, absolute = d.sums.mean_log_ratio or 0.0, d.sums.mean_absolute or 0.0
@@ -96,7 +79,8 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if min(sign * one.lean for one in bins) < LEAST:
         return None
-    figures = {"mean": mean, "absolute": absolute}
+    explains = explained_by_values(d, table[:, VALUES])
+    figures = {"mean": mean, "absolute": absolute, "explains": explains}
     shares = [one.log_ratio / one.surprise for one in bins]
     if _is_one(shares, ONE_FACTOR) and max(shares) < 1:
         factor = 1 / (1 - sum(shares) / len(shares))

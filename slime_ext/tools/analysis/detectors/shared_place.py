@@ -11,6 +11,7 @@ from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -19,10 +20,10 @@ from slime_ext.tools.analysis.tables import tabulated, zeros
 FEWEST, TOKENS = 300, 4  # tokens in all; tokens at the places
 HELD, TIMES, MATTERS = 0.8, 5.0, 0.1  # share of sum l^2; times mean |l| elsewhere; nats of mean |l|
 MOST, MOST_SHARE = 15, 0.5  # tokens at one end, and their share of all tokens
+ALONE = 8.0  # far tokens that are equally far off, or more that are not
 # Mean |l| of the last such token, and of the next, over the mean of all of them. After another prompt, first
 # tokens are far off as well, but less and less.
 EDGE, GONE = 0.5, 0.25
-SPREAD = 10.0  # most mean l^2 over the square of mean |l| at the places; it is 2 if l is exponential
 
 
 @dataclass
@@ -39,6 +40,7 @@ class FirstTokens(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # values that were filled in alter the record, a lost token leaves it honest
     group="parts",
     after=("spoilt", "kept_mass", "other_log_probs"),
     what="only the first or the last tokens of responses are far off",
@@ -90,7 +92,7 @@ def look(d: Diagnosis) -> Figures | None:
     for table, is_cut, is_first in tables:
         places = _places(table, whole, is_first=is_first)
         if places:
-            count, _, absolute, squared = table[:places].sum(0).tolist()
+            count, _, absolute, squared, k3 = table[:places].sum(0).tolist()
             return {
                 "places": places,
                 "is_cut": is_cut,
@@ -100,6 +102,7 @@ def look(d: Diagnosis) -> Figures | None:
                 "of": float(whole[0]),
                 "near": absolute / count,
                 "rest": float(whole[2] - absolute) / max(float(whole[0]) - count, 1),
+                "explains": explained_by_tokens(d, count, k3),
             }
     return None
 
@@ -118,7 +121,7 @@ def _places(table: Tensor, whole: Tensor, *, is_first: bool) -> int:
     # Of responses of a few tokens, every token is one of the last.
     is_place = (count >= TOKENS) & (count <= MOST_SHARE * whole[0]) & (squared >= HELD * whole[3])
     is_place &= (near >= MATTERS) & (near >= TIMES * rest)
-    is_place &= squared <= SPREAD * count * near.square()  # not one far token alone
+    is_place &= (count * near).square() >= ALONE * squared  # not a few of the tokens at the places
     if not is_place.any():
         return 0
     explained = torch.where(is_place, count * others / (count + others) * (near - rest).square(), -1)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
 from slime_ext.tools.analysis.detectors.shared.clipped import clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
+from slime_ext.tools.analysis.detectors.shared.filled import Filled
 from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.detectors.shared.token_ids import TokenIds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import tabulated
 
 KEPT = 8  # repeated values of which a part of a rollout keeps the counts
 REPEATED = 3  # tokens with one value that make it a repeated value; 0 always counts as repeated
@@ -29,31 +33,36 @@ class Values(Measure):
         tokens: value -> number of tokens.
         ids: value -> largest number of different token ids in a part of a rollout.
         squares: value -> sum l^2.
+        k3: value -> sum k3.
     """
+
+    version: ClassVar[int] = 2
 
     tokens: Counter[float] = field(default_factory=Counter)
     ids: Counter[float] = field(default_factory=Counter)
     squares: Counter[float] = field(default_factory=Counter)
+    k3: Counter[float] = field(default_factory=Counter)
 
     def add(self, part: DumpedRollout) -> None:
         far = part.finite & (part.log_ratio.abs() > FAR)
         if not far.any():
             return
-        behavior, squared = part.behavior[far], clipped(part)[3]
+        behavior, (*_, squared, near) = part.behavior[far], clipped(part)[:, far]
         values, index, counts = behavior.unique(return_inverse=True, return_counts=True)
         is_known = (counts >= REPEATED) | (values == 0)
         if not is_known.any():
             return
         kinds = part.proximal[far].mul(100).round().long() if part.tokens is None else part.tokens[far]
         pairs = torch.stack([index, kinds]).unique(dim=1)[0]
-        different, squares = torch.bincount(pairs, minlength=len(values)), torch.zeros(len(values)).double()
-        squares.index_add_(0, index, squared[far])
+        different = torch.bincount(pairs, minlength=len(values))
+        squares, k3 = tabulated(index, (squared, near), len(values)).unbind(1)
         top = (counts * is_known).topk(min(KEPT, len(counts))).indices
         for at in top[is_known[top]].tolist():
             value = float(values[at])
             self.tokens[value] += int(counts[at])
             self.ids[value] = max(self.ids[value], int(different[at]))
             self.squares[value] += float(squares[at])
+            self.k3[value] += float(k3[at])
 
     def merge(self, other: Values) -> None:
         most = self.ids | other.ids  # because other parts may have the same ids
@@ -63,6 +72,7 @@ class Values(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     after=(
         "positive_log_probs",
@@ -117,12 +127,15 @@ def look(d: Diagnosis) -> Figures | None:
     is_end = float(value) == 0 and last >= LAST  # an end token that was appended has one id
     if count < FEWEST or held < HELD or (ids < KINDS and not is_end):
         return None
+    # Of zeros, the near ones are known as well.
+    same = d.of(Filled).zeros.tolist() if float(value) == 0 else (count, values.k3[value])
     return {
         "value": float(value),
         "count": count,
         "ids": ids,
         "held": held,
         "last": last if last >= LAST else 0,
+        "explains": explained_by_tokens(d, *same),
     }
 
 

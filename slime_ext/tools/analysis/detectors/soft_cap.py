@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="other_policy",
     after=("spoilt", "kept_mass", "scaled_log_probs"),
     what="one side caps the logits softly (cap * tanh(logit / cap)), the other does not or does it otherwise",

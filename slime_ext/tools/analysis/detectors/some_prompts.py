@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import Sizes, whole_prompts
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # a symptom
     says="symptom",
     after=(
         "spoilt",
@@ -61,6 +63,7 @@ def look(d: Diagnosis) -> Figures | None:
         "expected": by_prompt.expected,
         "k3": k3 / m,
         "rest": rest / n,
+        "explains": explained_by_tokens(d, m, k3),
     }
     if "engine" in samples.by_label():
         return figures

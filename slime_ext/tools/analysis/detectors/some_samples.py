@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    side="either",  # a symptom
     says="symptom",
     after=("any cause",),
     what="a part of the samples is far off, and no label in the dump explains which",
@@ -50,6 +52,7 @@ def look(d: Diagnosis) -> Figures | None:
         "samples": samples,
         "k3": kinds.far[2] / kinds.far[1],
         "rest": kinds.near[2] / kinds.near[1],
+        "explains": explained_by_tokens(d, *kinds.far[1:]),
         "or_else": ("part_of_run", "other_log_probs"),
         "untold": UNTOLD,
     }

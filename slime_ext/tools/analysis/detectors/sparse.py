@@ -9,6 +9,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    side="either",  # a symptom
     says="symptom",
     after=(*NAMED, "routing_flips"),
     what="a few tokens are far off and all others agree; the dump does not hold what they share",

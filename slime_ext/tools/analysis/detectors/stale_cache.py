@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -51,6 +52,7 @@ class Switched(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     after=("spoilt",),
     what="the engine kept its KV cache after a weight update inside a response",
     asks="versions by token",
@@ -80,4 +82,4 @@ def look(d: Diagnosis) -> Figures | None:
     k3_after, k3_pure = after / count, pure / count_pure
     if k3_after < max(CACHE_MATTERS, CACHE_TIMES * k3_pure):
         return None
-    return {"after": k3_after, "pure": k3_pure}
+    return {"after": k3_after, "pure": k3_pure, "explains": explained_by_tokens(d, count, after)}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.cached import CachedShares
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.rollouts import mean_k3
@@ -49,6 +49,7 @@ class Cached(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="prefixes",
     after=("spoilt", "other_log_probs", "packing_leak", "part_of_run"),
     what="the engine reuses keys and values of old weights: only responses after a cached prefix are far off",
@@ -101,7 +102,8 @@ def look(d: Diagnosis) -> Figures | None:
     if cached < max(PREFIX_TIMES * fresh, PREFIX_MATTERS) or cached - fresh < PREFIX_SURE * error:
         return None
     samples, of = int(sums[1, 0]), int(sums[:, 0].sum())
-    return {"cached": cached, "fresh": fresh, "samples": samples, "of": of}
+    explains = explained_by_tokens(d, m, other)
+    return {"cached": cached, "fresh": fresh, "samples": samples, "of": of, "explains": explains}
 
 
 def _between_rollouts(d: Diagnosis) -> Figures | None:

@@ -18,7 +18,7 @@ from slime_ext.tools.analysis.detectors.shared.ages import (
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.began import Began, began_by_k3, dated
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -27,6 +27,7 @@ from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 
 DETECTOR = Detector(
     severity="warning",
+    side="either",  # old and new weights differ also where both records are shifted
     after=(
         "other_run",
         "positive_log_probs",
@@ -118,31 +119,39 @@ def _old_weights(d: Diagnosis) -> Figures | None:
         return {**k3, "worst": worst, "rollouts": _ids(stale_sums)}
     alone = None
     if fresh.count < FEWEST:
-        alone = _all_aged(stale_sums) or _held(stale_sums, d.rollouts)
+        alone = _all_aged(d, stale_sums) or _held(d, stale_sums)
     if alone and is_scaled(d):
         return {**alone, "or_else": ("temperature",), "untold": UNTOLD}
     return alone or (None if rather_than_rollouts(d) else _lagging(d))
 
 
-def _all_aged(versions: list[VersionSums]) -> Figures | None:
+def _all_aged(d: Diagnosis, versions: list[VersionSums]) -> Figures | None:
     aged = [c for c in versions if c.age > 0]
     means = VersionMeans.of(aged)
     if means.count < FEWEST or means.k3 < ALONE_MATTERS:
         return None
     ages = [c.age for c in aged]
-    return {"k3": means.k3, "newest": min(ages), "oldest": max(ages), "rollouts": _ids(aged)}
+    return {
+        "k3": means.k3,
+        "newest": min(ages),
+        "oldest": max(ages),
+        "rollouts": _ids(aged),
+        "explains": explained_by_tokens(d, means.count, means.count * means.k3),
+    }
 
 
-def _held(older: list[VersionSums], rollouts: list[RolloutSummary]) -> Figures | None:
+def _held(d: Diagnosis, older: list[VersionSums]) -> Figures | None:
     """Returns the figures if most tokens come from a version that had sampled an earlier rollout.
 
     No token is known to come from fresh weights.
     """
     means = VersionMeans.of(older)
-    if means.count < FEWEST or 2 * means.count < sum(s.tokens for s in rollouts) or means.k3 < ALONE_MATTERS:
+    are_few = means.count < max(FEWEST, sum(s.tokens for s in d.rollouts) / 2)
+    if are_few or means.k3 < ALONE_MATTERS:
         return None
     versions = sorted({v.version for v in older})
-    return {"k3": means.k3, "held": versions, "rollouts": _ids(older)}
+    explains = explained_by_tokens(d, means.count, means.count * means.k3)
+    return {"k3": means.k3, "held": versions, "rollouts": _ids(older), "explains": explains}
 
 
 def _lagging(d: Diagnosis) -> Figures | None:
@@ -162,6 +171,7 @@ def _lagging(d: Diagnosis) -> Figures | None:
         "later": mean_k3(rollouts[1:]),
         "dated": dated(d, began),
         "is_guess": True,
+        "explains": explained(K3.of_rollouts(rollouts[1:]), K3.of_rollouts(rollouts[:1])),
         "rollouts": tuple(s.rollout_id for s in rollouts[1:]),
     }
     if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:

@@ -6,17 +6,21 @@ from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, Lag, lag
 from slime_ext.tools.analysis.detectors.shared.bends import bend
 from slime_ext.tools.analysis.detectors.shared.contexts import Contexts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import VALUES
+from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_temperature
 from slime_ext.tools.analysis.detectors.shared.sampling import (
     FEWEST,
     by_probability,
     implied_temperature,
     is_scaled,
 )
+from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.detectors.shared.twice import Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="honest",
     group="other_policy",
     after=(
         "spoilt",
@@ -68,7 +72,12 @@ def look(d: Diagnosis) -> Figures | None:
     if not is_scaled(d) or (lag_verdict := lag(d)) is Lag.EXPLAINS:
         return None
     absolute = d.sums.mean_absolute
-    figures = {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
+    figures = {
+        "scale": implied_temperature(d),
+        "explained": by_probability(d),
+        "absolute": absolute,
+        "explains": explained_by_temperature(d, d.of(BySurprise).sums[:, VALUES]),
+    }
     others = {} if lag_verdict is Lag.RULED_OUT else {"stale_weights": UNTOLD}
     if not _has_shared_texts(d):
         others["soft_cap"] = TEXTS

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, UNLIKELY, Filled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -45,6 +46,7 @@ class Doubtful(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="spoilt",
     after=("positive_log_probs", "retokenised", "off_by_one", "greedy_sampling", "constrained_decoding"),
     what="the response mask holds tokens that the policy did not sample",
@@ -85,7 +87,10 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     are_in_runs = doubtful.padded >= max(FILLED_TOKENS, FILLED_SHARE * tokens)
     are_many = filled >= max(FILLED_TOKENS, ALONE_SHARE * tokens, EXACT_SHARE * (filled + doubtful.nearly))
-    return {"filled": filled, "tokens": tokens} if are_in_runs or are_many else None
+    if not are_in_runs and not are_many:
+        return None
+    explains = explained_by_tokens(d, *d.of(Filled).zeros.tolist())
+    return {"filled": filled, "tokens": tokens, "explains": explains}
 
 
 def _are_sampled(d: Diagnosis) -> bool:

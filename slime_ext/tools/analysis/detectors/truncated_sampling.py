@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import VALUES
+from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_masses
 from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, SMALL, SURE, is_scaled
+from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.rollouts import top_share
@@ -29,6 +32,7 @@ class Sides(Measure):
 
 DETECTOR = Detector(
     severity="error",
+    side="altered",
     group="other_policy",
     after=("spoilt", "kept_mass", "penalties", "minimum_length", "soft_cap"),
     what="top-p or top-k renormalised the engine's log-probs",
@@ -107,5 +111,6 @@ def look(d: Diagnosis) -> Figures | None:
         "is_more": is_more and is_even,
         "is_even": is_even,
         "mean": mean,
+        "explains": explained_by_masses(d, d.of(BySurprise).sums[:, VALUES]),
         "expected": expected,
     }

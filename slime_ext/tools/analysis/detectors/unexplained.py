@@ -10,6 +10,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="warning",
+    side="either",  # no cause
     after=("any cause", "some_samples"),
     what="k3, chi^2 or effective sample size is outside its healthy range, and no other finding explains it",
     asks="100 tokens",

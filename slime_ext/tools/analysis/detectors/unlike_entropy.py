@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, SURE
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
     severity="error",
+    side="either",  # the record is the trainer's policy, so its mean ratio is 1 whatever was drawn
     after=("spoilt", "other_policy", "parts"),
     what="the engine draws from a narrower or wider distribution than it records",
     asks="the trainer's entropy",
@@ -46,4 +48,5 @@ def look(d: Diagnosis) -> Figures | None:
     least = max(APART * entropy, BEYOND * (d.sums.mean_absolute or 0.0))
     if abs(surprise.z) < SURE or abs(surprise.value) < least:
         return None
-    return {"surprise": surprise.value, "entropy": entropy, "z": surprise.z}
+    figures = {"surprise": surprise.value, "entropy": entropy, "z": surprise.z}
+    return figures | {"explains": explained_by_tokens(d, 0, 0)}  # no ratio shows it

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
 from importlib import import_module
 
-from slime_ext.tools.analysis.detectors.shared.detector import ANY_CAUSE, Detector, Lacks, Look
+from slime_ext.tools.analysis.detectors.shared.detector import ANY_CAUSE, Detector, Figures, Lacks, Look
+from slime_ext.tools.analysis.detectors.shared.explained import Explained
+from slime_ext.tools.analysis.detectors.shared.identities import ALTERED, HALF, HONEST, Record, record_of
 from slime_ext.tools.analysis.document import FINDINGS, Finding, Looked
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -57,11 +59,26 @@ def measures(vocabulary: int | None) -> dict[str, Measure]:
 
 
 def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ...]]:
-    """Returns the findings of a run, the most severe first, and the result of each detector."""
+    """Returns the findings of a run, the most severe first, and the result of each detector.
+
+    The first split is by the identities of ``record_of``. A cause on the wrong side is not considered, unless
+    a finding on the right side leaves an unhealthy rest, or the cause claims less than half of k3.
+    """
+    record, results = record_of(diagnosis), {name: _result(name, diagnosis) for name in DETECTORS}
     findings: dict[str, Finding] = {}
     looked = []
     for name, detector in DETECTORS.items():
-        state, detail = _look(name, detector, diagnosis, findings)
+        result, detail = results[name], " ".join(detector.threshold.split())
+        if isinstance(result, Lacks):
+            state, detail = "could not look", str(result)
+        elif alike := [other for other in findings if other in BEFORE[name]]:
+            state, detail = "left to another", alike[0]
+        elif result is None:
+            state = "nothing"
+        elif reason := _excluded(name, record, results):
+            state, detail = "excluded", reason
+        else:
+            state, findings[name] = "found", detector.finding(name, result)
         looked.append(Looked(name=name, state=state, detail=detail))
     if "left_out" in findings:
         findings = {
@@ -71,23 +88,32 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
     return tuple(sorted(findings.values(), key=lambda finding: finding.rank)), tuple(looked)
 
 
+def _result(name: str, diagnosis: Diagnosis) -> Figures | Lacks | None:
+    """Returns the figures of a detector, None if it finds nothing, or what it lacks."""
+    try:
+        return LOOKS[name](diagnosis)
+    except Lacks as lacks:
+        return lacks
+
+
+def _excluded(name: str, record: Record, results: Mapping[str, Figures | Lacks | None]) -> str:
+    """Returns why the identities exclude the cause that a detector found; empty if they do not."""
+    reason = record.excludes(DETECTORS[name].side)
+    if not reason:
+        return ""
+    if record.side == HONEST:
+        claimed = _explains(results[name])
+        return reason if claimed and claimed.share >= HALF else ""
+    altered = (_explains(results[other]) for other in DETECTORS if DETECTORS[other].side == ALTERED)
+    leave_a_rest = any(explains and not explains.is_rest_healthy for explains in altered)
+    return "" if leave_a_rest else reason
+
+
+def _explains(result: Figures | Lacks | None) -> Explained | None:
+    return None if result is None or isinstance(result, Lacks) else result.get("explains")
+
+
 def _of_those_read(finding: Finding) -> Finding:
     return finding.model_copy(
         update={"evidence": f"{finding.evidence} Shares are of the samples that could be read."}
     )
-
-
-def _look(
-    name: str, detector: Detector, diagnosis: Diagnosis, findings: dict[str, Finding]
-) -> tuple[str, str]:
-    threshold = " ".join(detector.threshold.split())
-    try:
-        figures = LOOKS[name](diagnosis)
-    except Lacks as lacks:
-        return "could not look", str(lacks)
-    if alike := [other for other in findings if other in BEFORE[name]]:
-        return "left to another", alike[0]
-    if figures is None:
-        return "nothing", threshold
-    findings[name] = detector.finding(name, figures)
-    return "found", threshold

@@ -34,7 +34,7 @@ from slime_ext.tools.analysis.texts import counted, legible
 from slime_ext.tools.folders import write_file
 
 UNFOLDED = 5  # corrections that the page does not fold
-STATES = ("found", "nothing", "left to another", "could not look")
+STATES = ("found", "nothing", "left to another", "excluded", "could not look")
 MOST_NAMED = 300  # characters of the list of rejected sequences; JSON has the whole list
 TEMPLATE, STYLE = "page.html.j2", "style.css"
 

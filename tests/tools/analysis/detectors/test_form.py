@@ -43,14 +43,16 @@ ROOM = Path(detectors.__file__).parent
 @functools.cache
 def naming():
     """For each statement of the detectors' modules: its path, its node, and the names in it."""
-    paths = [(path, node) for path in ROOM.rglob("*.py") for node in ast.parse(path.read_text()).body]
+    asking = (ROOM.parent / "findings" / "__init__.py", ROOM.parent / "run.py")  # all detectors
+    files = (*ROOM.rglob("*.py"), *asking)
+    paths = [(path, node) for path in files for node in ast.parse(path.read_text()).body]
     names = ({leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)} for _, node in paths)
     return [(*pair, each) for pair, each in zip(paths, names, strict=True)]
 
 
 def readers(name):
-    """The modules of detectors that name a class outside of its definition: directly, or through a function
-    of ``shared`` that does."""
+    """The modules of detectors that name a class outside of its definition, and those that ask all detectors:
+    directly, or through a function of ``shared`` that does."""
     users, wanted = set(), {name}
     while wanted:
         one, functions = wanted.pop(), set()

@@ -203,7 +203,8 @@ def test_a_leak_is_told_from_a_stale_prefix_by_the_side_that_differs():
 def test_a_prompt_that_one_side_lacks_is_told_by_a_distance_that_falls():
     def cut(r):
         g = torch.Generator().manual_seed(r.rollout_id)
-        noise = torch.randn(r.size, generator=g) * (-r.segments.within / 8).exp()
+        size = (-r.segments.within / 8).exp()
+        noise = torch.randn(r.size, generator=g) * size - size.square() / 2  # the mean ratio stays 1
         return {"proximal": (r.proximal + noise).clamp(max=-1e-5), "groups": None}
 
     found = findings(edited(run(samples=64), cut))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.certainty import by_surprise
+from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_tokens
 from slime_ext.tools.analysis.measures.curves import POSITIONS, octaves
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -22,9 +23,11 @@ MORE, LEAST = 2.0, 0.02  # times what rollouts explain; share of the variance of
 
 @dataclass
 class Positions(Measure):
-    """Sums by bin of the position and of -log behavior, [POSITIONS, SURPRISES, 3], of ``by_surprise``."""
+    """Sums by bin of the position and of -log behavior, [POSITIONS, SURPRISES, 4], of ``by_surprise``."""
 
-    table: Tensor = field(default_factory=lambda: zeros(POSITIONS, SURPRISES, 3))
+    version: ClassVar[int] = 2
+
+    table: Tensor = field(default_factory=lambda: zeros(POSITIONS, SURPRISES, 4))
 
     def add(self, part: DumpedRollout) -> None:
         self.table += by_surprise(octaves(part.segments.within), part, POSITIONS)
@@ -58,6 +61,17 @@ def along(d: Diagnosis) -> Along | None:
     return Along(*means, *(_over_equally_certain(d, part) for part in parts[::2]), *errors)
 
 
+def explained_along(d: Diagnosis, *, grows: bool) -> Explained:
+    """Returns the share of k3 by which three quarters of the tokens differ from the nearest quarter.
+
+    These are all tokens after the first quarter by position, or all before the last quarter.
+    """
+    count, _, _, k3 = d.of(Positions).table.sum(1).unbind(1)
+    reached = count.cumsum(0) / count.sum().clamp_min(1)
+    is_far = reached > 0.25 if grows else reached < 0.75
+    return explained_by_tokens(d, float(count[is_far].sum()), float(k3[is_far].sum()))
+
+
 def rather_than_rollouts(d: Diagnosis) -> bool:
     """Returns whether |l| grows along the response rather than from rollout to rollout.
 
@@ -80,6 +94,6 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
 
 def _over_equally_certain(d: Diagnosis, part: Tensor) -> float:
     """Returns mean |l| at some bins of position, over that of all equally certain tokens."""
-    count, absolute, _ = d.of(Positions).table.unbind(2)
+    count, absolute, *_ = d.of(Positions).table.unbind(2)
     usual = absolute.sum(0) / count.sum(0).clamp_min(1)
     return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))

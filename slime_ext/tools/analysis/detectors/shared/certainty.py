@@ -17,10 +17,11 @@ def by_surprise(places: Tensor, part: DumpedRollout, size: int) -> Tensor:
         places: [T], each below ``size``; later ones count as the last.
 
     Returns:
-        [size, SURPRISES, 3] number of tokens, sum |l| and sum l^2.
+        [size, SURPRISES, 4] number of tokens, sum |l|, sum l^2 and sum k3.
     """
     index = places.floor().clamp(0, size - 1) * SURPRISES + part.surprise
-    return tabulated(index.long(), part.columns[:3], size * SURPRISES).view(size, SURPRISES, 3)
+    rows = part.columns[[0, 1, 2, 5]]
+    return tabulated(index.long(), rows, size * SURPRISES).view(size, SURPRISES, len(rows))
 
 
 def beyond_certainty(part: Tensor, others: Tensor) -> float:
@@ -29,7 +30,7 @@ def beyond_certainty(part: Tensor, others: Tensor) -> float:
     Bins of certainty that the other tokens lack are left out.
 
     Args:
-        part, others: [SURPRISES, 3] sums over both kinds of tokens, as ``by_surprise`` returns them.
+        part, others: [SURPRISES, 4] sums over both kinds of tokens, as ``by_surprise`` returns them.
     """
     (n, absolute), (m, usual) = part[:, :2].unbind(1), others[:, :2].unbind(1)
     both = (n > 0) & (m > 0)

@@ -8,13 +8,22 @@ from torch import Tensor
 from slime_ext.tools.analysis.measures.measure import once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
 
-COLUMNS = 4  # count, sum l, sum |l|, sum l^2
+COLUMNS = 5  # count, sum l, sum |l|, sum l^2, sum k3
 LARGEST = 30.0  # nats; larger |l| count as this
 
 
 @once_per_part
 def clipped(part: DumpedRollout) -> Tensor:
-    """Returns 1, l, |l| and l^2 of each token, with |l| up to LARGEST, [COLUMNS, T]; 0 where l is unknown."""
-    count, absolute, _, log_ratio, *_ = part.columns
+    """Returns 1, l, |l|, l^2 and k3 of each token, [COLUMNS, T]; 0 where l is unknown.
+
+    |l| is at most LARGEST, and k3 at most that of |l| = 5.
+    """
+    count, absolute, _, log_ratio, _, near = part.columns
     size = absolute.clamp(max=LARGEST)
-    return torch.stack([count, log_ratio.clamp(-LARGEST, LARGEST), size, size.square()])
+    return torch.stack([count, log_ratio.clamp(-LARGEST, LARGEST), size, size.square(), near])
+
+
+def k3_of(part: DumpedRollout) -> Tensor:
+    """Returns 1 and k3 of each token, with |l| up to 5, [2, T]; 0 where l is unknown."""
+    count, *_, near = part.columns
+    return torch.stack([count, near])

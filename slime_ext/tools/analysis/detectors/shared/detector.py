@@ -58,6 +58,9 @@ class Detector:
         group: a name that several detectors share, so that others can be ``after`` all of them.
         after: findings and groups that look like this finding. If the dump has one of them, they suppress it.
         explains: whether it explains a distance between the policies.
+        side: the side of the split by ``record_of`` on which the cause lives. "honest" causes leave the
+            recorded log-probs those of the distribution that was sampled, "altered" ones do not. Where both
+            can be, the module says why.
     """
 
     severity: Severity
@@ -72,6 +75,7 @@ class Detector:
     group: str = ""
     after: tuple[str, ...] = ()
     explains: bool = True
+    side: Literal["honest", "altered", "either"] = "either"
 
     def finding(self, name: str, figures: Figures) -> Finding:
         """Returns the finding, with the figures filled into its texts."""
@@ -92,11 +96,14 @@ class Detector:
 
 
 def _explaining(finding: Finding, explains: Explained) -> Finding:
-    """Returns the finding with the share of k3 that it explains; no error unless the rest is healthy."""
+    """Returns the finding with the share of k3 that it explains.
+
+    Unless the rest is healthy, an error becomes a warning, and its cause becomes what was seen.
+    """
     changes = {"evidence": f"{finding.evidence} {explains}", "explains": explains.share}
     changes["explains_error"] = explains.error
-    if finding.severity == "error" and not explains.is_rest_healthy:
-        changes["severity"] = "warning"
+    if finding.severity == "error" and not explains.is_cause:
+        changes |= {"severity": "warning", "says": "symptom"}
     return finding.model_copy(update=changes)
 
 

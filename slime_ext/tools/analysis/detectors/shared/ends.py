@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Ends(Measure):
 
     The first table is of responses that ended by themselves, the second of those that were cut at the limit.
     """
+
+    version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(2, ENDS, COLUMNS))
 

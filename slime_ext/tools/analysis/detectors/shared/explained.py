@@ -1,4 +1,9 @@
-"""Says how much of the run's k3 a finding accounts for, and whether the rest is healthy."""
+"""Says how much of the run's k3 a finding accounts for, and whether the rest is healthy.
+
+A finding names tokens, samples, places, rollouts or a value that it predicts for each token. ``explained``
+compares k3 of the named tokens with k3 of the others. ``explained_by_values`` takes the predicted values
+out. ``explained_by_noise`` takes out noise that is the same in every rollout.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,14 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
+from slime_ext.tools.analysis.detectors.shared.ends import Ends
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
 
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3, up to which the rest is healthy
+VALUES = [0, 1, 4]  # columns of ``clipped``: count, l and k3
 DIGITS = 6  # of a share; the order of rollouts changes later ones
+SURE = 3.0  # standard errors by which noise of one size may differ between rollouts
 
 
 class K3(NamedTuple):
@@ -30,6 +39,12 @@ class K3(NamedTuple):
         error = math.sqrt(sum((s.k3_error * s.k3 * s.tokens) ** 2 for s in rollouts)) / max(tokens, 1)
         return cls(tokens, mean_k3(rollouts), error)
 
+    @classmethod
+    def of_sums(cls, d: Diagnosis, tokens: float, k3: float) -> K3:
+        """Returns mean k3 over some tokens, whose relative error is taken to be that of the whole run."""
+        mean = max(k3, 0.0) / max(tokens, 1.0)
+        return cls(int(tokens), mean, mean * _relative_error(d))
+
 
 class Explained(NamedTuple):
     """The share of the run's k3 that goes if the tokens of a finding become like all others.
@@ -38,13 +53,26 @@ class Explained(NamedTuple):
         share: 0 to 1.
         error: its standard error.
         is_rest_healthy: whether k3 of the other tokens is healthy.
+        is_bound: whether the cause also scatters l in a way that cannot be predicted. ``share`` is then the
+            least that it explains, and the rest may be its scatter.
     """
 
     share: float
     error: float
     is_rest_healthy: bool
+    is_bound: bool = False
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether nothing beside the cause is known to be wrong."""
+        return self.is_rest_healthy or self.is_bound
 
     def __str__(self) -> str:
+        if self.is_bound and not self.is_rest_healthy:
+            return (
+                f"This explains at least {self.share:.0%} ± {self.error:.0%} of k3; nothing tells whether "
+                "the rest is the scatter that it makes or has another cause."
+            )
         rest = "healthy" if self.is_rest_healthy else "not healthy, so it has another cause as well"
         return f"This explains {self.share:.0%} ± {self.error:.0%} of k3; the rest is {rest}."
 
@@ -52,17 +80,83 @@ class Explained(NamedTuple):
 def explained(far: K3, rest: K3) -> Explained:
     """Returns how much of k3 over both kinds of tokens is due to what makes some of them far off.
 
-    If the far tokens had the k3 of the rest, the sum would be r (n + m) instead of f n + r m.
+    If the far tokens had the k3 of the rest, the sum would be r (n + m) instead of f n + r m. If the rest is
+    not healthy, far tokens would have at most a healthy k3.
     """
     n, m = far.tokens, rest.tokens
     whole = far.k3 * n + rest.k3 * m
     if not whole:
         return Explained(0.0, 0.0, True)
-    share = n * (far.k3 - rest.k3) / whole
-    by_far = n * rest.k3 * (n + m) / whole**2  # derivatives of the share
-    by_rest = n * far.k3 * (n + m) / whole**2
+    usual = min(rest.k3, AGREES)
+    share = n * (far.k3 - usual) / whole
+    by_far = n * (rest.k3 * m + usual * n) / whole**2  # derivatives of the share
+    by_rest = n * (far.k3 * (n + m) if usual == rest.k3 else (far.k3 - usual) * m) / whole**2
     error = math.hypot(by_far * far.error, by_rest * rest.error)
-    return Explained(round(min(max(share, 0.0), 1.0), DIGITS), round(error, DIGITS), rest.k3 <= AGREES)
+    return _explained(share, error, rest.k3)
+
+
+def whole_run(d: Diagnosis) -> tuple[float, float]:
+    """Returns the number of tokens with both log-probs, and their sum of k3."""
+    count, *_, k3 = d.of(Ends).total.tolist()
+    return count, k3
+
+
+def explained_by_tokens(d: Diagnosis, tokens: float, k3: float) -> Explained:
+    """Returns the same for some tokens of the run, from their number and sum of k3, against all others."""
+    every, whole = whole_run(d)
+    return explained(K3.of_sums(d, tokens, k3), K3.of_sums(d, every - tokens, whole - k3))
+
+
+def explained_by_values(d: Diagnosis, kinds: Tensor) -> Explained:
+    """Returns the least share of k3 that goes if each kind of tokens gets the value of l that fits it best.
+
+    The best value of l for n tokens is the log of their mean ratio, because sum e^(l - c) - 1 - (l - c) is
+    least there. The log of the mean ratio, minus mean l, then remains of their mean k3.
+
+    Args:
+        kinds: [kinds, 3] number of tokens, sum l and sum k3.
+    """
+    known = kinds[kinds[:, 0] > 0]
+    count, log_ratio, k3 = known.unbind(1)
+    ratio = (1 + (k3 + log_ratio) / count).clamp_min(1e-30)
+    left = (count * ratio.log() - log_ratio).clamp_min(0)
+    return explained_by_rest(d, float(k3.sum()), float(left.sum()))._replace(is_bound=True)
+
+
+def explained_by_rest(d: Diagnosis, k3: float, left: float) -> Explained:
+    """Returns the share of the run's k3 that goes with a cause of some tokens, of whose k3 a part is left.
+
+    Args:
+        k3: sum over the tokens that the cause acts on.
+        left: their sum of k3 after it is taken out.
+    """
+    every, whole = whole_run(d)
+    rest = max(whole - k3, 0.0) + left
+    share = 1 - rest / whole if whole else 0.0
+    # The relative errors of both sums are at most that of the whole, and the smaller, the more they share.
+    error = math.sqrt(2) * share * (1 - share) * _relative_error(d)
+    return _explained(share, error, rest / max(every, 1.0))
+
+
+def from_part(d: Diagnosis, share: float, error: float) -> Explained:
+    """Returns a share of the run's k3 that was measured at a part of its tokens."""
+    tokens, k3 = whole_run(d)
+    return _explained(share, error, (1 - share) * k3 / max(tokens, 1.0))
+
+
+def explained_by_noise(d: Diagnosis, rollouts: Sequence[RolloutSummary]) -> Explained:
+    """Returns the share of k3 that noise of one size in all rollouts makes.
+
+    What a rollout has more than the smallest of all, beyond its standard error, has another cause.
+    """
+    known = [s for s in rollouts if s.k3 > 0]
+    level = min((s.k3 * math.exp(SURE * s.k3_error) for s in known), default=0.0)
+    rest = sum(max(s.k3 * math.exp(-SURE * s.k3_error) - level, 0.0) * s.tokens for s in known)
+    tokens = sum(s.tokens for s in known)
+    whole = mean_k3(known) * tokens
+    share = 1 - rest / whole if whole else 0.0
+    error = math.sqrt(2) * share * (1 - share) * _relative_error(d)
+    return _explained(share, error, rest / max(tokens, 1))
 
 
 RESTORED = 5  # columns of ``restored``
@@ -98,4 +192,20 @@ def explained_by_order(sums: Tensor, far: float, rollouts: Sequence[RolloutSumma
     spread = max(square / max(count, 1) - (gone / max(count, 1)) ** 2, 0.0)
     share = min(max(removed / k3, 0.0), 1.0)
     error = (1 - share) * math.sqrt(count * spread) / before
-    return Explained(round(share, DIGITS), round(error, DIGITS), (k3 - removed) / max(tokens, 1) <= AGREES)
+    return _explained(share, error, (k3 - removed) / max(tokens, 1))
+
+
+def _explained(share: float, error: float, rest: float) -> Explained:
+    """Returns a share with few digits; the rest is healthy if its mean k3 is.
+
+    Args:
+        rest: mean k3 of the rest, nats.
+    """
+    return Explained(round(min(max(share, 0.0), 1.0), DIGITS) + 0.0, round(error, DIGITS), rest <= AGREES)
+
+
+def _relative_error(d: Diagnosis) -> float:
+    """Returns the standard error of the logarithm of the run's mean k3, from samples drawn again."""
+    tokens, k3, *_ = d.samples.replicates.unbind(1)
+    known = (tokens > 0) & (k3 > 0)
+    return float((k3[known] / tokens[known]).log().std()) if int(known.sum()) > 2 else 0.0

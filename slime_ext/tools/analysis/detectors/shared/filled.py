@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.clipped import k3_of
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
 
 UNLIKELY = -2.0  # nats; top-p above 0.14 never keeps such a token alone
 DOUBTED = -0.25  # nats; if one side is sure, rounding to bfloat16 alone leaves the other above this
@@ -15,15 +18,22 @@ DOUBTED = -0.25  # nats; if one side is sure, rounding to bfloat16 alone leaves 
 
 @dataclass
 class Filled(Measure):
-    """Tokens whose log-prob of the sampler is 0 where the trainer's is below DOUBTED, or below UNLIKELY."""
+    """Tokens whose log-prob of the sampler is 0 where the trainer's is below DOUBTED, or below UNLIKELY.
+
+    ``zeros`` is the number and sum of k3 of all tokens whose log-prob of the sampler is 0, [2].
+    """
+
+    version: ClassVar[int] = 2
 
     doubted: int = 0
     unlikely: int = 0
+    zeros: Tensor = field(default_factory=lambda: zeros(2))
 
     def add(self, part: DumpedRollout) -> None:
         zero = part.finite & (part.behavior == 0)
         self.doubted += int((zero & (part.proximal < DOUBTED)).sum())
         self.unlikely += int((zero & (part.proximal < UNLIKELY)).sum())
+        self.zeros += k3_of(part)[:, zero].sum(1)
 
 
 def filled(part: DumpedRollout) -> Tensor:

@@ -1,21 +1,27 @@
 """Tests whether the tokens were drawn from the recorded policy, by what holds for any two policies.
 
 If tokens are drawn from q and q is recorded, the mean of the ratio p / q is 1 for any p, because the sum of
-q(x) p(x) / q(x) over the vocabulary is 1. This holds in each rollout and at each place of the response. Old
-weights, other weights, lower precision, noise and other routing leave it at 1; log-probs of other tokens, or
-from before a temperature, do not.
+q(x) p(x) / q(x) over the vocabulary is 1. This holds in each rollout, in each part of the run and at each
+place of the response. So ratios above 1 outweigh those below 1. Old weights, other weights, lower precision,
+noise and other routing leave all of that as it is. Log-probs of other tokens, or from before a temperature,
+bring the mean above 1. Log-probs that are renormalised to a part of the vocabulary bring it below 1, and
+hardly any ratio is above 1.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis import document
+from slime_ext.tools.analysis.detectors.shared.explained import whole_run
+from slime_ext.tools.analysis.measures.by_sample import LABELS
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.means import LARGEST_RATIO, Mean
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -23,71 +29,237 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import tabulated, zeros
 
 PLACES = 18  # octaves of the position in the response
+SUMS = 11  # of ``RatioSums``
+HIGHEST = 1e4  # a ratio above this is an error of the record, not of chance
+PARTS = ("engine", "data-parallel rank", "status")  # labels of the samples
 FEWEST, SAMPLES = 200, 16  # tokens; samples that reach a place or are in a rollout
-SURE, MATTERS = 6.0, 0.02  # standard errors above 1; least excess of the mean ratio
+SURE = 6.0  # standard errors of the mean ratio from 1
+ABOVE, BELOW = 0.05, 0.02  # least distance of the mean ratio from 1
+# Mean l over the mean ratio minus 1, from which noise in the record alone cannot make the latter; from LOUD
+# on no noise can.
+LEANS, LOUD = 0.3, 0.3
+HONEST: Literal["honest"] = "honest"  # sides of the split
+ALTERED: Literal["altered"] = "altered"
+UNKNOWN: Literal["unknown"] = "unknown"
+SAID = {
+    HONEST: (
+        ". It is 1 if tokens were drawn from the distribution whose log-probs were recorded, so no altered "
+        "record (renormalised, truncated, filled in, shifted) makes most of k3."
+    ),
+    ALTERED: (
+        ". It would be 1 if tokens had been drawn from the distribution whose log-probs were recorded: old "
+        "weights, precision, noise and routing do not change that."
+    ),
+    UNKNOWN: (
+        ". It is 1 if tokens were drawn from the distribution whose log-probs were recorded; this is neither "
+        "near enough nor far enough to tell."
+    ),
+}
+CERTAIN = 3.0  # standard errors that the mean ratio may be farther from 1
+# A token with |l| up to LARGEST nats that an altered record moves adds at least this to the distance of the
+# mean ratio from 1, for each nat of k3 that it adds: 1 - e^l over e^l - 1 - l below 0, and above 0 the ratio
+# minus 1, which is at most 9, over at most 142 nats.
+LEAST, LARGEST = 0.06, 15.0
+HALF = 0.5  # share of k3 that an altered record would make
+# Sum of ratios above 1, over that below 1, if mass is missing; tokens far above for each below.
+ONE_SIDED, FAR_ABOVE = 0.1, 1e-3
+MOST_FAR = 0.6  # share of the tokens of a part
+FAR = 0.5  # nats, |l| of a token that is far off
 
 
 class RatioSums(NamedTuple):
-    """Sums over the samples of a rollout: a, a^2, a n, n, n^2, and their number.
+    """Sums over the samples of a part: a, a^2, a n, n, n^2, their number, b to f.
 
-    a is the sum of the ratio minus 1 over the n tokens of a sample.
+    a is the sum of the ratio minus 1 over the n tokens of a sample, where a ratio above LARGEST_RATIO counts
+    as that. b is the sum over the tokens with a ratio above 1, where one above HIGHEST counts as that, and c
+    over those below 1.
+    d and e are the numbers of tokens with l above and below FAR, and f is the sum of l.
+
+    Attributes:
+        where: "rollout", or the label of the part.
+        value: the rollout's number, or the label's value.
     """
 
-    rollout_id: int
+    where: str
+    value: str
     sums: tuple[float, ...]
 
 
 @dataclass
 class Ratios(Measure):
-    """The sums of ``RatioSums`` by place in the response, [PLACES, 6], and by rollout.
+    """The sums of ``RatioSums`` by place in the response, [PLACES, SUMS], by rollout and by part.
 
-    ``rollout`` is of the rollout that is being read. A ratio above LARGEST_RATIO counts as that, which only
-    lowers the mean.
+    ``open`` holds those of the rollout that is being read.
     """
 
-    places: Tensor = field(default_factory=lambda: zeros(PLACES, 6))
-    rollouts: list[RatioSums] = field(default_factory=list)
-    rollout: Tensor = field(default_factory=lambda: zeros(6))
+    version: ClassVar[int] = 2
+
+    places: Tensor = field(default_factory=lambda: zeros(PLACES, SUMS))
+    parts: list[RatioSums] = field(default_factory=list)
+    open: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def add(self, part: DumpedRollout) -> None:
         if not part.size:
             return
-        ratio = torch.expm1(part.log_ratio.double().clamp(max=math.log(LARGEST_RATIO)))
+        log_ratio = part.log_ratio.double()
+        ratio = torch.expm1(log_ratio.clamp(max=math.log(LARGEST_RATIO)))
+        above = torch.expm1(log_ratio.clamp(0, math.log(HIGHEST)))
         octave = (1.0 + part.segments.within).log2().long().clamp(max=PLACES - 1)
         index = part.segments.ids.long() * PLACES + octave
-        table = tabulated(index, [ratio, part.columns[0]], part.count * PLACES).view(part.count, PLACES, 2)
+        is_far = (part.log_ratio > FAR).double(), (part.log_ratio < -FAR).double()
+        rows = [ratio, part.columns[0], above, ratio.clamp(max=0), *is_far, part.columns[3]]
+        table = tabulated(index, rows, part.count * PLACES).view(part.count, PLACES, len(rows))
         self.places += _sums(table)
-        self.rollout += _sums(table.sum(1, keepdim=True))[0]
+        samples = table.sum(1, keepdim=True)
+        self._count("rollout", str(part.rollout_id), samples)
+        for label in PARTS:
+            values = LABELS[label](part) or ()
+            for value in set(values) - {""} if len(set(values)) > 1 else ():
+                self._count(label, value, samples[[one == value for one in values]])
+
+    def _count(self, where: str, value: str, samples: Tensor) -> None:
+        self.open[where, value] = self.open.get((where, value), 0) + _sums(samples)[0]
 
     def close(self, rollout: DumpedRollout) -> None:
-        self.rollouts.append(RatioSums(rollout.rollout_id, tuple(self.rollout.tolist())))
-        self.rollout = zeros(6)
+        self.parts += [RatioSums(*key, tuple(sums.tolist())) for key, sums in sorted(self.open.items())]
+        self.open = {}
 
 
 def _sums(table: Tensor) -> Tensor:
-    """Returns the sums over samples from a and n of each sample and place, [S, P, 2] -> [P, 6]."""
-    a, n = table.unbind(2)
-    return torch.stack([a, a * a, a * n, n, n * n, (n > 0).double()]).sum(1).T
+    """Returns the sums over samples from a, n and b to f of each sample and place, [S, P, 7] -> [P, SUMS]."""
+    a, n, *others = table.unbind(2)
+    return torch.stack([a, a * a, a * n, n, n * n, (n > 0).double(), *others]).sum(1).T
 
 
-def mean_ratios(d: Diagnosis) -> Iterator[Mean]:
-    """Yields the mean of the ratio minus 1 in each rollout and at each place with enough samples."""
-    ratios = d.of(Ratios)
-    for a, square, cross, n, n_square, samples in (
-        *ratios.places.tolist(),
-        *(r.sums for r in ratios.rollouts),
-    ):
+class Ratio(NamedTuple):
+    """The mean of the ratio minus 1 over a part of the run.
+
+    Attributes:
+        where: the part in words; empty: the whole run.
+        above: sum of the ratios above 1, minus 1 each, over that below 1.
+        far: numbers of tokens with l above and below FAR.
+        log_ratio: mean l.
+    """
+
+    where: str
+    mean: Mean
+    above: float
+    far: tuple[float, float]
+    log_ratio: float
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no policy has this mean at tokens that were drawn from the recorded one.
+
+        A mean below 1 is off only if hardly any ratio is above 1, and no token is far above. Otherwise large
+        ratios may be too rare to have been drawn.
+        """
+        if self.mean.value > 0:
+            # Noise that only the record has leaves mean l at 0, and tokens of the record have it below 0.
+            least = ABOVE if self.log_ratio >= LEANS * self.mean.value else LOUD
+            return self.mean.z >= SURE and self.mean.value >= least
+        return self.mean.z <= -SURE and self.mean.value <= -BELOW and self.is_one_sided
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether hardly any ratio is above 1."""
+        above, below = self.far
+        return self.above <= ONE_SIDED and above <= FAR_ABOVE * below
+
+
+def ratios(d: Diagnosis) -> Iterator[Ratio]:
+    """Yields the mean ratio of the run, and of each rollout, part and place with enough samples."""
+    measured, of_part = d.of(Ratios), defaultdict(lambda: zeros(SUMS))
+    for part in measured.parts:
+        of_part[part.where, part.value] += torch.tensor(part.sums, dtype=torch.float64)
+    whole = sum((sums for (where, _), sums in of_part.items() if where == "rollout"), zeros(SUMS))
+    named = [("", whole)]
+    named += [(f"{where} {value}", sums) for (where, value), sums in of_part.items()]
+    named += [(_place(octave), sums) for octave, sums in enumerate(measured.places)]
+    for where, sums in named:
+        a, square, cross, n, n_square, samples, above, below, *far, log_ratio = sums.tolist()
         if n >= FEWEST and samples >= SAMPLES:
             mean = a / n
             error = math.sqrt(max(square - 2 * mean * cross + mean * mean * n_square, 0.0)) / n
-            yield Mean(mean, error, int(n))
+            yield Ratio(
+                where,
+                Mean(mean, error, int(n)),
+                above / -below if below else math.inf,
+                tuple(far),
+                log_ratio / n,
+            )
 
 
-def is_above_one(d: Diagnosis) -> bool:
-    """Returns whether the mean ratio is above 1 over the run, in a rollout or at a place.
+class Record(NamedTuple):
+    """What the recorded log-probs are.
 
-    No trainer does that to tokens that were drawn from the recorded policy, so another cause is excluded that
-    leaves the record true.
+    Attributes:
+        side: ``HONEST`` if the tokens were drawn from the recorded distribution, ``ALTERED`` if not, else
+            ``UNKNOWN``.
+        ratio: the mean ratio that tells, the farthest from 1 if several do; None without enough samples.
     """
-    means = (d.means.ratio_minus_one, *mean_ratios(d))
-    return any(mean.z >= SURE and mean.value >= MATTERS for mean in means)
+
+    side: Literal["honest", "altered", "unknown"]
+    ratio: Ratio | None
+
+    @property
+    def figures(self) -> str:
+        """The mean ratio that tells, as text."""
+        if self.ratio is None:
+            return ""
+        mean, where = self.ratio.mean, self.ratio.where
+        of = f" over {where}" if where else ""
+        return f"the mean ratio{of} is {1 + mean.value:.4g} ± {mean.error:.1g}"
+
+    def excludes(self, side: str) -> str:
+        """Returns why a cause that lives on a side is not considered; empty if it is."""
+        if self.side == ALTERED and side == HONEST:
+            return f"{self.figures}, and no weights, precision or routing bring it there"
+        if self.side == HONEST and side == ALTERED:
+            return f"{self.figures}, and an altered record that makes most of k3 would move it"
+        return ""
+
+    def documented(self) -> document.Record:
+        """Returns it for the document."""
+        if self.ratio is None:
+            said = f"Fewer than {FEWEST} tokens or {SAMPLES} samples, too few to test what was sampled."
+            return document.Record(side=self.side, said=said)
+        mean, said = self.ratio.mean, f"{self.figures[0].upper()}{self.figures[1:]}"
+        return document.Record(
+            side=self.side,
+            mean_ratio=1 + mean.value,
+            error=mean.error,
+            where=self.ratio.where,
+            said=f"{said}{SAID[self.side]}",
+        )
+
+
+def record_of(d: Diagnosis) -> Record:
+    """Returns whether the tokens were drawn from the recorded distribution, the first split of all causes.
+
+    The record is altered if the mean ratio of the run or of a part of it is off. It is honest if the mean
+    ratio of the run is so near 1 that no alteration can make HALF of k3: one that does moves the mean ratio
+    by at least LEAST of its k3.
+    """
+    known = list(ratios(d))
+    whole = next((ratio for ratio in known if not ratio.where), None)
+    if whole is None:
+        return Record(UNKNOWN, None)
+    # Large ratios may be missing by chance in a few tokens of an honest run, but not in all of them. If most
+    # tokens are far off, as in text that damaged weights garbled, large ratios are too rare to be drawn.
+    above, below = whole.far
+    is_mass_missing = above <= FAR_ABOVE * below
+    is_mass_missing &= all(ratio.far[1] <= MOST_FAR * ratio.mean.count for ratio in known)
+    off = [ratio for ratio in known if ratio.is_off and (ratio.mean.value > 0 or is_mass_missing)]
+    if off:
+        return Record(ALTERED, max(off, key=lambda ratio: abs(ratio.mean.z)))
+    (tokens, k3), extremes = whole_run(d), d.sums.histogram
+    moved = abs(whole.mean.value) + CERTAIN * whole.mean.error
+    is_small = max(-extremes.smallest, extremes.largest) <= LARGEST
+    is_honest = is_small and abs(whole.mean.value) < BELOW and moved <= LEAST * HALF * k3 / tokens
+    return Record(HONEST if is_honest else UNKNOWN, whole)
+
+
+def _place(octave: int) -> str:
+    begin = 2**octave
+    return f"token {begin} of the responses" if octave == 0 else f"tokens {begin} to {2 * begin - 1}"

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from slime_ext.tools.analysis.detectors.shared.detector import Figures, need
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, equally_certain
 
@@ -27,17 +28,19 @@ BEGINS = 3  # first rollouts, all with newer versions; at the start of a lag, on
 
 
 class Growth(NamedTuple):
-    """Mean |l| before an onset and at the end, and the rollouts since the onset."""
+    """Mean |l| before an onset and at the end, the rollouts since the onset, and those before."""
 
     before: float
     late: float
     since: Sequence[RolloutSummary]
+    earlier: Sequence[RolloutSummary]
 
     def figures(self) -> Figures:
         return {
             "before": self.before,
             "late": self.late,
             "rollouts": tuple(s.rollout_id for s in self.since),
+            "explains": explained(K3.of_rollouts(self.since), K3.of_rollouts(self.earlier)),
         }
 
 
@@ -74,7 +77,7 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
             by_chance = math.exp(SURE * math.hypot(late_error, _error(rollouts[:onset])))
             still_by_chance = math.exp(SURE * math.hypot(late_error, first_error))
             if late >= CERTAIN * before * by_chance and late >= first * still_by_chance:
-                return Growth(before, late, rollouts[onset:])
+                return Growth(before, late, rollouts[onset:], rollouts[:onset])
     return None
 
 

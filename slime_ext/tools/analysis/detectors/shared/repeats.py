@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,6 +29,8 @@ class Repeats(Measure):
 
     The table is [SEEN, SURPRISES, COLUMNS].
     """
+
+    version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(SEEN, SURPRISES, COLUMNS))
 

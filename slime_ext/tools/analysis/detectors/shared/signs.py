@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ FAR = 0.5  # nats, |l| of a token that is far off
 @dataclass
 class Signs(Measure):
     """Sums of ``clipped`` over far tokens with l below 0, and over those with l above 0, [2, COLUMNS]."""
+
+    version: ClassVar[int] = 2
 
     far: Tensor = field(default_factory=lambda: zeros(2, COLUMNS))
 

@@ -7,6 +7,7 @@ from statistics import median
 
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import top_share
@@ -36,7 +37,7 @@ def sparse(d: Diagnosis) -> Figures | None:
     need_tokens(d, FEWEST)
     held, size = top_share(d.rollouts), median(s.median for s in d.rollouts)
     far = math.sqrt(float(d.curves.position.squared.sum()) / d.sums.finite * held / 0.01)
-    counts, signed, _, squares = d.of(Signs).far.unbind(1)
+    counts, signed, _, squares, k3 = d.of(Signs).far.unbind(1)
     below, above = squares.tolist()
     some, whole = float(counts.sum()), float(d.of(Ends).total[3])
     is_some = some <= MOST * d.sums.finite and below + above >= HOLD * whole and some > 0
@@ -54,4 +55,5 @@ def sparse(d: Diagnosis) -> Figures | None:
         "highest": highest,
         "is_both": is_both,
         "is_below": below > above if whole else -lowest > highest,
+        "explains": explained_by_tokens(d, some, float(k3.sum())),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,6 +18,8 @@ IDS = 4096  # token ids are counted modulo this
 @dataclass
 class TokenIds(Measure):
     """Sums of ``clipped`` by token id, [IDS, COLUMNS]."""
+
+    version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(IDS, COLUMNS))
 

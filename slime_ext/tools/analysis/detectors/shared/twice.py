@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
-from slime_ext.tools.analysis.detectors.shared.identities import is_above_one
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_rest, whole_run
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -29,7 +30,6 @@ NAMED = (
     "repeated_routes",
 )
 DENSE = 0.03  # median |l| over mean |l|
-SURE = 6.0  # standard errors of the mean ratio above 1, which no policy makes at sampled tokens
 FEWEST, HELD, TIMES = 40, 0.4, 3.0  # tokens; share of mean |l|; times the other side's
 # nats, the spread of a side's log-probs of one text. Two correct engines with the same weights in bfloat16
 # differ by a mean |l| of 0.04, and one engine by half of that between batches of different sizes.
@@ -41,11 +41,14 @@ UNSURE = -0.05  # nats, the log-prob of a side that is unsure
 class Twice(Measure):
     """Sums over tokens that another sample of their prompt has too, with equal text before and equal weights.
 
-    ``sums`` is [4]: their number, sum |behavior - mean|, sum |proximal - mean| and sum |l|, over tokens at
-    which at least one side is unsure. The mean is over the samples that have the token.
+    ``sums`` is [7]: their number, sum |behavior - mean|, sum |proximal - mean| and sum |l|, over tokens at
+    which at least one side is unsure; then the same three with squares, of which the first two are multiplied
+    by n / (n - 1). The mean is over the n samples that have the token.
     """
 
-    sums: Tensor = field(default_factory=lambda: zeros(4))
+    version: ClassVar[int] = 2
+
+    sums: Tensor = field(default_factory=lambda: zeros(7))
 
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
@@ -53,10 +56,10 @@ class Twice(Measure):
 
 
 def _twice(part: DumpedRollout) -> Tensor:
-    """Returns the numbers of ``Twice`` for one part, [4]."""
+    """Returns the numbers of ``Twice`` for one part, [7]."""
     at, _, keys = texts_of(part)
     if not len(at):
-        return zeros(4)
+        return zeros(7)
     order = keys.argsort(stable=True)
     at, keys = at[order], keys[order]
     begins = run_begins(keys)
@@ -66,27 +69,32 @@ def _twice(part: DumpedRollout) -> Tensor:
     means = torch.zeros(2, len(begins), dtype=torch.float64).index_add_(1, run, both) / sizes
     apart = (both - means[:, run]).abs()
     is_again = sizes[run] > 1
-    rows = torch.stack([torch.ones(len(at)).double(), *apart, part.log_ratio[at].double().abs()], 1)
+    size, log_ratio = sizes[run].double(), part.log_ratio[at].double()
+    squares = apart.square() * size / (size - 1).clamp_min(1)
+    rows = torch.stack([torch.ones_like(size), *apart, log_ratio.abs(), *squares, log_ratio.square()], 1)
     return rows[is_again & (both.amin(0) < UNSURE)].sum(0)
 
 
 def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     """Returns how much a side's log-probs of the same text differ, if that explains the distance."""
-    count, sampler, trainer, absolute = d.of(Twice).sums.tolist()
+    count, sampler, trainer, absolute, *squares, whole = d.of(Twice).sums.tolist()
     need(count >= FEWEST, f"{FEWEST} tokens with the same text before them in another sample of their prompt")
     spread, other = (sampler, trainer) if side == "sampler" else (trainer, sampler)
     samples = d.of(Unrelated)
-    is_other = _are_above_one(d) if side == "trainer" else _are_few(d)
-    if is_other or samples.unrelated > samples.related:  # the log-probs of another text
+    are_few = side == "sampler" and _are_few(d)
+    if are_few or samples.unrelated > samples.related:  # the log-probs of another text
         return None
     if spread < max(BFLOAT16 * count, HELD * absolute, TIMES * other) or top_share(d.rollouts) >= FEW:
         return None
-    return {"count": count, "spread": spread / count, "other": other / count, "absolute": absolute / count}
-
-
-def _are_above_one(d: Diagnosis) -> bool:
-    """Returns whether the mean ratio is above 1, so that log-probs belong to other tokens."""
-    return d.means.ratio_minus_one.z >= SURE or is_above_one(d)
+    k3 = whole_run(d)[1]
+    left = 1 - min(squares[side == "trainer"] / whole, 1.0)
+    return {
+        "count": count,
+        "spread": spread / count,
+        "other": other / count,
+        "absolute": absolute / count,
+        "explains": explained_by_rest(d, k3, left * k3),
+    }
 
 
 def _are_few(d: Diagnosis) -> bool:

@@ -1,0 +1,27 @@
+"""Sums tokens by how certain the sampler was of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import tabulated, zeros
+
+
+@dataclass
+class BySurprise(Measure):
+    """Sums of ``clipped`` by bin of -log behavior; the last column sums -log behavior."""
+
+    version: ClassVar[int] = 2
+
+    sums: Tensor = field(default_factory=lambda: zeros(SURPRISES, COLUMNS + 1))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size:
+            surprise = -part.compared(part.behavior).double()
+            self.sums += tabulated(part.surprise.long(), [*clipped(part), surprise], SURPRISES)
