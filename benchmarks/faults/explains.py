@@ -62,7 +62,7 @@ class Row:
     finding: str
     explains: float | None
     error: float
-    is_rest_healthy: bool
+    rest: str
 
     @property
     def off(self) -> float:
@@ -94,11 +94,12 @@ def row_of(name: str, d: Diagnosis, left: float, *, is_beside: bool) -> Row | No
     findings.sort(key=lambda f: (f.explains is None, f.rank))
     planted = max(1 - left / mean_k3(d), 0.0)
     if not findings:
-        return Row(name, is_beside, planted, "", None, 0.0, is_rest_healthy=False)
+        return Row(name, is_beside, planted, "", None, 0.0, "")
     f = findings[0]
     said = " or ".join((f.name, *f.or_else))
     is_healthy = "the rest is healthy" in f.evidence
-    return Row(name, is_beside, planted, said, f.explains, f.explains_error or 0.0, is_healthy)
+    rest = "healthy" if is_healthy else "not known" if "explains at least" in f.evidence else "not healthy"
+    return Row(name, is_beside, planted, said, f.explains, f.explains_error or 0.0, rest)
 
 
 def rows(names: Sequence[str], seed: int, dumps: Path | None) -> list[Row]:
@@ -130,7 +131,7 @@ def explains(only: Sequence[str] | None, seed: int | None, dumps: Path | None) -
     lines = ["| fault | beside noise | planted | explains | rest | finding |", "|---|---|---:|---:|---|---|"]
     for row in found:
         said = "-" if row.explains is None else f"{row.explains:.0%} ± {row.error:.0%}"
-        rest = "" if row.explains is None else "healthy" if row.is_rest_healthy else "not healthy"
+        rest = "" if row.explains is None else row.rest
         beside = "yes" if row.is_beside else "no"
         named = row.finding or "*not named*"
         lines.append(f"| {row.name} | {beside} | {row.planted:.0%} | {said} | {rest} | {named} |")

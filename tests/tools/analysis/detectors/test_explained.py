@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import random
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
 
-from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
+from slime_ext.tools.analysis import detectors as room
+from slime_ext.tools.analysis.detectors.shared.explained import (
+    K3,
+    VALUES,
+    explained,
+    explained_by_values,
+    whole_run,
+)
+from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_masses, explained_by_temperature
+from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
+from slime_ext.tools.analysis.findings import DETECTORS
 from tests.tools.analysis.detectors.test_steps import damaged
-from tests.tools.analysis.detectors.toys import edited, findings, run
+from tests.tools.analysis.detectors.toys import diagnosed, edited, findings, run
 
 
 def test_the_share_is_what_goes_if_far_tokens_become_like_the_rest():
@@ -51,3 +62,58 @@ def test_a_finding_says_it_and_is_no_error_beside_an_unhealthy_rest():
 
     assert [engine(noise).severity for noise in (0.01, 0.15)] == ["error", "warning"]
     assert "has another cause as well" in engine(0.15).evidence
+
+
+def k3_of(rollouts):
+    d = diagnosed(rollouts)
+    return whole_run(d)[1]
+
+
+def noisy(size):
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        return {"proximal": r.proximal + size * torch.randn(r.size, generator=g) - size**2 / 2}
+
+    return edit
+
+
+@pytest.mark.parametrize("size", [0.0, 0.1, 0.3])
+def test_filled_values_explain_what_was_planted_beside_noise(size):
+    def filled(r):
+        return {"behavior": torch.where(r.segments.within % 23 == 3, 0.0, r.behavior)}
+
+    alone, both = edited(run(6), noisy(size)), edited(edited(run(6), noisy(size)), filled)
+    planted = 1 - k3_of(alone) / k3_of(both)
+    one = findings(both)["shared_value"]
+    assert one.explains == pytest.approx(planted, abs=0.03)
+    assert one.severity == ("error" if size < 0.1 else "warning"), one.evidence
+
+
+@pytest.mark.parametrize("size", [0.0, 0.2])
+def test_a_temperature_explains_what_was_planted_although_entropies_scatter(size):
+    """From tokens after the same text. By certainty alone, much less would be explained."""
+    cold = run(8, warp=lambda logits, seen, at: logits / 0.75)
+    both = edited(cold, noisy(size))
+    planted = 1 - (k3_of(both) - k3_of(cold)) / k3_of(both) if size else 1.0
+    d = diagnosed(both)
+    kinds = d.of(BySurprise).sums[:, VALUES]
+    by_text, by_certainty = explained_by_temperature(d, kinds), explained_by_values(d, kinds)
+    assert by_text.share == pytest.approx(planted, abs=0.08)
+    assert by_certainty.is_bound and by_certainty.share < by_text.share - 0.1
+
+
+def test_a_top_p_explains_what_was_planted():
+    def kept(logits, seen, at):
+        return logits.masked_fill(logits < logits.topk(6, dim=1).values[:, -1:], -torch.inf)
+
+    d = diagnosed(run(8, warp=kept))
+    assert explained_by_masses(d, d.of(BySurprise).sums[:, VALUES]).share > 0.95
+
+
+def test_every_cause_that_explains_a_distance_says_how_much():
+    """Except where no token can be compared, or the dump does not tell which tokens it is."""
+    silent = {"other_run", "positive_log_probs", "repeated_routes", "unexplained"}
+    for name, detector in DETECTORS.items():
+        text = (Path(room.__file__).parent / f"{name}.py").read_text()
+        says = any(word in text for word in ('"explains"', "unrepeated(", "sparse(d)", "grown.figures()"))
+        assert says or not detector.explains or name in silent, name

@@ -22,6 +22,7 @@ from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3, up to which the rest is healthy
 VALUES = [0, 1, 4]  # columns of ``clipped``: count, l and k3
 DIGITS = 6  # of a share; the order of rollouts changes later ones
+FEW = 0.1  # share of the tokens
 SURE = 3.0  # standard errors by which noise of one size may differ between rollouts
 
 
@@ -80,14 +81,14 @@ class Explained(NamedTuple):
 def explained(far: K3, rest: K3) -> Explained:
     """Returns how much of k3 over both kinds of tokens is due to what makes some of them far off.
 
-    If the far tokens had the k3 of the rest, the sum would be r (n + m) instead of f n + r m. If the rest is
-    not healthy, far tokens would have at most a healthy k3.
+    If the far tokens had the k3 of the rest, the sum would be r (n + m) instead of f n + r m. A rest of
+    FEW tokens may be unlike all others, so that the far tokens would then have at most a healthy k3.
     """
     n, m = far.tokens, rest.tokens
     whole = far.k3 * n + rest.k3 * m
     if not whole:
         return Explained(0.0, 0.0, True)
-    usual = min(rest.k3, AGREES)
+    usual = rest.k3 if m >= FEW * (n + m) else min(rest.k3, AGREES)
     share = n * (far.k3 - usual) / whole
     by_far = n * (rest.k3 * m + usual * n) / whole**2  # derivatives of the share
     by_rest = n * (far.k3 * (n + m) if usual == rest.k3 else (far.k3 - usual) * m) / whole**2
