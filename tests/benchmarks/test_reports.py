@@ -145,8 +145,8 @@ def test_verdicts_of_windows_and_the_table():
 
 def test_each_part_of_a_healthy_run_has_its_distance(tmp_path):
     world = replace(honest.world(1), rollouts=3)
-    found = list(honest.distances(honest.diagnosis_of(write(world, tmp_path, [start(world)]))))
-    parts = [part for part, _ in found]
+    means = list(honest.distances(honest.diagnosis_of(write(world, tmp_path, [start(world)]))))
+    parts = [part for part, _ in means]
     assert parts.count(honest.RUN) == 1 and parts.count(honest.ROLLOUT) == 3
     assert 2 <= parts.count(honest.PLACE) <= 6
-    assert all(abs(z) < 5 for _, z in found)
+    assert all(abs(z) < 5 for _, z in means)
