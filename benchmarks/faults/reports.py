@@ -568,7 +568,7 @@ REPORTS: dict[str, Report] = {
     "likeliest_value": Report(
         "The value of a token is the first of a list that is sorted by probability.",
         "huggingface/trl#3867",
-        ("other_log_probs", "sparse", "unlike_entropy"),
+        ("first_entry", "other_log_probs", "sparse"),
         world_of(handed=of_likeliest, entropy=True),
         "all tokens that are not the likeliest",
         "entropy",
