@@ -199,7 +199,7 @@ def test_dumps_that_a_folder_has_are_read_and_others_are_made(tmp_path, monkeypa
     made, read = [], []
     monkeypatch.setattr(judge, "make", lambda name, number, runs, folder: made.append((name, number)))
     monkeypatch.setattr(
-        judge, "_analysed", lambda at: read.append(at) or SimpleNamespace(findings=(), total=row("", 0))
+        judge, "analysed", lambda at: read.append(at) or SimpleNamespace(findings=(), total=row("", 0))
     )
     assert len(list(judge.Asked(14, ("int4", "int3"), (116,), tmp_path).rows())) == 3
     assert made == [("int3", 14), ("healthy", 116)] and read[0] == tmp_path / "int4_14"
