@@ -8,6 +8,7 @@ from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, Filled
+from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -132,9 +133,12 @@ def _never_drawn(d: Diagnosis) -> Figures | None:
     """Returns the figures if samples never part after the same text, and unlikely tokens never come.
 
     Of two tokens that are drawn from q after the same text, the second equals the first with the mean of
-    q(first). Copies of one sample are equal, too, but hold unlikely tokens.
+    q(first). Copies of one sample are equal, too, but hold unlikely tokens. A trainer that scores the same
+    text differently each time is named first, because greedy sampling does not explain that.
     """
-    draws = d.of(Draws)
+    draws, (count, _, trainer, *_) = d.of(Draws), d.of(Twice).sums.tolist()
+    if trainer > BFLOAT16 * count:
+        return None
     if draws.shared < SHARED or draws.equal < EQUAL * draws.shared or draws.unsure < FEWEST:
         return None
     if draws.expected > EXPECTED * draws.shared or draws.unlikely > RARE * draws.unsure:

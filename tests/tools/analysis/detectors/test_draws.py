@@ -47,6 +47,18 @@ def test_greedy_tokens_with_log_probs_of_a_softmax_are_named():
         assert "temperature" not in named and "duplicate_samples" not in named
 
 
+def test_a_greedy_value_that_depends_on_the_batch_is_no_reason_to_be_silent():
+    """SGLang's top-k 1 at a temperature: its value beside a random request, and at 1 in other batches."""
+
+    def by_batch(logits, generator):
+        drawn = logits.argmax(1, keepdim=True)
+        temperature = torch.where(torch.arange(SAMPLES) % 2 == 0, 1.0, 0.7)[:, None]
+        return drawn, (logits / temperature).log_softmax(1).gather(1, drawn)[:, 0]
+
+    named = findings(runs(by_batch))
+    assert "greedy_sampling" in named and "depends on the batch" in named["greedy_sampling"].fix
+
+
 def test_copies_of_drawn_samples_are_not_greedy():
     rollouts = []
     for r in runs(None):
