@@ -33,8 +33,8 @@ class _Rules(argparse.Action):
 
         screen = console()
         for rule in sorted(RULES.values(), key=lambda rule: [*Severity].index(rule.severity)):
-            said = " ".join((rule.judge.__doc__ or "").replace("``", "").split())
-            screen.print(f"{rule.name} ({rule.severity.name.lower()}): {said}", markup=False, soft_wrap=True)
+            text = " ".join((rule.judge.__doc__ or "").replace("``", "").split())
+            screen.print(f"{rule.name} ({rule.severity.name.lower()}): {text}", markup=False, soft_wrap=True)
         parser.exit()
 
 

@@ -139,15 +139,11 @@ def _place(around: Surroundings, lines: Sequence[Line], command: Command, names:
 
 
 def _redirected(around: Surroundings, names: Sequence[str]) -> str:
-    """Returns the place of a redirection to the file; the last one of the script if none names it."""
-    lines = list(_redirections(around))
+    """Returns the place of a redirection to the file: one that names it, or a variable, or the first one."""
+    lines = [(place, line) for place, line in _lines(around) if re.search(r">(?!\s*(?:&|/dev/))", line)]
     named = [place for place, line in lines if any(name in line for name in names)]
     places = named or [place for place, line in lines if "$" in line] or [place for place, _ in lines]
     return places[0] if places else around.named(around.path)
-
-
-def _redirections(around: Surroundings) -> Iterator[tuple[str, str]]:
-    return ((place, line) for place, line in _lines(around) if re.search(r">(?!\s*(?:&|/dev/))", line))
 
 
 def _lines(around: Surroundings) -> Iterator[tuple[str, str]]:

@@ -99,7 +99,7 @@ def command_of(path: str, arguments: Sequence[str]) -> str:
         text = Path(notes.name).read_text()
     submitted = [line for line in json.loads(text or "[]") if "ray job submit" in line]
     if not submitted:
-        said = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
-        last = said[-1] if said else "it ran no command with `ray job submit`"
+        errors = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
+        last = errors[-1] if errors else "it ran no command with `ray job submit`"
         raise ConfigError(f"{path}: expected a job that is submitted, got none: {last}")
     return submitted[-1]

@@ -25,20 +25,27 @@ TESTS = {
     "((": re.compile(r"(?<![$(\w])\(\(.*?\)\)", re.DOTALL),  # (( N > 8 ))
 }
 CASE = re.compile(r"(?<![\w$-])case[ \t]+(\S.*?)[ \t]+in(?=\s)")  # case $(hostname) in
-LIST = re.compile(r"(?<![\w$-])(?:for|select)[ \t]+\w+[ \t]+in[ \t]+(\S[^;\n]*?)[ \t]*(?=;|$)", re.M)
+LIST = re.compile(  # for h in $(cat hosts); do
+    r"(?<![\w$-])(?:for|select)[ \t]+\w+[ \t]+in[ \t]+(\S[^;\n]*?)[ \t]*(?=;|$)", re.M
+)
 COUNTED = re.compile(r"(?<![\w-])for[ \t]*\(\(([^;]*;)([^;]*);(.*?)\)\)")  # for ((i = 0; i < N; i++))
+# The words before the test of a loop: while !
 BEFORE_LOOP = re.compile(r"(?<![\w-])(while|until)((?:\s+!)*)\s*$")
+# The first pattern of a part of ``case``: ( a* | "b c" )
 PATTERN = re.compile(r"\s*\(?\s*((?:[^()\s;#\\\"']|\\.|\"[^\"]*\"|'[^']*'|(?<!^)[ \t])+?)\s*\)")
 ASSIGNS = re.compile(r"([A-Za-z_]\w*)\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)")  # K = N + 1, K++
 LET = re.compile(r"(?<![\w-])let\s+[^;&|\n]+|" + TESTS["(("].pattern, re.DOTALL)
+# The begin of a statement that sets a variable: export -x N+=
 SET = re.compile(r"^(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)\+?=")
-# A part of a statement that can hold separators: a quotation, a substitution, a test.
+# A part of a statement that can hold separators: "a; b", 'a; b', $(a; b), [[ a && b ]], ((a && b)), \;
 PART = re.compile(
     r"\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\((?:[^()]|\([^()]*\))*\)|\[\[\s.*?\s\]\]|\(\(.*?\)\)|\\.", re.DOTALL
 )
+# What ends a statement: && || ; | & a new line, a comment, then, do, else, if, while, { or }
 SEPARATOR = re.compile(
     r"&&|\|\||[;|&\n]|(?<=\s)#[^\n]*|(?<![\w-])(?:then|do|else|if|elif|while|until)(?=\s)|(?<!\S)[{}](?=\s|$)"
 )
+# An array whose parenthesis nothing closes, up to the end of the text: ARGS=(--lr 1e-6 "a b"
 OPEN_ARRAY = re.compile(
     r"(?:^|(?<=[\s;]))(\w+)\+?=\((?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\([^()]*\)|(?<=\s)#[^\n]*|[^()\"'])*\Z"
 )
@@ -79,10 +86,10 @@ class Script:
         self.starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
         for words in (CASE, LIST):  # bash's trace leaves out these words, so a command with them is inserted
             for match in words.finditer(self.text):
-                said = re.sub(r"\s#.*", "", match[1])
-                if not self._is_quoted(match.start()) and not said.endswith("\\"):
-                    end = match.start(1) + len(said)
-                    self.put[end, end] = f"$(: {said})"
+                written = re.sub(r"\s#.*", "", match[1])
+                if not self._is_quoted(match.start()) and not written.endswith("\\"):
+                    end = match.start(1) + len(written)
+                    self.put[end, end] = f"$(: {written})"
 
     def _is_quoted(self, offset: int) -> bool:
         """Whether an offset is in a comment, or in a quotation that begins in its line."""
@@ -187,11 +194,8 @@ class Script:
     def _of_list(self, begin: int, end: int) -> Iterator[Question]:
         """Yields the questions of lists, which can be empty."""
         for match in LIST.finditer(self.text, begin, end + 1):
-            yield Question(match.start(1), self.put_end(match), ("",))
-
-    def put_end(self, match: re.Match[str]) -> int:
-        """Returns the offset after a list's words, without a comment."""
-        return match.start(1) + len(re.sub(r"\s#.*", "", match[1]))
+            without_comment = re.sub(r"\s#.*", "", match[1])
+            yield Question(match.start(1), match.start(1) + len(without_comment), ("",))
 
     def without_sum(self, number: int, token: Callable[[str], str]) -> bool:
         """Replaces what bash cannot compute with an unknown number, and returns whether it finds anything.
@@ -215,8 +219,8 @@ class Script:
             if match.span() in self.put:
                 continue
             if names := ASSIGNS.findall(match[0]):
-                said = token(match[0])
-                self.put[match.span()] = "{ " + "".join(f"{name}={said}; " for name in names) + "}"
+                unknown = token(match[0])
+                self.put[match.span()] = "{ " + "".join(f"{name}={unknown}; " for name in names) + "}"
             else:
                 question = self._of_test(*match.span())
                 self.questions.setdefault(question.begin, question)

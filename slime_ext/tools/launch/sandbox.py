@@ -41,9 +41,9 @@ LIMITS = {"max_commands": 20_000, "max_loop_iterations": 5_000}
 MOST_TOKENS = 200  # the sandbox accepts so many tokens as names of commands
 PATIENCE = 20  # runs of one command after which a loop counts as waiting for another answer
 ENDLESS = 500  # runs of one command after which its loop counts as waiting for the machine
-OURS = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
+OF_SANDBOX = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
 STDIN = f"/{BETWEEN}in"
-SYNTAX = re.compile(
+SYNTAX = re.compile(  # run.sh: line 3: syntax error near unexpected token `)'
     r"^(\S+?)(?:: line (\d+))?: "
     r"(syntax error near.*|syntax error: (?:unexpected end|parser|AST).*|unexpected EOF.*)$",
     re.MULTILINE,
@@ -96,13 +96,13 @@ class Sandbox:
         run.end = None  # because it keeps the shell, and so three open files, alive
         run.trace += "".join(parts) if result.error else result.stderr
         run.error, run.status = result.error or "", result.exit_code
-        for said in SYNTAX.finditer(run.trace):
-            if said[1] in around.paths or said[1] == around.path:
-                got = f"{f'line {said[2]}: ' if said[2] else ''}{cut(said[3])}"
+        for path, line, message in SYNTAX.findall(run.trace):
+            if path in around.paths or path == around.path:
+                got = f"{f'line {line}: ' if line else ''}{cut(message)}"
                 got = "more words and operators than the sandbox can read" if "fuel" in got else got
-                is_own = said[1] == around.path
-                got = got if is_own else f"an error in line {said[2] or 1}"
-                name = said[1] if is_own else around.named(said[1])
+                is_the_script = path == around.path
+                got = got if is_the_script else f"an error in line {line or 1}"
+                name = path if is_the_script else around.named(path)
                 raise ConfigError(f"{name}: expected a script that bash can read, got {got}")
         return run
 
@@ -137,14 +137,14 @@ class Sandbox:
         if TOKEN.fullmatch(context.name):
             self.around.evaluated.setdefault(f"eval {self.around.quoted(context.name)}")
         run.commands.append(Command(words, context.cwd, context.stdin or ""))
-        if context.name in TEXT_TOOLS and (said := self._of_tool(context)) is not None:
-            return said
+        if context.name in TEXT_TOOLS and (result := self._of_tool(context)) is not None:
+            return result
         if context.name in ("tee", "sleep"):
             return BuiltinResult(stdout=context.stdin or "")
         if context.name in (ONCE, NOT_AT_FIRST):
             run.passes[words] += 1
             return BuiltinResult(exit_code=int((run.passes[words] == 1) != (context.name == ONCE)))
-        variables = {name: text for name, text in context.env.items() if name not in OURS}
+        variables = {name: text for name, text in context.env.items() if name not in OF_SANDBOX}
         folder = folder_of(words, context.cwd, self.around.token)
         files = self._written(words, guess, folder, context) if program_of(words) is not None else {}
         changed = self._changed(guess, context.fs) if program_of(words) is not None else frozenset()

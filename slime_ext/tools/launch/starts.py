@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_ext.tools.launch.trace import PROGRAMS, TOKEN, Call, Line, Run, at, narrowed, program_of
 
-# Matches a traced command that names train.py and is not a builtin of bash.
+# A traced command that names train.py and is not a builtin of bash: ray job submit -- python3 train.py
 LAUNCH = re.compile(
     r"(?!(?:echo|printf|'?\[|test|eval|source|\.|export|local|declare)\s|\w+\+?=)[^\n]*\b"
     rf"(?:{'|'.join(map(re.escape, PROGRAMS))})"
@@ -85,12 +85,12 @@ def folder_of(words: Sequence[str], folder: str, token: Callable[[str], str]) ->
         token: maps an address on the network to the token for the folder that it becomes.
     """
     for word, after in pairwise([*words[: program_of(words)], ""]):
-        name, has_value, said = word.partition("=")
-        said = said if has_value else after
+        name, has_value, value = word.partition("=")
+        value = value if has_value else after
         if name == ENVIRONMENT:
-            said = str(_runtime(said).get("working_dir", ""))
-        if name in (*FOLDERS, ENVIRONMENT) and said:
-            folder = at(folder, token(said) if "://" in said else said)
+            value = str(_runtime(value).get("working_dir", ""))
+        if name in (*FOLDERS, ENVIRONMENT) and value:
+            folder = at(folder, token(value) if "://" in value else value)
     return folder
 
 

@@ -52,16 +52,20 @@ PARENTS = 4  # folders above the unknown one in which a script begins, so that i
 OTHERS = {*SHELLS, *TEXT_TOOLS, ONCE, NOT_AT_FIRST, "command", "type", "hash", "kill", "tee", "which"} - BASH
 # Files and programs of the hosts that say a model's arguments, of which none is ours.
 OF_A_MODEL = re.compile(r"(?:^|/)(?:model_args\w*\.py|scripts/models/[^/]+\.sh)$")
-NO_SETTINGS = re.compile(
+NO_SETTINGS = re.compile(  # /opt/conda/etc/profile.d/conda.sh, ~/.bashrc, venv/bin/activate
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
 )
 LOOKS = re.compile(
     r"(?:cd|pushd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)"
 )  # a command that looks for a file
 TESTS = ("[", "[[", "test", "((", ":")
+# A test of a file, as bash traces it: -f '/data/a b'
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
+# A part of a line that depends on a result: [ [[ (( case test for while until if elif && ||
 DECIDES = re.compile(r"(?<!\S)(\[\[?|case|test|for|while|until|if|elif|\(\()(?!\S)|&&|\|\|")
-NAMES = re.compile(r"\$([A-Za-z]\w*)|\$\{([A-Za-z]\w*)\}|(?<![\w$])([A-Za-z_]\w*)")
+NAMES = re.compile(  # $NAME, ${NAME}, or NAME
+    r"\$([A-Za-z]\w*)|\$\{([A-Za-z]\w*)\}|(?<![\w$])([A-Za-z_]\w*)"
+)
 OF_BASH = re.compile(  # variables whose values differ between runs or machines
     r"\$\{(?:{0})\}|\$?\b(?:{0})\b|\$\$(?![\w({])".replace(
         "{0}",
@@ -72,10 +76,12 @@ ALWAYS = ("PATH", "HOME", "HOSTNAME", "USER", "SHELL")  # bashkit would set thes
 HIDDEN = "…"
 CONFIG_FLAG = flag_of("custom_config_path")
 TOKENS = re.compile(f"(?:{BEGIN}\\d+{END})+")
+# What a script prints before it ends: echo -e "set MODEL_DIR"
 SAYS = re.compile(r"(?:echo|printf)\s+(?:-\w+\s+)*([\"'])(.*?)\1")
-ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^}]*)\}")
+ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^}]*)\}")  # ${X:+--flag}
+# A traced assignment of an unknown value: export X=<token>
 UNKNOWN_VALUE = re.compile(rf"(?:\w+ )?(\w+)\+?=[^\n]*{UNKNOWN.pattern}")
-OF_ITSELF = re.compile(r"(?<!\w)([A-Za-z_]\w*)=[\"']?\$\{?\1(?!\w)")
+OF_ITSELF = re.compile(r"(?<!\w)([A-Za-z_]\w*)=[\"']?\$\{?\1(?!\w)")  # X=${X:-1}
 NO_SUM = re.compile(r"No such file|command not found|[Nn]ot a directory|Permission denied")
 LOOP = re.compile(r"(?<![\w-])(?:for|select)\s+(?:\w+\s+in\s+)?$")
 REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
@@ -144,7 +150,7 @@ class Surroundings:
         self.path = str(Path(path).absolute())
         self.visible = Visible([*request.roots, *filter(None, [request.checkout])])
         self.files = {path: script_text(path)}  # name in the trace -> text
-        self.own_text = "\n".join([self.files[path], request.text or "", *request.arguments])
+        self.text_of_script = "\n".join([self.files[path], request.text or "", *request.arguments])
         self.paths = {self.path: self.path}  # name in the trace -> path
         self.scripts: dict[str, Script] = {}  # path -> the script as bash reads it
         self.placed: dict[str, str] = {}  # path -> content of everything else
@@ -192,8 +198,8 @@ class Surroundings:
 
     def writes(self, text: str) -> bool:
         """Whether the script itself writes each word of a text."""
-        words = set(re.split(r"[\s\"'=(){};$]+", self.own_text))
-        return all(word in words or (len(word) > 3 and word in self.own_text) for word in text.split())
+        words = set(re.split(r"[\s\"'=(){};$]+", self.text_of_script))
+        return all(word in words or (len(word) > 3 and word in self.text_of_script) for word in text.split())
 
     def quoted(self, text: str) -> str:
         """Returns a text for messages: words that the script does not write itself are hidden."""
@@ -226,7 +232,7 @@ class Surroundings:
 
     def _written(self, text: str) -> str:
         """Hides each word of a text that the script does not write, except its folder."""
-        folder, written = f"{Path(self.path).parent}/", f"{self.own_text} {PWD}{'/..' * PARENTS}"
+        folder, written = f"{Path(self.path).parent}/", f"{self.text_of_script} {PWD}{'/..' * PARENTS}"
         parts = re.split(r"(\s+)", text)
         return "".join(
             part if part.isspace() or part.removeprefix(folder) in written else HIDDEN for part in parts
@@ -239,12 +245,12 @@ class Surroundings:
     def named(self, path: str) -> str:
         """Returns a file's name. Hides it if a word in it comes only from a variable or another file."""
         name = Path(path).name
-        if path == self.path or name in self.own_text:
+        if path == self.path or name in self.text_of_script:
             return name
         files = (text for file, text in self.files.items() if self.paths.get(file) not in (path, self.path))
         others = [*self.request.variables.values(), *files]
         words = (word for text in others for word in re.split(r"[\s\"'=(){};$]+", text))
-        return HIDDEN if any(word in name and word not in self.own_text for word in words) else name
+        return HIDDEN if any(word in name and word not in self.text_of_script for word in words) else name
 
     def place(self, path: str, number: int) -> str:
         """Returns ``file:line``."""
@@ -274,8 +280,8 @@ class Surroundings:
     def source_of(self, name: str) -> str:
         """Returns the value of a flag as the script itself writes it; empty if it does not."""
         value = re.compile(rf"(?<![\w-]){re.escape(name)}(?:=|\s+)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"')]+)")
-        said = value.findall(COMMENT.sub(r"\1", self.own_text))
-        return said[-1].strip("\"'") if said and not said[-1].startswith("-") else ""
+        values = value.findall(COMMENT.sub(r"\1", self.text_of_script))
+        return values[-1].strip("\"'") if values and not values[-1].startswith("-") else ""
 
     # variables
 
@@ -412,8 +418,8 @@ class Surroundings:
     def _keep_config(self, call: Call) -> None:
         """Adds the file of --custom-config-path, so that the next run shows whether the script changes it."""
         for word, after in pairwise([*call.words, ""]):
-            name, has_value, said = word.partition("=")
-            path = at(call.folder, said if has_value else after)
+            name, has_value, value = word.partition("=")
+            path = at(call.folder, value if has_value else after)
             if name == CONFIG_FLAG and path not in self.configs and path not in self.scripts:
                 file = self.on_disk(path)
                 aliases = {str(Path(path).with_name(name)) for name in (names_of(file) if file else ())}
@@ -468,44 +474,39 @@ class Surroundings:
         text = re.sub(r"(?<![\w-])set \+x(?!\w)|(?<!\w)PS4=", ": ", text)  # because they would end the trace
         for match in reversed(list(re.finditer(r"\$\{\w+:?[-=+]", text))):
             end = _closing(text, match.start() + 1)
-            said = text[match.end() : end]
-            if "$(" in said and '"' in said:
-                needs_them = re.search(r"['\\]|echo|printf", said)
-                plain = self.token(self.of_file(path, said)) if needs_them else said.replace('"', "")
+            default = text[match.end() : end]
+            if "$(" in default and '"' in default:
+                needs_quotes = re.search(r"['\\]|echo|printf", default)
+                plain = self.token(self.of_file(path, default)) if needs_quotes else default.replace('"', "")
                 text = text[: match.end()] + plain + text[end:]
         return text
 
     def _source(self, line: Line, name: str) -> None:
+        """Adds a sourced file: from this disk, from the host's checkout, or as unknown variables."""
         path = at(line.folder, name)
         if path in self.placed or path in self.scripts or self._copied(line.folder, name):
             return
         self.placed[path] = ""
         if NO_SETTINGS.fullmatch(name):
             return
+        # The name as the script writes it in ``source NAME``.
+        words, place = self.statement_of(line).split(), self.place(line.file, line.number)
+        is_alone = len(words) == 2 and words[0] in ("source", ".")
+        written = words[1].strip("\"'") if is_alone else self.quoted(name)
         if file := self._in_checkout(name):
             self.placed[path] = script_text(str(file))
-            said = self._said(line, name)
-            place = self.place(line.file, line.number)
-            self.notes.append(f"{place}: {said} is not here; {file} is read instead")
+            self.notes.append(f"{place}: {written} is not here; {file} is read instead")
             return
-        why = f"source {self._said(line, name)} is not here"
+        # It can set each variable that is not set yet.
+        why = f"source {written} is not here"
         if is_of_model(name):
-            place = self.place(line.file, line.number)
             self.notes.append(f"{place}: {why}; it is read as a model's arguments alone")
-        self.placed[path] = "\n".join(self._sets_anything(why, is_of_model=is_of_model(name)))
-
-    def _said(self, line: Line, name: str) -> str:
-        """Returns the name of a file as the script writes it in ``source NAME``."""
-        words = self.statement_of(line).split()
-        is_alone = len(words) == 2 and words[0] in ("source", ".")
-        return words[1].strip("\"'") if is_alone else self.quoted(name)
-
-    def _sets_anything(self, why: str, *, is_of_model: bool) -> Iterator[str]:
-        """Yields commands that set each variable that is not set yet."""
-        for name in self._referenced():
-            is_array = re.search(rf"\{{{name}\[[@*]\]", self.text) is not None
-            token = self.token(f"${name} ({why})", "", False, is_array, is_of_model)
-            yield f": ${{{name}={token}}}"
+        sets = []
+        for variable in self._referenced():
+            is_array = re.search(rf"\{{{variable}\[[@*]\]", self.text) is not None
+            token = self.token(f"${variable} ({why})", "", False, is_array, is_of_model(name))
+            sets.append(f": ${{{variable}={token}}}")
+        self.placed[path] = "\n".join(sets)
 
     def _in_checkout(self, name: str) -> Path | None:
         """Returns the file of the host's checkout that matches a path in the script's container."""
@@ -599,14 +600,19 @@ class Surroundings:
                 questions[script.key(begin)] = (len(question.outcomes), why)
         return questions
 
-    def _complaint(self, said: str, where: str, before: str) -> None:
-        if match := re.fullmatch(r"(\w+): unbound variable", said):
+    def _complaint(self, message: str, where: str, before: str) -> None:
+        """Adds what an error message of bash says is missing.
+
+        Args:
+            before: the trace before the message.
+        """
+        if match := re.fullmatch(r"(\w+): unbound variable", message):
             self.needs.setdefault(match[1], (where, ""))
-        elif (match := re.match(r"(\w+): ", said)) and re.search(rf"\$\{{{match[1]}:?\?", self.text):
+        elif (match := re.match(r"(\w+): ", message)) and re.search(rf"\$\{{{match[1]}:?\?", self.text):
             self.needs.setdefault(match[1], (where, ""))  # the message of ${X:?why}
-        elif match := re.fullmatch(r"(.+?): command not found.*", said):
+        elif match := re.fullmatch(r"(.+?): command not found.*", message):
             self.names.add(match[1])
-        elif match := re.fullmatch(r"([^:]+): No such file or directory", said):
+        elif match := re.fullmatch(r"([^:]+): No such file or directory", message):
             last = Run(trace=before).lines[-1:]
             words, folder = (last[0].words, last[0].folder) if last else ([], self.folder)
             if match[1] not in words and not self._copied(folder, match[1]):  # the path follows <

@@ -23,8 +23,9 @@ BEGIN, END, BETWEEN = (
 TOKEN = re.compile(f"{BEGIN}(\\d+){END}")
 UNKNOWN = re.compile(f"[{BEGIN}{END}]")  # also matches a part that a script cut out of a token
 PS4 = f"+${{BASH_SOURCE}}{BETWEEN}${{LINENO}}{BETWEEN}${{PWD}}{BETWEEN}"
+# What PS4 puts before each traced command, and bash before it a plus per level: ++run.sh|12|/root|
 TRACED = re.compile(rf"^\++([^{BETWEEN}\n]*){BETWEEN}(\d+){BETWEEN}([^{BETWEEN}\n]*){BETWEEN}", re.M)
-COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # an error message of bash
+COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # run.sh: line 3: X: unbound variable
 PROGRAMS = ("train.py", "train_async.py", "train_multi_lora_async.py")
 MAPPING = (".yaml", ".yml", ".json")  # endings of files from which a launch can read settings
 # Commands that name train.py only to look at it, to copy it or to end it.
