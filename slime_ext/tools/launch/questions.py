@@ -46,8 +46,11 @@ SEPARATOR = re.compile(
     r"&&|\|\||[;|&\n]|(?<=\s)#[^\n]*|(?<![\w-])(?:then|do|else|if|elif|while|until)(?=\s)|(?<!\S)[{}](?=\s|$)"
 )
 # An array whose parenthesis nothing closes, up to the end of the text: ARGS=(--lr 1e-6 "a b"
+# Only one alternative matches at each place, or its time would double with each comment.
 OPEN_ARRAY = re.compile(
-    r"(?:^|(?<=[\s;]))(\w+)\+?=\((?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\([^()]*\)|(?<=\s)#[^\n]*|[^()\"'])*\Z"
+    r"(?:^|(?<=[\s;]))(\w+)\+?=\("
+    r"(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\([^()]*\)|(?<=\s)#[^\n]*$|(?<!\s)#|[^()\"'#])*\Z",
+    re.MULTILINE,
 )
 MOST_PATTERNS = 12
 

@@ -14,6 +14,7 @@ import pytest
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
 from slime_ext.tools.launch import read
+from slime_ext.tools.launch.questions import Script
 
 ROOT = Path(__file__).parents[3]
 SLOW = "\n".join(f"A+=(--x{i})" for i in range(19_000)) + "\npython3 train.py --b 1\n"  # half a minute
@@ -139,3 +140,13 @@ def test_files_of_the_working_directory_do_not_run_in_the_reader(script, tmp_pat
 def test_an_error_of_the_reader_is_an_error_here(script):
     with pytest.raises(ConfigError, match="lacks the backslash"):
         read.read_script(script("python3 train.py \\\n  --a 1\n  --b 2"))
+
+
+def test_comments_in_arrays_cost_no_time():
+    """A script of miles without a launch has 40 comments in its arrays; reading it took 40 s."""
+    text = "A=(\n" + "   --flag 1  # a comment of some length, with words\n" * 40 + ")\nB=(--x 1)\n(exit 1)\n"
+    script, begin = Script("run.sh", text), time.process_time()
+    assert script.open_array is None and time.process_time() - begin < 1
+    opened = Script("run.sh", text.replace(")\nB", "\nB"))
+    assert opened.open_array is None  # because (exit 1) is not part of an array
+    assert Script("run.sh", "A=(\n" + "   --flag 1  # it's one (of two\n" * 40).open_array[1] == "A"
