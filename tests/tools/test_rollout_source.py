@@ -62,7 +62,7 @@ def not_called(sampling_params):
 """
 
 
-@pytest.mark.parametrize(("body", "expected"), BODIES, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("body", "expected"), BODIES, ids=[body[:50] for body, _ in BODIES])
 def test_a_parameter_is_read_in_the_forms_in_which_functions_pass_it(body, expected):
     text = f"def generate({ARGUMENTS}):\n    {body}\n{REST}"
     parameters = parameters_of(text, "generate", "my.py")
