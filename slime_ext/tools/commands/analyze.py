@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 from slime_ext.config.files import read_mapping
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.tools.analysis.document import FINDINGS, Document, Finding
@@ -349,8 +347,13 @@ def _followed(flags: argparse.Namespace, configs: Configs, screen: PlainConsole)
 def _bar(total: int) -> Iterator:
     """Shows a progress bar with the time left, if stderr is a terminal."""
     screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda job: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # slow
+
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+    with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task("read", total=total)
         yield lambda job: progress.advance(task, job.size)
 

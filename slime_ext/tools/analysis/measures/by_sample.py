@@ -5,7 +5,6 @@ Samples that are drawn again show how far chance alone moves the numbers of a ro
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,8 +43,9 @@ class Part(NamedTuple):
 
 
 def _octave(values: Sequence[int]) -> list[str]:
-    begins = [1 << int(math.log2(max(n, 1))) for n in values]
-    return [f"{n} to {2 * n - 1} tokens" for n in begins]
+    octaves = [max(n, 1).bit_length() for n in values]
+    names = {bits: f"{1 << bits >> 1} to {(1 << bits) - 1} tokens" for bits in set(octaves)}
+    return [names[bits] for bits in octaves]
 
 
 def _versions(part: DumpedRollout) -> list[str] | None:
