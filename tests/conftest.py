@@ -11,6 +11,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which torch.compile does too
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and an analysis wraps at it
+
 import pytest
 
 # A suite in the background of a script starts with SIGINT ignored, and so would the runs that it starts.
