@@ -675,7 +675,7 @@ CASES: dict[str, Case] = {
     "wrong_layer": Case(
         "A stale plan of the conversion puts a layer's tensors into another layer at each push.",
         "NovaSky-AI/SkyRL#1345",
-        ("partial_push", "growing_mismatch", "wrong_push"),
+        ("partial_push", "growing_mismatch", "damaged_weights"),
         {"holds": in_wrong_layer, "reference": True},
     ),
     "padded_prompt": Case(

@@ -18,7 +18,8 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import tabulated, zeros
 
 FEWEST, TOKENS = 300, 4  # tokens in all; tokens at the places
-HELD, TIMES, MATTERS = 0.8, 5.0, 0.1  # share of sum l^2; times mean |l| elsewhere; nats of mean |l|
+# Share of sum l^2, of first tokens also of k3; times mean |l| elsewhere; nats of mean |l|.
+HELD, TIMES, MATTERS = 0.8, 5.0, 0.1
 MOST, MOST_SHARE = 15, 0.5  # tokens at one end, and their share of all tokens
 ALONE = 8.0  # far tokens that are equally far off, or more that are not
 # Mean |l| of the last such token, and of the next, over the mean of all of them. After another prompt, first
@@ -93,6 +94,10 @@ def look(d: Diagnosis) -> Figures | None:
         places = _places(table, whole, is_first=is_first)
         if places:
             count, _, absolute, squared, k3 = table[:places].sum(0).tolist()
+            explains = explained_by_tokens(d, count, k3)
+            # After another prompt, first tokens are the furthest off, and many small distances follow them.
+            if is_first and explains.share < HELD:
+                continue
             return {
                 "places": places,
                 "is_cut": is_cut,
@@ -102,7 +107,7 @@ def look(d: Diagnosis) -> Figures | None:
                 "of": float(whole[0]),
                 "near": absolute / count,
                 "rest": float(whole[2] - absolute) / max(float(whole[0]) - count, 1),
-                "explains": explained_by_tokens(d, count, k3),
+                "explains": explains,
             }
     return None
 

@@ -72,3 +72,19 @@ def test_the_first_token_of_responses_alone_is_named():
     (finding,) = findings(edited(run(4), edit)).values()
     assert finding.name == "shared_place" and "Only the first token of responses is" in finding.title
     assert "completion_tokens" in finding.fix
+
+
+def test_first_tokens_after_another_prompt_are_no_lost_tokens():
+    """The first two tokens hold 80% of the squared log-ratio, but the many that follow 40% of k3."""
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        noise = 0.5 * torch.randn(r.size, generator=g) * (r.segments.within < 30)
+        return {
+            "proximal": torch.where(
+                r.segments.within < 2, r.behavior - 4, (r.behavior + noise).clamp(max=-1e-6)
+            )
+        }
+
+    found = findings(edited(run(4), edit))
+    assert "prefix_mismatch" in found and "shared_place" not in found
