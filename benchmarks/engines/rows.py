@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.engines import model
 from benchmarks.engines.model import Answer, Trainer
-from benchmarks.engines.settings import Setting
+from benchmarks.engines.settings import LONGEST, Setting
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
 
@@ -29,18 +29,18 @@ class Row:
         is_renormalised: whether some tokens have no probability, and the others add up to 1.
         ratio: mean |recorded - the trainer's at its temperature|, nats; 0 below NOISE.
         findings: what ``slime-ext analyze`` finds in a dump of the answers, errors and warnings.
+        ends: whether answers end before they have LONGEST tokens.
     """
 
     in_value: bool
     is_renormalised: bool
     ratio: float
     findings: tuple[str, ...]
+    ends: bool = False
 
     def agrees(self, other: Row) -> bool:
         """Whether two runs say the same."""
-        if (self.in_value, self.is_renormalised, self.findings) != (
-            other.in_value, other.is_renormalised, other.findings,
-        ):  # fmt: skip
+        if replace(self, ratio=0) != replace(other, ratio=0):
             return False
         less, more = sorted((self.ratio, other.ratio))
         return more <= SAME * less
@@ -55,21 +55,28 @@ def row_of(setting: Setting, answers: Sequence[Answer], trainer: Trainer, folder
         at_its = trainer.log_probs(answer, setting.temperature).gather(1, tokens)[:, 0]
         raw.append((recorded - at_1).abs())
         trained.append((recorded - at_its).abs())
-        lines.append(_line(number, answer, at_its.tolist()))
+        lines.append(line(number, answer, at_its.tolist()))
     dump = folder / "dump.jsonl"
-    dump.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    request = Request((str(dump),))
-    found = analyse(request, request.files()).findings
+    dump.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
     ratio = torch.cat(trained).mean().item()
     return Row(
         in_value=torch.cat(raw).mean().item() > NOISE,
         is_renormalised=_is_renormalised([answer for answer in answers if answer.whole]),
         ratio=float(f"{ratio:.1g}") if ratio > NOISE else 0.0,
-        findings=tuple(sorted(finding.name for finding in found if finding.severity != "note")),
+        findings=findings(dump),
+        ends=any(len(answer.tokens) < LONGEST for answer in answers),
     )
 
 
-def _line(number: int, answer: Answer, log_probs: list[float]) -> dict:
+def findings(dump: Path) -> tuple[str, ...]:
+    """Returns the names of the errors and warnings that ``slime-ext analyze`` finds in a dump."""
+    request = Request((str(dump),))
+    all_findings = analyse(request, request.files()).findings
+    return tuple(sorted(finding.name for finding in all_findings if finding.severity != "note"))
+
+
+def line(number: int, answer: Answer, log_probs: list[float]) -> dict:
+    """Returns an answer as a line of a dump, with the trainer's log-probs."""
     return {
         "rollout_id": 0,
         "group_index": number // model.ANSWERS,

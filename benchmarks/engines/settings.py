@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-BIASED, ENDS = (
-    101,
-    tuple(range(100, 140)),
-)  # token ids: the one that logit_bias raises, those that end an answer
+BIASED = 101  # the token id that logit_bias raises
+ENDS = tuple(range(100, 140))  # token ids that end an answer, in the model's generation_config.json
+ORIGINAL = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
+FROM_MODEL = "end tokens of generation_config.json"
 LONGEST = 32  # tokens of an answer
 REGEX = "[a-z ]+"
 NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -34,6 +34,11 @@ class Setting:
     original: bool = False
 
     @property
+    def is_sglangs(self) -> bool:
+        """Whether only SGLang is asked."""
+        return self.original or self.text == FROM_MODEL
+
+    @property
     def temperature(self) -> float:
         """The temperature that the trainer divides logits by. Greedy answers are compared at 1."""
         return float(self.parameters.get("temperature", 1.0)) or 1.0
@@ -54,6 +59,7 @@ SETTINGS = {
         "minimum length", {"stop_token_ids": list(ENDS), "ignore_eos": False}, minimum=LONGEST
     ),
     "regex": Setting("grammar (regular expression)", regex=REGEX),
+    "ends": Setting(FROM_MODEL, {"ignore_eos": False}),
     "original": Setting(
         "temperature 0.7, top-k 20, SGLANG_RETURN_ORIGINAL_LOGPROB=1",
         {"temperature": 0.7, "top_k": 20},

@@ -93,6 +93,11 @@ def answers(url: str, setting: Setting) -> list[Answer]:
     ]
 
 
+def sampled(url: str, setting: Setting) -> list[Answer]:
+    """Samples the answers to all prompts."""
+    return _generate(url, setting, model.prompts())
+
+
 def _generate(url: str, setting: Setting, prompts: list[list[int]], **options: object) -> list[Answer]:
     parameters = {"temperature": 1.0, "max_new_tokens": LONGEST, "ignore_eos": True} | dict(
         setting.parameters

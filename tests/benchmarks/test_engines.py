@@ -1,16 +1,18 @@
 """The table of what engines record: judged on answers that are made here, and the same in the docs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.engines import healthy, model, page
+from benchmarks.engines import dumps, healthy, model, page
 from benchmarks.engines.model import Answer, Trainer
 from benchmarks.engines.rows import Row, row_of
 from benchmarks.engines.settings import SETTINGS
 from tests.pages import DOCS
 
+RESULTS = Path(dumps.__file__).with_name("RESULTS.md")
 PAGE = (DOCS / "engines.md").read_text()
 
 
@@ -23,11 +25,21 @@ def test_the_page_has_the_recorded_k3():
     assert healthy.table(healthy.read(), with_parts=False) in PAGE
 
 
+def test_the_page_has_the_recorded_dumps():
+    assert dumps.table(dumps.read()) in RESULTS.read_text()
+    assert dumps.read().keys() == dumps.PLANTED.keys()
+
+
+@pytest.mark.parametrize("name", dumps.PLANTED)
+def test_check_says_of_a_launch_what_is_recorded(name):
+    assert dumps.said(dumps.PLANTED[name]) == dumps.read()[name].check
+
+
 def test_every_setting_is_recorded():
     recorded = page.read()
     assert recorded["SGLang"].rows.keys() == SETTINGS.keys()
     for mode in ("raw_logprobs", "processed_logprobs"):
-        assert recorded[f"vLLM, {mode}"].rows.keys() == {n for n, s in SETTINGS.items() if not s.original}
+        assert recorded[f"vLLM, {mode}"].rows.keys() == {n for n, s in SETTINGS.items() if not s.is_sglangs}
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +113,25 @@ ROW = Row(in_value=True, is_renormalised=False, ratio=0.1, findings=("penalties"
         (Row(False, False, 0.1, ("penalties",)), False),
         (Row(True, True, 0.1, ("penalties",)), False),
         (Row(True, False, 0.1, ()), False),
+        (Row(True, False, 0.1, ("penalties",), ends=True), False),
     ],
 )
 def test_rows_agree_up_to_random_answers(changed, agrees):
     assert ROW.agrees(changed) is agrees
+
+
+DUMPS = dumps.Row(("warns: a",), (), ("penalties",), 1e-4, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "agrees"),
+    [
+        ({"k3": 2e-2}, True),
+        ({"k3": 3e-2}, False),
+        ({"check": ()}, False),
+        ({"healthy": ("penalties",)}, False),
+        ({"analyze": ()}, False),
+    ],
+)
+def test_two_dumps_agree_up_to_random_answers(changes, agrees):
+    assert DUMPS.agrees(replace(DUMPS, **changes)) is agrees
