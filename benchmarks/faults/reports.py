@@ -627,7 +627,7 @@ REPORTS: dict[str, Report] = {
     "log_of_ranks": Report(
         "The trainer adds log(tensor-parallel ranks) to each log-sum-exp.",
         "NVIDIA/Megatron-LM#7452",
-        ("scaled_log_probs", "unlike_entropy"),
+        ("constant_offset", "scaled_log_probs", "unlike_entropy"),
         world_of(scored=too_low, entropy=True),
         "log 2 to log 8 nats at every token",
         "entropy",

@@ -67,7 +67,14 @@ DETECTOR = Detector(
     severity="error",
     side="altered",
     group="spoilt",
-    after=("positive_log_probs", "retokenised", "off_by_one", "first_entry", "greedy_sampling"),
+    after=(
+        "positive_log_probs",
+        "retokenised",
+        "off_by_one",
+        "first_entry",
+        "greedy_sampling",
+        "constant_offset",
+    ),
     what="a grammar, a JSON schema or a list of choices restricts the sampler at some tokens",
     asks="20 tokens next to forced ones",
     title="""
