@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,18 +18,21 @@ from slime_ext.tools.analysis.measures.rollouts import mean_k3
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
-BOTH_CACHED = 50  # least tokens in a rollout, with and without a cached prefix
+BOTH_CACHED = 50  # least tokens of a version in a rollout, with and without a cached prefix
 
 
 @dataclass
 class Cached(Measure):
     """Samples without and with a cached prefix: their number, tokens, sum k3, and its squares over samples.
 
-    ``rollout`` is of the rollout that is being read. ``sums`` is of all rollouts with both kinds, weighed so
-    that both kinds have as many tokens.
+    Samples of one version of the weights are compared, because a cached prefix and old weights may come
+    together. ``by_version`` is of the rollout that is being read. ``sums`` is of all versions with both
+    kinds, weighed so that both kinds have as many tokens.
     """
 
-    rollout: Tensor = field(default_factory=lambda: zeros(2, 4))
+    version: ClassVar[int] = 2
+
+    by_version: dict[float, Tensor] = field(default_factory=dict)
     sums: Tensor = field(default_factory=lambda: zeros(2, 4))
 
     def add(self, part: DumpedRollout) -> None:
@@ -37,14 +41,19 @@ class Cached(Measure):
         count, *_, near = part.sample_sums
         rows = torch.stack([torch.ones_like(near), count, near, near.square()], 1)
         is_cached, there = torch.tensor(part.cached) > 0, count > 0
-        self.rollout += torch.stack([rows[there & ~is_cached].sum(0), rows[there & is_cached].sum(0)])
+        versions = torch.zeros(part.count) if part.versions is None else part.oldest_versions().nan_to_num(-1)
+        for version in versions.unique().tolist():
+            same = there & (versions == version)
+            table = torch.stack([rows[same & ~is_cached].sum(0), rows[same & is_cached].sum(0)])
+            self.by_version[version] = self.by_version.get(version, zeros(2, 4)) + table
 
     def close(self, rollout: DumpedRollout) -> None:
-        table, self.rollout = self.rollout, zeros(2, 4)
-        tokens = table[:, 1]
-        if tokens.min() >= BOTH_CACHED:
-            table[0, 1:] *= tokens[1] / tokens[0]
-            self.sums += table
+        tables, self.by_version = self.by_version, {}
+        for table in tables.values():
+            tokens = table[:, 1]
+            if tokens.min() >= BOTH_CACHED:
+                table[0, 1:] *= tokens[1] / tokens[0]
+                self.sums += table
 
 
 DETECTOR = Detector(
@@ -57,7 +66,7 @@ DETECTOR = Detector(
     title="Responses after a cached prefix are far off: the engine reuses keys and values of old weights.",
     evidence="""
         {% if samples -%} k3 is {{ cached | nats }} in {{ samples }} of {{ of }} samples whose prompt
-        begins in the engine's prefix cache, and {{ fresh | nats }} in the others of the same rollouts: {{
+        begins in the engine's prefix cache, and {{ fresh | nats }} in the others of the same weights: {{
         (cached / [fresh, 1e-12] | max) | factor }}. {%- else -%} k3 is {{ cached | nats }} in the {{
         with | length }} rollouts whose prompts begin in the engine's prefix cache, and {{ fresh | nats }}
         in the rollouts {{ without | join(", ") }} without a cached prefix: {{ (cached / [fresh, 1e-12] |
@@ -96,7 +105,7 @@ def look(d: Diagnosis) -> Figures | None:
     is_enough = min(n, m) >= PREFIX_TOKENS
     if not is_enough and (figures := _between_rollouts(d)):
         return figures
-    need(is_enough, "prefix_cache_info of a rollout's samples, some with and some without a cached prefix")
+    need(is_enough, "prefix_cache_info of samples of one version, some with and some without a cached prefix")
     cached, fresh = other / m, near / n
     error = math.sqrt(square) / m  # over sequences
     if cached < max(PREFIX_TIMES * fresh, PREFIX_MATTERS) or cached - fresh < PREFIX_SURE * error:

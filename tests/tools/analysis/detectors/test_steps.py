@@ -88,3 +88,22 @@ def test_first_tokens_after_another_prompt_are_no_lost_tokens():
 
     found = findings(edited(run(4), edit))
     assert "prefix_mismatch" in found and "shared_place" not in found
+
+
+@pytest.mark.parametrize(("age", "is_named"), [(0, True), (2, False)])
+def test_samples_with_a_cached_prefix_are_compared_with_those_of_the_same_weights(age, is_named):
+    """Every second sample has a cached prefix and is far off, perhaps because its weights are older."""
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        is_second = r.segments.ids % 2 == 1
+        noise = 0.2 * torch.randn(r.size, generator=g) * is_second
+        return {
+            "proximal": (r.proximal + noise).clamp(max=-1e-6),
+            "cached": (0, 100) * (r.count // 2),
+            "versions": r.rollout_id + 3 - age * is_second.long(),
+            "newest": r.rollout_id + 3,
+            "groups": None,
+        }
+
+    assert ("stale_prefix" in findings(edited(run(6), edit))) == is_named
