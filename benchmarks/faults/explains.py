@@ -104,7 +104,7 @@ def row_of(name: str, d: Diagnosis, left: float, *, is_beside: bool) -> Row | No
 
 def rows(names: Sequence[str], seed: int, dumps: Path | None) -> list[Row]:
     """The rows of the faults that move k3, each alone and beside noise."""
-    runs, found = Runs(seed), []
+    runs, results = Runs(seed), []
     with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
 
         def of(name: str) -> Path:
@@ -117,32 +117,32 @@ def rows(names: Sequence[str], seed: int, dumps: Path | None) -> list[Row]:
             k3 = mean_k3(alone)
             if k3 < 2 * usual:
                 continue
-            found.append(row_of(name, alone, usual, is_beside=False))
+            results.append(row_of(name, alone, usual, is_beside=False))
             noise = min(BESIDE, k3)
             both = diagnosed(path, (2 * noise) ** 0.5)
-            found.append(row_of(name, both, usual + noise, is_beside=True))
-    return found
+            results.append(row_of(name, both, usual + noise, is_beside=True))
+    return results
 
 
 def explains(only: Sequence[str] | None, seed: int | None, dumps: Path | None) -> str:
     """The table of RESULTS.md."""
     names = [name for name in only or CASES if name in CASES]
-    found = rows(names, SEED if seed is None else seed, dumps)
+    results = rows(names, SEED if seed is None else seed, dumps)
     lines = ["| fault | beside noise | planted | explains | rest | finding |", "|---|---|---:|---:|---|---|"]
-    for row in found:
+    for row in results:
         said = "-" if row.explains is None else f"{row.explains:.0%} ± {row.error:.0%}"
         rest = "" if row.explains is None else row.rest
         beside = "yes" if row.is_beside else "no"
         named = row.finding or "*not named*"
         lines.append(f"| {row.name} | {beside} | {row.planted:.0%} | {said} | {rest} | {named} |")
-    told = [row for row in found if row.explains is not None]
-    near = [row for row in told if row.off <= max(NEAR, SURE * row.error)]
-    below = [row for row in told if row not in near and row.explains < row.planted]
+    claims = [row for row in results if row.explains is not None]
+    near = [row for row in claims if row.off <= max(NEAR, SURE * row.error)]
+    below = [row for row in claims if row not in near and row.explains < row.planted]
     lines += [
         "",
-        f"{len(told)} of {len(found)} say a share. {len(near)} of these are within {NEAR:.0%} or {SURE:g} "
-        f"standard errors of what was planted, {len(below)} are further below, and "
-        f"{len(told) - len(near) - len(below)} further above. The mean distance is "
-        f"{sum(row.off for row in told) / max(len(told), 1):.1%}.",
+        f"{len(claims)} of {len(results)} say a share. {len(near)} of these are within {NEAR:.0%} or "
+        f"{SURE:g} standard errors of what was planted, {len(below)} are further below, and "
+        f"{len(claims) - len(near) - len(below)} further above. The mean distance is "
+        f"{sum(row.off for row in claims) / max(len(claims), 1):.1%}.",
     ]
     return "\n".join(lines)

@@ -139,7 +139,10 @@ def _place(around: Surroundings, lines: Sequence[Line], command: Command, names:
 
 
 def _redirected(around: Surroundings, names: Sequence[str]) -> str:
-    """Returns the place of a redirection to the file: one that names it, or a variable, or the first one."""
+    """Returns the place of a redirection to the file.
+
+    A redirection that names the file comes first, then one with a variable, then any.
+    """
     lines = [(place, line) for place, line in _lines(around) if re.search(r">(?!\s*(?:&|/dev/))", line)]
     named = [place for place, line in lines if any(name in line for name in names)]
     places = named or [place for place, line in lines if "$" in line] or [place for place, _ in lines]

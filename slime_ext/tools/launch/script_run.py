@@ -36,7 +36,7 @@ SPACE = r"[\s\u180e\u200b-\u200d\u2060\ufeff]"
 JOINED = re.compile(rf"{SPACE}*(--[A-Za-z][\w-]*)({SPACE}).*|{SPACE}+(--[A-Za-z][\w-]*)", re.DOTALL)
 # Two flags in one word: --use-tis--tis-clip
 GLUED = re.compile(r"(--[A-Za-z][\w-]*?)(--[A-Za-z][\w-]*)")
-# What the sandbox says at one of its limits: resource limit exceeded: maximum loop iterations (5000)
+# The sandbox at a limit of its own: resource limit exceeded: maximum loop iterations (5000)
 OF_A_LIMIT = re.compile(r"resource limit exceeded: [\w \t():/-]*|execution \w+")
 # An assignment of an array, as bash traces it: declare -a ARGS+=(--lr 1e-6)
 ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)

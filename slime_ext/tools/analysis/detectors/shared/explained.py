@@ -22,7 +22,7 @@ from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3, up to which the rest is healthy
 VALUES = [0, 1, 4]  # columns of ``clipped``: count, l and k3
 DIGITS = 6  # of a share; the order of rollouts changes later ones
-FEW = 0.1  # share of the tokens
+FEW = 0.1  # share of the tokens that may be unlike all others
 SURE = 3.0  # standard errors by which noise of one size may differ between rollouts
 
 
@@ -42,7 +42,7 @@ class K3(NamedTuple):
 
     @classmethod
     def of_sums(cls, d: Diagnosis, tokens: float, k3: float) -> K3:
-        """Returns mean k3 over some tokens, whose relative error is taken to be that of the whole run."""
+        """Returns mean k3 over some tokens, with the relative error of the whole run."""
         mean = max(k3, 0.0) / max(tokens, 1.0)
         return cls(int(tokens), mean, mean * _relative_error(d))
 
@@ -81,8 +81,8 @@ class Explained(NamedTuple):
 def explained(far: K3, rest: K3) -> Explained:
     """Returns how much of k3 over both kinds of tokens is due to what makes some of them far off.
 
-    If the far tokens had the k3 of the rest, the sum would be r (n + m) instead of f n + r m. A rest of
-    FEW tokens may be unlike all others, so that the far tokens would then have at most a healthy k3.
+    If the far tokens had the k3 of the rest, the sum would be r (n + m) instead of f n + r m. If the rest
+    has less than FEW of the tokens, it may be unlike all others: the far ones then get a healthy k3 at most.
     """
     n, m = far.tokens, rest.tokens
     whole = far.k3 * n + rest.k3 * m
@@ -103,7 +103,7 @@ def whole_run(d: Diagnosis) -> tuple[float, float]:
 
 
 def explained_by_tokens(d: Diagnosis, tokens: float, k3: float) -> Explained:
-    """Returns the same for some tokens of the run, from their number and sum of k3, against all others."""
+    """Returns how much of k3 is due to some tokens, from their number and sum of k3."""
     every, whole = whole_run(d)
     return explained(K3.of_sums(d, tokens, k3), K3.of_sums(d, every - tokens, whole - k3))
 
@@ -129,7 +129,7 @@ def explained_by_rest(d: Diagnosis, k3: float, left: float) -> Explained:
 
     Args:
         k3: sum over the tokens that the cause acts on.
-        left: their sum of k3 after it is taken out.
+        left: their sum of k3 without the cause.
     """
     every, whole = whole_run(d)
     rest = max(whole - k3, 0.0) + left

@@ -237,9 +237,9 @@ class Record(NamedTuple):
 def record_of(d: Diagnosis) -> Record:
     """Returns whether the tokens were drawn from the recorded distribution, the first split of all causes.
 
-    The record is altered if the mean ratio of the run or of a part of it is off. It is honest if the mean
-    ratio of the run is so near 1 that no alteration can make HALF of k3: one that does moves the mean ratio
-    by at least LEAST of its k3.
+    The record is altered if the mean ratio of the run or of a part of it is off. An alteration moves the mean
+    ratio by at least LEAST of the k3 that it makes. So the record is honest if the mean ratio of the run is
+    nearer to 1 than an alteration that makes HALF of k3 would leave it.
     """
     known = list(ratios(d))
     whole = next((ratio for ratio in known if not ratio.where), None)

@@ -42,8 +42,8 @@ class Twice(Measure):
     """Sums over tokens that another sample of their prompt has too, with equal text before and equal weights.
 
     ``sums`` is [7]: their number, sum |behavior - mean|, sum |proximal - mean| and sum |l|, over tokens at
-    which at least one side is unsure; then the same three with squares, of which the first two are multiplied
-    by n / (n - 1). The mean is over the n samples that have the token.
+    which at least one side is unsure; then the same three with squares. The mean is over the n samples that
+    have the token, so the squares of the first two are multiplied by n / (n - 1).
     """
 
     version: ClassVar[int] = 2
