@@ -164,8 +164,9 @@ def test_readme_and_corrections_say_what_the_runs_say():
     for text in (
         f"costs {effect(lag, 'A')} at the learning rate that we chose to show harm "
         f"({lag.of('A').seeds} seeds), {effect(half, 'A')} at half of it",
-        f"There `token_tis` gains {effect(lag, 'C')}, though one repeat shows nothing.",
-        "Half of the rate gains more, but without a lag too. There no planned test shows a gain.",
+        f"At that rate `token_tis` gains {effect(lag, 'C')}, though one repeat shows nothing; "
+        "at half of it no planned test shows a gain.",
+        f"Half of the rate alone gains {effect(lag, 'H')}",
     ):
         assert text in readme, text
     assert lag.of("H").effect > max(lag.of(arm).effect for arm in "CSU")

@@ -33,7 +33,7 @@ class Row:
         return self.first + self.trial
 
 
-NEAR = Row(f"synchronous, `k3_kl` below {K3_LIMIT:g}", "nothing")
+NEAR = Row(f"synchronous, `k3_kl` below {K3_LIMIT:g}", "no correction")
 FAR = Row(
     f"synchronous, `k3_kl` above {K3_LIMIT:g}",
     "find the fault",
@@ -74,5 +74,6 @@ def plain(text: str) -> str:
 
 def markdown() -> str:
     """Returns the table as the pages have it."""
-    rows = [("your run", "what to do"), ("---", "---"), *((row.run, row.advice) for row in TABLE)]
-    return "\n".join(f"| {run} | {advice} |" for run, advice in rows)
+    return "\n".join(
+        ["| your run | what to do |", "|---|---|", *(f"| {row.run} | {row.advice} |" for row in TABLE)]
+    )
