@@ -65,7 +65,7 @@ FLOORS = {
     ),
     "config/": ("files foreign numbers words", "typed", "idle", "load", "places flat"),
     "tools/": (
-        "checkout decision folders modules plain_torch releases wording",
+        "checkout collection decision folders modules plain_torch releases wording",
         "analysis",
         "report",
         "launch",

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import gc
 import multiprocessing
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from slime_ext.errors import DataError
+from slime_ext.tools import collection
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.dumps import read_job
 from slime_ext.tools.analysis.readers.find import Job
@@ -59,7 +58,7 @@ class Result(Additive):
 
     def read(self, job: Job) -> None:
         """Passes the wanted rollouts of a job's files to every collector."""
-        with _without_collection():
+        with collection.paused():  # a search would look at each of a file's lists again and again
             self._read(job)
         _glibc("malloc_trim", 0)
 
@@ -76,18 +75,6 @@ class Result(Additive):
                 for collector in self.collectors.values():
                     collector.add(item)
             item = None  # frees the rollout before the next one is read
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pauses the search for reference cycles, which looks at each of a file's lists again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def collect(

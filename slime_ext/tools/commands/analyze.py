@@ -21,6 +21,7 @@ from slime_ext.tools.analysis.readers.find import NoDumps, RolloutRanges, dumps_
 from slime_ext.tools.analysis.readers.flags import files_of_flags
 from slime_ext.tools.analysis.request import SHORTLIST, Request
 from slime_ext.tools.analysis.texts import decoder
+from slime_ext.tools.collection import importing
 from slime_ext.tools.commands.analyze_summary import show_news, summary
 from slime_ext.tools.commands.output import PlainConsole, console
 from slime_ext.tools.folders import make_folder, refuse_link, write_file
@@ -287,10 +288,10 @@ def _documents(flags: argparse.Namespace, configs: Configs) -> list[Document]:
     files = [request.files() for request in requests]
     _refuse_to_replace_inputs(flags)
 
-    # These import torch, after all mistakes were found.
-    from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
-    from slime_ext.tools.analysis.pipeline import use_one_thread
-    from slime_ext.tools.analysis.run import analyse
+    with importing("torch"):  # after all mistakes were found
+        from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
+        from slime_ext.tools.analysis.pipeline import use_one_thread
+        from slime_ext.tools.analysis.run import analyse
 
     use_one_thread()
     corrections, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
@@ -323,9 +324,10 @@ def _followed(flags: argparse.Namespace, configs: Configs, screen: PlainConsole)
 
     Returns the document when the run ends, or when an alert ends the command.
     """
-    from slime_ext.tools.analysis.follow import Follower
-    from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
-    from slime_ext.tools.analysis.pipeline import use_one_thread
+    with importing("torch"):
+        from slime_ext.tools.analysis.follow import Follower
+        from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
+        from slime_ext.tools.analysis.pipeline import use_one_thread
 
     use_one_thread()
     request = replace(_request(flags, flags.paths), configs=load_user_corrections(configs))
