@@ -158,7 +158,10 @@ class Numbers(FrozenModel):
     staleness: float | None = Field(None, description="mean age of the sampling weights, weight versions")
     least_staleness: float | None = Field(
         None,
-        description="a lower bound of it: rollouts since a version first sampled; null: ages are known",
+        description="a lower bound of the mean rollouts trained since the sampling weights; null: no guess",
+    )
+    most_staleness: float | None = Field(
+        None, description="an upper bound of the same; null: none is known (it needs rollout 0)"
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 
 from slime_ext.tools.analysis.findings import measures
+from slime_ext.tools.analysis.findings.recommend import recommend
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.synthetic import World, run
 
@@ -38,21 +40,87 @@ def test_weights_age_by_rollouts():
     assert diagnosis.numbers().least_staleness == pytest.approx(mean) and diagnosis.notes()
 
 
-def test_ages_that_the_dumps_do_not_hold_are_bounded_from_below():
-    """A sampler that is two pushes late, and gets no more weights after a restart of the trainer."""
-    versions = [max(r - 2, 0) for r in range(8)] + [6] * 12
-    found = run(World(rollouts=20, samples=4, length=6))
-    diagnosis = diagnosed(
+def of_versions(versions, first=0, samples=4):
+    """Rollouts whose tokens all have the given version; the trainer's is not known."""
+    found = run(World(rollouts=first + len(versions), samples=samples, length=6))[first:]
+    return [
         replace(r, versions=torch.full_like(r.versions, v), newest=v)
         for r, v in zip(found, versions, strict=True)
-    )
-    bounds, ages = [0, 1, 2, *[0] * 5, *range(12)], [0, 1, *[2] * 6, *range(2, 14)]
-    assert [m.numbers.least_staleness for m in diagnosis.moments()] == bounds
+    ]
+
+
+def bounds_of(rollouts):
+    """The bounds of each rollout."""
+    return [(m.numbers.least_staleness, m.numbers.most_staleness) for m in diagnosed(rollouts).moments()]
+
+
+def test_ages_that_the_dumps_do_not_hold_are_bounded():
+    """A sampler that is two pushes late, and gets no more weights after a restart of the trainer."""
+    diagnosis = diagnosed(of_versions([max(r - 2, 0) for r in range(8)] + [6] * 12))
+    least, ages = [0, 1, 2, *[0] * 5, *range(12)], [0, 1, *[2] * 6, *range(2, 14)]
+    assert [m.numbers.least_staleness for m in diagnosis.moments()] == least
+    assert [m.numbers.most_staleness for m in diagnosis.moments()] == ages
     sizes = [m.numbers.tokens for m in diagnosis.moments()]
-    least, mean = (sum(n * age for n, age in zip(sizes, x, strict=True)) / sum(sizes) for x in (bounds, ages))
+    low, mean = (sum(n * age for n, age in zip(sizes, x, strict=True)) / sum(sizes) for x in (least, ages))
     numbers = diagnosis.numbers()
-    assert numbers.least_staleness == pytest.approx(least) and least < mean == pytest.approx(5.15, abs=0.5)
-    assert numbers.staleness is None  # 3.48 was printed as the age
+    assert numbers.least_staleness == pytest.approx(low) and numbers.most_staleness == pytest.approx(mean)
+    assert mean == pytest.approx(5.15, abs=0.5) and numbers.staleness is None  # 3.48 was printed as the age
+
+
+def simulated(seed):
+    """Versions of a run, the true ages of their weights in rollouts, and whether a restart is unseen.
+
+    The trainer pushes every few rollouts; a push reaches the sampler some rollouts late, or never; the
+    job, or only its engine, may be restarted with a counter that begins again.
+    """
+    random = Random(seed)
+    every, delay, restart = random.choice((1, 1, 2, 3)), random.choice((0, 1, 2)), random.choice((None, 5, 9))
+    loses_weights, stops = random.random() < 0.5, random.choice((99, 7))
+    version, pushed, arrives, versions, ages = 1, 0, [], [], []
+    used = (1, 0)  # version, and the rollouts that its weights have seen
+    for rollout in range(14):
+        if rollout == restart:
+            version, pushed, arrives = 1, rollout, []
+            used = (1, 0 if loses_weights else rollout)
+        elif rollout and rollout % every == 0:
+            version, pushed = version + 1, rollout
+            arrives.append((rollout + delay, version, pushed))
+        for at, number, seen in arrives:
+            if at <= rollout < stops:
+                used = (number, seen)
+        versions.append(used[0])
+        ages.append(rollout - used[1])
+    starts_unseen = restart is not None and versions[restart] == versions[restart - 1]  # both are 1
+    return versions, ages, starts_unseen
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_true_age_is_within_its_bounds(seed):
+    versions, ages, starts_unseen = simulated(seed)
+    bounds = bounds_of(of_versions(versions))
+    if bounds[0][0] is None:  # no version sampled twice
+        return
+    if starts_unseen:
+        assert all(age <= most for (_, most), age in zip(bounds, ages, strict=True))
+        return
+    assert all(least <= age <= most for (least, most), age in zip(bounds, ages, strict=True)), versions
+
+
+def test_there_is_no_upper_bound_where_none_is_sound():
+    assert bounds_of(of_versions([3, 3, 4], first=4)) == [(0, None), (1, None), (0, None)]  # no rollout 0
+    assert bounds_of(of_versions([0, 3, 3, 6])) == [(0, None), (0, None), (1, None), (0, None)]  # 3 a rollout
+
+
+def test_bounds_that_do_not_decide_recommend_nothing():
+    """A push that came late once: whether the later ones are late, too, nobody knows."""
+    diagnosis = diagnosed(of_versions([0, 0, *range(1, 19)], samples=16))
+    numbers = diagnosis.numbers()
+    assert numbers.least_staleness < 0.1 and 0.9 < numbers.most_staleness < 1
+    made = recommend((), numbers)
+    assert not made.is_made and "nobody knows whether they lag" in made.reasons[0]
+    assert "slime_ext.host.log_rollout" in made.reasons[1]
+    known = recommend((), numbers.model_copy(update={"staleness": 0.95, "least_staleness": None}))
+    assert "0.95 versions old" in known.reasons[0]  # of train_async.py, whose rollout 0 is fresh
 
 
 def test_a_counter_that_begins_again_is_no_age():

@@ -386,6 +386,8 @@ def test_a_number_for_minus_infinity_is_named_and_counted_as_no_log_prob(where):
     tokens = sum(14 if where == "some" else r.size for r in rollouts)
     assert finding.name == ("nan_log_probs" if where == "some" else "missing_log_probs")
     assert f"{tokens} tokens have a number of -1000 or less, mostly -9999." in finding.evidence
+    if where == "some":  # the page and the text count the same tokens
+        assert finding.evidence.startswith(f"{tokens} response tokens (")
     numbers = diagnosis.numbers()
     assert numbers.nonfinite == tokens
     assert numbers.k3 is None if where == "all" else numbers.k3 < 0.01

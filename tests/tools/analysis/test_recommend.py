@@ -82,7 +82,10 @@ def test_the_limit_is_the_highest_healthy_k3():
             "(k3 0.004; the finding stale_weights says so)",
         ),
         ({"staleness": 1.0}, decision.LAGGING, "the weights are 1 versions old in the mean"),
-        ({"staleness": 0.9}, decision.NEAR, "nothing tells"),
+        ({"staleness": 0.95}, decision.LAGGING, "0.95 versions old"),  # one push, but rollout 0 is fresh
+        ({"staleness": 0.4}, decision.NEAR, "nothing tells"),
+        ({"least_staleness": 0.6}, decision.LAGGING, "the weights are at least 0.6 rollouts old"),
+        ({"least_staleness": 0.1, "most_staleness": 0.4}, decision.NEAR, "nothing tells"),
         ({"rollouts_per_push": 4}, decision.LAGGING, "pushed after every 4 rollouts"),
         (
             {"rollouts_per_push": 4, "staleness": 0.0},

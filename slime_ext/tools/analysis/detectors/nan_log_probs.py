@@ -35,10 +35,10 @@ DETECTOR = Detector(
         {%- else %}sampler are NaN or infinite.{% endif %}
     """,
     evidence="""
-        {{ sequences }} sequences lack a log-prob of the sampler at some of their tokens, and {{
-        of_trainer }} tokens lack one of the trainer. Together these are {{ lacking | share(tokens) }}
-        of the response tokens. {%- if sentinels %} {{ sentinels }} tokens have a number of -1000 or
-        less, mostly {{ "%g" | format(sentinel) }}.{% endif %}
+        {{ lacking }} response tokens ({{ lacking | share(tokens) }}) lack a log-prob. {{ sequences }}
+        sequences lack some of the sampler's, and {{ of_trainer }} of the tokens lack the trainer's.
+        {%- if sentinels %} {{ sentinels }} tokens have a number of -1000 or less, mostly {{
+        "%g" | format(sentinel) }}.{% endif %}
     """,
     threshold="one token, because no healthy engine writes such a value",
     ruled_out="Masked tokens, because tool output and padding are not counted.",

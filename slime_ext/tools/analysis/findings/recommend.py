@@ -19,10 +19,12 @@ from slime_ext.tools.analysis.document import (
     Numbers,
     Recommendation,
 )
+from slime_ext.tools.analysis.measures.versions import RECORD
 from slime_ext.tools.analysis.readers.flags import count_of
 from slime_ext.tools.wording import flags_of
 
 FEW = 100  # sequences; with fewer, one sequence changes the shares below by more than 1%
+OLD = 0.5  # mean age of the weights from which a run lags; train_async.py makes 1, and 0 in its first rollout
 # Limits of what a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
@@ -59,6 +61,8 @@ def recommend(
     rollouts_per_push = rollouts_per_push or count_of(flags_of_run, "update_weights_interval")
     lags = _why_lagging(total, findings, rollouts_per_push)
     is_rounded = _why_rounded(findings, flags_of_run)
+    if not lags and (unknown := _why_unknown(total)):
+        return _unmade(*unknown)
     row = decision.row_of(total.k3 or 0.0, is_lagging=bool(lags), is_rounded=bool(is_rounded))
     why = lags or is_rounded or "nothing tells that the sampler's weights are older or rounded"
     reason = f"{decision.plain(row.run)} (k3 {_said(total.k3)}; {why})"
@@ -115,14 +119,32 @@ def _why_lagging(total: Numbers, findings: Sequence[Finding], rollouts_per_push:
     """Returns what tells that the sampler's weights are older; empty if nothing does."""
     if any(f.name == STALE for f in findings):
         return f"the finding {STALE} says so"
-    if (total.staleness or 0) >= 1:
+    if (total.staleness or 0) >= OLD:
         return f"the weights are {_said(total.staleness)} versions old in the mean"
-    if (total.least_staleness or 0) >= 1:
-        return f"the weights are at least {_said(total.least_staleness)} versions old in the mean"
+    if (total.least_staleness or 0) >= OLD:
+        return f"the weights are {_between(total)} rollouts old in the mean"
     # train.py pushes after every rollout whatever the flag says; then every age is 0.
     if (rollouts_per_push or 1) > 1 and total.staleness != 0:
         return f"weights are pushed after every {rollouts_per_push} rollouts"
     return ""
+
+
+def _why_unknown(total: Numbers) -> tuple[str, ...]:
+    """Returns why nobody knows whether the sampler's weights are older; empty if it is known."""
+    if total.least_staleness is None or (total.most_staleness is not None and total.most_staleness < OLD):
+        return ()
+    both = "" if total.most_staleness is not None else ", and analyse rollout 0 as well for an upper bound"
+    return (
+        f"the weights are {_between(total)} rollouts old in the mean, so nobody knows whether they lag, and "
+        f"k3 ({_said(total.k3)}) does not tell what a lag costs",
+        f"ages are not in the dumps: {RECORD}{both}",
+    )
+
+
+def _between(total: Numbers) -> str:
+    if total.most_staleness is None:
+        return f"at least {_said(total.least_staleness)}"
+    return f"between {_said(total.least_staleness)} and {_said(total.most_staleness)}"
 
 
 def _why_rounded(findings: Sequence[Finding], flags_of_run: Mapping[str, Any]) -> str:

@@ -96,13 +96,16 @@ class Diagnosis(Additive):
         known = float(self.curves.staleness.x.sum())
         return {} if known else versions.since_seen(self.versions)
 
+    def _bounds(self) -> dict[VersionSums, versions.Bounds]:
+        return versions.bounds(self.versions) if self._ages() else {}
+
     def numbers(self) -> Numbers:
         """Returns the numbers over all rollouts."""
-        return versions.with_age(self.sums.numbers(), self._ages())
+        return versions.with_age(self.sums.numbers(), self._bounds())
 
     def moments(self) -> tuple[Moment, ...]:
         """Returns the numbers of each rollout, in order."""
-        ages = self._ages()
+        ages = self._bounds()
         return tuple(
             moment.model_copy(update={"numbers": versions.with_age(moment.numbers, ages, moment.rollout_id)})
             for moment in self.timeline
@@ -120,5 +123,5 @@ class Diagnosis(Additive):
         return versions.rollouts_per_push(self.versions)
 
     def notes(self) -> tuple[str, ...]:
-        """Returns how ages were counted, if the dumps do not hold them."""
+        """Returns how ages are bounded, if the dumps do not hold them."""
         return (versions.NOTE,) if self._ages() else ()

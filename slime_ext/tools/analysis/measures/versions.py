@@ -21,7 +21,8 @@ from slime_ext.tools.analysis.document import Curve, Numbers, Point
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated
 
-NOTE = "the dumps hold no ages, but weights are at least as old as the rollouts since they first sampled"
+RECORD = "record them with --custom-rollout-log-function-path slime_ext.host.log_rollout"
+NOTE = f"the dumps hold no ages: versions only bound the rollouts trained since; to know ages, {RECORD}"
 
 
 class VersionSums(NamedTuple):
@@ -121,14 +122,57 @@ def curve(ages: dict[VersionSums, int]) -> Curve:
     return Curve(name="staleness", points=tuple(points))
 
 
-def with_age(numbers: Numbers, ages: dict[VersionSums, int], rollout_id: int | None = None) -> Numbers:
-    """Returns the numbers of one rollout, or of all, with a lower bound of the mean age of their tokens.
+class Bounds(NamedTuple):
+    """The fewest and the most rollouts that were trained since a version's weights; None: not bounded."""
+
+    least: int
+    most: int | None
+
+
+def bounds(versions: Iterable[VersionSums]) -> dict[VersionSums, Bounds]:
+    """Bounds the age of each version in each rollout, in rollouts trained since its weights.
+
+    Weights existed when they first sampled, so they are at least as old as the rollouts since. Weights that
+    came ``n`` pushes after those of rollout 0 have seen ``n`` rollouts at least, so in rollout r they are at
+    most r - n rollouts old. If the newest version falls, its counter may have begun again, and with it which
+    weights a number means: both counts start there. The weights of that rollout may be the run's first ones,
+    because an engine that is restarted may load these.
+
+    No dump shows a restart while the first version still samples. There is no upper bound without rollout 0,
+    nor if versions grow faster than rollouts.
+    """
+    bounds_of: dict[VersionSums, Bounds] = {}
+    first: dict[int, int] = {}  # version -> rollout that it first sampled
+    began = newest = began_at = 0
+    is_bounded = True
+    for rollout_id, group in groupby(sorted(versions), key=attrgetter("rollout_id")):
+        of_rollout = list(group)
+        before, newest = newest, of_rollout[-1].version
+        if not bounds_of:
+            began, is_bounded = newest, rollout_id == 0
+        elif newest < before:
+            first, began, began_at = {}, newest, rollout_id
+        is_bounded &= newest - began <= rollout_id - began_at
+        for sums in of_rollout:
+            least = rollout_id - first.setdefault(sums.version, rollout_id)
+            bounds_of[sums] = Bounds(least, rollout_id - max(sums.version - began, 0))
+    if is_bounded:
+        return bounds_of
+    return {sums: Bounds(bound.least, None) for sums, bound in bounds_of.items()}
+
+
+def with_age(numbers: Numbers, ages: dict[VersionSums, Bounds], rollout_id: int | None = None) -> Numbers:
+    """Returns the numbers of one rollout, or of all, with bounds of the mean age of their tokens.
 
     Args:
-        ages: the rollouts since each version first sampled. If empty, the numbers stay as they are.
+        ages: the bounds for each version in each rollout. If empty, the numbers stay as they are.
     """
-    if not ages:
+    counted = [(sums.count, bound) for sums, bound in ages.items() if rollout_id in (None, sums.rollout_id)]
+    if not counted:
         return numbers
-    counted = [(sums.count, age) for sums, age in ages.items() if rollout_id in (None, sums.rollout_id)]
-    mean = sum(count * age for count, age in counted) / max(sum(count for count, _ in counted), 1)
-    return numbers.model_copy(update={"staleness": None, "least_staleness": mean})
+    tokens = max(sum(count for count, _ in counted), 1)
+    least = sum(count * bound.least for count, bound in counted) / tokens
+    most = None
+    if all(bound.most is not None for _, bound in counted):
+        most = sum(count * (bound.most or 0) for count, bound in counted) / tokens
+    return numbers.model_copy(update={"staleness": None, "least_staleness": least, "most_staleness": most})

@@ -99,6 +99,7 @@ class Tile:
         healthy: field -> lowest and highest healthy value.
         joins: returns the text of the values.
         least: the smallest possible value of the quantity; its estimate can be smaller.
+        unless: a field of ``Numbers`` that another tile shows in its place, if it has a value.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Tile:
     healthy: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     joins: Callable[..., str] = number
     least: float | None = None
+    unless: str = ""
 
     @property
     def range(self) -> str:
@@ -118,7 +120,7 @@ class Tile:
     def of(self, numbers: Numbers) -> tuple[str, str]:
         """Returns the text, and ``good``, ``bad`` or "" for a number without a range."""
         values = {name: getattr(numbers, name) for name in self.fields}
-        if None in values.values():
+        if None in values.values() or (self.unless and getattr(numbers, self.unless) is not None):
             return NONE, ""
         is_good = all(
             (low is None or values[name] >= low) and (high is None or values[name] <= high)
@@ -162,7 +164,17 @@ TILES = (
     _tile("mean reward", "reward"),
     _tile("mean response, tokens", "response_length"),
     _tile("mean age, weight versions", "staleness"),
-    _tile("mean age, weight versions, at least", "least_staleness"),
+    Tile(
+        "mean age of the weights, rollouts",
+        ("least_staleness",),
+        unless="most_staleness",
+        joins=lambda least: f"at least {number(least)}",
+    ),
+    Tile(
+        "mean age of the weights, rollouts",
+        ("least_staleness", "most_staleness"),
+        joins=lambda least, most: f"{number(least)} to {number(most)}",
+    ),
     Tile("tokens without a log-prob", ("nonfinite",), {"nonfinite": (None, 0)}, whole),
 )
 

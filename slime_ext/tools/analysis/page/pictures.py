@@ -170,6 +170,7 @@ AXES = {
     "staleness": "age, weight versions",
     "probability": "probability under the sampler",
 }
+SEEN = "rollouts since the version first sampled"  # where the dumps hold no ages
 
 
 def _curve(documents: Sequence[Document], name: str) -> Figure | None:
@@ -192,7 +193,8 @@ def _curve(documents: Sequence[Document], name: str) -> Figure | None:
     axes.autoscale_view()
     if min(p.mean for p in points) >= 0:
         axes.set_ylim(bottom=0)
-    name_axes(axes, AXES[name], "nats per token")
+    is_bounded = name == "staleness" and any(d.total.least_staleness is not None for d in documents)
+    name_axes(axes, SEEN if is_bounded else AXES[name], "nats per token")
     if scale == "linear":
         axes.xaxis.get_major_locator().set_params(integer=True)
     return drawn
