@@ -15,8 +15,8 @@ from slime_ext.rules.rule import CORRECTION, INIT_ALONE, REFUSE, WARN, rule
 from slime_ext.rules.setup import Setup
 
 NO_POLICY_LOSS = (
-    "--loss-type: expected policy_loss beside slime_ext, got sft_loss: remove slime_ext's flags, because "
-    "there is no policy loss to measure or correct"
+    "--loss-type: expected policy_loss beside slime_ext, got sft_loss: leave out slime_ext's flags, "
+    "because there is no policy loss to measure or correct"
 )
 DISCARDED = (
     "would be discarded, because a surrogate of slime_ext replaces the host's loss; use surrogate: host"
@@ -125,8 +125,8 @@ def ratio_applied_twice(setup: Setup) -> str | None:
     if not (is_in_loss and setup.correction.sets_weights):
         return None
     return (
-        "--use-rollout-logprobs: expected off beside --use-tis, got on: remove one, because the ratio would "
-        "be applied twice"
+        "--use-rollout-logprobs: expected off beside --use-tis, got on: use one of them, because the "
+        "ratio would be applied twice"
     )
 
 

@@ -81,8 +81,8 @@ CASES = [  # rule, arguments, the keys of --custom-config-path, line
         "sft_beside_init",
         {"loss_type": "sft_loss", **INIT},
         {},
-        "--loss-type: expected policy_loss beside slime_ext, got sft_loss: remove slime_ext's flags, because "
-        "there is no policy loss to measure or correct",
+        "--loss-type: expected policy_loss beside slime_ext, got sft_loss: leave out slime_ext's flags, "
+        "because there is no policy loss to measure or correct",
     ),
     (
         "missing_metrics",

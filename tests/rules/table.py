@@ -180,7 +180,7 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("proximal_unknown_before_step",
      {**OFF, "of": PLANNED, "pg_loss_type": "reinforce", "num_steps_per_rollout": 4}, None),
     ("ratio_applied_twice", {"use_rollout_logprobs": True},
-     "--use-rollout-logprobs: expected off beside --use-tis, got on: remove one, because the ratio would b"),
+     "--use-rollout-logprobs: expected off beside --use-tis, got on: use one of them, because the ratio "),
     ("ratio_applied_twice", {"use_rollout_logprobs": True, "of": REINFORCE}, None),
     ("ratio_applied_twice", {"use_rollout_logprobs": True, "of": {"steps": []}}, None),
     ("ratio_applied_twice", {**OFF, "use_rollout_logprobs": True}, None),

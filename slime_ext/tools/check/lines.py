@@ -47,8 +47,9 @@ def judged(case: Case) -> tuple[Case, Verdict]:
             lines.require((REFUSE, HOST))
             lines.require((WARN,), OF_INIT_ALONE)
         except ConfigError as error:
+            # A note without a rule, because the launch itself breaks none.
             offers.pop(when, None)
-            refused.setdefault(str(error), line_of(error))
+            refused.setdefault(str(error), Line(str(error)))
     misspelt = broken(without_file(case.setup), (WARN,), [RULES["misspelt_host_flag"]])
     return replace(case, offers=offers), Verdict((*refused.values(), *misspelt))
 

@@ -21,6 +21,7 @@ from slime_ext.tools.folders import is_folder
 UTILITIES = tuple(f"{host}/utils/external_utils" for host in ("miles", "slime"))
 REFUSED = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.kill", "os.killpg")
 LIMIT_S = 120.0
+BY_HAND = "start it yourself, save the command that it prints after EXEC: as run.sh, and check run.sh"
 RECORDER = """
 import json, runpy, sys
 from importlib import import_module
@@ -53,8 +54,7 @@ def forbid(path: str) -> None:
     """Raises ConfigError for a Python launcher, because reading it means running it."""
     raise ConfigError(
         f"{path}: expected a shell script, got a Python launcher, which has to be executed: add --run to "
-        "execute it with your rights; or start it yourself, save the command that it prints after EXEC: as "
-        "run.sh, and check run.sh"
+        f"execute it with your rights; or {BY_HAND}"
     )
 
 
@@ -101,5 +101,7 @@ def command_of(path: str, arguments: Sequence[str]) -> str:
     if not submitted:
         errors = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
         last = errors[-1] if errors else "it ran no command with `ray job submit`"
-        raise ConfigError(f"{path}: expected a job that is submitted, got none: {last}")
+        raise ConfigError(
+            f"{path}: expected a job that is submitted, got none: {last.rstrip(';:. ')}: {BY_HAND}"
+        )
     return submitted[-1]

@@ -53,6 +53,16 @@ def test_what_is_said_of_a_launch_and_of_a_file_is_written_down(capsys, tmp_path
     assert len(pairs(Path(__file__).parent / "golden/check.txt", answer)) > 90
 
 
+@pytest.mark.parametrize("flags", ["--loss-type sft_loss", "--use-rollout-logprobs"])
+def test_a_launch_without_slime_ext_gets_no_warning_about_slime_ext(flags, capsys, tmp_path):
+    """Rules that flags of ours would break say why ``check`` does not offer the flags. The launch is fine."""
+    script = written(tmp_path / "run.sh", f"python3 train.py {SIZES} {flags}")
+    status, out, err = run(capsys, "check", script, "--fail-on", "warning", "--json")
+    (line,) = json.loads(out)["lines"]
+    assert (status, err, line["rule"], line["severity"]) == (0, "", None, None)
+    assert line["message"].startswith(flags.split()[0]) and "remove" not in line["message"]
+
+
 def test_every_file_of_configs_passes(capsys):
     for path in FILES:
         status, out, err = run(capsys, "check", path)

@@ -21,7 +21,7 @@ def script(tmp_path):
     [
         ("import time; time.sleep(60)", 0.5, r" within 0\.5 s, got none"),
         ("1 / 0", 60, "got none: ZeroDivisionError: division by zero"),
-        ("pass", 60, "got none: it ran no command with `ray job submit`"),
+        ("pass", 60, "got none: it ran no command with `ray job submit`: start it yourself, "),
         ("import os; os.system('rm -r /')", 60, "got none: PermissionError: the script itself would run"),
     ],
 )
