@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tools.analysis.detectors.toys import Policy, edited, findings, run
+from tests.tools.analysis.detectors.toys import PROMPTS, Policy, edited, findings, run
 
 CAP = 15.0
 
@@ -77,3 +77,20 @@ def test_without_shared_texts_a_temperature_or_a_soft_cap_is_said():
     lone = tuple(range(128))
     (finding,) = findings(run(6, policy=policy, sampler=engine, samples=128, groups=lone)).values()
     assert finding.name == "temperature" and "soft_cap" in finding.or_else
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("scale", [0.5, 1.6])
+def test_a_temperature_of_some_prompts_is_no_soft_cap(scale, seed):
+    """Every third prompt is sampled at another temperature, as in the batch of an evaluation."""
+    policy = Policy(seed, moves=0.0)
+    policy.table = policy.table * 0.8 + 4
+
+    def warp(logits, seen, at):
+        prompts = torch.arange(len(logits)) * PROMPTS // len(logits)
+        return torch.where((prompts % 3 == 0)[:, None], logits / scale, logits)
+
+    named = findings(run(6, policy=policy, samples=128, warp=warp))
+    assert set(named) == {"temperature"} and named["temperature"].severity == "error"
+    assert f"about {scale} times the trainer's temperature" in named["temperature"].evidence
+    assert named["temperature"].explains > 0.9

@@ -22,6 +22,9 @@ LEVELS = torch.linspace(-10, 45, 111).double()  # logits of a token with log-pro
 ROUNDS = 5  # of the robust fit
 EDGE = 0.999  # of the cap, beyond which no logit lies
 BENT, MATTERS = 0.4, 0.03  # residual of a soft cap over that of a temperature; least nats of the latter
+FACTORS = torch.logspace(-1, 1, 81).double()  # of some contexts' differences of log-probs, beside 1
+NEAR_ONE = 0.05  # nats of a factor that is no other temperature
+SOME = 0.05  # least share of the contexts with each of two factors
 USUAL_BENT = 0.6  # the same in the usual context, of whose residual noise is a larger share
 HEALTHY = 0.1  # nats of residual that bfloat16 leaves on both sides
 Side = Literal["engine lacks", "engine caps", "trainer differs"]
@@ -45,6 +48,9 @@ class Bend(NamedTuple):
         bent, straight, before: residual of the fits, and without one, nats of a difference of log-ratios.
         tokens: degrees of freedom of the soft cap's residual.
         usual_bent, usual_straight: residual in the median context, which a few odd tokens do not move.
+        mixed: residual if each context has one of two factors: 1, or ``factor``.
+        factor: the trainer's differences of log-probs over the sampler's, in a share of the contexts.
+        share: of the contexts that ``factor`` fits better.
     """
 
     side: Side
@@ -55,10 +61,24 @@ class Bend(NamedTuple):
     tokens: int
     usual_bent: float
     usual_straight: float
+    mixed: float
+    factor: float
+    share: float
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether two temperatures leave much less than one, and no more than a soft cap.
+
+        Each context only chooses between two factors, but a soft cap fits a number to each.
+        """
+        is_less = self.mixed <= BENT * self.straight and self.mixed <= self.bent
+        return is_less and self.straight > MATTERS and SOME <= self.share <= 1 - SOME
 
     @property
     def is_bent(self) -> bool:
-        """Whether a soft cap leaves much less than a temperature, in all contexts and in the usual one."""
+        """Whether a soft cap leaves much less than temperatures, in all contexts and in the usual one."""
+        if self.is_mixed:
+            return False
         is_less = self.bent <= BENT * self.straight and self.usual_bent <= USUAL_BENT * self.usual_straight
         return is_less and min(self.straight, self.usual_straight) > MATTERS
 
@@ -89,7 +109,26 @@ def bend(d: Diagnosis) -> Bend | None:
     of_cap, side, cap = min(fits, key=lambda fit: float(fit[0].sum()))
     bent, straight = (float(x.sum() / n) ** 0.5 for x, n in ((of_cap, beyond), (of_line, free)))
     usual = (float((x / (count - n)).median()) ** 0.5 for x, n in ((of_cap, 2), (of_line, 1)))
-    return Bend(side, cap, bent, straight, before, beyond, *usual)
+    of_two, factor, share = _two_factors(x, y)
+    mixed = float(of_two / free) ** 0.5
+    return Bend(side, cap, bent, straight, before, beyond, *usual, mixed, factor, share)
+
+
+def _two_factors(x: Tensor, y: Tensor) -> tuple[Tensor, float, float]:
+    """Returns the least sum of squares if each context has the factor 1 or one other, that, and its share.
+
+    Args:
+        x, y: [C, K] differences of log-probs of the sampler and of the trainer; 0 without a token.
+    """
+    others = FACTORS[FACTORS.log().abs() > NEAR_ONE]
+    of_one = (y - x).square().sum(1)
+    of_other = (y - others[:, None, None] * x).square().sum(-1)  # [F, C]
+    at = int(torch.minimum(of_other, of_one).sum(1).argmin())
+    # The grid is coarse, so the factor of the contexts that chose it is fitted.
+    chosen = of_other[at] < of_one
+    factor = float((x * y)[chosen].sum() / x[chosen].square().sum().clamp_min(1e-30))
+    of_chosen = (y - factor * x).square().sum(1)
+    return torch.where(chosen, of_chosen, of_one).sum(), factor, float(chosen.double().mean())
 
 
 def _slope(x: Tensor, y: Tensor) -> float:
