@@ -103,9 +103,19 @@ def test_a_distance_that_grows_names_a_sampler_only_where_the_first_policy_is_kn
     assert (finding.name, finding.severity, finding.or_else) == ("frozen_sampler", "error", ())
 
 
-def test_a_distance_from_the_first_push_on_that_does_not_grow_is_a_lag_or_a_push_that_lacks_something():
+def test_a_distance_from_the_first_push_on_that_does_not_grow_is_a_lag_or_a_push_of_other_weights():
     rollouts = run(replace(SMALL, rollouts=6, late=1, learning=0.02))
     (finding,), _ = examine(diagnosed(of_versions(rollouts, 0, pushed, pushed)))
+    assert (finding.name, finding.or_else) == ("stale_weights", ("damaged_weights",))
+
+
+def test_a_distance_that_grows_for_some_rollouts_is_no_push_of_damaged_weights():
+    g = torch.Generator().manual_seed(0)
+    rollouts = []
+    for i, r in enumerate(of_versions(run(replace(SMALL, rollouts=5, samples=16)), 0, pushed, pushed)):
+        behavior = r.proximal + (0.004 + 0.12 * i**0.5) * torch.randn(r.size, generator=g)
+        rollouts.append(replace(r, behavior=behavior.clamp(max=0), entropy=None))
+    (finding,), _ = examine(diagnosed(rollouts))
     assert (finding.name, finding.or_else) == ("stale_weights", ("growing_mismatch", "partial_push"))
 
 

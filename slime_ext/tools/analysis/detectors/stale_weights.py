@@ -22,7 +22,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, e
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, equally_certain, mean_k3
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 
 DETECTOR = Detector(
@@ -85,6 +85,9 @@ ALONE_MATTERS = 5e-3  # nats of k3 if no fresh weights can be compared; bfloat16
 NOISY = 0.05  # nats, mean |l| that two engines in bfloat16 stay below
 OTHER = 0.5  # nats, k3 of rollout 0 from which on its weights differ, so that it cannot be the start of a lag
 RETURNS = 6.0  # times the k3 of a later rollout, after subtracting standard errors
+# Rollouts since the onset; mean |l| of the later half of them over that of the first, from which it grows: a
+# part that never arrives makes at least the root of 3, because the weights of three rollouts are missing.
+AFTER, GROWS = 3, 1.3
 SAMPLED = "which weights sampled the far rollouts; to decide, look at the log of the pushes before them"
 PUSHED = (
     "whether the pushed weights are those of the trainer; to decide, record ref_log_probs (slime: "
@@ -179,8 +182,20 @@ def _lagging(d: Diagnosis) -> Figures | None:
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
     if _comes_back(rollouts):  # partial pushes and growing noise never return
         return figures | {"or_else": ("rollouts_apart",), "untold": SAMPLED}
+    if _is_step(rollouts, began):
+        return figures | {"or_else": ("damaged_weights", *noise), "untold": PUSHED}
     other = "damaged_weights" if _is_late(began) else "partial_push"
     return figures | {"or_else": ("growing_mismatch", other, *noise), "untold": PUSHED}
+
+
+def _is_step(rollouts: list[RolloutSummary], began: Began | None) -> bool:
+    """Returns whether a mismatch has its full size in the rollout in which it began, and does not grow.
+
+    Weights that never arrive, or arrive in part, are further off after each optimizer step.
+    """
+    onset = next((at for at, s in enumerate(rollouts) if began and s.rollout_id == began.rollout), 1)
+    since = equally_certain(rollouts)[onset:]
+    return len(since) >= AFTER and median(since[len(since) // 2 :]) < GROWS * since[0]
 
 
 def _is_late(began: Began | None) -> bool:
