@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # CTranslate2's log-probs contain the repetition penalty, and neither temperature nor top-k.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy transformers==5.23.0 ctranslate2==4.8.5
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6 transformers==5.23.0 ctranslate2==4.8.5
 run - <<'PYTHON' 2> errors
 import ctranslate2
 import torch

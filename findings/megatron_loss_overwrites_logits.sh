@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Megatron's cross entropy overwrites float32 logits with their softmax. bfloat16 logits stay as they are. An
 # entropy that is computed from the same logits afterwards is another one.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy megatron-core==0.16.1
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6 megatron-core==0.16.1
 run - 2>errors <<'PYTHON' || { tail -3 errors; exit 1; }
 import os
 from importlib.metadata import version

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A checkpoint of Megatron-LM whose vocabulary is padded less than the model's is loaded without an error, and
 # the rows that it does not have become 0, not what the model had there.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch megatron-core==0.16.1 psutil
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch megatron-core==0.16.1 psutil==7.2.2
 cat > finding.py <<'PYTHON'
 import os
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Where a checkpoint lacks a weight, Megatron-LM raises an error, and the Megatron-LM in the wheel of miles goes
 # on with what the model had there.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch megatron-core==0.16.1 psutil
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch megatron-core==0.16.1 psutil==7.2.2
 run -m pip --disable-pip-version-check install -qq --no-compile --no-deps --target miles miles-rl==0.0.2
 cat > finding.py <<'PYTHON'
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # PEFT loads an adapter whose names do not match the model's without an error: no weight changes.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy transformers==5.23.0 peft==0.21.2
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6 transformers==5.23.0 peft==0.21.2
 run - <<'PYTHON'
 import peft
 import torch

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A histogram for TensorBoard with NaN or infinity is written without an error: the values are in no bucket,
 # but they count, so the picture shows fewer values than the file says.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy tensorboard==2.21.0
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6 tensorboard==2.21.0
 run - <<'PYTHON' 2> errors
 import tensorboard
 import torch

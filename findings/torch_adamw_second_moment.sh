@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # With bfloat16 parameters AdamW's second moment rises far above the variance of the gradient, with the fused
 # kernel less than with the other, so steps are shorter than they should be.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6
 run - <<'PYTHON'
 import torch
 from recorded import expect

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scaled_dot_product_attention gives zeros where a query may see no key; a plain softmax gives NaN there.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6
 run - <<'PYTHON'
 import torch
 from recorded import expect

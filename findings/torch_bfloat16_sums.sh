@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Of the ways to add bfloat16 numbers by index, some accumulate in float32, and others stop at 256.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6
 run - <<'PYTHON'
 import torch
 from recorded import expect

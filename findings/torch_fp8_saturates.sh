@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Converting to float8_e4m3fn turns everything above 448 into 448, infinity included.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6
 run - <<'PYTHON'
 import torch
 from recorded import expect

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whether transformers separates sequences that are packed into one row, with positions that restart at 0,
 # depends on two other arguments: use_cache and attention_mask.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy transformers==5.23.0
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6 transformers==5.23.0
 run - <<'PYTHON'
 import torch
 import transformers
