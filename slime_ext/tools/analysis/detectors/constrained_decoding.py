@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -63,6 +64,30 @@ class OneSided(Measure):
         self.sum_below += float(part.log_ratio[below].double().sum())
 
 
+@dataclass
+class Forced(Measure):
+    """Filled zeros that are the only such token of their response, but not its last token.
+
+    Args:
+        ids: token id -> number of them.
+        places: place in the response -> number of them.
+    """
+
+    ids: Counter[int] = field(default_factory=Counter)
+    places: Counter[int] = field(default_factory=Counter)
+
+    def add(self, part: DumpedRollout) -> None:
+        forced = filled(part)
+        if part.tokens is None or not forced.any():
+            return
+        segments = part.segments
+        (number, length) = segments.local_sums([forced.double(), torch.ones_like(part.behavior).double()])
+        is_last = segments.within + 1 >= segments.expand(length)
+        alone = forced & (segments.expand(number) == 1) & ~is_last
+        self.ids.update(part.tokens[alone].tolist())
+        self.places.update(segments.within[alone].long().tolist())
+
+
 DETECTOR = Detector(
     severity="error",
     side="altered",
@@ -78,11 +103,15 @@ DETECTOR = Detector(
     what="a grammar, a JSON schema or a list of choices restricts the sampler at some tokens",
     asks="20 tokens next to forced ones",
     title="""
-        Constrained decoding: at some tokens the sampler may choose among few tokens, and its
-        log-probs are normalised over these few.
+        {% if id is defined -%} A budget forces token {{ id }} in the sampler: it had no other choice there.
+        {%- else -%} Constrained decoding: at some tokens the sampler may choose among few tokens, and its
+        log-probs are normalised over these few.{% endif %}
     """,
     evidence="""
-        {% if forced -%} {{ forced }} tokens have a probability of exactly 1 where the trainer is below
+        {% if id is defined -%} In {{ count }} responses one token has a probability of exactly 1 where the
+        trainer is below 0.14. It is token {{ id }} in {{ same | share(count) }} of them, {{ there |
+        share(count) }} at place {{ place }} of the response, and the tokens around it agree with the trainer.
+        {%- elif forced -%} {{ forced }} tokens have a probability of exactly 1 where the trainer is below
         0.14. Near them (3 tokens) the sampler is also surer than the trainer at {{ count | int }} other
         tokens: their mean log-ratio is {{ near | nats }}; elsewhere the mean |log-ratio| is {{ rest |
         nats }}. {%- else -%} At {{ count }} tokens the sampler is surer than the trainer by more than
@@ -94,19 +123,23 @@ DETECTOR = Detector(
     threshold="""
         beside forced tokens, mean |l| is 0.3 nats and 5 times that elsewhere, and mean l is below
         -0.8 times mean |l|; or, in every rollout, 100 tokens beyond 0.5 nats are below 0 with a mean of
-        -2 nats, at most one in 1,000 is above, and the mean ratio is below 1 by 6 standard errors
+        -2 nats, at most one in 1,000 is above, and the mean ratio is below 1 by 6 standard errors; or 20
+        responses have one forced token each, before their last token, of which 95% are one id
     """,
     ruled_out="""
-        {% if forced -%} Tool output or filled-in values, because the sampled tokens beside those agree
-        with the trainer, and here they do not. {%- else -%} Lower precision, old weights and other
-        weights, because they leave the mean ratio at 1. A masked end token (min_new_tokens), because its
-        probability moves the other tokens by 1.5 nats at most.{% endif %}
+        {% if id is defined -%} Lost log-probs, because they would be of different tokens. {%- elif forced -%}
+        Tool output or filled-in values, because the sampled tokens beside those agree with the trainer, and
+        here they do not. {%- else -%} Lower precision, old weights and other weights, because they leave the
+        mean ratio at 1. A masked end token (min_new_tokens), because its probability moves the other tokens
+        by 1.5 nats at most.{% endif %}
     """,
     fix="""
-        Mask the tokens that a grammar forced (loss_mask 0). Otherwise the policy trains on choices
+        Mask the tokens that {{ "were" if id is defined else "a grammar" }} forced (loss_mask 0). {%- if id is
+        defined %} Look for a thinking budget, for a logit processor that ends a thought, and for code that
+        appends this token.{% else %} Otherwise the policy trains on choices
         that it did not make, and no engine records log-probs from before the grammar's mask. To be
         sure, sample one rollout without the grammar (response_format, json_schema, regex, tool_choice
-        in sampling_params).
+        in sampling_params).{% endif %}
     """,
 )
 # Tokens; nats; over mean |l| elsewhere; -mean l over mean |l|.
@@ -117,18 +150,23 @@ MANY, DEEP, ABOVE, SURE = 100, -2.0, 1e-3, 6.0
 ALWAYS = 0.1  # least k3 of a rollout over the largest; a grammar acts from the first rollout on
 # nats, mean |l| of all other tokens that two engines in bfloat16 stay below; else the share of far tokens.
 AGREES, MOST, LEAST = 0.05, 0.1, 0.01
+ONE_ID = 0.95  # share of lone forced tokens with the commonest id, and of all filled zeros that are alone
+APPENDED = "whether the engine forced this token or your code appended it with a log-prob of 0"
 ALLOWED = "which tokens were allowed; to decide, sample one rollout without the grammar and without top-p"
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds tokens beside filled zeros at which the sampler is also surer than the trainer."""
+    """Finds tokens beside filled zeros at which the sampler is also surer than the trainer.
+
+    It also finds one forced token in each response, and far tokens that are nearly all surer for the sampler.
+    """
     need_tokens(d, FEWEST)
     rest, near, zero = d.of(Beside).sums.tolist()
     if near[0] < FEWEST:
         return _one_sided(d)
     size, usual = near[2] / near[0], rest[2] / max(rest[0], 1)
     if size < max(MATTERS, TIMES * usual) or near[1] > -LEANS * near[2]:
-        return _one_sided(d)
+        return _one_id(d) or _one_sided(d)
     return {
         "forced": d.of(Filled).unlikely,
         "count": near[0],
@@ -136,6 +174,23 @@ def look(d: Diagnosis) -> Figures | None:
         "rest": usual,
         "explains": explained_by_tokens(d, near[0] + zero[0], near[4] + zero[4]),
     }
+
+
+def _one_id(d: Diagnosis) -> Figures | None:
+    """Returns the figures if the zeros of responses are one forced token each, always the same one.
+
+    A budget leaves one token, so its recorded log-prob is 0; tokens around it are sampled as usual.
+    """
+    forced, every = d.of(Forced), d.of(Filled).unlikely
+    count = forced.ids.total()
+    if count < max(FEWEST, ONE_ID * every):
+        return None
+    (token, same), (place, there) = forced.ids.most_common(1)[0], forced.places.most_common(1)[0]
+    if same < ONE_ID * count:
+        return None
+    explains = explained_by_tokens(d, *d.of(Filled).zeros.tolist())
+    figures = {"id": token, "same": same, "count": count, "place": place, "there": there}
+    return figures | {"explains": explains, "or_else": ("tool_tokens",), "untold": APPENDED}
 
 
 def _one_sided(d: Diagnosis) -> Figures | None:

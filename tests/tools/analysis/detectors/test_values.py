@@ -102,6 +102,19 @@ def test_a_grammar_that_forces_some_tokens_and_restricts_others_is_constrained_d
     assert set(findings(run(warp=grammar))) == {"constrained_decoding"}
 
 
+def test_the_end_of_a_thought_that_a_budget_forces_is_no_tool_output():
+    def budget(logits, seen, at):
+        is_end = torch.arange(60) == 7
+        has_ended = seen[:, 7:8] > 0
+        return logits if at != 24 else torch.where(is_end | has_ended, logits, -1e9)
+
+    found = findings(run(warp=budget))
+    assert set(found) == {"constrained_decoding"}
+    forced = found["constrained_decoding"]
+    assert forced.or_else == ("tool_tokens",) and "token 7" in forced.title
+    assert "100% at place 24" in forced.evidence and forced.explains > 0.9
+
+
 def sparse(r):
     g = torch.Generator().manual_seed(7 + r.rollout_id)
     far = torch.where(chosen(r, 0.004), 3.0 * torch.randn(r.size, generator=g), 0.0)
