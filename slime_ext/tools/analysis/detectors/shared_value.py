@@ -89,8 +89,8 @@ DETECTOR = Detector(
         in, not recorded.
     """,
     evidence="""
-        {% if ids > 1 %}At least {{ ids }} different tokens{% else %}Tokens{% endif %} have exactly {{
-        "%g" | format(value) }}. They hold {{ held | share(1) }} of the squared log-ratio of all
+        The {{ count }} tokens have {% if ids > 1 %}at least {{ ids }} different ids{% else %}one id{% endif
+        %}. They hold {{ held | share(1) }} of the squared log-ratio of all
         tokens that are far off. {%- if last %} {{ last | share(1) }} of the run's squared log-ratio
         lies at the last token of responses.{% endif %}
     """,

@@ -175,7 +175,7 @@ TILES = (
         ("least_staleness", "most_staleness"),
         joins=lambda least, most: f"{number(least)} to {number(most)}",
     ),
-    Tile("tokens without a log-prob", ("nonfinite",), {"nonfinite": (None, 0)}, whole),
+    Tile("tokens with NaN, infinity or -9999", ("nonfinite",), {"nonfinite": (None, 0)}, whole),
 )
 
 

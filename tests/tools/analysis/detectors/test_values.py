@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from slime_ext.tools.analysis.page.numbers import TILES
 from tests.tools.analysis.detectors.toys import LENGTH, edited, findings, run
 
 
@@ -46,7 +47,7 @@ def test_different_tokens_with_a_value_are_not_counted_once_a_rollout():
 
     found = findings(edited(run(), three_ids))
     assert set(found) == {"shared_value"}
-    assert "At least 3 different tokens" in found["shared_value"].evidence
+    assert " tokens have at least 3 different ids." in found["shared_value"].evidence
 
 
 def test_an_end_token_that_was_put_back_is_named_by_its_zero():
@@ -167,3 +168,22 @@ def restricted(depth, first):
 def test_a_grammar_that_forces_no_token_is_known_by_the_mean_ratio():
     for depth, first in ((4.0, 8), (6.0, 2)):
         assert set(findings(edited(run(4), restricted(depth, first)))) == {"constrained_decoding"}
+
+
+def test_tokens_are_counted_once_and_their_ids_are_called_ids():
+    """213 tokens of 88 ids were 213 in the title, "88 different tokens", and 0 "without a log-prob"."""
+    rollouts = list(edited(run(6), filled(0.02, 0.0)))
+    found = [
+        (float(b), float(p))
+        for r in rollouts
+        for b, p, response in zip(r.behavior.tolist(), r.proximal.tolist(), r.mask.tolist(), strict=True)
+        if response
+    ]
+    far = sum(b == 0 and abs(p - b) > 0.5 for b, p in found)
+    finding = findings(rollouts)["shared_value"]
+    assert finding.title.startswith(f"{far} sampled tokens have") and finding.evidence.startswith(
+        f"The {far} tokens have at least "
+    )
+    assert "different tokens" not in finding.evidence
+    names = [tile.name for tile in TILES if "nonfinite" in tile.fields]
+    assert names == ["tokens with NaN, infinity or -9999"]  # a filled-in 0 is a number
