@@ -31,7 +31,8 @@ class Blocks(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         positions = part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
-        self.table += by_surprise(positions / BLOCK, part, BLOCKS)
+        blocks = min(max(int(positions.max()), 0) // BLOCK + 1, BLOCKS) if part.size else 0
+        self.table[:blocks] += by_surprise(positions / BLOCK, part, blocks)
 
 
 DETECTOR = Detector(

@@ -43,9 +43,9 @@ class Part(NamedTuple):
 
 
 def _octave(values: Sequence[int]) -> list[str]:
-    octaves = [max(n, 1).bit_length() for n in values]
-    names = {bits: f"{1 << bits >> 1} to {(1 << bits) - 1} tokens" for bits in set(octaves)}
-    return [names[bits] for bits in octaves]
+    octaves = {n: max(n, 1).bit_length() for n in set(values)}  # each number once, because many are equal
+    names = {n: f"{1 << bits >> 1} to {(1 << bits) - 1} tokens" for n, bits in octaves.items()}
+    return [names[n] for n in values]
 
 
 def _versions(part: DumpedRollout) -> list[str] | None:

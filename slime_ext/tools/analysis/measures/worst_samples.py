@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import nlargest
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +19,25 @@ SPANS = 160  # tokens of a worst sample, around its worst one
 TEXT = 600  # characters
 
 
+class Seen(NamedTuple):
+    """A sample or a token that may be among the largest at the end, when the few that are become ``Worst``.
+
+    Args:
+        fields: of ``Worst``, without the spans.
+        ids: of the tokens of its spans; empty if the dump lacks them.
+        log_ratios: l of these tokens, None where it is not known.
+    """
+
+    fields: dict[str, Any]
+    ids: list[int]
+    log_ratios: list[float | None]
+
+    @property
+    def size(self) -> float:
+        """|l|, in nats."""
+        return abs(self.fields["log_ratio"])
+
+
 @dataclass
 class WorstSamples:
     """A collector of the samples and the tokens with the largest log-ratios.
@@ -26,73 +47,73 @@ class WorstSamples:
     """
 
     tokenizer: str | None = None
-    samples: list[Worst] = field(default_factory=list)
-    tokens: list[Worst] = field(default_factory=list)
+    samples: list[Seen] = field(default_factory=list)
+    tokens: list[Seen] = field(default_factory=list)
 
     def add(self, part: DumpedRollout) -> None:
         """Looks for larger log-ratios in a part of a rollout."""
         totals = part.segments.sum(part.log_ratio)
-        samples = [self._sample(part, i, float(totals[i])) for i in _largest(totals, self.samples)]
-        tokens = [self._token(part, at) for at in _largest(part.log_ratio, self.tokens)]
+        samples = [_sample(part, i, float(totals[i])) for i in _largest(totals, self.samples)]
+        tokens = [_token(part, at) for at in _largest(part.log_ratio, self.tokens)]
         self.merge(WorstSamples(None, samples, tokens))
 
     def merge(self, other: WorstSamples) -> None:
         """Adds the samples and tokens of other rollouts."""
-        self.samples = nlargest(KEPT, self.samples + other.samples, key=_size)
-        self.tokens = nlargest(KEPT, self.tokens + other.tokens, key=_size)
+        self.samples = nlargest(KEPT, self.samples + other.samples, key=attrgetter("size"))
+        self.tokens = nlargest(KEPT, self.tokens + other.tokens, key=attrgetter("size"))
 
     def largest_first(self) -> tuple[Worst, ...]:
         """Returns the samples, then the tokens, each with the largest log-ratio first."""
-        return (*self.samples, *self.tokens)
+        return tuple(map(self._worst, (*self.samples, *self.tokens)))
 
-    def _sample(self, part: DumpedRollout, i: int, total: float) -> Worst:
-        begin, length = sum(part.lengths[:i]), part.lengths[i]
-        peak = int(part.log_ratio[begin : begin + length].abs().argmax())
-        first = max(0, min(peak - SPANS // 2, length - SPANS))
-        text = part.responses[i] if part.responses else ""
-        return Worst(
-            kind="sequence",
-            **_place(part, i),
-            log_ratio=total,
-            text=text if len(text) <= TEXT else f"{text[:TEXT]}…",
-            spans=self._spans(part, begin + first, begin + min(first + SPANS, length)),
+    def _worst(self, seen: Seen) -> Worst:
+        texts = decoder(self.tokenizer)(seen.ids) if seen.ids else []
+        spans = tuple(
+            Span(text=text, log_ratio=value) for text, value in zip(texts, seen.log_ratios, strict=True)
         )
-
-    def _token(self, part: DumpedRollout, at: int) -> Worst:
-        i = int(part.segments.ids[at])
-        begin = sum(part.lengths[:i])
-        spans = self._spans(part, max(begin, at - AROUND), min(begin + part.lengths[i], at + AROUND + 1))
-        return Worst(
-            kind="token",
-            **_place(part, i),
-            token=at - begin,
-            log_ratio=float(part.log_ratio[at]),
-            text="".join(span.text for span in spans),
-            spans=spans,
-        )
-
-    def _spans(self, part: DumpedRollout, first: int, last: int) -> tuple[Span, ...]:
-        if part.tokens is None:
-            return ()
-        texts = decoder(self.tokenizer)(part.tokens[first:last].tolist())
-        values, finite = part.log_ratio[first:last].tolist(), part.finite[first:last].tolist()
-        return tuple(
-            Span(text=text, log_ratio=value if known else None)
-            for text, value, known in zip(texts, values, finite, strict=True)
-        )
+        worst = Worst(**seen.fields, spans=spans)
+        if worst.kind == "sequence":
+            return worst
+        return worst.model_copy(update={"text": "".join(span.text for span in spans)})
 
 
-def _size(worst: Worst) -> float:
-    return abs(worst.log_ratio)
+def _sample(part: DumpedRollout, i: int, total: float) -> Seen:
+    begin, length = sum(part.lengths[:i]), part.lengths[i]
+    peak = int(part.log_ratio[begin : begin + length].abs().argmax())
+    first = max(0, min(peak - SPANS // 2, length - SPANS))
+    text = part.responses[i] if part.responses else ""
+    fields = {"kind": "sequence", **_place(part, i), "log_ratio": total}
+    fields["text"] = text if len(text) <= TEXT else f"{text[:TEXT]}…"
+    return Seen(fields, *_tokens(part, begin + first, begin + min(first + SPANS, length)))
 
 
-def _largest(values: torch.Tensor, kept: list[Worst]) -> list[int]:
+def _token(part: DumpedRollout, at: int) -> Seen:
+    i = int(part.segments.ids[at])
+    begin = sum(part.lengths[:i])
+    fields = {"kind": "token", **_place(part, i), "token": at - begin}
+    fields["log_ratio"] = float(part.log_ratio[at])
+    return Seen(
+        fields, *_tokens(part, max(begin, at - AROUND), min(begin + part.lengths[i], at + AROUND + 1))
+    )
+
+
+def _tokens(part: DumpedRollout, first: int, last: int) -> tuple[list[int], list[float | None]]:
+    """Returns the ids of some tokens and their l, None where it is not known; nothing without ids."""
+    if part.tokens is None:
+        return [], []
+    values, finite = part.log_ratio[first:last].tolist(), part.finite[first:last].tolist()
+    return part.tokens[first:last].tolist(), [
+        value if known else None for value, known in zip(values, finite, strict=True)
+    ]
+
+
+def _largest(values: torch.Tensor, kept: list[Seen]) -> list[int]:
     """Returns the places of the values that belong among the largest."""
     top = values.abs().topk(min(KEPT, values.numel()))
-    return top.indices[top.values > (_size(kept[-1]) if len(kept) >= KEPT else 0.0)].tolist()
+    return top.indices[top.values > (kept[-1].size if len(kept) >= KEPT else 0.0)].tolist()
 
 
-def _place(part: DumpedRollout, i: int) -> dict:
+def _place(part: DumpedRollout, i: int) -> dict[str, Any]:
     reward = None if part.rewards is None or part.rewards[i].isnan() else float(part.rewards[i])
     return {
         "rollout_id": part.rollout_id,

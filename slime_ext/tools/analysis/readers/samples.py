@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy
@@ -219,7 +220,7 @@ def _packed(rows: Sequence[DumpedSample]) -> dict[str, numpy.ndarray] | None:
         return None
     lengths, packed = [row.response_length for row in rows], dict[str, numpy.ndarray]()
     for each in PER_TOKEN:
-        columns = [row.__dict__[each.one] for row in rows]
+        columns = list(map(attrgetter(each.one), rows))  # __dict__ would make a dictionary for each row
         if set(map(type, columns)) == {list} and list(map(len, columns)) == lengths:
             with suppress(TypeError, OverflowError):  # one of many values is no number
                 code = "q" if each.dtype == torch.int64 else "f"
@@ -233,7 +234,7 @@ def _packed(rows: Sequence[DumpedSample]) -> dict[str, numpy.ndarray] | None:
             if values is not None:
                 if len(values) != row.response_length:
                     return None
-                row.__dict__[each.one] = values
+                setattr(row, each.one, values)
     return packed
 
 
@@ -268,13 +269,13 @@ def _joined(samples: Sequence[DumpedSample], row: Field, packed: Mapping[str, nu
     Args:
         packed: from ``_packed``.
     """
-    values = [sample.__dict__[row.one] for sample in samples]
+    values = list(map(attrgetter(row.one), samples))
     if row.per == "sample":
         return row.join(values)
     if not row.is_needed and all(value is None for value in values):
         return None
     for sample in samples:
-        sample.__dict__[row.one] = None
+        setattr(sample, row.one, None)
     if row.name in packed:
         return row.join(torch.from_numpy(packed[row.name]))
     for i, sample in enumerate(samples):
