@@ -89,9 +89,9 @@ DETECTOR = Detector(
         in, not recorded.
     """,
     evidence="""
-        The {{ count }} tokens have {% if ids > 1 %}at least {{ ids }} different ids{% else %}one id{% endif
-        %}. They hold {{ held | share(1) }} of the squared log-ratio of all
-        tokens that are far off. {%- if last %} {{ last | share(1) }} of the run's squared log-ratio
+        The {% if has_ids and ids > 1 %}{{ count }} tokens have at least {{ ids }} different ids. They{%
+        else %}tokens{% endif %} hold {{ held | share(1) }} of the squared log-ratio of all tokens that
+        are far off. {%- if last %} {{ last | share(1) }} of the run's squared log-ratio
         lies at the last token of responses.{% endif %}
     """,
     threshold="""
@@ -133,6 +133,7 @@ def look(d: Diagnosis) -> Figures | None:
         "value": float(value),
         "count": count,
         "ids": ids,
+        "has_ids": bool(d.of(TokenIds).sums.any()),  # without, ``ids`` counts the trainer's log-probs
         "held": held,
         "last": last if last >= LAST else 0,
         "explains": explained_by_tokens(d, *same),

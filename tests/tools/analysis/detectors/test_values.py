@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from slime_ext.tools.analysis.page.numbers import TILES
@@ -185,5 +187,7 @@ def test_tokens_are_counted_once_and_their_ids_are_called_ids():
         f"The {far} tokens have at least "
     )
     assert "different tokens" not in finding.evidence
+    without = findings([replace(r, tokens=None) for r in rollouts])["shared_value"]
+    assert without.evidence.startswith("The tokens hold ")  # such a dump has no ids to count
     names = [tile.name for tile in TILES if "nonfinite" in tile.fields]
     assert names == ["tokens with NaN, infinity or -9999"]  # a filled-in 0 is a number
