@@ -65,7 +65,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         30% of the mean |log-ratio| and 0.01 nats, by 8 standard errors, with the same sign at every
-        count; tokens that came twice are on the other side of 0 than new ones
+        count; tokens that came twice are on the other side of 0 than new ones; the certainty of tokens alone
+        explains at most half as much of k3
     """,
     ruled_out="""
         Old weights, precision or temperature, because they do not depend on what a response holds
@@ -82,10 +83,14 @@ LASTS = 0.3  # share of the difference that remains at tokens that came twice or
 # Tokens of a bin; tokens that came only just before; standard errors between both explanations.
 TELL, JUST_SEEN, CERTAIN = 10, 30, 4.0
 FEWEST, HELD, MATTERS, SURE = 300, 0.3, 0.01, 8.0
+ALONE = 0.5  # share of what certainty and repeats explain together that certainty may explain alone
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds a log-ratio that depends on whether the token came before."""
+    """Finds a log-ratio that depends on whether the token came before.
+
+    Another policy's values also differ at repeated tokens, but mostly by how certain the sampler was of them.
+    """
     need_tokens(d, FEWEST)
     rise_of_repeats, error = rise(d)
     absolute = d.sums.mean_absolute or 0.0
@@ -105,6 +110,10 @@ def look(d: Diagnosis) -> Figures | None:
     new, repeated = (float(table[part, 1].sum()) for part in (slice(1), slice(2, None)))
     if new * repeated > 0:  # a penalty raises all other tokens; another prompt moves all tokens one way
         return None
+    kinds = d.of(Repeats).sums[..., VALUES]
+    explains = explained_by_values(d, kinds.flatten(0, 1))
+    if explained_by_values(d, kinds.sum(0)).share > ALONE * explains.share:
+        return None
     means = [f"{row[1] / max(row[0], 1):+.3g}" for row in table.tolist()]
     return {
         "rise": rise_of_repeats,
@@ -113,7 +122,7 @@ def look(d: Diagnosis) -> Figures | None:
         "absolute": absolute,
         "is_less": rise_of_repeats > 0,
         "is_late": _is_late(d),
-        "explains": explained_by_values(d, d.of(Repeats).sums[..., VALUES].flatten(0, 1)),
+        "explains": explains,
     }
 
 

@@ -56,6 +56,25 @@ def test_a_temperature_and_rounded_weights_are_no_penalty():
     assert "penalties" not in {*hot, *noisy} and "temperature" in hot
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_values_that_the_certainty_of_tokens_explains_are_no_penalty(seed):
+    """Accepted draft tokens have the draft's log-prob. Repeated tokens are likelier, so they differ too."""
+    policy = Policy(seed)
+    draft = policy.table + 0.4 * policy.normal(60, 60)
+    policy.table[:, :8] += 2.5  # frequent tokens, which the draft finds likelier still
+    draft[:, :8] += 3.2
+
+    def accepted(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        before = torch.cat([r.tokens.new_zeros(1), r.tokens[:-1]])
+        proposed = draft.log_softmax(1)[before, r.tokens].to(r.behavior.dtype)
+        chance = (proposed - r.behavior).exp()
+        is_accepted = torch.rand(r.size, generator=g) < chance
+        return {"behavior": torch.where(is_accepted, proposed, r.behavior)}
+
+    assert "penalties" not in findings(edited(run(6, policy=policy), accepted))
+
+
 def test_a_distance_that_falls_along_the_response_is_no_penalty():
     """New tokens come early, so they are further off, as after another prompt; none is held back."""
 
