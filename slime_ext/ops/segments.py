@@ -159,7 +159,7 @@ class Segments:
         """S, the number of sequences."""
         return len(self.lengths)
 
-    @property
+    @cached_property
     def local_shards(self) -> tuple[Shard, ...]:
         """The shards of this rank, or whole sequences if it holds every token."""
         return tuple((i, 0, n, 0) for i, n in enumerate(self.lengths)) if self.shards is None else self.shards

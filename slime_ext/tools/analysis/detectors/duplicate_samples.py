@@ -51,7 +51,8 @@ def fingerprints(part: DumpedRollout) -> Prints:
     sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
     ends = torch.tensor(part.lengths).cumsum(0)
     texts = part.prompts or [""] * part.count
-    prompts = torch.tensor([zlib.crc32(text.encode()) for text in texts], dtype=torch.int64)
+    prints = {text: zlib.crc32(text.encode()) for text in set(texts)}  # samples of a group share a prompt
+    prompts = torch.tensor([prints[text] for text in texts], dtype=torch.int64)
     samples = sums[ends] - sums[ends - torch.tensor(part.lengths)]
     there = part.responding
     return Prints(part.rollout_id, samples[there], prompts[there], surprise[there].float())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -43,16 +44,17 @@ class Histogram:
         self.smallest = min(self.smallest, other.smallest)
         self.largest = max(self.largest, other.largest)
 
-    def quantile(self, q: float) -> float:
-        """Returns the smallest value with at least a share ``q`` at or below it.
+    def quantiles(self, *shares: float) -> list[float]:
+        """Returns, for each share, the smallest value with at least that share at or below it.
 
         It is rounded towards 0 by at most 0.4% (1 and 2 stay exact), and never outside the extremes. The
         histogram needs at least one value.
         """
         below = BINS.ordered(self.counts).cumsum(0)
-        wanted = min(max(q * int(below[-1]), 1), int(below[-1]))
-        low, high = BINS.edges(int(torch.searchsorted(below.double(), wanted)))
-        return min(max(min(max(0.0, low), high), self.smallest), self.largest)
+        total = int(below[-1])
+        ranks = torch.tensor([math.ceil(min(max(q * total, 1), total)) for q in shares])
+        edges = map(BINS.edges, torch.searchsorted(below, ranks).tolist())
+        return [min(max(min(max(0.0, low), high), self.smallest), self.largest) for low, high in edges]
 
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Returns counts of |value| and the lower ends of their bins, in rising order.

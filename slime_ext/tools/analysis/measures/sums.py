@@ -156,21 +156,24 @@ class Sums(Additive):
         return always.model_copy(update=self._compared()) if self.finite else always
 
     def _compared(self) -> dict[str, float | None]:
-        return dict(
-            mean=self.mean_log_ratio,
-            absolute=self.mean_absolute,
-            k3=self.mean_k3,
-            log_ratio_max=max(self.histogram.largest, -self.histogram.smallest),
-            differing_fraction=self.differing / self.finite,
-            chi2_token=self.ratio_squared / self.finite - 1,
-            chi2_sequence=self.sequence_ratios.chi2(self.compared),
-            ess_token=_ess_token(self.ratio, self.ratio_squared, self.finite),
-            ess_geometric=self.geometric_ratios.ess(self.compared),
-            ess_sequence=self.sequence_ratios.ess(self.compared),
-            perplexity_behavior=_exp(-self.behavior / self.finite),
-            perplexity_proximal=_exp(-self.proximal / self.finite),
-            **{f"ratio_p{q:02d}": _exp(self.histogram.quantile(q / 100)) for q in (1, 50, 99)},
-        )
+        low, middle, high = self.histogram.quantiles(0.01, 0.5, 0.99)
+        return {
+            "mean": self.mean_log_ratio,
+            "absolute": self.mean_absolute,
+            "k3": self.mean_k3,
+            "log_ratio_max": max(self.histogram.largest, -self.histogram.smallest),
+            "differing_fraction": self.differing / self.finite,
+            "chi2_token": self.ratio_squared / self.finite - 1,
+            "chi2_sequence": self.sequence_ratios.chi2(self.compared),
+            "ess_token": _ess_token(self.ratio, self.ratio_squared, self.finite),
+            "ess_geometric": self.geometric_ratios.ess(self.compared),
+            "ess_sequence": self.sequence_ratios.ess(self.compared),
+            "perplexity_behavior": _exp(-self.behavior / self.finite),
+            "perplexity_proximal": _exp(-self.proximal / self.finite),
+            "ratio_p01": _exp(low),
+            "ratio_p50": _exp(middle),
+            "ratio_p99": _exp(high),
+        }
 
     def distribution(self) -> tuple[Bin, ...]:
         """Returns the histogram in bars, from the first to the last with a token."""

@@ -136,7 +136,7 @@ class Tally:
         weights = self.weights
         if not self.totals.kept_tokens:
             return {}
-        middle = {name: weights.quantile(q) for name, q in QUANTILES.items()}
+        middle = dict(zip(QUANTILES, weights.quantiles(*QUANTILES.values()), strict=True))
         return {"min": weights.smallest, **middle, "max": weights.largest}
 
 
