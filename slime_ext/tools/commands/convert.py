@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     """Prints native YAML, with a comment for each meaning that could surprise."""
     args = command_line().parse_args(argv)
     known = ", ".join(CONVERTED)
+    args.system = args.system and spelt(args.system)
     if args.system in ELSEWHERE:
         refuse("--from", args.system, known)
     if args.system is not None:
@@ -65,6 +66,17 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--out: expected a file to write, got {args.out}: {error.strerror}") from None
     print(f"wrote {args.out}: check it with slime-ext check {args.out}")
     return 0
+
+
+def spelt(system: str) -> str:
+    """Returns the system's name here: ms_swift for MS-Swift. A name that nobody has stays as it is."""
+
+    def bare(name: str) -> str:
+        return "".join(filter(str.isalnum, name.lower()))
+
+    names = {bare(each.title): name for name, each in ELSEWHERE.items()}
+    names |= {bare(name): name for name in (*ELSEWHERE, *CONVERTED)}
+    return names.get(bare(system), system)
 
 
 def system_of(path: str, settings: Mapping[str, Any]) -> str:

@@ -54,6 +54,12 @@ ELSEWHERE = {
         "clip: {low: 1 / cap, high: cap} for token_truncate",
         ("rl", "trl"),
     ),
+    "unsloth": Elsewhere(
+        "unsloth",
+        (),  # it has TRL's
+        "2026.10.9 has TRL's keys, but vllm_importance_sampling_correction is false by default, and modes "
+        "that TRL lacks: write the keys that you use, and --from trl if the mode is TRL's",
+    ),
     "trinity_rft": Elsewhere(
         "Trinity-RFT",
         ("algorithm_type", "policy_loss_fn"),

@@ -147,6 +147,22 @@ def test_a_key_of_a_system_without_a_reader_is_never_read_as_anothers(capsys, tm
             assert (status, out) == (2, "") and f"got {ELSEWHERE[system].title}: " in err
 
 
+@pytest.mark.parametrize("system", [*ELSEWHERE, "unsloth"])
+def test_a_system_without_a_reader_is_refused_by_the_name_that_it_gives_itself(capsys, tmp_path, system):
+    title = ELSEWHERE[system].title
+    file = written(tmp_path / "c.yaml", {"vllm_importance_sampling_mode": "token_mask"})
+    for name in (title, title.lower(), title.replace("-", "_").upper(), system):
+        status, out, err = run(capsys, "convert", "--from", name, file)
+        assert (status, out) == (2, "") and f"got {title}: " in err, name
+
+
+def test_a_reader_is_named_in_any_spelling(capsys, tmp_path):
+    file = written(tmp_path / "c.yaml", {"rollout_importance_sampling_mode": "token_truncate"})
+    status, wanted, _ = run(capsys, "convert", "--from", "ms_swift", file)
+    for name in ("ms-swift", "MS-Swift"):
+        assert run(capsys, "convert", "--from", name, file) == (status, wanted, "") and not status
+
+
 def test_a_part_of_axolotls_file_is_not_read_as_trls(capsys, tmp_path):
     trl = {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "token_mask"}
     status, out, err = run(capsys, "convert", written(tmp_path / "c.yaml", {"rl": "grpo", "trl": trl}))
