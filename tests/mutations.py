@@ -583,6 +583,9 @@ MUTATIONS = {
         "expect(True, here,",
         "tests/core/test_idle.py",
     ),
+    "a band of a user's own goes with the weights": Mutation(
+        "core/centering.py", " and not step.sets_zero", "", "tests/core/test_centering.py"
+    ),
     "the center ignores what is kept": Mutation(
         "core/centering.py",
         'getattr(step, "over", "response") == "response"',

@@ -23,7 +23,6 @@ import torch
 from slime_ext.core.fields import check_fields
 from slime_ext.core.idle import is_ours
 from slime_ext.core.needs import ANY_AGE, Need
-from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import Effect, State, Step, StepInputs
 from slime_ext.core.statistics import ABSENT
 from slime_ext.core.steps import Normalize, Reject, Reweight
@@ -66,8 +65,8 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """Splits steps into those of single tokens (f) and all others (m).
 
     At most one step sets weights (``core.idle``). A token-level bound goes with the weights that it bounds,
-    and ``Normalize`` with the weights that it divides, whatever its ``level``. ``ZeroOutside`` reads a ratio
-    of its own unit, so that unit decides.
+    and ``Normalize`` with the weights that it divides, whatever its ``level``. A step that
+    ``sets_zero`` reads a ratio of its own unit, so that unit decides.
     """
     of_tokens: list[Step] = []
     of_units: list[Step] = []
@@ -76,7 +75,7 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         by_unit = of_tokens if step.unit == "token" and not step.statistics else of_units
         if Effect.REWEIGHT in step.effects:
             weights = by_unit
-        bounds = Effect.BOUND in step.effects and not isinstance(step, ZeroOutside)
+        bounds = Effect.BOUND in step.effects and not step.sets_zero
         of_weights = isinstance(step, Normalize) or (bounds and by_unit is of_tokens)
         (weights if of_weights else by_unit).append(step)
     return tuple(of_tokens), tuple(of_units)

@@ -20,7 +20,7 @@ import torch
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.needs import Need
 from slime_ext.core.prefix_steps import PREFIX_STEPS
-from slime_ext.core.scoped import FORMS, Scoped, ZeroOutside
+from slime_ext.core.scoped import FORMS, Scoped
 from slime_ext.core.state import Effect, State, Step, StepInputs, only_bounds
 from slime_ext.core.statistics import StatisticKey, tabulate
 from slime_ext.core.steps import STEPS, Normalize, Reweight, SecondMoment, Truncate
@@ -114,10 +114,10 @@ def _check_place(steps: Sequence[Step], i: int, here: str) -> None:
             f"{here}: expected a reweight step before it, got none: add one, because all weights are "
             "still 1 there"
         )
-    zeroing = next((j for j, earlier in enumerate(before) if isinstance(earlier, ZeroOutside)), None)
+    zeroing = next((j for j, earlier in enumerate(before) if earlier.sets_zero), None)
     if zeroing is not None:
         what = f"write it before steps[{zeroing}], or remove its lower bound"
-        wanted = "a step that leaves weights of 0 unchanged after zero_outside"
+        wanted = "a step that leaves weights of 0 unchanged after one that sets them"
         expect(not step.raises_zero, here, wanted, "one that raises them", what)
     if getattr(step, "over", "response") == "kept":
         rejects = any(Effect.REJECT in earlier.effects for earlier in before)

@@ -148,6 +148,7 @@ class ZeroOutside(Step):
     high: float = 2.0
 
     effects = frozenset({Effect.BOUND})
+    sets_zero = True
 
     def __post_init__(self) -> None:
         check_fields("zero_outside.", self, ZeroOutside)

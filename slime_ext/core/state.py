@@ -325,7 +325,16 @@ class Step:
     def raises_zero(self) -> bool:
         """Whether the call makes a weight of 0 larger, as a lower bound does.
 
-        ``zero_outside`` must not come before such a step.
+        A step that ``sets_zero`` must not come before such a step.
+        """
+        return False
+
+    @property
+    def sets_zero(self) -> bool:
+        """Whether the call sets weights to 0 because of something other than their size.
+
+        ``zero_outside`` does it because of a ratio. Beside ``center``, the unit of such a step says whether
+        it acts on single tokens, while a bound of the weights goes where they go.
         """
         return False
 

@@ -362,7 +362,7 @@ def _check_range(step: Step, where: str, batch: Sequence[Sample]) -> None:
 
 
 def _check_zero(step: Step, where: str, inputs: StepInputs, before: State) -> None:
-    """Raises ConfigError if a bound makes weights of 0 larger and the class does not declare it."""
+    """Raises ConfigError if a bound moves weights from or to 0 and the class does not declare it."""
     if not only_bounds(step):
         return
     zero = torch.zeros_like(before.weights)
@@ -372,6 +372,12 @@ def _check_zero(step: Step, where: str, inputs: StepInputs, before: State) -> No
     got = f"False, and {_got(inputs, weights, raised)} for a weight of 0"
     why = "add raises_zero = True, because zero_outside must not come before such a step"
     expect(step.raises_zero or not raised.any(), f"{where}: raises_zero", "True", got, why)
+    one = before._replace(weights=zero + 1, log_ratio=zero)  # no bound of weights moves 1 to 0
+    weights = _weights(inputs, _called(step, where, inputs, one))
+    lowered = (weights == 0) & (_weights(inputs, one) > 0)
+    got = f"False, and {_got(inputs, weights, lowered)} for a weight of 1"
+    why = "add sets_zero = True, because no lower bound must come after such a step"
+    expect(step.sets_zero or not lowered.any(), f"{where}: sets_zero", "True", got, why)
 
 
 def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int], *, is_bool: bool) -> None:

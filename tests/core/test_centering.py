@@ -257,10 +257,19 @@ def test_a_shard_of_a_sequence_needs_nothing_of_the_others():
     torch.testing.assert_close(part, whole[index], rtol=1e-13, atol=1e-15)
 
 
+@dataclass(frozen=True)
+class Far(Step):
+    """A band of a user's own."""
+
+    effects = frozenset({Effect.BOUND})
+    sets_zero = True
+
+
 def test_a_bound_goes_with_its_weights_and_a_band_of_its_own_does_not():
     band, cap = ZeroOutside(low=0.5, high=2.0), Truncate(2.0)
     assert split((Reweight("sequence"), cap, band)) == ((band,), (Reweight("sequence"), cap))
     assert split((Reweight(), cap, band)) == ((Reweight(), cap, band), ())
+    assert split((Reweight("sequence"), Far(), cap)) == ((Far(),), (Reweight("sequence"), cap))
 
 
 @dataclass(frozen=True)

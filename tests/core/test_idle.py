@@ -188,8 +188,8 @@ IDLE = [
     ),
     (
         (Reweight(), ZeroOutside(), Truncate(3.0), Clip(0.5, 2.0)),
-        "steps[3].clip: expected a step that leaves weights of 0 unchanged after zero_outside, got one that "
-        "raises them: write it before steps[1], or remove its lower bound",
+        "steps[3].clip: expected a step that leaves weights of 0 unchanged after one that sets them, got "
+        "one that raises them: write it before steps[1], or remove its lower bound",
     ),
     ((Normalize(),), "steps[0].normalize: expected a reweight step before it, got none: add one"),
     ((Reject(*HALF), Normalize("sequence")), "steps[1].normalize: expected a reweight step before it, got"),
@@ -313,6 +313,15 @@ class Raised(Step):
 
 
 @dataclass(frozen=True)
+class Zeroed(Step):
+    effects = frozenset({Effect.BOUND})
+    sets_zero = True
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.bound(torch.where(inputs.log_ratio.abs() < 0.5, state.weights, 0))
+
+
+@dataclass(frozen=True)
 class Listed(Step):
     values: list
 
@@ -339,9 +348,13 @@ def test_a_users_step_that_raises_weights_of_0_is_refused_after_zero_outside():
     with pytest.raises(ConfigError) as caught:
         Correction(steps=(Reweight(), ZeroOutside(), Raised()))
     assert str(caught.value) == (
-        "steps[2].Raised: expected a step that leaves weights of 0 unchanged after zero_outside, got one "
-        "that raises them: write it before steps[1], or remove its lower bound"
+        "steps[2].Raised: expected a step that leaves weights of 0 unchanged after one that sets them, got "
+        "one that raises them: write it before steps[1], or remove its lower bound"
     )
+    with pytest.raises(
+        ConfigError, match=r"steps\[2\].clip: expected a step that leaves weights of 0 unchanged"
+    ):
+        Correction(steps=(Reweight(), Zeroed(), Clip(0.5, 2.0)))
 
 
 def writes(call, **more):

@@ -72,7 +72,7 @@ OF_WEIGHTS = [step for step in OF_WEIGHTS if Effect.REWEIGHT not in step.effects
 
 
 @pytest.mark.parametrize("step", [*OF_WEIGHTS, Clip(0.0, 2.0), Clip(1.0, 3.0)], ids=str)
-def test_a_step_makes_weights_of_0_larger_exactly_if_it_says_so(step):
+def test_a_step_moves_weights_from_or_to_0_exactly_if_it_says_so(step):
     tokens = packed([4.0, 1.5, 0.1], advantages=[1.0, -1.0, 1.0])
     correction = Correction(steps=(Reweight(), Truncate(5.0), step))  # normalize requires a bound
     inputs = correction.read(tokens)
@@ -82,6 +82,10 @@ def test_a_step_makes_weights_of_0_larger_exactly_if_it_says_so(step):
     if Need.WHOLE_STEP in step.needs:
         inputs = replace(inputs, plan={step: step.number_for_step([(state, inputs)], identity)})
     assert step.raises_zero == bool((step(state, inputs).weights > 0).any())
+    state = state._replace(weights=torch.ones(3).double(), log_ratio=torch.zeros(3).double())
+    if Need.WHOLE_STEP in step.needs:
+        inputs = replace(inputs, plan={step: step.number_for_step([(state, inputs)], identity)})
+    assert step.sets_zero == bool((step(state, inputs).weights == 0).any())
 
 
 @pytest.mark.parametrize("layout", [None, MetricsLayout()], ids=["", "measured"])

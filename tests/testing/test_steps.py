@@ -182,7 +182,7 @@ def test_a_bound_that_bounds_nothing_is_refused():
         with pytest.raises(ConfigError) as caught:
             check_step(bounded(call))
         assert text in str(caught.value), caught.value
-    half = bounded(lambda self, s, i: s.bound(torch.where(i.log_ratio < 1, s.weights, 0)))
+    half = bounded(lambda self, s, i: s.bound(torch.where(i.log_ratio < 1, s.weights, 0)), sets_zero=True)
     check_step(half)  # weights up to e
 
 
@@ -208,7 +208,14 @@ def test_a_step_that_only_zeroes_weights_says_their_range():
         ConfigError, match=r"effects has Effect\.BOUND; cap the weights, or define weight_range"
     ):
         check_step(bounded(call, **more))
-    check_step(bounded(call, **more, weight_range=lambda self, before: before))
+    more |= {"weight_range": lambda self, before: before}
+    with pytest.raises(ConfigError) as caught:
+        check_step(bounded(call, **more))
+    assert str(caught.value) == (
+        "Own: sets_zero: expected True, got False, and 0 at sample 0, token 5 for a weight of 1: add "
+        "sets_zero = True, because no lower bound must come after such a step"
+    )
+    check_step(bounded(call, **more, sets_zero=True))
 
 
 def test_a_state_that_a_step_reads_is_not_thrown_away():
@@ -218,7 +225,7 @@ def test_a_state_that_a_step_reads_is_not_thrown_away():
         kept = i.kept(Reject(low=0.5, high=2.0)(s, i))
         return s.bound(torch.where(kept, s.weights, 0).clamp(max=2.0))
 
-    check_step(bounded(call))
+    check_step(bounded(call, sets_zero=True))
 
 
 def test_what_is_no_step_is_refused_in_one_line():
