@@ -24,7 +24,7 @@ from slime_ext.tools.analysis.readers.flags import count_of
 from slime_ext.tools.wording import flags_of
 
 FEW = 100  # sequences; with fewer, one sequence changes the shares below by more than 1%
-OLD = 0.5  # mean age of the weights from which a run lags; train_async.py makes 1, and 0 in its first rollout
+LAGS = 0.5  # mean age of weights from which a run lags; train_async.py makes 1, and 0 in its first rollout
 # Limits of what a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
@@ -119,9 +119,9 @@ def _why_lagging(total: Numbers, findings: Sequence[Finding], rollouts_per_push:
     """Returns what tells that the sampler's weights are older; empty if nothing does."""
     if any(f.name == STALE for f in findings):
         return f"the finding {STALE} says so"
-    if (total.staleness or 0) >= OLD:
+    if (total.staleness or 0) >= LAGS:
         return f"the weights are {_said(total.staleness)} versions old in the mean"
-    if (total.least_staleness or 0) >= OLD:
+    if (total.least_staleness or 0) >= LAGS:
         return f"the weights are {_between(total)} rollouts old in the mean"
     # train.py pushes after every rollout whatever the flag says; then every age is 0.
     if (rollouts_per_push or 1) > 1 and total.staleness != 0:
@@ -131,7 +131,7 @@ def _why_lagging(total: Numbers, findings: Sequence[Finding], rollouts_per_push:
 
 def _why_unknown(total: Numbers) -> tuple[str, ...]:
     """Returns why nobody knows whether the sampler's weights are older; empty if it is known."""
-    if total.least_staleness is None or (total.most_staleness is not None and total.most_staleness < OLD):
+    if total.least_staleness is None or (total.most_staleness is not None and total.most_staleness < LAGS):
         return ()
     both = "" if total.most_staleness is not None else ", and analyse rollout 0 as well for an upper bound"
     return (
