@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.chunk_edges import chunk_edges
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
@@ -201,6 +202,8 @@ def _one_sided(d: Diagnosis) -> Figures | None:
     """
     far, ratio = d.of(OneSided), d.means.ratio_minus_one
     if far.below < MANY or far.sum_below > DEEP * far.below or far.above > ABOVE * far.below:
+        return None
+    if chunk_edges(d):
         return None
     k3 = [rollout.k3 for rollout in d.rollouts]
     if ratio.z > -SURE or min(k3) < ALWAYS * max(k3):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
 from slime_ext.tools.analysis.detectors.shared.along import Positions
+from slime_ext.tools.analysis.detectors.shared.chunk_edges import chunk_edges
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
@@ -101,7 +102,7 @@ def look(d: Diagnosis) -> Figures | None:
     Old weights look the same if the first tokens change most, but they leave fresh tokens alone.
     """
     need_tokens(d, FEWEST)
-    if lag(d) is Lag.EXPLAINS:
+    if lag(d) is Lag.EXPLAINS or chunk_edges(d):
         return None
     table, lengths = d.curves.position.table, d.curves.length.count
     below, above = d.of(Signs).far[:, 3].tolist()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
+from slime_ext.tools.analysis.detectors.shared.chunk_edges import chunk_edges
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
@@ -44,12 +45,13 @@ DETECTOR = Detector(
     side="either",  # values that were filled in alter the record, a lost token leaves it honest
     group="parts",
     after=("spoilt", "kept_mass", "other_log_probs"),
-    what="only the first or the last tokens of responses are far off",
+    what="only the first or last tokens of responses, or the first of context-parallel chunks, are far off",
     asks="300 tokens",
     title="""
-        Only the {{ "first" if is_first else "last" }} {{ places if places > 1 else "" }} token{{ "s" if
-        places > 1 }} of {{ "responses that were cut at the limit" if is_cut else "responses" }} {{ "are" if
-        places > 1 else "is" }} far off.
+        {% if chunks is defined -%} Only the first tokens of context-parallel chunks are far off ({{ chunks }}
+        chunks of each sequence). {%- else -%} Only the {{ "first" if is_first else "last" }} {{ places if
+        places > 1 else "" }} token{{ "s" if places > 1 }} of {{ "responses that were cut at the limit" if
+        is_cut else "responses" }} {{ "are" if places > 1 else "is" }} far off.{% endif %}
     """,
     evidence="""
         {{ held | share(1) }} of the squared log-ratio lies at {{ tokens | share(of) }} of the tokens:
@@ -58,29 +60,37 @@ DETECTOR = Detector(
     """,
     threshold="""
         the first or last 1 to 15 tokens are at most half of all tokens, hold 80% of the squared log-ratio,
-        are 5 times as far off as the others, and are 0.1 nats off; first tokens have a sharp edge
+        are 5 times as far off as the others, and are 0.1 nats off; first tokens have a sharp edge. The first
+        tokens of 2 to 16 equal chunks of the sequences are at most 35% of all tokens, with the same limits
     """,
     ruled_out="""
-        Routing or noise, because they do not depend on where a response ends. A shift of the whole
-        response, because the tokens before agree.
+        {% if chunks is defined -%} Another text or noise, because they do not depend on how the trainer cuts
+        a sequence, and all other tokens agree. {%- else -%} Routing or noise, because they do not depend on
+        where a response ends. A shift of the whole response, because the tokens before agree.{% endif %}
     """,
     fix="""
-        {%- if is_first %} Compare the first id of a few answers with the engine's output, and the number of
-        log-probs with completion_tokens: a list that begins one place late, after a retract or a chunked
-        prefill, lacks its first entry. {%- elif is_cut %} Drop these tokens' log-probs, or turn
-        speculative decoding off, because engines with multi-token prediction have returned wrong
-        log-probs for the last tokens before max_model_len (vllm-project/vllm#38711). {%- else %} Check
-        what ends a response: an end or stop token that is appended by hand, stop strings that are
-        trimmed, the last chunk of a stream. Mask what the engine did not sample. {%- endif %} {%- if not
-        is_first %} As a test, sample one rollout with a higher limit of length and without speculative
-        decoding.{% endif %}
+        {%- if chunks is defined %} Roll the labels before the sequence is split over ranks: the last position
+        of a chunk predicts the first token of the next chunk, which another rank holds. As a test, score one
+        batch with --context-parallel-size 1. {%- elif is_first %} Compare the first id of a few answers
+        with the engine's output, and the number of log-probs with completion_tokens: a list that begins one
+        place late, after a retract or a chunked prefill, lacks its first entry. {%- elif is_cut %} Drop these
+        tokens' log-probs, or turn speculative decoding off, because engines with multi-token prediction have
+        returned wrong log-probs for the last tokens before max_model_len (vllm-project/vllm#38711). {%- else
+        %} Check what ends a response: an end or stop token that is appended by hand, stop strings that are
+        trimmed, the last chunk of a stream. Mask what the engine did not sample. {%- endif %} {%- if chunks
+        is not defined and not is_first %} As a test, sample one rollout with a higher limit of length and
+        without speculative decoding.{% endif %}
     """,
 )
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds how many first or last tokens hold most of the squared log-ratio."""
+    """Finds how many first or last tokens of responses, or which edges of chunks, hold the distance."""
     need_tokens(d, FEWEST)
+    if edges := chunk_edges(d):
+        explains = explained_by_tokens(d, edges.tokens, edges.k3)
+        figures = {"of": d.of(Ends).total[0].item(), "is_first": False, "is_cut": False}
+        return edges._asdict() | figures | {"explains": explains}
     ends, begins = d.of(Ends).sums, d.of(FirstTokens).sums
     whole = ends.sum((0, 1))
     if not whole[3]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from slime_ext.tools.analysis.page.numbers import TILES
@@ -116,6 +117,24 @@ def test_the_end_of_a_thought_that_a_budget_forces_is_no_tool_output():
     forced = found["constrained_decoding"]
     assert forced.or_else == ("tool_tokens",) and "token 7" in forced.title
     assert "100% at place 24" in forced.evidence and forced.explains > 0.9
+
+
+@pytest.mark.parametrize("chunks", [2, 4, 8])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_labels_that_are_rolled_within_chunks_are_named_with_their_number(chunks, is_padded):
+    """The last position of a chunk scores the first token of its chunk, not that of the next chunk."""
+
+    def rolled(r):
+        whole = 8 + LENGTH
+        ids = torch.arange(-(-whole // chunks) * chunks if is_padded else whole)
+        begins = torch.tensor([int(chunk[0]) for chunk in ids.tensor_split(chunks)][1:])
+        is_begin = torch.isin(r.segments.within + 8, begins)
+        g = torch.Generator().manual_seed(r.rollout_id)
+        return {"proximal": torch.where(is_begin, -4 - 8 * torch.rand(r.size, generator=g), r.proximal)}
+
+    found = findings(edited(run(), rolled))
+    assert set(found) == {"shared_place"} and f"({chunks} chunks" in found["shared_place"].title
+    assert found["shared_place"].severity == "error" and found["shared_place"].explains > 0.9
 
 
 def sparse(r):

@@ -1,0 +1,86 @@
+"""Finds out whether only the first tokens of context-parallel chunks are far off.
+
+The last position of a chunk predicts the first token of the next chunk, which another rank holds. If labels
+are rolled within a chunk, that position scores a token of its chunk instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
+from slime_ext.tools.analysis.detectors.shared.ends import Ends
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+CHUNKS = (2, 4, 8, 16)  # of a sequence: one for each context-parallel rank, or two in zigzag order
+LEAST_TOKENS = 20  # first tokens of chunks
+HELD, TIMES, MATTERS = 0.8, 5.0, 0.1  # share of sum l^2; times mean |l| elsewhere; nats of mean |l|
+MOST_SHARE = 0.35  # of all tokens
+TYPICAL = 0.3  # square of mean |l| over mean l^2, at these tokens; less if only a few of them are far off
+
+
+@dataclass
+class ChunkEdges(Measure):
+    """Sums of ``clipped`` over the first tokens of all chunks but the first, [2, CHUNKS, COLUMNS].
+
+    The first table is of sequences that are split evenly, the second of those padded to equal chunks.
+    """
+
+    sums: Tensor = field(default_factory=lambda: zeros(2, len(CHUNKS), COLUMNS))
+
+    def add(self, part: DumpedRollout) -> None:
+        if not part.size or part.prompt_lengths is None:
+            return
+        segments, prompts = part.segments, torch.tensor(part.prompt_lengths)
+        at = segments.expand(prompts) + segments.within
+        whole, columns = segments.expand(prompts + torch.tensor(part.lengths)), clipped(part)
+        for i, chunks in enumerate(CHUNKS):
+            size, longer = whole // chunks, whole % chunks  # the first ``longer`` chunks have one token more
+            until = longer * (size + 1)
+            even = torch.where(at < until, at % (size + 1), (at - until) % size.clamp_min(1))
+            padded = at % ((whole + chunks - 1) // chunks)
+            for row, place in enumerate((even, padded)):
+                self.sums[row, i] += columns[:, (place == 0) & (at > 0)].sum(1)
+
+
+class Edges(NamedTuple):
+    """The first tokens of chunks.
+
+    Attributes:
+        chunks: number of chunks of a sequence.
+        tokens: their number; ``near`` and ``rest`` are mean |l| at them and elsewhere, nats.
+        held: their share of sum l^2.
+        k3: their sum of k3, nats.
+    """
+
+    chunks: int
+    tokens: float
+    near: float
+    rest: float
+    held: float
+    k3: float
+
+
+def chunk_edges(d: Diagnosis) -> Edges | None:
+    """Returns the first tokens of the chunks that hold the distance; None if no number of chunks does."""
+    whole, best = d.of(Ends).total.tolist(), None
+    for table in d.of(ChunkEdges).sums.tolist():
+        for chunks, (count, _, absolute, squared, k3) in zip(CHUNKS, table, strict=True):
+            others = whole[0] - count
+            if count < LEAST_TOKENS or count > MOST_SHARE * whole[0] or squared < HELD * whole[3]:
+                continue
+            near, rest = absolute / count, (whole[2] - absolute) / others
+            is_typical = near * near >= TYPICAL * squared / count
+            if near < max(MATTERS, TIMES * rest) or not is_typical:
+                continue
+            edges = Edges(chunks, count, near, rest, squared / whole[3], k3)
+            explained = count * others / (count + others) * (near - rest) ** 2
+            best = max(best or (explained, edges), (explained, edges))
+    return best[1] if best else None
