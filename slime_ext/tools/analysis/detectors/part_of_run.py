@@ -35,7 +35,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         k3 4 times that of the other samples of the same rollouts, by 4 standard errors of log k3, and
-        3e-3 nats; the samples hold 60% of the excess. It is a warning if the others are not healthy
+        3e-3 nats; the samples hold 60% of the excess and make half of k3 within 2 standard errors; if older
+        tokens are further off, ranks are not compared. It is a warning if the others are not healthy
     """,
     ruled_out="""
         A cause that acts on every sample (numerics, a temperature, a lag of all engines), because the
@@ -43,7 +44,8 @@ DETECTOR = Detector(
     """,
     fix="{{ fix }}",
 )
-LABELS = ("engine", "data-parallel rank", "weight version", "status")
+RANK = "data-parallel rank"
+LABELS = ("engine", RANK, "weight version", "status")
 OF = {
     "engine": "of engine {}",
     "data-parallel rank": "of the trainer's data-parallel rank {}",
@@ -78,6 +80,7 @@ FIX = {
         "trainer's micro-batch (--max-tokens-per-gpu), a kernel for long inputs."
     ),
 }
+MOST, CERTAIN = 0.5, 2.0  # least share of k3 in the rollouts in question, within standard errors
 UNNUMBERED = "without a number"
 FEWEST = 2  # samples of a rollout, for an error of their k3
 
@@ -86,17 +89,22 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds the label that separates the far samples from the others."""
     samples = d.samples
     need(len(samples.by_label()) and samples.parts, "labels of the samples: engine, rank, version, status")
-    far = far_value(d, LABELS)
-    if far is None and not older_are_far(d) and not whole_prompts(d):
+    is_by_age = older_are_far(d)
+    # Ranks are compared at one age only: a rank that got more old samples by chance is further off.
+    far = far_value(d, [label for label in LABELS if not (is_by_age and label == RANK)])
+    if far is None and not is_by_age and not whole_prompts(d):
         far = far_value(d, SHAPES)
     if far is None or (far.label == "weight version" and far.value != UNNUMBERED):
+        return None
+    explains = explained(*(K3(*mean[1:]) for mean in (far.far, far.others)))
+    if explains.share + CERTAIN * explains.error < MOST:
         return None
     value = "that is not a number (such as default)" if far.value == UNNUMBERED else far.value
     if far.label == "turns":
         value = f"{value}{' or more' if value == str(LATER) else ''} turn{'s' * (value != '1')}"
     return {
         "dated": dated(d, _began(d, far)),
-        "explains": explained(*(K3(*mean[1:]) for mean in (far.far, far.others))),
+        "explains": explains,
         **far._asdict(),
         "of": OF[far.label].format(value),
         "is_shape": far.label in SHAPES,

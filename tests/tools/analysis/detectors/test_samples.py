@@ -48,6 +48,34 @@ def test_one_rank_of_the_trainer_is_named():
     assert set(found) == {"part_of_run"} and "data-parallel rank 1" in found["part_of_run"].title
 
 
+def test_a_rank_that_has_more_old_samples_is_not_named():
+    """Samples of one rank come from older weights, as a replay buffer may hand them out."""
+    far = torch.tensor([i % 4 == 1 for i in range(SAMPLES)])
+
+    def aged(r):
+        return {"versions": torch.where(far[r.segments.ids.long()], r.versions - 3, r.versions)}
+
+    rollouts = mixed(lambda i: i % 4 == 1, ranks=tuple(i % 4 for i in range(SAMPLES)))
+    assert "part_of_run" not in findings(edited(rollouts, aged))
+
+
+def test_a_few_responses_of_one_token_that_are_far_off_by_chance_are_not_named():
+    """Four tokens of one rollout: their k3 is 12 times that of the others, but 2% of k3 there."""
+
+    def short(r):
+        is_short = (r.segments.ids % 16 == 0) & (r.rollout_id == 2)
+        noise = 0.03 * torch.randn(r.size, generator=torch.Generator().manual_seed(r.rollout_id))
+        behavior = torch.where(is_short, r.proximal + 0.13, r.behavior + noise).clamp(max=-1e-3)
+        statuses = tuple("aborted" if i % 16 == 0 else "completed" for i in range(r.count))
+        return {
+            "mask": ~is_short | (r.segments.within == 0),
+            "behavior": behavior,
+            "statuses": statuses if r.rollout_id == 2 else r.statuses,
+        }
+
+    assert findings(edited(run(), short)) == {}
+
+
 def test_an_engine_whose_version_is_no_number_is_named_by_it():
     rollouts = mixed(lambda i: i % 8 == 3)
     far = torch.tensor([i % 8 == 3 for i in range(SAMPLES)])
