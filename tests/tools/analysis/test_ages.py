@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 
-from slime_ext.tools.analysis.findings import measures
+from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.findings.recommend import recommend
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.synthetic import World, run
@@ -161,3 +161,13 @@ def test_the_rollouts_of_a_push_are_counted(newest, wanted):
     assert diagnosed(made).rollouts_per_push() == wanted
     some = [rollout for rollout in made if rollout.rollout_id % 2 == 0]
     assert diagnosed(some).rollouts_per_push() is None  # in every second dump each version is new
+
+
+def test_a_run_that_pushes_after_every_rollout_is_not_told_to_push_more_often_without_a_condition():
+    late = run(World(rollouts=6, samples=16, length=32, late=2, learning=0.02))
+    diagnosis = diagnosed(
+        replace(r, versions=torch.full_like(r.versions, max(r.rollout_id - 2, 0)), newest=None) for r in late
+    )
+    ((finding, *_), _) = examine(diagnosis)
+    assert finding.name == "stale_weights" and diagnosis.rollouts_per_push() == 1
+    assert "ush weights" not in finding.fix and "If rollouts share a push, push more often" in finding.fix

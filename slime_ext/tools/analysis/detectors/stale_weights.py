@@ -73,11 +73,11 @@ DETECTOR = Detector(
         their k3 is much smaller. {%- endif %}
     """,
     fix="""
-        {% if all_tokens is defined %}Nothing yet, if this lag is meant. If k3 leaves its healthy
-        range, push{% else -%} Push{% endif %} weights more often (--update-weights-interval), bound
-        the lag of an asynchronous run, reject old tokens (reject: {max_staleness: ...}), or correct
-        for the lag: see what each correction would do. If no lag was meant, check whether the engine
-        confirms its weight updates.
+        {% if all_tokens is defined %}Nothing yet, if this lag is meant. What follows is for a k3 outside
+        its healthy range. {% endif %}If rollouts share a push, push more often (--update-weights-interval).
+        Otherwise bound the lag of an asynchronous run, reject old tokens (reject: {max_staleness: ...}),
+        or correct for the lag: see what each correction would do. If no lag was meant, check whether the
+        engine confirms its weight updates.
     """,
 )
 
