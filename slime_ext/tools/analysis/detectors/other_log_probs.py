@@ -38,6 +38,9 @@ COMPARED, CONFIRMED, FITS = 12, 64, 0.3
 # Tokens of a stretch, and share of its distance; samples of a part of which one is looked for, and tokens in
 # which it is looked for: those of the sample's micro-batch, or of the samples around it.
 STRETCH, STRETCH_FITS, STRETCHES, AROUND = 16, 0.15, 16, 1 << 14
+# Samples of a part that may fit other places of their own list, tokens of each; most places at which
+# off_by_one looks.
+MOVABLE, REACH, BESIDE = 32, 512, 2
 # Tokens at an end that are compared; nats, their mean |l| from which they are far off; samples of a part that
 # are looked at; the most tokens that are counted; share of a response from which it is borrowed as a whole.
 ENDS, FAR, LOOKED, MOST_BORROWED, WHOLE = 3, 0.5, 64, 32, 0.8
@@ -151,6 +154,66 @@ def _around(part: DumpedRollout, sample: int) -> Tensor:
 
 
 @dataclass
+class Moved(Measure):
+    """Far samples whose log-probs of one side lie several places away in the list of the other side.
+
+    At most MOVABLE samples of a part are looked at, with their first REACH tokens.
+
+    Args:
+        tried: number of samples that were looked at.
+        places: number of places -> number of samples that fit so far away.
+        sums: [RESTORED] of those that fit.
+        apart: sum of k3 over all samples that are far off and not related.
+    """
+
+    tried: int = 0
+    places: Counter[int] = field(default_factory=Counter)
+    sums: Tensor = field(default_factory=lambda: zeros(RESTORED))
+    apart: float = 0.0
+
+    def add(self, part: DumpedRollout) -> None:
+        relation = relation_of(part)
+        which = relation.apart & ~relation.related
+        if not which.any():
+            return
+        near = part.columns[-1]
+        self.apart += float(part.segments.local_sums([near])[0, which].sum())
+        lengths = torch.tensor(part.lengths)
+        begins = lengths.cumsum(0) - lengths
+        for i in which.nonzero()[:MOVABLE, 0].tolist():
+            at = slice(int(begins[i]), int(begins[i]) + part.lengths[i])
+            if part.lengths[i] <= STRETCH or not part.finite[at].all():
+                continue
+            self.tried += 1
+            if fit := _place_of(part.behavior[at][:REACH].double(), part.proximal[at][:REACH].double()):
+                places, after = fit
+                self.places[places] += 1
+                self.sums += restored(near[at], after)
+
+
+def _place_of(sampler: Tensor, trainer: Tensor) -> tuple[int, float] | None:
+    """Returns how many places away one list fits the other, and the mean k3 there; None if it does not.
+
+    Args:
+        sampler, trainer: [T] log-probs of a sample.
+    """
+    size = len(sampler)
+    # Row s + size - 1 has the sampler's log-probs s places later, [2 size - 1, size].
+    padded = torch.nn.functional.pad(sampler, (size - 1, size - 1), value=math.nan)
+    apart = (padded.unfold(0, size, 1) - trainer).abs()
+    shifts = torch.arange(1 - size, size)
+    overlap = size - shifts.abs()
+    means = torch.where((shifts != 0) & (overlap >= STRETCH), apart.nansum(1) / overlap, math.inf)
+    best = int(means.argmin())
+    if float(means[best]) >= STRETCH_FITS * float((sampler - trainer).abs().mean()):
+        return None
+    shift, length = int(shifts[best]), int(overlap[best])
+    later, here = (max(shift, 0), max(-shift, 0))
+    log_ratio = trainer[here : here + length] - sampler[later : later + length]
+    return abs(shift), float(k3(log_ratio).clamp(max=MOST_K3).mean())
+
+
+@dataclass
 class BorrowedEnds(Measure):
     """Samples of which only the first or the last numbers are those of another sample.
 
@@ -227,13 +290,16 @@ DETECTOR = Detector(
     what="some samples have the log-probs of another text: of another sample, or of an earlier attempt",
     asks="samples of 12 tokens",
     title="""
-        {{ count }} of {{ samples }} samples {% if end %}{{ "end" if end == "last" else "begin" }} with{% else
-        %}have{% endif %} the log-probs of another text: {% if end or place %}of another sample{{ place }}.{%
-        else %}of an earlier attempt, or of a sample that the dump lacks. {%- endif %}
+        {{ count }} of {{ samples }} samples {% if places %}have their log-probs at other places of their own
+        list, {{ places }} tokens away.{% else %}{% if end %}{{ "end" if end == "last" else "begin" }} with{%
+        else %}have{% endif %} the log-probs of another text: {% if end or place %}of another sample{{
+        place }}.{% else %}of an earlier attempt, or of a sample that the dump lacks. {%- endif %}{% endif %}
     """,
     evidence="""
-        {% if end -%} Of {{ far }} samples whose {{ end }} three tokens are far off, the {{ end }} {{ borrowed
-        }} log-probs of {{ count }} are those of another sample of their rollout, bit by bit. {%- else -%} In
+        {% if places -%} Of {{ tried }} far samples that were compared, {{ fits }} fit another place of their
+        own list: k3 is {{ after | nats }} there, instead of {{ before | nats }}. {%- elif end -%} Of {{
+        far }} samples whose {{ end }} three tokens are far off, the {{ end }} {{ borrowed }} log-probs of {{
+        count }} are those of another sample of their rollout, bit by bit. {%- else -%} In
         these samples the sampler's log-probs do not follow the trainer's token by token
         (correlation below 0.3; it is above 0.7 in {{ related }} others). {%- if place %} {{ fits | int }} of
         {{ tried }} that were compared fit the tokens of another sample: k3 is {{ after | nats }} there,
@@ -242,15 +308,18 @@ DETECTOR = Detector(
     """,
     threshold="""
         3 samples and 1.5% of all with a correlation below 0.3 and a mean |l| of 0.4 nats, while most
-        others are above 0.7 and agree (k3 up to 5e-3 nats, or hardly any sample between both kinds)
+        others are above 0.7 and agree (k3 up to 5e-3 nats, or hardly any sample between both kinds); or
+        their log-probs, put back to another sample or place, agree as the nearest quarter of the run does
     """,
     ruled_out="""
         Old or rounded weights, because they change every sample a little, and likely tokens stay
-        likely. Another prompt on one side, because all samples of a prompt would be far off. A shift
-        of the list (off_by_one), because no nearby position fits.
+        likely. Another prompt on one side, because all samples of a prompt would be far off. {%- if not
+        places %} A shift of the list (off_by_one), because no nearby position fits.{% endif %}
     """,
     fix="""
-        {%- if end %} Look for offsets into a batch of log-probs that ignore discarded tokens
+        {%- if places %} Look for a list to which a retried request appends (reset sample.rollout_log_probs
+        before each attempt), and for values that are cut from the end of padded rows. {%- elif end %} Look
+        for offsets into a batch of log-probs that ignore discarded tokens
         (speculative decoding, chunked prefill), and mask these tokens until then. {%- elif place %}
         Look for lists that are sorted or gathered separately from their tokens (asyncio results, a reorder by
         length, a zip of two lists){% if "micro-batch" in place %}, and for the order in which samples are put
@@ -267,6 +336,10 @@ AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of all other samples
 WHOLLY = 0.8  # share of unrelated samples in far prompts, if the cause is the log-probs of another text
 BETWEEN = 1.0  # samples with a correlation between both limits, for each unrelated sample
 FIT, USUAL = 0.5, 0.8  # share of the compared samples; share that has one place or one number
+# Share of the tokens whose mean k3 is what the run makes at best; times that, from which log-probs that were
+# put back do not agree. The best fit of many by chance leaves a tenth of k3 or more.
+NEAREST, AS_NEAR = 0.25, 3.0
+EXACT = 0.25  # share of the far samples that agree with another place of their list, as none does by chance
 FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples for each related one
 
 
@@ -274,12 +347,15 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds samples that have, or begin with, the log-probs of another text."""
     if d.of(Layouts).fit is not None:  # they are in another order, as permuted_log_probs says
         return None
+    if moved := _moved(d):
+        return moved
     borrowed = d.of(BorrowedEnds)
     for at, (end, counts) in enumerate({"first": borrowed.starts, "last": borrowed.ends}.items()):
         far = float(borrowed.far[at])
         if counts.total() >= max(FEWEST, MOST * far):
             return {
                 "end": end,
+                "places": "",
                 "place": "",
                 "far": int(far),
                 "count": counts.total(),
@@ -356,6 +432,10 @@ def _exchanged(d: Diagnosis) -> Figures | None:
         (text for text, n in zip(of, exchanged.places.tolist(), strict=True) if n > USUAL * fits), ""
     )
     _, tokens, before, gone, _ = exchanged.sums.tolist()
+    if (before - gone) / tokens > max(
+        AGREES, AS_NEAR * _level(d)
+    ):  # they fit better than in place, by chance
+        return None
     far = exchanged.apart * fits / exchanged.tried
     return _figures(d) | {
         "place": f" {place or 'of the same micro-batch or of another'}",
@@ -366,10 +446,42 @@ def _exchanged(d: Diagnosis) -> Figures | None:
     }
 
 
+def _moved(d: Diagnosis) -> Figures | None:
+    """Returns the figures if far samples agree with other places of their own list."""
+    moved = d.of(Moved)
+    fits = moved.places.total()
+    is_beside = sum(n for places, n in moved.places.items() if places <= BESIDE) > FIT * fits
+    if fits < max(FEWEST, EXACT * moved.tried) or is_beside:
+        return None
+    _, tokens, before, gone, _ = moved.sums.tolist()
+    if (before - gone) / tokens > max(AGREES, AS_NEAR * _level(d)):
+        return None
+    return _figures(d) | {
+        "places": _interval(moved.places),
+        "place": "",
+        "count": fits,
+        "tried": moved.tried,
+        "fits": fits,
+        "before": before / tokens,
+        "after": (before - gone) / tokens,
+        "explains": explained_by_order(moved.sums, moved.apart * fits / moved.tried, d.rollouts),
+    }
+
+
+def _level(d: Diagnosis) -> float:
+    """Returns mean k3 of the nearest samples, which have at least NEAREST of the tokens."""
+    sizes = d.of(Sizes).sums
+    until = sizes.cumsum(0)
+    at = int((until[:, 1] < NEAREST * until[-1, 1]).sum())
+    _, tokens, k3 = until[min(at, len(until) - 1)].tolist()
+    return k3 / max(tokens, 1.0)
+
+
 def _figures(d: Diagnosis) -> dict[str, Any]:
     by_sample = d.of(Unrelated)
     return {
         "end": "",
+        "places": "",
         "count": by_sample.unrelated,
         "related": by_sample.related,
         "samples": int(d.sums.sequences),

@@ -99,6 +99,10 @@ UNTOLD_CHECKSUM = (
 UNTOLD_LAYERS = (
     "which layer differs first; to decide, record layer outputs of both sides (rotary settings, norms)"
 )
+UNTOLD_POSITION = (
+    "whether short sequences agree; to decide, sample prompts that are shorter than the attention window, a "
+    "few tokens say"
+)
 UNTOLD_AGAIN = (
     "whether one side scores the same text differently each time; to decide, score one rollout twice"
 )
@@ -153,6 +157,8 @@ def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) ->
         others["dropout"] = UNTOLD_AGAIN
     if not d.layers and len(others) < MOST:
         others["layer"] = UNTOLD_LAYERS
+    if not d.layers and len(others) < MOST:
+        others["kv_precision"] = UNTOLD_POSITION
     return others
 
 

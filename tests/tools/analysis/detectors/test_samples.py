@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.tools.analysis.detectors.toys import LENGTH, PROMPTS, Policy, edited, findings, run, sampled
@@ -155,6 +156,37 @@ def test_log_probs_of_other_samples_are_named():
 
     found = findings(edited(run(), swapped))
     assert set(found) == {"other_log_probs"} and "of another sample" in found["other_log_probs"].title
+
+
+@pytest.mark.parametrize(("noise", "is_one"), [(0.0, True), (0.01, True), (0.5, False)])
+def test_log_probs_that_fit_another_sample_only_roughly_are_not_its_own(noise, is_one):
+    def swapped(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        rows = r.behavior.view(SAMPLES, LENGTH).clone()
+        rows[:16] = rows[:16].roll(5, 0) + noise * torch.randn(16, LENGTH, generator=g)
+        return {"behavior": rows.flatten().clamp(max=-1e-6)}
+
+    found = findings(edited(run(), swapped))
+    assert ("other_log_probs" in found and "of another sample" in found["other_log_probs"].title) == is_one
+
+
+@pytest.mark.parametrize("side", ["behavior", "proximal"])
+def test_log_probs_that_are_many_places_late_in_their_own_list_are_named_with_the_share_that_they_make(side):
+    """A list is appended to that of an aborted attempt, or is cut from the end of a padded row."""
+
+    def late(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        rows = getattr(r, side).view(SAMPLES, LENGTH).clone()
+        for i in range(0, SAMPLES, 4):
+            size = 4 + i % 20
+            rows[i] = torch.cat([-6 * torch.rand(size, generator=g), rows[i][:-size]])
+        return {side: rows.flatten()}
+
+    found = findings(edited(run(), late))
+    assert set(found) == {"other_log_probs"}
+    (finding,) = found.values()
+    assert "other places of their own list" in finding.title and finding.explains > 0.95
+    assert finding.severity == "error"
 
 
 def test_log_probs_of_an_attempt_before_are_named():
