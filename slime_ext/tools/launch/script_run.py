@@ -182,9 +182,13 @@ def _notes(around: Surroundings, first: Run, guess: Guess, launches: Sequence[St
         guess: the guess that reached the launches.
     """
     if note := GUESSES[guess]:
-        end = around.end_of(first)
-        place = around.place(end[0].path, end[1]) if end else around.named(around.path)
-        yield f"{place}: the script can end here{around.how_it_ends(first)}, before a launch; {note}"
+        if first.error and first.lines:  # the sandbox ends a run that waits for the machine
+            here = f"{around.place_of(first.lines[-1])}: the script can stay in a loop here"
+        else:
+            end = around.end_of(first)
+            place = around.place(end[0].path, end[1]) if end else around.named(around.path)
+            here = f"{place}: the script can end here{around.how_it_ends(first)}"
+        yield f"{here}, before a launch; {note}"
     if launches[1:]:
         last, other = (
             around.place(each.line.file, each.line.number) if each.line else "" for each in launches[:-3:-1]

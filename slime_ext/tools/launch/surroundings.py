@@ -363,8 +363,11 @@ class Surroundings:
                 self.needs.setdefault(name, (self.place(end[0].path, number), self.how_it_ends(run)))
 
     def end_of(self, run: Run) -> tuple[Script, int] | None:
-        """Returns the script and line with the ``exit`` or the failure that ended a run."""
-        if not run.lines:
+        """Returns the script and line with the ``exit`` or the failure that ended a run.
+
+        Returns None if the sandbox ended the run, because then nothing in the script did.
+        """
+        if run.error or not run.lines:
             return None
         last = run.lines[-1]
         script = self.scripts.get(self.paths.get(last.file, last.file))
@@ -552,16 +555,17 @@ class Surroundings:
             begin, end = script.line(line.number) if script else (0, 0)
             if script is None or DECIDES.search(script.text[begin:end]) or "!" in script.text[begin:end]:
                 text = self.statement_of(line) or self.quoted(command)
-                self.waits[command] = unknown_here(self._place_of(script, line), text)
+                self.waits[command] = unknown_here(self.place_of(line), text)
         if first not in TESTS or not (UNKNOWN.search(line.text) or self._is_tested(run, line)):
             return
         if script is not None and script.ask(line.number, first, words):
             return
         if first != ":":  # as in a text that a program passes to a shell
-            place = self._place_of(script, line)
-            self.unasked.setdefault(unknown_here(place, self.quoted(line.text)))
+            self.unasked.setdefault(unknown_here(self.place_of(line), self.quoted(line.text)))
 
-    def _place_of(self, script: Script | None, line: Line) -> str:
+    def place_of(self, line: Line) -> str:
+        """Returns ``file:line`` of a traced command; only the launch script's name if no file holds it."""
+        script = self.scripts.get(self.paths.get(line.file, line.file))
         return self.place(script.path, line.number) if script else self.named(self.path)
 
     def _alternatives(self, run: Run) -> None:

@@ -171,6 +171,29 @@ def test_a_test_of_a_variable_that_nothing_sets_is_read_as_if_it_succeeded(scrip
     )
 
 
+WAITS = """set -e
+wait_for_workers() {
+  while true; do
+    UP=$(count_workers || echo 0)
+    [ "$UP" -ge "$WORKERS" ] && return
+    sleep 5
+  done
+}
+wait_for_workers
+python3 train.py --a 1
+"""
+
+
+def test_a_loop_that_waits_for_the_machine_is_no_failure(script, monkeypatch):
+    """The sandbox ends a run that stays in a loop, and so nothing in the script has failed."""
+    monkeypatch.delenv("WORKERS", raising=False)
+    launch = read(script(WAITS))
+    assert launch.is_known("--a") and launch.notes == (
+        "run.sh:3: the script can stay in a loop here, before a launch; read as if every test of the machine "
+        "succeeded",
+    )
+
+
 NEEDS = """set -e
 if [ -z "${BASE_FOLDER}" ]; then
   echo "BASE_FOLDER is not set. Please set it."
