@@ -451,7 +451,9 @@ def _moved(d: Diagnosis) -> Figures | None:
     moved = d.of(Moved)
     fits = moved.places.total()
     is_beside = sum(n for places, n in moved.places.items() if places <= BESIDE) > FIT * fits
-    if fits < max(FEWEST, EXACT * moved.tried) or is_beside:
+    # If most samples are moved, the whole list is in another order, as permuted_log_probs says.
+    is_most = d.of(Unrelated).unrelated > MOST * d.of(Unrelated).related
+    if fits < max(FEWEST, EXACT * moved.tried) or is_beside or is_most:
         return None
     _, tokens, before, gone, _ = moved.sums.tolist()
     if (before - gone) / tokens > max(AGREES, AS_NEAR * _level(d)):
