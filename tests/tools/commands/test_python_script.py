@@ -87,7 +87,10 @@ def test_check_reads_it_with_its_own_flags(script, capsys):
         cli.main(["check", "--run", script("sys.exit('╭─ Error ─╮\\n│ Missing command. │\\n╰─────────╯')")])
         == 1
     )
-    assert capsys.readouterr().err.endswith("got none: Missing command.\n")
+    assert capsys.readouterr().err.endswith(
+        "got none: Missing command: start it yourself, save the command that it prints after EXEC: as run.sh, "
+        "and check run.sh\n"
+    )
 
 
 @pytest.mark.parametrize(
