@@ -102,6 +102,7 @@ def command_of(path: str, arguments: Sequence[str]) -> str:
         errors = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
         last = errors[-1] if errors else "it ran no command with `ray job submit`"
         raise ConfigError(
-            f"{path}: expected a job that is submitted, got none: {last.rstrip(';:. ')}: {BY_HAND}"
+            f"{path}: expected a job that is submitted, got none: {last.rstrip(';:. ')}: give what it lacks after --, or "
+            f"{BY_HAND}"
         )
     return submitted[-1]

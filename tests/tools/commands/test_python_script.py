@@ -88,8 +88,8 @@ def test_check_reads_it_with_its_own_flags(script, capsys):
         == 1
     )
     assert capsys.readouterr().err.endswith(
-        "got none: Missing command: start it yourself, save the command that it prints after EXEC: as run.sh, "
-        "and check run.sh\n"
+        "got none: Missing command: give what it lacks after --, or start it yourself, save the command that "
+        "it prints after EXEC: as run.sh, and check run.sh\n"
     )
 
 
