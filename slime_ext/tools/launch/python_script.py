@@ -101,8 +101,8 @@ def command_of(path: str, arguments: Sequence[str]) -> str:
     if not submitted:
         errors = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
         last = errors[-1] if errors else "it ran no command with `ray job submit`"
+        what = f"give what it lacks after --, or {BY_HAND}" if errors else BY_HAND
         raise ConfigError(
-            f"{path}: expected a job that is submitted, got none: {last.rstrip(';:. ')}: give what it lacks after --, or "
-            f"{BY_HAND}"
+            f"{path}: expected a job that is submitted, got none: {last.rstrip(';:. ')}: {what}"
         )
     return submitted[-1]
