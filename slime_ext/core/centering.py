@@ -66,7 +66,7 @@ def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
 
     At most one step sets weights (``core.idle``). A token-level bound goes with the weights that it bounds,
     and ``Normalize`` with the weights that it divides, whatever its ``level``. A step that
-    ``sets_zero`` reads a ratio of its own unit, so that unit decides.
+    ``sets_zero`` reads a ratio of its unit, so that unit decides.
     """
     of_tokens: list[Step] = []
     of_units: list[Step] = []

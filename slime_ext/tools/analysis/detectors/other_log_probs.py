@@ -38,8 +38,8 @@ COMPARED, CONFIRMED, FITS = 12, 64, 0.3
 # Tokens of a stretch, and share of its distance; samples of a part of which one is looked for, and tokens in
 # which it is looked for: those of the sample's micro-batch, or of the samples around it.
 STRETCH, STRETCH_FITS, STRETCHES, AROUND = 16, 0.15, 16, 1 << 14
-# Samples of a part that may fit other places of their own list, tokens of each; most places at which
-# off_by_one looks.
+# Samples of a part, and tokens of each, that are compared with other places of their list; the shifts up to
+# BESIDE tokens belong to off_by_one.
 MOVABLE, REACH, BESIDE = 32, 512, 2
 # Tokens at an end that are compared; nats, their mean |l| from which they are far off; samples of a part that
 # are looked at; the most tokens that are counted; share of a response from which it is borrowed as a whole.
@@ -336,8 +336,8 @@ AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of all other samples
 WHOLLY = 0.8  # share of unrelated samples in far prompts, if the cause is the log-probs of another text
 BETWEEN = 1.0  # samples with a correlation between both limits, for each unrelated sample
 FIT, USUAL = 0.5, 0.8  # share of the compared samples; share that has one place or one number
-# Share of the tokens whose mean k3 is what the run makes at best; times that, from which log-probs that were
-# put back do not agree. The best fit of many by chance leaves a tenth of k3 or more.
+# The nearest samples with NEAREST of the tokens show how well the run agrees. Log-probs that are put back
+# agree if they leave AS_NEAR times that. The best fit of many by chance leaves a tenth of k3 or more.
 NEAREST, AS_NEAR = 0.25, 3.0
 EXACT = 0.25  # share of the far samples that agree with another place of their list, as none does by chance
 FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples for each related one
@@ -432,9 +432,7 @@ def _exchanged(d: Diagnosis) -> Figures | None:
         (text for text, n in zip(of, exchanged.places.tolist(), strict=True) if n > USUAL * fits), ""
     )
     _, tokens, before, gone, _ = exchanged.sums.tolist()
-    if (before - gone) / tokens > max(
-        AGREES, AS_NEAR * _level(d)
-    ):  # they fit better than in place, by chance
+    if (before - gone) / tokens > _agreed(d):  # they fit better than in place, by chance
         return None
     far = exchanged.apart * fits / exchanged.tried
     return _figures(d) | {
@@ -456,7 +454,7 @@ def _moved(d: Diagnosis) -> Figures | None:
     if fits < max(FEWEST, EXACT * moved.tried) or is_beside or is_most:
         return None
     _, tokens, before, gone, _ = moved.sums.tolist()
-    if (before - gone) / tokens > max(AGREES, AS_NEAR * _level(d)):
+    if (before - gone) / tokens > _agreed(d):
         return None
     return _figures(d) | {
         "places": _interval(moved.places),
@@ -470,13 +468,13 @@ def _moved(d: Diagnosis) -> Figures | None:
     }
 
 
-def _level(d: Diagnosis) -> float:
-    """Returns mean k3 of the nearest samples, which have at least NEAREST of the tokens."""
+def _agreed(d: Diagnosis) -> float:
+    """Returns the mean k3 up to which log-probs agree: AS_NEAR times that of the nearest samples."""
     sizes = d.of(Sizes).sums
     until = sizes.cumsum(0)
     at = int((until[:, 1] < NEAREST * until[-1, 1]).sum())
     _, tokens, k3 = until[min(at, len(until) - 1)].tolist()
-    return k3 / max(tokens, 1.0)
+    return max(AGREES, AS_NEAR * k3 / max(tokens, 1.0))
 
 
 def _figures(d: Diagnosis) -> dict[str, Any]:

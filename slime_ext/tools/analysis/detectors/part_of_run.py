@@ -48,7 +48,7 @@ RANK = "data-parallel rank"
 LABELS = ("engine", RANK, "weight version", "status")
 OF = {
     "engine": "of engine {}",
-    "data-parallel rank": "of the trainer's data-parallel rank {}",
+    RANK: "of the trainer's data-parallel rank {}",
     "weight version": "of a weight version {}",
     "status": "with status {}",
     "turns": "of {}",
@@ -59,7 +59,7 @@ FIX = {
         "Restart engine {value} or push to it, and find out why it missed its weight update. Usual causes "
         "are a push that failed, a restart that loaded the base weights, and another image or dtype."
     ),
-    "data-parallel rank": (
+    RANK: (
         "Compare rank {value} of the trainer with another rank: its weights after a load or a resume, its "
         "GPU, its share of the batch. Score one fixed text on each rank."
     ),
