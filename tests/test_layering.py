@@ -81,8 +81,9 @@ FLOORS = {
         "edits sandbox",
         "script_run",
         "reader read",
+        "sources",
     ),
-    "tools/check/": ("config_file rollout_source router veil", "setup", "answer lines", "run"),
+    "tools/check/": ("rollout_source router veil", "setup", "lines", "run"),
     "tools/analysis/": (
         "document headline tables texts",
         "values",

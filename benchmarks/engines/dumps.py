@@ -30,7 +30,8 @@ from slime_ext.errors import SlimeExtError
 from slime_ext.rules import of_engines
 from slime_ext.rules.rule import HINT, HOST, REFUSE, WARN
 from slime_ext.tools.check.lines import line_of
-from slime_ext.tools.check.run import check
+from slime_ext.tools.check.run import check_launch
+from slime_ext.tools.launch.read import read_script
 
 RECORDED = Path(__file__).with_name("dumps.yaml")
 VERBS = {REFUSE: "refuses", HOST: "refuses", WARN: "warns", HINT: "hints"}
@@ -128,9 +129,9 @@ def said(planted: Planted) -> tuple[str, ...]:
         script.write_text(f"{variables}{LAUNCH} {planted.flags}\n")
         Path(folder, "sampled.py").write_text(planted.function)
         try:
-            answer = check(str(script))
-            lines = [(VERBS[line.rule.severity], line) for line in answer.notes if line.rule]
-            lines += [("asks", line) for line in answer.unasked if line.rule]
+            verdict = check_launch(read_script(str(script)))
+            lines = [(VERBS[line.rule.severity], line) for line in verdict.broken if line.rule]
+            lines += [("asks", line) for line in verdict.unasked if line.rule]
         except SlimeExtError as error:
             lines = [("refuses", line_of(error))]
     names = [(verb, line.rule.name) for verb, line in lines if line.rule]

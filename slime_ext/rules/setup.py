@@ -18,6 +18,7 @@ from slime_ext.hosts.flags import ARGUMENTS
 
 WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
 NO_HOST = "no checkout of the host is here; name one with --host DIR"
+IDENTITY = Loaded(Correction())  # of a launch in which slime_ext changes no loss
 UNREAD = object()  # a sampling parameter's value that is no literal in the source
 
 
@@ -86,7 +87,7 @@ class Setup:
 
     args: Any
     function: str = ""
-    loaded: Loaded = field(default_factory=lambda: Loaded(Correction()))
+    loaded: Loaded = IDENTITY
     unknown: Collection[str] = ()
     file: Collection[str] = ()
     pg_loss_type: str | None = None

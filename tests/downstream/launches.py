@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slime_ext.errors import SlimeExtError
-from slime_ext.tools.check.run import check
+from slime_ext.tools.commands.check_answer import check
 from slime_ext.tools.launch import python_script
 
 ROOT = Path(__file__).parents[2]

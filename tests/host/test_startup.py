@@ -19,11 +19,12 @@ from slime_ext.errors import ConfigError
 from slime_ext.host import configured
 from slime_ext.hosts.flags import check_kinds
 from slime_ext.rules.setup import Setup
-from slime_ext.tools.check.answer import answer_of
 from slime_ext.tools.check.lines import judged
 from slime_ext.tools.check.run import check_file
 from slime_ext.tools.check.setup import Case, Use, as_parsed, with_functions
+from slime_ext.tools.commands.check_answer import answer_of
 from slime_ext.tools.launch.launch import Launch
+from slime_ext.tools.launch.sources import Sources
 from tests.host import trees
 
 TOKEN = "slime_ext.tis.token_tis"
@@ -38,7 +39,7 @@ def checked(args, script="run.sh", file=()):
     """What ``check`` answers where a launch has these arguments."""
     launch = Launch(script)
     setup = with_functions(Setup(Namespace(**args), file=file), launch)
-    return answer_of(*judged(Case(launch, "", setup, Use.KNOWN)))
+    return answer_of(*judged(Case(Sources(launch), setup, Use.KNOWN)))
 
 
 def refusal(**more):

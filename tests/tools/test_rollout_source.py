@@ -10,7 +10,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.rules.setup import UNREAD
 from slime_ext.tools.check import router
 from slime_ext.tools.check.rollout_source import parameters_of
-from slime_ext.tools.check.run import check
+from slime_ext.tools.commands.check_answer import check
 
 ARGUMENTS = "args, sample, sampling_params, evaluation=False"
 # (statements of the function, what it sets)

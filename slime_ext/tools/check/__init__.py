@@ -1,7 +1,7 @@
-"""Checks a launch in three passes, each with one plain result. ``run.py`` runs them, one after the other.
+"""Judges a launch in two passes, between the one that reads it and the one that prints.
 
-launch = read_script(path)    tools/launch/read.py: the flags, their values, and why some are unknown
-case = case_of(launch)        setup.py: the host's arguments, from flags and files
-case, lines = judged(case)    lines.py: the loaded configuration, and the lines of the rules
-answer_of(case, lines)        answer.py: only formats what the command prints
+sources = named_sources(path)  tools/launch/sources.py: the flags and the keys of files, and what is unknown
+case = case_of(sources)        setup.py: the host's arguments, from flags and keys
+case, verdict = judged(case)   lines.py: the loaded configuration, and the lines of the rules
+answer_of(case, verdict)       tools/commands/check_answer.py: only formats what the command prints
 """

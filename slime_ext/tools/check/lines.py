@@ -30,13 +30,13 @@ def judged(case: Case) -> tuple[Case, Verdict]:
         setup = loaded_from(case.setup)
         lines = verdict(setup)
         lines.require((REFUSE, HOST))
-        if not case.launch.script:  # the launch is unknown, so rules over its flags only print
+        if not case.sources.launch.script:  # the launch is unknown, so rules over its flags only print
             lines = Verdict(verdict(replace(setup, unknown=())).broken)
         return replace(case, setup=setup), lines
     if case.use is not Use.NONE:
         return case, Verdict()
-    if not case.launch.script:
-        _forbid_bare_block(case.setup, case.file)
+    if not case.sources.launch.script:
+        _forbid_bare_block(case.setup, case.sources.file)
     offers, refused = dict[str, Setup | ConfigError](), dict[str, Line]()
     for when, offer in case.offers.items():
         try:

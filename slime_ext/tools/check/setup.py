@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import zip_longest
@@ -11,24 +11,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_ext.config.files import located, read_mapping, text_of
+from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.hosts import contract
-from slime_ext.hosts.code import HostCode
 from slime_ext.hosts.contract import OURS, flag_of
-from slime_ext.hosts.flags import ARGUMENTS, DERIVED, FUNCTION, check_keys, check_kinds, forbid_misspelt
+from slime_ext.hosts.flags import ARGUMENTS, DERIVED, FUNCTION, check_kinds, forbid_misspelt
 from slime_ext.rules import configuration
 from slime_ext.rules.configuration import near_function
 from slime_ext.rules.of_engines import CUSTOM, EXPERTS
 from slime_ext.rules.of_files import MEASURING
 from slime_ext.rules.setup import Parameter, Setup
 from slime_ext.tools.check import router
-from slime_ext.tools.check.config_file import config_file
 from slime_ext.tools.check.rollout_source import parameters_of
 from slime_ext.tools.check.veil import veiled
-from slime_ext.tools.checkout import checkout_in, signature_of
+from slime_ext.tools.checkout import signature_of
 from slime_ext.tools.folders import is_file
 from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.sources import Sources
 from slime_ext.tools.modules import fault_of, file_of
 
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
@@ -55,38 +54,30 @@ class Case:
     """Holds what the rules judge of a launch, or of a YAML file.
 
     Args:
-        launch: the launch; ``Launch("")`` without a script.
-        file: the YAML file; empty without a file.
+        sources: the launch and its files.
         setup: the setup of the launch. Its configuration is loaded in the third pass.
         use: how the launch uses slime_ext.
-        doubts: why the run may read another text of the launch's file, one line each.
         offers: ``first`` or ``then`` -> the setup with the flags of ``OFFERED``, or why they cannot be added;
             empty if the launch uses slime_ext.
     """
 
-    launch: Launch
-    file: str
+    sources: Sources
     setup: Setup
     use: Use
-    doubts: Sequence[str] = ()
     offers: Mapping[str, Setup | ConfigError] = field(default_factory=dict)
 
 
-def case_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Case:
+def case_of(sources: Sources) -> Case:
     """Builds what the rules judge.
 
     Keys of --custom-config-path override flags, as in slime.
 
-    Args:
-        launch: the launch of a script; ``Launch("")`` without a script.
-        file: a YAML file that is read before the file that the launch names.
-        host: the code that the launch will run; by default the checkout whose train.py it starts.
-
     Raises:
-        ConfigError: the host or slime_ext refuses a flag or a key, a flag names a function that does not
-            exist, or a file cannot be read.
+        ConfigError: the host or slime_ext refuses a flag or a value, or a flag names a function that does not
+            exist.
     """
-    setup, doubts = _setup_of(launch, file, host)
+    launch = sources.launch
+    setup = _setup_of(sources)
     for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):
         contract.forbid_respelled(str(_argument(setup, dest) or ""), flag_of(dest))
     use, offers = _use_of(setup, launch), dict[str, Setup | ConfigError]()
@@ -97,44 +88,28 @@ def case_of(launch: Launch, file: str = "", host: HostCode | None = None) -> Cas
             offers[when] = with_functions(_with_flags(without_file(setup), flags), launch)
         except ConfigError as error:
             offers[when] = error
-    return Case(launch, file, setup, use, doubts, offers)
+    return Case(sources, setup, use, offers)
 
 
-def _setup_of(launch: Launch, file: str, host: HostCode | None) -> tuple[Setup, Sequence[str]]:
-    """Builds the setup of the flags and of the keys in files, and says why the keys may differ in the run."""
-    if launch.script and host is None:
-        folders = ((launch.runs_in / launch.program).parent, launch.root)
-        host = next((code for folder in folders if folder and (code := checkout_in(folder))), None)
-
-    # The flags, as the host parses them.
+def _setup_of(sources: Sources) -> Setup:
+    """Builds the setup of the flags, as the host parses them, and of the keys in files."""
+    launch, last = sources.launch, dict[str, Any]()
     values, unknown = _of_flags(launch) if launch.script else ({}, set(ARGUMENTS))
-    setup = Setup(
+    for last in sources.keys.values():
+        values |= last
+        unknown -= last.keys()
+    if sources.is_unwritten:
+        unknown.add("custom_config_path")
+    check_kinds(SimpleNamespace(**values), unknown)
+    return Setup(
         SimpleNamespace(**values),
         unknown=frozenset(unknown),
-        host=host,
+        file=tuple(last),
+        host=sources.host,
         environment=launch.environment,
         program=launch.program,
         flag_names=tuple(dict.fromkeys(flag.name for flag in launch.flags)),
     )
-
-    # The keys of the named file, and of the file that the launch names unless the other has our key.
-    if file:
-        setup = _with_keys(setup, file)
-    check_kinds(setup.args, setup.unknown)
-    doubts: Sequence[str] = ()
-    if not hasattr(setup.args, "slime_ext"):
-        path = _argument(setup, "custom_config_path") or ""
-        if launch.script:
-            name, text, doubts = config_file(launch, path)
-        else:
-            name, text = path and located(path, file), None
-        if name:
-            setup = _with_keys(setup, name, text)
-            check_kinds(setup.args, setup.unknown)
-        elif path:  # the script writes it
-            setup = replace(setup, unknown=frozenset(setup.unknown) | {"custom_config_path"})
-    # A file that is named beside the script is the one to judge.
-    return setup, () if file else doubts
 
 
 def without_file(setup: Setup) -> Setup:
@@ -166,21 +141,6 @@ def _with_flags(setup: Setup, flags: Mapping[str, Any]) -> Setup:
     """Returns the setup of the same launch with more flags, by dest name."""
     args = SimpleNamespace(**(vars(setup.args) | flags))
     return replace(setup, args=args, unknown=frozenset(setup.unknown) - flags.keys())
-
-
-def _with_keys(setup: Setup, name: str, text: str | None = None) -> Setup:
-    """Returns the setup of the same launch with the keys of a file for --custom-config-path.
-
-    Args:
-        name: the name of the file in messages; also its path if ``text`` is None.
-        text: the text of the file.
-
-    Raises:
-        ConfigError: the file cannot be read, or has a misspelt key, which slime would ignore.
-    """
-    keys = read_mapping(name, text)
-    check_keys(name, keys)
-    return replace(_with_flags(setup, keys), file=tuple(keys))
 
 
 def with_functions(setup: Setup, launch: Launch) -> Setup:

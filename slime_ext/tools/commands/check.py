@@ -14,7 +14,7 @@ from slime_ext.tools.commands.script_flags import add_flags_of_reading, apart
 
 if TYPE_CHECKING:
     from slime_ext.rules.rule import Line
-    from slime_ext.tools.check.answer import Answer
+    from slime_ext.tools.commands.check_answer import Answer
 
 LAST_LINES = {
     "ok": "ok",
@@ -74,11 +74,10 @@ def main(argv: list[str]) -> int:
     args = command_line().parse_args(words)
 
     load_later()  # torch, which takes two seconds
-    from slime_ext.tools.check.answer import Answer
     from slime_ext.tools.check.lines import line_of
-    from slime_ext.tools.check.run import check
     from slime_ext.tools.checkout import named_checkout
     from slime_ext.tools.commands import cli
+    from slime_ext.tools.commands.check_answer import Answer, check
     from slime_ext.tools.commands.output import WIDE, console, table
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_ext.tools.check.run import check
+from slime_ext.tools.commands.check_answer import check
 from slime_ext.tools.launch.read import read_script
 from tests.tools.commands.in_process import run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from slime_ext.config.foreign import FOREIGN
 from slime_ext.config.words import brief, one_line
 from slime_ext.errors import cut
 from slime_ext.hosts import contract
+from slime_ext.hosts.code import HostCode
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS
 from slime_ext.rules.configuration import BOUNDS
@@ -20,8 +21,10 @@ from slime_ext.rules.judge import Verdict
 from slime_ext.rules.rule import Line
 from slime_ext.rules.setup import Setup, UnknownError
 from slime_ext.tools import decision
-from slime_ext.tools.check.setup import DESTS, OFFERED, Case, Use
+from slime_ext.tools.check.lines import judged
+from slime_ext.tools.check.setup import DESTS, OFFERED, Case, Use, case_of
 from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.launch.sources import named_sources
 from slime_ext.tools.wording import needs
 
 ADDS = {  # what the flags of an offer do
@@ -77,15 +80,33 @@ class Answer:
         return "ok" if self.uses_ours else "unused"
 
 
+def check(
+    path: str,
+    args_path: str | None = None,
+    arguments: Sequence[str] = (),
+    host: HostCode | None = None,
+    *,
+    run: bool = False,
+    environment: Sequence[str] = (),
+) -> Answer:
+    """Checks a launch script or a YAML file. The arguments are those of ``named_sources``.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    sources = named_sources(path, args_path, arguments, host, run=run, environment=environment)
+    return answer_of(*judged(case_of(sources)))
+
+
 def answer_of(case: Case, verdict: Verdict) -> Answer:
     """Describes a launch: what it resolves to, what is wrong, and what is unknown.
 
     Args:
         verdict: the lines of the rules, and of what refuses the offers.
     """
-    setup, launch = case.setup, case.launch
+    setup, sources = case.setup, case.sources
     rows, words, offers = dict[str, str](), "", dict[str, Offer]()
-    notes = list(map(Line, launch.notes))
+    notes = list(map(Line, sources.launch.notes))
     if case.use is Use.KNOWN:
         rows, words = _described(setup)
         notes += map(Line, setup.loaded.notes)
@@ -109,9 +130,12 @@ def answer_of(case: Case, verdict: Verdict) -> Answer:
         words,
         notes=(*notes, *verdict.broken),
         uses_ours=case.use in (Use.KNOWN, Use.CORRECTION_UNKNOWN),
-        unread=tuple(_unread(launch)),
+        unread=tuple(_unread(sources.launch)),
         skipped=verdict.unread,
-        unasked=(*(Line(f"{doubt}{_of_environment(doubt)}") for doubt in case.doubts), *verdict.unasked),
+        unasked=(
+            *(Line(f"{doubt}{_of_environment(doubt)}") for doubt in sources.doubts),
+            *verdict.unasked,
+        ),
         offers=offers,
     )
 
@@ -158,7 +182,7 @@ def _offer(when: str, case: Case) -> Offer:
     spelled = (flag if value is True else f"{flag} {value}" for flag, value in flags)
     if corrects:
         # The row of the decision table that says when a launch needs a correction.
-        row = decision.LAGGING if "async" in case.launch.program else decision.FAR
+        row = decision.LAGGING if "async" in case.sources.launch.program else decision.FAR
         comments.append(decision.plain(f"{row.run}: {row.advice}"))
     if corrects and (hook := _argument(setup, "custom_tis_function_path")):
         # What configures that hook.
@@ -199,7 +223,7 @@ def _described(setup: Setup) -> tuple[dict[str, str], str]:
     if not setup.function:
         line = f"measures; {_who_corrects(setup)}"
         return {"slime_ext": line}, line
-    correction, keys = setup.correction, config.to_mapping(setup.correction)
+    correction, keys = setup.loaded.correction, config.to_mapping(setup.loaded.correction)
     mapping = _argument(setup, "slime_ext")
     surrogate = keys["surrogate"]
     rows = {
