@@ -38,16 +38,17 @@ class ChunkEdges(Measure):
     def add(self, part: DumpedRollout) -> None:
         if not part.size or part.prompt_lengths is None:
             return
-        segments, prompts = part.segments, torch.tensor(part.prompt_lengths)
-        at = segments.expand(prompts) + segments.within
-        whole, columns = segments.expand(prompts + torch.tensor(part.lengths)), clipped(part)
+        columns, lengths = clipped(part), torch.tensor(part.lengths)
+        prompts = torch.tensor(part.prompt_lengths)
+        ends, whole = lengths.cumsum(0)[:, None], (prompts + lengths)[:, None]
         for i, chunks in enumerate(CHUNKS):
-            size, longer = whole // chunks, whole % chunks  # the first ``longer`` chunks have one token more
-            until = longer * (size + 1)
-            even = torch.where(at < until, at % (size + 1), (at - until) % size.clamp_min(1))
-            padded = at % ((whole + chunks - 1) // chunks)
-            for row, place in enumerate((even, padded)):
-                self.sums[row, i] += columns[:, (place == 0) & (at > 0)].sum(1)
+            number = torch.arange(1, chunks)
+            # The first ``whole % chunks`` chunks have one token more.
+            even = whole // chunks * number + number.minimum(whole % chunks)
+            padded = (whole + chunks - 1) // chunks * number
+            for row, first in enumerate((even, padded)):  # [S, chunks - 1] places in prompt and response
+                is_response = (first < whole) & (first >= prompts[:, None]) & (first > 0)
+                self.sums[row, i] += columns[:, (ends - whole + first)[is_response]].sum(1)
 
 
 class Edges(NamedTuple):
