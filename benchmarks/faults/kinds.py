@@ -117,7 +117,7 @@ def write_lagging(seed: int, folder: Path) -> Path:
 
 def window(whole: Path, number: int, folder: Path) -> Path:
     """Copies 4 to 10 rollouts, all of which come from weights that are up to LAG rollouts old."""
-    size = 4 + number * 7 % 7
+    size = 4 + number * 3 % 7
     begin = 3 + (number * 11) % (LAG + 14 - size - 3)
     for name in ("rollout_data", "train_data"):
         (folder / name).mkdir(parents=True)
