@@ -361,6 +361,7 @@ def look(d: Diagnosis) -> Figures | None:
                 "count": counts.total(),
                 "samples": int(d.sums.sequences),
                 "borrowed": _interval(counts),
+                "is_proven": True,
                 "explains": _explained(d, borrowed.sums),
             }
     need(
@@ -440,6 +441,7 @@ def _exchanged(d: Diagnosis) -> Figures | None:
         "fits": fits,
         "before": before / tokens,
         "after": (before - gone) / tokens,
+        "is_proven": True,
         "explains": explained_by_order(exchanged.sums, far, d.rollouts),
     }
 
@@ -464,6 +466,7 @@ def _moved(d: Diagnosis) -> Figures | None:
         "fits": fits,
         "before": before / tokens,
         "after": (before - gone) / tokens,
+        "is_proven": True,
         "explains": explained_by_order(moved.sums, moved.apart * fits / moved.tried, d.rollouts),
     }
 

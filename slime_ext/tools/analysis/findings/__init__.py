@@ -14,6 +14,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 
 DETECTORS_PACKAGE = "slime_ext.tools.analysis.detectors"
+SPOILT = "spoilt"  # the group of findings whose record says nothing of the sampled tokens
 _MODULES = {name: import_module(f"{DETECTORS_PACKAGE}.{name}") for name in FINDINGS}
 
 
@@ -62,21 +63,29 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
     """Returns the findings of a run, the most severe first, and the result of each detector.
 
     The first split is by the identities of ``record_of``. A cause on the wrong side is not considered, unless
-    a finding on the right side leaves an unhealthy rest, or the cause claims less than half of k3.
+    a finding on the right side leaves an unhealthy rest, or the cause claims less than half of k3. Of those
+    that look alike, ``left_to_others`` suppresses all but one.
     """
     record, results = record_of(diagnosis), {name: _result(name, diagnosis) for name in DETECTORS}
+    there = {name: result for name, result in results.items() if not isinstance(result, Lacks)}
+    reasons = {name: _excluded(name, record, results) for name, result in there.items() if result is not None}
+    found = {name: result for name, result in there.items() if result is not None and not reasons[name]}
+    shares = {name: None if "is_proven" in result else _explains(result) for name, result in found.items()}
+    left = left_to_others(shares)
     findings: dict[str, Finding] = {}
     looked = []
     for name, detector in DETECTORS.items():
         result, detail = results[name], " ".join(detector.threshold.split())
         if isinstance(result, Lacks):
             state, detail = "could not look", str(result)
-        elif alike := [other for other in findings if other in BEFORE[name]]:
+        elif name in left:
+            state, detail = "left to another", left[name]
+        elif alike := [other for other in findings if other in BEFORE[name] and name not in shares]:
             state, detail = "left to another", alike[0]
         elif result is None:
             state = "nothing"
-        elif reason := _excluded(name, record, results):
-            state, detail = "excluded", reason
+        elif reasons[name]:
+            state, detail = "excluded", reasons[name]
         else:
             state, findings[name] = "found", detector.finding(name, result)
         looked.append(Looked(name=name, state=state, detail=detail))
@@ -86,6 +95,44 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
             for name, finding in findings.items()
         }
     return tuple(sorted(findings.values(), key=lambda finding: finding.rank)), tuple(looked)
+
+
+def left_to_others(shares: Mapping[str, Explained | None]) -> dict[str, str]:
+    """Returns which findings are suppressed, and by which: suppressed finding -> the other.
+
+    A finding suppresses those that come after it (BEFORE), because they look like it or follow from it. Which
+    of two looks like the other, their shares decide: if the first leaves an unhealthy rest and the second a
+    healthy one (``Explained.is_less_than``), the second suppresses the first. What follows from the first
+    cannot win: everything follows from a record that is SPOILT, and from a cause that is proven (it has no
+    share here), and a finding after ANY_CAUSE only says that no cause was found.
+
+    Args:
+        shares: what each finding explains, in the order of DETECTORS; None: it has no share.
+    """
+    less: dict[str, str] = {}
+    while True:
+        kept: list[str] = []
+        left = dict(less)
+        for name in (name for name in shares if name not in less):
+            before = [other for other in kept if other in BEFORE[name]]
+            stand = [other for other in before if not _explains_less(other, name, shares)]
+            if stand:
+                left[name] = stand[0]
+            elif before:
+                less |= dict.fromkeys(before, name)
+                break
+            else:
+                kept.append(name)
+        else:
+            return left
+
+
+def _explains_less(other: str, name: str, shares: Mapping[str, Explained | None]) -> bool:
+    """Returns whether a finding explains less than one that comes after it and does not follow from it."""
+    one, more = shares[other], shares[name]
+    if one is None or more is None or DETECTORS[other].group == SPOILT or ANY_CAUSE in DETECTORS[name].after:
+        return False
+    return one.is_less_than(more)
 
 
 def _result(name: str, diagnosis: Diagnosis) -> Figures | Lacks | None:
