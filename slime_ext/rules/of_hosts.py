@@ -13,6 +13,8 @@ from slime_ext.hosts.flags import DECISIVE, NEARLY
 from slime_ext.rules.rule import HINT, INIT_ALONE, REFUSE, WARN, rule
 from slime_ext.rules.setup import HostUnknownError, Setup
 
+SAME_WORD = 0.7  # words of a flag that are at least this similar (difflib's ratio) are one word, misspelt
+SAME_LETTERS = 0.95  # the same without dashes, where one has more dashes than the other
 OF_ENGINE = ("--sglang-", "--router-")  # flags of the cluster's SGLang
 DYNAMIC = (
     "--dynamic-context-parallel: expected off beside slime_ext, got on: remove the flag, because it splits "
@@ -152,7 +154,7 @@ def metrics_of_one_replica(setup: Setup) -> str | None:
 @rule(WARN)
 def misspelt_host_flag(setup: Setup) -> str | None:
     """A flag is spelled nearly like a flag of the host, which has no flag of its name."""
-    # Megatron's and SGLang's flags are not in the host's code. None of them resembles a flag of a host.
+    # Megatron's and SGLang's flags are not in the host's code.
     known = setup.host.flags() if setup.host else frozenset()
     names = [name for name in setup.flag_names if name not in known and not name.startswith(OF_ENGINE)]
     misspelt = [(name, near) for name in names if (near := _near(name, known))]
@@ -169,13 +171,24 @@ def misspelt_host_flag(setup: Setup) -> str | None:
 def _near(name: str, known: Collection[str]) -> str:
     """Returns the flag that a name is a misspelling of; else ""."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=NEARLY)
-    return near[0] if near and not _differ_by_words(name, near[0]) else ""
+    return near[0] if near and _is_misspelt(name, near[0]) else ""
 
 
-def _differ_by_words(name: str, other: str) -> bool:
-    """Whether one name has whole words more than the other, as --no-save has, so that both can be right."""
-    words, other_words = set(name.split("-")), set(other.split("-"))
-    return words < other_words or other_words < words
+def _is_misspelt(name: str, other: str) -> bool:
+    """Whether a name that resembles another differs by letters or dashes and not by whole words.
+
+    Megatron's --rope-type is no misspelling of miles' --opd-type, and --no-save is none of --save.
+    """
+    words, other_words = name.split("-"), other.split("-")
+    if len(words) != len(other_words):
+        return _resemble(name.replace("-", ""), other.replace("-", ""), SAME_LETTERS)
+    return all(
+        _resemble(word, other_word, SAME_WORD) for word, other_word in zip(words, other_words, strict=True)
+    )
+
+
+def _resemble(text: str, other: str, least: float) -> bool:
+    return sorted(text) == sorted(other) or difflib.SequenceMatcher(None, text, other).ratio() >= least
 
 
 @rule(HINT)

@@ -513,6 +513,16 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--eps-clip-high"]}, None),
     ("misspelt_host_flag", {"flag_names": ["--eps-clip-hihg"]}, None),  # no host is known
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--router-batch-size", "--sglang-batch-size"]}, None),
+    *(  # flags of Megatron beside those of miles that resemble them
+        ("misspelt_host_flag", {"host": a_host(flags=lambda near=near: {near}), "flag_names": [name]}, None)
+        for name, near in (
+            ("--rope-type", "--opd-type"),
+            ("--local-rank", "--lora-rank"),
+            ("--env-config", "--eval-config"),
+            ("--no-bias-gelu-fusion", "--no-bias-swiglu-fusion"),
+            ("--rl-partial-rollouts", "--partial-rollout"),
+        )
+    ),
     ("missing_metrics", {}, "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init"),
     ("missing_metrics", INIT, None),
     ("missing_metrics", {"of": TARGET}, None),  # which is refused,
