@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,13 +22,16 @@ from slime_ext.tools.folders import is_folder
 UTILITIES = tuple(f"{host}/utils/external_utils" for host in ("miles", "slime"))
 REFUSED = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.kill", "os.killpg")
 LIMIT_S = 120.0
+WIDE = "1000"  # columns of the screen that it prints on
+MOST = 300  # characters of its error in a message
 BY_HAND = "start it yourself, save the command that it prints after EXEC: as run.sh, and check run.sh"
 RECORDER = """
-import json, runpy, sys
+import json, logging, os, runpy, sys
 from importlib import import_module
-notes = []
+logging.disable()  # so that the last line of stderr is the script's error
+commands, error, is_usage = [], "", False
 def note(command, *args, **kwargs):
-    notes.append(command)
+    commands.append(command)
     return "0"
 for name in ("utils.misc", "utils.external_utils.exec_command", "utils.external_utils.command_utils"):
     try:
@@ -43,10 +47,17 @@ def audit(event, args):
         raise PermissionError(f"the script itself would run {args[0] if args else event}")
 sys.addaudithook(audit)
 out, sys.argv = sys.argv[1], sys.argv[4:]
+sys.path[0] = os.path.dirname(sys.argv[0])  # as `python run.py` does
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    if end.code not in (None, 0):
+        is_usage = isinstance(end.code, int)
+        error = f"it ended with status {end.code}" if is_usage else str(end.code)
+except BaseException as raised:
+    error = f"{type(raised).__name__}: {raised}"
 finally:
-    open(out, "w").write(json.dumps(notes))
+    json.dump([commands, error, is_usage], open(out, "w"))
 """
 
 
@@ -87,6 +98,7 @@ def command_of(path: str, arguments: Sequence[str]) -> str:
         ]
         paths = [str(SITE), str(Path(__file__).parents[3]), str(root), str(root / "scripts")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SLIME_EXT_WITHOUT_CUDA": "1"}
+        environment |= {"COLUMNS": WIDE, "TERMINAL_WIDTH": WIDE}  # so that typer prints an error on one line
         try:
             run = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=root
@@ -97,12 +109,16 @@ def command_of(path: str, arguments: Sequence[str]) -> str:
                 "the script computes or waits for"
             ) from None
         text = Path(notes.name).read_text()
-    submitted = [line for line in json.loads(text or "[]") if "ray job submit" in line]
-    if not submitted:
-        errors = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
-        last = errors[-1] if errors else "it ran no command with `ray job submit`"
-        what = f"give what it lacks after --, or {BY_HAND}" if errors else BY_HAND
-        raise ConfigError(
-            f"{path}: expected a job that is submitted, got none: {last.rstrip(';:. ')}: {what}"
-        )
-    return submitted[-1]
+    commands, error, is_usage = json.loads(text or "[[], null, false]")
+    submitted = [line for line in commands if "ray job submit" in line]
+    if submitted:
+        return str(submitted[-1])
+    printed = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
+    if error is None or (is_usage and printed):  # argparse and typer print what they miss, and exit
+        error = printed[-1] if printed else f"it ended with status {run.returncode}"
+    why = textwrap.shorten(error or "it ran no command with `ray job submit`", MOST, placeholder="...")
+    why = why.rstrip(";:. ")
+    lacks = (
+        "give what it lacks after --, or " if is_usage else "provide what it lacks here, or " if error else ""
+    )
+    raise ConfigError(f"{path}: expected a job that is submitted, got none: {why}: {lacks}{BY_HAND}")

@@ -7,6 +7,16 @@ import pytest
 from slime_ext.errors import ConfigError
 from slime_ext.tools.launch import python_script
 
+USAGE = (
+    "import argparse; parser = argparse.ArgumentParser(); parser.add_argument('model'); parser.parse_args()"
+)
+HELP = "import logging; logging.warning('no GPU'); print('usage: run.py MODEL'); raise SystemExit(1)"
+SUBMITS = """
+from beside import words
+from miles.utils.misc import exec_command
+exec_command(f"ray job submit -- python3 train.py {words}")
+"""
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -20,7 +30,11 @@ def script(tmp_path):
     ("text", "limit_s", "line"),
     [
         ("import time; time.sleep(60)", 0.5, r" within 0\.5 s, got none"),
-        ("1 / 0", 60, "got none: ZeroDivisionError: division by zero"),
+        ("1 / 0", 60, "got none: ZeroDivisionError: division by zero: provide what it lacks here, or start "),
+        ("raise ValueError('two\\nlines.')", 60, "got none: ValueError: two lines: provide what"),
+        ("raise SystemExit('no model')", 60, "got none: no model: provide what it lacks here, or start it"),
+        (USAGE, 60, r"required: model: give what it lacks after --, or start it yourself, "),
+        (HELP, 60, "got none: it ended with status 1: give what it lacks after --, or start it yourself, "),
         ("pass", 60, "got none: it ran no command with `ray job submit`: start it yourself, "),
         ("import os; os.system('rm -r /')", 60, "got none: PermissionError: the script itself would run"),
     ],
@@ -30,3 +44,12 @@ def test_a_script_that_submits_nothing_is_one_line(script, monkeypatch, text, li
     monkeypatch.setattr(python_script, "LIMIT_S", limit_s)
     with pytest.raises(ConfigError, match=rf"run\.py: expected a job that is submitted.*{line}"):
         python_script.command_of(str(script), [])
+
+
+def test_a_script_imports_what_is_beside_it_as_python_does(script):
+    (script.parents[1] / "miles/utils/misc.py").write_text("def exec_command(command): ...\n")
+    folder = script.parents[1] / "examples/one"
+    folder.mkdir(parents=True)
+    (folder / "beside.py").write_text("words = '--lr 1'\n")
+    (folder / "run.py").write_text(SUBMITS)
+    assert python_script.command_of(str(folder / "run.py"), []).endswith("train.py --lr 1")
