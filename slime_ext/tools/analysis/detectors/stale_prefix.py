@@ -12,6 +12,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.cached import CachedShares
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
+from slime_ext.tools.analysis.detectors.shared.twice import FEWEST, differs, twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.rollouts import mean_k3
@@ -56,6 +57,17 @@ class Cached(Measure):
                 self.sums += table
 
 
+@dataclass
+class CachedTwice(Measure):
+    """The sums of ``Twice`` over samples with a cached prefix, [7]."""
+
+    sums: Tensor = field(default_factory=lambda: zeros(7))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size and part.tokens is not None and part.cached is not None:
+            self.sums += twice(part, torch.tensor(part.cached) > 0)
+
+
 DETECTOR = Detector(
     severity="error",
     side="honest",
@@ -75,7 +87,7 @@ DETECTOR = Detector(
     threshold="""
         k3 after a cached prefix is 3 times that without one and 1e-3 nats, by 3 standard errors over
         sequences; or so it is between rollouts with a cached prefix and two or more without, the last of
-        which comes after one with it
+        which comes after one with it; and after a cached prefix, equal text is scored alike by the engine
     """,
     ruled_out="""
         {% if samples -%} Old weights in the sampler, because samples of the same rollouts without a cached
@@ -100,6 +112,9 @@ PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that responses after a cached prefix are several times as far off as others."""
+    again = d.of(CachedTwice).sums
+    if float(again[0]) >= FEWEST and differs(again, "sampler", is_in_some=True):
+        return None  # answers after the same cached prefix differ, so something else separates them
     sums = d.of(Cached).sums
     (n, near, _), (m, other, square) = (row[1:] for row in sums.tolist())
     is_enough = min(n, m) >= PREFIX_TOKENS

@@ -101,6 +101,60 @@ def test_far_samples_without_a_label_are_a_symptom():
 EACH = SAMPLES // PROMPTS  # samples of a prompt
 
 
+def misses_pushes(shares_text, off=0.6, **fields):
+    """A run in which every fourth sample comes from an engine that gets no pushes after the second.
+
+    Args:
+        shares_text: number of first tokens that all samples of a prompt have.
+        off: how far the engine's log-probs then are, times their uncertainty.
+    """
+    far = torch.tensor([i % 4 == 1 for i in range(SAMPLES)])
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        first = torch.arange(SAMPLES) // EACH * EACH * LENGTH  # of the prompt's first sample
+        source = torch.where(
+            r.segments.within < shares_text,
+            first[r.segments.ids.long()] + r.segments.within,
+            torch.arange(r.size),
+        )
+        same = {name: getattr(r, name)[source] for name in ("tokens", "behavior", "proximal")}
+        size = off * (1 - same["behavior"].exp()) * (r.rollout_id > 1)
+        noise = size * torch.randn(r.size, generator=g)[source] - size.square() / 2
+        moved = torch.where(far[r.segments.ids.long()], same["behavior"] - noise, same["behavior"])
+        return same | {"behavior": moved.clamp(max=-1e-5)} | fields
+
+    return edited(run(6), edit)
+
+
+@pytest.mark.parametrize("off", [0.25, 0.4, 0.6])
+def test_an_engine_that_misses_pushes_is_no_stale_prefix_though_all_its_prompts_are_cached(off):
+    cached = tuple(7 * (i % 4 > 0) for i in range(SAMPLES))  # the first of four answers fills the cache
+    found = findings(misses_pushes(20, off, cached=cached))
+    assert set(found) == {"engines_apart"}
+
+
+def test_answers_after_a_cached_prefix_that_are_all_off_are_a_stale_prefix():
+    """All but the first of four answers: the engine scores equal text after the prefix alike."""
+    labels = {"cached": tuple(7 * (i % 4 > 0) for i in range(SAMPLES))}
+
+    def of_prefix(r):
+        noise = torch.randn(r.size, generator=torch.Generator().manual_seed(r.rollout_id))
+        size = 0.4 * (1 - r.proximal.exp())
+        at = torch.tensor(labels["cached"])[r.segments.ids.long()] > 0
+        first = (torch.arange(SAMPLES) // EACH * EACH * LENGTH)[r.segments.ids.long()] + r.segments.within
+        early = r.segments.within < 20
+        same = {name: torch.where(early, getattr(r, name)[first], getattr(r, name)) for name in NAMES}
+        noise = torch.where(early, noise[first], noise)
+        moved = same["behavior"] - torch.where(at, size * noise - size.square() / 2, 0)
+        return same | {"behavior": moved.clamp(max=-1e-5)} | labels
+
+    assert "stale_prefix" in findings(edited(run(6), of_prefix))
+
+
+NAMES = ("tokens", "behavior", "proximal")
+
+
 def test_prompts_whose_samples_are_all_far_off_are_a_symptom():
     found = findings(mixed(lambda i: i // EACH == 3, engines=ENGINES))
     assert set(found) == {"some_prompts"} and "6 of 48 prompts" in found["some_prompts"].title

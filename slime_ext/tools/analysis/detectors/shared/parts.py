@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 TIMES, MATTERS, SURE = 4.0, 3e-3, 4.0  # k3 over that of the others; nats; standard errors
 HOLDS = 0.6  # share of the excess of the run's k3 over that of the others
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of the others, unless the value holds most of the run's k3
+BFLOAT16_K3 = 2e-3  # nats, largest k3 between two correct engines with the same weights in bfloat16
 FEWEST = 4  # samples
 VAGUE = 0.5  # relative standard error of k3 above which its logarithm is meaningless
 
@@ -46,14 +47,18 @@ class FarValue(NamedTuple):
 
         k3 is heavy-tailed, so its error grows with it: the difference of both k3 is hardly ever more than 3
         errors, however large their ratio is. The others may have the same tail without showing it yet, so
-        their relative error is at least that of the far samples, scaled to their number of tokens.
+        their relative error is at least that of the far samples, scaled to their number of tokens. If hardly
+        any token of the others is off, their logarithm is meaningless; they count as two correct engines.
         """
         unseen = self.far.relative_error * math.sqrt(self.far.tokens / self.others.tokens)
-        errors = self.far.relative_error, max(self.others.relative_error, unseen)
+        near, of_near = max(self.others.k3, 1e-30), self.others.relative_error
+        if of_near > VAGUE and near + SURE * self.others.error < BFLOAT16_K3:
+            near, of_near = BFLOAT16_K3, 0.0
+        errors = self.far.relative_error, max(of_near, unseen)
         if max(errors) > VAGUE or not self.far.k3:
             return 0.0
-        ratio, error = self.far.k3 / max(self.others.k3, 1e-30), math.hypot(*errors)
-        return math.log(ratio) / error if error else math.inf
+        error = math.hypot(*errors)
+        return math.log(self.far.k3 / near) / error if error else math.inf
 
 
 def mean_of(parts: Sequence[Part]) -> Mean:

@@ -12,6 +12,8 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_rest, whole_run
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.parts import BFLOAT16_K3
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -52,12 +54,19 @@ class Twice(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
-            self.sums += _twice(part)
+            self.sums += twice(part)
 
 
-def _twice(part: DumpedRollout) -> Tensor:
-    """Returns the numbers of ``Twice`` for one part, [7]."""
+def twice(part: DumpedRollout, samples: Tensor | None = None) -> Tensor:
+    """Returns the numbers of ``Twice`` for one part, [7].
+
+    Args:
+        samples: [S] bool, samples that are compared with each other; None: all.
+    """
     at, _, keys = texts_of(part)
+    if samples is not None:
+        there = samples[part.segments.ids[at].long()]
+        at, keys = at[there], keys[there]
     if not len(at):
         return zeros(7)
     order = keys.argsort(stable=True)
@@ -77,16 +86,19 @@ def _twice(part: DumpedRollout) -> Tensor:
 
 def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     """Returns how much a side's log-probs of the same text differ, if that explains the distance."""
-    count, sampler, trainer, absolute, *squares, whole = d.of(Twice).sums.tolist()
+    sums = d.of(Twice).sums
+    count, sampler, trainer, absolute, *squares, _ = sums.tolist()
     need(count >= FEWEST, f"{FEWEST} tokens with the same text before them in another sample of their prompt")
     spread, other = (sampler, trainer) if side == "sampler" else (trainer, sampler)
-    samples = d.of(Unrelated)
-    are_few = side == "sampler" and _are_few(d)
+    samples, kinds = d.of(Unrelated), two_kinds(d)
+    # In two kinds of samples, most tokens of the far ones are off, however few they are in the run.
+    are_few = kinds is None and (top_share(d.rollouts) >= FEW or (side == "sampler" and _are_few(d)))
     if are_few or samples.unrelated > samples.related:  # the log-probs of another text
         return None
-    if spread < max(BFLOAT16 * count, HELD * absolute, TIMES * other) or top_share(d.rollouts) >= FEW:
+    if not differs(sums, side, is_in_some=kinds is not None and side == "sampler"):
         return None
     k3 = whole_run(d)[1]
+    whole = float(sums[-1])
     left = 1 - min(squares[side == "trainer"] / whole, 1.0)
     return {
         "count": count,
@@ -95,6 +107,23 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
         "absolute": absolute / count,
         "explains": explained_by_rest(d, k3, left * k3),
     }
+
+
+def differs(sums: Tensor, side: str, *, is_in_some: bool) -> bool:
+    """Returns whether a side's log-probs of the same text differ more than two correct engines', and alone.
+
+    Args:
+        sums: [7], as ``Twice.sums``.
+        is_in_some: whether a part of the samples is known to be far off. The squares count then, because
+            the mean over all samples hides these. k3 of two engines is half the mean square of their
+            difference, which is the variance of one of them.
+    """
+    count, *absolutes, distance = sums[:4].tolist()
+    *squares, square = sums[4:].tolist()
+    one, other = (0, 1) if side == "sampler" else (1, 0)
+    if absolutes[one] >= max(BFLOAT16 * count, HELD * distance, TIMES * absolutes[other]):
+        return True
+    return is_in_some and squares[one] >= max(BFLOAT16_K3 * count, HELD * square, TIMES**2 * squares[other])
 
 
 def _are_few(d: Diagnosis) -> bool:
