@@ -188,6 +188,12 @@ class DumpedRollout:
     batches: tuple[int, ...] | None = field(
         default=None, metadata=per_sample("number of the sample's micro-batch in its rollout", "batch")
     )
+    odd_experts: tuple[int, ...] | None = field(
+        default=None,
+        metadata=per_sample(
+            "1 if the experts that the sampler recorded repeat or come again at other tokens", "odd_experts"
+        ),
+    )
     prompts: Sequence[str] | None = field(
         default=None,
         metadata=per_sample(

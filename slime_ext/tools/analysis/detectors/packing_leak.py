@@ -18,6 +18,7 @@ DETECTOR = Detector(
         "other_log_probs",
         "permuted_log_probs",
         "part_of_run",
+        "repeated_routes",
     ),
     what="samples that come after another in their micro-batch are far off, because they see it",
     asks="micro-batches of several samples (dp_shards)",

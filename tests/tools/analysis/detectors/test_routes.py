@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from slime_ext.tools.analysis.readers.routes import odd_routes
@@ -58,3 +59,67 @@ def test_replaying_experts_that_repeat_is_no_remedy():
     found = findings(edited(run(), lambda r: {"routing": {"routed": 64, "misfit": 16}}))
     assert set(found) == {"route_lengths"} and "no remedy" in found["route_lengths"].fix
     assert findings(edited(run(), lambda r: {"routing": {"routed": 64}})) == {}
+
+
+def appended(first):
+    """The rows of a resumed request, appended to those of its first part."""
+    return lambda routed: torch.cat([routed[:first], routed])[: len(routed)]
+
+
+@pytest.mark.parametrize("first", [PROMPT, PROMPT + 6, PROMPT + RESPONSE - 7])
+def test_experts_that_come_again_at_other_tokens_are_counted(first):
+    row, sample = pair(appended(first))
+    sample.ids = list(range(PROMPT + RESPONSE))
+    counted = odd_routes([(row, sample)])
+    of_both = min(first, PROMPT + RESPONSE - 1 - first)
+    assert (counted["again"], counted["again_whole"], counted["again_tokens"]) == (1, 1, of_both)
+    assert row.odd_experts == 1 and not counted["repeated"]
+
+
+def test_a_text_that_comes_again_is_routed_alike_for_a_good_reason():
+    row, sample = pair(appended(PROMPT + 6))
+    ids = list(range(PROMPT + 6))
+    sample.ids = torch.tensor([*ids, *ids][: PROMPT + RESPONSE])
+    assert not odd_routes([(row, sample)])["again"] and row.odd_experts == 0
+
+
+@pytest.mark.parametrize("ids", [None, "x", list(range(12)), torch.zeros(0)])
+def test_experts_of_unknown_tokens_do_not_come_again(ids):
+    row, sample = pair(appended(PROMPT + 6))
+    sample.ids = ids
+    assert not odd_routes([(row, sample)])["again"]
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 4, 16])
+def test_rows_that_chance_makes_equal_do_not_come_again(kinds):
+    """A collapsed router has a few rows, each of which many tokens share."""
+    g = torch.Generator().manual_seed(kinds)
+    samples = []
+    for i in range(64):
+        rows = torch.randint(EXPERTS, (kinds, LAYERS, ACTIVE), generator=g)
+        row, sample = pair(lambda routed, rows=rows: rows[torch.randint(len(rows), (69,), generator=g)], i)
+        sample.ids = torch.randint(1000, (70,), generator=g)
+        samples.append((row, sample))
+    assert odd_routes(samples)["again"] <= 1
+
+
+def test_experts_that_come_again_are_named_with_their_share_and_no_leak_is():
+    """The trainer replays them, so that it scores the end of every third sample otherwise."""
+    counts = {"routed": 64, "again": 22, "again_tokens": 440, "again_whole": 22}
+    odd = torch.tensor([i % 3 == 0 for i in range(64)])
+
+    def replayed(r):
+        noise = torch.randn(r.size, generator=torch.Generator().manual_seed(r.rollout_id))
+        size = 0.6 * (1 - r.proximal.exp()) * (r.segments.within >= 16) * odd[r.segments.ids.long()]
+        proximal = (r.proximal + size * noise - size.square() / 2).clamp(max=-1e-5)
+        places = tuple(i % 3 != 1 for i in range(64))  # the far ones come later in their micro-batch
+        return {
+            "proximal": proximal,
+            "routing": counts,
+            "odd_experts": tuple(odd.int().tolist()),
+            "places": places,
+        }
+
+    found = findings(edited(run(), replayed))
+    assert set(found) == {"repeated_routes"} and "come again" in found["repeated_routes"].title
+    assert found["repeated_routes"].severity == "error" and found["repeated_routes"].explains > 0.95
