@@ -99,6 +99,7 @@ class Follower:
         timeline = self.result.collectors["diagnosis"].timeline
         before = len(timeline)
         self.result.read(job)
+        self.result.finish()
         if len(timeline) == before:  # it is tried again later, and reported only at the end
             self.failed[first] = self.seen[first], self.result.skipped[skipped:]
             del self.result.skipped[skipped:]

@@ -26,10 +26,11 @@ from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.dumps import read_job
 from slime_ext.tools.analysis.readers.find import Job
 from slime_ext.tools.analysis.readers.jsonl import read_jsonl
-from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.records import DumpedRollout, form_of, join
 from slime_ext.tools.analysis.tables import Additive
 
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+JOINED = 1 << 16  # tokens of small rollouts that are read in one pass; each pass has a fixed cost
 SHARES = 4  # shares per process; more would pass more data around, fewer would let processes wait
 
 
@@ -39,7 +40,7 @@ def load(job: Job) -> Iterator[DumpedRollout | Skipped]:
 
 
 class Collector(Protocol):
-    """Receives rollouts one by one and keeps the sums that it needs."""
+    """Receives rollouts, some of them joined (``records.join``), and keeps the sums that it needs."""
 
     def add(self, rollout: DumpedRollout) -> None: ...
 
@@ -55,9 +56,10 @@ class Result(Additive):
     notes: list[tuple[str, str]] = field(default_factory=list)  # file, remark
     rollouts: int = 0
     unwanted: list[int] = field(default_factory=list)  # numbers of the rollouts that no collector got
+    waiting: list[DumpedRollout] = field(default_factory=list)  # small ones, for others to be joined with
 
     def read(self, job: Job) -> None:
-        """Passes the wanted rollouts of a job's files to every collector."""
+        """Passes the wanted rollouts of a job's files to every collector. Small ones wait for ``finish``."""
         with collection.paused():  # a search would look at each of a file's lists again and again
             self._read(job)
         _glibc("malloc_trim", 0)
@@ -72,9 +74,26 @@ class Result(Additive):
             else:
                 self.rollouts += 1
                 self.notes += [(item.source, note) for note in item.notes]
-                for collector in self.collectors.values():
-                    collector.add(item)
+                self._take(item)
             item = None  # frees the rollout before the next one is read
+
+    def _take(self, rollout: DumpedRollout) -> None:
+        """Keeps the order: a rollout that cannot be joined with those that wait follows them."""
+        tokens = sum(one.size for one in self.waiting)
+        is_alike = bool(self.waiting) and form_of(self.waiting[0]) == form_of(rollout)
+        if not is_alike or tokens + rollout.size > JOINED:
+            self.finish()
+        self.waiting.append(rollout)
+        if not 0 < rollout.size <= JOINED // 2:
+            self.finish()
+
+    def finish(self) -> None:
+        """Passes the rollouts that wait to every collector."""
+        rollouts, self.waiting = self.waiting, []
+        if rollouts:
+            joined = join(rollouts)
+            for collector in self.collectors.values():
+                collector.add(joined)
 
 
 def collect(
@@ -101,6 +120,7 @@ def collect(
         for job in jobs:
             result.read(job)
             done(job)
+        result.finish()
     else:
         for share, other in _in_processes(jobs, copy.deepcopy(result), min(processes, len(jobs))):
             result.merge(other)
@@ -160,4 +180,5 @@ def _read_share(empty: Result, jobs: Sequence[Job]) -> Result:
     result = copy.deepcopy(empty)
     for job in jobs:
         result.read(job)
+    result.finish()
     return result

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ from slime_ext.tools.analysis.fields import (
     status_of,
     version_gap,
 )
+from slime_ext.tools.analysis.tables import tabulated, tabulated_apart
 from slime_ext.tools.analysis.values import group_number, number, text
 
 SURPRISES = 14  # bins of -log behavior
@@ -47,7 +50,8 @@ class DumpedRollout:
     Args:
         rollout_id: number of the rollout in its run.
         source: the file or files of the rollout, for messages.
-        newest: the newest version that sampled a token, from which ages are counted; None if unknown.
+        newest: the newest version that sampled a token, from which ages are counted; None if unknown. If
+            rollouts are joined, that of each sample's rollout, [S] int64.
         is_exact: whether the tokens of ``sampler_head`` are all that top-p kept.
         routes: [layers, 2] sum of the overlap over tokens, and number of tokens; or None.
         experts: [experts, 2] how often the sampler chose each expert, and how often only the sampler chose
@@ -63,6 +67,7 @@ class DumpedRollout:
         is_repeated: true if the rollout's number came before in the same file, with other numbers between.
         notes: what the reader had to leave out, one line each.
         midway: the reward above which a sample counts as correct.
+        joined: the rollouts whose samples this one holds, in order (see ``join``); empty if it is one.
 
     Each other field is a row (``fields.Field``): a tensor [T] or a sequence [S], or None without data.
     """
@@ -123,7 +128,7 @@ class DumpedRollout:
         default=None,
         metadata=per_token("version of the weights that sampled the token, int64; -1 if unknown", one=""),
     )
-    newest: int | None = None
+    newest: int | Tensor | None = None
     groups: tuple[int, ...] | None = field(
         default=None,
         metadata=per_sample(
@@ -253,6 +258,40 @@ class DumpedRollout:
     is_repeated: bool = False
     notes: tuple[str, ...] = ()
     midway: float = 0.0
+    joined: tuple[DumpedRollout, ...] = ()
+
+    @property
+    def rollouts(self) -> tuple[DumpedRollout, ...]:
+        """The joined rollouts, or this one."""
+        return self.joined or (self,)
+
+    def by_rollout(self, values: Tensor) -> Sequence[Tensor]:
+        """Returns the values of each rollout: [T] -> several [tokens of a rollout]."""
+        return values.split([one.size for one in self.joined]) if self.joined else (values,)
+
+    def tabulate(
+        self,
+        table: Tensor,
+        index: Tensor,
+        rows: Sequence[Tensor] | Tensor,
+        per: Literal["token", "sample"] = "token",
+    ) -> None:
+        """Adds K rows to a table [..., K], in place.
+
+        Rollouts are added one after another, so the sums do not depend on whether they are joined.
+
+        Args:
+            index: which row of the table each token [T] or sample [S] counts in, where all dimensions but
+                the last are flattened; a number behind the last row: it counts nowhere.
+            rows: K tensors, [T] or [S].
+        """
+        flat = table.view(-1, table.shape[-1])
+        if not self.joined:
+            flat += tabulated(index, rows, len(flat))
+            return
+        counts = [one.size if per == "token" else one.count for one in self.joined]
+        for sums in tabulated_apart(index, rows, len(flat), counts):
+            flat += sums
 
     @property
     def count(self) -> int:
@@ -286,15 +325,16 @@ class DumpedRollout:
         """
         if self.versions is None or self.newest is None:
             return None
-        return torch.where(self.versions >= 0, (self.newest - self.versions).float(), torch.nan)
+        newest = self.segments.expand(self.newest) if isinstance(self.newest, Tensor) else self.newest
+        return torch.where(self.versions >= 0, (newest - self.versions).float(), torch.nan)
 
     @cached_property
-    def masses(self) -> tuple[float, float] | None:
-        """The sum of A over response tokens with A > 0, and the sum of |A| over those with A < 0.
+    def masses(self) -> list[tuple[float, float]] | None:
+        """The sum of A over response tokens with A > 0, and of |A| over those with A < 0, of each rollout.
 
         None without advantages.
         """
-        return None if self.credit is None else masses_of(self.credit)
+        return None if self.credit is None else [masses_of(one) for one in self.by_rollout(self.credit)]
 
     @cached_property
     def credit(self) -> Tensor | None:
@@ -372,7 +412,11 @@ class DumpedRollout:
         """Yields the rollout in parts, so that temporary tensors stay small.
 
         A part has whole samples with at most ``limit`` tokens, or one longer sample. Its tensors are views.
+        Joined rollouts are small, so they are one part.
         """
+        if self.joined:
+            yield self
+            return
         first, begin, end = 0, 0, 0
         for i, length in enumerate(self.lengths):
             if end > begin and end + length - begin > limit:
@@ -414,6 +458,34 @@ class DumpedRollout:
 
 
 ROWS = rows_of(DumpedRollout)
+
+
+def form_of(rollout: DumpedRollout) -> tuple[object, ...]:
+    """Returns which fields a rollout has, and of which form; rollouts of the same form can be joined."""
+    values = (getattr(rollout, row.name) for row in ROWS)
+    forms = ((v.dtype, v.shape[1:]) if isinstance(v, Tensor) else v is None for v in values)
+    return rollout.newest is None, rollout.is_exact, *forms
+
+
+def join(rollouts: Sequence[DumpedRollout]) -> DumpedRollout:
+    """Packs the samples of small rollouts of one form as if they were of one rollout.
+
+    So a measure reads them in one pass. Only ``rollouts`` has what is known of each rollout as a whole.
+    """
+    if len(rollouts) == 1:
+        return rollouts[0]
+    packed: dict[str, object] = {}
+    for row in ROWS:
+        values = [getattr(one, row.name) for one in rollouts]
+        if isinstance(values[0], Tensor):
+            packed[row.name] = torch.cat(values)
+        elif values[0] is not None:
+            packed[row.name] = tuple(chain.from_iterable(values))
+    newest = None
+    if rollouts[0].newest is not None:
+        counts = torch.tensor([one.count for one in rollouts])
+        newest = torch.tensor([one.newest for one in rollouts]).repeat_interleave(counts)
+    return replace(rollouts[0], **packed, newest=newest, joined=tuple(rollouts))
 
 
 def masses_of(advantages: Tensor) -> tuple[float, float]:

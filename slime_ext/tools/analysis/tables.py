@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -23,7 +24,12 @@ class Additive:
     """A dataclass whose fields add up.
 
     Tables and counters add up entry by entry, mappings key by key. Lists are joined.
+
+    Attributes:
+        takes_joined: whether ``add`` may get several small rollouts as one (``records.join``).
     """
+
+    takes_joined: ClassVar[bool] = False
 
     def merge(self, other: Any) -> None:
         """Adds the fields of another instance."""
@@ -101,7 +107,38 @@ def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tens
     if LONG_RUNS * (1 + numpy.count_nonzero(changes)) < len(index):
         begins = run_begins(index)
         index, rows = index[begins], run_sums(rows, begins)
-    index, table = index.long(), zeros(len(rows), size + 1)
+    return _scattered(index.long(), rows, size + 1)[:, :size].T.contiguous()
+
+
+def tabulated_apart(
+    index: Tensor, rows: Sequence[Tensor] | Tensor, size: int, counts: Sequence[int]
+) -> Tensor:
+    """Returns ``tabulated`` of each stretch of columns, bit by bit, [stretches, size, K].
+
+    Args:
+        counts: number of columns of each stretch; all but the last may be 0 as well.
+    """
+    changes = numpy.not_equal(index[1:].numpy(), index[:-1].numpy())
+    bounds = list(pairwise(accumulate(counts, initial=0)))
+    has_runs = {
+        LONG_RUNS * (1 + numpy.count_nonzero(changes[begin : end - 1])) < end - begin
+        for begin, end in bounds
+        if end > begin
+    }
+    if len(has_runs) > 1:  # their sums are computed in different orders
+        return torch.stack([tabulated(index[b:e], [row[b:e] for row in rows], size) for b, e in bounds])
+    stretch = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    index = index.long() + stretch * (size + 1)
+    if True in has_runs:
+        begins = run_begins(index)
+        index, rows = index[begins], run_sums(rows, begins)
+    sums = _scattered(index, rows, len(counts) * (size + 1)).view(len(rows), len(counts), size + 1)
+    return sums[..., :size].permute(1, 2, 0)
+
+
+def _scattered(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tensor:
+    """Returns the sums of K rows [N] by the index [N] of each column, [K, size]."""
+    table = zeros(len(rows), size)
     for sums, row in zip(table, rows, strict=True):
         sums.scatter_add_(0, index, row.double())  # in half the time of bincount
-    return table[:, :size].T.contiguous()
+    return table

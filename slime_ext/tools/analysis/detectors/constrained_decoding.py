@@ -18,7 +18,7 @@ from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.tables import zeros
 
 REACH = 3  # tokens on each side of one with a log-prob of exactly 0
 
@@ -30,12 +30,13 @@ class Beside(Measure):
     The table is [3, COLUMNS].
     """
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(3, COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
-        self.sums += tabulated(_beside(part), clipped(part), 3)
+        part.tabulate(self.sums, _beside(part), clipped(part))
 
 
 def _beside(part: DumpedRollout) -> Tensor:

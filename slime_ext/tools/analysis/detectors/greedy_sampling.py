@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
@@ -17,6 +18,8 @@ from slime_ext.tools.analysis.records import DumpedRollout
 @dataclass
 class Sure(Measure):
     """Number of tokens with both log-probs whose log-prob of the sampler is exactly 0."""
+
+    takes_joined: ClassVar[bool] = True
 
     tokens: int = 0
 

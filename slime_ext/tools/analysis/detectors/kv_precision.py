@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.certainty import beyond_certainty, by_surprise
+from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise, beyond_certainty
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -25,6 +25,7 @@ BLOCK, BLOCKS = 16, 2048
 class Blocks(Measure):
     """Sums by block of absolute positions and bin of -log behavior, [BLOCKS, SURPRISES, 4]."""
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     table: Tensor = field(default_factory=lambda: zeros(BLOCKS, SURPRISES, 4))
@@ -32,7 +33,7 @@ class Blocks(Measure):
     def add(self, part: DumpedRollout) -> None:
         positions = part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
         blocks = min(max(int(positions.max()), 0) // BLOCK + 1, BLOCKS) if part.size else 0
-        self.table[:blocks] += by_surprise(positions / BLOCK, part, blocks)
+        add_by_surprise(self.table[:blocks], positions / BLOCK, part)
 
 
 DETECTOR = Detector(

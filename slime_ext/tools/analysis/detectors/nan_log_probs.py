@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -16,6 +17,8 @@ from slime_ext.tools.analysis.records import DumpedRollout
 @dataclass
 class Unscored(Measure):
     """The number of response tokens whose log-prob of the trainer is not finite."""
+
+    takes_joined: ClassVar[bool] = True
 
     tokens: int = 0
 

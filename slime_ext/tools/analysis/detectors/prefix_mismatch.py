@@ -12,7 +12,7 @@ from torch import Tensor
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.along import explained_along
-from slime_ext.tools.analysis.detectors.shared.certainty import beyond_certainty, by_surprise
+from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise, beyond_certainty
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -38,7 +38,7 @@ class PartsOfTurns(Measure):
         begins = torch.cat([begins, begins.new_zeros(1)])
         is_begin = torch.arange(part.size) - begins[turns - 1] < NEAR
         places = 2 * (part.turns > 0).long() + (~is_begin).long()
-        self.table += by_surprise(places, part, len(PARTS))
+        add_by_surprise(self.table, places, part)
 
 
 DETECTOR = Detector(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tok
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.tables import zeros
 
 FEWEST, TOKENS = 300, 4  # tokens in all; tokens at the places
 # Share of sum l^2, of first tokens also of k3; times mean |l| elsewhere; nats of mean |l|.
@@ -32,12 +33,14 @@ EDGE, GONE = 0.5, 0.25
 class FirstTokens(Measure):
     """Sums of ``clipped`` by place from the start of the response, up to MOST, [MOST + 1, COLUMNS]."""
 
+    takes_joined: ClassVar[bool] = True
+
     sums: Tensor = field(default_factory=lambda: zeros(MOST + 1, COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
         if part.size:
             place = part.segments.within.long().clamp(max=MOST + 1)
-            self.sums += tabulated(place, clipped(part), MOST + 1)
+            part.tabulate(self.sums, place, clipped(part))
 
 
 DETECTOR = Detector(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -25,6 +26,8 @@ class Doubtful(Measure):
         recorded_doubted: tokens below DOUBTED whose log-prob of the sampler is not 0.
         recorded_unlikely: the same below UNLIKELY.
     """
+
+    takes_joined: ClassVar[bool] = True
 
     padded: int = 0
     nearly: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES
@@ -21,6 +22,8 @@ EXACT = 1e-4  # nats; rounding moves equal log-probs by less
 @dataclass
 class Sides(Measure):
     """Numbers of tokens with a log-ratio above EXACT, and below -EXACT."""
+
+    takes_joined: ClassVar[bool] = True
 
     above: int = 0
     below: int = 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.document import Curve, CurveName, Point
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import Additive, bins_of, tabulated, zeros
+from slime_ext.tools.analysis.tables import Additive, bins_of, zeros
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
@@ -35,17 +36,16 @@ class Bins(Additive):
         """Returns so many bins without a token."""
         return cls(zeros(size, 5))
 
-    def add(self, sums: Tensor, x: Tensor, bins: Tensor) -> None:
+    def add(self, part: DumpedRollout, per: Literal["token", "sample"], x: Tensor, bins: Tensor) -> None:
         """Adds N tokens, or N samples whose tokens have the same x.
 
         Args:
-            sums: [4 or more, N] ``columns`` or ``sample_sums`` of a part of a rollout.
             x: [N] the value on the horizontal axis; NaN: not on this curve.
             bins: [N] the bin of that value, a float that is rounded down.
         """
-        count, absolute, squared, log_ratio = sums[:4]
+        count, absolute, squared, log_ratio = (part.columns if per == "token" else part.sample_sums)[:4]
         rows = (count, absolute, squared, log_ratio, (x * count).nan_to_num(0))
-        self.table += tabulated(bins_of(bins, len(self.table)), rows, len(self.table))
+        part.tabulate(self.table, bins_of(bins, len(self.table)), rows, per)
 
     @property
     def count(self) -> Tensor:
@@ -91,6 +91,8 @@ class Bins(Additive):
 class Curves(Additive):
     """The sums of every curve of the document."""
 
+    takes_joined: ClassVar[bool] = True
+
     position: Bins = field(default_factory=lambda: Bins.empty(POSITIONS))
     staleness: Bins = field(default_factory=lambda: Bins.empty(256))
     probability: Bins = field(default_factory=lambda: Bins.empty(8 * PER_DECADE))
@@ -100,18 +102,20 @@ class Curves(Additive):
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens of a part of a rollout."""
-        within, turns, columns = part.segments.within.float(), part.turns.float(), part.columns
-        self.position.add(columns, within, octaves(within))
+        within, turns = part.segments.within.float(), part.turns.float()
+        self.position.add(part, "token", within, octaves(within))
         if part.ages is not None:
-            self.staleness.add(columns, part.ages, part.ages)
+            self.staleness.add(part, "token", part.ages, part.ages)
         probability = part.compared(part.behavior).exp()
-        self.probability.add(columns, probability, -probability.float().log10() * PER_DECADE)
+        self.probability.add(part, "token", probability, -probability.float().log10() * PER_DECADE)
         lengths = torch.tensor(part.lengths).float()
-        self.length.add(part.sample_sums, lengths, octaves(lengths))
-        self.turn.add(columns, turns, turns)
+        self.length.add(part, "sample", lengths, octaves(lengths))
+        self.turn.add(part, "token", turns, turns)
         if part.rewards is not None:
-            is_right = torch.where(part.rewards.isfinite(), (part.rewards > part.midway).double(), torch.nan)
-            self.outcome.add(part.sample_sums, is_right, is_right)
+            limits = [x for one in part.joined for x in [midway(one)] * one.count] or part.midway
+            is_better = part.rewards > torch.tensor(limits, dtype=torch.float64)
+            is_right = torch.where(part.rewards.isfinite(), is_better.double(), torch.nan)
+            self.outcome.add(part, "sample", is_right, is_right)
 
     def curves(self) -> tuple[Curve, ...]:
         """Returns every curve that has more than one point."""

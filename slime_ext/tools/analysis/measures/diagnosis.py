@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -48,18 +49,22 @@ class Diagnosis(Additive):
     layers: tuple[LayerDistance, ...] = ()  # from the first folder of the run with layer outputs
 
     def add(self, rollout: DumpedRollout) -> None:
+        """Adds a rollout, or several that are joined."""
+        collectors = (self.curves, self.worsts, self.means, self.samples, *self.measures.values())
+        alone = collectors
+        if rollout.joined:
+            alone = tuple(collector for collector in collectors if not collector.takes_joined)
+            for collector in collectors:
+                if collector.takes_joined:
+                    collector.add(rollout)
+        for one in rollout.rollouts:
+            self._add(one, alone)
+
+    def _add(self, rollout: DumpedRollout, collectors: Sequence[Any]) -> None:
         """Adds a rollout, part by part, so that temporary tensors stay small."""
         sums, of_rollout, of_version = Sums(), RolloutSums(), defaultdict(float)
         for part in replace(rollout, midway=midway(rollout)).parts():
-            for collector in (
-                sums,
-                of_rollout,
-                self.curves,
-                self.worsts,
-                self.means,
-                self.samples,
-                *self.measures.values(),
-            ):
+            for collector in (sums, of_rollout, *collectors):
                 collector.add(part)
             if part.versions is not None:
                 shifts = shifts_of(part).shifts

@@ -48,6 +48,11 @@ class Exactness(Additive):
     largest: list[float] = field(default_factory=list)
 
     def add(self, rollout: DumpedRollout) -> None:
+        """Adds a rollout, or several that are joined."""
+        for one in rollout.rollouts:
+            self._add(one)
+
+    def _add(self, rollout: DumpedRollout) -> None:
         """Adds a rollout, part by part."""
         first: FirstDifference | None = None
         for part in rollout.parts():

@@ -35,7 +35,12 @@ class Measure(Additive):
         return cls()
 
     def add(self, part: DumpedRollout) -> None:
-        """Adds a part of a rollout: some of its samples."""
+        """Adds a part of a rollout: some of its samples.
+
+        If ``takes_joined`` is true, the part may also be several small rollouts, which saves time. Then add
+        numbers up by ``part.tabulate`` or as integers, do not read ``part.rollout_id``, and note that
+        ``part.groups`` of different rollouts may have the same numbers.
+        """
 
     def close(self, rollout: DumpedRollout) -> None:
         """Adds what only the whole rollout tells. It is called once, after all parts were added."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Correction
@@ -67,34 +68,47 @@ class Tally:
     rejected: dict[str, str] = field(default_factory=dict)
 
     def add(self, effects: TokenEffects, rollout: DumpedRollout) -> None:
-        """Adds the effects of the correction on a rollout, or on a part of one."""
+        """Adds the effects of the correction on a rollout, on a part of one, or on joined rollouts."""
         totals = self.totals
         tokens, kept = int(rollout.mask.count_nonzero()), int(effects.keep.count_nonzero())
-        weights, keeps_all = effects.weights.double(), kept == tokens
+        keeps_all = kept == tokens
         samples = rollout.responding if keeps_all else rollout.samples_with(effects.keep)
         totals.tokens += tokens
         totals.kept_tokens += kept
         totals.clipped_tokens += int(effects.clipped.count_nonzero())
-        totals.weight += float(weights.sum())
-        totals.weight_squared += float(weights.dot(weights))
+        for one in rollout.by_rollout(effects.weights):
+            weights = one.to(
+                torch.float64, copy=True
+            )  # because bits of ``dot`` depend on where memory begins
+            totals.weight += float(weights.sum())
+            totals.weight_squared += float(weights.dot(weights))
         totals.sequences += int(rollout.responding.sum())
         totals.kept_sequences += int(samples.sum())
         self.weights.add(effects.weights if kept == effects.keep.numel() else effects.weights[effects.keep])
         if rollout.masses is not None:
-            positive, negative = rollout.masses
-            kept_positive, kept_negative = (
-                rollout.masses if keeps_all else masses_of(selected(rollout.advantages, effects.keep))
-            )
+            self._add_advantages(effects, rollout, keeps_all=keeps_all)
+        gone = rollout.responding & ~samples
+        if gone.any():
+            flags = gone.split([one.count for one in rollout.rollouts])
+            for one, of_one in zip(rollout.rollouts, flags, strict=True):
+                if positions := [one.positions[i] for i in of_one.nonzero()[:, 0].tolist()]:
+                    self._remember(str(one.rollout_id), spans(sorted(positions)))
+
+    def _add_advantages(self, effects: TokenEffects, rollout: DumpedRollout, *, keeps_all: bool) -> None:
+        totals, kept_masses = self.totals, rollout.masses
+        if not keeps_all:
+            credit = selected(rollout.advantages, effects.keep)
+            kept_masses = [masses_of(one) for one in rollout.by_rollout(credit)]
+        for (positive, negative), kept in zip(rollout.masses, kept_masses, strict=True):
             totals.positive += positive
             totals.negative += negative
-            totals.kept_positive += kept_positive
-            totals.kept_negative += kept_negative
-            totals.slope += float(effects.slope.abs().double().sum())
+            totals.kept_positive += kept[0]
+            totals.kept_negative += kept[1]
+        for slope in rollout.by_rollout(effects.slope.abs().double()):
+            totals.slope += float(slope.sum())
         if effects.centering is not None:
-            totals.centering += float(effects.centering.abs().double().sum())
-        gone = (rollout.responding & ~samples).nonzero()[:, 0].tolist()
-        if gone:
-            self._remember(str(rollout.rollout_id), spans(sorted(rollout.positions[i] for i in gone)))
+            for centering in rollout.by_rollout(effects.centering.abs().double()):
+                totals.centering += float(centering.sum())
 
     def _remember(self, rollout: str, positions: str) -> None:
         before = self.rejected.get(rollout, "")

@@ -100,7 +100,14 @@ class WhatIf(Additive):
     stopped: list[int] = field(default_factory=list)  # rollouts at which every hook stops the run
 
     def add(self, rollout: DumpedRollout) -> None:
-        """Applies every correction to a rollout, unless a proximal log-prob is not finite."""
+        """Applies every correction to a rollout, or to several that are joined.
+
+        A rollout with a proximal log-prob that is not finite is left out.
+        """
+        if rollout.joined and not rollout.finite.equal(rollout.mask):  # may stop some of these rollouts
+            for one in rollout.joined:
+                self.add(one)
+            return
         if not rollout.proximal[rollout.mask].isfinite().all():
             self.stopped.append(rollout.rollout_id)
             return
@@ -109,7 +116,8 @@ class WhatIf(Additive):
             (coupled if tally.correction.needs_plan else alone).append(tally)
         for part in rollout.parts(LARGE):  # keeps temporary tensors small
             _count(alone, part)
-        _count(coupled, rollout)
+        for one in rollout.rollouts:
+            _count(coupled, one)
 
     def notes(self) -> tuple[str, ...]:
         """Returns which rollouts are left out."""

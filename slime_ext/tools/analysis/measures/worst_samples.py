@@ -11,6 +11,7 @@ import torch
 
 from slime_ext.tools.analysis.document import Span, Worst
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive
 from slime_ext.tools.analysis.texts import decoder
 
 KEPT = 10  # samples, and also tokens
@@ -39,7 +40,7 @@ class Seen(NamedTuple):
 
 
 @dataclass
-class WorstSamples:
+class WorstSamples(Additive):
     """A collector of the samples and the tokens with the largest log-ratios.
 
     Args:

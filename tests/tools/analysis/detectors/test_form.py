@@ -84,7 +84,8 @@ def readers_of_fields(owner, home, trees):
     that reads it.
     """
     kind = next(n for n in trees[home].body if getattr(n, "name", "") == SHARED[owner].__name__)
-    users = {n.target.id: set() for n in kind.body if isinstance(n, ast.AnnAssign)}
+    declared = [n for n in kind.body if isinstance(n, ast.AnnAssign)]
+    users = {n.target.id: set() for n in declared if "ClassVar" not in ast.unparse(n.annotation)}
     through = {name: {name} for name in users}  # what an attribute reads
     for method in [n for n in kind.body if isinstance(n, ast.FunctionDef) and n.name != "add"]:
         read = {n.attr for n in ast.walk(method) if isinstance(n, ast.Attribute)} & users.keys()

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.certainty import by_surprise
+from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise
 from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_tokens
 from slime_ext.tools.analysis.measures.curves import POSITIONS, octaves
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -25,12 +25,13 @@ MORE, LEAST = 2.0, 0.02  # times what rollouts explain; share of the variance of
 class Positions(Measure):
     """Sums by bin of the position and of -log behavior, [POSITIONS, SURPRISES, 4], of ``by_surprise``."""
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     table: Tensor = field(default_factory=lambda: zeros(POSITIONS, SURPRISES, 4))
 
     def add(self, part: DumpedRollout) -> None:
-        self.table += by_surprise(octaves(part.segments.within), part, POSITIONS)
+        add_by_surprise(self.table, octaves(part.segments.within), part)
 
 
 class Along(NamedTuple):

@@ -7,21 +7,17 @@ import math
 from torch import Tensor
 
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated
 
 
-def by_surprise(places: Tensor, part: DumpedRollout, size: int) -> Tensor:
-    """Sums tokens by their place and by the bin of -log behavior.
+def add_by_surprise(table: Tensor, places: Tensor, part: DumpedRollout) -> None:
+    """Adds tokens to a table by their place and by the bin of -log behavior.
 
     Args:
-        places: [T], each below ``size``; later ones count as the last.
-
-    Returns:
-        [size, SURPRISES, 4] number of tokens, sum |l|, sum l^2 and sum k3.
+        table: [places, SURPRISES, 4] number of tokens, sum |l|, sum l^2 and sum k3.
+        places: [T]; places behind the table count as its last.
     """
-    index = places.floor().clamp(0, size - 1) * SURPRISES + part.surprise
-    rows = part.columns[[0, 1, 2, 5]]
-    return tabulated(index.long(), rows, size * SURPRISES).view(size, SURPRISES, len(rows))
+    index = places.floor().clamp(0, len(table) - 1) * SURPRISES + part.surprise
+    part.tabulate(table, index.long(), part.columns[[0, 1, 2, 5]])
 
 
 def beyond_certainty(part: Tensor, others: Tensor) -> float:

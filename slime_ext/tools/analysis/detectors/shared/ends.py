@@ -11,7 +11,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.tables import zeros
 
 ENDS = 16  # tokens from the end of a response; the last place holds all earlier tokens
 
@@ -23,13 +23,14 @@ class Ends(Measure):
     The first table is of responses that ended by themselves, the second of those that were cut at the limit.
     """
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(2, ENDS, COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
         if part.size:
-            self.sums += tabulated(_place(part), clipped(part), 2 * ENDS).view(2, ENDS, COLUMNS)
+            part.tabulate(self.sums, _place(part), clipped(part))
 
     @property
     def total(self) -> Tensor:

@@ -10,13 +10,14 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.tables import zeros
 
 
 @dataclass
 class BySurprise(Measure):
     """Sums of ``clipped`` by bin of -log behavior; the last column sums -log behavior."""
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(SURPRISES, COLUMNS + 1))
@@ -24,4 +25,4 @@ class BySurprise(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.size:
             surprise = -part.compared(part.behavior).double()
-            self.sums += tabulated(part.surprise.long(), [*clipped(part), surprise], SURPRISES)
+            part.tabulate(self.sums, part.surprise.long(), [*clipped(part), surprise])
