@@ -9,6 +9,7 @@ from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.rounding import TOO_LOUD, stays
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3, top_share
 
@@ -41,8 +42,9 @@ DETECTOR = Detector(
     asks="weight versions that are not numbers",
     title="""
         The sampler uses another policy than the trainer trains {%- if grows %}: it is far off from
-        the first rollout on, and the trainer moves away from it. {%- else %}: no rollout has the
-        weight version of a push.{% endif %}
+        the first rollout on, and the trainer moves away from it. {%- elif unnumbered %}: no rollout has the
+        weight version of a push. {%- else %}: it is further off than rounding makes, from rollout 0 on.
+        {%- endif %}
     """,
     evidence="""
         k3 {{ k3 | nats }} in the first rollouts and {{ late | nats }} in the last; mean |log-ratio|
@@ -51,7 +53,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         k3 above 5e-3 nats in every rollout; either no version is a number, or k3 begins above 0.02
-        nats and rises by 50%; 1% of the tokens hold less than 75% of l^2
+        nats and rises by 50%, or mean |l| is above the 2.5 nats that rounding makes at most and stays within
+        a factor of 1.5; 1% of the tokens hold less than 75% of l^2
     """,
     ruled_out="""
         A lag of weights, because rollout 0 has none. Rounded weights, because their distance does not
@@ -66,6 +69,11 @@ DETECTOR = Detector(
 FEWEST, MATTERS = 100, 5e-3
 # k3 of the last third over that of the first third; nats in the first; standard errors.
 GROWS, FAR, SURE = 1.5, 0.02, 2.0
+CERTAIN = 3.0  # standard errors of the mean ratio above 1
+UNTOLD_LAYERS = (
+    "whether its weights differ or its arithmetic; to decide, compare a checksum on both sides, or record "
+    "layer outputs"
+)
 UNTOLD = (
     "whether the sampler's weights are only rounded; to decide, ask both sides for the log-probs of one text"
 )
@@ -85,7 +93,7 @@ def look(d: Diagnosis) -> Figures | None:
     first, last = (fmean(s.k3 for s in part) for part in (rollouts[:third], rollouts[-third:]))
     grows = begins and _moves_away(rollouts, first, last) and two_kinds(d) is None
     grows = grows and not rather_than_rollouts(d)
-    if not grows and not unnumbered:
+    if not grows and not unnumbered and not _is_beyond_rounding(d):
         return None
     figures = {
         "k3": mean_k3(rollouts[:third]),
@@ -96,7 +104,21 @@ def look(d: Diagnosis) -> Figures | None:
         "mean": d.sums.mean_log_ratio,
         "explains": explained_by_noise(d, d.rollouts),
     }
-    return figures if grows else figures | {"or_else": ("quantised",), "untold": UNTOLD}
+    if unnumbered and not grows:
+        return figures | {"or_else": ("quantised",), "untold": UNTOLD}
+    return figures if grows or d.layers else figures | {"or_else": ("layer",), "untold": UNTOLD_LAYERS}
+
+
+def _is_beyond_rounding(d: Diagnosis) -> bool:
+    """Returns whether the distance is larger than rounding makes, from rollout 0 on, in all samples.
+
+    The sampler draws from a far policy then, so ratios above 1 are rare, and their mean is not above 1; text
+    of other tokens is likelier for the trainer as often as not.
+    """
+    ratio = d.means.ratio_minus_one
+    is_drawn = ratio.value <= CERTAIN * ratio.error
+    is_loud = (d.sums.mean_absolute or 0.0) >= TOO_LOUD and d.rollouts[0].absolute >= TOO_LOUD
+    return is_loud and is_drawn and stays(d) and two_kinds(d) is None
 
 
 def _moves_away(rollouts: list[RolloutSummary], first: float, last: float) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
+from slime_ext.tools.analysis.detectors.shared.layers import layer_apart
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -23,7 +22,7 @@ DETECTOR = Detector(
     """,
     threshold="""
         16 unit roundoffs of the coarser side's dtype, times the square root of the number of layers
-        so far
+        so far; 4 if numbers are not healthy, but weights in 8 bits may make that
     """,
     ruled_out="""
         Rounding, because it grows only with the square root of the number of layers, in units of the
@@ -36,22 +35,16 @@ DETECTOR = Detector(
     """,
 )
 
-ROUNDINGS = 16.0  # unit roundoffs of a layer's dtype, times the square root of the number of layers
+UNTOLD = (
+    "whether the sampler's weights are only rounded; to decide, compare them with the trainer's, by tensor"
+)
 
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds the first layer whose output differs by more than rounding."""
     need(d.layers, "layer outputs of both sides in layers/trainer and layers/sampler of the run's folder")
-    before = None
-    for measured in d.layers:
-        limit = ROUNDINGS * measured.roundoff * math.sqrt(measured.layer + 1)
-        if measured.distance > limit:
-            return {
-                "layer": measured.layer,
-                "distance": measured.distance,
-                "limit": limit,
-                "before": before,
-                "explains": explained_by_noise(d, d.rollouts),
-            }
-        before = measured.distance
-    return None
+    apart = layer_apart(d)
+    if apart is None:
+        return None
+    figures = {**apart._asdict(), "explains": explained_by_noise(d, d.rollouts)}
+    return figures | {"or_else": ("quantised",), "untold": UNTOLD} if apart.is_near else figures

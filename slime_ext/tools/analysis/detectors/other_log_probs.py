@@ -337,8 +337,9 @@ WHOLLY = 0.8  # share of unrelated samples in far prompts, if the cause is the l
 BETWEEN = 1.0  # samples with a correlation between both limits, for each unrelated sample
 FIT, USUAL = 0.5, 0.8  # share of the compared samples; share that has one place or one number
 # The nearest samples with NEAREST of the tokens show how well the run agrees. Log-probs that are put back
-# agree if they leave AS_NEAR times that. The best fit of many by chance leaves a tenth of k3 or more.
-NEAREST, AS_NEAR = 0.25, 3.0
+# agree if they leave AS_NEAR times that, and less than CHANCE of k3, which the best fit of many by chance
+# leaves.
+NEAREST, AS_NEAR, CHANCE = 0.25, 3.0, 0.1
 EXACT = 0.25  # share of the far samples that agree with another place of their list, as none does by chance
 FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples for each related one
 
@@ -433,7 +434,7 @@ def _exchanged(d: Diagnosis) -> Figures | None:
         (text for text, n in zip(of, exchanged.places.tolist(), strict=True) if n > USUAL * fits), ""
     )
     _, tokens, before, gone, _ = exchanged.sums.tolist()
-    if (before - gone) / tokens > _agreed(d):  # they fit better than in place, by chance
+    if before - gone > _agreed(d, before / tokens) * tokens:  # they fit better than in place, by chance
         return None
     far = exchanged.apart * fits / exchanged.tried
     return _figures(d) | {
@@ -456,7 +457,7 @@ def _moved(d: Diagnosis) -> Figures | None:
     if fits < max(FEWEST, EXACT * moved.tried) or is_beside or is_most:
         return None
     _, tokens, before, gone, _ = moved.sums.tolist()
-    if (before - gone) / tokens > _agreed(d):
+    if before - gone > _agreed(d, before / tokens) * tokens:
         return None
     return _figures(d) | {
         "places": _interval(moved.places),
@@ -471,13 +472,17 @@ def _moved(d: Diagnosis) -> Figures | None:
     }
 
 
-def _agreed(d: Diagnosis) -> float:
-    """Returns the mean k3 up to which log-probs agree: AS_NEAR times that of the nearest samples."""
+def _agreed(d: Diagnosis, before: float) -> float:
+    """Returns the mean k3 up to which log-probs that were put back agree.
+
+    Args:
+        before: their mean k3 as recorded, nats.
+    """
     sizes = d.of(Sizes).sums
     until = sizes.cumsum(0)
     at = int((until[:, 1] < NEAREST * until[-1, 1]).sum())
     _, tokens, k3 = until[min(at, len(until) - 1)].tolist()
-    return max(AGREES, AS_NEAR * k3 / max(tokens, 1.0))
+    return max(AGREES, min(AS_NEAR * k3 / max(tokens, 1.0), CHANCE * before))
 
 
 def _figures(d: Diagnosis) -> dict[str, Any]:

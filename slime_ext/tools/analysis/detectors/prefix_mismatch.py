@@ -15,6 +15,7 @@ from slime_ext.tools.analysis.detectors.shared.along import explained_along
 from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise, beyond_certainty
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
+from slime_ext.tools.analysis.detectors.shared.layers import layer_apart
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
@@ -112,6 +113,8 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     apart = older_are_far(d)
     if apart and apart.fresh.k3 <= AGREES:  # old weights explain it
+        return None
+    if layer_apart(d):  # outputs differ over the same text as well
         return None
     as_sure = beyond_certainty(here, there)
     if as_sure < EQUALLY_CERTAIN:  # the start of a turn is only less certain

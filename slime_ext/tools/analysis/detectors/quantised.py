@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.rounding import TOO_LOUD, stays
 from slime_ext.tools.analysis.detectors.shared.sampling import by_probability
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
 from slime_ext.tools.analysis.detectors.shared.twice import Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.rollouts import equally_certain, top_share
+from slime_ext.tools.analysis.measures.rollouts import top_share
 from slime_ext.tools.analysis.measures.versions import VersionMeans
 
 DETECTOR = Detector(
@@ -79,11 +79,7 @@ SURE = 3.0  # standard errors above NOISY
 NOISY = 0.05
 LOUD = 0.1  # nats, mean |l| at which even likely tokens are far off
 GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
-# nats, mean |l|. No rounding makes TOO_LOUD: four bits per weight (32 weights per scale) make 0.35 in the
-# models of the tests and 0.74 in SmolLM2, three bits make more than 1. From LOUDER on, other weights may be
-# the cause.
-TOO_LOUD, LOUDER = 2.5, 0.5
-LEVEL = 1.5  # largest mean |l| of a rollout over the smallest, for noise that no push removes
+LOUDER = 0.5  # nats, mean |l| from which on other weights may be the cause
 UNTOLD_WEIGHTS = (
     "whether pushes change it; to decide, analyse rollouts 0 to 2 of the run, with versions that advance"
 )
@@ -147,7 +143,7 @@ def look(d: Diagnosis) -> Figures | None:
 def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) -> dict[str, str]:
     """Returns the other findings that remain possible, and what would decide."""
     others = {} if is_known else {"stale_weights": UNTOLD}
-    if distance >= LOUDER and _stays(d):
+    if distance >= LOUDER and stays(d):
         others["another_policy"] = UNTOLD_CHECKSUM
     elif distance >= LOUDER:
         others["resumed_wrong_weights"] = UNTOLD_WEIGHTS
@@ -166,17 +162,6 @@ def _is_unnumbered(d: Diagnosis) -> bool:
     """Returns whether the sampler names its weights, but with a name that is not a number."""
     version_parts = [p for p in d.samples.parts if p.label == "weight version"]
     return bool(version_parts) and all(p.value == UNNUMBERED for p in version_parts)
-
-
-def _stays(d: Diagnosis) -> bool:
-    """Returns whether the distance stays the same from rollout 0 on while weight versions advance.
-
-    Wrong weights that a push replaces would have disappeared with the first push.
-    """
-    rollouts, distances = d.rollouts, equally_certain(d.rollouts)
-    is_pushed = all(b.version > a.version >= 0 for a, b in pairwise(rollouts))
-    begins = len(rollouts) >= 3 and rollouts[0].rollout_id == 0
-    return begins and is_pushed and max(distances) <= LEVEL * min(distances)
 
 
 def _without_age(d: Diagnosis) -> tuple[float, bool]:

@@ -12,11 +12,13 @@ import torch
 from slime_ext.tools.analysis.detectors import (
     growing_mismatch,
     length_explosion,
+    other_log_probs,
     resumed_wrong_weights,
     stale_weights,
     unexplained,
 )
 from slime_ext.tools.analysis.detectors.length_explosion import Cuts
+from slime_ext.tools.analysis.detectors.other_log_probs import Exchanged
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.parts import SURE, FarValue, Mean
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
@@ -219,3 +221,15 @@ def test_engines_that_are_bitwise_alike_before_the_first_step_are_no_copy(which,
 
     found = findings(edited(run(), edit))
     assert set(found) == {"equal_columns"} and found["equal_columns"].is_fault == is_fault
+
+
+@pytest.mark.parametrize(("left", "is_found"), [(0.05, True), (0.15, False)])
+def test_what_fits_another_sample_no_better_than_the_best_of_many_by_chance_is_no_finding(left, is_found):
+    """Every sample is far off, so a seventh of k3 is no more than three times that of the nearest ones."""
+    policy = Policy()
+    d = diagnosed(run(policy=policy, sampler=policy.table + 1.5 * policy.normal(60, 60)))
+    before, tokens = 1000.0, 150.0
+    sums = torch.tensor([4, tokens, before, (1 - left) * before, 3e5], dtype=torch.float64)
+    places = torch.tensor([4.0, 0, 0], dtype=torch.float64)
+    d.measures["Exchanged"] = Exchanged(tried=4, places=places, sums=sums, apart=before)
+    assert (other_log_probs._exchanged(d) is not None) is is_found
