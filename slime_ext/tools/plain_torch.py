@@ -121,7 +121,8 @@ def obstacle(correction: Correction) -> str | None:
         why += [] if type(step) in STEP_LINES else ["has no lines here"]
         if why:
             return f"steps[{i}] {_yaml_name(step)}, which {why[0]}: read {_code_of(step)}"
-    for part in (correction.surrogate, *correction.terms):
+    parts: tuple[Any, ...] = (correction.surrogate, *correction.terms)
+    for part in parts:
         if type(part) not in LOSS_LINES | TERM_LINES:
             return f"{type(part).__name__}, which has no lines here: read {_code_of(part)}"
     for need in lacking(correction.needs, OFFERS):
@@ -473,7 +474,7 @@ def _centering() -> Lines:
 
 
 def _yaml_name(step: Step) -> str:
-    named = {**STEPS, **PREFIX_STEPS}
+    named: dict[str, Any] = {**STEPS, **PREFIX_STEPS}
     return next((name for name, cls in named.items() if isinstance(step, cls)), type(step).__name__)
 
 

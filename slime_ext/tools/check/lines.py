@@ -42,8 +42,8 @@ def judged(case: Case) -> tuple[Case, Verdict]:
         try:
             if isinstance(offer, ConfigError):
                 raise offer
-            offers[when] = loaded_from(offer)
-            lines = verdict(offers[when])
+            offers[when] = setup = loaded_from(offer)
+            lines = verdict(setup)
             lines.require((REFUSE, HOST))
             lines.require((WARN,), OF_INIT_ALONE)
         except ConfigError as error:

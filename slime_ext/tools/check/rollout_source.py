@@ -227,8 +227,9 @@ class _Reader:
             return value.attr == f"rollout_{name}"
         if isinstance(value, ast.Subscript):
             return self._is_sampling(value.value)
-        is_method = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
-        return is_method and value.func.attr in ("get", "pop") and self._is_sampling(value.func.value)
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+            return False
+        return value.func.attr in ("get", "pop") and self._is_sampling(value.func.value)
 
     def _value(self, node: ast.expr) -> object:
         node = self._constants.get(node.id, node) if isinstance(node, ast.Name) else node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import zip_longest
@@ -93,7 +93,8 @@ def case_of(sources: Sources) -> Case:
 
 def _setup_of(sources: Sources) -> Setup:
     """Builds the setup of the flags, as the host parses them, and of the keys in files."""
-    launch, last = sources.launch, dict[str, Any]()
+    launch = sources.launch
+    last: Mapping[str, Any] = {}
     values, unknown = _of_flags(launch) if launch.script else ({}, set(ARGUMENTS))
     for last in sources.keys.values():
         values |= last
@@ -245,7 +246,7 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
     arguments = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
     for name in unknown:
         arguments.pop(name, None)
-    derived = {
+    derived: dict[str, Callable[[], Any]] = {
         "eps_clip_high": lambda: (
             arguments["eps_clip"] if arguments["eps_clip_high"] is None else arguments["eps_clip_high"]
         ),
@@ -282,7 +283,7 @@ def _value(launch: Launch, dest: str, flag: WrittenFlag, after: WrittenFlag | No
             what = "write the switch alone to switch it on, or leave it out"
             raise ConfigError(f"{where}: expected no value, got {got}: {what}")
         return True
-    text = next(iter(flag.values), after and after.name)
+    text = next(iter(flag.values), after.name if after else "")
     if not text or text.startswith("--"):
         got = text if not text or text in NAMES else "another flag"
         raise ConfigError(f"{where}: expected a value, got {got or 'none'}")

@@ -346,7 +346,7 @@ def _followed(flags: argparse.Namespace, configs: Configs, screen: PlainConsole)
 
 
 @contextmanager
-def _bar(total: int) -> Iterator:
+def _bar(total: int) -> Iterator[Any]:
     """Shows a progress bar with the time left, if stderr is a terminal."""
     screen = console(stderr=True)
     if not screen.is_terminal:

@@ -200,8 +200,8 @@ def _offer(when: str, case: Case) -> Offer:
 
 def _who_corrects(setup: Setup) -> str:
     """Says what corrects the loss of a launch in which slime_ext only measures."""
-    switches = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
-    if unknown := [flag_of(name) for name in switches if name in setup.unknown]:
+    deciding = ("use_tis", "get_mismatch_metrics", "custom_tis_function_path", "use_score_centering")
+    if unknown := [flag_of(name) for name in deciding if name in setup.unknown]:
         return f"what corrects the loss depends on {' and '.join(unknown)}, unknown here"
     try:
         if setup.replaces_policy_loss:

@@ -87,4 +87,5 @@ def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = ()) -> T
 
 def yaml_of(value: Any) -> str:
     """Returns YAML in the order of the mapping, with small mappings on one line."""
-    return yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=INLINE).rstrip()
+    text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=INLINE)
+    return text.rstrip()

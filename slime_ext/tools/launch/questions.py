@@ -229,8 +229,8 @@ class Script:
                 self.questions.setdefault(question.begin, question)
             return True
         statement = self.text[begin:end].strip()
-        if (match := SET.match(statement)) and (begin, end) not in self.put:
-            self.put[begin, end] = f"{match[1]}={token(statement)}"
+        if (assigned := SET.match(statement)) and (begin, end) not in self.put:
+            self.put[begin, end] = f"{assigned[1]}={token(statement)}"
             return True
         return (begin, end) in self.put
 

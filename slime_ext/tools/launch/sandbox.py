@@ -37,7 +37,7 @@ from slime_ext.tools.launch.trace import (
 if TYPE_CHECKING:
     from bashkit import Bash, BuiltinContext, BuiltinResult, FileSystem
 
-LIMITS = {"max_commands": 20_000, "max_loop_iterations": 5_000}
+LIMITS: dict[str, Any] = {"max_commands": 20_000, "max_loop_iterations": 5_000}
 MOST_TOKENS = 200  # the sandbox accepts so many tokens as names of commands
 PATIENCE = 20  # runs of one command after which a loop counts as waiting for another answer
 ENDLESS = 500  # runs of one command after which its loop counts as waiting for the machine
@@ -189,7 +189,9 @@ class Sandbox:
         read = "".join([context.stdin or "", *context.argv])
         if UNKNOWN.search(read) or not read:
             return None
-        files = {STDIN: context.stdin or ""}  # the tool sees no other file, because its content is unknown
+        files: dict[str, Any] = {
+            STDIN: context.stdin or ""
+        }  # the tool sees no other file, because its content is unknown
         command = f"{shlex.join([context.name, *context.argv])} < {STDIN}"
         result = _elsewhere(lambda: Bash(cwd=context.cwd, files=files, **LIMITS).execute_sync(command))
         if result.stderr or result.error or UNKNOWN.search(result.stdout):

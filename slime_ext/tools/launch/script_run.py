@@ -145,15 +145,15 @@ def followed(request: Request) -> ScriptRun:
     """
     around = Surroundings(request)
     sandbox = Sandbox(around, request.arguments)
-    first: Run | None = None
+    tried: list[Run] = []
     for guess in GUESSES:
         run = sandbox.run(guess, lambda run: bool(started(run)))
-        first = first or run
+        tried.append(run)
         if launches := started(run):
             break
     else:
-        return ScriptRun(around, first)
-    notes = (*around.notes, *_notes(around, first, guess, launches))
+        return ScriptRun(around, tried[0])
+    notes = (*around.notes, *_notes(around, tried[0], guess, launches))
 
     # A comparison can show files that change earlier runs, so it is repeated until it shows none.
     while True:
@@ -396,5 +396,5 @@ def _misused(name: str, words: Sequence[str], flags: Collection[str], script_run
         return "none"
     first = re.search(rf"\${name}(?!\w)(\[[@*]\])?|\$\{{{name}\}}", text)
     launched_flags = {word.partition("=")[0] for word in launched}
-    is_whole = re.search(rf"\$\{{{name}\[[@*]\]", text) or flags <= launched_flags
+    is_whole = re.search(rf"\$\{{{name}\[[@*]\]", text) or launched_flags.issuperset(flags)
     return first[0] if first and not is_whole else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -174,7 +174,8 @@ class Surroundings:
     def size(self) -> int:
         """Returns a number that grows with everything that a run shows."""
         put = sum(len(script.questions) + len(script.put) for script in self.scripts.values())
-        seen = (self.placed, self.scripts, self.files, self.names, self.needs, self.evaluated, self.unasked)
+        seen: tuple[Sized, ...] = (self.placed, self.scripts, self.files, self.names, self.needs)
+        seen += (self.evaluated, self.unasked)
         return sum(map(len, seen)) + put + len(self.tests) + len(self.configs)
 
     def reach(self) -> int:
