@@ -95,6 +95,8 @@ def empty(vocabulary: int | None) -> Diagnosis:
 
 def joined(parts: Sequence[Diagnosis]) -> Diagnosis:
     """The diagnosis of several rollouts as one."""
+    if len(parts) == 1:
+        return parts[0]
     whole = empty(parts[0].of(Beyond).size)
     whole.calls, whole.layers = parts[0].calls, parts[0].layers
     for part in parts:

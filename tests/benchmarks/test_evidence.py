@@ -16,6 +16,13 @@ from benchmarks.evidence import judge, pages, picture, pooled, rows, settings, t
 from benchmarks.evidence.rows import Row
 
 OF = settings.read()
+pytestmark = pytest.mark.xdist_group("evidence")  # one worker draws the bootstraps, which judge keeps
+
+
+@functools.cache
+def measured():
+    """What ran under each condition, of the committed lines."""
+    return pooled.conditions(OF, rows.read())
 
 
 def row(arm="B", seed=1, end=0.9, curve=None, panel="lag", **more):
@@ -363,9 +370,8 @@ SHARED = {  # condition and arm -> the panels and the arm whose runs they are
 
 
 def test_the_results_are_what_plain_arithmetic_makes_of_the_lines():
-    measured = pooled.conditions(OF, rows.read())
-    assert {*measured} == {*OF.conditions}
-    for name, condition in measured.items():
+    assert {*measured()} == {*OF.conditions}
+    for name, condition in measured().items():
 
         def ends(arm, name=name):
             if (name, arm) in SHARED:
@@ -396,11 +402,11 @@ def test_the_results_are_what_plain_arithmetic_makes_of_the_lines():
 
 
 def test_the_picture_has_the_numbers_of_its_lines(tmp_path):
-    measured = pooled.conditions(OF, rows.read())
-    (ax,) = picture.gains(OF, measured, rows.read()).axes
-    drawn = [remedy for _, _, remedy in picture.lines(measured) if remedy]
-    assert len(drawn) == len(measured["lag"].remedies) + len(pooled.SHOWN) - 1
-    assert {remedy.arm for remedy in drawn[len(measured["lag"].remedies) :]} == {"C"}
+    (ax,) = picture.gains(OF, measured(), rows.read()).axes
+    drawn = [remedy for _, _, remedy in picture.lines(measured()) if remedy]
+    of_lag = len(measured()["lag"].remedies)
+    assert len(drawn) == of_lag + len(pooled.SHOWN) - 1
+    assert {remedy.arm for remedy in drawn[of_lag:]} == {"C"}
     *intervals, (left, right) = ([*line.get_xdata()] for line in ax.lines if line.get_marker() == "None")
     assert intervals == [[remedy.low, remedy.high] for remedy in drawn] and left == right == 0
     assert [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "D"] == [
@@ -436,8 +442,8 @@ def primary(panel):
 
 def test_the_answers_of_the_page_are_those_of_the_runs():
     page = words_of(pages.EVIDENCE)
-    measured = pooled.conditions(OF, rows.read())
-    lag, half = measured["lag"], measured["half_rate"]
+    conditions = measured()
+    lag, half = conditions["lag"], conditions["half_rate"]
     assert f"Yes, {lag.of('A').gain.lstrip('+')} at the full" in page
     assert f"but {half.of('A').effect:.2f} at half" in page
     gained = [f"{lag.of(arm).effect:.2f}" for arm in "CUS"]
@@ -448,8 +454,8 @@ def test_the_answers_of_the_page_are_those_of_the_runs():
     centered = primary("lm_cap")
     assert centered.p > 0.05
     assert "importance_sampling` is {:.2f} ({:.2f} to {:.2f}).".format(*centered.difference) in page
-    elsewhere = [name for name in measured if name not in ("lag", "half_rate", "letters")]
-    corrections = [r for name in elsewhere for r in measured[name].remedies if r.arm not in ("A", "F", "H")]
+    elsewhere = [name for name in conditions if name not in ("lag", "half_rate", "letters")]
+    corrections = [r for name in elsewhere for r in conditions[name].remedies if r.arm not in ("A", "F", "H")]
     assert not any(remedy.p < 0.05 and remedy.effect > 0 for remedy in corrections)
     twice = zip(pairs("int4", "C", "B"), pairs("int4_served", "C", "B"), strict=True)
     assert f"`token_tis` loses {text_of([-(one + other) / 2 for one, other in twice])}." in page

@@ -13,6 +13,7 @@ from slime_ext import presets
 from slime_ext.core.steps import Truncate
 
 CALLS = len(hook_bits.NAMES)
+pytestmark = pytest.mark.xdist_group("hook bits")  # one worker makes the record
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from slime_ext.tools.analysis.detectors.shared.explained import Explained
 from slime_ext.tools.analysis.document import Finding, Severity
@@ -80,8 +81,7 @@ class Detector:
 
     def finding(self, name: str, figures: Figures) -> Finding:
         """Returns the finding, with the figures filled into its texts."""
-        texts = {key: TEXTS.from_string(_line(getattr(self, key))) for key in TEMPLATES}
-        rendered = {key: _line(text.render(figures)) for key, text in texts.items()}
+        rendered = {key: _line(_template(getattr(self, key)).render(figures)) for key in TEMPLATES}
         finding = Finding(
             name=name,
             severity=figures.get("severity", self.severity),
@@ -106,6 +106,12 @@ def _explaining(finding: Finding, explains: Explained) -> Finding:
     if finding.severity == "error" and not explains.is_cause:
         changes |= {"severity": "warning", "says": "symptom"}
     return finding.model_copy(update=changes)
+
+
+@cache
+def _template(text: str) -> Template:
+    """Compiles a text of a detector once, because that takes longer than to look for the finding."""
+    return TEXTS.from_string(_line(text))
 
 
 def _line(text: str) -> str:
