@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import product
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +19,11 @@ FITS = 0.98  # correlation within groups from which an explanation counts as exa
 LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
 ROUNDING = 1e-3  # advantage that rounding may leave where it should be 0
 BLOWN = 2.0  # times the largest |A| of other prompts; smaller ones may come from samples that were dropped
+# Of the advantages that a rank normalised: their mean, and their variance minus 1; tokens of a rank. Chance
+# brings both of two ranks with 1000 tokens there in one of 10^9 rollouts.
+MEAN, VARIANCE, ENOUGH = 1e-4, 1e-3, 30
+CP_SIZES = (2, 4, 8)
+SEVERAL = 1e-5  # advantage by which a token of a sample that has one number differs from the mean by rounding
 # Correlation within groups: below -TURNED the sign is flipped, above AGREES it is right.
 TURNED, AGREES = 0.5, 0.3
 
@@ -24,6 +31,8 @@ TURNED, AGREES = 0.5, 0.3
 @dataclass
 class Estimators(Measure):
     """The ids of rollouts by the rewards from which their advantages follow; see ``kind_of``."""
+
+    version: ClassVar[int] = 2
 
     own: list[int] = field(default_factory=list)
     flipped: list[int] = field(default_factory=list)
@@ -37,6 +46,8 @@ class Estimators(Measure):
     partial: list[int] = field(default_factory=list)
     constant: list[int] = field(default_factory=list)
     nan: list[int] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
 
     def close(self, rollout: DumpedRollout) -> None:
         kind = kind_of(rollout)
@@ -76,7 +87,7 @@ DETECTOR = Detector(
     explains=False,
     what="""
         advantages do not follow from the rewards: NaN, wrong sign, shifted by one sample, baseline
-        over other prompts, or 0 at a part of the tokens
+        over other prompts, normalised on each rank, or 0 at a part of the tokens
     """,
     asks="advantages, rewards, groups",
     title="Advantages do not follow from the rewards: {{ said }}.",
@@ -89,7 +100,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         one token that is not finite; or in half of the rollouts the advantages have a correlation of
-        0.98 with this explanation, and a lower one with the rewards minus the mean of their prompt
+        0.98 with this explanation, and a lower one with the rewards minus the mean of their prompt; or those
+        of each rank have mean 0 within 1e-4 and variance 1 within 1e-3
     """,
     ruled_out="""
         An estimator that normalises differently, because under every estimator the better sample of a
@@ -101,6 +113,9 @@ HALF = 0.5
 UNSURE = ("batch", "unlike")  # kinds that are right for another estimator
 BY_PROMPT = ("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline")
 NAN = "nan"
+# Kinds of which one rollout is enough, the worst first; other rollouts may have nothing that shows them, such
+# as responses of one length, whose ranks all have the same advantages.
+EXACT = (NAN, "chunks", "ranks")
 SAID = {
     NAN: (
         "they are NaN or infinite",
@@ -145,6 +160,19 @@ SAID = {
         "another sample. If these tokens should not train, mask them, because they count in the mean of the "
         "loss.",
     ),
+    "chunks": (
+        "context-parallel ranks normalise them separately",
+        "the advantages of a sample have several values, and those of each context-parallel rank have mean 0 "
+        "and variance 1",
+        "Normalise over all ranks: sum the advantages, their squares and the mask over the context-parallel "
+        "ranks as well (THUDM/slime#2235), or leave --normalize-advantages out.",
+    ),
+    "ranks": (
+        "data-parallel ranks normalise them separately",
+        "the advantages of each data-parallel rank have mean 0 and variance 1 over its tokens",
+        "Normalise over all ranks: sum the advantages, their squares and the mask over the data-parallel "
+        "ranks before the mean and the deviation are taken.",
+    ),
     "constant": (
         "prompts whose samples all have one reward have advantages that are not 0",
         "advantages fit the rewards, except at the prompts whose samples all have one reward",
@@ -167,8 +195,9 @@ def look(d: Diagnosis) -> Figures | None:
     need(known, "advantages, rewards and groups of the samples")
     estimator = str(d.flags.get("advantage_estimator") or "")
     kinds = {kind for kind in SAID if kind in rollouts_of and (kind not in UNSURE or estimator in BY_PROMPT)}
-    kind = NAN if NAN in kinds else max(kinds, key=lambda name: len(rollouts_of[name]), default=None)
-    if kind is None or (kind != NAN and len(rollouts_of[kind]) < HALF * known):
+    exact = next((kind for kind in EXACT if kind in kinds), None)
+    kind = exact or max(kinds, key=lambda name: len(rollouts_of[name]), default=None)
+    if kind is None or (not exact and len(rollouts_of[kind]) < HALF * known):
         return None
     if kind == "unlike" and known < 2:  # one rollout may be so by chance
         return None
@@ -200,14 +229,17 @@ def kind_of(rollout: DumpedRollout) -> str:
     flat: all advantages are 0, and rewards are the same within each group
     partial: most samples have one number at some response tokens and 0 at others
     nan: some response tokens have no finite advantage
+    chunks, ranks: context-parallel or data-parallel ranks normalised the advantages of their tokens
     """
     if rollout.advantages is None:
         return ""
     if not bool(rollout.credit.isfinite().all()):
         return "nan"
+    advantage, constant = _of_samples(rollout)
+    if by := _normalised_by(rollout, advantage):
+        return by
     if rollout.rewards is None or rollout.groups is None:
         return ""
-    advantage, constant = _of_samples(rollout)
     there = rollout.responding & rollout.rewards.isfinite()
     groups = torch.tensor(rollout.groups).unique(return_inverse=True)[1]
     rewards, size = torch.where(there, rollout.rewards, 0), int(torch.bincount(groups).max())
@@ -249,6 +281,57 @@ def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor
     if inside < -TURNED:
         return "flipped"
     return "" if inside > AGREES else "unlike"
+
+
+def _normalised_by(rollout: DumpedRollout, advantage: Tensor) -> str:
+    """Returns "chunks" or "ranks" if each context-parallel or data-parallel rank normalised its tokens.
+
+    Args:
+        advantage: [S] mean of each sample.
+    """
+    values, mask = rollout.credit.double(), rollout.mask
+    apart = (values - rollout.segments.expand(advantage)).abs()[mask]
+    if len(apart) and float(apart.max()) > SEVERAL:
+        by_rank = (_are_normal(values[mask], ranks[mask]) for ranks in _chunk_ranks(rollout))
+        return "chunks" if any(by_rank) else ""
+    if rollout.ranks is None or rollout.groups is None:
+        return ""
+    # An advantage minus the mean of its prompt has mean 0 on a rank that holds whole prompts.
+    prompts = torch.tensor(rollout.groups).unique(return_inverse=True)[1]
+    means = advantage - _centred(advantage, prompts, rollout.responding)
+    if not bool((means[rollout.responding].abs() >= ROUNDING).any()):
+        return ""
+    ranks = torch.tensor(rollout.ranks)[rollout.segments.ids.long()]
+    return "ranks" if _are_normal(values[mask], ranks[mask]) else ""
+
+
+def _are_normal(values: Tensor, ranks: Tensor) -> bool:
+    """Returns whether the values of each of several ranks have mean 0 and variance 1."""
+    n = torch.bincount(ranks).double()
+    n, ranks = n[n > 0], ranks.unique(return_inverse=True)[1]
+    if len(n) < 2 or float(n.min()) < ENOUGH:
+        return False
+    mean = torch.bincount(ranks, values) / n
+    square = torch.bincount(ranks, values.square()) / n
+    apart = (square - mean.square() - 1).abs() - 1 / n  # whether or not the divisor is n - 1
+    return float(mean.abs().max()) < MEAN and float(apart.max()) < VARIANCE
+
+
+def _chunk_ranks(rollout: DumpedRollout) -> Iterator[Tensor]:
+    """Yields the context-parallel rank of each token, [T], for each size and each text that may be cut."""
+    within = rollout.segments.within.long()
+    lengths, prompts = torch.tensor(rollout.lengths), torch.tensor(rollout.prompt_lengths)
+    sample = rollout.segments.ids.long()
+    for cp, with_prompt, is_even in product(CP_SIZES, (True, False), (False, True)):
+        before = prompts[sample] if with_prompt else torch.zeros_like(sample)
+        size, count = before + lengths[sample], 2 * cp
+        # Chunks are equal after padding, or the first ones are one token longer.
+        each, longer = (size // count, size % count) if is_even else ((size + count - 1) // count, 0 * size)
+        row = before + within
+        early = row // (each + 1)
+        late = longer + (row - longer * (each + 1)) // each.clamp_min(1)
+        chunk = torch.where(row < longer * (each + 1), early, late).clamp(max=count - 1)
+        yield torch.minimum(chunk, count - 1 - chunk)
 
 
 def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:

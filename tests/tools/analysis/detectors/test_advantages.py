@@ -111,3 +111,70 @@ def test_the_rollout_from_which_on_responses_are_long_is_named():
     ]
     found = findings(rollouts)
     assert set(found) == {"length_explosion"} and "before rollout 2," in found["length_explosion"].evidence
+
+
+def normalised(r, ranks):
+    """Advantages of which each rank has normalised those of its tokens."""
+    values = r.advantages.double()
+    for rank in ranks.unique():
+        here = ranks == rank
+        values[here] = (values[here] - values[here].mean()) / values[here].std()
+    return {"advantages": values.float()}
+
+
+def of_lengths(rollouts, length_of):
+    """The rollouts with shorter responses."""
+
+    def cut(r):
+        lengths = [length_of(i) for i in range(len(r.lengths))]
+        keep = torch.cat([torch.arange(LENGTH) < n for n in lengths])
+        rows = ("behavior", "proximal", "mask", "tokens", "advantages", "versions")
+        return {name: getattr(r, name)[keep] for name in rows} | {"lengths": tuple(lengths)}
+
+    return edited(rollouts, cut)
+
+
+def chunk_ranks(r, cp, with_prompt):
+    """The context-parallel rank of each token: a text is padded to 2 cp equal chunks, 0 1 1 0 for two."""
+    order = [*range(cp), *reversed(range(cp))]
+    ranks = []
+    for length, prompt in zip(r.lengths, r.prompt_lengths, strict=True):
+        size = length + prompt * with_prompt
+        each = -(-size // (2 * cp))
+        ranks += [order[at // each] for at in range(size - length, size)]
+    return torch.tensor(ranks)
+
+
+@pytest.mark.parametrize(("cp", "with_prompt"), [(2, True), (2, False), (4, True), (8, False)])
+def test_advantages_that_each_context_parallel_rank_normalised_are_named(cp, with_prompt):
+    rollouts = of_lengths(run(), lambda i: 20 + (7 * i) % 29)
+    found = findings(edited(rollouts, lambda r: normalised(r, chunk_ranks(r, cp, with_prompt))))
+    assert set(found) == {"advantages"} and "context-parallel ranks normalise" in found["advantages"].title
+    whole = edited(rollouts, lambda r: normalised(r, torch.zeros(r.size).long()))
+    assert "advantages" not in findings(whole)
+
+
+def test_advantages_that_each_data_parallel_rank_normalised_are_named():
+    ranks = tuple(i % 2 for i in range(64))
+    rollouts = of_lengths(run(), lambda i: 20 + (7 * i) % 29)
+
+    def by_rank(r):
+        return normalised(r, torch.tensor(ranks)[r.segments.ids.long()]) | {"ranks": ranks}
+
+    found = findings(edited(rollouts, by_rank))
+    assert set(found) == {"advantages"} and "data-parallel ranks normalise" in found["advantages"].title
+    for whole in (lambda r: normalised(r, torch.zeros(r.size).long()), lambda r: {}):
+        assert "advantages" not in findings(
+            edited(rollouts, lambda r, whole=whole: whole(r) | {"ranks": ranks})
+        )
+
+
+def test_prompts_of_one_length_are_normalised_on_each_rank_that_holds_them():
+    def of_groups(r):
+        rewards = r.rewards.view(-1, SIZE)
+        centre = rewards - rewards.mean(1, keepdim=True)
+        scaled = (centre / centre.std(1, correction=0, keepdim=True).clamp_min(1e-6)).flatten()
+        ranks = tuple(i // (2 * SIZE) % 2 for i in range(64))
+        return {"advantages": scaled.repeat_interleave(LENGTH).float(), "ranks": ranks}
+
+    assert "advantages" not in findings(edited(run(), of_groups))
