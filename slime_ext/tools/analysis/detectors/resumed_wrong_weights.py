@@ -11,6 +11,7 @@ from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD
 from slime_ext.tools.analysis.detectors.shared.began import began_by_k3, dated
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
+from slime_ext.tools.analysis.detectors.shared.kinds import whole_prompts
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, mean_k3
 from slime_ext.tools.analysis.measures.versions import VersionSums
@@ -72,6 +73,8 @@ def look(d: Diagnosis) -> Figures | None:
     need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
     far, rest = _first_off(rollouts)
     if not far or _aged(d.versions).issuperset(s.rollout_id for s in far):
+        return None
+    if whole_prompts(d):  # some prompts agree in every rollout, as no prompt does under other weights
         return None
     others = [s for s in rollouts if s not in far]
     rest = mean_k3(others)

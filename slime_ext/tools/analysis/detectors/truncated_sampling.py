@@ -10,6 +10,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES
 from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_masses
 from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, SMALL, SURE, is_scaled
+from slime_ext.tools.analysis.detectors.shared.signs import Signs
 from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -56,7 +57,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         a mean ratio below 1 by 6 standard errors, with a mean log-ratio that fits it; log-ratios are
-        even over the tokens, or 2.5 times as many are below 0 as above, and those hold 80% of |l|
+        even over the tokens, or 2.5 times as many are below 0 as above and those hold 80% of |l|, or at most
+        a tenth of the far ones is above 0
     """,
     ruled_out="""
         Other weights, because the mean ratio over sampled tokens is 1 whatever the trainer's weights
@@ -75,6 +77,9 @@ EVEN = 0.3  # largest share of l^2 in 1% of the tokens, under top-p
 # From here on l has one sign, although the missing mass depends on the context: -mean l over mean |l|; tokens
 # below 0 over tokens above.
 LEANS, SIGNS = 0.8, 2.5
+# Share of the far tokens that may be above 0, within standard errors of their number: noise of bfloat16 has
+# both signs at near tokens, whatever mass is missing at others.
+ABOVE, CERTAIN = 0.1, 3.0
 # Mean l over log m. Beyond ALONE, something else is wrong, too, such as the temperature. Beyond WHOLLY,
 # ratios are so spread that their mean is below 1 only because large ones are rare.
 ALONE, WHOLLY = 1.1, 2.0
@@ -96,15 +101,20 @@ def look(d: Diagnosis) -> Figures | None:
         d.means.ratio_minus_one,
         d.of(Sides),
     )
+    below, above = d.of(Signs).far[:, 0].tolist()
     is_one_sided = -mean >= LEANS * size and sides.below >= SIGNS * sides.above
+    is_far_one_sided = above + CERTAIN * math.sqrt(above + 1) <= ABOVE * below
     is_even = top_share(d.rollouts) <= EVEN
-    if mean > -SMALL or above_1.z > -SURE or above_1.value <= -1 or not (is_even or is_one_sided):
+    is_mass = is_even or is_one_sided or is_far_one_sided
+    if mean > -SMALL or above_1.z > -SURE or above_1.value <= -1 or not is_mass:
         return None  # a mean ratio of 0 is no truncation, which always leaves some mass
     expected = math.log1p(above_1.value)
     if mean < WHOLLY * expected:
         return None
     is_more = mean <= ALONE * expected
     others = {"or_else": ("temperature",), "untold": KEPT} if is_more and is_scaled(d) else {}
+    if not (is_even or is_one_sided):  # few tokens have less mass, so a list may have left out their rivals
+        others = {"or_else": ("constrained_decoding",), "untold": KEPT}
     return others | {
         "below": sides.below,
         "above": sides.above,

@@ -233,3 +233,16 @@ def test_what_fits_another_sample_no_better_than_the_best_of_many_by_chance_is_n
     places = torch.tensor([4.0, 0, 0], dtype=torch.float64)
     d.measures["Exchanged"] = Exchanged(tried=4, places=places, sums=sums, apart=before)
     assert (other_log_probs._exchanged(d) is not None) is is_found
+
+
+def test_no_other_weights_sampled_rollouts_in_which_only_some_prompts_are_far():
+    """Rollout 0 is further off, but as later ones only at a quarter of its prompts."""
+    policy = Policy()
+    noise = policy.normal(60)
+
+    def far(r):
+        is_far = (r.segments.expand(torch.tensor(r.groups)) % 4 == 0).double()
+        return {"proximal": r.proximal + (0.6 if r.rollout_id == 0 else 0.15) * is_far * noise[r.tokens]}
+
+    found = findings(edited(run(6), far))
+    assert "some_prompts" in found and "resumed_wrong_weights" not in found
