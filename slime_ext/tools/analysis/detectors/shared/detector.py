@@ -19,7 +19,7 @@ TEMPLATES = ("title", "evidence", "fix", "ruled_out")
 # The result of a detector: the figures that its texts name. Optional keys: ``rollouts``, the ids of those
 # that show the fault; ``severity``, if it is not the detector's; ``or_else``, the findings that the dump
 # cannot tell from this one, with ``untold``, which says what would decide; ``explains``, an ``Explained``;
-# ``is_exact``, if values that agree elsewhere show the cause, so that no larger share rules it out.
+# ``is_proven``, if values that agree elsewhere show the cause, so that no larger share rules it out.
 Figures = Mapping[str, Any]
 Look = Callable[[Diagnosis], Figures | None]
 
