@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,10 @@ STRETCH, STRETCH_FITS, STRETCHES, AROUND = 16, 0.15, 16, 1 << 14
 MOVABLE, REACH, BESIDE = 32, 512, 2
 # Tokens at an end that are compared; nats, their mean |l| from which they are far off; samples of a part that
 # are looked at; the most tokens that are counted; share of a response from which it is borrowed as a whole.
-ENDS, FAR, LOOKED, MOST_BORROWED, WHOLE = 3, 0.5, 64, 32, 0.8
+ENDS, FAR, LOOKED, MOST_BORROWED, WHOLE = 3, 0.5, 64, 256, 0.8
+# First log-probs that are equal bit by bit, which then go on though ENDS ids differ; the log-probs that count
+# as such, in nats, because likely tokens have equal ones by chance.
+BEGIN, UNLIKELY = 8, -0.05
 
 
 @dataclass
@@ -217,13 +220,17 @@ def _place_of(sampler: Tensor, trainer: Tensor) -> tuple[int, float] | None:
 class BorrowedEnds(Measure):
     """Samples of which only the first or the last numbers are those of another sample.
 
-    The ENDS log-probs at one end must be, bit by bit, those of other tokens in a row.
+    The ENDS log-probs at one end must be, bit by bit, those of other tokens in a row. Or the first BEGIN
+    log-probs must be those with which another sample begins, because answers to one prompt may begin with the
+    same text, so that their first tokens agree whoever's log-probs they have.
 
     Args:
         far: [2] number of samples whose start is far off, and whose end is.
         starts, ends: how many first or last numbers are another sample's -> number of such samples.
         sums: [3] number of borrowed tokens, their sum of k3, and its square over samples.
     """
+
+    version: ClassVar[int] = 2
 
     far: Tensor = field(default_factory=lambda: zeros(2))
     starts: Counter[int] = field(default_factory=Counter)
@@ -236,16 +243,63 @@ class BorrowedEnds(Measure):
         lengths = torch.tensor(part.lengths)
         firsts = lengths.cumsum(0) - lengths
         long = lengths >= 2 * ENDS
+        begun = _begun(part, firsts, lengths)
+        for sample, count in begun.items():
+            is_whole = count >= WHOLE * part.lengths[sample]
+            self.far[0] += not is_whole
+            self._count(part, Counter() if is_whole else self.starts, int(firsts[sample]), count)
+        is_new = torch.ones(part.count, dtype=torch.bool)
+        is_new[list(begun)] = False
         for is_end, counter in ((False, self.starts), (True, self.ends)):
-            at = (firsts + lengths - ENDS if is_end else firsts)[long]
-            sizes = lengths[long]
+            there = long if is_end else long & is_new
+            at = (firsts + lengths - ENDS if is_end else firsts)[there]
+            sizes = lengths[there]
             window = at[:, None] + torch.arange(ENDS)
             is_far = (part.log_ratio.abs()[window].mean(1) > FAR) & part.finite[window].all(1)
             self.far[int(is_end)] += len(at[is_far][:LOOKED])
             for begin, count in _borrowed(part, at[is_far][:LOOKED], sizes[is_far][:LOOKED], is_end=is_end):
-                counter[count] += 1
-                k = float(part.columns[-1][begin : begin + count].sum())
-                self.sums += torch.tensor([count, k, k * k], dtype=torch.float64)
+                self._count(part, counter, begin, count)
+
+    def _count(self, part: DumpedRollout, counter: Counter[int], begin: int, count: int) -> None:
+        counter[count] += 1
+        k = float(part.columns[-1][begin : begin + count].sum())
+        self.sums += torch.tensor([count, k, k * k], dtype=torch.float64)
+
+
+def _begun(part: DumpedRollout, firsts: Tensor, lengths: Tensor) -> dict[int, int]:
+    """Returns sample -> the number of log-probs with which another sample begins, though its tokens differ.
+
+    Of several samples that begin alike, the one that is nearest to the trainer has its own log-probs.
+
+    Args:
+        firsts, lengths: [S] first token and number of tokens of each sample.
+    """
+    window = firsts[lengths >= BEGIN, None] + torch.arange(BEGIN)
+    samples = (lengths >= BEGIN).nonzero()[:, 0]
+    known = part.finite[window].all(1) if len(window) else torch.zeros(0, dtype=torch.bool)
+    samples, window = samples[known], window[known]
+    if part.tokens is None or len(samples) < 2:
+        return {}
+    bits = part.behavior.view(torch.int32).long()
+    powers = MIXER ** torch.arange(1, BEGIN + 1)
+    keys, order = (bits[window] * powers).sum(1).sort(stable=True)
+    begun: dict[int, int] = {}
+    for rows in order.split(keys.unique_consecutive(return_counts=True)[1].tolist()):
+        if len(rows) < 2:
+            continue
+        own = rows[part.columns[-1][window[rows]].sum(1).argmin()]
+        is_other = (part.tokens[window[rows]] != part.tokens[window[own]]).any(1)
+        for row in rows[is_other].tolist():
+            sample, source = int(samples[row]), int(samples[own])
+            size = min(part.lengths[sample], part.lengths[source], MOST_BORROWED)
+            here, there = (slice(at, at + size) for at in firsts[[sample, source]].tolist())
+            is_equal = (bits[here] == bits[there]).long().cumprod(0) > 0
+            evidence = (
+                is_equal & (part.tokens[here] != part.tokens[there]) & (part.behavior[there] < UNLIKELY)
+            )
+            if int(evidence.sum()) >= ENDS:
+                begun[sample] = int(is_equal.sum())
+    return begun
 
 
 def _borrowed(part: DumpedRollout, at: Tensor, sizes: Tensor, *, is_end: bool) -> Iterator[tuple[int, int]]:
@@ -269,15 +323,16 @@ def _borrowed(part: DumpedRollout, at: Tensor, sizes: Tensor, *, is_end: bool) -
     matched = is_match.any(1).nonzero()[:, 0].tolist()
     sources = known[is_match.int().argmax(1)]
     for row in matched:
-        here, there, step = int(at[row]), int(sources[row]), -1 if is_end else 1
+        here, there, size = int(at[row]), int(sources[row]), int(sizes[row])
+        most = min(size, MOST_BORROWED)
         if is_end:
             here, there = here + ENDS - 1, there + ENDS - 1
-        size, count = int(sizes[row]), ENDS
-        while count < min(size, MOST_BORROWED):
-            one, other = here + step * count, there + step * count
-            if not 0 <= other < len(bits) or bits[one] != bits[other]:
-                break
-            count += 1
+            most = min(most, there + 1)
+            one, other = (bits[last + 1 - most : last + 1].flip(0) for last in (here, there))
+        else:
+            most = min(most, len(bits) - there)
+            one, other = bits[here : here + most], bits[there : there + most]
+        count = int((one == other).long().cumprod(0).sum())
         if count < WHOLE * min(size, MOST_BORROWED / WHOLE):
             yield (here - count + 1 if is_end else here), count
 

@@ -13,6 +13,9 @@ from tests.tools.analysis.detectors.toys import edited, findings, run
 SAMPLES, LENGTH, PROMPT = 64, 48, 8
 
 
+NAMES = ("tokens", "behavior", "proximal")
+
+
 def ranks_of(chunks, cp, is_contiguous):
     """What each context-parallel rank holds, as a list of chunks."""
     if is_contiguous:
@@ -126,6 +129,33 @@ def test_the_number_of_borrowed_log_probs_is_estimated(count, is_end):
     (finding,) = findings(edited(run(), edit)).values()
     assert finding.name == "other_log_probs"
     assert f"{'last' if is_end else 'first'} {count} log-probs" in finding.evidence
+
+
+@pytest.mark.parametrize("shared", [0, 3, 5])
+@pytest.mark.parametrize("count", [16, 32])
+def test_starts_of_the_request_before_are_named_though_its_text_begins_alike(shared, count):
+    """Every third answer begins with the log-probs of the answer before, which may be to the same prompt."""
+
+    def edit(r):
+        rows = {name: getattr(r, name).clone().view(SAMPLES, LENGTH) for name in NAMES}
+        for row in rows.values():
+            row[:, :shared] = row[::8, :shared].repeat_interleave(8, 0)  # answers to a prompt begin alike
+        rows["behavior"][3::3, :count] = rows["behavior"][2:-1:3, :count].clone()
+        return {name: row.flatten() for name, row in rows.items()}
+
+    (finding,) = findings(edited(run(), edit)).values()
+    assert finding.name == "other_log_probs" and finding.explains > 0.9
+    assert f"the first {count} log-probs" in finding.evidence
+
+
+def test_answers_that_begin_with_the_same_text_borrow_nothing():
+    def edit(r):
+        rows = {name: getattr(r, name).clone().view(SAMPLES, LENGTH) for name in NAMES}
+        for row in rows.values():
+            row[:, :30] = row[::8, :30].repeat_interleave(8, 0)
+        return {name: row.flatten() for name, row in rows.items()}
+
+    assert findings(edited(run(), edit)) == {}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
