@@ -2,7 +2,7 @@
 
 The launcher of slime or miles runs with this user's rights, because nothing else tells what it would start.
 The functions of the host's launcher utilities that run commands are replaced: they only note the command, so
-no job starts. This is no sandbox.
+no job starts. ``subprocess.run`` without output does, too. This is no sandbox.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDE = "1000"  # columns of the screen that it prints on
 MOST = 300  # characters of its error in a message
 BY_HAND = "start it yourself, save the command that it prints after EXEC: as run.sh, and check run.sh"
 RECORDER = """
-import json, logging, os, runpy, sys
+import json, logging, os, runpy, shlex, subprocess, sys
 from importlib import import_module
 logging.disable()  # so that the last line of stderr is the script's error
 commands, error, is_usage = [], "", False
@@ -41,6 +41,14 @@ for name in ("utils.misc", "utils.external_utils.exec_command", "utils.external_
     for function in [f for f in vars(module) if f.lstrip("_").startswith("exec_command")]:
         if callable(getattr(module, function)):
             setattr(module, function, note)
+def run(words, *args, **kwargs):
+    if args or not OUTPUT.isdisjoint(kwargs):  # what the script does next depends on what the command prints
+        return subprocess_run(words, *args, **kwargs)
+    is_bash = not isinstance(words, str) and [*words[:2]] == ["bash", "-c"]
+    commands.append(words[2] if is_bash else words if isinstance(words, str) else shlex.join(map(str, words)))
+    return subprocess.CompletedProcess(words, 0)
+OUTPUT = {"capture_output", "stdout", "stderr"}
+subprocess_run, subprocess.run = subprocess.run, run
 refused = json.loads(sys.argv[2])
 def audit(event, args):
     if event in refused:

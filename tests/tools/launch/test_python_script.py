@@ -53,3 +53,23 @@ def test_a_script_imports_what_is_beside_it_as_python_does(script):
     (folder / "beside.py").write_text("words = '--lr 1'\n")
     (folder / "run.py").write_text(SUBMITS)
     assert python_script.command_of(str(folder / "run.py"), []).endswith("train.py --lr 1")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "subprocess.run(f'pkill x; {job}', shell=True)",
+        "subprocess.run(['bash', '-c', job], check=True)",
+        "subprocess.run(job.split())",
+        "subprocess.run('pgrep x | kill', shell=True).check_returncode(); subprocess.run(job, shell=True)",
+    ],
+)
+def test_a_job_that_the_script_itself_submits_is_noted(script, call):
+    script.write_text(f"import subprocess; job = 'ray job submit -- python3 train.py --lr 1'; {call}")
+    assert python_script.command_of(str(script), []).endswith("ray job submit -- python3 train.py --lr 1")
+
+
+def test_a_command_whose_output_the_script_reads_is_refused(script):
+    script.write_text("import subprocess; subprocess.run(['nproc'], capture_output=True)")
+    with pytest.raises(ConfigError, match="PermissionError: the script itself would run nproc"):
+        python_script.command_of(str(script), [])
