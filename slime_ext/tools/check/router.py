@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import mmap
 from collections.abc import Collection
@@ -25,6 +26,8 @@ def dropped(fields: Collection[str]) -> dict[str, str]:
     return {field: release for field in fields if field not in kept} if modules else {}
 
 
+@functools.cache
 def _contains(file: Path, text: bytes) -> bool:
+    """Searches a module of 90 MB, once per process because it takes longer than the rest of a check."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(text) >= 0
