@@ -268,7 +268,7 @@ def test_a_token_of_every_response_that_is_far_off_is_no_shift():
 
 
 # The same with few samples, and with many: what a detector finds may not depend on how much it is shown.
-SIZES = [16, pytest.param(128, marks=pytest.mark.slow)]
+SIZES = [16, pytest.param(64, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("samples", SIZES)
@@ -292,7 +292,7 @@ def of_confidence(world, *confidences):
     return {c: run(replace(world, trainer=Arithmetic(confidence=c))) for c in confidences}
 
 
-@pytest.mark.parametrize("samples", [4, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [4, pytest.param(64, marks=pytest.mark.slow)])
 def test_tool_output_in_the_mask_is_found_whatever_the_model(samples):
     for tools in (range(20, 28), range(5, 64, 17)):  # in a run, and single tokens
         world = replace(SMALL, samples=samples, tools=tools)
@@ -308,7 +308,7 @@ def test_greedy_sampling_is_found_whatever_the_model(samples):
     assert mistaken({c: (rollouts, {"greedy_sampling"}) for c, rollouts in runs.items()}) == {}
 
 
-@pytest.mark.parametrize("samples", [4, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [4, pytest.param(64, marks=pytest.mark.slow)])
 def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples):
     for temperature in (0.01, 0.1):
         sure = Engine(how=Arithmetic(), temperature=temperature)
@@ -319,7 +319,7 @@ def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples):
 
 # Vocabulary, the trainer's temperature, how sure the model is, rollouts, samples.
 FEW = [(64, 1.0, 60, 1, 16)]
-ENTROPIES = [(64, 1.0, 0, 4, 128), (64, 2.5, 8, 1, 16), (512, 1.0, 60, 4, 128), (512, 2.5, 8, 4, 128)]
+ENTROPIES = [(64, 1.0, 0, 4, 64), (64, 2.5, 8, 1, 16), (512, 1.0, 60, 2, 64), (512, 2.5, 8, 2, 64)]
 
 
 @pytest.mark.parametrize("settings", [FEW, pytest.param(ENTROPIES, marks=pytest.mark.slow)], ids=len)
