@@ -34,7 +34,7 @@ def misplaced_key(setup: Setup) -> str | None:
         return None
     is_anothers = not setup.function and setup.flags.custom_tis_function_path is not None
     start, end = "--custom-config-path: expected ", "; if it is an argument of your own, rename it"
-    keys = (key for key in setup.file if key not in ARGUMENTS and (key in MEASURING or not is_anothers))
+    keys = (key for key in setup.file if key in MEASURING or not is_anothers)
     for key in keys:
         if system := FOREIGN.get(key):
             return (

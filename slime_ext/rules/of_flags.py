@@ -57,18 +57,12 @@ def score_centering_refused(setup: Setup) -> str | None:
     """The host refuses its score centering beside another flag."""
     if not setup.flags.use_score_centering:
         return None
-    reducer, estimator = (
-        setup.flags.custom_pg_loss_reducer_function_path,
-        setup.flags.advantage_estimator,
-    )
+    reducer, estimator = setup.flags.custom_pg_loss_reducer_function_path, setup.flags.advantage_estimator
+    top_k = -1 if setup.flags.rollout_top_k is None else setup.flags.rollout_top_k
     refused = {  # flag -> whether the host refuses it, what the host expects, what it gets
         "--use-opsm": (setup.flags.use_opsm, "off", "on"),
         "--use-opd": (setup.flags.use_opd, "off", "on"),
-        "--rollout-top-k": (
-            setup.flags.rollout_top_k not in (None, -1),
-            "-1",
-            f"{setup.flags.rollout_top_k or -1:g}",
-        ),
+        "--rollout-top-k": (top_k != -1, "-1", f"{top_k:g}"),
         "--custom-pg-loss-reducer-function-path": (reducer, "none", reducer),
         "--advantage-estimator": (estimator in ("gspo", "cispo"), "grpo or reinforce", estimator),
     }

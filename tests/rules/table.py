@@ -9,14 +9,16 @@ printed, logged or raised is tested in tests/host/test_doors.py, for all rules a
 Arguments are flags by their dest names, and beside them ``function``, what it is made ``of``, the keys of
 the ``file``, the ``host``'s code, ``environment``, ``program``, ``flag_names``, ``custom_loss``,
 ``sampled_with`` and ``router_drops`` (``setup_of`` in launches.py). Neighbours differ in what the rule looks
-at.
+at. In a line, `` ... `` leaves a part out, and ``$`` at the end means that the line ends there.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.rules.setup import UNREAD
+from slime_ext.hosts.contract import LOG
+from slime_ext.rules.of_center import ENGINE
+from slime_ext.rules.setup import UNREAD, Parameter
 from tests.rules.launches import (
     AGES,
     ALONE,
@@ -85,9 +87,11 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
      "slime_ext.metrics.file: expected a file, got a device, a pipe or a socket at /dev/full: name a file s"),
     ("metrics_file_is_no_file", {"of": {"metrics": {"file": __file__}}}, None),
     ("metrics_file_is_no_file", {"of": {"metrics": {"file": "/none/steps.jsonl"}}}, None),
+    ("metrics_file_is_no_file", {}, None),
     ("host_flag_in_file", {"file": ["kl_coef", "save"]},
      "--custom-config-path: expected slime's flags on the command line, got kl_coef, save in the file: move"),
-    ("host_flag_in_file", {"file": ["use_tis", "my_key"]}, None),
+    ("host_flag_in_file", {"file": ["use_tis", "my_key", "custom_tis_function_path", "get_mismatch_metrics"]},
+     None),
     ("missing_function", {}, "names no function: for slime, add custom_tis_function_path: slime_ext.tis.cor"),
     ("missing_function", HOOK, None),
     ("missing_function", {"function": "token_tis"}, None),
@@ -112,7 +116,11 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
      "--use-opsm: expected off beside --use-score-centering, got on: remove one, because the host refuses"),
     ("score_centering_refused", {"use_score_centering": True, "advantage_estimator": "gspo", **ALONE},
      "--advantage-estimator: expected grpo or reinforce beside --use-score-centering, got gspo: remove one"),
-    ("score_centering_refused", {"use_score_centering": True, "rollout_top_k": 20}, "--rollout-top-k: expe"),
+    ("score_centering_refused", {"use_score_centering": True, "rollout_top_k": 20},
+     "--rollout-top-k: expected -1 beside --use-score-centering, got 20: "),
+    ("score_centering_refused", {"use_score_centering": True, "rollout_top_k": 0},
+     "--rollout-top-k: expected -1 beside --use-score-centering, got 0: "),
+    ("score_centering_refused", {"use_score_centering": True, "rollout_top_k": None}, None),
     ("score_centering_refused", {"use_score_centering": True, **ALONE}, None),
     ("score_centering_refused", {"use_opsm": True}, None),
     ("score_centering_refused", {"use_score_centering": True, "advantage_estimator": "cispo"}, "--advantage"),
@@ -132,6 +140,9 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("unread_tis_clip", {"tis_clip": 5.0, "function": "icepop_function"}, None),
     ("unread_tis_clip", {"tis_clip": 5.0, **ALONE}, None),
     ("unread_tis_clip", {"tis_clip": 5.0, "function": "vanilla_tis_function"}, None),
+    ("unread_tis_clip", {"tis_clip": 5.0, **SEED},
+     "--tis-clip: expected none beside slime_ext.tis.off_policy_is_function, got 5"),
+    ("unread_tis_clip", {"tis_clip": None}, None),
     ("correction_switched_off", OFF, "--use-tis: expected on beside a correction, got off, so slime_ext onl"),
     ("correction_switched_off", {**OFF, "file": ["use_tis"]}, "--custom-config-path: expected no key use_ti"),
     ("correction_switched_off", {}, None),
@@ -190,7 +201,10 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4},
      "slime_ext.numerator: expected proximal beside the host's surrogate with 4 optimizer steps per rollout"),
     ("target_counted_twice", {"of": TARGET, "keep_old_actor": True}, "slime_ext.numerator: expected pr"),
-    ("target_counted_twice", {"of": TARGET, **BATCHES}, "slime_ext.numerator: expected proximal beside the "),
+    ("target_counted_twice", {"of": TARGET, **BATCHES},
+     "slime_ext.numerator: expected proximal beside the host's surrogate with 2 optimizer steps"),
+    ("target_counted_twice", {"of": TARGET, **BATCHES, "global_batch_size": 64}, None),
+    ("target_counted_twice", {"of": TARGET, **BATCHES, "global_batch_size": None}, None),
     ("target_counted_twice", {"of": TARGET, **BATCHES, "use_dynamic_global_batch_size": True}, None),
     ("target_counted_twice", {"of": TARGET, "keep_old_actor": True, "pg_loss_type": "reinforce"}, None),
     ("target_counted_twice", {**SEED, "num_steps_per_rollout": 4}, None),
@@ -199,6 +213,8 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4, **OFF}, None),
     ("target_counted_twice", {"of": TARGET | REINFORCE, "num_steps_per_rollout": 4}, None),
     ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4, "advantage_estimator": "rloo"}, None),
+    ("target_counted_twice",
+     {"of": TARGET, "num_steps_per_rollout": 4, "advantage_estimator": "reinforce"}, None),
     ("target_counted_twice",
      {"of": TARGET, "num_steps_per_rollout": 4, "advantage_estimator": "flash_reinforce"}, None),
     ("target_counted_twice", {"of": TARGET, "num_steps_per_rollout": 4, "use_score_centering": True}, None),
@@ -235,6 +251,8 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("masks_beside_reducer", {"of": {"steps": [{"veto": {"low": 0.1}}]}, **REDUCER},
      "--custom-pg-loss-reducer-function-path my.f: expected slime's reducer beside mask_scope"),
     ("masks_beside_reducer", {"of": {"steps": [{"reject": {"high": 2.0}}]}, **REDUCER}, "--custom-pg-loss"),
+    ("masks_beside_reducer", {"of": {"steps": ["reweight", {"reject": {"high": 2.0}}]}, **REDUCER},
+     "--custom-pg-loss"),
     ("sequence_weights_vanish", {"of": {"preset": "seq_is"}, "rollout_max_response_len": 8192},
      "slime_ext.steps: expected weights of tokens, or a geometric mean, beside --rollout-max-response-len 8"),
     ("sequence_weights_vanish", {"of": {"preset": "seq_is"}, "rollout_max_response_len": 1024}, None),
@@ -244,7 +262,10 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("sequence_weights_vanish", {"of": {"preset": "fireworks_geometric"}, "rollout_max_response_len": 8192},
      None),
     ("sequence_weights_vanish", {"rollout_max_response_len": 8192, "of": {"steps": [
-        {"reweight": {"level": "sequence"}}, {"clip": {"low": 0.5, "high": 2.0}}]}}, None),
+        {"reweight": {"level": "sequence"}}, {"clip": {"low": 0.1, "high": 2.0}}]}}, None),
+    ("sequence_weights_vanish", {"rollout_max_response_len": 8192, "of": {"steps": [
+        {"reweight": {"level": "sequence"}}, {"clip": {"low": 0.095, "high": 2.0}}]}},
+     "slime_ext.steps: expected weights of tokens, or a geometric mean"),
     ("sequence_weights_vanish", {"rollout_max_response_len": 8192, "of": {"steps": [
         {"reweight": {"level": "sequence"}}, {"truncate": {"high": 2.0}}, "normalize"]}}, None),
     ("sequence_weights_vanish", {"of": {"preset": "seq_is"}, "rollout_max_response_len": 8192,
@@ -252,7 +273,8 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("sequence_weights_vanish", {"rollout_max_response_len": 8192, "of": {"steps": [
         {"reweight": {"level": "sequence"}}]}}, "slime_ext.steps: ... has mean 1 and median 0.0003"),
     # of_center
-    ("center_without_generate", {"of": CENTERED}, "--custom-generate-function-path: expected slime_ext.host"),
+    ("center_without_generate", {"of": CENTERED}, "--custom-generate-function-path: expected slime_ext.host"
+     " ... 8 most likely tokens; this costs 64 bytes per response token"),
     ("center_without_generate", {"of": CENTERED, "custom_generate_function_path": "my.generate"}, None),
     ("center_without_generate", {}, None),
     ("center_beside_allgather_cp", {"of": CENTERED, "allgather_cp": True}, "--allgather-cp: expected off be"),
@@ -293,11 +315,16 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
       "host": UNSCORED}, None),
     ("missing_head", {"of": CENTERED, "host": a_host(defines=lambda *_: False)},
      "slime_ext.center: expected a host with get_responses among its modules, got slime without: remove cen"),
+    ("missing_head", {"of": CENTERED, "host": a_host(accepts=lambda name, _: name != LOG)},
+     "slime_ext.center: expected a host with --custom-rollout-log-function-path (slime since v0.2.2)"),
+    ("missing_head", {"of": CENTERED, "host": a_host(accepts=lambda name, _: name != ENGINE)},
+     "slime_ext.center: expected a host with SGLang as its engine, got slime without"),
     ("missing_head", {"of": CENTERED, "host": HOST}, None),
     ("missing_head", {"host": a_host(defines=lambda *_: False)}, None),
     ("missing_head", {"of": CENTERED, "host": a_host(has_step=False)}, "slime_ext.center: expected a host w"),
     ("missing_head", {"of": CENTERED, "host": HOST, "train_backend": "fsdp"}, "slime_ext.center: expected a"),
-    ("center_without_effect", {"of": RAW}, "slime_ext.center: expected a bound on the token weights besid"),
+    ("center_without_effect", {"of": RAW}, "slime_ext.center: expected a bound on the token weights besid"
+     " ... gradient of exactly 0$"),
     ("center_without_effect", {"of": RAW, "num_steps_per_rollout": 4}, "slime_ext.center: expected a bound"),
     ("center_without_effect", {"of": RAW | {"steps": ["reweight", {"truncate": {"high": 2.0}}]}}, None),
     ("center_without_effect", {"of": RAW | {"steps": []}}, None),
@@ -345,7 +372,8 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("rebaseline_beside_own_rewards", {"of": ATOMIC, "custom_reward_post_process_path": "my.f"}, None),
     # of_engines
     ("greedy_sampling", {"rollout_top_k": 1}, "--rollout-top-k: expected -1, got 1: set --rollout-top-k -1,"),
-    ("greedy_sampling", {"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, go"),
+    ("greedy_sampling", {"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, go"
+     " ... : set --rollout-temperature 1.0, because"),
     ("greedy_sampling", {"rollout_temperature": None}, None),
     ("greedy_sampling", {"rollout_temperature": 0.0, **ALONE}, None),
     ("greedy_sampling_beside_init", {"rollout_temperature": 0.0, **ALONE}, "--rollout-temperature: expected"),
@@ -383,6 +411,7 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("original_log_probs_beside_init", {"rollout_temperature": 0.8, **ORIGINAL}, None),
     ("unreadable_sampling_params", {"sglang_preferred_sampling_params": "min_p=0"}, "--sglang-preferred-sam"),
     ("unreadable_sampling_params", {"sglang_preferred_sampling_params": "[1]"}, "--sglang-preferred-samplin"),
+    ("unreadable_sampling_params", {"sglang_preferred_sampling_params": "[" * 9999}, "--sglang-preferred-sa"),
     ("unreadable_sampling_params", {}, None),
     ("unreadable_sampling_params", preferred(min_p=0.1), None),
     ("penalties_in_record", preferred(repetition_penalty=1.1), "--sglang-preferred-sampling-params: exp"),
@@ -405,6 +434,8 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("truncation_of_function", set_by_function(top_k=20), "my/rollout.py:12: expected top_k -1, got another"),
     ("truncation_of_function", set_by_function(top_p=0.9), "my/rollout.py:12: expected top_p 1, got another"),
     ("truncation_of_function", {**set_by_function(top_p=0.9), "rollout_top_p": 0.9, "host": HOST}, None),
+    ("truncation_of_function", {**set_by_function(top_p=0.9), "rollout_top_p": None}, "my/rollout.py:12: ex"),
+    ("truncation_of_function", {**set_by_function(top_p=0.9), "use_sampling_support_replay": True}, None),
     ("truncation_of_function", {**set_by_function(top_k=9), "use_sampling_support_replay": True}, None),
     ("truncation_of_function", {**set_by_function(min_p=0.1), "use_sampling_support_replay": True}, "my/ro"),
     ("truncation_of_function", set_by_function(top_p=1.0, top_k=-1, min_p=0.0), None),
@@ -416,11 +447,14 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("temperature_of_function", {**set_by_function(temperature=0.7), "rollout_temperature": None}, None),
     ("temperature_of_function", set_by_function(temperature=UNREAD), None),
     ("unread_sampling_parameters", set_by_function(min_p=UNREAD), "my/rollout.py:12: min_p of the rollout f"),
+    ("unread_sampling_parameters", {"sampled_with": [Parameter("a.py:1", "top_p", UNREAD),
+     Parameter("b.py:2", "min_p", UNREAD)]}, "a.py:1: top_p, min_p of the rollout function"),
     ("unread_sampling_parameters", set_by_function(min_p=0.1), None),
     ("router_without_replay", {**REPLAY, **STOCK}, "--use-rollout-routing-replay: ... got 0.3.2 without"),
     ("router_without_replay", {"rollout_top_p": 0.9, "host": HOST, **NO_PARAMS}, "--rollout-top-p: expected"),
     ("router_without_replay", {**REPLAY, **NO_PARAMS}, None),
     ("router_without_replay", {"host": HOST, **NO_PARAMS}, None),
+    ("router_without_replay", {"rollout_top_p": None, "host": HOST, **NO_PARAMS}, None),
     ("router_without_replay", {"rollout_top_p": 0.9, "host": a_host(replays_top_p=False), **NO_PARAMS}, None),
     ("router_without_replay", {"rollout_top_p": 0.9, **NO_PARAMS}, None),
     ("router_without_replay", {**REPLAY, **STOCK, "sglang_router_ip": "10.0.0.1"}, None),
@@ -435,6 +469,7 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("sampling_of_checkpoint", {**CHECKPOINT, **GENERATE}, None),
     ("sampling_of_checkpoint", CHECKPOINT, None),
     ("sampling_of_checkpoint", {"hf_checkpoint": "/none/model", "rollout_function_path": "my.rollout"}, None),
+    ("sampling_of_checkpoint", {"hf_checkpoint": "long" * 9999, "rollout_function_path": "my.rollout"}, None),
     # of_ages
     ("missing_weight_versions", {"of": AGES, **INIT, "host": a_host(carries_versions=False)},
      "max_staleness: expected the samples' weight versions, got a slime that keeps them in its rollout mana"),
@@ -443,6 +478,9 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
      "custom_rollout_log_function_path": "slime_ext.host.log_rollout"}, None),
     ("missing_weight_versions", {"of": WATCHED, **INIT, "host": a_host(carries_versions=False)},
      "slime_ext.guards.staleness_mean: expected the samples' weight versions, got a slime that keeps them i"),
+    ("missing_weight_versions", {"of": {"preset": "token_tis", "guards": {
+        "staleness_max": {"max": 9}, "staleness_mean": {"max": 4}}}, **INIT,
+     "host": a_host(carries_versions=False)}, "slime_ext.guards.staleness_max: expected the samples'"),
     ("missing_weight_versions", {"of": CERTIFIED, **INIT, "host": a_host(carries_versions=False)},
      "slime_ext.guards.certified: expected the samples' weight versions, got a slime that keeps them in it"),
     ("missing_weight_versions",
@@ -477,6 +515,7 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("unknown_release", {"host": HOST}, None),
     ("flag_unknown_to_host", {"host": WITHOUT_FLAGS}, "--use-tis: expected a host that has this flag"),
     ("flag_unknown_to_host", {"host": WITHOUT_FLAGS, "file": ["use_tis"]}, None),
+    ("flag_unknown_to_host", {"host": HOST}, None),
     ("missing_init", {"of": TARGET}, "--custom-megatron-init-path: expected slime_ext.host.init beside slim"
      " ... reads cur_log_probs, which no release of slime or miles passes to a hook (name a patched"),
     ("missing_init", {"of": AGES}, "--custom-megatron-init-path: ... reads the samples' ages, which only in"),
@@ -489,7 +528,9 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("missing_init", {"of": {"preset": "token_tis", "on_nonfinite": "raise"}},
      "--custom-megatron-init-path: ... on_nonfinite: raise acts when init reads a step's statistics"),
     ("missing_init", {"of": TARGET, "host": a_host(passes=lambda *_: False)},
-     "--custom-megatron-init-path: ... reads cur_log_probs, which slime does not pass to a hook"),
+     "--custom-megatron-init-path: ... reads cur_log_probs, which slime does not pass to a hook$"),
+    ("missing_init", {"of": {"steps": ["signed_clip"]}},
+     "--custom-megatron-init-path: ... reads advantages, which no release of slime or miles passes to a"),
     ("missing_init", {"of": TARGET, "function": ""}, None),
     ("missing_init", {"of": TARGET, "trains": True, "custom_megatron_init_path": "my.init"}, None),
     ("missing_train_step", {"of": PLANNED, "host": a_host(has_step=False)}, "slime: expected a trainer with"),
@@ -511,6 +552,8 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
      "--rollout-batchsize and --eps-clip-hihg: expected flags of slime, got names that it does not define;"),
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--no-eps-clip-high", "--sglang-eps-clip-hihg"]}, None),
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--eps-clip-high"]}, None),
+    ("misspelt_host_flag", {"host": a_host(flags=lambda: frozenset({"--sglang-router-port"})),
+     "flag_names": ["--sglang-router-ports"]}, None),
     ("misspelt_host_flag", {"flag_names": ["--eps-clip-hihg"]}, None),  # no host is known
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--router-batch-size", "--sglang-batch-size"]}, None),
     *(  # flags of Megatron beside those of miles that resemble them

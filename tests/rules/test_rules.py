@@ -28,4 +28,5 @@ def test_a_launch_gets_the_line_of_a_rule_if_it_breaks_the_rule(name, arguments,
         assert name not in messages
     else:
         start, _, rest = line.partition(" ... ")
-        assert messages[name].startswith(start) and rest in messages[name]
+        assert messages[name].startswith(start) and rest.removesuffix("$") in messages[name]
+        assert not rest.endswith("$") or messages[name].endswith(rest[:-1])
