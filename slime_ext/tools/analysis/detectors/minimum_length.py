@@ -59,6 +59,7 @@ DETECTOR = Detector(
         "kept_mass",
         "constrained_decoding",
         "other_log_probs",
+        "permuted_log_probs",
     ),
     what="the sampler may not end a response before a number of tokens (min_new_tokens), and renormalises",
     asks="300 tokens",

@@ -25,6 +25,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import (
 )
 from slime_ext.tools.analysis.detectors.shared.kinds import Sizes, two_kinds, whole_prompts
 from slime_ext.tools.analysis.detectors.shared.layouts import Layouts
+from slime_ext.tools.analysis.detectors.shared.padded import Padded
 from slime_ext.tools.analysis.detectors.shared.twice import Twice
 from slime_ext.tools.analysis.detectors.shared.unrelated import TRIED, Unrelated, relation_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -401,7 +402,9 @@ FEWEST, SHARE, MOST = 3, 0.015, 0.5  # samples; share of all; unrelated samples 
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds samples that have, or begin with, the log-probs of another text."""
-    if d.of(Layouts).fit is not None:  # they are in another order, as permuted_log_probs says
+    if (
+        d.of(Layouts).fit is not None or d.of(Padded).fit is not None
+    ):  # they are in another order, as permuted_log_probs says
         return None
     if moved := _moved(d):
         return moved

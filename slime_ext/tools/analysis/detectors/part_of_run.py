@@ -18,6 +18,7 @@ DETECTOR = Detector(
     after=(
         "spoilt",
         "other_log_probs",
+        "permuted_log_probs",
         "shared_place",
     ),
     what="only the samples of one engine, rank, status, version, length or number of turns are far off",

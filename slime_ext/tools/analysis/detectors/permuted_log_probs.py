@@ -14,6 +14,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import (
     explained_by_tokens,
 )
 from slime_ext.tools.analysis.detectors.shared.layouts import LAYOUTS, Layouts
+from slime_ext.tools.analysis.detectors.shared.padded import SIDES, SIZES, Padded
 from slime_ext.tools.analysis.detectors.shared.unrelated import LEAST, TRIED, Unrelated, relation_of
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -61,17 +62,23 @@ DETECTOR = Detector(
     side="altered",
     group="parts",
     after=("spoilt", "other_log_probs", "other_run"),
-    what="log-probs belong to another position of the same response: a long shift, chunks in the wrong order",
+    what="""
+        log-probs belong to another position of the same response: a long shift, chunks in the wrong order,
+        a cut from the end of padded rows
+    """,
     asks="samples of 12 tokens",
     title="""
-        {% if layout %}The trainer's log-probs are in another order than their tokens: {{ held }}
-        context-parallel chunks were joined as {{ joined }} ones. {%- else %} Stretches of the log-probs are
-        at the wrong position of their response: chunks in the wrong order, or a shift of several tokens.{%
-        endif %}
+        {% if batch %}The {{ side }}'s log-probs were cut from the end of rows that are padded to the longest
+        of {{ batch }}. {%- elif layout %}The trainer's log-probs are in another order than their tokens: {{
+        held }} context-parallel chunks were joined as {{ joined }} ones. {%- else %} Stretches of the
+        log-probs are at the wrong position of their response: chunks in the wrong order, or a shift of
+        several tokens.{% endif %}
     """,
     evidence="""
-        {% if layout -%} Put back in order (context-parallel size {{ layout.cp }}, over each {{ text }}: {{
-        held }} chunks that were joined as {{ joined }} ones), the log-probs of {{ fits | int }} of {{ tried
+        {% if batch -%} Put back by as many places as its response is shorter than the longest of {{ batch }},
+        {{ moved | int }} tokens fit: k3 is {{ after | nats }} instead of {{ before | nats }}. {%- elif layout
+        -%} Put back in order (context-parallel size {{ layout.cp }}, over each {{ text }}: {{ held }} chunks
+        that were joined as {{ joined }} ones), the log-probs of {{ fits | int }} of {{ tried
         }} micro-batches fit their tokens: k3 is {{ after | nats }} instead of {{ before | nats }}. {%- else
         -%} In {{ unrelated }} of {{ samples }} samples, the two sides' log-probs do not follow each other
         token by token. In these, {{ windows | int }} stretches of {{ size }} tokens are far off. {{ fits |
@@ -80,19 +87,23 @@ DETECTOR = Detector(
     """,
     threshold="""
         a layout of context parallelism puts 60% of the far micro-batches back in order, with a fifth of the
-        distance; or a tenth of the samples has no correlation between both sides, and half of at least 20
-        far stretches in them fit at another position
+        distance; or a cut from the end of rows that are padded to the longest of 2 to 32 neighbours, or of a
+        micro-batch, explains 12 far tokens, of whose distance a fifth remains; or a tenth of the samples has
+        no correlation between both sides, and half of at least 20 far stretches in them fit at another
+        position
     """,
     ruled_out="""
         Another text, old weights or noise, because none of them has the same log-probs in the same order
         elsewhere. A shift by one or two tokens was looked for first.
     """,
     fix="""
-        {% if layout -%} Compare the layout in which the batch is cut with the one in which log-probs are
+        {% if batch -%} Take the values of a response where it begins in its row, not from its end,
+        where the padding is (verl-project/verl#2368). Until then, use batches of one sample. {%- elif layout
+        -%} Compare the layout in which the batch is cut with the one in which log-probs are
         gathered: slime cuts each sample into zigzag chunks (cp_utils), and contiguous chunks over the whole
         micro-batch with --allgather-cp. {%- else -%} Check how chunks of context-parallel ranks (zigzag or
         in order), of micro-batches or of a packed batch are joined, and undo the order in which the tokens
-        were cut.{% endif %} Compare one sample with --context-parallel-size 1.
+        were cut.{% endif %} {%- if not batch %} Compare one sample with --context-parallel-size 1.{% endif %}
     """,
 )
 WINDOWS, SOME, SHARE = 20, 0.5, 0.1  # stretches; share that fits elsewhere; share of the samples
@@ -101,12 +112,15 @@ NAMES = {True: "contiguous", False: "zigzag"}
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-probs that fit in another order of their micro-batch, or elsewhere in their sample."""
+    if cut := _cut(d):
+        return cut
     layouts = d.of(Layouts)
     index = layouts.fit
     if index is None:
         return _elsewhere(d)
     layout, (count, tokens, before, gone, _) = LAYOUTS[index], layouts.sums[index].tolist()
     return {
+        "batch": "",
         "layout": layout,
         "text": f"{layout.text} and its prompt" if layout.text == "sample" else layout.text,
         "held": NAMES[layout.is_contiguous],
@@ -119,6 +133,23 @@ def look(d: Diagnosis) -> Figures | None:
     }
 
 
+def _cut(d: Diagnosis) -> Figures | None:
+    """Returns the figures if log-probs were cut from the end of padded rows."""
+    cut = d.of(Padded).fit
+    if cut is None:
+        return None
+    size = SIZES[cut.size]
+    return {
+        "batch": f"{size} neighbouring samples" if size else "the micro-batch or rollout",
+        "side": SIDES[cut.side],
+        "layout": None,
+        "moved": cut.tokens,
+        "before": cut.before / cut.tokens,
+        "after": cut.after / cut.tokens,
+        "explains": explained_by_tokens(d, cut.short, cut.far),
+    }
+
+
 def _elsewhere(d: Diagnosis) -> Figures | None:
     """Returns the figures if stretches of log-probs fit at other positions of the same sample."""
     samples = d.of(Unrelated)
@@ -128,6 +159,7 @@ def _elsewhere(d: Diagnosis) -> Figures | None:
     if not is_some or windows < WINDOWS or fits < SOME * windows:
         return None
     return {
+        "batch": "",
         "layout": None,
         "unrelated": samples.unrelated,
         "samples": samples.correlated,

@@ -51,6 +51,7 @@ DETECTOR = Detector(
         "stale_prefix",
         "packing_leak",
         "other_log_probs",
+        "permuted_log_probs",
         "part_of_run",
         "minimum_length",
         "shared_place",

@@ -170,3 +170,34 @@ def test_the_number_of_far_tokens_at_one_end_is_estimated(count, is_end):
     (finding,) = findings(edited(run(), edit)).values()
     place = f"{'last' if is_end else 'first'}{f' {count}' if count > 1 else ''} token"
     assert finding.name == "shared_place" and place in finding.title
+
+
+def padded(values, lengths, of, generator):
+    """Values that were cut from the end of rows, which are padded to the longest of ``of`` samples."""
+    rows, cut = values.split(lengths), []
+    for begin in range(0, len(rows), of):
+        longest = max(lengths[begin : begin + of])
+        for row in rows[begin : begin + of]:
+            padding = -8 - 4 * torch.rand(longest - len(row), generator=generator)
+            cut.append(torch.cat([row, padding])[longest - len(row) :])
+    return torch.cat(cut)
+
+
+@pytest.mark.parametrize("side", ["proximal", "behavior"])
+@pytest.mark.parametrize("of", [2, 4, 16])
+@pytest.mark.parametrize("shortest", [4, 20, 44])
+def test_values_that_were_cut_from_the_end_of_padded_rows_are_put_back(side, of, shortest):
+    """Some responses are so short that they have padding alone, or nearly as long as the longest."""
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        lengths = torch.randint(shortest, LENGTH + 1, (SAMPLES,), generator=g).tolist()
+        shorter = with_lengths(r, tuple(lengths))
+        return replace(shorter, **{side: padded(getattr(shorter, side), lengths, of, g)})
+
+    (finding,) = findings([edit(r) for r in run()]).values()
+    assert finding.name == "permuted_log_probs" and "cut from the end" in finding.title
+    if of < 16 and shortest < 44:  # the longest of 16 is nearly as long as that of all
+        assert f"of {of} neighbouring samples" in finding.title
+    assert finding.severity == "error" and finding.explains > 0.9
+    assert ("trainer" if side == "proximal" else "sampler") in finding.title

@@ -26,6 +26,7 @@ NAMED = (
     "spoilt",
     "other_policy",
     "other_log_probs",
+    "permuted_log_probs",
     "shared_place",
     "part_of_run",
     "packing_leak",

@@ -1,0 +1,121 @@
+"""Tests whether log-probs were cut from the end of rows that are padded on the right.
+
+Samples of a batch are padded to the longest. Whoever takes the last R values of the row of R response tokens
+gets values of later tokens, and of the padding: those of a sample lie as many places early as it is shorter
+than the longest. That number follows from the lengths, so that nothing is searched for but the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slime_ext.ops.divergences import k3
+from slime_ext.tools.analysis.detectors.shared.explained import AGREES
+from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.records import MOST_K3, DumpedRollout
+from slime_ext.tools.analysis.tables import zeros
+
+# Neighbouring samples that may be one batch; 0: the micro-batches of the dump, or the whole rollout.
+SIZES = (0, 2, 4, 8, 16, 32)
+SIDES = ("trainer", "sampler")
+# Tokens whose value is another token's; share of their distance that may remain; nats, mean |l| in place.
+LEAST, ELSEWHERE, FAR = 12, 0.2, 0.2
+
+
+class PutBack(NamedTuple):
+    """Sums over the tokens whose value is that of another token, if one side was cut so.
+
+    Attributes:
+        side, size: indices of SIDES and SIZES.
+        tokens: their number.
+        in_place, apart: sum of |l| as recorded and put back, nats.
+        before, after: the same of k3.
+        short, far: number of all tokens of samples that are shorter than the longest, and their sum of k3.
+    """
+
+    side: int
+    size: int
+    tokens: float
+    in_place: float
+    apart: float
+    before: float
+    after: float
+    short: float
+    far: float
+
+
+@dataclass
+class Padded(Measure):
+    """How well the log-probs of one side fit the tokens that a cut from the end gives them.
+
+    Args:
+        sums: [2, SIZES, 7] the sums of ``PutBack`` over rollouts that are far off, by the side that was cut
+            and the size of a batch.
+    """
+
+    sums: Tensor = field(default_factory=lambda: zeros(2, len(SIZES), len(PutBack._fields) - 2))
+
+    @property
+    def fit(self) -> PutBack | None:
+        """The side and the batch that remove most of the distance; None if none of them fits."""
+        every = (
+            PutBack(side, size, *self.sums[side, size].tolist())
+            for side, size in product(range(len(SIDES)), range(len(SIZES)))
+        )
+        fits = [
+            one
+            for one in every
+            if one.tokens >= LEAST
+            and one.in_place >= FAR * one.tokens
+            and one.apart < ELSEWHERE * one.in_place
+        ]
+        return max(fits, key=lambda one: one.in_place - one.apart, default=None)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        count, *_, near = rollout.columns
+        if not rollout.size or float(near.sum()) <= AGREES * float(count.sum()):
+            return
+        lengths = torch.tensor(rollout.lengths)
+        for size, batch in _batches(rollout):
+            longest = torch.zeros(int(batch.max()) + 1, dtype=torch.int64)
+            longest = longest.scatter_reduce(0, batch, lengths, "amax")
+            early = rollout.segments.expand(longest[batch] - lengths)
+            for side in range(len(SIDES)):
+                self.sums[side, size] += _put_back(rollout, early, is_sampler=side == 1)
+
+
+def _batches(rollout: DumpedRollout) -> Iterator[tuple[int, Tensor]]:
+    """Yields the index of each size, and the batch of each sample in it, [S]."""
+    for index, size in enumerate(SIZES):
+        if size:
+            yield index, torch.arange(rollout.count) // size
+        elif rollout.batches is not None:
+            yield index, torch.tensor(rollout.batches)
+        else:
+            yield index, torch.zeros(rollout.count, dtype=torch.int64)
+
+
+def _put_back(rollout: DumpedRollout, early: Tensor, *, is_sampler: bool) -> Tensor:
+    """Returns the sums of ``PutBack``, [7].
+
+    Args:
+        early: [T] how many places too early the log-probs of a side lie.
+        is_sampler: whether they are the sampler's.
+    """
+    lengths = rollout.segments.expand(torch.tensor(rollout.lengths))
+    at = ((early > 0) & (rollout.segments.within + early < lengths)).nonzero()[:, 0]
+    source = at + early[at].long()
+    usable = rollout.finite[at] & rollout.finite[source]
+    at, source = at[usable], source[usable]
+    behavior, proximal = rollout.behavior.double(), rollout.proximal.double()
+    there = proximal[source] - behavior[at] if is_sampler else proximal[at] - behavior[source]
+    count, absolute, *_, near = rollout.columns[:, at].sum(1)
+    short, *_, far = rollout.columns[:, early > 0].sum(1)
+    after = k3(there).clamp(max=MOST_K3).sum()
+    return torch.stack([count, absolute, there.abs().sum(), near, after, short, far])
