@@ -105,8 +105,8 @@ def test_it_finds_what_a_whole_reading_finds(tmp_path, made, capsys):
 
 def test_a_note_that_becomes_a_warning_is_told_again(tmp_path, capsys):
     lagging = run(World(rollouts=8, samples=32, length=64, interval=4, learning=0.02))
-    moved = [  # k3 is healthy until the second half of the run
-        replace(r, proximal=r.behavior + (2.0 if i > 3 else 0.5) * (r.proximal - r.behavior))
+    moved = [  # chi^2 is healthy until the second half of the run
+        replace(r, proximal=r.behavior + (4.0 if i > 3 else 0.5) * (r.proximal - r.behavior))
         for i, r in enumerate(lagging)
     ]
     dumps.write_run(tmp_path / "made", moved)

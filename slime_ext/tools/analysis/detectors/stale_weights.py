@@ -41,7 +41,7 @@ DETECTOR = Detector(
         "parts",
         "experts",
     ),
-    what="responses come from older weights; a note while all numbers are healthy",
+    what="responses come from older weights; a note if the dump records it and only k3 is not healthy",
     asks="versions, or rollout 0",
     title="""
         {%- if is_guess is defined %} A guess: responses {%- else %} Responses {%- endif %} come from
@@ -60,12 +60,13 @@ DETECTOR = Detector(
         else -%} k3 is {{ k3 | nats }} on tokens from old weights and {{ fresh | nats }} on tokens
         from current ones {%- if worst %} (worst: {{ (worst.k3 / worst.count) | nats }} in rollout {{
         worst.rollout_id }}, version {{ worst.version }}){% endif %}. {%- endif %} {%- if all_tokens
-        is defined %} Over all tokens it is {{ all_tokens | nats }}, which is healthy.{% endif %}
+        is defined %} Over all tokens it is {{ all_tokens | nats }}, and chi^2 and effective sample size are
+        healthy.{% endif %}
     """,
     threshold="""
         k3 of older weights is 3 times that of fresh ones (or that of rollout 0), 1.5 times after
-        subtracting 2 standard errors over samples, and 2e-3 nats; a note if k3, chi^2 and effective
-        sample size of all tokens are healthy
+        subtracting 2 standard errors over samples, and 2e-3 nats; a note if chi^2 and effective sample
+        size of all tokens are healthy, and the rest of k3 (k3 itself, if the dump records no lag)
     """,
     ruled_out="""
         {%- if oldest is defined or held is defined %} Nothing, because no token is known to come from
@@ -73,8 +74,8 @@ DETECTOR = Detector(
         their k3 is much smaller. {%- endif %}
     """,
     fix="""
-        {% if all_tokens is defined %}Nothing yet, if this lag is meant. What follows is for a k3 outside
-        its healthy range. {% endif %}If rollouts share a push, push more often (--update-weights-interval).
+        {% if all_tokens is defined %}Nothing yet, if this lag is meant. What follows is for a
+        lag that is not, and for numbers outside their healthy ranges. {% endif %}If rollouts share a push, push more often (--update-weights-interval).
         Otherwise bound the lag of an asynchronous run, reject old tokens (reject: {max_staleness: ...}),
         or correct for the lag: see what each correction would do. If no lag was meant, check whether the
         engine confirms its weight updates.
@@ -98,11 +99,15 @@ PUSHED = (
 def look(d: Diagnosis) -> Figures | None:
     """Finds that k3 of older weights is several times that of fresh ones.
 
-    It also finds that no weights are fresh. It is a note if no other cause remains and all numbers are
-    healthy, because an asynchronous run lags.
+    It also finds that no weights are fresh. It is a note if no other cause remains, the rest is healthy, and
+    so are all numbers: an asynchronous run lags, and its k3 is what its ages make.
     """
     figures = _old_weights(d)
-    if figures is None or "or_else" in figures or not is_healthy(d):
+    if figures is None or "or_else" in figures:
+        return figures
+    has_fresh = "fresh" in figures or "later" in figures
+    is_recorded = has_fresh and all(s.version >= 0 for s in d.rollouts)
+    if not is_healthy(d, lags=is_recorded and figures["explains"].is_rest_healthy):
         return figures
     return {**figures, "all_tokens": d.sums.mean_k3 or 0.0, "severity": "note"}
 

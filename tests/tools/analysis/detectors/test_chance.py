@@ -204,13 +204,28 @@ def test_a_number_outside_its_healthy_range_is_never_silent():
     assert unexplained.look(diagnosed(run())) is None
 
 
-@pytest.mark.parametrize(("ratio_squared", "severity"), [(1.002, "note"), (1.3, None)])
-def test_old_weights_are_a_note_while_every_number_is_healthy(ratio_squared, severity):
-    """k3 is 1e-3 nats in both; chi^2 is 0.3 in the second, of few large ratios."""
+@pytest.mark.parametrize(
+    ("k3", "ratio_squared", "fresh_k3", "is_recorded", "severity"),
+    [
+        (1e-3, 1.002, 1.0, True, "note"),
+        (1e-3, 1.3, 1.0, True, None),
+        (2e-2, 1.04, 1.0, True, "note"),
+        (2e-2, 1.04, 6.0, True, None),
+        (2e-2, 1.04, 1.0, False, None),
+    ],
+)
+def test_old_weights_are_a_note_while_every_number_is_healthy(
+    k3, ratio_squared, fresh_k3, is_recorded, severity
+):
+    """k3 of a recorded lag is what its ages make, unless that of fresh weights is unhealthy as well.
+
+    chi^2 is 0.3 in the second case, of few large ratios. Without versions k3 itself must be healthy.
+    """
     d = diagnosed(run(1))
-    fresh, stale = VersionSums(0, 1, 1000, 0, 20, 1.0), VersionSums(1, 1, 1000, 0, 60, 4.0, 1)
+    fresh, stale = VersionSums(0, 1, 1000, 0, 20, fresh_k3), VersionSums(1, 1, 1000, 0, 60, 40.0, 1)
     d.versions, count = [fresh, stale], d.sums.finite
-    d.sums = replace(d.sums, k3=1e-3 * count, ratio=float(count), ratio_squared=ratio_squared * count)
+    d.rollouts = [s._replace(version=1 if is_recorded else -1) for s in d.rollouts]
+    d.sums = replace(d.sums, k3=k3 * count, ratio=float(count), ratio_squared=ratio_squared * count)
     assert stale_weights.look(d).get("severity") == severity
 
 
