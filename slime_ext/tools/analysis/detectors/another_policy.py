@@ -34,6 +34,7 @@ DETECTOR = Detector(
         "layer",
         "shared_place",
         "prompt_cut",
+        "kv_precision",
     ),
     what="""
         the sampler uses another policy than the trainer trains: a teacher, base weights, another

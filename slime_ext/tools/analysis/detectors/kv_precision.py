@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.along import Positions
 from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise, beyond_certainty
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
@@ -51,19 +52,29 @@ DETECTOR = Detector(
     ),
     what="from one absolute position on, the engine's attention is less precise",
     asks="4 blocks of 16 positions",
-    title="From absolute position {{ position }} on, the engine's attention is less precise.",
+    title="""
+        From {{ "absolute position %d" | format(position) if position else "the second token of the responses"
+        }} on, the engine's attention is less precise.
+    """,
     evidence="""
-        Mean |log-ratio| {{ before | nats }} at tokens before position {{ position }} (prompt
-        included), {{ after | nats }} from there on ({{ (after / before) | factor }}, {{ "%.0f" |
-        format(z) }} standard errors). The position is exact to {{ block }} tokens.
+        {% if position -%} Mean |log-ratio| {{ before | nats }} at tokens before position {{ position }}
+        (prompt included), {{ after | nats }} from there on ({{ (after / before) | factor }}, {{ "%.0f" |
+        format(z) }} standard errors). The position is exact to {{ block }} tokens. {%- else -%} Mean
+        |log-ratio| {{ before | nats }} at the first token of the responses, which the engine computes with
+        the prompt, and {{ after | nats }} at the others; equally certain ones would have {{ expected |
+        nats }} ({{ "%.0f" | format(z) }} standard errors).{% endif %}
     """,
     threshold="""
         mean |l| 1.5 times that before the position, by 8 standard errors, and 1.3 times that of
-        equally certain tokens; the step is larger than the differences between the blocks before it
+        equally certain tokens; the step is larger than the differences between the blocks before it. Or the
+        first token of the responses has a third of |l| of equally certain tokens, by 4 standard errors, and
+        less than 0.05 nats, and the second ones have at least three quarters
     """,
     ruled_out="""
-        Errors that add up along the response, because before the position the blocks differ by no
-        more than a factor of {{ "%.2f" | format(spread) }}, and at it by {{ "%.2f" | format(jump) }}.
+        Errors that add up along the response, because {% if position -%} before the position the blocks
+        differ by no more than a factor of {{ "%.2f" | format(spread) }}, and at it by {{ "%.2f" |
+        format(jump) }}. {%- else -%} the second tokens already have {{ "%.2f" | format(jump) }} times the
+        distance of equally certain ones. Other weights, because the first token has none of it.{% endif %}
     """,
     fix="""
         Check what changes at this length: an fp8 KV cache whose kernel switches its block (try
@@ -72,10 +83,13 @@ DETECTOR = Detector(
     """,
 )
 
-FEWEST = 100  # tokens of a block
+FEWEST, SEVERAL = 100, 3  # tokens of a block; places of the response
 # After over before; one block over the block before; nats; standard errors.
 STEP, FLAT, MATTERS, SURE = 1.5, 1.3, 5e-3, 8.0
 EQUALLY_CERTAIN = 1.3  # after over before, among equally certain tokens
+# |l| of the first token over that of equally certain ones, and of the second; standard errors; nats that two
+# engines in bfloat16 stay below.
+FIRST, SECOND, FIRST_SURE, AGREES = 1 / 3, 0.75, 4.0, 0.05
 
 
 class _Step(NamedTuple):
@@ -107,7 +121,46 @@ def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds an absolute position at which the distance steps up."""
+    """Finds an absolute position at which the distance steps up, or that only first tokens agree."""
+    return _after_first_token(d) or _at_position(d)
+
+
+def _after_first_token(d: Diagnosis) -> Figures | None:
+    """Returns the figures if responses agree at their first token alone.
+
+    The engine computes it with the prompt, and all others with the keys and values that it kept. If every
+    prompt is as long as an attention window, the first token is also the last that the window does not cut.
+    """
+    table = d.of(Positions).table
+    reached = table[:, :, 0].sum(1).nonzero()[:, 0]
+    if not len(reached) or int(reached[0]) or len(reached) < SEVERAL or float(table[0, :, 0].sum()) < FEWEST:
+        return None
+    others = table[1:].sum(0)
+    usual = others[:, 1:3] / others[:, :1].clamp_min(1)  # mean |l| and mean l^2 by certainty
+    (first, second), (size, square) = (
+        (table[at, :, 1].sum() for at in (0, reached[1])),
+        table[0, :, 0] @ usual,
+    )
+    expected, of_second = float(size), float(table[reached[1], :, 0] @ usual[:, 0])
+    count, error = float(table[0, :, 0].sum()), math.sqrt(float(square))
+    z, jump = (expected - float(first)) / max(error, 1e-30), float(second) / max(of_second, 1e-30)
+    if first > min(FIRST * expected, AGREES * count) or z < FIRST_SURE or jump < SECOND:
+        return None
+    _, after, _, k3 = others.sum(0).tolist()
+    tokens = float(others[:, 0].sum())
+    return {
+        "position": 0,
+        "before": float(first) / count,
+        "after": after / tokens,
+        "expected": expected / count,
+        "z": z,
+        "jump": jump,
+        "explains": explained_by_tokens(d, tokens, k3),
+    }
+
+
+def _at_position(d: Diagnosis) -> Figures | None:
+    """Returns the figures of an absolute position at which the distance steps up."""
     certainty = d.of(Blocks).table[:-1]
     table = certainty.sum(1)
     blocks = (table[:, 0] >= FEWEST).nonzero()[:, 0]

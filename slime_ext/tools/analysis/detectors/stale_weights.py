@@ -74,11 +74,11 @@ DETECTOR = Detector(
         their k3 is much smaller. {%- endif %}
     """,
     fix="""
-        {% if all_tokens is defined %}Nothing yet, if this lag is meant. What follows is for a
-        lag that is not, and for numbers outside their healthy ranges. {% endif %}If rollouts share a push, push more often (--update-weights-interval).
-        Otherwise bound the lag of an asynchronous run, reject old tokens (reject: {max_staleness: ...}),
-        or correct for the lag: see what each correction would do. If no lag was meant, check whether the
-        engine confirms its weight updates.
+        {% if all_tokens is defined %}Nothing yet, if this lag is meant. What follows is for a lag that is
+        not, and for numbers outside their healthy ranges. {% endif %}If rollouts share a push, push more
+        often (--update-weights-interval). Otherwise bound the lag of an asynchronous run, reject old tokens
+        (reject: {max_staleness: ...}), or correct for the lag: see what each correction would do. If no lag
+        was meant, check whether the engine confirms its weight updates.
     """,
 )
 

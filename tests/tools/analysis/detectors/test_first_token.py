@@ -1,0 +1,32 @@
+"""An engine whose first token, which it computes with the prompt, is more precise than the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tools.analysis.detectors.toys import Policy, edited, findings, run
+
+
+def noisy(begin, until=10**6, size=0.6):
+    """A run whose trainer differs from the sampler at some places of the responses, by a number per token."""
+    noise = size * Policy().normal(60)
+
+    def far(r):
+        is_far = (r.segments.within >= begin) & (r.segments.within < until)
+        return {"proximal": r.proximal + is_far * (noise[r.tokens] - noise.mean()).float()}
+
+    return edited(run(6), far)
+
+
+def test_first_tokens_that_agree_alone_show_where_precision_is_lost():
+    found = findings(noisy(1))
+    assert "kv_precision" in {name for finding in found.values() for name in (finding.name, *finding.or_else)}
+    assert (
+        "second token of the responses" in found["kv_precision"].title and not found["kv_precision"].or_else
+    )
+
+
+@pytest.mark.parametrize("places", [(0,), (3,), (0, 1)])
+def test_first_tokens_that_are_as_far_or_not_alone_show_nothing(places):
+    found = findings(noisy(*places))
+    assert "kv_precision" not in found or "second token" not in found["kv_precision"].title
